@@ -77,7 +77,7 @@ async def test_executors_read_the_log_over_the_network_alone(master: str, tmp_pa
     node = await BrokerNode.start(settings)
     keeper = LinkKeeper(settings.local_socket, "test", SystemClock())
     keeping = asyncio.create_task(keeper.run())
-    await keeper.until_here(10)
+    await keeper.wait_connected(10)
     try:
         async with connect(f"icestream://127.0.0.1:{node.native.port}") as client:
             producer = await client.producer("/default/orders")

@@ -16,7 +16,7 @@ from icestream import limits
 from icestream.frontends.native.native_connection import NativeConnection
 from icestream.model.topic_name import TopicName
 from icestream.rpc import frame
-from icestream.rpc.frame import Kind, Outcome, Part
+from icestream.rpc.frame import FrameKind, Outcome, PublishPart
 from icestream.testing import TestBroker
 from tests.support.held_sink import held_sink
 from tests.support.raw_client import RawClient, block, credit, ping, publish, raw_client
@@ -44,7 +44,7 @@ async def producer_of(client: RawClient, topic: str = TOPIC) -> int:
 
 
 def frames_of(handle: int, count: int) -> bytes:
-    return b"".join(publish(number, Part(handle, 0, FRAME)) for number in range(1000, 1000 + count))
+    return b"".join(publish(number, PublishPart(handle, 0, FRAME)) for number in range(1000, 1000 + count))
 
 
 def connections_of(broker: TestBroker) -> list[NativeConnection]:
@@ -175,7 +175,7 @@ async def test_hazard_35_what_one_connection_has_without_an_answer_is_bounded(
             await fill([hose], [busy])
             taken = log.in_flight_bytes
             assert taken < 200_000, "the others have the rest"
-            await other.write(publish(1000, Part(second, 0, FRAME)))
+            await other.write(publish(1000, PublishPart(second, 0, FRAME)))
             await until(lambda: log.in_flight_bytes > taken)
         await hose.rest()
         assert (await other.published(1000))[0].outcome == Outcome.STORED
@@ -231,7 +231,7 @@ async def test_hazard_35_a_consumer_that_reads_again_gets_everything_in_order(br
         offsets: list[int] = []
         while len(offsets) < 201:
             one = await lazy.read()
-            assert one.kind == Kind.DELIVER
+            assert one.kind == FrameKind.DELIVER
             found = frame.decode_delivery(one.body)
             first = found.base_offset + found.first_row
             offsets += range(first, first + found.rows)

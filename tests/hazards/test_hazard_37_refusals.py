@@ -16,7 +16,7 @@ from icestream.client.batch import MessageId
 from icestream.model.block import Numbering
 from icestream.model.topic_name import TopicName
 from icestream.rpc import document
-from icestream.rpc.frame import Outcome, Part, PartResult
+from icestream.rpc.frame import Outcome, PartResult, PublishPart
 from icestream.testing import TestBroker
 from icestream.wal.admission import Quota
 from tests.support.hasty_clock import HastyClock
@@ -95,8 +95,8 @@ async def test_hazard_37_behind_a_refusal_everything_of_that_producer_and_shard_
     handle, number = await opened(client)
     other, _ = await opened(client, "other")
 
-    def part(row: int) -> Part:
-        return Part(handle, 0, block(b"%d" % row, numbering=Numbering(number, 1, row) if is_numbered else None))
+    def part(row: int) -> PublishPart:
+        return PublishPart(handle, 0, block(b"%d" % row, numbering=Numbering(number, 1, row) if is_numbered else None))
 
     await client.write(publish(10, part(0)))
     assert outcomes(await client.published(10)) == [STORED]
@@ -105,8 +105,10 @@ async def test_hazard_37_behind_a_refusal_everything_of_that_producer_and_shard_
     assert outcomes(await client.published(11)) == [REFUSED]
     quota.open()
     await client.write(
-        publish(12, part(2), Part(handle, 1, block(b"x")) if not is_numbered else Part(other, 1, block(b"x"))),
-        publish(13, Part(other, 0, block(b"y")), part(3)),
+        publish(
+            12, part(2), PublishPart(handle, 1, block(b"x")) if not is_numbered else PublishPart(other, 1, block(b"x"))
+        ),
+        publish(13, PublishPart(other, 0, block(b"y")), part(3)),
     )
     second, third = await client.published(12), await client.published(13)
     assert (outcomes(second), outcomes(third)) == ([AFTER, STORED], [STORED, AFTER])
@@ -123,8 +125,8 @@ async def test_hazard_37_a_wrong_batch_in_the_middle_of_a_frame_holds_back_the_r
 ) -> None:
     await broker.node.broker.set_topic_policies(TopicName.parse(TOPIC), TopicPolicies(max_message_bytes=10))
     handle, _ = await opened(client)
-    parts = [Part(handle, 0, block(payload)) for payload in (b"a", bytes(11), b"c")]
-    await client.write(publish(10, *parts, Part(handle, 1, block(b"d"))))
+    parts = [PublishPart(handle, 0, block(payload)) for payload in (b"a", bytes(11), b"c")]
+    await client.write(publish(10, *parts, PublishPart(handle, 1, block(b"d"))))
     assert outcomes(await client.published(10)) == [STORED, REFUSED, AFTER, STORED]
     assert await stored(broker) == [[b"a"], [b"d"]]
 
@@ -134,7 +136,7 @@ async def test_hazard_37_after_a_failed_write_nothing_that_was_sent_behind_it_ov
 ) -> None:
     """The write fails while later frames are already on their way: their outcome is theirs, and the order holds."""
     handle, number = await opened(client)
-    parts = [Part(handle, 0, block(b"%d" % row, numbering=Numbering(number, 1, row))) for row in range(6)]
+    parts = [PublishPart(handle, 0, block(b"%d" % row, numbering=Numbering(number, 1, row))) for row in range(6)]
     await client.write(publish(10, parts[0]))
     assert outcomes(await client.published(10)) == [STORED]
     with held_sink(broker.node.log) as sink:
@@ -185,7 +187,7 @@ class ByTheBook:
 
     async def _send(self) -> None:
         numbering = Numbering(self._number, 1, self._next)
-        part = Part(self._handle, self._shard, block(b"%d" % self._next, numbering=numbering))
+        part = PublishPart(self._handle, self._shard, block(b"%d" % self._next, numbering=numbering))
         self._frame += 1
         self._next += 1
         self._in_flight.append(self._frame)

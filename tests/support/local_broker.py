@@ -35,7 +35,9 @@ class LocalBroker:
         self.listener: NativeListener | None = None
 
     async def listen(self) -> None:
-        self.listener = NativeListener(self.broker, handshake.Server("test", self._clock.wall_us), self._offered)
+        self.listener = NativeListener(
+            self.broker, handshake.HandshakeServer("test", self._clock.wall_us), self._offered
+        )
         await self.listener.listen_locally(self.path)
 
     @property
@@ -66,7 +68,7 @@ async def kept_link(path: Path) -> AsyncIterator[LinkKeeper]:
     keeper = LinkKeeper(path, "test", SystemClock())
     running = asyncio.create_task(keeper.run())
     try:
-        await keeper.until_here(10)
+        await keeper.wait_connected(10)
         yield keeper
     finally:
         running.cancel()

@@ -16,7 +16,7 @@ from icestream.client.address import parse_address
 from icestream.model import envelope
 from icestream.model.block import Numbering, encode_block
 from icestream.rpc import document, frame, handshake
-from icestream.rpc.frame import AckRanges, Frame, Kind, Part, PartResult
+from icestream.rpc.frame import AckRanges, Frame, FrameKind, PartResult, PublishPart
 from icestream.rpc.handshake import Hello
 from icestream.rpc.stream import FrameStream
 
@@ -59,15 +59,15 @@ class RawClient:
     async def call(self, method: str, **arguments: Any) -> dict[str, Any]:
         """Its result. Raises its error. What else comes in between is kept for `read`."""
         number = self.next_number()
-        await self.write(frame.encode_frame(Kind.CALL, number, document.encode_call(method, arguments)))
+        await self.write(frame.encode_frame(FrameKind.CALL, number, document.encode_call(method, arguments)))
         kept: list[Frame] = []
         while True:
             one = await self.read()
-            if one.number == number and one.kind in (Kind.RESULT, Kind.ERROR):
+            if one.number == number and one.kind in (FrameKind.RESULT, FrameKind.ERROR):
                 break
             kept.append(one)
         self._frames.extendleft(reversed(kept))
-        if one.kind == Kind.ERROR:
+        if one.kind == FrameKind.ERROR:
             raise document.decode_error(one.body)
         return document.decode(one.body)
 
@@ -115,28 +115,28 @@ class RawClient:
 
     async def published(self, number: int) -> list[PartResult]:
         one = await self.read()
-        assert (one.kind, one.number) == (Kind.PUBLISHED, number), one
+        assert (one.kind, one.number) == (FrameKind.PUBLISHED, number), one
         return frame.decode_part_results(one.body)
 
 
-def publish(number: int, *parts: Part) -> bytes:
-    return frame.encode_frame(Kind.PUBLISH, number, frame.encode_parts(parts))
+def publish(number: int, *parts: PublishPart) -> bytes:
+    return frame.encode_frame(FrameKind.PUBLISH, number, frame.encode_parts(parts))
 
 
 def call(number: int, method: str, **arguments: Any) -> bytes:
-    return frame.encode_frame(Kind.CALL, number, document.encode_call(method, arguments))
+    return frame.encode_frame(FrameKind.CALL, number, document.encode_call(method, arguments))
 
 
 def ping(number: int, body: bytes = b"") -> bytes:
-    return frame.encode_frame(Kind.PING, number, body)
+    return frame.encode_frame(FrameKind.PING, number, body)
 
 
 def credit(handle: int, messages: int) -> bytes:
-    return frame.encode_frame(Kind.CREDIT, 0, frame.encode_credit(handle, messages))
+    return frame.encode_frame(FrameKind.CREDIT, 0, frame.encode_credit(handle, messages))
 
 
 def ack(handle: int, start: int, end: int, flags: int = 0) -> bytes:
-    return frame.encode_frame(Kind.ACK, 0, frame.encode_ranges(AckRanges(handle, 0, 0, flags, [(start, end)])))
+    return frame.encode_frame(FrameKind.ACK, 0, frame.encode_ranges(AckRanges(handle, 0, 0, flags, [(start, end)])))
 
 
 def block(*payloads: bytes, numbering: Numbering | None = None) -> bytes:
@@ -156,8 +156,8 @@ async def raw_client(address: str, hello: Hello | None = HELLO, *, receive_bytes
         await asyncio.get_running_loop().sock_connect(found, target.path or (target.host, target.port))
         if hello is not None:
             number = client.next_number()
-            await client.write(frame.encode_frame(Kind.HELLO, number, handshake.encode_hello(hello)))
-            assert (await client.read()).kind == Kind.WELCOME
+            await client.write(frame.encode_frame(FrameKind.HELLO, number, handshake.encode_hello(hello)))
+            assert (await client.read()).kind == FrameKind.WELCOME
         yield client
     finally:
         client.close()

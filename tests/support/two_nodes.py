@@ -51,7 +51,7 @@ async def two_nodes(store: MemoryStore | None = None) -> AsyncIterator[TwoNodes]
     listeners = []
     for node_id, broker in zip((FIRST, SECOND), brokers, strict=True):
         await broker.start()
-        listener = NativeListener(broker, handshake.Server("test", SystemClock().wall_us))
+        listener = NativeListener(broker, handshake.HandshakeServer("test", SystemClock().wall_us))
         await listener.listen("127.0.0.1", 0)
         listeners.append(listener)
         url = f"http://127.0.0.1:{node_id}"

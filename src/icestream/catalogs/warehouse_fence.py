@@ -94,7 +94,7 @@ class FenceWatch:
 
     async def _look(self) -> FenceReport:
         try:
-            await self._keeper.until_here()
+            await self._keeper.wait_connected()
             terms = msgspec.convert(await self._keeper.call("fence_terms", {}), FenceTerms)
             return await self._fence.look(terms) if terms.cluster else FenceReport()
         except msgspec.ValidationError as error:

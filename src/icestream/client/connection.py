@@ -23,7 +23,7 @@ from icestream.rpc import document, frame, handshake
 from icestream.rpc.compression import Compression
 from icestream.rpc.dialled_connection import DialledConnection
 from icestream.rpc.document import Document
-from icestream.rpc.frame import FIRST_FROM_BROKER, FROM_BROKER, HEAD, PART, SIZE_MIN, Frame, Kind, PartResult
+from icestream.rpc.frame import FIRST_FROM_BROKER, FROM_BROKER, HEAD, PART, SIZE_MIN, Frame, FrameKind, PartResult
 from icestream.rpc.stream import FrameStream
 
 _CLOSE_SECONDS: Final = 1.0  # for the last bytes, to a broker that reads no more
@@ -60,7 +60,7 @@ class Connection(DialledConnection):
         self._hello = hello
         self._owner = owner
         self._compression = Compression() if hello.compression else None
-        self._agreed: handshake.Agreed | None = None
+        self._agreed: handshake.Agreement | None = None
         self._first_bytes = b""  # until they tell whether the other side is a broker
         self._buffer = memoryview(b"")  # of the current read, as long as `_first_bytes` are needed
         self._out: list[bytes] = []
@@ -77,7 +77,7 @@ class Connection(DialledConnection):
         assert self._transport is not None
         self._transport.set_write_buffer_limits(high=limits.SOCKET_WRITE_BYTES_MAX)
         hello = handshake.encode_hello(self._hello, ends_http_request=True)
-        self._transport.write(frame.encode_frame(Kind.HELLO, 1, hello))
+        self._transport.write(frame.encode_frame(FrameKind.HELLO, 1, hello))
 
     def get_buffer(self, sizehint: int) -> memoryview:
         buffer = self._stream.get_buffer()
@@ -159,11 +159,11 @@ class Connection(DialledConnection):
 
     def call(self, method: str, arguments: Document) -> asyncio.Future[Document]:
         """Starts a call; returns a future for the reply. Raises ConnectionLost, InFlightFull."""
-        return self.start_call(Kind.CALL, document.encode_call(method, arguments))
+        return self.start_call(FrameKind.CALL, document.encode_call(method, arguments))
 
     def ping(self) -> asyncio.Future[Document]:
         """Sends a PING, which the broker answers when it has handled every frame before it."""
-        return self.start_call(Kind.PING, b"")
+        return self.start_call(FrameKind.PING, b"")
 
     def publish(self, handle: int, producer: PublishListener, batches: Sequence[Batch]) -> None:
         """Queues PUBLISH frames for the batches: as few frames as the bounds of a frame allow."""
@@ -187,9 +187,9 @@ class Connection(DialledConnection):
             pieces.append(PART.pack(handle, batch.shard, len(batch.block), 0))
             pieces.append(batch.block)
         if self._agreed.compression is not None:
-            self._out.append(handshake.sealed(Kind.PUBLISH, number, b"".join(pieces), self._agreed))
+            self._out.append(handshake.outgoing_frame(FrameKind.PUBLISH, number, b"".join(pieces), self._agreed))
             return
-        pieces[0] = HEAD.pack(SIZE_MIN + size, Kind.PUBLISH, 0, 0, number)
+        pieces[0] = HEAD.pack(SIZE_MIN + size, FrameKind.PUBLISH, 0, 0, number)
         self._out += pieces
 
     # --- receiving ---
@@ -198,20 +198,20 @@ class Connection(DialledConnection):
         if self.error is not None:
             return
         if self._agreed is None:
-            self._agreed, welcome = handshake.welcomed(self._hello, received, self._compression)
+            self._agreed, welcome = handshake.accept_welcome(self._hello, received, self._compression)
             self._stream.frame_bytes_max = self._agreed.frame_bytes_max
             self._stream.kinds = FROM_BROKER
             self.opened.set_result(welcome)
             return
-        received = handshake.opened(received, self._agreed)
+        received = handshake.incoming_frame(received, self._agreed)
         match received.kind:
-            case Kind.PUBLISHED:
+            case FrameKind.PUBLISHED:
                 self._on_published_frame(received)
-            case Kind.DELIVER:
+            case FrameKind.DELIVER:
                 self.consumers.deliver(frame.decode_delivery(received.body))
-            case Kind.PICK:
+            case FrameKind.PICK:
                 self.consumers.deliver(frame.decode_pick(received.body))
-            case Kind.GAP | Kind.EVENT:
+            case FrameKind.GAP | FrameKind.EVENT:
                 self.consumers.notify(received)
             case _:
                 if not self._calls.resolve(received):

@@ -33,7 +33,7 @@ from icestream.model.shard import GapState
 from icestream.model.topic_name import check_name
 from icestream.rpc import document, frame
 from icestream.rpc.document import Document
-from icestream.rpc.frame import CUMULATIVE, AckRanges, Kind
+from icestream.rpc.frame import CUMULATIVE, AckRanges, FrameKind
 from icestream.runtime.waiters import Waiters
 
 if TYPE_CHECKING:
@@ -346,18 +346,24 @@ class Consumer:
         if connection is None or connection is not self._connection:
             return
         for shard, generation, ranges in self._acks.take_acks():
-            self._push_ranges(connection, Kind.ACK, shard, generation, 0, ranges)
+            self._push_ranges(connection, FrameKind.ACK, shard, generation, 0, ranges)
             self._inbox.ack(shard, generation, ranges)
         for shard, generation, end in self._acks.take_cumulative():
-            self._push_ranges(connection, Kind.ACK, shard, generation, CUMULATIVE, [(0, end)])
+            self._push_ranges(connection, FrameKind.ACK, shard, generation, CUMULATIVE, [(0, end)])
             self._inbox.ack_through(shard, generation, end)
         for shard, generation, delay_ms, ranges in self._acks.take_nacks():
-            self._push_ranges(connection, Kind.NACK, shard, generation, delay_ms, ranges)
+            self._push_ranges(connection, FrameKind.NACK, shard, generation, delay_ms, ranges)
         if count := self._inbox.credit.grant():
-            connection.push(frame.encode_frame(Kind.CREDIT, 0, frame.encode_credit(self._handle, count)))
+            connection.push(frame.encode_frame(FrameKind.CREDIT, 0, frame.encode_credit(self._handle, count)))
 
     def _push_ranges(
-        self, connection: Connection, kind: Kind, shard: int, generation: int, extra: int, ranges: list[tuple[int, int]]
+        self,
+        connection: Connection,
+        kind: FrameKind,
+        shard: int,
+        generation: int,
+        extra: int,
+        ranges: list[tuple[int, int]],
     ) -> None:
         body = frame.encode_ranges(AckRanges(self._handle, shard, generation, extra, ranges))
         connection.push(frame.encode_frame(kind, 0, body))

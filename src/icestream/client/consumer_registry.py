@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from icestream import errors, limits
 from icestream.rpc import document, frame
 from icestream.rpc.document import Document
-from icestream.rpc.frame import Frame, Kind
+from icestream.rpc.frame import Frame, FrameKind
 
 _HANDLE_MAX: Final = 2**32 - 1
 
@@ -69,7 +69,7 @@ class ConsumerRegistry:
 
     def notify(self, received: Frame) -> None:
         """Passes on a GAP or EVENT."""
-        gap = frame.decode_gap(received.body) if received.kind == Kind.GAP else None
+        gap = frame.decode_gap(received.body) if received.kind == FrameKind.GAP else None
         handle = received.number if gap is None else gap.consumer
         if handle not in self._consumers:
             self._buffer_early(handle, received, gap)

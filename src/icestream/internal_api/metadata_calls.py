@@ -32,7 +32,7 @@ from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
 from icestream.metadata.watch import Changes, Resync
 from icestream.rpc import document, frame
-from icestream.rpc.frame import Kind
+from icestream.rpc.frame import FrameKind
 
 if TYPE_CHECKING:
     from icestream.frontends.native.native_connection import NativeConnection
@@ -127,13 +127,13 @@ async def _send_changes(connection: NativeConnection, handle: int, changes: Asyn
     """Begins in the next loop tick, so that the response with the handle is sent first."""
     try:
         async for change in changes:
-            connection.out.send(frame.encode_frame(Kind.EVENT, handle, encode_change(change)))
+            connection.out.send(frame.encode_frame(FrameKind.EVENT, handle, encode_change(change)))
             await asyncio.sleep(0)  # frames are written at the end of the tick; only then is `can_write` up to date
             await connection.out.can_write.wait()
     except errors.IcestreamError as error:
         connection.watches.pop(handle, None)
         ended_event = {"event": "ended", "code": error.code, "message": error.message}
-        connection.out.send(frame.encode_frame(Kind.EVENT, handle, document.encode(ended_event)))
+        connection.out.send(frame.encode_frame(FrameKind.EVENT, handle, document.encode(ended_event)))
 
 
 def encode_change(change: Changes | Resync) -> bytes:

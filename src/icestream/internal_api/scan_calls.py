@@ -20,7 +20,7 @@ from icestream import errors
 from icestream.broker.scan_requests import ScanRequests
 from icestream.frontends.native.public_calls import Call, Document, decode_arguments
 from icestream.rpc import document, frame
-from icestream.rpc.frame import Kind
+from icestream.rpc.frame import FrameKind
 
 if TYPE_CHECKING:
     from icestream.frontends.native.native_connection import NativeConnection
@@ -59,7 +59,7 @@ async def _send_requests(connection: NativeConnection, handle: int, scan_request
     """Begins in the next loop tick, so that the response with the handle is sent first."""
 
     def send_event(event: dict[str, Any]) -> None:
-        connection.out.send(frame.encode_frame(Kind.EVENT, handle, document.encode(event)))
+        connection.out.send(frame.encode_frame(FrameKind.EVENT, handle, document.encode(event)))
 
     scan_requests.attach_worker(send_event)
     try:

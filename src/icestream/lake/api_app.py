@@ -102,7 +102,7 @@ def _add_process_routes(app: FastAPI, keeper: LinkKeeper, counted: Requests, pla
 
     @app.get("/readyz", include_in_schema=False)
     async def ready(request: Request) -> PlainTextResponse:
-        checks = [Check("broker", keeper.is_here, "connected" if keeper.is_here else "it is away")]
+        checks = [Check("broker", keeper.is_connected, "connected" if keeper.is_connected else "it is away")]
         if places is not None:
             checks.append(connections_check([places.state]))
         failed = failure(checks)
@@ -125,7 +125,7 @@ def _add_process_routes(app: FastAPI, keeper: LinkKeeper, counted: Requests, pla
     @app.get("/metrics", include_in_schema=False)
     async def show_metrics() -> Response:
         families = [
-            metrics.API_CONNECTED.family(int(keeper.is_here)),
+            metrics.API_CONNECTED.family(int(keeper.is_connected)),
             metrics.API_REQUESTS.family(counted.requests),
             metrics.API_SECONDS.family(counted.seconds),
             *(family for one in SCAN_METRICS for family in one.collect()),

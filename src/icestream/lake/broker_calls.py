@@ -22,7 +22,7 @@ class BrokerCalls:
 
     @property
     def is_here(self) -> bool:
-        return self._keeper.is_here
+        return self._keeper.is_connected
 
 
 def broker_of(request: Request) -> BrokerCalls:

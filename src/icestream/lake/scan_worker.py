@@ -35,7 +35,7 @@ class ScanWorker:
         """Until it is cancelled."""
         try:
             while True:
-                await self._keeper.until_here()
+                await self._keeper.wait_connected()
                 link = self._keeper.link
                 if link is not None:
                     await self._attend(link)

@@ -51,7 +51,7 @@ class RemoteStore(MetadataStore):
 
     async def ready(self) -> None:
         while True:
-            await self._unless_closed(self._keeper.until_here())
+            await self._unless_closed(self._keeper.wait_connected())
             try:
                 await self._unless_closed(self._keeper.call("metadata_revision", {}))
                 return
@@ -126,8 +126,8 @@ class RemoteStore(MetadataStore):
             async with scope:
                 self._asking.add(scope)
                 while True:
-                    if not self._keeper.is_here:
-                        await self._keeper.until_here()
+                    if not self._keeper.is_connected:
+                        await self._keeper.wait_connected()
                     sent_ns = self._clock.monotonic_ns()
                     try:
                         was_sent = True

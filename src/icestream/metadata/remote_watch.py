@@ -49,7 +49,7 @@ class RemoteWatch(AsyncIterator[Changes | Resync]):
         return self._queue.popleft()
 
     async def _begin(self) -> None:
-        await self._keeper.until_here()
+        await self._keeper.wait_connected()
         link = self._keeper.link
         try:
             if link is not None:
@@ -96,6 +96,6 @@ class RemoteWatch(AsyncIterator[Changes | Resync]):
         self._error = errors.LogClosed("the watch is closed")
         self._news.set()
         if handle is not None and self._keeper.link is not None:
-            self._keeper.link.forget(handle)
+            self._keeper.link.remove_event_handler(handle)
             with contextlib.suppress(errors.IcestreamError):
                 await self._keeper.call("metadata_unwatch", {"handle": handle})

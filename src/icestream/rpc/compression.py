@@ -26,14 +26,14 @@ class Compression:
         self._compressor = zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True, write_checksum=False)
         self._decompressor = zstandard.ZstdDecompressor()
 
-    def packed(self, body: bytes) -> tuple[int, bytes]:
+    def compress(self, body: bytes) -> tuple[int, bytes]:
         """Flags of the frame, and its body: packed where that makes it smaller."""
         if len(body) < limits.COMPRESS_BYTES_MIN:
             return 0, body
         small = self._compressor.compress(body)
         return (COMPRESSED, small) if len(small) < len(body) else (0, body)
 
-    def unpacked(self, body: bytes, bytes_max: int) -> bytes:
+    def decompress(self, body: bytes, bytes_max: int) -> bytes:
         """Raises DecodeError for what is not one such zstd frame, or becomes larger than `bytes_max`."""
         if not body.startswith(_MAGIC):
             raise errors.DecodeError("a compressed body is not a zstd frame")

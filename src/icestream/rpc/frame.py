@@ -4,7 +4,7 @@ All integers are little-endian. A connection is a stream of frames, in both dire
 
 A FRAME
     0   u32  size: bytes behind this field, 12 to the bound that the other side announced
-    4   u8   kind (Kind)
+    4   u8   kind (FrameKind)
     5   u8   flags: bit 0 COMPRESSED, the body is one zstd frame (only where both sides said so in the handshake)
     6   u16  zero
     8   u64  number: chosen by the side that asks, repeated by the side that answers
@@ -91,7 +91,7 @@ SIZE_FIELD_BYTES: Final = 4
 SIZE_MIN: Final = HEAD.size - SIZE_FIELD_BYTES
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     HELLO = 1
     WELCOME = 2
     CALL = 3
@@ -111,13 +111,24 @@ class Kind(IntEnum):
 
 
 # What each side may say after the handshake; anything else is refused before its body is read.
-FROM_CLIENT: Final = frozenset({Kind.CALL, Kind.PING, Kind.PUBLISH, Kind.CREDIT, Kind.ACK, Kind.NACK})
-FROM_BROKER: Final = frozenset(
-    {Kind.RESULT, Kind.ERROR, Kind.PONG, Kind.PUBLISHED, Kind.DELIVER, Kind.GAP, Kind.EVENT, Kind.PICK},
+FROM_CLIENT: Final = frozenset(
+    {FrameKind.CALL, FrameKind.PING, FrameKind.PUBLISH, FrameKind.CREDIT, FrameKind.ACK, FrameKind.NACK}
 )
-FIRST_FROM_CLIENT: Final = frozenset({Kind.HELLO})
-FIRST_FROM_BROKER: Final = frozenset({Kind.WELCOME, Kind.ERROR})
-ANY_KIND: Final = frozenset(Kind)
+FROM_BROKER: Final = frozenset(
+    {
+        FrameKind.RESULT,
+        FrameKind.ERROR,
+        FrameKind.PONG,
+        FrameKind.PUBLISHED,
+        FrameKind.DELIVER,
+        FrameKind.GAP,
+        FrameKind.EVENT,
+        FrameKind.PICK,
+    },
+)
+FIRST_FROM_CLIENT: Final = frozenset({FrameKind.HELLO})
+FIRST_FROM_BROKER: Final = frozenset({FrameKind.WELCOME, FrameKind.ERROR})
+ANY_KIND: Final = frozenset(FrameKind)
 
 
 class Outcome(IntEnum):
@@ -142,7 +153,7 @@ class Frame(NamedTuple):
     body: bytes
 
 
-class Part(NamedTuple):
+class PublishPart(NamedTuple):
     """One batch of a PUBLISH."""
 
     producer: int
@@ -217,7 +228,7 @@ def check_ping(body: bytes) -> None:
 # --- publishing -------------------------------------------------------------------------------------------------------
 
 
-def encode_parts(parts: Iterable[Part]) -> bytes:
+def encode_parts(parts: Iterable[PublishPart]) -> bytes:
     pieces: list[bytes] = []
     for producer, shard, block in parts:
         pieces.append(PART.pack(producer, shard, len(block), 0))
@@ -227,8 +238,8 @@ def encode_parts(parts: Iterable[Part]) -> bytes:
     return b"".join(pieces)
 
 
-def decode_parts(body: bytes) -> list[Part]:
-    parts: list[Part] = []
+def decode_parts(body: bytes) -> list[PublishPart]:
+    parts: list[PublishPart] = []
     at, size = 0, len(body)
     while at < size:
         if at + PART.size > size or len(parts) == limits.PUBLISH_PARTS_MAX:
@@ -238,7 +249,7 @@ def decode_parts(body: bytes) -> list[Part]:
         end = at + padded(block_bytes)
         if zero or not block_bytes or end > size:
             raise errors.DecodeError(f"part {len(parts)} of a PUBLISH does not add up")
-        parts.append(Part(producer, shard, body[at : at + block_bytes]))
+        parts.append(PublishPart(producer, shard, body[at : at + block_bytes]))
         at = end
     if not parts:
         raise errors.DecodeError("a PUBLISH without a part")

@@ -12,8 +12,8 @@
               time_us          the broker's clock, microseconds since 1970
               instance         the id of this life of the broker (runtime/instance.py); empty from one that has none
 
-`Agreed` is what follows from both. Each side may then send frames up to what the other takes; of a compressed body the
-size that it has when it is unpacked counts, too.
+`Agreement` is what follows from both. Each side may then send frames up to what the other accepts; for a compressed
+body this bound applies to the uncompressed size too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 from icestream import errors, limits
 from icestream.rpc import document
 from icestream.rpc.compression import Compression
-from icestream.rpc.frame import COMPRESSED, MAGIC, SIZE_MIN, VERSION, VERSION_MIN, Frame, Kind, encode_frame
+from icestream.rpc.frame import COMPRESSED, MAGIC, SIZE_MIN, VERSION, VERSION_MIN, Frame, FrameKind, encode_frame
 
 ZSTD: Final = "zstd"
 _VERSION_MAX: Final = 2**16 - 1
@@ -50,7 +50,7 @@ class Welcome(NamedTuple):
     instance: str = ""
 
 
-class Agreed(NamedTuple):
+class Agreement(NamedTuple):
     """What one side keeps to after the handshake."""
 
     version: int
@@ -99,7 +99,7 @@ def decode_welcome(body: bytes) -> Welcome:
 # --- the broker's part ------------------------------------------------------------------------------------------------
 
 
-def answer(
+def make_welcome(
     hello: Hello, node: str, frame_bytes_max: int, time_us: int, compressions: tuple[str, ...], instance: str = ""
 ) -> Welcome:
     """Raises UnknownVersion or InvalidInput, for the ERROR that closes the connection."""
@@ -115,7 +115,7 @@ def answer(
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class HandshakeServer:
     """What a broker says to everybody who connects."""
 
     node: str
@@ -124,25 +124,25 @@ class Server:
     compression: Compression | None = None
     instance: str = ""
 
-    def agree(self, first: Frame) -> tuple[Agreed, bytes]:
+    def agree(self, first: Frame) -> tuple[Agreement, bytes]:
         """What counts from now on, and the body of the WELCOME."""
-        hello = decode_hello(_expected(first, Kind.HELLO))
+        hello = decode_hello(_expected(first, FrameKind.HELLO))
         compressions = (ZSTD,) if self.compression else ()
-        welcome = answer(hello, self.node, self.frame_bytes_max, self.now_us(), compressions, self.instance)
+        welcome = make_welcome(hello, self.node, self.frame_bytes_max, self.now_us(), compressions, self.instance)
         send_bytes_max = min(hello.frame_bytes_max, limits.FRAME_BYTES_MAX)
         compression = self.compression if welcome.compression else None
-        agreed = Agreed(welcome.version, self.frame_bytes_max, send_bytes_max, compression)
+        agreed = Agreement(welcome.version, self.frame_bytes_max, send_bytes_max, compression)
         return agreed, encode_welcome(welcome)
 
 
 # --- the client's part ------------------------------------------------------------------------------------------------
 
 
-def welcomed(hello: Hello, first: Frame, compression: Compression | None = None) -> tuple[Agreed, Welcome]:
+def accept_welcome(hello: Hello, first: Frame, compression: Compression | None = None) -> tuple[Agreement, Welcome]:
     """What follows from the broker's answer to `hello`. Raises its error, or why its answer is none."""
-    if first.kind == Kind.ERROR:
-        raise document.decode_error(_expected(first, Kind.ERROR))
-    welcome = decode_welcome(_expected(first, Kind.WELCOME))
+    if first.kind == FrameKind.ERROR:
+        raise document.decode_error(_expected(first, FrameKind.ERROR))
+    welcome = decode_welcome(_expected(first, FrameKind.WELCOME))
     if not hello.version_min <= welcome.version <= hello.version:
         raise errors.UnknownVersion(
             f"the broker chose version {welcome.version} of the protocol",
@@ -153,10 +153,10 @@ def welcomed(hello: Hello, first: Frame, compression: Compression | None = None)
     _check_bound(welcome.frame_bytes_max, "the broker")
     send_bytes_max = min(welcome.frame_bytes_max, limits.FRAME_BYTES_MAX)
     chosen = compression if welcome.compression else None
-    return Agreed(welcome.version, hello.frame_bytes_max, send_bytes_max, chosen), welcome
+    return Agreement(welcome.version, hello.frame_bytes_max, send_bytes_max, chosen), welcome
 
 
-def _expected(first: Frame, kind: Kind) -> bytes:
+def _expected(first: Frame, kind: FrameKind) -> bytes:
     if first.kind != kind or first.flags:
         raise errors.DecodeError(f"a frame of kind {first.kind} where {kind.name} was expected")
     return first.body
@@ -173,21 +173,21 @@ def _check_bound(frame_bytes_max: int, who: str) -> None:
 # --- afterwards -------------------------------------------------------------------------------------------------------
 
 
-def opened(frame: Frame, agreed: Agreed) -> Frame:
+def incoming_frame(frame: Frame, agreed: Agreement) -> Frame:
     """A frame that came in, with its body unpacked. Raises DecodeError."""
     if not frame.flags & COMPRESSED:
         return frame
     if agreed.compression is None:
         raise errors.DecodeError("a compressed frame, and the handshake chose no compression")
-    body = agreed.compression.unpacked(frame.body, agreed.frame_bytes_max - SIZE_MIN)
+    body = agreed.compression.decompress(frame.body, agreed.frame_bytes_max - SIZE_MIN)
     return frame._replace(flags=frame.flags & ~COMPRESSED, body=body)
 
 
-def sealed(kind: int, number: int, body: bytes, agreed: Agreed) -> bytes:
+def outgoing_frame(kind: int, number: int, body: bytes, agreed: Agreement) -> bytes:
     """A frame that goes out, compressed where that was agreed and helps. Raises MessageTooLarge: nothing was sent."""
     if SIZE_MIN + len(body) > agreed.send_bytes_max:
         raise errors.MessageTooLarge(
             f"a frame of {SIZE_MIN + len(body)} bytes", hint=f"the other side takes {agreed.send_bytes_max}"
         )
-    flags, packed = (0, body) if agreed.compression is None else agreed.compression.packed(body)
+    flags, packed = (0, body) if agreed.compression is None else agreed.compression.compress(body)
     return encode_frame(kind, number, packed, flags)

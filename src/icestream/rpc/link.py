@@ -15,7 +15,7 @@ from icestream import errors, limits
 from icestream.rpc import document, handshake, local_socket
 from icestream.rpc.dialled_connection import DialledConnection
 from icestream.rpc.document import Document
-from icestream.rpc.frame import FIRST_FROM_BROKER, FROM_BROKER, Frame, Kind, encode_frame
+from icestream.rpc.frame import FIRST_FROM_BROKER, FROM_BROKER, Frame, FrameKind, encode_frame
 from icestream.rpc.stream import FrameStream
 
 OnEvent = Callable[[Document], None]
@@ -62,14 +62,14 @@ class Link(DialledConnection):
         async with self._call_slots:
             body = document.encode_call(method, arguments, limits.LOCAL_CALL_BYTES_MAX)
             # The handler is added with the reply, not after this task has run: the first event may be the next frame.
-            reply = self.start_call(Kind.CALL, body, add_event_handler)
+            reply = self.start_call(FrameKind.CALL, body, add_event_handler)
             number = self._number
             try:
                 return await reply
             finally:
                 self._calls.discard(number)
 
-    def forget(self, handle: int) -> None:
+    def remove_event_handler(self, handle: int) -> None:
         self._event_handlers.pop(handle, None)
 
     def close(self) -> None:
@@ -77,15 +77,15 @@ class Link(DialledConnection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._write(encode_frame(Kind.HELLO, 0, handshake.encode_hello(self._hello)))
+        self._write(encode_frame(FrameKind.HELLO, 0, handshake.encode_hello(self._hello)))
 
     def _on_frame(self, frame: Frame) -> None:
         if not self.opened.done():
-            _, welcome = handshake.welcomed(self._hello, frame)
+            _, welcome = handshake.accept_welcome(self._hello, frame)
             self.instance = welcome.instance
             self._stream.kinds = FROM_BROKER
             self.opened.set_result(welcome)
-        elif frame.kind == Kind.EVENT:
+        elif frame.kind == FrameKind.EVENT:
             if (on_event := self._event_handlers.get(frame.number)) is not None:
                 on_event(document.decode(frame.body))
         else:

@@ -30,7 +30,7 @@ class LinkKeeper:
         self.instance = ""  # of the broker of the last link (runtime/instance.py)
 
     @property
-    def is_here(self) -> bool:
+    def is_connected(self) -> bool:
         return self.link is not None
 
     async def run(self) -> None:
@@ -67,7 +67,7 @@ class LinkKeeper:
             raise self._error
         return await self.link.call(method, arguments, on_event)
 
-    async def until_here(self, seconds: float | None = None) -> None:
+    async def wait_connected(self, seconds: float | None = None) -> None:
         """Waits for a link; None: without a time limit. Raises ConnectionLost if there is none within `seconds`."""
         try:
             async with asyncio.timeout(seconds):

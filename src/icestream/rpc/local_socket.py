@@ -23,7 +23,7 @@ def bind(path: Path) -> socket.socket:
     """A socket that can listen there. Raises ConfigurationError when another process does, or it cannot be made."""
     found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        if is_answered(path):
+        if is_listening(path):
             raise errors.ConfigurationError(
                 f"another broker listens at {path}", hint="stop it, or give this one its own data_dir"
             )
@@ -63,7 +63,7 @@ def _connected(path: Path) -> socket.socket:
     return found
 
 
-def is_answered(path: Path) -> bool:
+def is_listening(path: Path) -> bool:
     """Whether a live process listens there."""
     try:
         _connected(path).close()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from icestream import errors
 from icestream.rpc import document
 from icestream.rpc.document import Document
-from icestream.rpc.frame import Frame, Kind
+from icestream.rpc.frame import Frame, FrameKind
 
 OnReply = Callable[[Document], None]
 
@@ -48,17 +48,17 @@ class PendingCalls:
 
         Raises the error of an ERROR frame that answers no call (number 0): it is about the whole connection.
         """
-        if frame.kind == Kind.ERROR and not frame.number:
+        if frame.kind == FrameKind.ERROR and not frame.number:
             raise document.decode_error(frame.body)
         call = self._calls.pop(frame.number, None)
         if call is None:
             return False
         if call.reply.done():
             return True  # the caller was cancelled
-        if frame.kind == Kind.ERROR:
+        if frame.kind == FrameKind.ERROR:
             call.reply.set_exception(document.decode_error(frame.body))
             return True
-        reply = {} if frame.kind == Kind.PONG else document.decode(frame.body)
+        reply = {} if frame.kind == FrameKind.PONG else document.decode(frame.body)
         if call.on_reply is not None:
             call.on_reply(reply)
         call.reply.set_result(reply)

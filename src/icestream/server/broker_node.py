@@ -89,7 +89,7 @@ def topic_owners(store: MetadataStore, cluster: ClusterNode | None = None) -> To
 def _check_not_running(settings: Settings) -> None:
     """Raises LogLocked when a broker answers at this one's own socket."""
     with contextlib.suppress(OSError):
-        if local_socket.is_answered(settings.local_socket):
+        if local_socket.is_listening(settings.local_socket):
             raise errors.LogLocked(
                 f"another broker runs on {settings.data_dir}", hint="stop it first, or give this one its own data_dir"
             )
@@ -119,7 +119,7 @@ class BrokerNode:
         self.ingest = PipelineService(log, clock, self._place(), policy) if log is not None else None
         if self.ingest is not None:
             self.ingest.on_committed = self.broker.tables_went_on
-        welcome = handshake.Server(
+        welcome = handshake.HandshakeServer(
             settings.node.name, clock.wall_us, frame_bytes_max(settings), Compression(), self.services.instance
         )
         native_max = connections_allowed(limits.CONNECTIONS_MAX, limits.OPEN_FILES_MESSAGE_SHARE)

@@ -187,7 +187,7 @@ class NodeServices:
             ClusterCalls(node.cluster, self._clock),
             FenceCalls(node.fence),
         )
-        welcome = handshake.Server(self._settings.node.name, self._clock.wall_us, instance=self.instance)
+        welcome = handshake.HandshakeServer(self._settings.node.name, self._clock.wall_us, instance=self.instance)
         connections_max = connections_allowed(limits.CONNECTIONS_MAX, limits.OPEN_FILES_OPERATOR_SHARE)
         listener = NativeListener(node.broker, welcome, administration.call_table(), "local", connections_max)
         await listener.listen_locally(self._settings.local_socket)

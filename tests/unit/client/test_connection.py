@@ -15,7 +15,7 @@ from icestream import errors, limits
 from icestream.model import envelope
 from icestream.model.block import encode_block
 from icestream.rpc import document, frame, handshake
-from icestream.rpc.frame import Delivery, Frame, Kind, Outcome, PartResult
+from icestream.rpc.frame import Delivery, Frame, FrameKind, Outcome, PartResult
 from icestream.rpc.stream import FrameStream
 from tests.support.until import until
 
@@ -68,21 +68,21 @@ async def fake_broker(script: Script) -> AsyncIterator[FakeBroker]:
 def polite(one: Frame) -> list[bytes]:
     """As a broker would answer, with nothing behind it."""
     match one.kind:
-        case Kind.HELLO:
-            return [frame.encode_frame(Kind.WELCOME, one.number, handshake.encode_welcome(WELCOME))]
-        case Kind.CALL:
+        case FrameKind.HELLO:
+            return [frame.encode_frame(FrameKind.WELCOME, one.number, handshake.encode_welcome(WELCOME))]
+        case FrameKind.CALL:
             method, _ = document.decode_call(one.body)
-            return [frame.encode_frame(Kind.RESULT, one.number, document.encode(RESULTS.get(method, {})))]
-        case Kind.PING:
-            return [frame.encode_frame(Kind.PONG, one.number, one.body)]
-        case Kind.PUBLISH:
+            return [frame.encode_frame(FrameKind.RESULT, one.number, document.encode(RESULTS.get(method, {})))]
+        case FrameKind.PING:
+            return [frame.encode_frame(FrameKind.PONG, one.number, one.body)]
+        case FrameKind.PUBLISH:
             done = [PartResult(Outcome.STORED, 0) for _ in frame.decode_parts(one.body)]
-            return [frame.encode_frame(Kind.PUBLISHED, one.number, frame.encode_part_results(done))]
+            return [frame.encode_frame(FrameKind.PUBLISHED, one.number, frame.encode_part_results(done))]
         case _:
             return []
 
 
-def with_answer(kind: Kind, answer: Callable[[Frame], list[bytes]]) -> Script:
+def with_answer(kind: FrameKind, answer: Callable[[Frame], list[bytes]]) -> Script:
     return lambda one: answer(one) if one.kind == kind else polite(one)
 
 
@@ -93,23 +93,23 @@ def with_answer(kind: Kind, answer: Callable[[Frame], list[bytes]]) -> Script:
     ("said", "kind"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", errors.WrongPort),
-        (frame.encode_frame(Kind.PONG, 1), errors.DecodeError),
-        (frame.encode_frame(Kind.WELCOME, 1, b"\xc1"), errors.DecodeError),
-        (frame.encode_frame(Kind.WELCOME, 1, bytes(limits.HELLO_BYTES_MAX)), errors.DecodeError),
+        (frame.encode_frame(FrameKind.PONG, 1), errors.DecodeError),
+        (frame.encode_frame(FrameKind.WELCOME, 1, b"\xc1"), errors.DecodeError),
+        (frame.encode_frame(FrameKind.WELCOME, 1, bytes(limits.HELLO_BYTES_MAX)), errors.DecodeError),
         (
-            frame.encode_frame(Kind.WELCOME, 1, handshake.encode_welcome(WELCOME._replace(version=9))),
+            frame.encode_frame(FrameKind.WELCOME, 1, handshake.encode_welcome(WELCOME._replace(version=9))),
             errors.UnknownVersion,
         ),
         (
-            frame.encode_frame(Kind.WELCOME, 1, handshake.encode_welcome(WELCOME._replace(compression="zstd"))),
+            frame.encode_frame(FrameKind.WELCOME, 1, handshake.encode_welcome(WELCOME._replace(compression="zstd"))),
             errors.DecodeError,
         ),
         (
-            frame.encode_frame(Kind.WELCOME, 1, handshake.encode_welcome(WELCOME._replace(frame_bytes_max=10))),
+            frame.encode_frame(FrameKind.WELCOME, 1, handshake.encode_welcome(WELCOME._replace(frame_bytes_max=10))),
             errors.InvalidInput,
         ),
         (
-            frame.encode_frame(Kind.ERROR, 1, document.encode_error(errors.ShuttingDown("not now"))),
+            frame.encode_frame(FrameKind.ERROR, 1, document.encode_error(errors.ShuttingDown("not now"))),
             errors.ShuttingDown,
         ),
     ],
@@ -135,20 +135,20 @@ DELIVERY = Delivery(2, 0, 0, 0, 10, 0, 0, 3, BODY)
 
 
 def published(number: int, *done: PartResult) -> bytes:
-    return frame.encode_frame(Kind.PUBLISHED, number, frame.encode_part_results(done))
+    return frame.encode_frame(FrameKind.PUBLISHED, number, frame.encode_part_results(done))
 
 
 def deliver(**changes: Any) -> bytes:
-    return frame.encode_frame(Kind.DELIVER, 0, frame.encode_delivery(DELIVERY._replace(**changes)))
+    return frame.encode_frame(FrameKind.DELIVER, 0, frame.encode_delivery(DELIVERY._replace(**changes)))
 
 
 @pytest.mark.parametrize(
     "said",
     [
-        frame.encode_frame(Kind.RESULT, 99, document.encode({})),
-        frame.encode_frame(Kind.PONG, 99),
-        frame.encode_frame(Kind.CALL, 1, document.encode_call("x", {})),
-        frame.encode_frame(Kind.WELCOME, 1, handshake.encode_welcome(WELCOME)),
+        frame.encode_frame(FrameKind.RESULT, 99, document.encode({})),
+        frame.encode_frame(FrameKind.PONG, 99),
+        frame.encode_frame(FrameKind.CALL, 1, document.encode_call("x", {})),
+        frame.encode_frame(FrameKind.WELCOME, 1, handshake.encode_welcome(WELCOME)),
         published(99, PartResult(Outcome.STORED, 0)),
         deliver(consumer=7),
         deliver(shard=1),
@@ -156,9 +156,9 @@ def deliver(**changes: Any) -> bytes:
         deliver(first_row=2, rows=2),
         deliver(body=b"garbage"),
         deliver(rows=1000, body=encode_block(1000, {envelope.PAYLOAD: [b"x"] * 1000})),
-        frame.encode_frame(Kind.GAP, 0, frame.encode_gap(frame.GapNotice(2, 0, 0, 99, 1, 2, "why"))),
-        frame.encode_frame(Kind.EVENT, 2, b"\xc1"),
-        frame.encode_frame(Kind.RESULT, 1, b"", flags=1),
+        frame.encode_frame(FrameKind.GAP, 0, frame.encode_gap(frame.GapNotice(2, 0, 0, 99, 1, 2, "why"))),
+        frame.encode_frame(FrameKind.EVENT, 2, b"\xc1"),
+        frame.encode_frame(FrameKind.RESULT, 1, b"", flags=1),
         b"\xff" * 64,
     ],
     ids=[
@@ -171,7 +171,7 @@ async def test_what_nobody_asked_for_ends_the_connection_and_the_client_connects
 
     def script(one: Frame) -> list[bytes]:
         nonlocal is_told
-        if one.kind == Kind.CREDIT and not is_told:
+        if one.kind == FrameKind.CREDIT and not is_told:
             is_told = True
             return [said]
         return polite(one)
@@ -192,7 +192,7 @@ async def test_what_nobody_asked_for_ends_the_connection_and_the_client_connects
         lambda one: [published(one.number + 1, PartResult(Outcome.STORED, 0))],
         lambda one: [published(one.number, PartResult(Outcome.STORED, 0), PartResult(Outcome.STORED, 1))],
         lambda one: [published(one.number, PartResult(Outcome.REFUSED, -1, b"garbage"))],
-        lambda one: [frame.encode_frame(Kind.PUBLISHED, one.number, b"short")],
+        lambda one: [frame.encode_frame(FrameKind.PUBLISHED, one.number, b"short")],
     ],
     ids=["number", "parts", "text", "body"],
 )
@@ -200,7 +200,7 @@ async def test_an_answer_to_a_publish_that_does_not_add_up_is_not_believed(answe
     answers = [answer]
 
     def script(one: Frame) -> list[bytes]:
-        return answers.pop()(one) if one.kind == Kind.PUBLISH and answers else polite(one)
+        return answers.pop()(one) if one.kind == FrameKind.PUBLISH and answers else polite(one)
 
     async with fake_broker(script) as broker, icestream.connect(broker.address) as client:
         async with client.producer("/default/t") as producer:
@@ -217,8 +217,8 @@ async def test_an_answer_to_a_publish_that_does_not_add_up_is_not_believed(answe
 )  # fmt: skip
 async def test_an_answer_to_open_producer_that_does_not_add_up_is_raised(changes: dict[str, Any]) -> None:
     def script(one: Frame) -> list[bytes]:
-        if one.kind == Kind.CALL:
-            return [frame.encode_frame(Kind.RESULT, one.number, document.encode({**OPENED, **changes}))]
+        if one.kind == FrameKind.CALL:
+            return [frame.encode_frame(FrameKind.RESULT, one.number, document.encode({**OPENED, **changes}))]
         return polite(one)
 
     async with fake_broker(script) as broker, icestream.connect(broker.address) as client:
@@ -231,8 +231,8 @@ async def test_an_answer_to_open_producer_that_does_not_add_up_is_raised(changes
 )
 async def test_an_answer_to_subscribe_that_does_not_add_up_is_raised(changes: dict[str, Any]) -> None:
     def script(one: Frame) -> list[bytes]:
-        if one.kind == Kind.CALL:
-            return [frame.encode_frame(Kind.RESULT, one.number, document.encode({**JOINED, **changes}))]
+        if one.kind == FrameKind.CALL:
+            return [frame.encode_frame(FrameKind.RESULT, one.number, document.encode({**JOINED, **changes}))]
         return polite(one)
 
     async with fake_broker(script) as broker, icestream.connect(broker.address) as client:
@@ -241,11 +241,11 @@ async def test_an_answer_to_subscribe_that_does_not_add_up_is_raised(changes: di
 
 
 async def test_events_that_overtake_the_answer_to_subscribe_are_not_lost() -> None:
-    active = frame.encode_frame(Kind.EVENT, 2, document.encode({"event": "active"}))
-    gap = frame.encode_frame(Kind.GAP, 0, frame.encode_gap(frame.GapNotice(2, 0, 0, 1, 5, 9, "why")))
+    active = frame.encode_frame(FrameKind.EVENT, 2, document.encode({"event": "active"}))
+    gap = frame.encode_frame(FrameKind.GAP, 0, frame.encode_gap(frame.GapNotice(2, 0, 0, 1, 5, 9, "why")))
 
     def script(one: Frame) -> list[bytes]:
-        is_subscribe = one.kind == Kind.CALL and document.decode_call(one.body)[0] == "subscribe"
+        is_subscribe = one.kind == FrameKind.CALL and document.decode_call(one.body)[0] == "subscribe"
         return [active, gap, *polite(one)] if is_subscribe else polite(one)
 
     async with (
@@ -261,13 +261,15 @@ async def test_any_number_of_gaps_may_overtake_the_answer_to_subscribe() -> None
     """Each crash leaves one, and they follow the answer at once. The newest are remembered."""
     count = limits.CLIENT_GAPS_MAX + 5
     gaps = [
-        frame.encode_frame(Kind.GAP, 0, frame.encode_gap(frame.GapNotice(handle, 0, 0, 1, start, start + 1, "why")))
+        frame.encode_frame(
+            FrameKind.GAP, 0, frame.encode_gap(frame.GapNotice(handle, 0, 0, 1, start, start + 1, "why"))
+        )
         for start in range(count)
         for handle in (2, 3)
     ]
 
     def script(one: Frame) -> list[bytes]:
-        is_subscribe = one.kind == Kind.CALL and document.decode_call(one.body)[0] == "subscribe"
+        is_subscribe = one.kind == FrameKind.CALL and document.decode_call(one.body)[0] == "subscribe"
         return [*polite(one), *gaps] if is_subscribe else polite(one)
 
     async with (
@@ -283,7 +285,7 @@ async def test_any_number_of_gaps_may_overtake_the_answer_to_subscribe() -> None
 
 async def test_messages_on_their_way_to_a_consumer_that_was_closed_disturb_nobody() -> None:
     def script(one: Frame) -> list[bytes]:
-        is_close = one.kind == Kind.CALL and document.decode_call(one.body)[0] == "close_consumer"
+        is_close = one.kind == FrameKind.CALL and document.decode_call(one.body)[0] == "close_consumer"
         return [deliver(), *polite(one)] if is_close else polite(one)
 
     async with fake_broker(script) as broker, icestream.connect(broker.address) as client:
@@ -296,7 +298,7 @@ async def test_messages_on_their_way_to_a_consumer_that_was_closed_disturb_nobod
 async def test_forged_values_are_an_error_where_they_are_looked_at() -> None:
     at = BODY.index(b"\x01\0\0\0\x02\0\0\0\x03\0\0\0abc")
     forged = BODY[: at + 4] + b"\xff\xff\0\0" + BODY[at + 8 :]
-    script = with_answer(Kind.CREDIT, lambda _: [deliver(body=forged)])
+    script = with_answer(FrameKind.CREDIT, lambda _: [deliver(body=forged)])
     async with (
         fake_broker(script) as broker,
         icestream.connect(broker.address) as client,
@@ -314,9 +316,9 @@ async def test_a_server_that_sends_changed_bytes_never_breaks_the_client(seed: i
 
     def script(one: Frame) -> list[bytes]:
         said = polite(one)
-        if one.kind == Kind.CREDIT:
+        if one.kind == FrameKind.CREDIT:
             said = [deliver()]
-        if one.kind == Kind.HELLO or chance.random() < 0.5:
+        if one.kind == FrameKind.HELLO or chance.random() < 0.5:
             return said
         changed = bytearray(b"".join(said))
         for _ in range(chance.randrange(1, 4)):

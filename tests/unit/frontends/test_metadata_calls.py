@@ -114,7 +114,7 @@ async def test_a_broker_that_stays_away_leaves_a_write_unknown_and_refuses_a_rea
             await within(store.put("/a", b""))  # it was never sent: nothing can have happened
         held.hold = False
         await broker.listen()
-        await keeper.until_here(HANGS_SECONDS)
+        await keeper.wait_connected(HANGS_SECONDS)
         assert await within(store.put("/b", b"")) > 0
 
 

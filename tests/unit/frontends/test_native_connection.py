@@ -19,7 +19,7 @@ from icestream.model.topic_name import TopicName
 from icestream.observability.health import connections_check
 from icestream.rpc import document, frame
 from icestream.rpc.compression import Compression
-from icestream.rpc.frame import CUMULATIVE, SIZE_MIN, Frame, Kind, Outcome, Part
+from icestream.rpc.frame import CUMULATIVE, SIZE_MIN, Frame, FrameKind, Outcome, PublishPart
 from icestream.rpc.handshake import Hello, decode_welcome
 from icestream.testing import TestBroker
 from tests.support.raw_client import RawClient, ack, block, call, credit, ping, publish, raw_client
@@ -60,7 +60,7 @@ def with_small_buffers(connection: NativeConnection) -> NativeConnection:
 
 
 def error_of(one: Frame) -> errors.IcestreamError:
-    assert one.kind == Kind.ERROR
+    assert one.kind == FrameKind.ERROR
     return document.decode_error(one.body)
 
 
@@ -81,7 +81,7 @@ async def goodbye(client: RawClient) -> tuple[list[Frame], errors.IcestreamError
 
 
 def hello(**fields: object) -> bytes:
-    return frame.encode_frame(Kind.HELLO, 1, frame.MAGIC + document.encode(dict(fields)))
+    return frame.encode_frame(FrameKind.HELLO, 1, frame.MAGIC + document.encode(dict(fields)))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ async def test_a_hello_is_answered_with_what_counts(
         welcome = decode_welcome((await client.read()).body)
         assert (welcome.version, welcome.compression) == (version, compression)
         assert welcome.frame_bytes_max == limits.FRAME_BYTES_MAX_DEFAULT
-        assert (await client.read()).kind == Kind.PONG, "whoever does not wait is not punished"
+        assert (await client.read()).kind == FrameKind.PONG, "whoever does not wait is not punished"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ async def test_a_hello_is_answered_with_what_counts(
         (hello(version="1"), errors.DecodeError),
         (hello(version=1, client="x" * 300), errors.DecodeError),
         (hello(version=1, pad=bytes(limits.HELLO_BYTES_MAX)), errors.DecodeError),
-        (frame.encode_frame(Kind.HELLO, 1, b"ICESTRM2" + document.encode({"version": 1})), errors.DecodeError),
+        (frame.encode_frame(FrameKind.HELLO, 1, b"ICESTRM2" + document.encode({"version": 1})), errors.DecodeError),
         (ping(1), errors.DecodeError),
         (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", errors.DecodeError),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200), errors.DecodeError),
@@ -146,9 +146,9 @@ async def test_one_answer_for_each_frame_in_order_with_the_offsets_of_each_part(
     one, _ = await opened(client, "one")
     two, _ = await opened(client, "two", "/default/other")
     frames = [
-        publish(10, Part(one, 0, block(b"a", b"b")), Part(two, 0, block(b"x"))),
-        publish(11, Part(one, 0, block(b"c")), Part(one, 0, block(b"d", b"e"))),
-        publish(12, Part(two, 0, block(b"y"))),
+        publish(10, PublishPart(one, 0, block(b"a", b"b")), PublishPart(two, 0, block(b"x"))),
+        publish(11, PublishPart(one, 0, block(b"c")), PublishPart(one, 0, block(b"d", b"e"))),
+        publish(12, PublishPart(two, 0, block(b"y"))),
     ]
     await client.write(*frames)
     answers = [[done.base_offset for done in await client.published(number)] for number in (10, 11, 12)]
@@ -162,13 +162,13 @@ async def test_an_unknown_handle_in_a_later_part_leaves_nothing_of_the_frame_don
 ) -> None:
     mine, _ = await opened(client)
     await client.write(
-        publish(10, Part(mine, 0, block(b"before"))),
-        publish(11, Part(mine, 0, block(b"half")), Part(handle, 0, block(b"done"))),
-        publish(12, Part(mine, 0, block(b"behind"))),
+        publish(10, PublishPart(mine, 0, block(b"before"))),
+        publish(11, PublishPart(mine, 0, block(b"half")), PublishPart(handle, 0, block(b"done"))),
+        publish(12, PublishPart(mine, 0, block(b"behind"))),
     )
     before, reason = await goodbye(client)
     assert isinstance(reason, errors.UnknownHandle)
-    assert [(one.kind, one.number) for one in before] == [(Kind.PUBLISHED, 10)]
+    assert [(one.kind, one.number) for one in before] == [(FrameKind.PUBLISHED, 10)]
     assert stored(broker) == 1
 
 
@@ -177,7 +177,7 @@ async def test_the_handle_of_a_consumer_is_no_producer_and_the_other_way_round(
 ) -> None:
     mine, _ = await opened(client)
     theirs = (await client.call("subscribe", topic=TOPIC, subscription="s", consumer="c"))["handle"]
-    await client.write(publish(10, Part(theirs, 0, block(b"x"))))
+    await client.write(publish(10, PublishPart(theirs, 0, block(b"x"))))
     assert isinstance((await goodbye(client))[1], errors.UnknownHandle)
     async with raw_client(broker.address) as other:
         mine, _ = await opened(other)
@@ -192,7 +192,11 @@ async def test_a_producer_that_was_closed_meanwhile_is_an_answer_and_its_neighbo
     one, _ = await opened(client, "one")
     two, _ = await opened(client, "two")
     await client.call("close_producer", handle=one)
-    await client.write(publish(10, Part(two, 0, block(b"a")), Part(one, 0, block(b"b")), Part(two, 0, block(b"c"))))
+    await client.write(
+        publish(
+            10, PublishPart(two, 0, block(b"a")), PublishPart(one, 0, block(b"b")), PublishPart(two, 0, block(b"c"))
+        )
+    )
     done = await client.published(10)
     assert [answer.outcome for answer in done] == [Outcome.STORED, Outcome.REFUSED, Outcome.STORED]
     assert isinstance(document.decode_error(done[1].text), errors.UnknownHandle)
@@ -202,7 +206,7 @@ async def test_a_producer_that_was_closed_meanwhile_is_an_answer_and_its_neighbo
 @pytest.mark.parametrize("numbers", [(10, 10), (10, 9), (0,)], ids=["same", "falling", "zero"])
 async def test_numbers_of_publish_frames_rise(client: RawClient, broker: TestBroker, numbers: tuple[int, ...]) -> None:
     mine, _ = await opened(client)
-    await client.write(*(publish(number, Part(mine, 0, block(b"x"))) for number in numbers))
+    await client.write(*(publish(number, PublishPart(mine, 0, block(b"x"))) for number in numbers))
     before, reason = await goodbye(client)
     assert [one.number for one in before] == list(numbers[:-1])
     assert isinstance(reason, errors.InvalidInput)
@@ -223,7 +227,7 @@ async def test_more_batches_of_a_producer_in_one_read_than_may_be_in_flight_all_
 ) -> None:
     mine, number = await opened(client)
     count = 3 * limits.PRODUCER_WINDOW_BATCHES
-    parts = [Part(mine, 0, block(b"x", numbering=Numbering(number, 1, row))) for row in range(count)]
+    parts = [PublishPart(mine, 0, block(b"x", numbering=Numbering(number, 1, row))) for row in range(count)]
     await client.write(*(publish(10 + row, part) for row, part in enumerate(parts[: count // 2])))
     await client.write(publish(1000, *parts[count // 2 :]))
     offsets = [done.base_offset for row in range(count // 2) for done in await client.published(10 + row)]
@@ -238,7 +242,8 @@ async def test_bytes_behind_a_publish_that_waits_do_not_take_its_answer_away(
     mine, number = await opened(client)
     count = 2 * limits.PRODUCER_WINDOW_BATCHES
     frames = [
-        publish(10 + row, Part(mine, 0, block(b"x", numbering=Numbering(number, 1, row)))) for row in range(count)
+        publish(10 + row, PublishPart(mine, 0, block(b"x", numbering=Numbering(number, 1, row))))
+        for row in range(count)
     ]
     await client.write(*frames, b"\xff" * 16)
     before, reason = await goodbye(client)
@@ -255,7 +260,7 @@ async def test_more_calls_than_may_be_under_way_are_all_answered(client: RawClie
     await client.write(*(call(number, "list_topics") for number in range(100, 100 + count)), ping(999))
     found = [await client.read() for _ in range(count + 1)]
     assert sorted(one.number for one in found) == [*range(100, 100 + count), 999]
-    assert {one.kind for one in found} == {Kind.RESULT, Kind.PONG}
+    assert {one.kind for one in found} == {FrameKind.RESULT, FrameKind.PONG}
 
 
 async def test_no_more_calls_are_under_way_than_the_bound(
@@ -281,23 +286,23 @@ async def test_no_more_calls_are_under_way_than_the_bound(
 
 async def test_a_ping_is_answered_in_its_turn_with_its_own_body(client: RawClient, broker: TestBroker) -> None:
     mine, _ = await opened(client)
-    await client.write(publish(10, *(Part(mine, 0, block(b"x")) for _ in range(3))), ping(11, b"abc"))
+    await client.write(publish(10, *(PublishPart(mine, 0, block(b"x")) for _ in range(3))), ping(11, b"abc"))
     found = {one.number: one for one in [await client.read(), await client.read()]}
-    assert (found[11].kind, found[11].body) == (Kind.PONG, b"abc")
+    assert (found[11].kind, found[11].body) == (FrameKind.PONG, b"abc")
     assert stored(broker) == 3
 
 
 async def test_a_ping_is_bounded(client: RawClient) -> None:
     await client.write(ping(10, bytes(limits.PING_BYTES_MAX)), ping(11, bytes(limits.PING_BYTES_MAX + 1)))
     before, reason = await goodbye(client)
-    assert [(one.kind, one.number) for one in before] == [(Kind.PONG, 10)]
+    assert [(one.kind, one.number) for one in before] == [(FrameKind.PONG, 10)]
     assert isinstance(reason, errors.DecodeError)
 
 
 async def test_calls_in_front_of_a_bad_frame_are_answered(client: RawClient) -> None:
     await client.write(call(10, "create_topic", topic=TOPIC), b"\xff" * 16)
     before, reason = await goodbye(client)
-    assert [(one.kind, one.number) for one in before] == [(Kind.RESULT, 10)]
+    assert [(one.kind, one.number) for one in before] == [(FrameKind.RESULT, 10)]
     assert isinstance(reason, errors.DecodeError)
 
 
@@ -318,7 +323,7 @@ async def test_hazard_35_answers_that_nobody_reads_stop_the_reading(
         assert connection._transport is not None
         assert connection._transport.get_write_buffer_size() < 3 * SMALL + limits.SOCKET_READ_BYTES
         for _ in range(sent // len(ping(1, bytes(64)))):
-            assert (await client.read()).kind == Kind.PONG
+            assert (await client.read()).kind == FrameKind.PONG
 
 
 async def test_whoever_does_not_read_the_last_word_is_cut_off(
@@ -345,7 +350,7 @@ async def test_the_last_words_arrive_although_the_client_goes_on_sending(broker:
         await client.write(bytes(300_000))
         before, reason = await goodbye(client)
     assert isinstance(reason, errors.DecodeError)
-    assert [one.kind for one in before] == [Kind.PONG] * 3000
+    assert [one.kind for one in before] == [FrameKind.PONG] * 3000
 
 
 async def test_a_client_that_does_not_go_is_cut_off(broker: TestBroker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,10 +369,10 @@ async def test_a_client_that_does_not_go_is_cut_off(broker: TestBroker, monkeypa
     [
         (credit(99, 1), errors.UnknownHandle),
         (ack(99, 0, 1), errors.UnknownHandle),
-        (frame.encode_frame(Kind.PUBLISHED, 1), errors.DecodeError),
-        (frame.encode_frame(Kind.PUBLISH, 9, b"short"), errors.DecodeError),
-        (frame.encode_frame(Kind.CALL, 9, b"\xc1"), errors.DecodeError),
-        (frame.encode_frame(Kind.CREDIT, 9, b"\0" * 8, flags=1), errors.DecodeError),
+        (frame.encode_frame(FrameKind.PUBLISHED, 1), errors.DecodeError),
+        (frame.encode_frame(FrameKind.PUBLISH, 9, b"short"), errors.DecodeError),
+        (frame.encode_frame(FrameKind.CALL, 9, b"\xc1"), errors.DecodeError),
+        (frame.encode_frame(FrameKind.CREDIT, 9, b"\0" * 8, flags=1), errors.DecodeError),
         (b"GET / HTTP/1.1\r\n\r\n", errors.DecodeError),
     ],
     ids=["credit", "ack", "kind", "parts", "document", "compressed", "http"],
@@ -376,7 +381,9 @@ async def test_what_ends_a_connection_says_why_and_changes_nothing(
     client: RawClient, broker: TestBroker, said: bytes, kind: type[errors.IcestreamError]
 ) -> None:
     mine, _ = await opened(client)
-    await client.write(publish(5, Part(mine, 0, block(b"x"))), said, publish(10, Part(mine, 0, block(b"y"))))
+    await client.write(
+        publish(5, PublishPart(mine, 0, block(b"x"))), said, publish(10, PublishPart(mine, 0, block(b"y")))
+    )
     before, reason = await goodbye(client)
     assert [one.number for one in before] == [5]
     assert isinstance(reason, kind)
@@ -461,19 +468,21 @@ async def test_a_delivery_never_exceeds_what_the_client_takes(
         raw_client(broker.address, Hello(frame_bytes_max=100_000, compression=compression)) as client,
     ):
         mine, _ = await opened(other)
-        await other.write(publish(10, Part(mine, 0, block(*[bytes(45_000)] * 5)), Part(mine, 0, block(bytes(100_000)))))
+        await other.write(
+            publish(10, PublishPart(mine, 0, block(*[bytes(45_000)] * 5)), PublishPart(mine, 0, block(bytes(100_000))))
+        )
         await other.published(10)
         found = await client.call("subscribe", topic=TOPIC, subscription="s", consumer="c", start="earliest")
         await client.write(credit(found["handle"], 100))
         offsets: list[int] = []
-        while (one := await client.read()).kind == Kind.DELIVER:
-            body = Compression().unpacked(one.body, 100_000) if one.flags else one.body
+        while (one := await client.read()).kind == FrameKind.DELIVER:
+            body = Compression().decompress(one.body, 100_000) if one.flags else one.body
             assert bool(one.flags) == bool(compression)
             assert len(body) + SIZE_MIN <= 100_000
             delivery = frame.decode_delivery(body)
             offsets += range(delivery.base_offset + delivery.first_row, delivery.base_offset + delivery.rows)
         assert offsets == [0, 1, 2, 3, 4]
-        assert one.kind == Kind.EVENT
+        assert one.kind == FrameKind.EVENT
         assert "offset 5" in document.decode(one.body)["reason"]
         assert (await client.call("list_topics"))["topics"] == [TOPIC]
 
@@ -496,14 +505,14 @@ async def test_picks_come_only_to_those_that_take_them_and_fit_their_frames(
             "subscribe", topic=TOPIC, subscription="s", consumer="c", start="earliest", type="key-shared", **asked
         )
         await client.write(credit(found["handle"], 100))
-        await other.write(publish(10, Part(mine, 0, body)))
+        await other.write(publish(10, PublishPart(mine, 0, body)))
         offsets: list[int] = []
         kinds: list[int] = []
         while len(offsets) < 5:
             one = await client.read()
             assert len(one.body) + SIZE_MIN <= 100_000
             kinds.append(one.kind)
-            if one.kind == Kind.PICK:
+            if one.kind == FrameKind.PICK:
                 picked = frame.decode_pick(one.body)
                 assert picked.ranges is not None
                 offsets += [start for start, _ in picked.ranges]
@@ -514,25 +523,25 @@ async def test_picks_come_only_to_those_that_take_them_and_fit_their_frames(
                 delivery = frame.decode_delivery(one.body)
                 offsets.append(delivery.base_offset + delivery.first_row)
         assert offsets == [0, 2, 4, 6, 8]
-        assert (Kind.PICK in kinds) == takes_picks
+        assert (FrameKind.PICK in kinds) == takes_picks
 
 
 async def test_no_more_is_delivered_than_there_is_credit(client: RawClient, broker: TestBroker) -> None:
     mine, _ = await opened(client)
     found = await client.call("subscribe", topic=TOPIC, subscription="s", consumer="c")
-    await client.write(publish(10, Part(mine, 0, block(*[b"x"] * 10))), credit(found["handle"], 3), ping(11))
+    await client.write(publish(10, PublishPart(mine, 0, block(*[b"x"] * 10))), credit(found["handle"], 3), ping(11))
     frames = [await client.read() for _ in range(3)]
     await client.write(ping(12))
     while frames[-1].number != 12:
         frames.append(await client.read())
-    rows = [frame.decode_delivery(one.body).rows for one in frames if one.kind == Kind.DELIVER]
+    rows = [frame.decode_delivery(one.body).rows for one in frames if one.kind == FrameKind.DELIVER]
     assert sum(rows) == 3
 
 
 async def test_a_broker_that_stops_answers_what_it_has_taken_and_says_so(broker: TestBroker) -> None:
     async with raw_client(broker.address) as client:
         mine, _ = await opened(client)
-        await client.write(*(publish(number, Part(mine, 0, block(b"x"))) for number in range(10, 40)))
+        await client.write(*(publish(number, PublishPart(mine, 0, block(b"x"))) for number in range(10, 40)))
         await until(lambda: stored(broker) == 30)
         stopping = asyncio.create_task(broker.stop())
         before, reason = await goodbye(client)

@@ -18,7 +18,7 @@ from icestream import errors
 from icestream.model.block import Numbering
 from icestream.rpc import document, frame
 from icestream.rpc.compression import Compression
-from icestream.rpc.frame import COMPRESSED, AckRanges, Frame, Kind, Part
+from icestream.rpc.frame import COMPRESSED, AckRanges, Frame, FrameKind, PublishPart
 from icestream.rpc.handshake import Hello
 from icestream.testing import TestBroker
 from tests.support.raw_client import Closed, RawClient, ack, block, call, credit, ping, publish, raw_client
@@ -64,19 +64,21 @@ async def conversation(client: RawClient) -> list[bytes]:
     consumer = await client.call("subscribe", topic=TOPIC, subscription="s", consumer="c", type="shared")
     handle, number = producer["handle"], Numbering(producer["producer_id"], producer["producer_epoch"], 0)
     ranges = AckRanges(consumer["handle"], 0, 0, 20, [(0, 1), (2, 3)])
-    packed = Compression().packed(document.encode_call("describe_topic", {"topic": TOPIC, "pad": "x" * 2000}))[1]
+    packed = Compression().compress(document.encode_call("describe_topic", {"topic": TOPIC, "pad": "x" * 2000}))[1]
     return [
         credit(consumer["handle"], 10),
-        publish(10, Part(handle, 0, block(b"one", b"two", numbering=number)), Part(handle, 1, block(b"three"))),
-        publish(11, Part(handle, 1, block(b"four"))),
+        publish(
+            10, PublishPart(handle, 0, block(b"one", b"two", numbering=number)), PublishPart(handle, 1, block(b"three"))
+        ),
+        publish(11, PublishPart(handle, 1, block(b"four"))),
         ack(consumer["handle"], 0, 2),
-        frame.encode_frame(Kind.NACK, 0, frame.encode_ranges(ranges)),
+        frame.encode_frame(FrameKind.NACK, 0, frame.encode_ranges(ranges)),
         ping(12, b"hello"),
         call(13, "seek", topic=TOPIC, subscription="s", start="earliest"),
         call(14, "reset_producer", handle=handle, shard=1),
-        frame.encode_frame(Kind.CALL, 15, packed, COMPRESSED),
+        frame.encode_frame(FrameKind.CALL, 15, packed, COMPRESSED),
         call(16, "close_consumer", handle=consumer["handle"]),
-        publish(17, Part(handle, 0, block(b"five"))),
+        publish(17, PublishPart(handle, 0, block(b"five"))),
         call(18, "close_producer", handle=handle),
     ]
 
@@ -94,7 +96,7 @@ def spoilt(frames: list[bytes], chance: random.Random) -> bytes:
                 where = chance.randrange(len(one))
                 one[where : where + 4] = chance.choice(EDGES).to_bytes(4, "little")
             case 2:
-                one[4] = chance.choice([kind.value for kind in Kind])
+                one[4] = chance.choice([kind.value for kind in FrameKind])
             case 3:
                 body = bytes(one[16 : 16 + chance.randrange(len(one))])
                 one = bytearray(frame.encode_frame(one[4], int.from_bytes(one[8:16], "little"), body))
@@ -124,13 +126,13 @@ async def heard(client: RawClient, broker: TestBroker) -> list[Frame]:
                 break
         except Closed:
             assert found, "it was closed without a word"
-            assert (found[-1].kind, found[-1].number) == (Kind.ERROR, 0)
+            assert (found[-1].kind, found[-1].number) == (FrameKind.ERROR, 0)
             break
     return found
 
 
 def code_of(one: Frame) -> str:
-    body = Compression().unpacked(one.body, 2**20) if one.flags else one.body
+    body = Compression().decompress(one.body, 2**20) if one.flags else one.body
     return document.decode_error(body).code
 
 
@@ -144,7 +146,7 @@ async def test_spoilt_conversations_are_answered_or_ended_with_a_reason(broker: 
                 said = spoilt(await conversation(client), chance)
                 await client.write(said, ping(LAST))
                 for one in await heard(client, broker):
-                    assert one.kind != Kind.ERROR or code_of(one) in OURS
+                    assert one.kind != FrameKind.ERROR or code_of(one) in OURS
             assert (await witness.call("describe_topic", topic=TOPIC))["shards"] == 2
 
 
@@ -174,15 +176,15 @@ async def check_calls(client: RawClient, methods: list[str], chance: random.Rand
         if chance.random() < 0.7:
             arguments |= {"topic": TOPIC, "subscription": "s", "consumer": "c", "producer": "p"}
         await client.write(
-            frame.encode_frame(Kind.CALL, number, document.encode_call(chance.choice(methods), arguments))
+            frame.encode_frame(FrameKind.CALL, number, document.encode_call(chance.choice(methods), arguments))
         )
     await client.write(ping(LAST))
     answered: dict[int, Frame] = {}
     while len(answered) < len(numbers) + 1:
         one = await client.read()
-        if one.kind in (Kind.RESULT, Kind.ERROR, Kind.PONG):
+        if one.kind in (FrameKind.RESULT, FrameKind.ERROR, FrameKind.PONG):
             assert one.number not in answered
             answered[one.number] = one
     for number in numbers:
         one = answered[number]
-        assert one.kind == Kind.RESULT or code_of(one) in OURS
+        assert one.kind == FrameKind.RESULT or code_of(one) in OURS

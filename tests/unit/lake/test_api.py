@@ -242,7 +242,7 @@ async def test_while_the_broker_is_away_it_says_so_and_then_goes_on(tmp_path: Pa
     assert ((await ask("GET", "/livez")).status, (await ask("GET", "/readyz")).status) == (200, 503)
     assert (await ask("GET", "/readyz?verbose")).body == b"[-] broker: it is away\nnot ready: broker: it is away\n"
     async with local_broker(path, MemoryStore()) as broker:
-        await keeper.until_here(10)
+        await keeper.wait_connected(10)
         assert (await ask("GET", "/readyz")).status == 200
         assert (await ask("GET", "/readyz?verbose")).body == b"[+] broker: connected\nready\n"
         assert (await ask("DELETE", "/api/v1/namespaces/default/topics/none")).status == 404
@@ -250,7 +250,7 @@ async def test_while_the_broker_is_away_it_says_so_and_then_goes_on(tmp_path: Pa
         answer = await ask("GET", "/api/v1/topics")
         assert answer.status == 503
         await broker.listen()
-        await keeper.until_here(10)
+        await keeper.wait_connected(10)
         assert (await ask("DELETE", "/api/v1/namespaces/default/topics/none")).status == 404
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)

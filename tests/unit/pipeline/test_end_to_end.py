@@ -43,7 +43,7 @@ async def running(path: Path) -> AsyncIterator[tuple[BrokerNode, PaperPipeline]]
     node = await BrokerNode.start(settings)
     keeper = LinkKeeper(settings.local_socket, "test", SystemClock())
     keeping = asyncio.create_task(keeper.run())
-    await keeper.until_here(10)
+    await keeper.wait_connected(10)
     try:
         store = RemoteStore(keeper, SystemClock(), SystemRandomness())
         pipeline = PaperPipeline(path / "warehouse", broker=BrokerLink(keeper), store=store)  # type: ignore[arg-type]

@@ -24,34 +24,34 @@ SKIPPABLE = struct.pack("<II", 0x184D2A50, 4) + b"skip"
 
 
 def unpack(body: bytes, bytes_max: int = BOUND) -> bytes:
-    return Compression().unpacked(body, bytes_max)
+    return Compression().decompress(body, bytes_max)
 
 
 @given(st.one_of(st.binary(max_size=3000), st.binary(max_size=30).map(lambda data: data * 200)))
 def test_a_body_comes_back(body: bytes) -> None:
     compression = Compression()
-    flags, packed = compression.packed(body)
+    flags, packed = compression.compress(body)
     assert len(packed) <= len(body)
-    assert (compression.unpacked(packed, BOUND) if flags else packed) == body
+    assert (compression.decompress(packed, BOUND) if flags else packed) == body
 
 
 def test_one_compression_serves_many_bodies() -> None:
     compression = Compression()
     for number in range(50):
         body = random.Random(number).choice([b"a", b"bc", b"def"]) * 5_000
-        flags, packed = compression.packed(body)
+        flags, packed = compression.compress(body)
         assert flags == COMPRESSED
-        assert compression.unpacked(packed, BOUND) == body
+        assert compression.decompress(packed, BOUND) == body
         with pytest.raises(errors.DecodeError):
-            compression.unpacked(packed[:-1], BOUND)
+            compression.decompress(packed[:-1], BOUND)
 
 
 def test_what_does_not_get_smaller_is_sent_as_it_is() -> None:
     noise = random.Random(7).randbytes(5_000)
-    assert Compression().packed(noise) == (0, noise)
+    assert Compression().compress(noise) == (0, noise)
     short = bytes(limits.COMPRESS_BYTES_MIN - 1)
-    assert Compression().packed(short) == (0, short)
-    assert Compression().packed(bytes(limits.COMPRESS_BYTES_MIN))[0] == COMPRESSED
+    assert Compression().compress(short) == (0, short)
+    assert Compression().compress(bytes(limits.COMPRESS_BYTES_MIN))[0] == COMPRESSED
 
 
 def test_the_size_is_bounded() -> None:
@@ -80,7 +80,7 @@ def test_hazard_35_a_bomb_is_refused_before_it_goes_off() -> None:
         for bomb in bombs:
             assert len(bomb) < 64 * 1024
             with pytest.raises(errors.DecodeError):
-                compression.unpacked(bomb, ROOM)
+                compression.decompress(bomb, ROOM)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from icestream import errors, limits
 from icestream.rpc import frame
-from icestream.rpc.frame import AckRanges, Delivery, GapNotice, Kind, Outcome, Part, PartResult
+from icestream.rpc.frame import AckRanges, Delivery, FrameKind, GapNotice, Outcome, PartResult, PublishPart
 from tests.support.mutations import bit_flips, decoded_or_refused, mutated, truncations
 
 U32 = st.integers(0, 2**32 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)
 OFFSETS = st.integers(0, limits.OFFSET_MAX)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-PARTS = st.lists(st.builds(Part, U32, U32, st.binary(min_size=1, max_size=40)), min_size=1, max_size=5)
+PARTS = st.lists(st.builds(PublishPart, U32, U32, st.binary(min_size=1, max_size=40)), min_size=1, max_size=5)
 DONE = st.lists(
     st.one_of(
         st.builds(PartResult, st.sampled_from([Outcome.STORED, Outcome.DUPLICATE]), OFFSETS, st.binary(max_size=20)),
@@ -77,7 +77,7 @@ CODECS: dict[str, tuple[Callable[..., bytes], Callable[[bytes], Any], st.SearchS
 every_body = pytest.mark.parametrize("name", CODECS)
 
 ONE_OF_EACH: dict[str, Any] = {
-    "PUBLISH": [Part(1, 0, b"block"), Part(2, 3, bytes(8))],
+    "PUBLISH": [PublishPart(1, 0, b"block"), PublishPart(2, 3, bytes(8))],
     "PUBLISHED": [PartResult(Outcome.STORED, 41), PartResult(Outcome.REFUSED, -1, b"why")],
     "CREDIT": (7, 1000),
     "DELIVER": Delivery(7, 0, 1, 2, 40, 1_700_000_000_000_000, 3, 5, b"blocks"),
@@ -99,8 +99,8 @@ def test_a_body_comes_back(name: str, data: st.DataObject) -> None:
     assert decode(encode(value)) == value
 
 
-@given(st.sampled_from(Kind), st.integers(0, 2**64 - 1), st.binary(max_size=50), st.integers(0, 1))
-def test_a_frame_is_its_head_and_its_body(kind: Kind, number: int, body: bytes, flags: int) -> None:
+@given(st.sampled_from(FrameKind), st.integers(0, 2**64 - 1), st.binary(max_size=50), st.integers(0, 1))
+def test_a_frame_is_its_head_and_its_body(kind: FrameKind, number: int, body: bytes, flags: int) -> None:
     encoded = frame.encode_frame(kind, number, body, flags)
     assert encoded == frame.encode_head(kind, number, len(body), flags) + body
     assert struct.unpack("<IBBHQ", encoded[:16]) == (len(encoded) - 4, kind, flags, 0, number)
@@ -112,7 +112,7 @@ def test_a_delivery_can_be_sent_from_where_its_blocks_stand() -> None:
 
 
 def test_numbers_of_the_protocol_do_not_change() -> None:
-    assert {kind.name: kind.value for kind in Kind} == {
+    assert {kind.name: kind.value for kind in FrameKind} == {
         "HELLO": 1, "WELCOME": 2, "CALL": 3, "RESULT": 4, "ERROR": 5, "PING": 6, "PONG": 7, "PUBLISH": 16,
         "PUBLISHED": 17, "CREDIT": 18, "DELIVER": 19, "ACK": 20, "NACK": 21, "GAP": 22, "EVENT": 23,
         "PICK": 24,
@@ -124,9 +124,9 @@ def test_numbers_of_the_protocol_do_not_change() -> None:
 
 
 def test_every_kind_belongs_to_one_side() -> None:
-    sides = (frame.FROM_CLIENT, frame.FROM_BROKER, frame.FIRST_FROM_CLIENT, {Kind.WELCOME})
-    assert sorted(kind for side in sides for kind in side) == sorted(Kind)
-    assert frozenset(Kind) == frame.ANY_KIND
+    sides = (frame.FROM_CLIENT, frame.FROM_BROKER, frame.FIRST_FROM_CLIENT, {FrameKind.WELCOME})
+    assert sorted(kind for side in sides for kind in side) == sorted(FrameKind)
+    assert frozenset(FrameKind) == frame.ANY_KIND
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_what_does_not_add_up_is_refused(decode: Callable[[bytes], Any], body: b
 
 
 def test_the_number_of_parts_is_bounded() -> None:
-    most = [Part(1, shard, bytes(8)) for shard in range(limits.PUBLISH_PARTS_MAX)]
+    most = [PublishPart(1, shard, bytes(8)) for shard in range(limits.PUBLISH_PARTS_MAX)]
     assert frame.decode_parts(frame.encode_parts(most)) == most
     with pytest.raises(errors.DecodeError, match="one too many"):
         frame.decode_parts(frame.encode_parts([*most, most[0]]))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from icestream import errors, limits
 from icestream.rpc import document, frame, handshake
 from icestream.rpc.compression import Compression
-from icestream.rpc.frame import COMPRESSED, MAGIC, VERSION, Frame, Kind
-from icestream.rpc.handshake import Agreed, Hello, Server, Welcome
+from icestream.rpc.frame import COMPRESSED, MAGIC, VERSION, Frame, FrameKind
+from icestream.rpc.handshake import Agreement, HandshakeServer, Hello, Welcome
 from icestream.rpc.stream import FrameStream
 from tests.support.mutations import bit_flips, decoded_or_refused, mutated, truncations
 
@@ -26,17 +26,17 @@ WELCOMES = st.builds(Welcome, VERSIONS, NAMES, st.integers(0, 2**32 - 1), NAMES,
 NOW_US = 1_700_000_000_000_000
 
 
-def server(compression: Compression | None = None) -> Server:
-    return Server("node-1", lambda: NOW_US, limits.FRAME_BYTES_MAX_DEFAULT, compression)
+def server(compression: Compression | None = None) -> HandshakeServer:
+    return HandshakeServer("node-1", lambda: NOW_US, limits.FRAME_BYTES_MAX_DEFAULT, compression)
 
 
 def hello_frame(hello: Hello) -> Frame:
-    return Frame(Kind.HELLO, 0, 9, handshake.encode_hello(hello))
+    return Frame(FrameKind.HELLO, 0, 9, handshake.encode_hello(hello))
 
 
 def said(**fields: Any) -> Frame:
     """A HELLO with any fields."""
-    return Frame(Kind.HELLO, 0, 9, MAGIC + document.encode({"version": 1, **fields}))
+    return Frame(FrameKind.HELLO, 0, 9, MAGIC + document.encode({"version": 1, **fields}))
 
 
 # --- both sides -------------------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def test_both_sides_agree() -> None:
     for offered, has in ((("zstd",), True), (("lz9", "zstd"), True), (("zstd",), False), ((), True)):
         hello = Hello(client="me", frame_bytes_max=5_000_000, compression=offered)
         at_broker, body = server(Compression() if has else None).agree(hello_frame(hello))
-        at_client, welcome = handshake.welcomed(hello, Frame(Kind.WELCOME, 0, 9, body), Compression())
+        at_client, welcome = handshake.accept_welcome(hello, Frame(FrameKind.WELCOME, 0, 9, body), Compression())
         chosen = "zstd" if has and offered else ""
         assert welcome == Welcome(VERSION, "node-1", limits.FRAME_BYTES_MAX_DEFAULT, chosen, NOW_US)
         assert (at_broker.frame_bytes_max, at_broker.send_bytes_max) == (limits.FRAME_BYTES_MAX_DEFAULT, 5_000_000)
@@ -72,7 +72,7 @@ def test_every_hello_is_agreed_with_or_refused(hello: Hello) -> None:
     except (errors.UnknownVersion, errors.InvalidInput):
         assert hello.version_min > VERSION or hello.frame_bytes_max < limits.FRAME_BYTES_MIN
         return
-    client, welcome = handshake.welcomed(hello, Frame(Kind.WELCOME, 0, 9, body), Compression())
+    client, welcome = handshake.accept_welcome(hello, Frame(FrameKind.WELCOME, 0, 9, body), Compression())
     assert agreed.send_bytes_max <= client.frame_bytes_max
     assert client.send_bytes_max <= agreed.frame_bytes_max
     assert hello.version_min <= welcome.version <= min(hello.version, VERSION)
@@ -104,7 +104,7 @@ def test_a_client_refuses_a_version_that_it_did_not_offer() -> None:
     for version in (VERSION + 1, 9):
         body = handshake.encode_welcome(Welcome(version, "n", limits.FRAME_BYTES_MIN, "", 0))
         with pytest.raises(errors.UnknownVersion, match=f"version {version}"):
-            handshake.welcomed(Hello(), Frame(Kind.WELCOME, 0, 9, body))
+            handshake.accept_welcome(Hello(), Frame(FrameKind.WELCOME, 0, 9, body))
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------
@@ -116,12 +116,12 @@ def test_a_bound_that_cannot_be_kept_is_refused() -> None:
     with pytest.raises(errors.InvalidInput, match="the client takes"):
         server().agree(hello_frame(Hello(frame_bytes_max=least - 1)))
     for size in (least, least - 1):
-        answer = Frame(Kind.WELCOME, 0, 9, handshake.encode_welcome(Welcome(VERSION, "n", size, "", 0)))
+        answer = Frame(FrameKind.WELCOME, 0, 9, handshake.encode_welcome(Welcome(VERSION, "n", size, "", 0)))
         if size == least:
-            assert handshake.welcomed(Hello(), answer)[0].send_bytes_max == least
+            assert handshake.accept_welcome(Hello(), answer)[0].send_bytes_max == least
         else:
             with pytest.raises(errors.InvalidInput, match="the broker takes"):
-                handshake.welcomed(Hello(), answer)
+                handshake.accept_welcome(Hello(), answer)
 
 
 def test_nobody_sends_more_than_any_frame_may_be() -> None:
@@ -131,7 +131,7 @@ def test_nobody_sends_more_than_any_frame_may_be() -> None:
 
 def test_keys_that_are_missing_have_defaults_and_unknown_ones_are_ignored() -> None:
     agreed, _ = server(Compression()).agree(said(later={"a": [1]}, token="x"))
-    assert agreed == Agreed(VERSION, limits.FRAME_BYTES_MAX_DEFAULT, limits.FRAME_BYTES_MAX_DEFAULT, None)
+    assert agreed == Agreement(VERSION, limits.FRAME_BYTES_MAX_DEFAULT, limits.FRAME_BYTES_MAX_DEFAULT, None)
     welcome = handshake.decode_welcome(document.encode({"version": 1, "frame_bytes_max": 7, "later": 1}))
     assert welcome == Welcome(1, "", 7, "", 0)
 
@@ -169,17 +169,17 @@ def test_a_hello_of_wrong_values_is_refused(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "first",
     [
-        Frame(Kind.PUBLISH, 0, 1, handshake.encode_hello(Hello())),
-        Frame(Kind.PING, 0, 1, b""),
-        Frame(Kind.WELCOME, 0, 1, b"\x80"),
-        Frame(Kind.HELLO, COMPRESSED, 1, handshake.encode_hello(Hello())),
-        Frame(Kind.HELLO, 0, 1, b""),
-        Frame(Kind.HELLO, 0, 1, b"ICESTRM"),
-        Frame(Kind.HELLO, 0, 1, b"ICESTRM2" + document.encode({"version": 1})),
-        Frame(Kind.HELLO, 0, 1, MAGIC),
-        Frame(Kind.HELLO, 0, 1, MAGIC + b"\x80"),
+        Frame(FrameKind.PUBLISH, 0, 1, handshake.encode_hello(Hello())),
+        Frame(FrameKind.PING, 0, 1, b""),
+        Frame(FrameKind.WELCOME, 0, 1, b"\x80"),
+        Frame(FrameKind.HELLO, COMPRESSED, 1, handshake.encode_hello(Hello())),
+        Frame(FrameKind.HELLO, 0, 1, b""),
+        Frame(FrameKind.HELLO, 0, 1, b"ICESTRM"),
+        Frame(FrameKind.HELLO, 0, 1, b"ICESTRM2" + document.encode({"version": 1})),
+        Frame(FrameKind.HELLO, 0, 1, MAGIC),
+        Frame(FrameKind.HELLO, 0, 1, MAGIC + b"\x80"),
     ],
-    ids=lambda first: f"{Kind(first.kind).name} {first.body[:12]!r}",
+    ids=lambda first: f"{FrameKind(first.kind).name} {first.body[:12]!r}",
 )
 def test_a_first_frame_that_is_no_hello_is_refused(first: Frame) -> None:
     with pytest.raises(errors.DecodeError):
@@ -189,16 +189,18 @@ def test_a_first_frame_that_is_no_hello_is_refused(first: Frame) -> None:
 def test_a_client_gets_the_reason_of_the_broker() -> None:
     reason = document.encode_error(errors.UnknownVersion("no", hint="so"))
     with pytest.raises(errors.UnknownVersion, match="no"):
-        handshake.welcomed(Hello(), Frame(Kind.ERROR, 0, 9, reason))
+        handshake.accept_welcome(Hello(), Frame(FrameKind.ERROR, 0, 9, reason))
     with pytest.raises(errors.DecodeError, match="where WELCOME was expected"):
-        handshake.welcomed(Hello(), Frame(Kind.RESULT, 0, 9, b"\x80"))
+        handshake.accept_welcome(Hello(), Frame(FrameKind.RESULT, 0, 9, b"\x80"))
 
 
 @pytest.mark.parametrize(("offered", "has"), [((), True), (("zstd",), False), (("lz9",), True)])
 def test_a_client_refuses_a_compression_that_it_did_not_offer(offered: tuple[str, ...], has: bool) -> None:
     body = handshake.encode_welcome(Welcome(VERSION, "n", limits.FRAME_BYTES_MIN, "zstd", 0))
     with pytest.raises(errors.DecodeError, match="not offered"):
-        handshake.welcomed(Hello(compression=offered), Frame(Kind.WELCOME, 0, 9, body), Compression() if has else None)
+        handshake.accept_welcome(
+            Hello(compression=offered), Frame(FrameKind.WELCOME, 0, 9, body), Compression() if has else None
+        )
 
 
 HELLO_BODY = handshake.encode_hello(Hello(client="me", compression=("zstd",)))
@@ -227,34 +229,34 @@ def test_any_bytes_are_read_or_refused(decode: Any, body: bytes, data: st.DataOb
 # --- afterwards -------------------------------------------------------------------------------------------------------
 
 
-def agreed(compression: Compression | None, size: int = limits.FRAME_BYTES_MIN) -> Agreed:
-    return Agreed(VERSION, size, size, compression)
+def agreed(compression: Compression | None, size: int = limits.FRAME_BYTES_MIN) -> Agreement:
+    return Agreement(VERSION, size, size, compression)
 
 
 @given(st.binary(max_size=300).map(lambda data: data * 20))
 def test_what_is_sealed_can_be_opened(body: bytes) -> None:
     for compression in (None, Compression()):
-        (one,) = FrameStream().feed(handshake.sealed(Kind.PUBLISH, 3, body, agreed(compression)))
-        assert handshake.opened(one, agreed(compression)) == Frame(Kind.PUBLISH, 0, 3, body)
+        (one,) = FrameStream().feed(handshake.outgoing_frame(FrameKind.PUBLISH, 3, body, agreed(compression)))
+        assert handshake.incoming_frame(one, agreed(compression)) == Frame(FrameKind.PUBLISH, 0, 3, body)
 
 
 def test_a_frame_is_compressed_only_where_that_was_agreed() -> None:
     body = bytes(10_000)
-    sealed = handshake.sealed(Kind.PUBLISH, 3, body, agreed(Compression()))
+    sealed = handshake.outgoing_frame(FrameKind.PUBLISH, 3, body, agreed(Compression()))
     assert len(sealed) < 100
     (one,) = FrameStream().feed(sealed)
     assert one.flags == COMPRESSED
     with pytest.raises(errors.DecodeError, match="chose no compression"):
-        handshake.opened(one, agreed(None))
-    assert len(handshake.sealed(Kind.PUBLISH, 3, body, agreed(None))) == frame.HEAD.size + len(body)
+        handshake.incoming_frame(one, agreed(None))
+    assert len(handshake.outgoing_frame(FrameKind.PUBLISH, 3, body, agreed(None))) == frame.HEAD.size + len(body)
 
 
 def test_the_bound_counts_for_what_is_inside() -> None:
     """hazard 35: a compressed frame may not become larger than a plain one may be."""
     most = bytes(10_000 - frame.SIZE_MIN)
-    (one,) = FrameStream().feed(handshake.sealed(Kind.CALL, 3, most, agreed(Compression(), 10_000)))
-    assert handshake.opened(one, agreed(Compression(), 10_000)).body == most
+    (one,) = FrameStream().feed(handshake.outgoing_frame(FrameKind.CALL, 3, most, agreed(Compression(), 10_000)))
+    assert handshake.incoming_frame(one, agreed(Compression(), 10_000)).body == most
     with pytest.raises(errors.DecodeError, match="at most"):
-        handshake.opened(one, agreed(Compression(), 9_999))
+        handshake.incoming_frame(one, agreed(Compression(), 9_999))
     with pytest.raises(errors.MessageTooLarge, match="10001 bytes"):
-        handshake.sealed(Kind.CALL, 3, most + b"x", agreed(Compression(), 10_000))
+        handshake.outgoing_frame(FrameKind.CALL, 3, most + b"x", agreed(Compression(), 10_000))

@@ -12,7 +12,7 @@ from icestream.model.block import check_block
 from icestream.model.envelope import COLUMN_BY_ID
 from icestream.model.shard import GapState
 from icestream.rpc import document, frame, handshake
-from icestream.rpc.frame import Kind, Outcome
+from icestream.rpc.frame import FrameKind, Outcome
 from icestream.rpc.stream import FrameStream
 from tests.support.protocol_examples import BLOCK, EXAMPLES
 from tests.tidy.tree import read, report
@@ -41,44 +41,44 @@ def table(head: str) -> list[list[str]]:
 # --- examples ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name)
-def test_every_frame_has_an_example_that_the_codec_makes(kind: Kind) -> None:
-    shown = {name: dumped(text) for name, text in CODE_BLOCKS if name in Kind.__members__}
+@pytest.mark.parametrize("kind", FrameKind, ids=lambda kind: kind.name)
+def test_every_frame_has_an_example_that_the_codec_makes(kind: FrameKind) -> None:
+    shown = {name: dumped(text) for name, text in CODE_BLOCKS if name in FrameKind.__members__}
     assert kind.name in shown, f"docs/protocol.md shows no {kind.name}"
     assert shown[kind.name] == EXAMPLES[kind.name], EXAMPLES[kind.name].hex(" ")
 
 
-@pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name)
-def test_every_example_can_be_read(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", FrameKind, ids=lambda kind: kind.name)
+def test_every_example_can_be_read(kind: FrameKind) -> None:
     (one,) = FrameStream().feed(EXAMPLES[kind.name])
     assert one.kind == kind
     match kind:
-        case Kind.HELLO:
+        case FrameKind.HELLO:
             assert handshake.decode_hello(one.body).client == "demo"
-        case Kind.WELCOME:
+        case FrameKind.WELCOME:
             assert handshake.decode_welcome(one.body).node == "node-1"
-        case Kind.CALL:
+        case FrameKind.CALL:
             assert document.decode_call(one.body)[0] == "open_producer"
-        case Kind.RESULT | Kind.EVENT:
+        case FrameKind.RESULT | FrameKind.EVENT:
             assert document.decode(one.body)
-        case Kind.ERROR:
+        case FrameKind.ERROR:
             assert isinstance(document.decode_error(one.body), errors.UnknownTopic)
-        case Kind.PUBLISH:
+        case FrameKind.PUBLISH:
             assert [part.block for part in frame.decode_parts(one.body)] == [BLOCK]
             assert check_block(BLOCK).rows == 2
-        case Kind.PUBLISHED:
+        case FrameKind.PUBLISHED:
             assert frame.decode_part_results(one.body)[0].base_offset == 41
-        case Kind.CREDIT:
+        case FrameKind.CREDIT:
             assert frame.decode_credit(one.body) == (2, 1000)
-        case Kind.DELIVER:
+        case FrameKind.DELIVER:
             assert frame.decode_delivery(one.body).body == BLOCK
-        case Kind.PICK:
+        case FrameKind.PICK:
             assert frame.decode_pick(one.body).ranges == [(41, 42), (50, 51)]
-        case Kind.ACK:
+        case FrameKind.ACK:
             assert frame.decode_ack(one.body).ranges == [(41, 42)]
-        case Kind.NACK:
+        case FrameKind.NACK:
             assert frame.decode_nack(one.body).extra == 250
-        case Kind.GAP:
+        case FrameKind.GAP:
             assert frame.decode_gap(one.body).state == GapState.UNUSED
         case _:
             assert one.body == b"abc"
@@ -89,7 +89,7 @@ def test_every_example_can_be_read(kind: Kind) -> None:
 
 def test_the_table_of_kinds_is_that_of_the_codec() -> None:
     rows = table("| kind | name | from |")
-    assert [(int(row[0]), row[1]) for row in rows] == [(kind.value, kind.name) for kind in Kind]
+    assert [(int(row[0]), row[1]) for row in rows] == [(kind.value, kind.name) for kind in FrameKind]
     client = {row[1] for row in rows if row[2] == "client"}
     assert client == {kind.name for kind in frame.FROM_CLIENT | frame.FIRST_FROM_CLIENT}
 

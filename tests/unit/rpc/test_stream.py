@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from icestream import errors, limits
 from icestream.rpc import frame
-from icestream.rpc.frame import Frame, Kind, encode_frame
+from icestream.rpc.frame import Frame, FrameKind, encode_frame
 from icestream.rpc.stream import FrameStream
 from tests.support.effort import QUARTER
 from tests.support.mutations import bit_flips, mutated, truncations
@@ -28,9 +28,11 @@ SIZES = st.one_of(
 )
 FRAMES = st.builds(
     lambda kind, flags, number, size: Frame(kind, flags, number, pattern(size)),
-    st.sampled_from(Kind), st.integers(0, 1), st.integers(0, 2**64 - 1), SIZES,
+    st.sampled_from(FrameKind), st.integers(0, 1), st.integers(0, 2**64 - 1), SIZES,
 )  # fmt: skip
-SMALL_FRAMES = st.builds(Frame, st.sampled_from(Kind), st.integers(0, 1), st.integers(0, 99), st.binary(max_size=30))
+SMALL_FRAMES = st.builds(
+    Frame, st.sampled_from(FrameKind), st.integers(0, 1), st.integers(0, 99), st.binary(max_size=30)
+)
 FAILURE = "failure"
 
 
@@ -114,7 +116,7 @@ def test_random_bytes_become_frames_or_a_failure(data: bytes, draw: st.DataObjec
 
 
 def test_every_flip_of_two_frames() -> None:
-    frames = [Frame(Kind.PING, 0, 7, b"ping"), Frame(Kind.CREDIT, 0, 8, bytes(8))]
+    frames = [Frame(FrameKind.PING, 0, 7, b"ping"), Frame(FrameKind.CREDIT, 0, 8, bytes(8))]
     seen = set()
     for _, flipped in bit_flips(encoded(frames)):
         expected = outcome_of(FrameStream(1000), iter([flipped]))
@@ -124,7 +126,7 @@ def test_every_flip_of_two_frames() -> None:
 
 
 def test_every_truncation_leaves_a_frame_under_way() -> None:
-    whole = encoded([Frame(Kind.PING, 0, 7, b"ping")])
+    whole = encoded([Frame(FrameKind.PING, 0, 7, b"ping")])
     for cut in truncations(whole):
         stream = FrameStream()
         assert list(stream.feed(cut)) == []
@@ -136,7 +138,7 @@ def test_every_truncation_leaves_a_frame_under_way() -> None:
 
 def test_a_long_frame_that_is_cut_off_is_noticed() -> None:
     stream = FrameStream()
-    assert list(stream.feed(encode_frame(Kind.CALL, 1, bytes(2 * LARGE))[:-1])) == []
+    assert list(stream.feed(encode_frame(FrameKind.CALL, 1, bytes(2 * LARGE))[:-1])) == []
     assert stream.held_bytes == 2 * LARGE + 15
     with pytest.raises(errors.DecodeError):
         stream.ended()
@@ -144,19 +146,19 @@ def test_a_long_frame_that_is_cut_off_is_noticed() -> None:
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
-GOOD = encode_frame(Kind.PING, 1, b"good")
+GOOD = encode_frame(FrameKind.PING, 1, b"good")
 
 
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        (struct.pack("<IBBHQ", 11, Kind.PING, 0, 0, 0), "11 bytes"),
-        (struct.pack("<IBBHQ", 0, Kind.PING, 0, 0, 0), "0 bytes"),
-        (struct.pack("<IBBHQ", 2**32 - 1, Kind.PING, 0, 0, 0), "4294967295 bytes"),
+        (struct.pack("<IBBHQ", 11, FrameKind.PING, 0, 0, 0), "11 bytes"),
+        (struct.pack("<IBBHQ", 0, FrameKind.PING, 0, 0, 0), "0 bytes"),
+        (struct.pack("<IBBHQ", 2**32 - 1, FrameKind.PING, 0, 0, 0), "4294967295 bytes"),
         (struct.pack("<IBBHQ", 12, 0, 0, 0, 0), "kind 0"),
         (struct.pack("<IBBHQ", 12, 255, 0, 0, 0), "kind 255"),
-        (struct.pack("<IBBHQ", 12, Kind.PING, 2, 0, 0), "does not add up"),
-        (struct.pack("<IBBHQ", 12, Kind.PING, 0, 1, 0), "does not add up"),
+        (struct.pack("<IBBHQ", 12, FrameKind.PING, 2, 0, 0), "does not add up"),
+        (struct.pack("<IBBHQ", 12, FrameKind.PING, 0, 1, 0), "does not add up"),
         (b"GET / HTTP/1.1\r\n", "native protocol"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(8), "native protocol"),  # TLS
         (b"\x10\x10\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x00\x00", "native protocol"),
@@ -165,7 +167,7 @@ GOOD = encode_frame(Kind.PING, 1, b"good")
 def test_a_bad_head_ends_the_stream_behind_the_frames_before_it(bad: bytes, words: str) -> None:
     stream = FrameStream()
     frames = stream.feed(GOOD + bad + GOOD)
-    assert next(frames) == Frame(Kind.PING, 0, 1, b"good")
+    assert next(frames) == Frame(FrameKind.PING, 0, 1, b"good")
     with pytest.raises(errors.DecodeError, match=words):
         next(frames)
     with pytest.raises(errors.DecodeError, match=words):
@@ -178,18 +180,18 @@ def test_a_bad_head_ends_the_stream_behind_the_frames_before_it(bad: bytes, word
 
 def test_the_largest_frame_and_one_byte_more() -> None:
     body = bytes(1000 - frame.SIZE_MIN)
-    assert list(FrameStream(1000).feed(encode_frame(Kind.CALL, 1, body))) == [Frame(Kind.CALL, 0, 1, body)]
+    assert list(FrameStream(1000).feed(encode_frame(FrameKind.CALL, 1, body))) == [Frame(FrameKind.CALL, 0, 1, body)]
     with pytest.raises(errors.DecodeError, match="1001 bytes"):
-        list(FrameStream(1000).feed(encode_frame(Kind.CALL, 1, body + b"x")))
+        list(FrameStream(1000).feed(encode_frame(FrameKind.CALL, 1, body + b"x")))
 
 
 def test_too_large_is_known_from_the_head_alone() -> None:
     with pytest.raises(errors.DecodeError):
-        list(FrameStream(1000).feed(encode_frame(Kind.CALL, 1, bytes(2000))[: frame.HEAD.size]))
+        list(FrameStream(1000).feed(encode_frame(FrameKind.CALL, 1, bytes(2000))[: frame.HEAD.size]))
 
 
 def test_kinds_that_are_not_the_other_side_s_are_refused() -> None:
-    for kind in Kind:
+    for kind in FrameKind:
         stream = FrameStream(kinds=frame.FROM_CLIENT)
         if kind in frame.FROM_CLIENT:
             assert [one.kind for one in stream.feed(encode_frame(kind, 1))] == [kind]
@@ -202,7 +204,9 @@ def test_kinds_that_are_not_the_other_side_s_are_refused() -> None:
 def test_a_bound_that_is_raised_by_a_frame_counts_for_the_next(in_one_read: bool) -> None:
     """The handshake: the frame behind HELLO may come in the same read."""
     stream = FrameStream(limits.HELLO_BYTES_MAX, frame.FIRST_FROM_CLIENT)
-    data = encode_frame(Kind.HELLO, 1, b"hello") + encode_frame(Kind.PUBLISH, 2, pattern(3 * limits.HELLO_BYTES_MAX))
+    data = encode_frame(FrameKind.HELLO, 1, b"hello") + encode_frame(
+        FrameKind.PUBLISH, 2, pattern(3 * limits.HELLO_BYTES_MAX)
+    )
     found = []
     for chunk in [data] if in_one_read else one_by_one(data):
         for one in stream.feed(chunk):
@@ -213,8 +217,10 @@ def test_a_bound_that_is_raised_by_a_frame_counts_for_the_next(in_one_read: bool
 
 def test_without_that_the_same_frame_is_refused() -> None:
     stream = FrameStream(limits.HELLO_BYTES_MAX)
-    frames = stream.feed(encode_frame(Kind.HELLO, 1) + encode_frame(Kind.PUBLISH, 2, bytes(limits.HELLO_BYTES_MAX)))
-    assert next(frames).kind == Kind.HELLO
+    frames = stream.feed(
+        encode_frame(FrameKind.HELLO, 1) + encode_frame(FrameKind.PUBLISH, 2, bytes(limits.HELLO_BYTES_MAX))
+    )
+    assert next(frames).kind == FrameKind.HELLO
     with pytest.raises(errors.DecodeError, match="is not between"):
         next(frames)
 
@@ -240,17 +246,17 @@ def read_all(stream: FrameStream, data: bytes, read_bytes: int) -> tuple[list[Fr
 def test_hazard_35_memory_follows_what_was_sent_and_comes_back(read_bytes: int) -> None:
     stream = FrameStream()
     body = pattern(5_000_000)
-    frames, most = read_all(stream, encode_frame(Kind.PUBLISH, 1, body), read_bytes)
-    assert frames == [Frame(Kind.PUBLISH, 0, 1, body)]
+    frames, most = read_all(stream, encode_frame(FrameKind.PUBLISH, 1, body), read_bytes)
+    assert frames == [Frame(FrameKind.PUBLISH, 0, 1, body)]
     assert most <= len(body) * 4 // 3 + 2 * LARGE
-    frames, _ = read_all(stream, encode_frame(Kind.PING, 2) * 3, 16)
+    frames, _ = read_all(stream, encode_frame(FrameKind.PING, 2) * 3, 16)
     assert len(frames) == 3
     assert len(stream.get_buffer()) == stream.memory_bytes == SMALL
 
 
 def test_hazard_35_a_claim_costs_nothing() -> None:
     stream = FrameStream()
-    assert list(stream.feed(struct.pack("<IBBHQ", limits.FRAME_BYTES_MAX_DEFAULT, Kind.PUBLISH, 0, 0, 1))) == []
+    assert list(stream.feed(struct.pack("<IBBHQ", limits.FRAME_BYTES_MAX_DEFAULT, FrameKind.PUBLISH, 0, 0, 1))) == []
     stream.get_buffer()
     assert stream.memory_bytes == SMALL
 
@@ -258,7 +264,7 @@ def test_hazard_35_a_claim_costs_nothing() -> None:
 def test_a_frame_is_copied_once() -> None:
     """The frame itself and what was received of it: a further copy would show in the peak."""
     body = pattern(8_000_000)
-    data = encode_frame(Kind.PUBLISH, 1, body)
+    data = encode_frame(FrameKind.PUBLISH, 1, body)
     stream = FrameStream()
     tracemalloc.start()
     try:
@@ -272,7 +278,7 @@ def test_a_frame_is_copied_once() -> None:
 
 def test_a_busy_connection_gets_a_large_buffer() -> None:
     stream = FrameStream()
-    data = encode_frame(Kind.PUBLISH, 1, bytes(1000 - frame.HEAD.size)) * 1000
+    data = encode_frame(FrameKind.PUBLISH, 1, bytes(1000 - frame.HEAD.size)) * 1000
     sizes = []
     rest = memoryview(data)
     while rest:
@@ -288,7 +294,7 @@ def test_a_busy_connection_gets_a_large_buffer() -> None:
 
 def test_no_read_is_small_while_much_is_missing() -> None:
     stream = FrameStream()
-    data = encode_frame(Kind.PUBLISH, 1, pattern(100_000))
+    data = encode_frame(FrameKind.PUBLISH, 1, pattern(100_000))
     assert list(stream.feed(data[: SMALL - 10])) == []
     assert len(stream.get_buffer()) >= SMALL
     assert [one.body for one in stream.feed(data[SMALL - 10 :])] == [data[frame.HEAD.size :]]
@@ -300,6 +306,6 @@ def test_no_read_is_small_while_much_is_missing() -> None:
 def test_frames_do_not_change_when_the_buffer_is_used_again() -> None:
     """hazard 15, for sockets: a frame is a copy."""
     stream = FrameStream()
-    (first,) = stream.feed(encode_frame(Kind.PING, 1, b"first"))
-    list(stream.feed(encode_frame(Kind.PING, 2, b"other")))
+    (first,) = stream.feed(encode_frame(FrameKind.PING, 1, b"first"))
+    list(stream.feed(encode_frame(FrameKind.PING, 2, b"other")))
     assert first.body == b"first"

@@ -28,7 +28,7 @@ from icestream.frontends.native.publish_responses import PendingResponse, Publis
 from icestream.frontends.native.send_budget import SendBudget
 from icestream.observability.log import get_logger
 from icestream.rpc import document, frame, handshake
-from icestream.rpc.frame import Frame, Kind, Part
+from icestream.rpc.frame import Frame, FrameKind, PublishPart
 from icestream.rpc.stream import FrameStream
 from icestream.runtime.connection_room import Standing
 from icestream.runtime.keep_alive import keep_alive
@@ -42,7 +42,7 @@ class _PublishInProgress:
 
     __slots__ = ("delay_ms", "next_part", "parts", "response")
 
-    def __init__(self, response: PendingResponse, parts: list[Part]) -> None:
+    def __init__(self, response: PendingResponse, parts: list[PublishPart]) -> None:
         self.response = response
         self.parts = parts
         self.next_part = 0
@@ -53,7 +53,7 @@ class NativeConnection(asyncio.BufferedProtocol):
     def __init__(
         self,
         broker: Broker,
-        handshake_server: handshake.Server,
+        handshake_server: handshake.HandshakeServer,
         connections: SendBudget,
         call_table: CallTable = PUBLIC,
     ) -> None:
@@ -185,7 +185,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         return self._is_closing or self.out.is_full
 
     @property
-    def agreed(self) -> handshake.Agreed:
+    def agreed(self) -> handshake.Agreement:
         assert self.out.agreed is not None
         return self.out.agreed
 
@@ -199,7 +199,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         Bytes that still arrive are read and discarded: closing a socket with unread bytes resets the connection, and
         the client might lose the ERROR frame.
         """
-        self.out.send_frame(Kind.ERROR, 0, document.encode_error(error))
+        self.out.send_frame(FrameKind.ERROR, 0, document.encode_error(error))
         self.out.write()
         self.out.attach(None)
         self._is_closing = True
@@ -276,7 +276,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         agreed, body = self._handshake.agree(hello)
         self._stream.frame_bytes_max = agreed.frame_bytes_max
         self._stream.kinds = frame.FROM_CLIENT
-        self.out.send_frame(Kind.WELCOME, hello.number, body)
+        self.out.send_frame(FrameKind.WELCOME, hello.number, body)
         self.out.agreed = agreed
         self._update_standing()
         if self._deadline is not None:
@@ -293,27 +293,27 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._queued_frames.appendleft(received)
             self._wait(self.out.written.wait_while(lambda: self.out.is_flooded))
         else:
-            self._dispatch(handshake.opened(received, self.agreed))
+            self._dispatch(handshake.incoming_frame(received, self.agreed))
 
     def _dispatch(self, request: Frame) -> None:
         match request.kind:
-            case Kind.PUBLISH:
+            case FrameKind.PUBLISH:
                 self._on_publish(request)
-            case Kind.ACK | Kind.NACK:
-                is_ack = request.kind == Kind.ACK
+            case FrameKind.ACK | FrameKind.NACK:
+                is_ack = request.kind == FrameKind.ACK
                 ranges = frame.decode_ack(request.body) if is_ack else frame.decode_nack(request.body)
                 if (consumer := self._consumer(ranges.consumer)) is not None:
                     consumer.settle(ranges, is_ack=is_ack)
-            case Kind.CREDIT:
+            case FrameKind.CREDIT:
                 handle, messages = frame.decode_credit(request.body)
                 if (consumer := self._consumer(handle)) is not None:
                     consumer.give_credit(messages)
-            case Kind.CALL:
+            case FrameKind.CALL:
                 self._on_call(request)
             case _:
                 frame.check_ping(request.body)
                 _check_number(request)
-                self.out.send_frame(Kind.PONG, request.number, request.body)
+                self.out.send_frame(FrameKind.PONG, request.number, request.body)
 
     def _consumer(self, handle: int) -> NativeConsumer | None:
         """The consumer with this handle; None if it was closed, which the client may not have learned yet.
@@ -389,7 +389,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._publish_in_progress = None
         self.responses.end(publish.response, publish.delay_ms)
 
-    def _has_to_wait(self, producer: Producer, part: Part) -> bool:
+    def _has_to_wait(self, producer: Producer, part: PublishPart) -> bool:
         """True if the part cannot be published now; publishing then resumes by itself."""
         size = len(part.block)
         if self.responses.is_full or producer.is_full(part.shard):
@@ -402,7 +402,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             return False
         return True
 
-    def _publish_part(self, publish: _PublishInProgress, producer: Producer | None, part: Part) -> None:
+    def _publish_part(self, publish: _PublishInProgress, producer: Producer | None, part: PublishPart) -> None:
         try:
             if producer is None:
                 raise errors.UnknownHandle(f"producer {part.producer} is closed", hint="open it again")
@@ -434,13 +434,13 @@ class NativeConnection(asyncio.BufferedProtocol):
                 raise errors.InvalidInput(f"unknown method {method!r}", hint="docs/protocol.md lists them")
             result = document.encode(await call(self, arguments))
         except errors.IcestreamError as error:
-            self.out.send_frame(Kind.ERROR, number, document.encode_error(error))
+            self.out.send_frame(FrameKind.ERROR, number, document.encode_error(error))
         except Exception:
             internal_error = errors.IcestreamError(f"internal error in method {method!r}", hint="see the broker's log")
-            self.out.send_frame(Kind.ERROR, number, document.encode_error(internal_error))
+            self.out.send_frame(FrameKind.ERROR, number, document.encode_error(internal_error))
             raise
         else:
-            self.out.send_frame(Kind.RESULT, number, result)
+            self.out.send_frame(FrameKind.RESULT, number, result)
         finally:
             self._calls_in_flight -= 1
             self._update_standing()

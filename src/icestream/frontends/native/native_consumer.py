@@ -15,7 +15,7 @@ from icestream.broker.subscription import Subscription
 from icestream.model.shard import Gap
 from icestream.rpc import document, frame, handshake
 from icestream.rpc.blocks import select_rows
-from icestream.rpc.frame import CUMULATIVE, DELIVER, SIZE_MIN, AckRanges, GapNotice, Kind
+from icestream.rpc.frame import CUMULATIVE, DELIVER, SIZE_MIN, AckRanges, FrameKind, GapNotice
 from icestream.wal.tail import SectionRead
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class NativeConsumer:
         self.handle = connection.new_handle()
         self._subscription: Subscription | None = None
         self._consumer: Consumer | None = None
-        self._queued_frames: list[tuple[Kind, int, bytes]] | None = []
+        self._queued_frames: list[tuple[FrameKind, int, bytes]] | None = []
         self._is_closed = False
 
     def joined(self, subscription: Subscription, consumer: Consumer) -> None:
@@ -86,7 +86,7 @@ class NativeConsumer:
         head = DELIVER.pack(
             self.handle, shard, generation, attempt, section.base_offset, section.append_time_us, first_row, rows
         )
-        self._send_messages(Kind.DELIVER, head, section.body)
+        self._send_messages(FrameKind.DELIVER, head, section.body)
 
     def pick(
         self, shard: int, generation: int, attempt: int, picked: SectionRead, ranges: list[tuple[int, int]]
@@ -99,7 +99,7 @@ class NativeConsumer:
             self.handle, shard, generation, attempt, picked.append_time_us, picked.rows, ranges
         )
         if len(head) + len(picked.body) <= self._connection.agreed.send_bytes_max - SIZE_MIN:
-            self._send_messages(Kind.PICK, head, picked.body)
+            self._send_messages(FrameKind.PICK, head, picked.body)
             return
         half, first_row = len(ranges) // 2, 0
         for part in (ranges[:half], ranges[half:]):
@@ -109,9 +109,9 @@ class NativeConsumer:
             section = SectionRead(part[0][0], rows, picked.append_time_us, picked.epoch, body)
             self.pick(shard, generation, attempt, section, part)
 
-    def _send_messages(self, kind: Kind, head: bytes, body: bytes) -> None:
+    def _send_messages(self, kind: FrameKind, head: bytes, body: bytes) -> None:
         if self._connection.agreed.compression is not None:
-            self._connection.out.send(handshake.sealed(kind, 0, head + body, self._connection.agreed))
+            self._connection.out.send(handshake.outgoing_frame(kind, 0, head + body, self._connection.agreed))
             return
         self._connection.out.send(frame.encode_head(kind, 0, len(head) + len(body)) + head, body)
 
@@ -139,15 +139,15 @@ class NativeConsumer:
 
     def gap(self, shard: int, generation: int, gap: Gap) -> None:
         gap_frame = GapNotice(self.handle, shard, generation, gap.state, gap.start, gap.end, gap.reason)
-        self._send(Kind.GAP, 0, frame.encode_gap(gap_frame))
+        self._send(FrameKind.GAP, 0, frame.encode_gap(gap_frame))
 
     def event(self, event: str, details: dict[str, object]) -> None:
-        self._send(Kind.EVENT, self.handle, document.encode({"event": event, **details}))
+        self._send(FrameKind.EVENT, self.handle, document.encode({"event": event, **details}))
         if event == "closed":
             self._is_closed = True
             self._connection.consumers.pop(self.handle, None)
 
-    def _send(self, kind: Kind, number: int, body: bytes) -> None:
+    def _send(self, kind: FrameKind, number: int, body: bytes) -> None:
         if self._queued_frames is None:
             self._connection.out.send_frame(kind, number, body)
         else:

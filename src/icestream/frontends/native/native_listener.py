@@ -19,7 +19,7 @@ class NativeListener:
     def __init__(
         self,
         broker: Broker,
-        handshake_server: handshake.Server,
+        handshake_server: handshake.HandshakeServer,
         call_table: CallTable = PUBLIC,
         name: str = "native",
         connections_max: int = limits.CONNECTIONS_MAX,

@@ -24,7 +24,7 @@ class Outbox:
         self._on_room = on_room
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self.agreed: handshake.Agreed | None = None  # set after the handshake: limits and compression of the client
+        self.agreed: handshake.Agreement | None = None  # set after the handshake: limits and compression of the client
         self._pieces: list[bytes] = []
         self._bytes = 0  # of the pieces
         self._response_bytes = 0  # of responses that the socket may not have taken
@@ -64,7 +64,7 @@ class Outbox:
         if self.agreed is None or self.agreed.compression is None:
             self.send(encode_frame(kind, number, body))
         else:
-            self.send(handshake.sealed(kind, number, body, self.agreed))
+            self.send(handshake.outgoing_frame(kind, number, body, self.agreed))
 
     # --- out ---
 

@@ -15,7 +15,7 @@ from functools import partial
 from icestream import errors, limits
 from icestream.frontends.native.notifier import Notifier
 from icestream.rpc import document, frame
-from icestream.rpc.frame import Kind, Outcome, PartResult
+from icestream.rpc.frame import FrameKind, Outcome, PartResult
 from icestream.wal.appender import Placed
 from icestream.wal.producers import Duplicate
 from icestream.wal.receipt import Receipt
@@ -81,7 +81,7 @@ class PublishResponses:
         while waiting and not waiting[0].unsettled:
             first = waiting.popleft()
             self._bytes -= first.size
-            self._send(Kind.PUBLISHED, first.number, _encode(first.parts))
+            self._send(FrameKind.PUBLISHED, first.number, _encode(first.parts))
         self.settled.notify()
 
     async def finish(self) -> None:

@@ -34,7 +34,7 @@ class BrokerLink:
         self._keeper = keeper
 
     async def backlog(self, wait_ms: int, after_lsn: int, passed_over: Collection[int] = ()) -> Backlog:
-        await self._keeper.until_here()
+        await self._keeper.wait_connected()
         asked = {"wait_ms": wait_ms, "after_lsn": after_lsn, "passed_over": list(passed_over)}
         found = (await self._keeper.call("pipeline_backlog", asked)).get("backlog")
         if not isinstance(found, bytes):
@@ -55,7 +55,7 @@ class BrokerLink:
 
     async def name(self) -> str:
         """Of the lease of its driver: the id of a node of a cluster."""
-        await self._keeper.until_here()
+        await self._keeper.wait_connected()
         return document.text_of(await self._keeper.call("pipeline_name", {}), "name", limits.NAME_BYTES_MAX)
 
     async def tell(self, state: dict[str, Any]) -> None:

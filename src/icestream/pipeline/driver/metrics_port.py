@@ -21,7 +21,7 @@ def metrics_listener(keeper: LinkKeeper) -> HttpListener:
     """`keeper`: the connection to the broker, whose instance every answer names (runtime/instance.py)."""
 
     async def answer(request: Request) -> Response:
-        response = _answer(request.path, is_connected=keeper.is_here)
+        response = _answer(request.path, is_connected=keeper.is_connected)
         return response._replace(headers=((HEADER, keeper.instance),)) if keeper.instance else response
 
     return HttpListener(answer, name="pipeline", setting="ports.pipeline_metrics")
