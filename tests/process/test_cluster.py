@@ -193,7 +193,7 @@ def test_a_node_of_another_cluster_stops_and_says_so(tmp_path: Path) -> None:
             other.stop(signal.SIGTERM)
         code, _, errors = nodes.begin(0).end()
         assert code == 3
-        assert "different clusters" in errors or "is of cluster" in errors
+        assert "different clusters" in errors or "is a member of cluster" in errors
 
 
 def test_a_node_whose_metadata_log_is_damaged_stops_and_says_so(tmp_path: Path) -> None:

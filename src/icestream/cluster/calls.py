@@ -1,6 +1,6 @@
-"""What nodes ask each other (wire.py), and what an operator asks of the cluster through any of them.
+"""RPC handlers of a node (wire.py): calls of other nodes, and calls of operators, which any node accepts.
 
-Whatever changes something is done by the leader; another node that is asked passes it on once.
+Changes are made by the leader; a follower forwards the call to the leader once.
 """
 
 from __future__ import annotations
@@ -55,73 +55,73 @@ class Calls:
             "RenewLease": self.renew_lease,
             "StateHash": self.state_hash,
             "Confirmed": self.confirmed,
-            "Join": self._by_leader("Join", self.join),
-            "Promote": self._by_leader("Promote", self.promote),
-            "Remove": self._by_leader("Remove", self.remove),
-            "Transfer": self._by_leader("Transfer", self.transfer),
+            "Join": self._on_leader("Join", self.join),
+            "Promote": self._on_leader("Promote", self.promote),
+            "Remove": self._on_leader("Remove", self.remove),
+            "Transfer": self._on_leader("Transfer", self.transfer),
             "Snapshot": self.snapshot,
             "Invite": self.invite,
         }
 
-    def _by_leader(self, method: str, do: Callable[[Document], Awaitable[Document]]) -> Any:
-        async def call(given: Document) -> Document:
+    def _on_leader(self, method: str, handler: Callable[[Document], Awaitable[Document]]) -> Any:
+        async def call(arguments: Document) -> Document:
             node = self._host.node
             if node.leads:
-                return await do(given)
-            if not node.leader or node.leader == node.id or given.get("passed_on"):
-                raise errors.NotReady("no node leads now", hint="it is tried again by itself")
-            return await self._host.peers.call(node.leader, method, {**given, "passed_on": True})
+                return await handler(arguments)
+            if not node.leader or node.leader == node.id or arguments.get("passed_on"):
+                raise errors.NotReady("the cluster has no leader", hint="the call is retried automatically")
+            return await self._host.peers.call(node.leader, method, {**arguments, "passed_on": True})
 
         return call
 
-    async def get_node_info(self, given: Document) -> Document:
-        asking = wire.id_of(given, "node") if given.get("node") else 0
+    async def get_node_info(self, arguments: Document) -> Document:
+        asking = wire.id_of(arguments, "node") if arguments.get("node") else 0
         return to_document(self._host.info(asking))
 
-    async def confirmed(self, given: Document) -> Document:
-        term, index = document.number_of(given, "term", 0, 2**63), document.number_of(given, "index", 0, 2**63)
-        self._host.memory.heard(wire.id_of(given, "node"), Promise(term, index))
+    async def confirmed(self, arguments: Document) -> Document:
+        term, index = document.number_of(arguments, "term", 0, 2**63), document.number_of(arguments, "index", 0, 2**63)
+        self._host.memory.heard(wire.id_of(arguments, "node"), Promise(term, index))
         return {}
 
-    async def client_write(self, given: Document) -> Document:
-        envelope = given.get("envelope")
+    async def client_write(self, arguments: Document) -> Document:
+        envelope = arguments.get("envelope")
         if not isinstance(envelope, bytes):
-            raise errors.DecodeError("a ClientWrite without an envelope")
-        asked = cmd.decode_envelope(envelope)
+            raise errors.DecodeError("ClientWrite has no envelope")
+        request = cmd.decode_envelope(envelope)
         store = self._host.running
         if not store.node.leads:
-            raise errors.NotReady("this node does not lead", hint="ask the node that does")
-        answer = await store.propose(asked.command, asked.client, asked.sequence)
-        store.node.telling.now()  # the one that asks waits until its own state has it
+            raise errors.NotReady("this node is not the leader", hint="send the write to the leader")
+        answer = await store.propose(request.command, request.client, request.sequence)
+        store.node.telling.now()  # the follower waits until its own state machine has applied the entry
         return {"answer": msgspec.msgpack.encode(answer)}
 
-    async def renew_lease(self, given: Document) -> Document:
-        key, revision = given.get("key"), given.get("revision")
+    async def renew_lease(self, arguments: Document) -> Document:
+        key, revision = arguments.get("key"), arguments.get("revision")
         if not isinstance(key, str) or not isinstance(revision, int):
-            raise errors.DecodeError("a RenewLease without a key or a revision")
+            raise errors.DecodeError("RenewLease has no key or no revision")
         return {"held": await self._host.running.renew_here(key, revision)}
 
-    async def state_hash(self, given: Document) -> Document:
-        digest, index = given.get("hash"), given.get("index")
+    async def state_hash(self, arguments: Document) -> Document:
+        digest, index = arguments.get("hash"), arguments.get("index")
         if not isinstance(digest, bytes) or len(digest) != DIGEST_BYTES or not isinstance(index, int):
-            raise errors.DecodeError("a StateHash without an index or a hash")
-        self._host.comparison.heard(wire.id_of(given, "node"), index, digest)
+            raise errors.DecodeError("StateHash has no index or no hash")
+        self._host.comparison.on_digest(wire.id_of(arguments, "node"), index, digest)
         return {}
 
     # --- members ---
 
-    async def join(self, given: Document) -> Document:
-        """Its address first, so that it can be dialled; then a learner. Harmless when it is known already."""
-        node_id, node, store = wire.id_of(given, "node"), self._host.node, self._host.running
-        record = given.get("record")
+    async def join(self, arguments: Document) -> Document:
+        """Adds a node as a learner. Idempotent. Writes its address first, so that the leader can dial it."""
+        node_id, node, store = wire.id_of(arguments, "node"), self._host.node, self._host.running
+        record = arguments.get("record")
         if not isinstance(record, bytes) or len(record) > limits.METADATA_VALUE_BYTES_MAX:
-            raise errors.DecodeError("a Join without a record")
+            raise errors.DecodeError("Join has no node record")
         if node.machine.get(removed_key(node_id)) is not None:
             raise removed(node_id, self._host.identity.cluster_id)
         joining = decode_record(record)
         value = encode_record(joining)
-        if given.get("rejoins"):
-            await self._remove_predecessor(node_id, joining.name, given)
+        if arguments.get("rejoins"):
+            await self._remove_predecessor(node_id, joining.name, arguments)
         self._check_name(node_id, joining.name)
         await self._check_warehouse(joining)
         entry = node.machine.get(node_key(node_id))
@@ -131,31 +131,39 @@ class Calls:
             await node.change_members([(LEARNER, node_id)])
         return {}
 
-    async def _remove_predecessor(self, successor: int, name: str, given: Document) -> None:
-        """Of a node that joins anew (rejoin.py): by its id, or by its name where nothing says the id any more."""
+    async def _remove_predecessor(self, successor: int, name: str, arguments: Document) -> None:
+        """Removes the node that a rejoining node replaces (rejoin.py), by its id, or by its name if the id is lost."""
         node, machine = self._host.node, self._host.node.machine
-        if given.get("predecessor"):
-            gone = wire.id_of(given, "predecessor")
+        if arguments.get("predecessor"):
+            predecessor = wire.id_of(arguments, "predecessor")
         else:
             records = machine.page(NODES, "", limits.METADATA_LIST_MAX)
-            named = [id_of_key(key) for key, entry in records if decode_record(entry.value).name == name]
-            gone = next((other for other in named if other != successor), 0)
-        is_known = gone in self._members() or machine.get(node_key(gone)) is not None
-        if not gone or gone == successor or not (is_known or machine.get(removed_key(gone)) is not None):
+            same_name_ids = [id_of_key(key) for key, entry in records if decode_record(entry.value).name == name]
+            predecessor = next((other for other in same_name_ids if other != successor), 0)
+        is_known = predecessor in self._members() or machine.get(node_key(predecessor)) is not None
+        if (
+            not predecessor
+            or predecessor == successor
+            or not (is_known or machine.get(removed_key(predecessor)) is not None)
+        ):
             return
-        progress = node.status()["progress"].get(gone)
-        if gone == node.id or (gone in self._members() and progress is not None and progress[2]):
+        progress = node.status()["progress"].get(predecessor)
+        if predecessor == node.id or (predecessor in self._members() and progress is not None and progress[2]):
             raise errors.NotReady(
-                f"node {wire.id_text(gone)} still answers, or did a moment ago", hint="it is tried again by itself"
+                f"node {wire.id_text(predecessor)} still answers, or did a moment ago",
+                hint="the call is retried automatically",
             )
-        entry = machine.get(removed_key(gone))
+        entry = machine.get(removed_key(predecessor))
         if entry is None or not entry.value:
-            await self._host.running.put(removed_key(gone), encode_removed(wire.id_text(successor)))
+            await self._host.running.put(removed_key(predecessor), encode_removed(wire.id_text(successor)))
         if is_known:
-            await self.remove({"node": wire.id_text(gone)})
+            await self.remove({"node": wire.id_text(predecessor)})
 
     def _check_name(self, node_id: int, name: str) -> None:
-        """Two nodes of one name could not be told apart by whoever reads a log or a metric. Who was removed is none."""
+        """Raises ConfigurationError if another member has the name: logs and metrics could not tell them apart.
+
+        Removed nodes do not count.
+        """
         machine = self._host.node.machine
         for key, entry in machine.page(NODES, "", limits.METADATA_LIST_MAX):
             other = id_of_key(key)
@@ -168,45 +176,49 @@ class Calls:
                 )
 
     async def _check_warehouse(self, joining: NodeRecord) -> None:
-        """Before it is a member: a node that would not find the tables of the others stays outside."""
+        """Refuses a node that does not see the warehouse of the cluster: it would not find the tables of the others."""
         host = self._host
         if not joining.warehouse_mark:
             return
-        kept = host.node.machine.get(WAREHOUSE)
+        stored = host.node.machine.get(WAREHOUSE)
         first = encode_warehouse(first_of(host.record, joining))
-        if kept is None or (host.is_alone and kept.value != first):
-            expected = cmd.Absent(WAREHOUSE) if kept is None else cmd.AtRevision(WAREHOUSE, kept.mod_revision)
+        if stored is None or (host.is_alone and stored.value != first):
+            expected = cmd.Absent(WAREHOUSE) if stored is None else cmd.AtRevision(WAREHOUSE, stored.mod_revision)
             await host.running.txn([expected], [cmd.Put(WAREHOUSE, first)])
-            kept = await host.running.get(WAREHOUSE)
-        if kept is not None:
-            check_mark(joining, decode_warehouse(kept.value))
+            stored = await host.running.get(WAREHOUSE)
+        if stored is not None:
+            check_mark(joining, decode_warehouse(stored.value))
         check_path(joining, host.record)
 
-    async def invite(self, given: Document) -> Document:
-        """A node that waits for others is told of one that is of a cluster: it asks that one to let it join."""
+    async def invite(self, arguments: Document) -> Document:
+        """Tells this node, which is not a member of a cluster yet, the address of a member to join through."""
         host = self._host
         if host.identity.is_member:
             raise errors.AlreadyExists(
-                f"node {wire.id_text(host.id)} is of cluster {host.identity.cluster_id.hex()} already",
+                f"node {wire.id_text(host.id)} is already a member of cluster {host.identity.cluster_id.hex()}",
                 hint="a node that changes clusters begins with an empty data_dir",
             )
-        host.invited(wire.address_of(given))
+        host.invited(wire.address_of(arguments))
         return {"node": wire.id_text(host.id)}
 
-    async def promote(self, given: Document) -> Document:
-        node_id = self._member(given)
+    async def promote(self, arguments: Document) -> Document:
+        node_id = self._member(arguments)
         await self._host.node.change_members([(VOTER, node_id)])
         return {}
 
-    async def remove(self, given: Document) -> Document:
-        """For good: its id never comes back. A leader that is removed hands over first. Three steps, of which a lost
-        lead may leave some undone: whoever asks again has those that are missing done."""
-        node_id, node, store = self._known(given), self._host.node, self._host.running
+    async def remove(self, arguments: Document) -> Document:
+        """Removes a node for good: its id is never used again. A leader transfers leadership before it is removed.
+
+        Three steps; a change of leader may interrupt them, and a repeated call completes the missing ones.
+        """
+        node_id, node, store = self._member_or_recorded(arguments), self._host.node, self._host.running
         if node.members.voters == (node_id,):
             raise errors.InvalidInput("the only voter cannot be removed", hint="promote another node first")
         if node_id == node.id:
             await store.leadership.hand_over()
-            raise errors.NotReady("the lead was handed over first", hint="it is tried again by itself")
+            raise errors.NotReady(
+                "leadership is being transferred before this node is removed", hint="the call is retried automatically"
+            )
         if node.machine.get(removed_key(node_id)) is None:
             await store.put(removed_key(node_id), b"")
         if node_id in self._members():
@@ -215,39 +227,39 @@ class Calls:
             await store.delete(node_key(node_id))
         return {}
 
-    async def transfer(self, given: Document) -> Document:
-        """Who leads then, as far as this node knows: itself, when nobody took it."""
-        node, to = self._host.node, self._member(given) if given.get("node") else 0
+    async def transfer(self, arguments: Document) -> Document:
+        """Transfers leadership. Returns the leader known afterwards: this node, if the transfer failed."""
+        node, to = self._host.node, self._member(arguments) if arguments.get("node") else 0
         if to and to not in node.members.voters:
             raise errors.InvalidInput(
-                f"{wire.id_text(to)} is a learner, and only a voter leads",
-                hint="make it one first: icestream cluster promote",
+                f"{wire.id_text(to)} is a learner; only a voter can become leader",
+                hint="promote it first: icestream cluster promote",
             )
         await self._host.running.leadership.hand_over(to)
         return {"leader": wire.id_text(node.leader)}
 
-    async def snapshot(self, given: Document) -> Document:
-        """Of this node, now."""
+    async def snapshot(self, arguments: Document) -> Document:
+        """Takes a snapshot of this node's state machine now."""
         await self._host.running.snapshots.take_now()
         return to_document(self._host.info())
 
     def _members(self) -> tuple[int, ...]:
         return (*self._host.node.members.voters, *self._host.node.members.learners)
 
-    def _member(self, given: Document) -> int:
-        node_id = wire.id_of(given, "node")
+    def _member(self, arguments: Document) -> int:
+        node_id = wire.id_of(arguments, "node")
         if node_id not in self._members():
             raise _no_node(node_id)
         return node_id
 
-    def _known(self, given: Document) -> int:
-        """Or one whose removal has begun, or that has only begun to join."""
-        node_id, machine = wire.id_of(given, "node"), self._host.node.machine
-        is_noted = any(machine.get(key(node_id)) is not None for key in (removed_key, node_key))
-        return node_id if is_noted else self._member(given)
+    def _member_or_recorded(self, arguments: Document) -> int:
+        """The id of a member, or of a node whose join or removal was interrupted."""
+        node_id, machine = wire.id_of(arguments, "node"), self._host.node.machine
+        is_recorded = any(machine.get(key(node_id)) is not None for key in (removed_key, node_key))
+        return node_id if is_recorded else self._member(arguments)
 
 
 def _no_node(node_id: int) -> errors.InvalidInput:
     return errors.InvalidInput(
-        f"{wire.id_text(node_id)} is no node of this cluster", hint="`icestream cluster status` lists them"
+        f"{wire.id_text(node_id)} is not a node of this cluster", hint="`icestream cluster status` lists them"
     )

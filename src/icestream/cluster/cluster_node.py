@@ -1,12 +1,12 @@
-"""A node among others: its log and store, its Raft port, its links to the others, and its place in the cluster.
+"""A member of a cluster: its metadata log and store, its Raft port, and its links to the other nodes.
 
-open       the directory; the id of the node is synced before anybody hears of it
-listen     others may ask who this is
-form       until the log says which cluster it is of (formation.py); nothing at later starts
-run        core, driver and store; links to all members; a log from before is compared with what they remember of it
-           (memory_check.py), then ticks and messages. A node that is no member yet asks to join
+open       the directory; the node id is synced before it is sent to any other node
+listen     other nodes may ask for this node's identity
+form       until the log names the cluster of this node (formation.py); skipped at later starts
+run        core, driver and store; links to all members; an existing log is compared with what the others remember of it
+           (memory_check.py) before the node takes part. A node that is not a member yet asks to join
 
-close      the lead is handed over, what was taken is finished, then links and port
+close      transfers leadership, finishes accepted work, then closes links and port
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import msgspec
 from icestream import errors, limits
 from icestream.cluster import wire
 from icestream.cluster.calls import Calls
-from icestream.cluster.formation import Found, Join, Wait, decide
+from icestream.cluster.formation import FoundCluster, JoinCluster, WaitForSeeds, decide
 from icestream.cluster.leader_duties import LeaderDuties
 from icestream.cluster.listener import Call, PeerListener
 from icestream.cluster.members import NodeRecord, decode_record, encode_record, node_key, removed, removed_key
@@ -89,14 +89,14 @@ class ClusterNode:
         self._comparison: StateComparison | None = None
         self.memory = MemoryCheck(self, clock, Promises(opened.recovered.promises))
         self._tasks = Tasks(self._task_failed)
-        self._said = ""
+        self._last_status = ""
         self._unanswered: dict[str, str] = {}  # why, by the address of a seed node
 
     @classmethod
     async def start(
         cls, opened: OpenedMetadata, options: ClusterOptions, clock: Clock, randomness: Randomness
     ) -> ClusterNode:
-        """Wait for `store.ready()` before the store is used."""
+        """Opens, forms and runs the node. Wait for `store.ready()` before using the store."""
         try:
             if opened.identity is None:
                 await opened.identify(Identity(new_node_id(randomness), NO_CLUSTER, b""))
@@ -109,7 +109,7 @@ class ClusterNode:
         try:
             was_member = node.identity.is_member
             if was_member and not opened.knows_others:
-                await node._ask_seeds()  # it is the only one of its cluster: they must not be of another one
+                await node._ask_seeds()  # a cluster of one node: the seeds must not belong to another cluster
             await node._form()
             node._run(has_past=was_member)
         except BaseException:
@@ -118,7 +118,7 @@ class ClusterNode:
             raise
         return node
 
-    # --- who this is ---
+    # --- identity ---
 
     @property
     def identity(self) -> Identity:
@@ -137,7 +137,9 @@ class ClusterNode:
     @property
     def running(self) -> NodeStore:
         if self.store is None:
-            raise errors.NotReady("this node is of no cluster yet", hint="it waits for the other seed nodes")
+            raise errors.NotReady(
+                "this node is not a member of a cluster yet", hint="it waits for the other seed nodes"
+            )
         return self.store
 
     @property
@@ -147,7 +149,9 @@ class ClusterNode:
     @property
     def comparison(self) -> StateComparison:
         if self._comparison is None:
-            raise errors.NotReady("this node is of no cluster yet", hint="it waits for the other seed nodes")
+            raise errors.NotReady(
+                "this node is not a member of a cluster yet", hint="it waits for the other seed nodes"
+            )
         return self._comparison
 
     @property
@@ -155,26 +159,28 @@ class ClusterNode:
         return self._members() <= {self.id}
 
     async def check_warehouse(self) -> None:
-        """At each start: a directory may be another one than before, such as one that was not mounted. Raises
-        ConfigurationError."""
-        kept = await self.running.get(WAREHOUSE)
-        if kept is not None and not self.is_alone:
-            check_mark(self.record, decode_warehouse(kept.value))
+        """Raises ConfigurationError if this node does not see the cluster's warehouse, such as an unmounted directory.
+
+        Checked at each start.
+        """
+        stored = await self.running.get(WAREHOUSE)
+        if stored is not None and not self.is_alone:
+            check_mark(self.record, decode_warehouse(stored.value))
 
     def info(self, asking: int = 0) -> NodeInfo:
-        """`asking`: the node that wants to know, which is told what this one remembers of it."""
+        """Identity and state of this node, and what it remembers of the node `asking`."""
         remembered = self.memory.remembered(asking) if asking else NONE
         founder = eraftpb.decode_conf(self.identity.conf).voters
-        found = NodeInfo(self.id, self.identity.cluster_id, founder[0] if founder else 0, self._options.record.name)
-        found = msgspec.structs.replace(
-            found, address=self.address, remembered_term=remembered.term, remembered_index=remembered.last
+        info = NodeInfo(self.id, self.identity.cluster_id, founder[0] if founder else 0, self._options.record.name)
+        info = msgspec.structs.replace(
+            info, address=self.address, remembered_term=remembered.term, remembered_index=remembered.last
         )
         if self.store is None:
-            return found
+            return info
         node, status = self.node, self.node.status()
         snapshot = self._opened.log.snapshots[0] if self._opened.log.snapshots else None
         return msgspec.structs.replace(
-            found,
+            info,
             role="learner" if self.id in node.members.learners else ROLES[status["role"]],
             term=status["term"],
             leader=status["leader"],
@@ -188,25 +194,25 @@ class ClusterNode:
             snapshot_digest=snapshot_digest(snapshot.name).hex() if snapshot else "",
         )
 
-    # --- what connections ask (listener.Host) ---
+    # --- incoming connections (listener.Host) ---
 
     def greet(self, hello: Hello) -> Welcome:
         own = self.identity.cluster_id
         if NO_CLUSTER not in (hello.cluster, own) and hello.cluster != own:
             raise errors.ForeignCluster(
-                f"node {wire.id_text(self.id)} is of cluster {own.hex()}, not of {hello.cluster.hex()}",
+                f"node {wire.id_text(self.id)} is a member of cluster {own.hex()}, not of {hello.cluster.hex()}",
                 hint="list nodes of one cluster only; a node that changes clusters begins with an empty data_dir",
             )
         if self._is_removed(hello):
             raise removed(hello.node, own)
         if hello.to and hello.to != self.id:
-            raise errors.NotReady(f"node {wire.id_text(self.id)} is here, not {wire.id_text(hello.to)}")
+            raise errors.NotReady(f"this is node {wire.id_text(self.id)}, not node {wire.id_text(hello.to)}")
         if hello.cluster == own:
             self.peers.learn(hello.node, hello.address)
         return Welcome(own, self.id, self.info().founder, self.address)
 
     def _is_removed(self, hello: Hello) -> bool:
-        """Both are applied here: that it never comes back, and that it is no member any more."""
+        """True if this node has applied both the removal record of that node and the change of members."""
         if self.store is None or hello.cluster != self.identity.cluster_id:
             return False
         is_gone = hello.node not in self._members()
@@ -220,13 +226,13 @@ class ClusterNode:
         return self.store is not None and hello.cluster == self.identity.cluster_id
 
     def receive(self, messages: list[bytes]) -> None:
-        if self.store is not None and self.store.node.takes_part:  # else Raft repeats what matters
+        if self.store is not None and self.store.node.takes_part:  # dropped otherwise: Raft retransmits
             self.store.node.receive(messages)
 
     async def begin_snapshot(self, message: bytes) -> IncomingSnapshot:
         return await IncomingSnapshot.begin(self._opened.log, message)
 
-    # --- what the others are asked ---
+    # --- outgoing calls ---
 
     def _hello(self, to: int) -> Hello:
         return Hello(self.identity.cluster_id, self.id, self.address, to)
@@ -243,7 +249,7 @@ class ClusterNode:
 
     def _send(self, messages: list[Message]) -> None:
         for to in {message.to for message in messages}:
-            # once: heartbeats of several ticks are alike
+            # deduplicated: heartbeats of several ticks are equal
             plain = dict.fromkeys(message.data for message in messages if message.to == to and not message.is_snapshot)
             if plain:
                 self.peers.send(to, [*plain])
@@ -253,17 +259,20 @@ class ClusterNode:
 
     async def _forward(self, leader: int, envelope: bytes) -> cmd.Answer:
         try:
-            found = await self.peers.call(leader, "ClientWrite", {"envelope": envelope})
+            reply = await self.peers.call(leader, "ClientWrite", {"envelope": envelope})
         except errors.IcestreamError as error:
             _log.debug(
-                "the leader did not take a command", rpc="ClientWrite", leader=wire.id_text(leader), error=str(error)
+                "the leader rejected a forwarded command",
+                rpc="ClientWrite",
+                leader=wire.id_text(leader),
+                error=str(error),
             )
             raise
-        return cmd.decode_answer(found.get("answer"))
+        return cmd.decode_answer(reply.get("answer"))
 
     async def _forward_renewal(self, leader: int, key: str, revision: int) -> bool:
-        found = await self.peers.call(leader, "RenewLease", {"key": key, "revision": revision})
-        return found.get("held") is True
+        reply = await self.peers.call(leader, "RenewLease", {"key": key, "revision": revision})
+        return reply.get("held") is True
 
     # --- formation ---
 
@@ -271,60 +280,60 @@ class ClusterNode:
         while not self.identity.is_member:
             decision = self._decision(await self._ask_seeds())
             match decision:
-                case Found():
+                case FoundCluster():
                     await self._opened.identify(new_identity(self.id, self._randomness.token(16)))
-                    _log.info("this node begins a cluster", cluster=self.identity.cluster_id.hex())
-                case Join(cluster, founder, _):
+                    _log.info("founding a new cluster", cluster=self.identity.cluster_id.hex())
+                case JoinCluster(cluster, founder, _):
                     conf = eraftpb.encode_conf(Membership((founder,)))
                     await self._opened.identify(Identity(self.id, cluster, conf))
-                    _log.info("this node joins a cluster", cluster=cluster.hex())
-                case Wait(reason):
-                    self.say(f"waiting for the other nodes: {reason}")
+                    _log.info("joining a cluster", cluster=cluster.hex())
+                case WaitForSeeds(reason):
+                    self.log_status(f"waiting for the other nodes: {reason}")
                     await self._clock.sleep(limits.MEMBERSHIP_LOOK_SECONDS)
 
-    def _decision(self, answers: dict[str, NodeInfo]) -> Found | Join | Wait:
+    def _decision(self, answers: dict[str, NodeInfo]) -> FoundCluster | JoinCluster | WaitForSeeds:
         if not self._options.join:
             return decide(self.id, self._options.seeds, answers)
-        found = decide(self.id, [self._options.join], answers)
-        if isinstance(found, Join):
-            return found
+        decision = decide(self.id, [self._options.join], answers)
+        if isinstance(decision, JoinCluster):
+            return decision
         if self._options.join in answers:
-            return Wait(f"{self._options.join} is of no cluster yet")
-        return Wait(self._unanswered.get(self._options.join) or f"{self._options.join} does not answer")
+            return WaitForSeeds(f"{self._options.join} is not a member of a cluster yet")
+        return WaitForSeeds(self._unanswered.get(self._options.join) or f"{self._options.join} does not answer")
 
     async def _ask_seeds(self) -> dict[str, NodeInfo]:
-        """Whoever answers, by address; this node itself too."""
+        """Asks all seed nodes for their identity; returns the replies by address, including this node's own."""
         addresses = self.seed_addresses
-        found = await asyncio.gather(*(self.ask_who(address) for address in addresses))
-        return {address: info for address, info in zip(addresses, found, strict=True) if info is not None}
+        infos = await asyncio.gather(*(self.fetch_info(address) for address in addresses))
+        return {address: info for address, info in zip(addresses, infos, strict=True) if info is not None}
 
     @property
     def seed_addresses(self) -> list[str]:
         return [self._options.join] if self._options.join else [*self._options.seeds]
 
-    async def ask_who(self, address: str) -> NodeInfo | None:
-        """None when nobody answers. Raises ForeignCluster."""
+    async def fetch_info(self, address: str) -> NodeInfo | None:
+        """Asks the node at an address for its identity; None if it does not answer. Raises ForeignCluster."""
         try:
             info = from_document(await self.peers.ask(address, "GetNodeInfo", {"node": wire.id_text(self.id)}))
         except errors.ForeignCluster:
             raise
         except errors.IcestreamError as error:
-            _log.debug("a seed node does not answer", rpc="GetNodeInfo", address=address, error=str(error))
+            _log.debug("seed node unreachable", rpc="GetNodeInfo", address=address, error=str(error))
             self._unanswered[address] = error.message
             return None
         self.peers.learn(info.node, info.address or address)
         return info
 
-    def say(self, text: str) -> None:
-        """Once, until something else is the case."""
-        if text != self._said:
-            self._said = text
+    def log_status(self, text: str) -> None:
+        """Logs a status line, unless it is the same as the last one."""
+        if text != self._last_status:
+            self._last_status = text
             _log.info(text)
 
     # --- running ---
 
     def _run(self, *, has_past: bool) -> None:
-        """`has_past`: this node may have confirmed something before."""
+        """Starts core, driver and links. `has_past`: this node may have confirmed entries in an earlier life."""
         self.store = store = self._opened.start(partial(RaftCore, self._randomness), takes_part=not has_past)
         node = store.node
         self._sender = SnapshotSender(node, self._opened.log, self.peers.dial)
@@ -332,14 +341,14 @@ class ClusterNode:
         node.on_members = self._members_changed
         self.peers.on_removed = node.fail
         self._comparison = StateComparison(node, self.peers)
-        store.snapshots.on_taken = self._comparison.taken
+        store.snapshots.on_taken = self._comparison.on_snapshot
         store.before_close, store.after_close = self._leave, self._end
         self.ticker = Ticker(self._clock, node)
         if not has_past:
             self._take_part()
         node.tasks.start(self.memory.run(self._take_part if has_past else lambda: None), "promises")
         node.tasks.start(LeaderDuties(store, self._clock).run(), "leader-duties")
-        self._tasks.start(self._become_known(), "join")
+        self._tasks.start(self._join_cluster(), "join")
         self._members_changed()
 
     def _take_part(self) -> None:
@@ -355,34 +364,36 @@ class ClusterNode:
         seen = self._options.record
         known = msgspec.structs.replace(record, warehouse=seen.warehouse, warehouse_mark=seen.warehouse_mark)
         self._options = dataclasses.replace(self._options, record=known)
-        self._tasks.start(self._become_known(), "join")
+        self._tasks.start(self._join_cluster(), "join")
 
     def _members_changed(self) -> None:
         self.peers.set_members(self._members() - {self.id})
-        self._tasks.start(self._part_from_removed(), "parting")
+        self._tasks.start(self._disconnect_removed(), "parting")
         if self._opened.log.snapshots:
-            # a new learner takes no snapshot that does not know it (trap 14)
+            # Raft rejects a snapshot whose membership does not contain the receiving learner (raft_core.md, trap 14)
             self.node.request_snapshot()
 
-    async def _part_from_removed(self) -> None:
-        """Who was removed dials again, and is told why that is in vain. It may have been asked through that node: not
-        before it has passed the answer on."""
+    async def _disconnect_removed(self) -> None:
+        """Closes the connections of removed nodes: they dial again and then get the reason.
+
+        Delayed, because the removal may have been requested through such a node, which must still return the reply.
+        """
         await self._clock.sleep(limits.PEER_PARTING_SECONDS)
         self.listener.part_from(self._is_removed)
 
-    async def _become_known(self) -> None:
-        """Until the cluster has this node as a member, under this address."""
-        while self.node.stopped is None and not self._is_known():
+    async def _join_cluster(self) -> None:
+        """Asks to join until the cluster has this node as a member under its present address."""
+        while self.node.stopped is None and not self._has_joined():
             try:
                 await self._ask_to_join()
             except errors.ConfigurationError as error:
                 self.node.fail(error)
                 return
             except errors.IcestreamError as error:
-                self.say(f"this node is not known to the cluster yet: {error}")
+                self.log_status(f"waiting to join the cluster: {error}")
             await self._clock.sleep(limits.MEMBERSHIP_LOOK_SECONDS)
 
-    def _is_known(self) -> bool:
+    def _has_joined(self) -> bool:
         members, entry = self.node.members, self.node.machine.get(node_key(self.id))
         is_member = self.id in (*members.voters, *members.learners)
         return is_member and entry is not None and entry.value == encode_record(self.record)
@@ -396,8 +407,8 @@ class ClusterNode:
             return
         answers = await self._ask_seeds()
         mine = [(info, address) for address, info in answers.items() if info.cluster == self.identity.cluster_id]
-        # who leads, or knows who does; not another one that only waits
-        for info, address in sorted(mine, key=lambda one: (one[0].role != "leader", one[1])):
+        # the leader first, then nodes that know the leader; not another node that still waits
+        for info, address in sorted(mine, key=lambda candidate: (candidate[0].role != "leader", candidate[1])):
             if info.node != self.id and info.leader:
                 await self.peers.ask(address, "Join", arguments)
                 return
@@ -414,4 +425,4 @@ class ClusterNode:
         await self.listener.close()
 
     def _task_failed(self, error: BaseException) -> None:
-        _log.error("a task of the cluster failed", error=repr(error))
+        _log.error("cluster background task failed", error=repr(error))

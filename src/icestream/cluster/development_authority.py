@@ -31,18 +31,18 @@ AUTHORITY: Final = "Icestream development authority"
 
 def make_certificate(folder: Path, name: str, hosts: tuple[str, ...], now: datetime) -> PeerTls:
     """A certificate for these hosts, and the authority where there is none yet. Nothing that is there is replaced."""
-    found = PeerTls(folder / f"{name}.pem", folder / f"{name}.key", folder / "ca.pem")
+    files = PeerTls(folder / f"{name}.pem", folder / f"{name}.key", folder / "ca.pem")
     if name in ("", "ca") or Path(name).name != name:
         raise errors.InvalidInput(f"{name!r} is no name for a certificate", hint="node-1, for instance")
-    if found.certificate.exists():
-        raise errors.InvalidInput(f"{found.certificate} is there already", hint="choose another name, or remove it")
+    if files.certificate.exists():
+        raise errors.InvalidInput(f"{files.certificate} is there already", hint="choose another name, or remove it")
     folder.mkdir(parents=True, exist_ok=True)
     authority, authority_key = _authority(folder, now)
     key = _new_key()
     builder = _builder(_name(name), authority.subject, key, now, is_authority=False)
     builder = builder.add_extension(x509.SubjectAlternativeName(list(map(_host, hosts))), critical=False)
-    _write(found.key, found.certificate, key, builder.sign(authority_key, SHA256()))
-    return found
+    _write(files.key, files.certificate, key, builder.sign(authority_key, SHA256()))
+    return files
 
 
 def _authority(folder: Path, now: datetime) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
@@ -50,17 +50,17 @@ def _authority(folder: Path, now: datetime) -> tuple[x509.Certificate, ec.Ellipt
     if certificate_file.exists():
         try:
             key = serialization.load_pem_private_key(key_file.read_bytes(), None)
-            found = x509.load_pem_x509_certificate(certificate_file.read_bytes())
+            authority = x509.load_pem_x509_certificate(certificate_file.read_bytes())
         except (OSError, ValueError, TypeError) as error:
             raise errors.ConfigurationError(
                 f"{certificate_file} cannot sign with {key_file}: {error}", hint="name another directory"
             ) from None
-        return found, cast("ec.EllipticCurvePrivateKey", key)
+        return authority, cast("ec.EllipticCurvePrivateKey", key)
     key = _new_key()
     name = _name(AUTHORITY)
-    made = _builder(name, name, key, now, is_authority=True).sign(key, SHA256())
-    _write(key_file, certificate_file, key, made)
-    return made, key
+    authority = _builder(name, name, key, now, is_authority=True).sign(key, SHA256())
+    _write(key_file, certificate_file, key, authority)
+    return authority, key
 
 
 def _builder(

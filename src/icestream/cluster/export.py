@@ -1,10 +1,10 @@
-"""The log and the newest snapshot of a node's metadata store as JSON, a line for each thing. For people and programs.
+"""Exports the newest snapshot and the log of a node's metadata store as JSON lines.
 
     {"identity": {node, cluster, voters}}
     {"snapshot": {index, term, sha256, revision}}, then {"key", "value" (text, or base64), revisions, times}
     {"entry": {index, term, kind}, "command": …} for each entry behind the snapshot
 
-Offline: the node must not run. Its log is opened as at a start, so what a crash left is mended first.
+Offline: the node must not run. Its log is opened as at a start, so recovery after a crash happens first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Document = dict[str, Any]
 
 
 async def export(path: Path, clock: Clock) -> AsyncIterator[Document]:
-    """Raises LogLocked while the node runs, LogDamaged for a log that does not add up."""
+    """Yields the documents. Raises LogLocked while the node runs, LogDamaged for a damaged log."""
     opened = await open_directory(path, clock, MetadataOptions())
     try:
         for line in _lines(opened):
@@ -38,35 +38,35 @@ async def export(path: Path, clock: Clock) -> AsyncIterator[Document]:
 
 def _lines(opened: OpenedMetadata) -> list[Document]:
     recovered, identity = opened.recovered, opened.identity
-    found: list[Document] = []
+    lines: list[Document] = []
     if identity is not None:
         voters = eraftpb.decode_conf(identity.conf).voters if identity.conf else ()
-        named = {"node": f"{identity.node_id:016x}", "cluster": identity.cluster_id.hex()}
-        found.append({"identity": named | {"founder": [f"{one:016x}" for one in voters]}})
+        ids = {"node": f"{identity.node_id:016x}", "cluster": identity.cluster_id.hex()}
+        lines.append({"identity": ids | {"founder": [f"{node_id:016x}" for node_id in voters]}})
     if recovered.snapshots:
         newest = recovered.snapshots[0]
         members = eraftpb.decode_conf(newest.head.conf)
-        found.append(
+        lines.append(
             {
                 "snapshot": {
                     "index": newest.head.index,
                     "term": newest.head.term,
                     "sha256": snapshot_digest(newest.name).hex(),
                     "revision": recovered.machine.revision,
-                    "voters": [f"{one:016x}" for one in members.voters],
-                    "learners": [f"{one:016x}" for one in members.learners],
+                    "voters": [f"{node_id:016x}" for node_id in members.voters],
+                    "learners": [f"{node_id:016x}" for node_id in members.learners],
                 }
             }
         )
         machine = recovered.machine
-        found += [_key(key, entry) for key, entry in machine.page("", "", len(machine.entries))]
-    return found + [_entry(eraftpb.decode_entry(one)) for one in recovered.entries]
+        lines += [_key(key, entry) for key, entry in machine.page("", "", len(machine.entries))]
+    return lines + [_entry(eraftpb.decode_entry(node_id)) for node_id in recovered.entries]
 
 
 def _key(key: str, entry: Entry) -> Document:
     return {
         "key": key,
-        "value": _shown(entry.value),
+        "value": _text_or_base64(entry.value),
         "create_revision": entry.create_revision,
         "mod_revision": entry.mod_revision,
         "version": entry.version,
@@ -77,28 +77,28 @@ def _key(key: str, entry: Entry) -> Document:
 
 def _entry(entry: eraftpb.LogEntry) -> Document:
     kind = "normal" if entry.kind == eraftpb.NORMAL else "members"
-    found: Document = {"entry": {"index": entry.index, "term": entry.term, "kind": kind}}
+    line: Document = {"entry": {"index": entry.index, "term": entry.term, "kind": kind}}
     if entry.kind == eraftpb.NORMAL and entry.data:
         envelope = cmd.decode_envelope(entry.data)
-        found["command"] = _plain(msgspec.to_builtins(envelope.command, builtin_types=(bytes,)))
-        found["time_ms"] = envelope.time_ms
+        line["command"] = _plain(msgspec.to_builtins(envelope.command, builtin_types=(bytes,)))
+        line["time_ms"] = envelope.time_ms
     elif entry.data:
-        found["change"] = entry.data.hex()
-    return found
+        line["change"] = entry.data.hex()
+    return line
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
-        return _shown(value)
+        return _text_or_base64(value)
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     return value
 
 
-def _shown(value: bytes) -> str | Document:
-    """Text as it is; other bytes in base64."""
+def _text_or_base64(value: bytes) -> str | Document:
+    """UTF-8 text as it is; other bytes as base64."""
     try:
         return value.decode()
     except UnicodeDecodeError:

@@ -106,15 +106,15 @@ def _is_plain(entry: bytes) -> bool:
 
 
 def _emptied(entry: bytes) -> bytes:
-    found = eraftpb.decode_entry(entry)
-    return eraftpb.encode_entry(found.index, found.term, eraftpb.NORMAL, b"")
+    decoded = eraftpb.decode_entry(entry)
+    return eraftpb.encode_entry(decoded.index, decoded.term, eraftpb.NORMAL, b"")
 
 
 async def _remove_others(store: NodeStore, members: frozenset[int], own: int) -> list[str]:
     """A member that has only just joined has no record yet; one with a record may not vote any more."""
     recorded = {int(key.removeprefix(NODES), 16) for key, _ in await store.list_all(NODES)}
-    others = [f"{one:016x}" for one in sorted((recorded | members) - {own})]
-    for one in others:
-        operations: list[Operation] = [Put(removed_key(int(one, 16)), b""), Delete(NODES + one)]
+    others = [f"{node_id:016x}" for node_id in sorted((recorded | members) - {own})]
+    for node_id in others:
+        operations: list[Operation] = [Put(removed_key(int(node_id, 16)), b""), Delete(NODES + node_id)]
         await store.txn([], operations)
     return others

@@ -1,15 +1,15 @@
-"""How nodes that list each other become one cluster, once. Pure: what is known in, what to do out.
+"""Formation of a cluster from seed nodes that list each other. Pure: replies in, decision out.
 
-    1  the id of the node is made of chance and synced; only then it says anything to anybody
-    2  every seed node is asked who it is (GetNodeInfo), again and again
-    3  one of them is of a cluster             -> take over its id, synced; ask it to let this node join
-       all answer, none is, this id is lowest  -> a new cluster with this node as its only voter, synced
+    1  the node id is random and synced before it is sent to any other node
+    2  every seed node is asked for its identity (GetNodeInfo), repeatedly
+    3  one is a member of a cluster            -> adopt its cluster id, synced; ask it to join
+       all answer, none is, this id is lowest  -> found a cluster with this node as its only voter, synced
        else                                    -> wait, and ask again
-    4  whoever joined is a learner, and a voter when it has caught up and enough are there (members.py)
+    4  a node that joined is a learner, and becomes a voter when it has caught up (members.py)
 
-Whether a node is of a cluster is said by the synced identity in its log, and by nothing else: a crash at any point
-leaves a node that does the same again. Two nodes cannot both be lowest of the same list, so there is one founder. A
-list that differs from node to node can give two clusters, which then refuse each other; nothing is mixed.
+Only the synced identity in its log makes a node a member of a cluster, so a node that crashes at any point does the
+same again. Only one node has the lowest id of a list, so there is one founder. Lists that differ between nodes can
+result in two clusters, which refuse each other; nothing is mixed.
 """
 
 from __future__ import annotations
@@ -23,37 +23,42 @@ from icestream.metadata.log_format import NO_CLUSTER
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class JoinCluster:
     cluster: bytes
     founder: int
-    address: str  # of a node that is of it
+    address: str  # of a member
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """This node begins the cluster."""
+class FoundCluster:
+    """This node founds the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitForSeeds:
     reason: str
 
 
-def decide(own_id: int, seeds: Sequence[str], answers: Mapping[str, NodeInfo]) -> Join | Found | Wait:
-    """`answers`: by seed address, this node's own included. Raises ConfigurationError when there are two clusters."""
+def decide(
+    own_id: int, seeds: Sequence[str], answers: Mapping[str, NodeInfo]
+) -> JoinCluster | FoundCluster | WaitForSeeds:
+    """Decides what this node does next. `answers`: by seed address, this node's own included.
+
+    Raises ForeignCluster if the seeds belong to two clusters.
+    """
     formed = {address: info for address, info in answers.items() if info.cluster != NO_CLUSTER}
     if len({info.cluster for info in formed.values()}) > 1:
-        named = ", ".join(f"{address} ({info.cluster.hex()[:8]})" for address, info in sorted(formed.items()))
+        clusters = ", ".join(f"{address} ({info.cluster.hex()[:8]})" for address, info in sorted(formed.items()))
         raise errors.ForeignCluster(
-            f"the seed nodes are of different clusters: {named}", hint="list nodes of one cluster only"
+            f"the seed nodes belong to different clusters: {clusters}", hint="list nodes of one cluster only"
         )
     if formed:
         address, info = min(formed.items())
-        return Join(info.cluster, info.founder, address)
+        return JoinCluster(info.cluster, info.founder, address)
     missing = [address for address in seeds if address not in answers]
     if missing:
-        return Wait(f"no answer from {', '.join(missing)}")
+        return WaitForSeeds(f"no answer from {', '.join(missing)}")
     lowest = min(info.node for info in answers.values())
     if lowest == own_id:
-        return Found()
-    return Wait(f"node {lowest:016x} begins the cluster")
+        return FoundCluster()
+    return WaitForSeeds(f"node {lowest:016x} founds the cluster")

@@ -1,4 +1,4 @@
-"""What only the leader does: learners that have caught up become voters, as many as are wanted (members.py)."""
+"""Duties of the leader: promotes learners that have caught up until there are enough voters (members.py)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class LeaderDuties:
         self._clock = clock
 
     async def run(self) -> None:
-        """Until the node is closed or has stopped. Sleeps while this node does not lead or no voters are missing."""
+        """Runs until the node stops. Sleeps while this node is not the leader or has enough voters."""
         with contextlib.suppress(errors.IcestreamError):
             while True:
                 await self._node.until(self._are_voters_missing)
-                await self._look()
+                await self._promote()
                 await self._clock.sleep(limits.MEMBERSHIP_LOOK_SECONDS)
 
     def _are_voters_missing(self) -> bool:
@@ -33,13 +33,15 @@ class LeaderDuties:
         nodes = len(members.voters) + len(members.learners)
         return bool(members.learners) and len(members.voters) < voters_wanted(nodes)
 
-    async def _look(self) -> None:
+    async def _promote(self) -> None:
         status = self._node.status()
         changes = promotions(self._node.members, status["progress"], status["last"])
         if not changes:
             return
         try:
             await self._node.change_members(changes)
-            _log.info("voters were added", voters=[f"{one:016x}" for one in self._node.members.voters])
+            _log.info(
+                "learners promoted to voters", voters=[f"{node_id:016x}" for node_id in self._node.members.voters]
+            )
         except errors.IcestreamError as error:
-            _log.warning("a change of voters was not made", error=str(error))
+            _log.warning("promotion of learners failed", error=str(error))

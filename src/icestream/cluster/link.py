@@ -14,7 +14,7 @@ import ssl
 
 from icestream import errors, limits
 from icestream.cluster import wire
-from icestream.cluster.wire import Hello, Kind, Welcome
+from icestream.cluster.wire import Hello, PeerFrame, Welcome
 from icestream.rpc import document
 from icestream.rpc.dialled_connection import DialledConnection
 from icestream.rpc.document import Document
@@ -70,9 +70,11 @@ class PeerLink(DialledConnection):
     async def call(self, method: str, arguments: Document) -> Document:
         """Returns the reply. Raises the other node's error, or ConnectionLost if the link is lost or no reply comes in
         time."""
-        return await self._await_reply(Kind.CALL, document.encode_call(method, arguments, limits.LOCAL_CALL_BYTES_MAX))
+        return await self._await_reply(
+            PeerFrame.CALL, document.encode_call(method, arguments, limits.LOCAL_CALL_BYTES_MAX)
+        )
 
-    async def write(self, kind: Kind, body: bytes) -> None:
+    async def write(self, kind: PeerFrame, body: bytes) -> None:
         """Writes a frame, waiting while the socket is full: for snapshots, which have a connection of their own."""
         async with asyncio.timeout(limits.PEER_CALL_SECONDS_MAX):
             await self._can_write.wait()
@@ -88,9 +90,9 @@ class PeerLink(DialledConnection):
 
     async def end_snapshot(self) -> None:
         """Waits until the other node has confirmed the snapshot that was written."""
-        await self._await_reply(Kind.END, b"")
+        await self._await_reply(PeerFrame.END, b"")
 
-    async def _await_reply(self, kind: Kind, body: bytes) -> Document:
+    async def _await_reply(self, kind: PeerFrame, body: bytes) -> Document:
         reply = self.start_call(kind, body)
         number = self._number
         try:
@@ -112,7 +114,7 @@ class PeerLink(DialledConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         keep_alive(transport, limits.PEER_KEEP_ALIVE_SECONDS, limits.PEER_UNACKED_SECONDS_MAX)
-        self._write(encode_frame(Kind.HELLO, 0, wire.encode_hello(self._hello)))
+        self._write(encode_frame(PeerFrame.HELLO, 0, wire.encode_hello(self._hello)))
 
     def pause_writing(self) -> None:
         self._can_write.clear()
@@ -121,10 +123,10 @@ class PeerLink(DialledConnection):
         self._can_write.set()
 
     def _on_frame(self, frame: Frame) -> None:
-        is_fatal = frame.kind == Kind.ERROR and not frame.number
+        is_fatal = frame.kind == PeerFrame.ERROR and not frame.number
         if self.opened.done() or is_fatal:
             self._calls.resolve(frame)  # a reply to a call that has timed out is ignored
-        elif frame.kind == Kind.WELCOME:
+        elif frame.kind == PeerFrame.WELCOME:
             self.opened.set_result(wire.decode_welcome(frame.body))
         else:
             raise errors.DecodeError(f"frame of kind {frame.kind} before WELCOME")

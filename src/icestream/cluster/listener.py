@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 
 from icestream import errors, limits
 from icestream.cluster import wire
-from icestream.cluster.wire import Hello, Kind, Welcome
+from icestream.cluster.wire import Hello, PeerFrame, Welcome
 from icestream.observability.log import get_logger
 from icestream.rpc import document
 from icestream.rpc.document import Document
@@ -44,7 +44,7 @@ class Incoming(Protocol):
     async def release(self) -> None:
         """The core has taken it, or has not."""
 
-    async def give_up(self) -> None: ...
+    async def abort(self) -> None: ...
 
 
 class Host(Protocol):
@@ -186,16 +186,16 @@ class PeerConnection(asyncio.BufferedProtocol):
     # --- frames ---
 
     def _receive(self, one: Frame) -> None:
-        if one.kind == Kind.HELLO:
+        if one.kind == PeerFrame.HELLO:
             hello = wire.decode_hello(one.body)
             welcome = self._host.greet(hello)
             self.hello = hello
             self._listener.places.move(self, Standing.BUSY if self._host.is_member(hello) else Standing.IDLE)
             self._stream.kinds = wire.FROM_DIALLER
-            self._send(Kind.WELCOME, 0, wire.encode_welcome(welcome))
-        elif one.kind == Kind.CALL:
+            self._send(PeerFrame.WELCOME, 0, wire.encode_welcome(welcome))
+        elif one.kind == PeerFrame.CALL:
             self._start(self._answer(one))
-        elif one.kind == Kind.INSTALL_SNAPSHOT:
+        elif one.kind == PeerFrame.INSTALL_SNAPSHOT:
             self._check_member()
             if self._chunks is not None:
                 raise errors.DecodeError("two snapshots on one connection")
@@ -236,37 +236,37 @@ class PeerConnection(asyncio.BufferedProtocol):
                 raise errors.InvalidInput(f"{method[:40]!r} is no call between nodes")
             if method not in self._host.open_calls:
                 self._check_member()
-            self._send(Kind.RESULT, one.number, document.encode(await call(arguments)))
+            self._send(PeerFrame.RESULT, one.number, document.encode(await call(arguments)))
         except errors.IcestreamError as error:
             _log.debug("a call of another node was refused", rpc=method, error=str(error))
-            self._send(Kind.ERROR, one.number, document.encode_error(error))
+            self._send(PeerFrame.ERROR, one.number, document.encode_error(error))
 
     async def _take_snapshot(self, message: bytes, chunks: asyncio.Queue[Frame]) -> None:
         incoming = await self._host.begin_snapshot(message)
         try:
-            while (one := await chunks.get()).kind == Kind.CHUNK:
+            while (one := await chunks.get()).kind == PeerFrame.CHUNK:
                 await incoming.add(one.body)
                 if self._transport is not None and chunks.empty():
                     self._transport.resume_reading()
             await incoming.finish()
         except BaseException as error:
-            await incoming.give_up()
+            await incoming.abort()
             if not isinstance(error, errors.IcestreamError | OSError):
                 raise
             _log.warning("a snapshot of another node was not taken", rpc="InstallSnapshot", error=str(error))
             self._refuse(errors.DecodeError(f"the snapshot was not taken: {error}"))
             return
         self._host.receive([message])
-        self._send(Kind.RESULT, one.number, document.encode({}))
+        self._send(PeerFrame.RESULT, one.number, document.encode({}))
         await incoming.release()
 
     # --- out ---
 
-    def _send(self, kind: Kind, number: int, body: bytes) -> None:
+    def _send(self, kind: PeerFrame, number: int, body: bytes) -> None:
         if self._transport is not None:
             self._transport.write(encode_frame(kind, number, body))
 
     def _refuse(self, error: errors.IcestreamError) -> None:
-        self._send(Kind.ERROR, 0, document.encode_error(error))
+        self._send(PeerFrame.ERROR, 0, document.encode_error(error))
         if self._transport is not None:
             self._transport.close()

@@ -1,17 +1,17 @@
-"""Who should be a voter, and what the cluster knows of each node. Pure; the leader asks again and again.
+"""Records of nodes, and which of them should be voters. Pure; evaluated repeatedly by the leader.
 
     key /cluster/nodes/<id>      a document in JSON: name, address (Raft), native, danube, http, warehouse; written by
                                  the leader for a node that joins, or starts elsewhere
-    key /cluster/removed/<id>    this node was removed and never comes back: Raft gives no id twice. Once it is no
-                                 member either, nobody listens to it; it is told so, and stops. Empty, or a document in
-                                 JSON: successor, the id of the node that has its messages now (rejoin.py)
+    key /cluster/removed/<id>    this node was removed for good: Raft must not reuse an id. Once it is not a member
+                                 either, its connections are refused with the reason, and it stops. Empty, or a document
+                                 in JSON: successor, the id of the node that has its messages now (rejoin.py)
 
     key /cluster/superseded/<id of a cluster>    the cluster that this one replaced (force_new_cluster.py): its nodes
                                  may not use the warehouse any more (server/warehouse_fence.py)
 
-One voter up to two nodes, three from three on, five from five on: an even number would not outlive more. Nodes above
-that are learners, which have everything and count in no majority. A learner becomes a voter when it has caught up; as
-many as are due at once, in one change. Nobody is made a learner again by itself: an operator removes nodes.
+One voter up to two nodes, three from three on, five from five on: an even number would not survive more failures.
+Further nodes are learners, which replicate everything and do not vote. A learner becomes a voter when it has caught
+up; all that are due are promoted in one change. Nodes are demoted and removed only by an operator.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Changes = list[tuple[int, int]]
 
 
 class RemovedRecord(msgspec.Struct, frozen=True):
-    successor: str = ""  # the id of a node; empty: nobody has its messages
+    successor: str = ""  # node id; empty: no node has its messages
 
 
 class NodeRecord(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ def node_key(node_id: int) -> str:
 
 
 def id_of_key(key: str) -> int:
-    """Whose record lies there."""
+    """The node id in the key of a node record."""
     return int(key.removeprefix(NODES), 16)
 
 
@@ -63,20 +63,20 @@ def encode_removed(successor: str) -> bytes:
 
 
 def successor_of(value: bytes) -> str:
-    """Whose the messages of a removed node are; empty when nobody has them."""
+    """The id of the node that has the messages of a removed node; empty if there is none."""
     if not value:
         return ""
     try:
         return msgspec.json.decode(value, type=RemovedRecord).successor
     except (msgspec.MsgspecError, ValueError) as error:
-        raise errors.MetadataDamaged(f"the record of a removed node does not add up: {error}") from None
+        raise errors.MetadataDamaged(f"the record of a removed node cannot be decoded: {error}") from None
 
 
 def removed(node_id: int, cluster: bytes) -> errors.NodeRemoved:
-    """What such a node is told, and what it stops with."""
+    """The error that a removed node gets when it connects, and stops with."""
     return errors.NodeRemoved(
         f"node {node_id:016x} was removed from cluster {cluster.hex()[:8]}",
-        hint="it never comes back under its id: `icestream cluster rejoin` lets it join as another node, with the "
+        hint="its id is never used again: `icestream cluster rejoin` lets it join as a new node, with the "
         "topics that no node has taken over or deleted; or start it with an empty data_dir and `icestream serve --join "
         "HOST:PORT` (the Raft port of a node of the cluster)",
     )
@@ -90,7 +90,7 @@ def decode_record(value: bytes) -> NodeRecord:
     try:
         return msgspec.json.decode(value, type=NodeRecord)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise errors.MetadataDamaged(f"the record of a node does not add up: {error}") from None
+        raise errors.MetadataDamaged(f"the record of a node cannot be decoded: {error}") from None
 
 
 def voters_wanted(nodes: int) -> int:
@@ -100,7 +100,7 @@ def voters_wanted(nodes: int) -> int:
 
 
 def promotions(members: Membership, progress: Mapping[int, tuple[int, int, bool]], last: int) -> Changes:
-    """Learners that become voters now. All that are missing, or none: not one of two."""
+    """The learners to promote now: all that are missing, or none, so that the number of voters stays odd."""
     if members.voters_outgoing or members.learners_next:
         return []
     nodes = len(members.voters) + len(members.learners)
@@ -108,7 +108,7 @@ def promotions(members: Membership, progress: Mapping[int, tuple[int, int, bool]
     ready = [
         node_id
         for node_id in members.learners
-        if (found := progress.get(node_id)) and found[2] and last - found[0] <= limits.LEARNER_BEHIND_MAX
+        if (state := progress.get(node_id)) and state[2] and last - state[0] <= limits.LEARNER_BEHIND_MAX
     ]
     if missing <= 0 or len(ready) < missing:
         return []

@@ -37,14 +37,14 @@ class MemoryCheck:
         self._promises = promises
         self._answered: set[int] = set()
         self._foreign: errors.ForeignCluster | None = None  # what a node of another cluster said
-        self._told: Promise = NONE
+        self._last_sent: Promise = NONE
         self._written: dict[int, Promise] = {}
 
     def remembered(self, node_id: int) -> Promise:
-        """What this node knows that another one has confirmed."""
+        """The highest promise that this node knows of another node."""
         store = self._host.store
-        known = confirmed(store.node.status(), self._host.id).get(node_id, NONE) if store is not None else NONE
-        return max(known, self._promises.of(node_id))
+        highest = confirmed(store.node.status(), self._host.id).get(node_id, NONE) if store is not None else NONE
+        return max(highest, self._promises.of(node_id))
 
     def heard(self, node_id: int, promise: Promise) -> None:
         self._promises.note(node_id, promise)
@@ -52,20 +52,20 @@ class MemoryCheck:
     # --- at the start ---
 
     async def run(self, on_compared: Callable[[], None]) -> None:
-        """Compares, then tells and writes down, until it is cancelled or the node stops."""
+        """Compares the log with the memory of the others, then exchanges promises until cancelled or the node stops."""
         node = self._host.node
         try:
-            await node.until(lambda: not node.wakes)  # only now the members are known
+            await node.until(lambda: not node.wakes)  # the members are known only after the log was applied
             await self._compare()
             on_compared()
             while True:
-                await self._tell_and_note()
+                await self._exchange_promises()
                 await self._ask_others()
         except (errors.LogOutdated, errors.ForeignCluster) as error:
             node.fail(error)
         except errors.IcestreamError as error:
             if node.stopped is None:
-                _log.warning("what nodes have confirmed is not told any more", error=str(error))
+                _log.warning("exchange of confirmed promises stopped", error=str(error))
 
     async def _compare(self) -> None:
         node, begun_ns = self._host.node, self._clock.monotonic_ns()
@@ -73,20 +73,20 @@ class MemoryCheck:
             others = self._others()
             await self._ask_others()
             waited_seconds = (self._clock.monotonic_ns() - begun_ns) / 1e9
-            are_all = others <= self._answered
+            have_all_answered = others <= self._answered
             is_enough = may_take_part(self._host.id, node.members, self._answered)
-            if is_enough and (are_all or waited_seconds >= limits.METADATA_COMPARE_SECONDS):
+            if is_enough and (have_all_answered or waited_seconds >= limits.METADATA_COMPARE_SECONDS):
                 return
             if self._foreign is not None and not is_enough:
                 raise self._foreign
-            self._host.say("this node asks the others what it has confirmed to them, before it votes")
+            self._host.log_status("comparing the log with what the other nodes remember of it, before voting")
             await self._clock.sleep(limits.METADATA_COMPARE_RETRY_SECONDS)
 
     def _others(self) -> set[int]:
         return set(self._host.node.members.everybody) - {self._host.id}
 
     async def _ask_others(self) -> None:
-        """Each that has not answered in this life."""
+        """Asks every member that has not answered since this process started."""
         missing = self._others() - self._answered
         if missing:
             places = {self._host.peers.address(node_id) for node_id in missing} | set(self._host.seed_addresses)
@@ -94,21 +94,23 @@ class MemoryCheck:
 
     async def _ask(self, address: str) -> None:
         try:
-            info = await self._host.ask_who(address)
+            info = await self._host.fetch_info(address)
         except errors.ForeignCluster as error:
             self._foreign = error
             return
         if info is None or info.cluster != self._host.identity.cluster_id or info.node == self._host.id:
             return
         self._answered.add(info.node)
-        own, known = present(self._host.node.status()), Promise(info.remembered_term, info.remembered_index)
-        if known > own:
+        own, remembered = present(self._host.node.status()), Promise(info.remembered_term, info.remembered_index)
+        if remembered > own:
             witness = f"node {info.name or wire.id_text(info.node)}"
-            raise outdated(witness, f"entry {known.last} of term {known.term}", f"entry {own.last}, in term {own.term}")
+            raise outdated(
+                witness, f"entry {remembered.last} of term {remembered.term}", f"entry {own.last}, in term {own.term}"
+            )
 
     # --- later ---
 
-    async def _tell_and_note(self) -> None:
+    async def _exchange_promises(self) -> None:
         node = self._host.node
         seconds = limits.METADATA_PROMISES_SECONDS if self._others() - self._answered else None
         await node.until(self._has_news, seconds)
@@ -116,22 +118,22 @@ class MemoryCheck:
             return
         await self._clock.sleep(limits.METADATA_PROMISES_SECONDS)
         own = node.writes.promise
-        if own != self._told:
-            self._told = own
+        if own != self._last_sent:
+            self._last_sent = own
             arguments = {"node": wire.id_text(self._host.id), "term": own.term, "index": own.last}
-            await asyncio.gather(*(self._tell(node_id, arguments) for node_id in self._others()))
+            await asyncio.gather(*(self._send_promise(node_id, arguments) for node_id in self._others()))
         for node_id, promise in confirmed(node.status(), self._host.id).items():
             self._promises.note(node_id, promise)
-        known = self._promises.keep(self._others())
-        if known != self._written and node.stopped is None:
-            self._written = known
-            node.note_promises(known)
+        promises = self._promises.keep(self._others())
+        if promises != self._written and node.stopped is None:
+            self._written = promises
+            node.note_promises(promises)
 
     def _has_news(self) -> bool:
-        return self._host.node.writes.promise != self._told
+        return self._host.node.writes.promise != self._last_sent
 
-    async def _tell(self, node_id: int, arguments: dict[str, object]) -> None:
+    async def _send_promise(self, node_id: int, arguments: dict[str, object]) -> None:
         try:
             await self._host.peers.call(node_id, "Confirmed", arguments)
         except errors.IcestreamError as error:
-            _log.debug("another node was not told what this one has confirmed", rpc="Confirmed", error=str(error))
+            _log.debug("promise not delivered to another node", rpc="Confirmed", error=str(error))

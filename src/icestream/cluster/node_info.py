@@ -1,4 +1,4 @@
-"""What a node says of itself: the answer to GetNodeInfo."""
+"""Identity and state of a node: the reply to GetNodeInfo."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ class NodeInfo(msgspec.Struct, frozen=True):
     learners: tuple[int, ...] = ()
     snapshot_index: int = 0
     snapshot_digest: str = ""
-    remembered_term: int = 0  # what this node knows that the one that asks has confirmed (promises.py)
+    remembered_term: int = 0  # what this node remembers of the caller (promises.py)
     remembered_index: int = 0
 
 
 def to_document(info: NodeInfo) -> dict[str, Any]:
-    found = msgspec.structs.asdict(info)
-    found["cluster"] = "" if info.cluster == NO_CLUSTER else info.cluster.hex()
+    fields = msgspec.structs.asdict(info)
+    fields["cluster"] = "" if info.cluster == NO_CLUSTER else info.cluster.hex()
     for key in ("node", "founder", "leader"):
-        found[key] = f"{found[key]:016x}"
+        fields[key] = f"{fields[key]:016x}"
     for key in ("voters", "learners"):
-        found[key] = [f"{one:016x}" for one in found[key]]
-    return found
+        fields[key] = [f"{node_id:016x}" for node_id in fields[key]]
+    return fields
 
 
-def from_document(found: dict[str, Any]) -> NodeInfo:
+def from_document(fields: dict[str, Any]) -> NodeInfo:
     try:
-        known = {key: found[key] for key in NodeInfo.__struct_fields__ if key in found}
+        values = {key: fields[key] for key in NodeInfo.__struct_fields__ if key in fields}
         for key in ("node", "founder", "leader"):
-            known[key] = int(known.get(key, "0"), 16)
+            values[key] = int(values.get(key, "0"), 16)
         for key in ("voters", "learners"):
-            known[key] = tuple(int(one, 16) for one in known.get(key, ()))
-        known["cluster"] = bytes.fromhex(known.get("cluster", "")) or NO_CLUSTER
-        return msgspec.convert(known, NodeInfo)
+            values[key] = tuple(int(text, 16) for text in values.get(key, ()))
+        values["cluster"] = bytes.fromhex(values.get("cluster", "")) or NO_CLUSTER
+        return msgspec.convert(values, NodeInfo)
     except (ValueError, TypeError, msgspec.MsgspecError) as error:
-        raise errors.DecodeError(f"this is no description of a node: {error}") from None
+        raise errors.DecodeError(f"invalid node info: {error}") from None

@@ -1,9 +1,11 @@
-"""The other nodes, as this one reaches them: a link to each that is kept open, and addresses that are learned.
+"""Links to the other nodes of a cluster: kept open, redialled with backoff; and the addresses of nodes.
 
-    away --dialled, greeted--> here --lost--> away        while away: a try every PEER_RETRY_SECONDS_MIN, doubling
-Messages to a node that is away are dropped, and the core is told: it sends again what matters. A node that belongs to
-another cluster, or another node at that address, is dialled again too, for that may be mended; it is said once. Whoever
-is told that this node was removed dials nobody any more: nothing mends that.
+    DISCONNECTED --dialled, greeted--> CONNECTED --lost--> DISCONNECTED
+
+A lost link is redialled after PEER_RETRY_SECONDS_MIN, doubling up to PEER_RETRY_SECONDS_MAX.
+Messages to a disconnected node are dropped and reported to the core, which retransmits. A node of another cluster, or a
+different node at the address, is redialled too, because an operator may fix that; it is logged once. A node that learns
+that it was removed from the cluster stops dialling.
 """
 
 from __future__ import annotations
@@ -48,22 +50,22 @@ class Peer:
                     self._peers.on_removed(error)
                     return
                 except errors.IcestreamError as error:
-                    self._note(error)
+                    self._log_failure(error)
                     await self._peers.clock.sleep(backoff.next_seconds())
                     continue
                 backoff.reset()
                 self.reason = ""
-                _log.info("connected to another node", node=id_text(self.id))
+                _log.info("connected to node", node=id_text(self.id))
                 await self.link.lost.wait()
                 self.link = None
         finally:
             if self.link is not None:
                 self.link.close()
 
-    def _note(self, error: errors.IcestreamError) -> None:
+    def _log_failure(self, error: errors.IcestreamError) -> None:
         if error.message != self.reason:
             self.reason = error.message
-            _log.warning("another node cannot be reached", node=id_text(self.id), error=str(error))
+            _log.warning("node unreachable", node=id_text(self.id), error=str(error))
 
     def send(self, messages: list[bytes]) -> bool:
         return self.link is not None and self.link.send(messages)
@@ -82,7 +84,7 @@ class Peers:
         address_of: Callable[[int], str],
         context: ssl.SSLContext | None = None,
     ) -> None:
-        """`hello`: how this node greets another; `address_of`: what the cluster knows of it, empty when nothing."""
+        """`hello`: the greeting to a node; `address_of`: its address in the cluster's records, empty if unknown."""
         self.clock = clock
         self._hello = hello
         self._address_of = address_of
@@ -94,24 +96,26 @@ class Peers:
         self.on_removed: Callable[[errors.IcestreamError], None] = lambda _: None
 
     def _task_failed(self, error: BaseException) -> None:
-        _log.error("a task of the cluster failed", error=repr(error))
+        _log.error("cluster background task failed", error=repr(error))
 
     def learn(self, node_id: int, address: str) -> None:
-        """What a node says of itself counts until the cluster knows it. Anybody may say something: those that were not
-        heard for longest, and have no link, are forgotten."""
+        """Remembers the address that a node reported, used until the cluster has a record of it.
+
+        Bounded, because any client can report one: the least recently reported nodes without a link are forgotten.
+        """
         if not address:
             return
         self._learned.pop(node_id, None)
         self._learned[node_id] = address
         if len(self._learned) > limits.PEERS_LEARNED_MAX:
-            strangers = (one for one in self._learned if one not in self._running)
-            del self._learned[next(strangers, next(iter(self._learned)))]
+            unlinked = (node_id for node_id in self._learned if node_id not in self._running)
+            del self._learned[next(unlinked, next(iter(self._learned)))]
 
     def address(self, node_id: int) -> str:
         return self._address_of(node_id) or self._learned.get(node_id, "")
 
     def set_members(self, others: set[int]) -> None:
-        """Links to exactly these are kept."""
+        """Keeps links to exactly these nodes."""
         for node_id in others - self._running.keys():
             peer = Peer(self, node_id)
             self._running[node_id] = (peer, self._tasks.start(peer.run(), f"peer-{id_text(node_id)}"))
@@ -119,27 +123,27 @@ class Peers:
             self._running.pop(node_id)[1].cancel()
 
     def get(self, node_id: int) -> Peer | None:
-        found = self._running.get(node_id)
-        return found[0] if found else None
+        running = self._running.get(node_id)
+        return running[0] if running else None
 
-    def is_reached(self, node_id: int) -> bool:
-        """Whether there is a link to this member now."""
+    def is_connected(self, node_id: int) -> bool:
+        """True if there is a link to this member now."""
         peer = self.get(node_id)
         return peer is not None and peer.link is not None
 
     async def dial(self, node_id: int) -> PeerLink:
         address = self.address(node_id)
         if not address:
-            raise errors.NotReady(f"nobody knows where node {id_text(node_id)} is")
+            raise errors.NotReady(f"the address of node {id_text(node_id)} is unknown")
         hello = self._hello(node_id)
         link = await dial(address, hello, self._context)
         if link.welcome.cluster != hello.cluster:
             link.close()
-            raise errors.NotReady(f"node {id_text(node_id)} is not of this cluster, or not yet")
+            raise errors.NotReady(f"node {id_text(node_id)} is not a member of this cluster (yet)")
         return link
 
     async def ask(self, address: str, method: str, arguments: Document) -> Document:
-        """One call to whoever is at an address, over a connection of its own."""
+        """Makes one call to the node at an address, over a separate connection."""
         link = await dial(address, self._hello(0), self._context)
         try:
             return await link.call(method, arguments)
@@ -150,7 +154,7 @@ class Peers:
         for message in messages:
             metrics.RAFT_MESSAGES.add(eraftpb.rpc_of(message))
         if to not in self._running and self.address(to):
-            # a leader that this node does not know as a member yet
+            # a leader that this node does not know as a member yet: it has not applied the change of members
             self.set_members({*self._running, to})
         peer = self.get(to)
         if peer is None or not peer.send(messages):
@@ -158,10 +162,10 @@ class Peers:
             self.on_unreachable(to)
 
     async def call(self, node_id: int, method: str, arguments: dict[str, Any]) -> Document:
-        """Raises NotReady when the node is away, so that it cannot have heard of it."""
+        """Raises NotReady if the node is disconnected: the call was certainly not sent."""
         peer = self.get(node_id)
         if peer is None:
-            raise errors.NotReady(f"node {id_text(node_id)} is not known here")
+            raise errors.NotReady(f"node {id_text(node_id)} is not a member known to this node")
         return await peer.call(method, arguments)
 
     async def close(self) -> None:

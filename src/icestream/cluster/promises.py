@@ -1,8 +1,8 @@
-"""What the nodes of a cluster have confirmed, as far as others remember it (ADR 45). Pure.
+"""What the nodes of a cluster have confirmed, as remembered by the others (ADR 45). Pure.
 
-A promise (metadata/log_format.py) is a term and the last entry that was written in it. That of a node never falls, so a
-node whose log shows less than another one remembers has forgotten something: its directory was brought back from a
-backup, or the end of its log is lost.
+A promise (metadata/log_format.py) is a term and the last entry written in it. The promise of a node never decreases, so
+a node whose log shows less than another node remembers has lost entries: its directory was restored from a backup, or
+the end of its log is missing.
 """
 
 from __future__ import annotations
@@ -30,34 +30,40 @@ class Promises:
         return self._highest.get(node_id, NONE)
 
     def keep(self, node_ids: Collection[int]) -> dict[int, Promise]:
-        """Those of these nodes, of which there may be more than are written down; the others are forgotten."""
-        kept = sorted(node_ids & self._highest.keys())[: limits.METADATA_PROMISES_MAX]
-        self._highest = {node_id: self._highest[node_id] for node_id in kept}
+        """Forgets all nodes but these and returns their promises, bounded to what one record holds."""
+        remaining = sorted(node_ids & self._highest.keys())[: limits.METADATA_PROMISES_MAX]
+        self._highest = {node_id: self._highest[node_id] for node_id in remaining}
         return dict(self._highest)
 
 
 def confirmed(status: Status, own_id: int) -> dict[int, Promise]:
-    """What a leader knows that others have confirmed in its term; of anybody else nothing."""
+    """What the other nodes have confirmed to this leader in its term; empty on a follower."""
     if status["role"] != Role.LEADER:
         return {}
     term = status["term"]
-    return {node: Promise(term, one[0]) for node, one in status["progress"].items() if node != own_id and one[0]}
+    return {
+        node_id: Promise(term, node_progress[0])
+        for node_id, node_progress in status["progress"].items()
+        if node_id != own_id and node_progress[0]
+    }
 
 
 def present(status: Status) -> Promise:
-    """What a log shows."""
+    """The promise that this node's log proves."""
     return Promise(status["term"], status["last"])
 
 
 def is_quorum(members: Membership, answered: Collection[int]) -> bool:
-    """Whether these nodes are a majority of the voters, and of those before a change that is under way."""
+    """True if these nodes are a majority of the voters, and of the outgoing voters during a change of members."""
     groups = [group for group in (members.voters, members.voters_outgoing) if group]
     return all(2 * len(set(group) & set(answered)) > len(group) for group in groups)
 
 
 def may_take_part(own_id: int, members: Membership, answered: Collection[int]) -> bool:
-    """Whether a member that starts has heard enough others. The only voter needs nobody; a node that does not vote, as
-    far as it knows, needs one that does."""
+    """True if a starting member has heard from enough other nodes to take part.
+
+    A voter needs a majority including itself; a node that is not a voter, as far as it knows, needs one voter.
+    """
     if own_id in members.voters or own_id in members.voters_outgoing:
         return is_quorum(members, {own_id, *answered})
     return bool(set(members.voters) & set(answered))

@@ -60,21 +60,21 @@ def forget_predecessor(directory: Path) -> None:
 def leave(directory: Path) -> Predecessor:
     """Moves the metadata log in `directory` away, so that the next start joins anew. Raises LogLocked while the node
     runs, InvalidInput for a directory without a metadata log."""
-    noted = read_predecessor(directory)
+    note = read_predecessor(directory)
     if not directory.exists():
-        if noted is None:
+        if note is None:
             raise errors.InvalidInput(
                 f"there is no metadata store in {directory}", hint="name it: --dir DATA_DIR/raft, as the node has it"
             )
         _forget_mark(directory)
-        return noted
+        return note
     opened = LocalDirectory(directory)
     try:
         lock = opened.lock(LOCK_NAME)
         try:
             predecessor = _predecessor(opened, directory)
-            if noted is not None and not predecessor.node:
-                predecessor = msgspec.structs.replace(predecessor, node=noted.node, cluster=noted.cluster)
+            if note is not None and not predecessor.node:
+                predecessor = msgspec.structs.replace(predecessor, node=note.node, cluster=note.cluster)
             _write_note(directory, predecessor)
             directory.rename(predecessor.left)
             _sync_directory(directory.parent)
@@ -96,12 +96,12 @@ def _predecessor(opened: LocalDirectory, directory: Path) -> Predecessor:
             f"the node in {directory} is of no cluster yet", hint="start it: it still waits for the others"
         )
     number = 1
-    while (left := directory.with_name(f"{directory.name}.left-{number}")).exists():
+    while (moved_to := directory.with_name(f"{directory.name}.left-{number}")).exists():
         number += 1
     return Predecessor(
         f"{identity.node_id:016x}" if identity else "",
         identity.cluster_id.hex() if identity and identity.cluster_id != NO_CLUSTER else "",
-        str(left),
+        str(moved_to),
     )
 
 

@@ -1,13 +1,12 @@
-"""One warehouse for all nodes, proved and not believed: a table that one node makes must be there on the others (hazard
-27). Pure.
+"""Checks that all nodes of a cluster see the same warehouse, so that all find every table (hazard 27). Pure.
 
     key /cluster/warehouse    the mark of the directory in which all tables lie, and the name of the node that wrote it
 
-A node whose warehouse is a directory says where it is, and what mark it found there (server/warehouse_mark.py), before
-it is let into the cluster and at each start. Another mark is another directory. The same mark at another path is of no
-use either: locations of tables are paths. Object stores need no proof, and nodes with one are not compared.
+A node whose warehouse is a directory reports its path and the mark in it (server/warehouse_mark.py) when it joins and
+at each start. A different mark is a different directory. The same mark at another path is refused too, because
+locations of tables are paths. Object stores are not compared.
 
-The leader writes the first mark. As long as it has nobody with it, it may begin again with another warehouse.
+The leader writes the first mark. While it is the only node, it may switch to another warehouse.
 """
 
 from __future__ import annotations
@@ -41,21 +40,21 @@ def decode_warehouse(value: bytes) -> WarehouseRecord:
     try:
         return msgspec.json.decode(value, type=WarehouseRecord)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise errors.MetadataDamaged(f"the record of the warehouse does not add up: {error}") from None
+        raise errors.MetadataDamaged(f"the record of the warehouse cannot be decoded: {error}") from None
 
 
 def first_of(leader: NodeRecord, joining: NodeRecord) -> WarehouseRecord:
-    """The leader's own, where it has one: it does not turn out that it is the wrong one."""
+    """The first mark of a cluster: the leader's, if it has one, because its tables exist already."""
     chosen = leader if leader.warehouse_mark else joining
     return WarehouseRecord(chosen.warehouse_mark, chosen.name)
 
 
-def check_mark(own: NodeRecord, kept: WarehouseRecord) -> None:
+def check_mark(own: NodeRecord, record: WarehouseRecord) -> None:
     """Raises ConfigurationError for a node that sees another directory than the cluster."""
-    if own.warehouse_mark and own.warehouse_mark != kept.mark:
+    if own.warehouse_mark and own.warehouse_mark != record.mark:
         raise errors.ConfigurationError(
             f"{own.name} does not see the warehouse of this cluster: what it finds at {own.warehouse} is another "
-            f"directory than that of {kept.node}",
+            f"directory than that of {record.node}",
             hint=_WAYS,
         )
 

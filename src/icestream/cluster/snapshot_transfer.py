@@ -1,7 +1,7 @@
-"""Snapshots from node to node: the file of the state in pieces, over a connection of its own, with its SHA-256.
+"""Transfers snapshots between nodes: the state file in chunks over a separate connection, verified by SHA-256.
 
-The core's message only describes the snapshot. The receiver gives the message to its core when all of the state lies
-in a file of its own; the sender's core hears of the end in any case, or it would wait for ever.
+The core's message only describes the snapshot. The receiver passes the message to its core when the whole state is in a
+file. The sender always reports the end to its core, because the core would wait forever otherwise.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from icestream import errors, limits
 from icestream.cluster.link import PeerLink
-from icestream.cluster.wire import Kind, id_text
+from icestream.cluster.wire import PeerFrame, id_text
 from icestream.metadata import eraftpb
 from icestream.metadata.log_store import LogStore
 from icestream.metadata.node import Node
@@ -31,7 +31,7 @@ class SnapshotSender:
 
     def start(self, to: int, message: bytes) -> None:
         if to in self._sending:
-            return  # its end is reported, and the core asks again when that was not enough
+            return  # already under way: its end is reported, and the core requests another snapshot if needed
         self._sending.add(to)
         self._node.tasks.start(self._send(to, message), f"snapshot-to-{id_text(to)}")
 
@@ -40,9 +40,9 @@ class SnapshotSender:
         try:
             sent = await self._stream(to, message)
             succeeded = True
-            _log.info("a snapshot was sent", rpc="InstallSnapshot", node=id_text(to), bytes=sent)
+            _log.info("snapshot sent", rpc="InstallSnapshot", node=id_text(to), bytes=sent)
         except (errors.IcestreamError, OSError, TimeoutError) as error:
-            _log.warning("a snapshot was not sent", rpc="InstallSnapshot", node=id_text(to), error=str(error))
+            _log.warning("snapshot transfer failed", rpc="InstallSnapshot", node=id_text(to), error=str(error))
         finally:
             self._sending.discard(to)
             self._node.snapshot_sent(to, succeeded=succeeded)
@@ -54,10 +54,10 @@ class SnapshotSender:
             link = await self._dial(to)
             try:
                 link.be_patient()
-                await link.write(Kind.INSTALL_SNAPSHOT, message)
+                await link.write(PeerFrame.INSTALL_SNAPSHOT, message)
                 for position in range(0, size, limits.SNAPSHOT_CHUNK_BYTES):
                     data = await self._log.read_state(file, position, min(limits.SNAPSHOT_CHUNK_BYTES, size - position))
-                    await link.write(Kind.CHUNK, data)
+                    await link.write(PeerFrame.CHUNK, data)
                     metrics.RAFT_SNAPSHOT_BYTES.value += len(data)
                 await link.end_snapshot()
             finally:
@@ -71,12 +71,12 @@ class IncomingSnapshot:
     def __init__(self, log: LogStore, name: str, size: int, writer: SnapshotWriter) -> None:
         self._log = log
         self._name = received_name(name)
-        self._left = size
+        self._missing_bytes = size
         self._writer: SnapshotWriter | None = writer
 
     @classmethod
     async def begin(cls, log: LogStore, message: bytes) -> IncomingSnapshot:
-        """Raises DecodeError for a message that describes none."""
+        """Starts receiving. Raises DecodeError if the message does not describe a snapshot."""
         parts = eraftpb.snapshot_in(message)
         name, size = snapshot_of(parts.data)
         writer = await log.begin_received(SnapshotHead(parts.index, parts.term, log.log_id, parts.conf))
@@ -84,23 +84,23 @@ class IncomingSnapshot:
 
     async def add(self, data: bytes) -> None:
         assert self._writer is not None
-        self._left -= len(data)
-        if self._left < 0:
-            raise errors.DecodeError("more bytes than were announced")
+        self._missing_bytes -= len(data)
+        if self._missing_bytes < 0:
+            raise errors.DecodeError("snapshot is longer than announced")
         await self._log.add_received(self._writer, data)
 
     async def finish(self) -> None:
-        """It is here, for the core to take or not; then it is released."""
+        """Completes the file; the core then installs it or not, and `release` follows."""
         assert self._writer is not None
-        if self._left:
-            raise errors.DecodeError(f"{self._left} bytes are missing")
+        if self._missing_bytes:
+            raise errors.DecodeError(f"snapshot is {self._missing_bytes} bytes shorter than announced")
         await self._log.finish_received(self._writer, self._name)
         self._writer = None
 
     async def release(self) -> None:
         await self._log.release_received(self._name)
 
-    async def give_up(self) -> None:
+    async def abort(self) -> None:
         writer, self._writer = self._writer, None
         if writer is not None:
             await self._log.give_up_received(writer)

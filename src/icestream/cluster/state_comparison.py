@@ -1,4 +1,4 @@
-"""Tells the others the hash of this node's state at each common snapshot, and acts on what they tell."""
+"""Exchanges state digests with the other nodes at each common snapshot, and stops this node if it is outvoted."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ class StateComparison:
         self._peers = peers
         self.hashes = StateHashes(node.id)
 
-    def taken(self, index: int, digest: bytes) -> None:
-        """A snapshot of this node is on disk."""
+    def on_snapshot(self, index: int, digest: bytes) -> None:
+        """Called when a snapshot of this node is on disk."""
         self.hashes.note(self._node.id, index, digest)
         members = self._node.members
         for other in {*members.voters, *members.learners} - {self._node.id}:
-            self._node.tasks.start(self._tell(other, index, digest), "state-hash")
+            self._node.tasks.start(self._send_digest(other, index, digest), "state-hash")
         self._judge(index)
 
-    async def _tell(self, other: int, index: int, digest: bytes) -> None:
-        """A node that is away compares at the next one."""
+    async def _send_digest(self, other: int, index: int, digest: bytes) -> None:
+        """Best effort: an unreachable node compares at the next snapshot."""
         arguments = {"node": id_text(self._node.id), "index": index, "hash": digest}
         with contextlib.suppress(errors.IcestreamError):
             await self._peers.call(other, "StateHash", arguments)
 
-    def heard(self, other: int, index: int, digest: bytes) -> None:
+    def on_digest(self, other: int, index: int, digest: bytes) -> None:
         if other != self._node.id:
             self.hashes.note(other, index, digest)
             self._judge(index)
@@ -47,11 +47,11 @@ class StateComparison:
             return
         metrics.RAFT_STATES_DIFFERENT.value += 1
         others = [id_text(other) for other in self.hashes.differing(index)]
-        _log.error("the states of nodes differ", index=index, nodes=others, verdict=verdict.value)
+        _log.error("state machines of nodes differ", index=index, nodes=others, verdict=verdict.value)
         if verdict is Verdict.OUTVOTED:
             self._node.fail(
                 errors.LogStopped(
-                    f"the state of this node at entry {index} is not the one of the other nodes",
-                    hint="keep its data_dir for a report, then start the node anew with an empty one: it joins again",
+                    f"the state of this node at entry {index} differs from the state of a majority of nodes",
+                    hint="keep its data_dir for a report, then start the node with an empty one: it joins again",
                 )
             )

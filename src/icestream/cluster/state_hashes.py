@@ -1,11 +1,11 @@
-"""The SHA-256 of the nodes' states at the same places of the log, compared by every node for itself. Pure.
+"""Compares the SHA-256 of the nodes' state machines at the same log entries. Pure; every node judges by itself.
 
-A snapshot at a TakeSnapshot is of the same state on every node, so its digest must be the same (metadata/snapshot.py).
-Each node tells the others its own; whoever has heard of a difference judges it:
+The snapshot taken at a TakeSnapshot entry must be equal on every node, and so its digest (metadata/snapshot.py). Each
+node sends its own digest to the others:
 
-    EQUAL      everybody who has told it has the digest of this node
-    DIFFERENT  somebody has another one, and no majority of the voters says that it is this node which is wrong
-    OUTVOTED   a majority of the voters has one other digest: this node stops, before it serves or spreads what is wrong
+    EQUAL      all reported digests equal the digest of this node
+    DIFFERENT  a node reported another digest, and no majority of voters contradicts this node
+    OUTVOTED   a majority of voters has one other digest: this node stops before it serves wrong state
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from icestream import limits
 
 
 class Verdict(Enum):
-    UNKNOWN = "nobody to compare with"
+    UNKNOWN = "nothing to compare with"
     EQUAL = "equal"
     DIFFERENT = "different"
     OUTVOTED = "outvoted"
@@ -27,31 +27,31 @@ class Verdict(Enum):
 class StateHashes:
     def __init__(self, node_id: int) -> None:
         self._id = node_id
-        self._told: dict[int, dict[int, bytes]] = {}  # by index: node -> digest
+        self._digests: dict[int, dict[int, bytes]] = {}  # by index: node -> digest
         self.compared = 0
 
     def note(self, node_id: int, index: int, digest: bytes) -> None:
-        """The newest places are kept, within a bound."""
-        known = self._told.setdefault(index, {})
-        if node_id in known or len(known) < limits.STATE_HASH_NODES_MAX:
-            known[node_id] = digest
-        while len(self._told) > limits.STATE_HASHES_KEPT:
-            del self._told[min(self._told)]
+        """Records a digest; only the newest indexes are kept."""
+        digests = self._digests.setdefault(index, {})
+        if node_id in digests or len(digests) < limits.STATE_HASH_NODES_MAX:
+            digests[node_id] = digest
+        while len(self._digests) > limits.STATE_HASHES_KEPT:
+            del self._digests[min(self._digests)]
 
     def judge(self, index: int, voters: Collection[int]) -> Verdict:
-        told = self._told.get(index, {})
-        own = told.get(self._id)
-        others = [digest for node_id, digest in told.items() if node_id != self._id]
+        digests = self._digests.get(index, {})
+        own = digests.get(self._id)
+        others = [digest for node_id, digest in digests.items() if node_id != self._id]
         if own is None or not others:
             return Verdict.UNKNOWN
         self.compared += 1
         if all(digest == own for digest in others):
             return Verdict.EQUAL
-        votes = Counter(digest for node_id, digest in told.items() if node_id in voters)
+        votes = Counter(digest for node_id, digest in digests.items() if node_id in voters)
         digest, most = votes.most_common(1)[0] if votes else (own, 0)
         return Verdict.OUTVOTED if digest != own and 2 * most > len(voters) else Verdict.DIFFERENT
 
     def differing(self, index: int) -> list[int]:
-        """Nodes whose state is not the one of this node."""
-        told = self._told.get(index, {})
-        return sorted(node_id for node_id, digest in told.items() if digest != told.get(self._id))
+        """Nodes whose digest differs from this node's."""
+        digests = self._digests.get(index, {})
+        return sorted(node_id for node_id, digest in digests.items() if digest != digests.get(self._id))

@@ -81,7 +81,7 @@ def topic_owners(store: MetadataStore, cluster: ClusterNode | None = None) -> To
         return entry.value if entry is not None else None
 
     def is_reached(node_id: int) -> bool:
-        return cluster is None or cluster.peers.is_reached(node_id)
+        return cluster is None or cluster.peers.is_connected(node_id)
 
     return TopicOwners(f"{store.identity.node_id:016x}", f"{founders[0]:016x}", peek, is_reached)
 

@@ -64,7 +64,7 @@ async def test_a_node_that_joins_says_that_the_other_one_does_not_answer(
         said.append(text)
         is_said.set()
 
-    monkeypatch.setattr(ClusterNode, "say", say)
+    monkeypatch.setattr(ClusterNode, "log_status", say)
     (port,) = free_ports(1)
     task = await begun(tmp_path / "raft", ClusterOptions(join=f"127.0.0.1:{port}"))
     async with asyncio.timeout(SECONDS):

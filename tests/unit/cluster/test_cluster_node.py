@@ -152,7 +152,7 @@ async def test_a_node_with_another_state_than_the_majority_stops_and_the_others_
     entries["/a"] = msgspec.structs.replace(entries["/a"], value=b"y")
     async with asyncio.timeout(SECONDS):
         await three.leader.running.submit(cmd.TakeSnapshot())
-        with pytest.raises(errors.LogStopped, match="is not the one of the other nodes"):
+        with pytest.raises(errors.LogStopped, match="differs from the state of a majority"):
             await wrong.node.until(lambda: False)
         assert await three.leader.running.put("/b", b"") > 0
     assert sum(node.running.stopped is None for node in three.nodes.values()) == 2
@@ -185,7 +185,7 @@ async def test_a_node_of_another_cluster_is_refused(three: ClusterNodes, tmp_pat
     async with asyncio.timeout(SECONDS):
         alone = await stranger.start(0)
         await alone.running.ready()
-        with pytest.raises(errors.ForeignCluster, match="is of cluster"):
+        with pytest.raises(errors.ForeignCluster, match="is a member of cluster"):
             await alone.peers.ask(three.seeds[0], "GetNodeInfo", {})
     await stranger.close()
 

@@ -197,7 +197,7 @@ async def test_a_node_of_another_cluster_stops_with_the_reason(three: ClusterNod
         await others.until_voters(3)
         await others.close()
         node = await others.start(0, seeds=(others.seeds[0], *three.seeds))
-        with pytest.raises(errors.ForeignCluster, match="is of cluster"):
+        with pytest.raises(errors.ForeignCluster, match="is a member of cluster"):
             await node.running.ready()
         await others.close()
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import errors, limits
-from icestream.cluster.formation import Found, Join, Wait, decide
+from icestream.cluster.formation import FoundCluster, JoinCluster, WaitForSeeds, decide
 from icestream.cluster.members import (
     VOTER,
     NodeRecord,
@@ -34,19 +34,19 @@ def infos(*ids: int) -> dict[str, NodeInfo]:
 def test_exactly_one_of_the_seed_nodes_begins_the_cluster() -> None:
     for ids in itertools.permutations((5, 9, 7)):
         found = {own: decide(own, SEEDS, infos(*ids)) for own in ids}
-        assert found[5] == Found()
-        assert found[9] == found[7] == Wait("node 0000000000000005 begins the cluster")
+        assert found[5] == FoundCluster()
+        assert found[9] == found[7] == WaitForSeeds("node 0000000000000005 founds the cluster")
 
 
 def test_nobody_begins_before_all_have_answered() -> None:
     answers = infos(5, 9, 7)
     del answers["b:2"]
-    assert decide(5, SEEDS, answers) == Wait("no answer from b:2")
+    assert decide(5, SEEDS, answers) == WaitForSeeds("no answer from b:2")
 
 
 def test_a_cluster_that_is_there_is_joined_whoever_is_missing() -> None:
     answers = {"a:1": NodeInfo(1), "c:3": NodeInfo(7, ONE, founder=7)}
-    assert decide(1, SEEDS, answers) == Join(ONE, 7, "c:3")
+    assert decide(1, SEEDS, answers) == JoinCluster(ONE, 7, "c:3")
 
 
 def test_seed_nodes_of_two_clusters_are_refused() -> None:

@@ -114,7 +114,7 @@ async def test_the_lead_goes_to_no_learner_and_no_stranger(three: ClusterNodes) 
     for through in three.nodes.values():
         with pytest.raises(errors.InvalidInput, match="a learner"):
             await ask(through, "cluster_transfer", node=f"{0xAA:016x}")
-        with pytest.raises(errors.InvalidInput, match="no node of this cluster"):
+        with pytest.raises(errors.InvalidInput, match="not a node of this cluster"):
             await ask(through, "cluster_transfer", node=f"{0xBB:016x}")
     assert three.leader is leader
     assert await ask(leader, "cluster_transfer", node=f"{leader.id:016x}") == {"leader": f"{leader.id:016x}"}
@@ -145,7 +145,7 @@ async def test_a_leader_that_is_removed_hands_over_first(three: ClusterNodes) ->
     async with asyncio.timeout(SECONDS):
         await asked.node.until(lambda: leader.id not in asked.node.members.voters)
     assert asked.node.machine.get(removed_key(leader.id)) is not None
-    with pytest.raises(errors.InvalidInput, match="no node of this cluster"):
+    with pytest.raises(errors.InvalidInput, match="not a node of this cluster"):
         await ask(asked, "cluster_promote", node=f"{leader.id:016x}")
 
 

@@ -16,7 +16,7 @@ from icestream.cluster.development_authority import LOOPBACK, make_certificate
 from icestream.cluster.link import PeerLink, dial
 from icestream.cluster.listener import PeerConnection
 from icestream.cluster.peers import Peers
-from icestream.cluster.wire import NO_CLUSTER, Hello, Kind, Welcome, encode_welcome
+from icestream.cluster.wire import NO_CLUSTER, Hello, PeerFrame, Welcome, encode_welcome
 from icestream.metadata.raft_core import has_raft_core
 from icestream.rpc.frame import encode_frame
 from icestream.runtime.clock import SimulatedClock
@@ -121,7 +121,7 @@ async def test_a_link_to_a_machine_that_takes_nothing_is_lost(monkeypatch: pytes
 
     async def greet_and_read_no_more(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         greeted.append(writer)
-        writer.write(encode_frame(Kind.WELCOME, 0, encode_welcome(Welcome(NO_CLUSTER, 2, 0, ""))))
+        writer.write(encode_frame(PeerFrame.WELCOME, 0, encode_welcome(Welcome(NO_CLUSTER, 2, 0, ""))))
         writer.transport.pause_reading()  # type: ignore[attr-defined]  # it is one that reads
 
     server = await asyncio.start_server(greet_and_read_no_more, "127.0.0.1", 0)

@@ -14,7 +14,7 @@ from icestream import errors
 from icestream.cluster import wire
 from icestream.cluster.calls import Calls
 from icestream.cluster.cluster_node import ClusterNode
-from icestream.cluster.wire import Hello, Kind, Welcome
+from icestream.cluster.wire import Hello, PeerFrame, Welcome
 from icestream.metadata import eraftpb
 from icestream.metadata.eraftpb import SnapshotParts
 from icestream.metadata.log_format import NO_CLUSTER
@@ -82,9 +82,15 @@ def test_an_address_of_every_interface_is_reached_on_this_machine() -> None:
 
 @pytest.mark.parametrize(
     ("type_of_message", "kind"),
-    [(3, Kind.APPEND_ENTRIES), (9, Kind.APPEND_ENTRIES), (5, Kind.VOTE), (18, Kind.VOTE), (14, Kind.VOTE)],
+    [
+        (3, PeerFrame.APPEND_ENTRIES),
+        (9, PeerFrame.APPEND_ENTRIES),
+        (5, PeerFrame.VOTE),
+        (18, PeerFrame.VOTE),
+        (14, PeerFrame.VOTE),
+    ],
 )
-def test_messages_go_under_the_names_of_their_calls(type_of_message: int, kind: Kind) -> None:
+def test_messages_go_under_the_names_of_their_calls(type_of_message: int, kind: PeerFrame) -> None:
     frame = wire.encode_message(bytes([8, type_of_message, 16, 1]))
     assert HEAD.unpack_from(frame)[1] == kind
 
