@@ -15,11 +15,11 @@ from pathlib import Path
 
 from bench.workload import block, on_loop, opened, options, pipeline, topic
 from icestream.model.sync_mode import SyncMode
-from icestream.wal.log import Log
-from icestream.wal.open import open_log
+from icestream.wal.open_log import open_log
+from icestream.wal.write_ahead_log import WriteAheadLog
 
 
-async def _append(log: Log, total: int, rows: int) -> None:
+async def _append(log: WriteAheadLog, total: int, rows: int) -> None:
     batch = log.batch(topic(log, 1), block(rows))
     await pipeline(log, batch, max(total // (len(batch.block) + 128), 1))
 
@@ -39,7 +39,7 @@ async def die(path: Path, total: int, rows: int) -> None:
             await _append(log, 2**10, rows)
 
 
-def _is_nearly_full(log: Log) -> bool:
+def _is_nearly_full(log: WriteAheadLog) -> bool:
     """What a start reads and copies after a crash is the unsealed file: the worst that can happen is a full one."""
     file = log.appender.file
     return file is not None and 0.9 * file.capacity < file.position < 0.95 * file.capacity
@@ -54,7 +54,7 @@ async def start(path: Path) -> None:
         "open_seconds": took,
         "rss_mib": _memory("VmRSS"),
         "peak_mib": _memory("VmHWM"),
-        "held_gib": log.upkeep.used_bytes / 2**30,
+        "held_gib": log.lifecycle.used_bytes / 2**30,
         "clean": report.clean,
         "files": report.files,
         "scanned_mib": report.bytes_scanned / 2**20,

@@ -18,8 +18,8 @@ from typing import Any
 from bench.process import cpu_seconds, family
 from icestream.catalog.topic_rules.topic_schema import new_schema
 from icestream.model import envelope
-from icestream.model.backlog import Backlog, LogFile, ShardBacklog, Stretch, TopicBacklog
-from icestream.model.block import Constant, encode_block
+from icestream.model.backlog_messages import Backlog, BacklogFile, BacklogRange, ShardBacklog, TopicBacklog
+from icestream.model.block import ConstantColumn, encode_block
 from icestream.pipeline.planner import plan_round
 from icestream.pipeline.round_judgement import judge_round
 from icestream.pipeline.round_plan import RoundBudget, RoundPlan, TableTarget
@@ -29,7 +29,7 @@ from icestream.pipeline.spark_setup.spark_install import SetupPaths, install_spa
 from icestream.pipeline.task import job
 from icestream.pipeline.task.task_run import read_bundle
 from icestream.settings import load
-from icestream.wal.format import RECORDS_START, RecordKind, Section, SectionKind, encode_record
+from icestream.wal.format import RECORDS_START, RecordKind, RecordSection, SectionKind, encode_record
 from icestream.wal.log_file import FileHeader, encode_first_page, log_name
 
 LOG_ID = bytes(16)
@@ -51,11 +51,11 @@ def make_log(folder: Path, topics: int, rows: int, rows_per_block: int) -> Backl
                 payloads = [data[at : at + PAYLOAD_BYTES] for at in range(0, len(data), PAYLOAD_BYTES)]
                 columns = {
                     envelope.PAYLOAD: payloads,
-                    envelope.PUBLISH_TIME: Constant(lsn),
-                    envelope.PRODUCER_NAME: Constant("bench"),
+                    envelope.PUBLISH_TIME: ConstantColumn(lsn),
+                    envelope.PRODUCER_NAME: ConstantColumn("bench"),
                 }
                 body = encode_block(rows_per_block, columns)
-                section = Section(topic, 0, SectionKind.MESSAGES, 0, 1, base, lsn, rows_per_block, 0, body)
+                section = RecordSection(topic, 0, SectionKind.MESSAGES, 0, 1, base, lsn, rows_per_block, 0, body)
                 record = encode_record(RecordKind.DATA, lsn, 1, lsn - 1, lsn, position, 8, [section])
                 if lsn % MARK_EVERY == 1:
                     marks.append((position, lsn))
@@ -63,8 +63,8 @@ def make_log(folder: Path, topics: int, rows: int, rows_per_block: int) -> Backl
     told = [
         TopicBacklog(one, f"/t/{one}", 1, [ShardBacklog(0, 1, 0, rows)], rows, 0, 0) for one in range(1, topics + 1)
     ]
-    stretches = [Stretch(one, 0, 1, 0, rows, rows * PAYLOAD_BYTES, RECORDS_START) for one in range(1, topics + 1)]
-    return Backlog(LOG_ID.hex(), str(folder), "", "", told, [LogFile(1, position, marks, stretches)])
+    stretches = [BacklogRange(one, 0, 1, 0, rows, rows * PAYLOAD_BYTES, RECORDS_START) for one in range(1, topics + 1)]
+    return Backlog(LOG_ID.hex(), str(folder), "", "", told, [BacklogFile(1, position, marks, stretches)])
 
 
 def plan_of(backlog: Backlog, tables: Path, tasks: int) -> RoundPlan:

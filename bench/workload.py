@@ -15,15 +15,15 @@ import uvloop
 from icestream import limits
 from icestream.model import envelope
 from icestream.model.block import encode_block
-from icestream.model.shard import Topic
+from icestream.model.shard import TopicIdentity
 from icestream.model.sync_mode import SyncMode
 from icestream.runtime.garbage import calm_collector
-from icestream.wal.appender import Batch, placed
-from icestream.wal.log import Log
-from icestream.wal.open import open_log
-from icestream.wal.options import LogOptions
+from icestream.wal.appender import AppendBatch, require_placed
+from icestream.wal.log_options import LogOptions
+from icestream.wal.open_log import open_log
 from icestream.wal.receipt import Receipt
 from icestream.wal.state import Shard
+from icestream.wal.write_ahead_log import WriteAheadLog
 
 MESSAGE_BYTES = 100
 PAYLOAD = bytes(range(MESSAGE_BYTES))
@@ -50,7 +50,7 @@ def options(**values: Any) -> LogOptions:
 
 
 @asynccontextmanager
-async def opened(path: Path, chosen: LogOptions) -> AsyncIterator[Log]:
+async def opened(path: Path, chosen: LogOptions) -> AsyncIterator[WriteAheadLog]:
     log = await open_log(path, chosen, {})
     try:
         yield log
@@ -59,7 +59,7 @@ async def opened(path: Path, chosen: LogOptions) -> AsyncIterator[Log]:
 
 
 @asynccontextmanager
-async def warm(path: Path, chosen: LogOptions) -> AsyncIterator[Log]:
+async def warm(path: Path, chosen: LogOptions) -> AsyncIterator[WriteAheadLog]:
     """A log in the state it has after its first minute: it writes into a zeroed file, and a spare is ready."""
     async with opened(path, chosen) as log:
         shard = topic(log, limits.KIB)
@@ -67,7 +67,7 @@ async def warm(path: Path, chosen: LogOptions) -> AsyncIterator[Log]:
         await spares(path)
         first = None
         while first is None or log.appender.file is first:
-            placed(await log.append([filler]))
+            require_placed(await log.append([filler]))
             first = first or log.appender.file
         await spares(path)
         yield log
@@ -79,13 +79,17 @@ async def spares(path: Path) -> None:
         await asyncio.sleep(0.01)
 
 
-def topic(log: Log, number: int) -> Shard:
-    log.declare_topic(Topic(number, f"/default/bench-{number}"))
+def topic(log: WriteAheadLog, number: int) -> Shard:
+    log.declare_topic(TopicIdentity(number, f"/default/bench-{number}"))
     return log.shard(number, 0)
 
 
 async def append_for(
-    log: Log, seconds: float, appenders: int, make: Callable[[], Batch], latencies: list[int] | None = None
+    log: WriteAheadLog,
+    seconds: float,
+    appenders: int,
+    make: Callable[[], AppendBatch],
+    latencies: list[int] | None = None,
 ) -> tuple[int, float]:
     """`appenders` tasks, each awaiting one append after the other: how many appends, in how many seconds."""
     now = time.perf_counter_ns
@@ -96,7 +100,7 @@ async def append_for(
     async def appender() -> None:
         nonlocal count
         while (before := now()) < until:
-            placed(await log.append([make()]))
+            require_placed(await log.append([make()]))
             count += 1
             if latencies is not None:
                 latencies.append(now() - before)
@@ -108,7 +112,7 @@ async def append_for(
     return count, took
 
 
-async def pipeline(log: Log, batch: Batch, count: int, per_tick: int = 1) -> float:
+async def pipeline(log: WriteAheadLog, batch: AppendBatch, count: int, per_tick: int = 1) -> float:
     """Submits `count` batches as fast as the in-flight bound lets it; the seconds until the last ack.
 
     Each tick of the loop becomes one record (of at most 4 MiB) with `per_tick` batches.
@@ -120,25 +124,25 @@ async def pipeline(log: Log, batch: Batch, count: int, per_tick: int = 1) -> flo
     started = time.perf_counter()
     for number in range(count):
         while waiting and log.in_flight_bytes >= bound:
-            placed(await waiting.popleft())
+            require_placed(await waiting.popleft())
         waiting.append(log.submit([batch]))
         if number % per_tick == per_tick - 1:
             await asyncio.sleep(0)
             while waiting and waiting[0].done():
-                placed(waiting.popleft().result())
+                require_placed(waiting.popleft().result())
     while waiting:
-        placed(await waiting.popleft())
+        require_placed(await waiting.popleft())
     took = time.perf_counter() - started
     check_synced(log, syncs(log) - synced, count * size // limits.IN_FLIGHT_BYTES_DEFAULT)
     return took
 
 
-def syncs(log: Log) -> int:
+def syncs(log: WriteAheadLog) -> int:
     """How often the native writer has synced. Not part of the log's face: only the benchmark asks."""
     return int(log._sink._writer.sync_count())  # type: ignore[attr-defined]
 
 
-def check_synced(log: Log, done: int, at_least: int) -> None:
+def check_synced(log: WriteAheadLog, done: int, at_least: int) -> None:
     """An ack without a sync is fast and worth nothing: a figure of `always` must not come from one."""
     if log.appender.mode is SyncMode.ALWAYS and done < at_least:
         raise RuntimeError(f"the log acked with {done} syncs what takes at least {at_least}")

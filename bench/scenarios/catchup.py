@@ -17,7 +17,7 @@ from bench.peers import bare_files
 from bench.workload import ROWS, block, on_loop, opened, options, pipeline, topic
 from icestream import limits
 from icestream.model.sync_mode import SyncMode
-from icestream.wal.log import Log
+from icestream.wal.write_ahead_log import WriteAheadLog
 
 NAME = "catchup"
 GOAL = "catch-up read with CRC ≥ 0.5x of a bare read of the file"
@@ -63,7 +63,7 @@ def by_shard(path: Path) -> float:
     return on_loop(work())
 
 
-async def _read_shard(log: Log) -> float:
+async def _read_shard(log: WriteAheadLog) -> float:
     shard = log.shard(1, 0)
     offset = size = 0
     started = time.perf_counter()

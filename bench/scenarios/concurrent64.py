@@ -13,7 +13,7 @@ from bench.figures import Figure, Goal, Row, percentile, ratios
 from bench.harness import Bench
 from bench.peers import redis
 from bench.workload import append_for, block, on_loop, options, topic, warm
-from icestream.wal.appender import Batch
+from icestream.wal.appender import AppendBatch
 
 NAME = "concurrent64"
 GOAL = "64 concurrent appenders ≥ 1.2x Redis `appendfsync always`"
@@ -34,7 +34,7 @@ def ours(path: Path, seconds: float, *, encoded: bool) -> Result:
             shard = topic(log, 1)
             ready = log.batch(shard, block(1))
 
-            def make() -> Batch:
+            def make() -> AppendBatch:
                 return ready if encoded else log.batch(shard, block(1))
 
             latencies: list[int] = []

@@ -18,9 +18,9 @@ from bench.workload import check_synced, on_loop, options, syncs, topic, warm
 from icestream import limits
 from icestream.model import envelope
 from icestream.model.block import encode_block
-from icestream.wal.appender import placed
-from icestream.wal.log import Log
+from icestream.wal.appender import require_placed
 from icestream.wal.state import Shard
+from icestream.wal.write_ahead_log import WriteAheadLog
 
 NAME = "rotation"
 GOAL = "p99 at rotation ≤ 3x p99 elsewhere"
@@ -37,15 +37,15 @@ def ours(path: Path, rotations: int, file_bytes: int, *, recycle: bool) -> tuple
     return on_loop(work())
 
 
-async def _append(log: Log, shard: Shard, rotations: int, *, recycle: bool) -> tuple[list[int], list[int]]:
+async def _append(log: WriteAheadLog, shard: Shard, rotations: int, *, recycle: bool) -> tuple[list[int], list[int]]:
     batch = log.batch(shard, encode_block(1, {envelope.PAYLOAD: [bytes(APPEND_BYTES - 200)]}))
     now = time.perf_counter_ns
     at_rotation: list[int] = []
     elsewhere: list[int] = []
     seen, synced = 0, syncs(log)
     while seen < rotations:
-        file, preparing, before = log.appender.file, log.upkeep.preparing, now()
-        placed(await log.append([batch]))
+        file, preparing, before = log.appender.file, log.lifecycle.preparing, now()
+        require_placed(await log.append([batch]))
         took = now() - before
         rotated = log.appender.file is not file
         (at_rotation if rotated or preparing else elsewhere).append(took)

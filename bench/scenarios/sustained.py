@@ -28,9 +28,9 @@ def ours(path: Path, seconds: float) -> tuple[int, int, float, float]:
         async with opened(path, options()) as log:
             batch = log.batch(topic(log, 1), block(ROWS))
             await append_for(log, min(seconds / 10, 2), APPENDERS, lambda: batch)
-            used, synced, cpu = log.upkeep.used_bytes, syncs(log), time.process_time()
+            used, synced, cpu = log.lifecycle.used_bytes, syncs(log), time.process_time()
             _, took = await append_for(log, seconds, APPENDERS, lambda: batch)
-            return log.upkeep.used_bytes - used, syncs(log) - synced, took, time.process_time() - cpu
+            return log.lifecycle.used_bytes - used, syncs(log) - synced, took, time.process_time() - cpu
 
     return on_loop(work())
 

@@ -14,7 +14,7 @@ from bench.figures import Figure, Goal, Row, ratios
 from bench.harness import Bench
 from bench.workload import block, check_synced, on_loop, options, syncs, topic, warm
 from icestream.model.sync_mode import SyncMode
-from icestream.wal.appender import placed
+from icestream.wal.appender import require_placed
 
 NAME = "topics1000"
 GOAL = "append of 1000 sections of different topics per tick ≥ 0.5x of one topic"
@@ -30,12 +30,12 @@ def ours(path: Path, mode: SyncMode, topics: int, rows: int, seconds: float) -> 
             content = block(rows)
             batches = [log.batch(shards[number % topics], content) for number in range(TOPICS)]
             for _ in range(10):
-                placed(await log.append(batches))
+                require_placed(await log.append(batches))
             ticks, synced = 0, syncs(log)
             started = time.perf_counter()
             until = started + seconds
             while (now := time.perf_counter()) < until:
-                placed(await log.append(batches))
+                require_placed(await log.append(batches))
                 ticks += 1
             check_synced(log, syncs(log) - synced, ticks)
             return ticks * TOPICS * rows / (now - started)

@@ -22,8 +22,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from icestream.runtime.files import File, LocalDirectory, LocalFile
-from icestream.wal.appender import Write
-from icestream.wal.sink import InlineSink, Progress
+from icestream.wal.appender import PlannedWrite
+from icestream.wal.sink import InlineSink, SinkProgress
 
 SECTOR = 512
 WRITTEN_BACK = 0.2
@@ -142,10 +142,10 @@ class ThreadSink:
 
     def __init__(self) -> None:
         self._inner = InlineSink()
-        self._queue: deque[tuple[Sequence[Write], Mapping[int, File]]] = deque()
+        self._queue: deque[tuple[Sequence[PlannedWrite], Mapping[int, File]]] = deque()
         self._wake = threading.Semaphore(0)
         self._lock = threading.Lock()
-        self._progress = Progress(0, 0, None)
+        self._progress = SinkProgress(0, 0, None)
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="losing-disk", daemon=True)
@@ -156,7 +156,7 @@ class ThreadSink:
             self._wake.acquire()
             if self._closed and not self._queue:
                 return
-            writes: list[Write] = []
+            writes: list[PlannedWrite] = []
             files: dict[int, File] = {}
             while self._queue:
                 more, handles = self._queue.popleft()
@@ -168,7 +168,7 @@ class ThreadSink:
                     self._progress = self._inner.progress()
                 os.eventfd_write(self._news, 1)
 
-    def submit(self, writes: Sequence[Write], files: Mapping[int, File]) -> bool:
+    def submit(self, writes: Sequence[PlannedWrite], files: Mapping[int, File]) -> bool:
         self._queue.append((writes, dict(files)))
         self._wake.release()
         return False
@@ -176,7 +176,7 @@ class ThreadSink:
     def request_sync(self, file: File) -> None:
         """Nobody asks for it here."""
 
-    def progress(self) -> Progress:
+    def progress(self) -> SinkProgress:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._news)
         with self._lock:
@@ -185,7 +185,7 @@ class ThreadSink:
     def fileno(self) -> int:
         return self._news
 
-    def halt(self) -> Progress:
+    def halt(self) -> SinkProgress:
         return self.progress()
 
     def restart(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 import icestream
 from icestream.broker.records import TopicPolicies
 from icestream.model.shard import ShardKey
-from icestream.model.subscription import FailurePolicy, Poison, SubscriptionType
+from icestream.model.subscription import FailurePolicy, PoisonPolicy, SubscriptionType
 from icestream.model.topic_name import TopicName
 from icestream.wal.receipt import Receipt
 from tests.support.broker_machine import TOPIC, BrokerMachine, block, publish, quiet, stored_rows, subscribe
@@ -80,7 +80,7 @@ async def test_publishing_dead_letters_and_subscriptions_all_pass_the_facade(mon
     dead = TopicName("default", "dead")
     await broker.create_topic(TOPIC, policies=TopicPolicies())
     await publish(broker, await broker.open_producer(TOPIC, "p"), b"x")
-    policy = FailurePolicy(0, poison=Poison.DEAD_LETTER, dead_letter_topic=str(dead))
+    policy = FailurePolicy(0, poison=PoisonPolicy.DEAD_LETTER, dead_letter_topic=str(dead))
     reader = await subscribe(broker, kind=SubscriptionType.SHARED, failure=policy)
     await quiet()
     reader.nack(0)

@@ -16,13 +16,13 @@ from icestream.broker.records import CursorRecord, as_steps
 from icestream.broker.storage import PersistentStorage
 from icestream.metadata.command import Absent, Delete, Put
 from icestream.model import SyncMode, envelope
-from icestream.model.block import Numbering, blocks_of, encode_block
-from icestream.model.shard import ShardKey, Topic
-from icestream.model.subscription import Dispatch
+from icestream.model.block import Numbering, encode_block, iter_blocks
+from icestream.model.shard import ShardKey, TopicIdentity
+from icestream.model.subscription import DispatchMode
 from icestream.model.topic_name import TopicName
 from icestream.wal.admission import Quota
 from icestream.wal.appender import Placed, Result
-from icestream.wal.producers import Duplicate
+from icestream.wal.producer_registry import Duplicate
 from tests.support.broker_machine import BrokerMachine, quiet
 
 pytestmark = pytest.mark.asyncio
@@ -41,9 +41,9 @@ def machine(request: pytest.FixtureRequest) -> BrokerMachine:
 @pytest_asyncio.fixture
 async def storage(machine: BrokerMachine) -> AsyncIterator[PersistentStorage]:
     found = await machine.open_storage()
-    record = records.TopicRecord(1, 2, Dispatch.RELIABLE, 0, "node")
+    record = records.TopicRecord(1, 2, DispatchMode.RELIABLE, 0, "node")
     await machine.store.put(records.topic_key(NAME), records.encode(record))
-    found.declare_topic(Topic(1, str(NAME)), 2)
+    found.declare_topic(TopicIdentity(1, str(NAME)), 2)
     yield found
     await found.shutdown()
 
@@ -85,7 +85,7 @@ async def read_all(storage: PersistentStorage, key: ShardKey, offset: int = 0) -
         result = await stream.read(offset, 1)
         assert result.next_offset > offset
         for section in result.sections:
-            payloads = [value for one in blocks_of(section.body) for value in one.values(envelope.PAYLOAD)]
+            payloads = [value for one in iter_blocks(section.body) for value in one.values(envelope.PAYLOAD)]
             for at, payload in enumerate(payloads, section.base_offset):
                 if at >= offset:
                     assert isinstance(payload, bytes)
@@ -156,7 +156,7 @@ async def test_what_is_not_a_batch_is_refused_at_once_in_the_same_words(machine:
     for in_memory in (False, True):
         machine.in_memory = in_memory
         storage = await machine.open_storage()
-        storage.declare_topic(Topic(1, str(NAME)), 1)
+        storage.declare_topic(TopicIdentity(1, str(NAME)), 1)
         large = [block(bytes(200_000)), block(bytes(16_000), bytes(16_000)), block(b"a") + bytes(8), b"", b"short"]
         said.append([])
         for bad in large:
@@ -209,7 +209,7 @@ async def test_whatever_storage_cannot_do_now_is_an_error_of_the_facade() -> Non
     machine = BrokerMachine()
     storage = await machine.open_storage()
     assert isinstance(storage, IcebergStorage)
-    storage.declare_topic(Topic(1, str(NAME)), 1)
+    storage.declare_topic(TopicIdentity(1, str(NAME)), 1)
     seen: set[type[errors.IcestreamError]] = set()
     for quota in (Quota(2**30, 3_000), Quota(12_000, 2**30)):
         storage.log.quota = quota
@@ -340,9 +340,9 @@ async def test_a_stored_cursor_comes_back_with_its_stream_and_only_to_its_topic(
     assert cursors[0] is not None
     assert (cursors[0].offset, cursors[0].ranges, cursors[0].generation) == (5, [(7, 9), (12, 13)], 3)
     assert cursors[1] is None
-    record = records.TopicRecord(2, 2, Dispatch.RELIABLE, 0, "node")
+    record = records.TopicRecord(2, 2, DispatchMode.RELIABLE, 0, "node")
     await machine.store.put(records.topic_key(NAME), records.encode(record))
-    storage.declare_topic(Topic(2, str(NAME), 2), 2)
+    storage.declare_topic(TopicIdentity(2, str(NAME), 2), 2)
     assert (await storage.create_subscription_stream("default", "a", "s")).cursors == [None, None]
 
 

@@ -18,7 +18,7 @@ from icestream.broker import records
 from icestream.frontends.danube.handlers import status_number
 from icestream.frontends.danube.request_batch import RequestBatch, RowOutcome
 from icestream.frontends.danube.wire import danube_pb2 as pb
-from icestream.model.subscription import Start, StartAt, SubscriptionType
+from icestream.model.subscription import StartAt, SubscriptionStart, SubscriptionType
 from icestream.model.topic_name import TopicName
 from tests.support.danube_broker import DanubeBroker, Received, danube_broker
 from tests.support.until import until
@@ -131,7 +131,7 @@ async def test_a_subscription_starts_where_its_metadata_or_an_operator_says(door
         consumer = await door.subscribe(start.replace(":", "-"), ("x-icestream-start", start))
         assert await door.first(consumer) == first, start
     for number in range(3):
-        start_at = Start(StartAt.OFFSET, number)
+        start_at = SubscriptionStart(StartAt.OFFSET, number)
         await door.danube.broker.create_subscription(TOPIC, f"made-{number}", SubscriptionType.SHARED, start_at)
         received = await door.danube.consumer("/default/t", "d", f"made-{number}")
         assert await received.payloads(1) == [b"%d" % number]

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from danube import SubType
 
-from icestream.model.subscription import Backoff, FailurePolicy, Poison
+from icestream.model.subscription import FailurePolicy, PoisonPolicy, RedeliveryBackoff
 from icestream.model.topic_name import TopicName
 from tests.support.danube_broker import DanubeBroker, Received, danube_broker
 from tests.support.until import until
@@ -127,7 +127,9 @@ async def test_one_message_of_a_key_at_a_time(danube: DanubeBroker) -> None:
 async def test_key_shared_nack_redelivers_to_the_same_consumer(danube: DanubeBroker) -> None:
     producer = await danube.producer("/default/t")
     received = [await join(danube, f"c{number}") for number in range(2)]
-    await danube.broker.set_failure_policy(TOPIC, "s", FailurePolicy(1, 30_000, 0, 0, Backoff.FIXED, Poison.DROP))
+    await danube.broker.set_failure_policy(
+        TOPIC, "s", FailurePolicy(1, 30_000, 0, 0, RedeliveryBackoff.FIXED, PoisonPolicy.DROP)
+    )
     await producer.send_with_key(b"m", None, "key")
     await until(lambda: any(not one.queue.empty() for one in received))
     (owner,) = [one for one in received if not one.queue.empty()]
@@ -159,18 +161,20 @@ async def test_consumer_churn_join(danube: DanubeBroker) -> None:
     assert sorted(int(one.payload) for messages in found for one in messages) == list(range(20))
 
 
-@pytest.mark.parametrize("poison", [Poison.DROP, Poison.BLOCK, Poison.DEAD_LETTER])
-async def test_poison_concerns_only_its_key(danube: DanubeBroker, poison: Poison) -> None:
+@pytest.mark.parametrize("poison", [PoisonPolicy.DROP, PoisonPolicy.BLOCK, PoisonPolicy.DEAD_LETTER])
+async def test_poison_concerns_only_its_key(danube: DanubeBroker, poison: PoisonPolicy) -> None:
     """Drop and dead letter free the key; block stalls that key and no other."""
     producer = await danube.producer("/default/t")
     received = await join(danube)
-    dead = "/default/dead" if poison is Poison.DEAD_LETTER else None
-    await danube.broker.set_failure_policy(TOPIC, "s", FailurePolicy(0, 30_000, 0, 0, Backoff.FIXED, poison, dead))
+    dead = "/default/dead" if poison is PoisonPolicy.DEAD_LETTER else None
+    await danube.broker.set_failure_policy(
+        TOPIC, "s", FailurePolicy(0, 30_000, 0, 0, RedeliveryBackoff.FIXED, poison, dead)
+    )
     await producer.send_with_key(b"poison", None, "bad")
     await received.consumer.nack(await received.next(ack=False), delay_ms=0)
     await producer.send_with_key(b"behind", None, "bad")
     await producer.send_with_key(b"other", None, "good")
-    wanted = {b"other"} if poison is Poison.BLOCK else {b"other", b"behind"}
+    wanted = {b"other"} if poison is PoisonPolicy.BLOCK else {b"other", b"behind"}
     assert set(await received.payloads(len(wanted))) == wanted
 
 

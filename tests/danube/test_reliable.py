@@ -11,7 +11,7 @@ import pytest_asyncio
 from danube import SubType
 from danube.producer import Producer
 
-from icestream.model.subscription import Backoff, FailurePolicy, Poison
+from icestream.model.subscription import FailurePolicy, PoisonPolicy, RedeliveryBackoff
 from icestream.model.topic_name import TopicName
 from tests.support.danube_broker import WAIT_SECONDS, DanubeBroker, Received, danube_broker
 from tests.support.until import until
@@ -19,7 +19,7 @@ from tests.support.until import until
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("wire")]
 TOPIC = TopicName("default", "t")
 BOTH = pytest.mark.parametrize("kind", [SubType.EXCLUSIVE, SubType.SHARED])
-AT_ONCE = FailurePolicy(1, 30_000, 0, 0, Backoff.FIXED, Poison.DROP)
+AT_ONCE = FailurePolicy(1, 30_000, 0, 0, RedeliveryBackoff.FIXED, PoisonPolicy.DROP)
 
 
 @pytest_asyncio.fixture
@@ -55,7 +55,9 @@ async def test_nack_redelivers(danube: DanubeBroker, kind: SubType) -> None:
 async def test_ack_timeout_redelivers(danube: DanubeBroker) -> None:
     producer = await danube.producer("/default/t")
     received = await danube.consumer("/default/t")
-    await danube.broker.set_failure_policy(TOPIC, "s", FailurePolicy(9, 50, 0, 0, Backoff.FIXED, Poison.BLOCK))
+    await danube.broker.set_failure_policy(
+        TOPIC, "s", FailurePolicy(9, 50, 0, 0, RedeliveryBackoff.FIXED, PoisonPolicy.BLOCK)
+    )
     await producer.send(b"m")
     assert await received.payloads(2, ack=False) == [b"m", b"m"]
 
@@ -66,7 +68,7 @@ async def test_retry_exhausted_drop(danube: DanubeBroker) -> None:
 
 
 async def test_retry_exhausted_block(danube: DanubeBroker) -> None:
-    policy = FailurePolicy(1, 30_000, 0, 0, Backoff.FIXED, Poison.BLOCK)
+    policy = FailurePolicy(1, 30_000, 0, 0, RedeliveryBackoff.FIXED, PoisonPolicy.BLOCK)
     producer, received = await fail_one(danube, policy, is_over=lambda: bool(delivery(danube).dispatcher.blocked))
     await producer.send(b"behind it")
     assert danube.broker.subscription(TOPIC, "s").lag == 2
@@ -76,7 +78,7 @@ async def test_retry_exhausted_block(danube: DanubeBroker) -> None:
 
 
 async def test_retry_exhausted_deadletter(danube: DanubeBroker) -> None:
-    policy = FailurePolicy(1, 30_000, 0, 0, Backoff.FIXED, Poison.DEAD_LETTER, "/default/dead")
+    policy = FailurePolicy(1, 30_000, 0, 0, RedeliveryBackoff.FIXED, PoisonPolicy.DEAD_LETTER, "/default/dead")
     await fail_one(danube, policy)
     await danube.broker.create_subscription(TopicName("default", "dead"), "look", **earliest())
     letters = await danube.consumer("/default/dead", subscription="look", kind=SubType.SHARED)
@@ -86,9 +88,9 @@ async def test_retry_exhausted_deadletter(danube: DanubeBroker) -> None:
 
 
 def earliest() -> dict[str, object]:
-    from icestream.model.subscription import Start, StartAt, SubscriptionType
+    from icestream.model.subscription import StartAt, SubscriptionStart, SubscriptionType
 
-    return {"kind": SubscriptionType.SHARED, "start": Start(StartAt.EARLIEST)}
+    return {"kind": SubscriptionType.SHARED, "start": SubscriptionStart(StartAt.EARLIEST)}
 
 
 def delivery(danube: DanubeBroker):  # type: ignore[no-untyped-def]

@@ -10,15 +10,15 @@ import pytest_asyncio
 
 from icestream import errors, limits
 from icestream.frontends.danube.stall_watch import StallWatch
-from icestream.model.subscription import Backoff, FailurePolicy, Poison
+from icestream.model.subscription import FailurePolicy, PoisonPolicy, RedeliveryBackoff
 from icestream.model.topic_name import TopicName
 from tests.support.danube_broker import DanubeBroker, danube_broker
 from tests.support.until import until
 
 pytestmark = pytest.mark.asyncio
 TOPIC = TopicName("default", "t")
-BLOCK = FailurePolicy(0, 30_000, 0, 0, Backoff.FIXED, Poison.BLOCK)
-DROP = FailurePolicy(0, 30_000, 0, 0, Backoff.FIXED, Poison.DROP)
+BLOCK = FailurePolicy(0, 30_000, 0, 0, RedeliveryBackoff.FIXED, PoisonPolicy.BLOCK)
+DROP = FailurePolicy(0, 30_000, 0, 0, RedeliveryBackoff.FIXED, PoisonPolicy.DROP)
 
 
 @pytest_asyncio.fixture

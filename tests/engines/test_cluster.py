@@ -14,7 +14,7 @@ from pyiceberg.catalog.rest import RestCatalog
 
 from icestream import limits
 from icestream.client.client import connect
-from icestream.model.written import Trouble
+from icestream.model.task_messages import TaskErrorKind
 from icestream.pipeline.driver.broker_api import BrokerLink
 from icestream.pipeline.log_bytes.log_sources import LogOwner
 from icestream.pipeline.planner import plan_round
@@ -113,7 +113,10 @@ def check_on_cluster(plan: RoundPlan, master: str, folder: Path) -> None:
 def check_refusals(plan: RoundPlan) -> None:
     """What the broker says no to comes back as data."""
     (first, *_) = plan.ranges
-    for change, trouble in (({"lease": "nobody's"}, Trouble.STALE), ({"token": "wrong"}, Trouble.UNREACHABLE)):
+    for change, trouble in (
+        ({"lease": "nobody's"}, TaskErrorKind.STALE),
+        ({"token": "wrong"}, TaskErrorKind.UNREACHABLE),
+    ):
         source = msgspec.structs.replace(plan.source, **change)
         owner = LogOwner(source)
         found, failed = read_range(source, first, owner)

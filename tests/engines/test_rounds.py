@@ -11,7 +11,7 @@ import pytest
 from icestream import errors
 from icestream.model import envelope
 from icestream.model.block import encode_block
-from icestream.model.written import Trouble
+from icestream.model.task_messages import TaskErrorKind
 from icestream.pipeline.round_judgement import judge_round
 from tests.support.pipeline_round import LogInFolder, all_rows
 from tests.support.round_process import round_process
@@ -52,7 +52,7 @@ def test_what_went_wrong_comes_back_as_data(spark: Spark, log: LogInFolder, tmp_
     plan = log.plan(tmp_path / "tables")
     log.path(log.files[2]).unlink()
     for judged in judge_round(plan, spark.round(plan)):
-        assert judged.errors[0].trouble is Trouble.STALE
+        assert judged.errors[0].trouble is TaskErrorKind.STALE
         assert judged.claims[0].end in (18, 21)  # of 30: the first two files
         assert all_rows(judged.files) == log.expected(judged.topic.topic_id)[: judged.claims[0].end]
 

@@ -8,7 +8,7 @@ import pytest
 
 from icestream import errors
 from icestream.model import SyncMode
-from icestream.wal.log import Log
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.machine import A, B, Machine, batch, messages, publish, settle, turn, undeclared
 from tests.support.stepped_sink import SteppedSink
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.asyncio
 MODES = pytest.mark.parametrize("mode", list(SyncMode))
 
 
-def check_order(log: Log) -> None:
+def check_order(log: WriteAheadLog) -> None:
     for shard in log.state.shards.values():
         assert shard.floor <= shard.synced <= shard.written <= shard.assigned
         if log.appender.mode is not SyncMode.ALWAYS:

@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from icestream import limits
 from icestream.catalogs.table_catalog import CommitDone, TableCatalog, TableChange
-from icestream.model.file_name import Kind, our_file
+from icestream.model.pipeline_file_name import PipelineFileKind, parse_pipeline_file
 from icestream.observability import metrics
 from icestream.pipeline.commit.snapshot_expiry import TagRetention
 from icestream.pipeline.driver.effects import Effect, Fault
@@ -71,7 +71,10 @@ async def test_hazard_01_files_of_expired_snapshots_go_and_nothing_else_does(wor
     after = await world.present(1)
     gone = before - after
     assert after == await world.needed(1)
-    assert {found.kind for path in gone if (found := our_file(path))} == {Kind.LIST, Kind.MANIFEST}
+    assert {found.kind for path in gone if (found := parse_pipeline_file(path))} == {
+        PipelineFileKind.LIST,
+        PipelineFileKind.MANIFEST,
+    }
     assert len(gone) > 9
     assert metrics.PIPELINE_REMOVED_FILES._value.get() - removed[0] == len(gone)
     assert metrics.PIPELINE_REMOVED_BYTES._value.get() - removed[1] > 1_000 * len(gone)
@@ -133,9 +136,9 @@ async def test_hazard_23_readers_of_each_snapshot_have_the_whole_delay(world: Fa
     await pass_time(world, one, HOUR)
     await rounds(world, one, 2)  # it expires, and the delay of the first is over
     await world.clean(one)
-    assert {path for path in named - await world.needed(1) if our_file(path) == (Kind.MANIFEST, 1)}, (
-        "no snapshot has it"
-    )
+    assert {
+        path for path in named - await world.needed(1) if parse_pipeline_file(path) == (PipelineFileKind.MANIFEST, 1)
+    }, "no snapshot has it"
     assert named <= await world.present(1)
     for _ in range(2):  # what is seen to have gone now waits from now on
         await pass_time(world, one, HOUR)
@@ -286,4 +289,4 @@ async def test_hazard_01_after_any_sequence_all_that_is_needed_is_there_and_noth
     for topic_id in (1, 2):
         needed, present = await world.needed(topic_id), await world.present(topic_id)
         assert needed <= present
-        assert {path for path in present - needed if our_file(path)} == set()
+        assert {path for path in present - needed if parse_pipeline_file(path)} == set()

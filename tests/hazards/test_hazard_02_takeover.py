@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from icestream.model import ShardKey, envelope
-from icestream.model.block import Constant, Numbering, blocks_of, encode_block
+from icestream.model.block import ConstantColumn, Numbering, encode_block, iter_blocks
 from icestream.model.shard import Gap, GapState
 from icestream.wal.format import SectionKind
-from icestream.wal.producers import Duplicate
+from icestream.wal.producer_registry import Duplicate
 from tests.support.machine import A, Machine, publish
 
 pytestmark = pytest.mark.asyncio
@@ -21,7 +21,7 @@ async def test_hazard_02_where_a_message_came_from_stays_with_it() -> None:
     numbering = Numbering(9, 3, 40)
     columns = {
         envelope.PAYLOAD: [b"x", b"y"],
-        envelope.ORIGIN_EPOCH: Constant(7),
+        envelope.ORIGIN_EPOCH: ConstantColumn(7),
         envelope.ORIGIN_OFFSET: [1500, 1501],
     }
     await log.append([log.batch(log.shard(*A), encode_block(2, columns, numbering))])
@@ -30,12 +30,12 @@ async def test_hazard_02_where_a_message_came_from_stays_with_it() -> None:
         await end()
         log = await machine.start()
         result = await log.reader.read(A, 0)
-        first, second = [one for section in result.sections for one in blocks_of(section.body)]
+        first, second = [one for section in result.sections for one in iter_blocks(section.body)]
         assert first.values(envelope.ORIGIN_EPOCH) == [7, 7]
         assert first.values(envelope.ORIGIN_OFFSET) == [1500, 1501]
         assert first.numbering == numbering, "the original producer and sequence go with it"
         assert second.values(envelope.ORIGIN_OFFSET) == [None]
-    assert log.state.producers.judge(A, numbering, 2) == Duplicate(0, 1), "a producer that resends it is answered"
+    assert log.state.producers.check(A, numbering, 2) == Duplicate(0, 1), "a producer that resends it is answered"
 
 
 async def test_hazard_02_the_state_of_a_takeover_gap_survives_in_checkpoint_and_log() -> None:
@@ -43,7 +43,7 @@ async def test_hazard_02_the_state_of_a_takeover_gap_survives_in_checkpoint_and_
     log = await machine.start()
     await publish(log, A, b"before the takeover")
     pending = Gap(A, 1, 1000, 2, "owner lost", GapState.PENDING)
-    log.appender.declare([pending], machine.clock.wall_us())
+    log.appender.declare_gaps([pending], machine.clock.wall_us())
     assert await publish(log, A, b"after it") == 1000
     await machine.kill()
     log = await machine.start()

@@ -12,8 +12,8 @@ from icestream import errors
 from icestream.model import ShardKey, SyncMode
 from icestream.model.shard import GapState
 from icestream.runtime.files import File
-from icestream.wal.appender import Placed, Write
-from icestream.wal.log import Log
+from icestream.wal.appender import Placed, PlannedWrite
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.machine import TOPICS, A, B, Machine, batch, messages, publish, turn, undeclared
 from tests.support.stepped_sink import SteppedSink
 
@@ -31,7 +31,7 @@ class World:
         self.cursors: dict[ShardKey, int] = {}
         self.waiting: list[tuple[ShardKey, bytes, asyncio.Future[list[object]]]] = []
 
-    def send(self, log: Log, key: ShardKey, size: int) -> None:
+    def send(self, log: WriteAheadLog, key: ShardKey, size: int) -> None:
         payload = b"%d." % self.sent + bytes(size)
         self.sent += 1
         self.waiting.append((key, payload, log.submit([batch(log, key, payload)])))
@@ -48,17 +48,17 @@ class World:
         known = self.seen.setdefault((key, offset), payload)
         assert known == payload, f"offset {offset} of {key} was seen with two payloads"
 
-    async def read(self, log: Log) -> None:
+    async def read(self, log: WriteAheadLog) -> None:
         """A reader that is never behind what it may see."""
         for key in log.state.shards:
             for offset, payload in (await messages(log, key)).items():
                 self.see(key, offset, payload)
 
-    def store(self, log: Log) -> None:
+    def store(self, log: WriteAheadLog) -> None:
         for key, shard in log.state.shards.items():
             self.cursors[key] = max(self.cursors.get(key, 0), shard.synced)
 
-    def forget_what_was_never_promised(self, log: Log) -> None:
+    def forget_what_was_never_promised(self, log: WriteAheadLog) -> None:
         self.acked = {
             (key, offset): payload
             for (key, offset), payload in self.acked.items()
@@ -71,7 +71,7 @@ class HoldingSink(SteppedSink):
 
     holds = False
 
-    def submit(self, writes: Sequence[Write], files: Mapping[int, File]) -> bool:
+    def submit(self, writes: Sequence[PlannedWrite], files: Mapping[int, File]) -> bool:
         super().submit(writes, files)
         while not self.holds and self.step():
             pass
@@ -109,7 +109,7 @@ async def test_hazard_03_after_power_loss_no_offset_is_reused_and_nothing_is_ski
     await log.advance_floor({key: shard.synced for key, shard in log.state.shards.items()})
 
 
-async def check_start(log: Log, world: World) -> None:
+async def check_start(log: WriteAheadLog, world: World) -> None:
     for key, shard in log.state.shards.items():
         found = await messages(log, key)
         for offset, payload in found.items():

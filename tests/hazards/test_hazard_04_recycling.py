@@ -9,36 +9,36 @@ from typing import Any
 import pytest
 
 from icestream import errors
-from icestream.model import SyncMode, Topic
+from icestream.model import SyncMode, TopicIdentity
 from icestream.model.block import Numbering
 from icestream.runtime.simulated_disk import SimulatedDisk
 from icestream.wal import format as wire
 from icestream.wal.damage import plan_repair
-from icestream.wal.log import Log
+from icestream.wal.file_lifecycle import FileLifecycle
 from icestream.wal.log_file import checkpoint_lsn
-from icestream.wal.producers import Duplicate
-from icestream.wal.repair import apply_repair
-from icestream.wal.upkeep import Upkeep
+from icestream.wal.log_repair import apply_repair
+from icestream.wal.producer_registry import Duplicate
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.machine import TOPICS, A, B, Machine, block, messages, publish
 
 pytestmark = pytest.mark.asyncio
 PRODUCER = 5
 
 
-async def fill(log: Log, count: int, start: int = 0) -> None:
+async def fill(log: WriteAheadLog, count: int, start: int = 0) -> None:
     log.state.producers.open(PRODUCER, 1)
     for number in range(start, start + count):
         await publish(log, A, b"%d" % number + bytes(6000), numbering=Numbering(PRODUCER, 1, number))
         await publish(log, B, b"b%d" % number)
 
 
-async def recycle(log: Log) -> None:
+async def recycle(log: WriteAheadLog) -> None:
     await log.advance_floor({A: log.shard(*A).synced, B: log.shard(*B).synced})
     await log.checkpoint()
     await log.checkpoint()
 
 
-def known(log: Log) -> dict[str, Any]:
+def known(log: WriteAheadLog) -> dict[str, Any]:
     """What must not depend on which files are left."""
     windows = log.state.producers.windows()
     return {
@@ -66,12 +66,12 @@ async def test_hazard_04_after_recycling_everything_a_start_knows_it_all(end: st
         log = await machine.start()
     before = known(log)
     await recycle(log)
-    assert log.upkeep.files == []
+    assert log.lifecycle.files == []
     await getattr(machine, end)()
 
     log = await machine.start()
     assert known(log) == before
-    assert log.state.producers.judge(A, Numbering(PRODUCER, 1, 29), 1) == Duplicate(
+    assert log.state.producers.check(A, Numbering(PRODUCER, 1, 29), 1) == Duplicate(
         29, before["windows"][A, 5][2][-1][3]
     )
     assert log.state.topics == {topic.id: topic for topic in TOPICS}
@@ -167,7 +167,7 @@ async def test_hazard_04_a_file_goes_only_after_two_durable_checkpoints_cover_it
     machine = Machine()
     log = await machine.start()
     await fill(log, 30)
-    last_lsn = {file.number: file.seal.last_lsn for file in log.upkeep.files}
+    last_lsn = {file.number: file.seal.last_lsn for file in log.lifecycle.files}
     machine.disk.operations.clear()
     await recycle(log)
     durable: list[int] = []
@@ -192,10 +192,10 @@ async def test_hazard_04_a_file_of_notes_alone_goes_only_after_two_checkpoints_t
     """No floor holds it, but the older checkpoint and the log behind it must still give the same state. Starts write no
     checkpoint here, as on a disk without room for one: theirs would cover the notes."""
 
-    async def not_written(_: Upkeep) -> None:
+    async def not_written(_: FileLifecycle) -> None:
         return None
 
-    monkeypatch.setattr(Upkeep, "name_first_file", not_written)
+    monkeypatch.setattr(FileLifecycle, "checkpoint_first_file", not_written)
     machine = Machine(mode=SyncMode.PERIODIC)
     log = await machine.start()
     await publish(log, A, b"first")
@@ -206,17 +206,17 @@ async def test_hazard_04_a_file_of_notes_alone_goes_only_after_two_checkpoints_t
     await machine.kill()
     log = await machine.start()
     newest, older = (checkpoint_lsn(name) for name in checkpoints(machine.disk))
-    (file,) = log.upkeep.files
+    (file,) = log.lifecycle.files
     assert (list(file.ranges()), older, newest) == ([], file.seal.last_lsn - 1, file.seal.last_lsn)
-    await log.upkeep.free_files()
-    assert log.upkeep.files == [file]
+    await log.lifecycle.free_files()
+    assert log.lifecycle.files == [file]
     before = log.gaps(A)
     await machine.kill()
     spoil(machine.disk, checkpoints(machine.disk)[0], "flip")
     log = await machine.start()
     assert log.gaps(A) == before
     await recycle(log)
-    assert log.upkeep.files == []
+    assert log.lifecycle.files == []
 
 
 @pytest.mark.parametrize("operation", ["create", "write", "sync", "rename", "sync_directory"])
@@ -246,7 +246,7 @@ async def test_hazard_04_a_crash_at_any_moment_of_recycling_and_reuse_changes_no
         await fill(log, 12)
         machine.disk.crash_after(operations)
 
-        async def work(log: Log = log) -> None:
+        async def work(log: WriteAheadLog = log) -> None:
             await recycle(log)
             await fill(log, 10, start=12)
 
@@ -255,7 +255,7 @@ async def test_hazard_04_a_crash_at_any_moment_of_recycling_and_reuse_changes_no
         log = await machine.start()
         assert log.shard(*A).assigned >= 12
         assert log.state.topics == {topic.id: topic for topic in TOPICS}
-        answer = log.state.producers.judge(A, Numbering(PRODUCER, 1, 11), 1)
+        answer = log.state.producers.check(A, Numbering(PRODUCER, 1, 11), 1)
         assert answer is not None
         assert answer.base_offset == 11
         found = await messages(log, A)
@@ -272,10 +272,10 @@ async def test_hazard_04_a_topic_id_that_nothing_names_stops_the_start() -> None
     await machine.kill()
     content = machine.disk.content(name)
     end = wire.RECORDS_START + wire.decode_header(content, wire.RECORDS_START, wire.RECORDS_START).record_bytes
-    section = wire.Section(17, 0, wire.SectionKind.MESSAGES, 0, 0, 0, 0, 1, 0, block(b"of nobody"))
+    section = wire.RecordSection(17, 0, wire.SectionKind.MESSAGES, 0, 0, 0, 0, 1, 0, block(b"of nobody"))
     record = wire.encode_record(wire.RecordKind.DATA, 2, number, 1, 0, end, wire.ALIGN, [section])
     machine.disk.replace(name, content[:end] + record + content[end + len(record) :])
-    with pytest.raises(errors.LogDamaged, match="topic id 17 is used but nowhere named"):
+    with pytest.raises(errors.LogDamaged, match="topic id 17 is used, but no record of the log names it"):
         await machine.start()
 
 
@@ -292,7 +292,7 @@ async def test_hazard_04_every_file_names_the_topics_it_uses() -> None:
 
 def named_before_used(content: bytes) -> set[int]:
     """The topic ids that a file uses, each of which was named by a section before."""
-    named: dict[int, Topic | None] = {}
+    named: dict[int, TopicIdentity | None] = {}
     used: set[int] = set()
     at = wire.RECORDS_START
     while (header := wire.decode_header(content, at, at)).kind == wire.RecordKind.DATA:
@@ -312,8 +312,8 @@ async def test_hazard_04_a_topic_id_never_changes_its_meaning() -> None:
     await recycle(log)
     await machine.kill()
     log = await machine.start()
-    refused: Callable[[Topic], None] = log.declare_topic
+    refused: Callable[[TopicIdentity], None] = log.declare_topic
     with pytest.raises(errors.InvalidInput, match="topic id 1 is '/default/a'"):
-        refused(Topic(1, "/default/another"))
+        refused(TopicIdentity(1, "/default/another"))
     with pytest.raises(errors.InvalidInput, match="incarnation 7"):
-        refused(Topic(2, "/default/b", 8))
+        refused(TopicIdentity(2, "/default/b", 8))

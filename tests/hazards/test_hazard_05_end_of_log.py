@@ -24,8 +24,8 @@ from icestream.runtime.simulated_disk import Crash, SimulatedDisk
 from icestream.wal import format as wire
 from icestream.wal.appender import Placed
 from icestream.wal.format import RECORDS_START
-from icestream.wal.log import Log
 from icestream.wal.log_file import SEAL_POSITION, SECTOR, log_name, log_number
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.effort import HALF, QUARTER
 from tests.support.machine import A, B, Machine, batch, messages, publish, settle, turn, undeclared
 from tests.support.stepped_sink import SteppedSink
@@ -57,7 +57,7 @@ class Model:
     given: set[bytes] = field(default_factory=set)
     floors: dict[ShardKey, int] = field(default_factory=dict)
 
-    async def check_start(self, log: Log) -> None:
+    async def check_start(self, log: WriteAheadLog) -> None:
         there: set[bytes] = set()
         for key in log.state.shards:
             found = await messages(log, key)
@@ -140,7 +140,7 @@ def payload(model: Model, size: int) -> bytes:
     return made
 
 
-async def work(log: Log, sink: SteppedSink, model: Model, life: Life) -> None:
+async def work(log: WriteAheadLog, sink: SteppedSink, model: Model, life: Life) -> None:
     waiting: list[tuple[ShardKey, bytes, asyncio.Future[list[object]]]] = []
     for sizes, steps in zip(life.ticks, life.steps, strict=False):
         for number, size in enumerate(sizes):
@@ -255,7 +255,7 @@ async def check_flip(written: Written, name: str, bit: int) -> str:
     machine.disk.flip(name, bit)
     where = f"{name} bit {bit} (position {bit >> 3})"
     log = await machine.try_start()
-    if not isinstance(log, Log):
+    if not isinstance(log, WriteAheadLog):
         assert isinstance(log, errors.FormatUnknown) or NAMES_THE_PLACE.search(str(log)), f"{where}: {log}"
         return "reported"
     for key, expected in written.found.items():
@@ -431,7 +431,7 @@ def test_hazard_05_a_flip_in_the_seal_of_a_file_that_a_failed_write_ended_neithe
         await machine.kill()
         machine.disk.flip("log-0000000000000001.wal", 8 * (SEAL_POSITION + 20))
         started = await machine.try_start()
-        if not isinstance(started, Log):
+        if not isinstance(started, WriteAheadLog):
             assert "icestream wal repair" in str(started)
             return
         assert await messages(started, A) == {0: b"first"}
@@ -481,7 +481,7 @@ class NearlyAll:
         return max(low, high - 8)
 
 
-async def acked(log: Log, sink: SteppedSink, key: ShardKey, value: bytes) -> None:
+async def acked(log: WriteAheadLog, sink: SteppedSink, key: ShardKey, value: bytes) -> None:
     answer = log.submit([batch(log, key, value)])
     await turn(log, sink)
     assert answer.done()

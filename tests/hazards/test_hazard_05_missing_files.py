@@ -25,7 +25,6 @@ from icestream.wal import format as wire
 from icestream.wal.damage import plan_repair
 from icestream.wal.format import RECORDS_START
 from icestream.wal.inspect import view_log
-from icestream.wal.log import Log
 from icestream.wal.log_file import (
     SEAL_POSITION,
     SECTOR,
@@ -36,8 +35,9 @@ from icestream.wal.log_file import (
     encode_seal,
     log_number,
 )
-from icestream.wal.repair import apply_repair
+from icestream.wal.log_repair import apply_repair
 from icestream.wal.survey import survey
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.machine import A, B, Machine, batch, messages, publish, settle, turn
 from tests.support.pictures import LOGS, picture
 from tests.support.small_log import Picture, contents, open_small, read_shard
@@ -46,7 +46,7 @@ from tests.support.stepped_sink import SteppedSink
 MODES = pytest.mark.parametrize("mode", list(SyncMode), ids=[mode.value for mode in SyncMode])
 
 
-async def append_slowly(log: Log, sink: SteppedSink, key: ShardKey, *payloads: bytes) -> None:
+async def append_slowly(log: WriteAheadLog, sink: SteppedSink, key: ShardKey, *payloads: bytes) -> None:
     """As the native thread works: the next file is prepared before the record of this call is synced."""
     appended = asyncio.ensure_future(log.append([batch(log, key, *payloads)]))
     await settle()
@@ -281,7 +281,7 @@ async def test_a_log_of_the_version_before_opens() -> None:
 def without_current(content: bytes) -> bytes:
     header = wire.decode_header(content, 0, 0)
     sections = [
-        wire.Section(0, 0, entry.kind, 0, 0, 0, 0, 0, 0, content[entry.body_position :][: entry.body_bytes])
+        wire.RecordSection(0, 0, entry.kind, 0, 0, 0, 0, 0, 0, content[entry.body_position :][: entry.body_bytes])
         for entry in wire.decode_entries(content, 0, header)
         if entry.kind != wire.SectionKind.CURRENT
     ]

@@ -19,7 +19,7 @@ from icestream.iceberg.identifier import Identifier
 from icestream.metadata.store import MemoryStore
 from icestream.model import ShardKey, envelope
 from icestream.model.block import encode_block
-from icestream.model.subscription import Dispatch
+from icestream.model.subscription import DispatchMode
 from icestream.model.topic_name import TopicName
 from icestream.runtime.clock import SimulatedClock
 from icestream.server.stored_positions import stored_positions
@@ -45,7 +45,7 @@ async def noted(store: MemoryStore, topic_id: int, **ends: int) -> None:
 
 
 async def known(store: MemoryStore, topic_id: int, owner: str = "") -> None:
-    record = records.TopicRecord(topic_id, 1, Dispatch.RELIABLE, 0, "", owner=owner)
+    record = records.TopicRecord(topic_id, 1, DispatchMode.RELIABLE, 0, "", owner=owner)
     await store.put(f"{records.TOPICS}default/t{topic_id}", records.encode(record))
 
 

@@ -8,15 +8,15 @@ import pytest
 
 from icestream import errors
 from icestream.model import SyncMode
-from icestream.wal.log import Log
 from icestream.wal.log_file import SYNC_FAILED_NAME
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.machine import A, Machine, batch, messages, publish, settle, turn, undeclared
 from tests.support.stepped_sink import SteppedSink
 
 pytestmark = pytest.mark.asyncio
 
 
-async def store(log: Log, stored: dict[int, bytes], count: int, size: int = 3000) -> None:
+async def store(log: WriteAheadLog, stored: dict[int, bytes], count: int, size: int = 3000) -> None:
     for _ in range(count):
         value = b"%d." % log.shard(*A).assigned + bytes(size)
         stored[await publish(log, A, value)] = value

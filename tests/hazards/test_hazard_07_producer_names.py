@@ -17,7 +17,7 @@ from icestream.broker.service import Broker
 from icestream.broker.topic import Producer
 from icestream.model.topic_name import TopicName
 from icestream.wal.appender import Placed, Result
-from icestream.wal.producers import Duplicate
+from icestream.wal.producer_registry import Duplicate
 from icestream.wal.receipt import Receipt
 from tests.support.broker_machine import TOPIC, BrokerMachine, block, quiet, stored_rows
 from tests.support.machine import turn

@@ -11,8 +11,8 @@ from icestream.model import ShardKey, SyncMode
 from icestream.model.block import Numbering
 from icestream.wal.appender import Placed
 from icestream.wal.checkpoint import window_slices
-from icestream.wal.log import Log
-from icestream.wal.producers import Duplicate
+from icestream.wal.producer_registry import Duplicate
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.machine import A, Machine, batch, messages, publish, settle, turn
 from tests.support.stepped_sink import SteppedSink
 
@@ -24,7 +24,7 @@ def numbered(first: int, epoch: int = 1) -> Numbering:
     return Numbering(PRODUCER, epoch, first)
 
 
-async def send(log: Log, first: int, value: bytes, key: ShardKey = A, epoch: int = 1) -> object:
+async def send(log: WriteAheadLog, first: int, value: bytes, key: ShardKey = A, epoch: int = 1) -> object:
     (result,) = await log.append([batch(log, key, value, numbering=numbered(first, epoch))])
     return result
 
@@ -94,7 +94,7 @@ async def test_hazard_07_after_a_restart_a_retry_is_answered_with_the_old_offset
         await log.advance_floor({A: 30})
         await log.checkpoint()
         await log.checkpoint()
-        assert log.upkeep.files == []
+        assert log.lifecycle.files == []
     await machine.power_loss()
     log = await machine.start()
     assert (await send(log, 7, b"7" + bytes(5000))).base_offset == 7  # type: ignore[attr-defined]
@@ -198,7 +198,7 @@ async def test_hazard_07_each_number_once_and_in_order_with_a_crash_at_every_ste
         acked = 0
         machine.disk.crash_after(operations)
 
-        async def produce(log: Log = log) -> None:
+        async def produce(log: WriteAheadLog = log) -> None:
             nonlocal acked
             for first in range(acked, 10):
                 answer = await send(log, first, b"%d" % first + bytes(6000))

@@ -23,11 +23,11 @@ from icestream.pipeline.task.task_run import read_range
 from icestream.runtime.simulated_disk import SimulatedDisk, SimulatedFile
 from icestream.wal.damage import plan_repair
 from icestream.wal.inspect import SPILL, view_log
-from icestream.wal.log import Log
 from icestream.wal.log_file import log_number, spill_name, spill_number
-from icestream.wal.repair import apply_repair
+from icestream.wal.log_repair import apply_repair
 from icestream.wal.retention import Retention
-from icestream.wal.spill_file import SpillFile
+from icestream.wal.spill_file import SpillFileWriter
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.machine import A, B, Machine, batch, messages, publish, settle
 from tests.support.pipeline_round import NOW_US, target_in
 from tests.unit.frontends.test_admin_calls import operated
@@ -40,7 +40,7 @@ QUOTA = 1_000_000
 SMALL = {"quota_bytes": QUOTA, "topic_quota_bytes": QUOTA // 2}
 
 
-async def stuck_log(machine: Machine, rounds: int = 40, size: int = 200) -> Log:
+async def stuck_log(machine: Machine, rounds: int = 40, size: int = 200) -> WriteAheadLog:
     """A is in its table, B is not; both are in every file, and that has been so for a while."""
     log = await machine.start()
     log.shard(*B1)
@@ -62,21 +62,21 @@ def logs(disk: SimulatedDisk) -> list[str]:
     return [name for name in disk.names() if log_number(name) is not None]
 
 
-async def all_of(log: Log) -> dict[ShardKey, dict[int, bytes]]:
+async def all_of(log: WriteAheadLog) -> dict[ShardKey, dict[int, bytes]]:
     return {key: await messages(log, key, log.shard(*key).floor) for key in (B, B1)}
 
 
-def charged(log: Log) -> dict[int, int]:
+def charged(log: WriteAheadLog) -> dict[int, int]:
     return {topic: usage.held_bytes for topic, usage in log.state.usage.items()}
 
 
 async def test_hazard_08_the_files_of_a_stuck_topic_are_let_go_and_it_loses_nothing() -> None:
     machine = Machine(**SMALL)
     log = await stuck_log(machine)
-    before, files = await all_of(log), len(log.upkeep.files)
+    before, files = await all_of(log), len(log.lifecycle.files)
     assert files > 3
-    assert await log.spiller.step()
-    assert len(log.upkeep.files) == 0
+    assert await log.spill_job.step()
+    assert len(log.lifecycle.files) == 0
     assert len(logs(machine.disk)) < files, "freed, not only forgotten"
     assert len(spills(machine.disk)) == 1
     assert await all_of(log) == before
@@ -85,7 +85,7 @@ async def test_hazard_08_the_files_of_a_stuck_topic_are_let_go_and_it_loses_noth
         (True, {2}),
         (False, {2}),
     ]
-    assert not await log.spiller.step(), "nothing is copied twice"
+    assert not await log.spill_job.step(), "nothing is copied twice"
     for end in (machine.kill, machine.power_loss):
         await end()
         log = await machine.start()
@@ -102,14 +102,14 @@ async def test_hazard_08_no_floor_goes_down_while_what_lies_above_it_is_copied(
     before = await messages(log, B, 0)
     await log.advance_floor({B: 20})
     machine.clock.advance(limits.SPILL_STUCK_SECONDS)
-    may_write, write = asyncio.Event(), log.spiller._write
+    may_write, write = asyncio.Event(), log.spill_job._write
 
     async def held(*given: Any) -> Any:
         await may_write.wait()
         return await write(*given)
 
-    monkeypatch.setattr(log.spiller, "_write", held)
-    copying = asyncio.ensure_future(log.spiller.step())
+    monkeypatch.setattr(log.spill_job, "_write", held)
+    copying = asyncio.ensure_future(log.spill_job.step())
     await settle()
     reopening = asyncio.ensure_future(log.floors.reopen({B: 10}))
     await settle()
@@ -143,10 +143,10 @@ async def test_hazard_08_only_one_topic_is_refused_while_three_times_the_quota_p
             await settle()
     assert refused > 0
     assert stored > 70
-    assert log.upkeep.used_bytes < QUOTA
+    assert log.lifecycle.used_bytes < QUOTA
     found = await messages(log, B)
     assert [found[offset].partition(b"-")[0] for offset in range(stored)] == [b"%d" % one for one in range(stored)]
-    assert len(log.upkeep.spills.files) <= 2 * QUOTA // 2 // machine.options.file_bytes + 1, "small ones are merged"
+    assert len(log.lifecycle.spills.files) <= 2 * QUOTA // 2 // machine.options.file_bytes + 1, "small ones are merged"
 
     held = await check(machine, log)
     assert [file.spill for file in held.files][:2] == [True, True]
@@ -156,12 +156,12 @@ async def test_hazard_08_only_one_topic_is_refused_while_three_times_the_quota_p
     assert await publish(log, B, b"next") == stored
 
 
-async def looked(log: Log) -> bool:
+async def looked(log: WriteAheadLog) -> bool:
     """Whether the log spills by itself now."""
-    log.spiller.look()
+    log.spill_job.start_under_pressure()
     for _ in range(20):
         await settle()
-    return bool(log.upkeep.spills)
+    return bool(log.lifecycle.spills)
 
 
 async def test_hazard_08_nothing_is_copied_while_there_is_room() -> None:
@@ -178,9 +178,9 @@ async def test_hazard_08_a_topic_that_moves_is_not_stuck() -> None:
     machine = Machine(**SMALL)
     log = await stuck_log(machine)
     await log.advance_floor({B: 1, B1: 1})
-    assert not await log.spiller.step()
+    assert not await log.spill_job.step()
     machine.clock.advance(limits.SPILL_STUCK_SECONDS)
-    assert await log.spiller.step()
+    assert await log.spill_job.step()
 
 
 async def test_hazard_08_where_everything_is_stuck_nothing_is_copied() -> None:
@@ -190,10 +190,10 @@ async def test_hazard_08_where_everything_is_stuck_nothing_is_copied() -> None:
     for _ in range(100):
         await log.submit([batch(log, A, bytes(3000)), batch(log, B, bytes(3000))])
     machine.clock.advance(limits.SPILL_STUCK_SECONDS)
-    assert not await log.spiller.step()
+    assert not await log.spill_job.step()
     await log.advance_floor({A: 100})
     machine.clock.advance(limits.SPILL_STUCK_SECONDS)
-    assert await log.spiller.step(), "one of them is there again"
+    assert await log.spill_job.step(), "one of them is there again"
 
 
 @pytest.mark.parametrize("end", ["kill", "power_loss"])
@@ -212,8 +212,8 @@ async def test_hazard_08_a_crash_at_any_step_of_the_disk_loses_and_doubles_nothi
         assert await all_of(log) == before, steps
         await check(machine, log)
         machine.clock.advance(limits.SPILL_STUCK_SECONDS)
-        log.spiller.look()
-        while await log.spiller.step():
+        log.spill_job.start_under_pressure()
+        while await log.spill_job.step():
             pass
         assert await all_of(log) == before, steps
         await check(machine, log)
@@ -222,8 +222,8 @@ async def test_hazard_08_a_crash_at_any_step_of_the_disk_loses_and_doubles_nothi
     assert steps > 15
 
 
-async def _spill_and_go_on(log: Log) -> None:
-    assert await log.spiller.step()
+async def _spill_and_go_on(log: WriteAheadLog) -> None:
+    assert await log.spill_job.step()
     for number in range(24):
         await log.submit([batch(log, B, b"later%d" % number)])
         (placed,) = await log.submit([batch(log, A, bytes(7000))])
@@ -254,15 +254,15 @@ async def test_hazard_08_a_small_spill_file_gives_way_to_the_next_at_any_step() 
     assert steps > 8
 
 
-async def _step(log: Log) -> None:
-    assert await log.spiller.step()
+async def _step(log: WriteAheadLog) -> None:
+    assert await log.spill_job.step()
 
 
 async def test_hazard_08_the_copy_is_durable_before_any_log_file_goes() -> None:
     machine = Machine(**SMALL)
     log = await stuck_log(machine)
     done = len(machine.disk.operations)
-    assert await log.spiller.step()
+    assert await log.spill_job.step()
     after = machine.disk.operations[done:]
     (spill,) = spills(machine.disk)
     temporary = spill.replace(".wal", ".tmp")
@@ -278,27 +278,27 @@ async def test_hazard_08_the_copy_is_durable_before_any_log_file_goes() -> None:
 
 async def test_hazard_08_a_copy_that_is_not_synced_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """By power losses as in the tests above: so they look."""
-    publish_file = SpillFile.publish
+    publish_file = SpillFileWriter.publish
 
-    def careless(self: SpillFile) -> object:
+    def careless(self: SpillFileWriter) -> object:
         with monkeypatch.context() as patch:
             patch.setattr(SimulatedFile, "sync", lambda _: None)
             return publish_file(self)
 
-    monkeypatch.setattr(SpillFile, "publish", careless)
+    monkeypatch.setattr(SpillFileWriter, "publish", careless)
     found = set()
     for seed in range(20):
         machine = Machine(seed=seed, **SMALL)
         log = await stuck_log(machine, 24)
         before = await all_of(log)
-        await log.spiller.step()
+        await log.spill_job.step()
         await machine.power_loss()
         started = await machine.try_start()
-        found.add(not isinstance(started, Log) or await lost(started, before))
+        found.add(not isinstance(started, WriteAheadLog) or await lost(started, before))
     assert True in found
 
 
-async def lost(log: Log, before: dict[ShardKey, dict[int, bytes]]) -> bool:
+async def lost(log: WriteAheadLog, before: dict[ShardKey, dict[int, bytes]]) -> bool:
     try:
         return await all_of(log) != before
     except errors.LogDamaged:
@@ -326,7 +326,7 @@ async def test_hazard_08_any_life_of_a_log_with_stuck_topics(mode: SyncMode) -> 
                 await log.advance_floor({A: log.shard(*A).synced})
             case 3:
                 machine.clock.advance(limits.SPILL_STUCK_SECONDS)
-                await log.spiller.step()
+                await log.spill_job.step()
             case 4 if turn % 3 == 0:
                 await log.advance_floor({B: chance.randint(log.shard(*B).floor, log.shard(*B).synced)})
             case 5 if turn % 3 == 0:
@@ -335,25 +335,25 @@ async def test_hazard_08_any_life_of_a_log_with_stuck_topics(mode: SyncMode) -> 
                 await (machine.kill if chance.random() < 0.5 else machine.power_loss)()
                 log = await machine.start()
                 log.shard(*B1)
-                log.spiller.look()
+                log.spill_job.start_under_pressure()
         for shard, known in sent.items():
             floor = log.shard(*shard).floor
             found = await messages(log, shard, floor)
             wanted = {offset: payload for offset, payload in known.items() if offset >= floor}
             assert {offset: found.get(offset) for offset in wanted} == wanted
-            stretches = [one for file in (await log.backlog.take()).files for one in file.stretches]
+            stretches = [one for file in (await log.backlog.snapshot()).files for one in file.stretches]
             of_shard = [one for one in stretches if (one.topic_id, one.shard) == shard]
             assert all(sum(part.start <= offset < part.end for part in of_shard) == 1 for offset in wanted)
         assert charged(log) == counted(log)
 
 
-def counted(log: Log) -> dict[int, int]:
+def counted(log: WriteAheadLog) -> dict[int, int]:
     """What is charged to each topic, from the files alone."""
     found = dict.fromkeys(log.state.usage, 0)
-    for file in log.upkeep.files:
+    for file in log.lifecycle.files:
         for key, held in file.ranges():
-            found[key.topic_id] += held.own_bytes if held.end > log.upkeep.log_floor(key) else 0
-    for file in log.upkeep.spills.files:
+            found[key.topic_id] += held.own_bytes if held.end > log.lifecycle.log_floor(key) else 0
+    for file in log.lifecycle.spills.files:
         for key, held in file.ranges():
             found[key.topic_id] += held.own_bytes if held.end > log.shard(*key).floor else 0
     for _, index in log.appender.open_files():
@@ -376,7 +376,7 @@ async def test_hazard_08_offsets_and_times_are_found_in_the_spill_log() -> None:
         (placed,) = await log.submit([batch(log, A, bytes(7000))])
         await log.advance_floor({A: placed.base_offset + 1})  # type: ignore[union-attr]
     machine.clock.advance(limits.SPILL_STUCK_SECONDS)
-    assert await log.spiller.step()
+    assert await log.spill_job.step()
     assert log.reader.earliest(B) == 0
     for number in (0, 7, 23, 39):
         assert await log.reader.offset_for_time(B, times[number]) == number
@@ -387,14 +387,14 @@ async def test_hazard_08_offsets_and_times_are_found_in_the_spill_log() -> None:
 async def test_hazard_08_a_round_that_reads_a_spill_file_keeps_it() -> None:
     machine = Machine(**SMALL)
     log = await stuck_log(machine)
-    await log.spiller.step()
-    (file,) = log.upkeep.spills.files
-    log.upkeep.leases.hold("r1", 1, [file.number], 60_000)
+    await log.spill_job.step()
+    (file,) = log.lifecycle.spills.files
+    log.lifecycle.leases.hold("r1", 1, [file.number], 60_000)
     await log.advance_floor({key: log.shard(*key).synced for key in (B, B1)})
     assert spills(machine.disk) == [spill_name(file.number)]
     assert len(await log.reader.copy(file.number, 4096, file.seal.end_position)) == file.seal.end_position - 4096
-    log.upkeep.leases.hold("r1", 1, [], 0)
-    await log.upkeep.floors_moved()
+    log.lifecycle.leases.hold("r1", 1, [], 0)
+    await log.lifecycle.free_due_files()
     assert spills(machine.disk) == []
     with pytest.raises(errors.PositionGone):
         await log.reader.copy(file.number, 4096, 4104)
@@ -404,34 +404,34 @@ async def test_hazard_08_many_spill_files_leave_room_for_the_others(monkeypatch:
     monkeypatch.setattr(limits, "SPILL_STEP_BYTES", 1)
     machine = Machine(**SMALL)
     log = await stuck_log(machine, 60, 5000)
-    while await log.spiller.step():
+    while await log.spill_job.step():
         pass
-    assert len(log.upkeep.spills.files) > 2
+    assert len(log.lifecycle.spills.files) > 2
     await publish(log, A, b"new")
-    held = await log.backlog.take(2, {B.topic_id})
+    held = await log.backlog.snapshot(2, {B.topic_id})
     assert (set(told(held)), held.is_cut) == ({A}, False), "who stands still and is passed over takes no room"
     seen: set[int] = set()
-    held = await log.backlog.take(files_max=2)
+    held = await log.backlog.snapshot(files_max=2)
     assert [file.spill for file in held.files] == [True, False]
     assert held.is_cut
     assert A in told(held)
     ends = {key: max(offsets) + 1 for key, offsets in told(held).items()}
-    assert ends[B] == log.upkeep.spills.files[0].find(B).end, "nothing behind a hole"  # type: ignore[union-attr]
+    assert ends[B] == log.lifecycle.spills.files[0].find(B).end, "nothing behind a hole"  # type: ignore[union-attr]
     while B in told(held):
         assert not seen & set(told(held)[B])
         seen |= set(told(held)[B])
         await log.advance_floor({key: max(offsets) + 1 for key, offsets in told(held).items()})
-        held = await log.backlog.take(files_max=2)
+        held = await log.backlog.snapshot(files_max=2)
     assert seen == set(range(60))
 
 
 async def test_hazard_08_a_retention_drops_from_the_spill_log_first() -> None:
     machine = Machine(**SMALL)
     log = await stuck_log(machine, 60, 5000)
-    await log.spiller.step()
+    await log.spill_job.step()
     before = charged(log)[2]
-    log.retainer.set(2, 2, Retention(bytes_max=before // 2))
-    await log.retainer.step()
+    log.retention_job.set_retention(2, 2, Retention(bytes_max=before // 2))
+    await log.retention_job.step()
     assert charged(log)[2] < before
     assert log.shard(*B).floor > 0
     assert charged(log) == counted(log)
@@ -451,7 +451,7 @@ async def test_hazard_08_tasks_of_the_pipeline_read_a_spill_file_here_and_elsewh
             await ask.publish(1)
             await log.append([log.batch(log.shard(2), encode_block(1, {envelope.PAYLOAD: [bytes(5000)]}))])
         await log.advance_floor({ShardKey(2, 0): 60})
-        assert await log.spiller.step()
+        assert await log.spill_job.step()
         backlog = await backlog_of(ask)
         assert backlog.files[0].spill
         plan = plan_round(backlog, {1: {0: 0}}, {1: target_in(tmp_path)}, RoundBudget(age_due_ms=0), NOW_US)
@@ -471,9 +471,9 @@ async def test_hazard_08_inspect_and_metrics_show_the_spill_log() -> None:
     machine = Machine(**SMALL)
     log = await stuck_log(machine)
     before = metrics.WAL_SPILLED_BYTES._value.get()
-    await log.spiller.step()
-    (file,) = log.upkeep.spills.files
-    assert metrics.WAL_SPILLED_BYTES._value.get() - before == file.size == log.upkeep.spills.bytes
+    await log.spill_job.step()
+    (file,) = log.lifecycle.spills.files
+    assert metrics.WAL_SPILLED_BYTES._value.get() - before == file.size == log.lifecycle.spills.bytes
     shown = {one.name: one for one in (await log_families(log, machine.clock.wall_us()))}
     assert shown["icestream_wal_spill_bytes"].samples[0].value == file.size
     assert shown["icestream_wal_spill_topics"].samples[0].value == 1
@@ -490,10 +490,10 @@ async def test_hazard_08_a_copy_that_fails_costs_nothing(operation: str) -> None
     log = await stuck_log(machine)
     before = await all_of(log)
     machine.disk.fail(operation, errno.ENOSPC)
-    assert not await log.spiller.step()
+    assert not await log.spill_job.step()
     assert await all_of(log) == before
     assert [name for name in machine.disk.names() if "spill" in name] == []
-    assert await log.spiller.step()
+    assert await log.spill_job.step()
     assert await all_of(log) == before
 
 
@@ -501,7 +501,7 @@ async def test_hazard_08_a_copy_that_fails_costs_nothing(operation: str) -> None
 async def test_hazard_08_a_missing_spill_file_stops_the_start_and_a_repair_says_what_is_lost(damage: str) -> None:
     machine = Machine(**SMALL)
     log = await stuck_log(machine)
-    await log.spiller.step()
+    await log.spill_job.step()
     before = await all_of(log)
     await log.close()
     (name,) = spills(machine.disk)
@@ -523,7 +523,7 @@ async def test_hazard_08_a_missing_spill_file_stops_the_start_and_a_repair_says_
 async def test_hazard_08_a_repair_of_the_log_leaves_the_spill_log_alone() -> None:
     machine = Machine(**SMALL)
     log = await stuck_log(machine)
-    await log.spiller.step()
+    await log.spill_job.step()
     for _ in range(12):
         await publish(log, A, bytes(7000))
         await publish(log, B, b"behind")
@@ -541,9 +541,9 @@ async def test_hazard_08_a_repair_of_the_log_leaves_the_spill_log_alone() -> Non
 async def test_hazard_08_a_footer_of_a_spill_file_is_made_anew() -> None:
     machine = Machine(**SMALL)
     log = await stuck_log(machine)
-    await log.spiller.step()
+    await log.spill_job.step()
     before = await all_of(log)
-    (file,) = log.upkeep.spills.files
+    (file,) = log.lifecycle.spills.files
     await log.close()
     machine.disk.flip(spill_name(file.number), 8 * (file.seal.footer_position + 70))
     log = await machine.start()

@@ -11,7 +11,7 @@ from icestream import errors
 from icestream.model import ShardKey
 from icestream.runtime.simulated_disk import SimulatedDisk
 from icestream.wal import format as wire
-from icestream.wal.log import Log
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.machine import A, B, Machine, batch, publish
 
 pytestmark = pytest.mark.asyncio
@@ -39,10 +39,10 @@ def stored_bytes(disk: SimulatedDisk) -> dict[tuple[int, int], int]:
     return found
 
 
-def counted_bytes(log: Log) -> dict[tuple[int, int], int]:
+def counted_bytes(log: WriteAheadLog) -> dict[tuple[int, int], int]:
     """The same as the log counts it."""
     found: dict[tuple[int, int], int] = {}
-    for file in log.upkeep.files:
+    for file in log.lifecycle.files:
         for key, held in file.ranges():
             place = (file.number, key.topic_id)
             found[place] = found.get(place, 0) + held.own_bytes
@@ -59,7 +59,7 @@ def by_topic(counted: dict[tuple[int, int], int]) -> dict[int, int]:
     return totals
 
 
-async def fill(log: Log, count: int) -> None:
+async def fill(log: WriteAheadLog, count: int) -> None:
     for number in range(count):
         await publish(log, A, bytes(3000 + number))
         await publish(log, ShardKey(1, 1), bytes(500))
@@ -71,7 +71,7 @@ async def test_hazard_08_live_bytes_are_counted_by_file_and_topic() -> None:
     machine = Machine()
     log = await machine.start()
     await fill(log, 60)
-    assert len(log.upkeep.files) >= 3
+    assert len(log.lifecycle.files) >= 3
     assert counted_bytes(log) == stored_bytes(machine.disk)
     held = {topic: usage.held_bytes for topic, usage in log.state.usage.items()}
     assert held == by_topic(stored_bytes(machine.disk))
@@ -90,7 +90,7 @@ async def test_hazard_08_a_freed_file_gives_its_bytes_back_to_each_topic() -> No
     await log.advance_floor(floors)
     await log.checkpoint()
     await log.checkpoint()
-    assert log.upkeep.files == []
+    assert log.lifecycle.files == []
     active = log.appender.file
     assert active is not None
     assert {topic: usage.held_bytes for topic, usage in log.state.usage.items()} == active.index.live_bytes()

@@ -10,14 +10,14 @@ import pytest
 
 from icestream.model import envelope
 from icestream.model.block import encode_block
-from icestream.model.envelope import COLUMNS, Column, ColumnKind
+from icestream.model.envelope import COLUMNS, ColumnKind, EnvelopeColumn
 from tests.hazards.test_hazard_09_values_that_fit import EDGES
 from tests.support.pipeline_round import LogInFolder, write_here
 
 IN_TABLE = [(column, values) for column, values in EDGES if column.in_table]
 
 
-def written(folder: Path, column: Column, values: list[Any]) -> tuple[str, list[dict[str, Any]]]:
+def written(folder: Path, column: EnvelopeColumn, values: list[Any]) -> tuple[str, list[dict[str, Any]]]:
     """A data file of a round with these messages, and what it must say."""
     (folder / "wal").mkdir()
     log = LogInFolder(folder / "wal")
@@ -30,7 +30,7 @@ def written(folder: Path, column: Column, values: list[Any]) -> tuple[str, list[
 
 
 @pytest.mark.parametrize(("column", "values"), IN_TABLE, ids=lambda value: getattr(value, "name", "edges"))
-def test_hazard_09_duckdb_reads_every_value(tmp_path: Path, column: Column, values: list[Any]) -> None:
+def test_hazard_09_duckdb_reads_every_value(tmp_path: Path, column: EnvelopeColumn, values: list[Any]) -> None:
     path, expected = written(tmp_path, column, values)
     shown = f'epoch_us("{column.name}")' if column.kind is ColumnKind.TIMESTAMP_US else f'"{column.name}"'
     with duckdb.connect() as database:
@@ -38,7 +38,7 @@ def test_hazard_09_duckdb_reads_every_value(tmp_path: Path, column: Column, valu
     assert [value for _, value in found] == [_as_shown(column, row.get(column.name)) for row in expected]
 
 
-def _as_shown(column: Column, value: object) -> object:
+def _as_shown(column: EnvelopeColumn, value: object) -> object:
     """The last microsecond that there is means infinity to DuckDB, which has no number for it."""
     return None if column.kind is ColumnKind.TIMESTAMP_US and value == 2**63 - 1 else value
 

@@ -18,8 +18,8 @@ from icestream.broker import records
 from icestream.broker.block_validation import CLIENT_COLUMNS
 from icestream.broker.service import Broker
 from icestream.model import envelope
-from icestream.model.block import Constant, Numbering, encode_block
-from icestream.model.envelope import COLUMNS, Column, ColumnKind
+from icestream.model.block import ConstantColumn, Numbering, encode_block
+from icestream.model.envelope import COLUMNS, ColumnKind, EnvelopeColumn
 from icestream.wal.appender import Placed
 from tests.hazards.test_hazard_09_values_that_fit import EDGES, HOSTILE
 from tests.support.broker_machine import TOPIC, BrokerMachine, block, stored_rows
@@ -39,21 +39,21 @@ OURS = [column for column in COLUMNS if column.id not in CLIENT_COLUMNS]
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> tuple[int, dict[Column, Any]]:
+def batches(draw: st.DrawFn) -> tuple[int, dict[EnvelopeColumn, Any]]:
     rows = draw(st.integers(1, 4))
-    columns: dict[Column, Any] = {}
+    columns: dict[EnvelopeColumn, Any] = {}
     for column in draw(st.lists(st.sampled_from(A_CLIENTS), unique=True)):
         value = VALUES[column.kind]
         columns[column] = draw(
-            st.builds(Constant, st.none() | value) | st.lists(st.none() | value, min_size=rows, max_size=rows)
+            st.builds(ConstantColumn, st.none() | value) | st.lists(st.none() | value, min_size=rows, max_size=rows)
         )
     return rows, columns
 
 
-def rows_of(rows: int, columns: dict[Column, Any]) -> list[dict[str, Any]]:
+def rows_of(rows: int, columns: dict[EnvelopeColumn, Any]) -> list[dict[str, Any]]:
     """What must be found: a value that is null need not be there."""
     lists = {
-        column.name: [values.value] * rows if isinstance(values, Constant) else values
+        column.name: [values.value] * rows if isinstance(values, ConstantColumn) else values
         for column, values in columns.items()
     }
     return [without_nulls({name: values[row] for name, values in lists.items()}) for row in range(rows)]
@@ -63,7 +63,7 @@ def without_nulls(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if value is not None}
 
 
-async def check_kept(given: list[tuple[int, dict[Column, Any]]], **options: Any) -> None:
+async def check_kept(given: list[tuple[int, dict[EnvelopeColumn, Any]]], **options: Any) -> None:
     """Accepts all of it, loses its power, and finds it."""
     machine = BrokerMachine(**options)
     broker = await machine.open_broker()
@@ -81,7 +81,7 @@ async def check_kept(given: list[tuple[int, dict[Column, Any]]], **options: Any)
 @given(st.lists(batches(), min_size=1, max_size=4))
 @settings(max_examples=25, deadline=None)
 def test_hazard_09_any_accepted_message_survives_the_broker_and_a_power_loss(
-    given: list[tuple[int, dict[Column, Any]]],
+    given: list[tuple[int, dict[EnvelopeColumn, Any]]],
 ) -> None:
     asyncio.run(check_kept(given))
 
@@ -126,7 +126,7 @@ async def test_hazard_09_what_is_hostile_is_refused_and_leaves_no_trace(name: st
 
 @pytest.mark.parametrize("column", OURS, ids=lambda column: column.name)
 @pytest.mark.asyncio
-async def test_hazard_09_a_column_that_is_the_brokers_own_is_refused(column: Column) -> None:
+async def test_hazard_09_a_column_that_is_the_brokers_own_is_refused(column: EnvelopeColumn) -> None:
     """A client cannot say that its message failed a schema, or came from another owner's log."""
     values = {ColumnKind.INT32: 1, ColumnKind.INT64: 1, ColumnKind.STRING: "x"}
     broker = await opened(BrokerMachine())
@@ -139,10 +139,10 @@ async def test_hazard_09_a_column_that_is_the_brokers_own_is_refused(column: Col
 @pytest.mark.parametrize("spread", ["one column", "all columns", "constants", "a row of many"])
 @pytest.mark.asyncio
 async def test_hazard_09_a_message_above_the_size_of_its_topic_is_refused_however_it_is_spread(spread: str) -> None:
-    columns: dict[str, tuple[int, dict[Column, Any]]] = {
+    columns: dict[str, tuple[int, dict[EnvelopeColumn, Any]]] = {
         "one column": (1, {envelope.PAYLOAD: [bytes(1001)]}),
         "all columns": (1, {envelope.PAYLOAD: [bytes(400)], envelope.KEY: [bytes(400)], envelope.WIRE: [bytes(201)]}),
-        "constants": (3, {envelope.PAYLOAD: Constant(bytes(600)), envelope.KEY: Constant(bytes(401))}),
+        "constants": (3, {envelope.PAYLOAD: ConstantColumn(bytes(600)), envelope.KEY: ConstantColumn(bytes(401))}),
         "a row of many": (9, {envelope.PAYLOAD: [b""] * 8 + [bytes(500)], envelope.KEY: [b""] * 8 + [bytes(501)]}),
     }
     broker = await opened(BrokerMachine(), max_message_bytes=1000)

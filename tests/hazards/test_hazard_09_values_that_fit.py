@@ -19,23 +19,23 @@ from icestream.model.block import (
     FIXED,
     HEAD,
     VARIABLE,
-    Constant,
+    ConstantColumn,
     Numbering,
     check_block,
     encode_block,
 )
-from icestream.model.envelope import COLUMNS, Column, ColumnKind
+from icestream.model.envelope import COLUMNS, ColumnKind, EnvelopeColumn
 from tests.support.machine import A, Machine
 
 U64_MAX = 2**64 - 1
 YEAR_300000_MS = 9_404_649_600_000_000
 
 
-def of_kind(*kinds: ColumnKind) -> list[Column]:
+def of_kind(*kinds: ColumnKind) -> list[EnvelopeColumn]:
     return [column for column in COLUMNS if column.kind in kinds]
 
 
-UNFIT: list[tuple[Column, object]] = [
+UNFIT: list[tuple[EnvelopeColumn, object]] = [
     *((column, value) for column in of_kind(ColumnKind.INT64) for value in (U64_MAX, 2**63, -(2**63) - 1, 1.5, "7")),
     *((column, value) for column in of_kind(ColumnKind.INT32) for value in (2**31, -(2**31) - 1, U64_MAX)),
     *(
@@ -57,9 +57,9 @@ UNFIT: list[tuple[Column, object]] = [
 @pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize(("column", "value"), UNFIT, ids=lambda value: getattr(value, "name", f"{value!r:.24}"))
 def test_hazard_09_a_value_that_does_not_fit_its_column_is_refused(
-    column: Column, value: object, constant: bool
+    column: EnvelopeColumn, value: object, constant: bool
 ) -> None:
-    values = Constant(value) if constant else [value]  # type: ignore[arg-type]
+    values = ConstantColumn(value) if constant else [value]  # type: ignore[arg-type]
     with pytest.raises(errors.InvalidInput, match=column.name):
         encode_block(1, {column: values})  # type: ignore[dict-item]
 
@@ -83,7 +83,7 @@ def test_hazard_09_a_numbering_that_does_not_fit_is_refused(numbering: Numbering
         encode_block(2, {envelope.PAYLOAD: [b"a", b"b"]}, numbering)
 
 
-EDGES: list[tuple[Column, list[object]]] = [
+EDGES: list[tuple[EnvelopeColumn, list[object]]] = [
     *((column, [2**63 - 1, -(2**63), 0]) for column in of_kind(ColumnKind.INT64, ColumnKind.TIMESTAMP_US)),
     *((column, [2**31 - 1, -(2**31), 0]) for column in of_kind(ColumnKind.INT32)),
     *((column, [b"", b"\x00" * 3, bytes(range(256))]) for column in of_kind(ColumnKind.BINARY)),
@@ -95,12 +95,12 @@ EDGES: list[tuple[Column, list[object]]] = [
 
 
 @pytest.mark.parametrize(("column", "values"), EDGES, ids=lambda value: getattr(value, "name", "edges"))
-def test_hazard_09_values_at_the_edge_come_back_unchanged(column: Column, values: list[object]) -> None:
+def test_hazard_09_values_at_the_edge_come_back_unchanged(column: EnvelopeColumn, values: list[object]) -> None:
     data = encode_block(3, {column: values})  # type: ignore[dict-item]
     assert check_block(data).values(column) == values
 
 
-def raw_block(column: Column, encoding: int, flags: int, content: bytes, rows: int = 1) -> bytes:
+def raw_block(column: EnvelopeColumn, encoding: int, flags: int, content: bytes, rows: int = 1) -> bytes:
     """A block as a hostile client sends it: the structure is right, the content is not."""
     padding = bytes(-len(content) % 8)
     size = HEAD.size + COLUMN.size + len(content) + len(padding)
@@ -137,7 +137,7 @@ HOSTILE = {
         envelope.HEADERS, CONSTANT, 0, struct.pack("<HH", 1, 1) + b"\xff" + struct.pack("<I", 0)
     ),
     "headers cut off": raw_block(envelope.HEADERS, CONSTANT, 0, struct.pack("<HH", 9, 1) + b"a"),
-    "an unknown column": raw_block(Column(999, "what", ColumnKind.INT64), CONSTANT, 0, bytes(8)),
+    "an unknown column": raw_block(EnvelopeColumn(999, "what", ColumnKind.INT64), CONSTANT, 0, bytes(8)),
     "an unknown encoding": raw_block(envelope.REQUEST_ID, 9, 0, bytes(8)),
 }
 

@@ -13,7 +13,7 @@ import pytest
 from icestream import errors, limits
 from icestream.model import ShardKey
 from icestream.runtime.tasks import InlineOffload, Offload, ThreadOffload
-from icestream.wal.log import Log
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.gated_directory import GatedDirectory
 from tests.support.held_offload import HeldOffload
 from tests.support.machine import A, B, Machine, messages, publish
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.asyncio
 FIRST = "log-0000000000000001.wal"
 
 
-async def first_record(log: Log) -> int:
+async def first_record(log: WriteAheadLog) -> int:
     """A follower's first step: how many records it saw."""
     async for chunk in log.reader.follow(1):
         return len(chunk.records)
@@ -33,7 +33,7 @@ def in_the_past(machine: Machine) -> int:
     return machine.clock.wall_us() - 10_000_000_000
 
 
-READS: dict[str, Callable[[Machine, Log], Awaitable[object]]] = {
+READS: dict[str, Callable[[Machine, WriteAheadLog], Awaitable[object]]] = {
     "read": lambda machine, log: log.reader.read(A, 0),
     "read the middle": lambda machine, log: log.reader.read(A, 4, 2000),
     "offset for time": lambda machine, log: log.reader.offset_for_time(A, in_the_past(machine)),
@@ -41,12 +41,12 @@ READS: dict[str, Callable[[Machine, Log], Awaitable[object]]] = {
 }
 
 
-async def fill(log: Log, key: ShardKey, value: bytes, count: int = 30) -> None:
+async def fill(log: WriteAheadLog, key: ShardKey, value: bytes, count: int = 30) -> None:
     for _ in range(count):
         await publish(log, key, value * 5000)
 
 
-async def recycle_the_first_file(machine: Machine, log: Log, by: ShardKey) -> None:
+async def recycle_the_first_file(machine: Machine, log: WriteAheadLog, by: ShardKey) -> None:
     """Breaks the pin, frees the file, and writes records of the same sizes over it."""
     machine.clock.advance(limits.PIN_SECONDS_MAX + 1)
     await log.advance_floor({key: shard.synced for key, shard in log.state.shards.items()})
@@ -67,7 +67,7 @@ async def test_hazard_15_a_file_recycled_in_the_middle_of_a_read_is_stale(
     log = await open_threaded(machine)
     try:
         await fill(log, A, b"a")
-        assert log.upkeep.files[0].number == 1
+        assert log.lifecycle.files[0].number == 1
         gate.hold(reads_before)
         reading = asyncio.ensure_future(READS[what](machine, log))
         reached = asyncio.ensure_future(gate.wait_reached())
@@ -87,7 +87,7 @@ async def test_hazard_15_a_file_recycled_in_the_middle_of_a_read_is_stale(
         await log.close()
 
 
-async def open_threaded(machine: Machine) -> Log:
+async def open_threaded(machine: Machine) -> WriteAheadLog:
     machine.offload = ThreadOffload
     return await machine.start()
 

@@ -13,8 +13,8 @@ from icestream.limits import KIB
 from icestream.runtime.simulated_disk import SimulatedDisk
 from icestream.wal.appender import Placed
 from icestream.wal.ballast import ballast_bytes
-from icestream.wal.log import Log
 from icestream.wal.log_file import BALLAST_NAME
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.machine import A, Machine, batch, messages, settle
 
 pytestmark = pytest.mark.asyncio
@@ -30,7 +30,7 @@ def machine_with(ballast: int | None = BALLAST, **options: Any) -> Machine:
     return machine
 
 
-async def fill(machine: Machine, log: Log) -> int:
+async def fill(machine: Machine, log: WriteAheadLog) -> int:
     """Until it is refused; how many were stored."""
     try:
         while True:
@@ -39,8 +39,8 @@ async def fill(machine: Machine, log: Log) -> int:
         return log.shard(*A).assigned
 
 
-def given(log: Log) -> bool:
-    return log.upkeep.ballast.is_given
+def given(log: WriteAheadLog) -> bool:
+    return log.lifecycle.ballast.is_released
 
 
 def write(disk: SimulatedDisk, name: str, size: int) -> None:
@@ -70,13 +70,13 @@ async def test_hazard_16_a_full_disk_drains_by_the_ballast_and_takes_it_back() -
 
     for _ in range(3):
         await again(machine)
-        with pytest.raises(errors.DiskFull, match="but for what drains the log"):
+        with pytest.raises(errors.DiskFull, match="only the emergency reserve is left"):
             await log.submit([batch(log, A, bytes(7000))])
     assert machine.disk.free_bytes() >= BALLAST, "not for the log itself"
     write(machine.disk, "round.parquet", BALLAST * 3 // 4)
     await log.advance_floor({A: stored * 3 // 4})
     assert not given(log)
-    assert log.upkeep.ballast.held_bytes == BALLAST
+    assert log.lifecycle.ballast.held_bytes == BALLAST
     await again(machine)
     for _ in range(20):
         await log.submit([batch(log, A, bytes(7000))])
@@ -100,7 +100,7 @@ async def test_hazard_16_it_is_taken_back_only_with_room_to_go_on() -> None:
     stored = await fill(machine, log)
     free = machine.disk.free_bytes()
     write(machine.disk, "round.parquet", free - BALLAST)
-    await log.upkeep.look_at_ballast()
+    await log.lifecycle.update_ballast()
     assert given(log)
     machine.disk.remove("round.parquet")
     await log.advance_floor({A: stored})
@@ -113,11 +113,11 @@ async def test_hazard_16_somebody_else_fills_the_disk() -> None:
     await log.submit([batch(log, A, b"x")])
     write(machine.disk, "others", machine.disk.free_bytes() - 10 * KIB)
     assert not given(log)
-    await log.upkeep.look_at_ballast()
+    await log.lifecycle.update_ballast()
     assert given(log)
     assert machine.disk.free_bytes() > BALLAST
     machine.disk.remove("others")
-    await log.upkeep.look_at_ballast()
+    await log.lifecycle.update_ballast()
     assert not given(log)
 
 
@@ -150,7 +150,7 @@ async def test_hazard_16_a_start_without_room_for_its_own_work_uses_the_ballast(
     machine.disk.fail("write", errno.ENOSPC)  # the copy of what was not sealed
     started = await machine.try_start()
     if ballast:
-        assert isinstance(started, Log), started
+        assert isinstance(started, WriteAheadLog), started
         assert len(await messages(started, A)) == 8
         assert ("remove", BALLAST_NAME) in machine.disk.operations
     else:
@@ -177,13 +177,13 @@ async def test_hazard_16_a_ballast_that_cannot_be_made_is_tried_again(operation:
     machine = machine_with()
     log = await machine.start()
     write(machine.disk, "others", machine.disk.free_bytes() - 10 * KIB)
-    await log.upkeep.look_at_ballast()
+    await log.lifecycle.update_ballast()
     machine.disk.remove("others")
     machine.disk.fail(operation, errno.EIO)
-    await log.upkeep.look_at_ballast()
+    await log.lifecycle.update_ballast()
     assert given(log)
     assert BALLAST_NAME not in machine.disk.names()
-    await log.upkeep.look_at_ballast()
+    await log.lifecycle.update_ballast()
     assert not given(log)
 
 

@@ -20,10 +20,10 @@ from icestream.model import ShardKey, SyncMode
 from icestream.model.block import Numbering
 from icestream.runtime.files import File
 from icestream.runtime.tasks import InlineOffload
-from icestream.wal.appender import Placed, Write
-from icestream.wal.log import Log
-from icestream.wal.producers import Duplicate
-from icestream.wal.sink import InlineSink, Progress
+from icestream.wal.appender import Placed, PlannedWrite
+from icestream.wal.producer_registry import Duplicate
+from icestream.wal.sink import InlineSink, SinkProgress
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.held_offload import HeldOffload
 from tests.support.machine import HANGS_SECONDS, A, B, Machine, batch, messages, publish, settle, turn, undeclared
 from tests.support.stepped_sink import SteppedSink
@@ -43,7 +43,7 @@ class Story:
     unknown: int = 0
     refused: int = 0
 
-    async def run(self, log: Log) -> None:
+    async def run(self, log: WriteAheadLog) -> None:
         log.state.producers.open(PRODUCER, 1)
         for number in range(6):
             await self.numbered(log, [number])
@@ -53,7 +53,7 @@ class Story:
             await self.numbered(log, [number])
             await self.plain(log, b"plain %d" % number)
 
-    async def numbered(self, log: Log, numbers: list[int]) -> None:
+    async def numbered(self, log: WriteAheadLog, numbers: list[int]) -> None:
         """Resends under the same numbers until every batch is answered."""
         left = list(numbers)
         for _ in range(10):
@@ -76,7 +76,7 @@ class Story:
                 return
         raise AssertionError(f"{left} could not be stored in ten tries")
 
-    async def plain(self, log: Log, value: bytes) -> None:
+    async def plain(self, log: WriteAheadLog, value: bytes) -> None:
         for _ in range(10):
             try:
                 (result,) = await self.answer(log, [batch(log, B, value)])
@@ -88,7 +88,7 @@ class Story:
             return
         raise AssertionError("could not be stored in ten tries")
 
-    async def answer(self, log: Log, batches: list[object]) -> list[object]:
+    async def answer(self, log: WriteAheadLog, batches: list[object]) -> list[object]:
         self.machine.clock.advance(2)  # a file that could not be made is tried again after a second
         return await asyncio.wait_for(log.append(batches), HANGS_SECONDS)  # type: ignore[arg-type,return-value]
 
@@ -100,7 +100,7 @@ class Story:
         known = self.acked[key].setdefault(offset, value)
         assert known == value, f"offset {offset} of {key} was acked for {known!r:.12} and for {value!r:.12}"
 
-    async def check(self, log: Log) -> None:
+    async def check(self, log: WriteAheadLog) -> None:
         for key, acked in self.acked.items():
             found = await messages(log, key)
             lost = {offset: value[:10] for offset, value in acked.items() if found.get(offset) != value}
@@ -225,14 +225,14 @@ class HesitantSink(SteppedSink):
     """Tells of writes a moment late, as a thread may: it is asked first, and finishes then."""
 
     is_late = False
-    _told = Progress(0, 0, None)
+    _told = SinkProgress(0, 0, None)
 
-    def progress(self) -> Progress:
+    def progress(self) -> SinkProgress:
         if not self.is_late:
             self._told = super().progress()
-        return Progress(self._told.written, self._told.synced, self._error)
+        return SinkProgress(self._told.written, self._told.synced, self._error)
 
-    def halt(self) -> Progress:
+    def halt(self) -> SinkProgress:
         return super().progress()
 
 
@@ -286,7 +286,7 @@ async def test_hazard_16_a_start_that_meets_a_full_disk_says_so_and_the_next_one
         machine.disk.operations.clear()
         machine.disk.fail(operation, errno.ENOSPC, after)
         met = await machine.try_start()
-        assert isinstance(met, Log) or met.hint, "an error of ours, which says what to do"
+        assert isinstance(met, WriteAheadLog) or met.hint, "an error of ours, which says what to do"
         failed = sum(done == operation for done, _ in machine.disk.operations) > after
         await machine.kill()
         log = await machine.start()
@@ -379,12 +379,12 @@ class LateSink(InlineSink):
         super().__init__()
         self._event = os.eventfd(0, os.EFD_NONBLOCK)
 
-    def submit(self, writes: Sequence[Write], files: Mapping[int, File]) -> bool:
+    def submit(self, writes: Sequence[PlannedWrite], files: Mapping[int, File]) -> bool:
         super().submit(writes, files)
         os.eventfd_write(self._event, 1)
         return False
 
-    def progress(self) -> Progress:
+    def progress(self) -> SinkProgress:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._event)
         return super().progress()
@@ -423,7 +423,7 @@ async def test_hazard_16_more_gaps_than_a_file_has_room_for_go_on_in_the_next_on
     active = log.appender.file
     assert active is not None
     assert active.position <= active.capacity
-    assert all(file.seal.end_position <= machine.options.file_bytes for file in log.upkeep.files)
+    assert all(file.seal.end_position <= machine.options.file_bytes for file in log.lifecycle.files)
 
 
 async def test_hazard_06_after_a_failed_sync_nothing_is_synced_any_more() -> None:
@@ -511,7 +511,7 @@ async def test_hazard_16_a_checkpoint_that_fails_leaves_nothing_behind(operation
         machine.disk.heal()
         assert machine.disk.names() in (before, [name for name in before if name != "reserve"])
     await log.checkpoint()
-    assert len(log.upkeep.checkpoints) == 2, "that of the start, and the one that did not fail"
+    assert len(log.lifecycle.checkpoints) == 2, "that of the start, and the one that did not fail"
 
 
 @pytest.mark.parametrize("after", range(4))
@@ -539,13 +539,13 @@ async def test_hazard_16_the_quota_counts_a_file_also_while_it_is_sealed() -> No
     for _ in range(12):
         log.submit([batch(log, A, bytes(6000))])
         await settle()
-        used.append(log.upkeep.used_bytes)
+        used.append(log.lifecycle.used_bytes)
     assert log.appender.sealing(), "one is full, and the disk has done nothing yet"
     assert used == sorted(used)
     assert used[-1] >= 12 * 6000
     await turn(log, sink)
     assert not log.appender.sealing()
-    assert abs(log.upkeep.used_bytes - used[-1]) < 1000
+    assert abs(log.lifecycle.used_bytes - used[-1]) < 1000
 
 
 async def test_hazard_16_a_file_whose_seal_went_back_with_a_failed_write_is_counted_no_more() -> None:
@@ -558,7 +558,7 @@ async def test_hazard_16_a_file_whose_seal_went_back_with_a_failed_write_is_coun
     machine.disk.fail("write", errno.ENOSPC)
     await turn(log, sink)
     assert not log.appender.sealing()
-    assert log.upkeep.used_bytes == sum(file.size for file in log.upkeep.files) < 6000
+    assert log.lifecycle.used_bytes == sum(file.size for file in log.lifecycle.files) < 6000
 
 
 async def test_hazard_16_the_newest_messages_in_memory_go_back_too() -> None:

@@ -14,12 +14,12 @@ from icestream.broker.dispatch.consumer_rotation import Credit
 from icestream.broker.dispatch.dispatcher import Dispatcher, Pause
 from icestream.broker.dispatch.instruction import DeadLetter, Deliver, Instruction
 from icestream.broker.dispatch.key_shared import KeySharedDispatcher
-from icestream.model.cursor import Acked
-from icestream.model.subscription import FailurePolicy, Poison, SubscriptionType
+from icestream.model.cursor import AckedOffsets
+from icestream.model.subscription import FailurePolicy, PoisonPolicy, SubscriptionType
 
 MESSAGES = 1_000_000
 FOREVER = FailurePolicy(ack_timeout_ms=limits.FAILURE_POLICY_VALUE_MAX)
-DEAD_LETTER = FailurePolicy(max_redelivery_count=3, poison=Poison.DEAD_LETTER, dead_letter_topic="/default/dead")
+DEAD_LETTER = FailurePolicy(max_redelivery_count=3, poison=PoisonPolicy.DEAD_LETTER, dead_letter_topic="/default/dead")
 
 Stored = tuple[int, list[tuple[int, int]], list[tuple[int, int, int]]]
 
@@ -33,7 +33,7 @@ def started(
 ) -> tuple[Dispatcher, list[Instruction]]:
     """After a restart, with one consumer that takes everything."""
     position, ranges, attempts = cursor
-    dispatcher = Dispatcher(SubscriptionType.EXCLUSIVE, policy, Acked(position, ranges), attempts)
+    dispatcher = Dispatcher(SubscriptionType.EXCLUSIVE, policy, AckedOffsets(position, ranges), attempts)
     dispatcher.readable(end, 0)
     return dispatcher, dispatcher.join(Credit(1, 10**9), 0)
 
@@ -97,7 +97,7 @@ def test_hazard_17_a_restart_with_a_full_cursor_delivers_its_holes() -> None:
 
 
 def test_hazard_17_a_key_that_waits_pauses_the_rest_before_the_ranges_are_too_many() -> None:
-    dispatcher = KeySharedDispatcher(FOREVER, Acked())
+    dispatcher = KeySharedDispatcher(FOREVER, AckedOffsets())
     dispatcher.readable(MESSAGES, 0)
     dispatcher.join(Credit(1, 10**9), 0)
     while (wanted := dispatcher.wanted)[0] < wanted[1]:

@@ -14,9 +14,9 @@ from icestream.broker.dispatch.dispatcher import Pause
 from icestream.broker.service import Broker
 from icestream.broker.subscription import Subscription
 from icestream.model import SyncMode, envelope
-from icestream.model.block import Constant, encode_block
+from icestream.model.block import ConstantColumn, encode_block
 from icestream.model.shard import Gap
-from icestream.model.subscription import FailurePolicy, Poison, SubscriptionType
+from icestream.model.subscription import FailurePolicy, PoisonPolicy, SubscriptionType
 from icestream.model.topic_name import TopicName
 from icestream.observability import metrics
 from icestream.wal.tail import SectionRead
@@ -87,7 +87,7 @@ def merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 async def publish(broker: Broker, *rows: int) -> None:
     producer = await broker.open_producer(TOPIC, "p")
     for count in rows:
-        await broker.publish(producer, 0, encode_block(count, {envelope.PAYLOAD: Constant(b"x")}))
+        await broker.publish(producer, 0, encode_block(count, {envelope.PAYLOAD: ConstantColumn(b"x")}))
 
 
 async def test_hazard_17_a_hole_and_a_million_acks_and_a_crash() -> None:
@@ -175,7 +175,7 @@ async def test_hazard_17_twenty_restarts_and_the_poison_message_ends_in_the_dead
     await broker.create_topic(TOPIC)
     await publish(broker, 10)
     dead = TopicName("default", "dead")
-    policy = FailurePolicy(20, poison=Poison.DEAD_LETTER, dead_letter_topic=str(dead))
+    policy = FailurePolicy(20, poison=PoisonPolicy.DEAD_LETTER, dead_letter_topic=str(dead))
     attempts: list[int] = []
     for _ in range(21):
         reader = await subscribe(broker, kind=SubscriptionType.SHARED, failure=policy)

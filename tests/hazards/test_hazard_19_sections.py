@@ -9,12 +9,12 @@ from typing import TypeVar
 import pytest
 
 from icestream import errors, limits
-from icestream.model import ShardKey, Topic
+from icestream.model import ShardKey, TopicIdentity
 from icestream.runtime.simulated_disk import SimulatedDisk
 from icestream.wal import format as wire
 from icestream.wal.footer import read_footer
-from icestream.wal.log import Log
 from icestream.wal.log_file import log_name, log_number
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.counting_directory import CountingDirectory
 from tests.support.machine import A, B, Machine, batch, messages, publish
 
@@ -24,16 +24,16 @@ MANY = {"file_bytes": 8 * limits.MIB, "message_bytes_max": 1_000_000}
 KEYS = [ShardKey(topic, 0) for topic in range(100, 1100)]
 
 
-async def write_ticks(log: Log, ticks: int = 5) -> None:
+async def write_ticks(log: WriteAheadLog, ticks: int = 5) -> None:
     for key in KEYS:
-        log.declare_topic(Topic(key.topic_id, f"/default/topic-{key.topic_id}"))
+        log.declare_topic(TopicIdentity(key.topic_id, f"/default/topic-{key.topic_id}"))
     for tick in range(ticks):
         await log.append([batch(log, key, b"%d.%d." % (tick, key.topic_id) + bytes(300)) for key in KEYS])
 
 
-def own_bytes(log: Log, key: ShardKey) -> int:
+def own_bytes(log: WriteAheadLog, key: ShardKey) -> int:
     """What the files hold of this shard."""
-    sealed = sum(held.own_bytes for file in log.upkeep.files if (held := file.find(key)) is not None)
+    sealed = sum(held.own_bytes for file in log.lifecycle.files if (held := file.find(key)) is not None)
     active = log.appender.file
     return sealed + (active.index.shards[key].own_bytes if active and key in active.index.shards else 0)
 
@@ -52,7 +52,7 @@ async def test_hazard_19_reading_one_of_1000_topics_reads_little_more_than_its_b
 
     await log.close()
     log = await machine.start()
-    (file,) = log.upkeep.files
+    (file,) = log.lifecycle.files
     disk.reset()
     assert await messages(log, key) == expected
     assert disk.total() <= 2 * own_bytes(log, key) + file.seal.footer_bytes, "from a sealed file, and its index once"
@@ -62,7 +62,7 @@ async def test_hazard_19_reading_one_of_1000_topics_reads_little_more_than_its_b
     assert file.seal.end_position > 300 * own_bytes(log, key)
 
 
-def section_of(disk: SimulatedDisk, name: str, key: ShardKey, lsn: int) -> wire.Entry:
+def section_of(disk: SimulatedDisk, name: str, key: ShardKey, lsn: int) -> wire.SectionEntry:
     content, at = disk.content(name), wire.RECORDS_START
     while (header := wire.decode_header(content, at, at)).lsn != lsn:
         at += header.record_bytes
@@ -132,7 +132,7 @@ async def test_hazard_19_a_follower_that_meets_damage_says_so(sealed: bool) -> N
     for number in range(20 if sealed else 4):
         await publish(log, A, b"%d" % number + bytes(5000))
     name = log_name(1)
-    assert bool(log.upkeep.files) == sealed
+    assert bool(log.lifecycle.files) == sealed
     machine.disk.flip(name, 8 * (section_of(machine.disk, name, A, lsn=3).body_position + 100))
     seen: list[int] = []
     with pytest.raises(errors.LogDamaged, match="damaged at position"):
@@ -140,7 +140,7 @@ async def test_hazard_19_a_follower_that_meets_damage_says_so(sealed: bool) -> N
     assert seen == [1, 2]
 
 
-async def follow_into(log: Log, seen: list[int]) -> None:
+async def follow_into(log: WriteAheadLog, seen: list[int]) -> None:
     async for chunk in log.reader.follow(1):
         seen += [record[1] for record in chunk.records]
 
@@ -148,7 +148,7 @@ async def follow_into(log: Log, seen: list[int]) -> None:
 # --- how large a record gets ------------------------------------------------------------------------------------------
 
 
-def record_headers(content: bytes) -> list[wire.Header]:
+def record_headers(content: bytes) -> list[wire.RecordHeader]:
     headers, at = [], wire.RECORDS_START
     while True:
         try:
@@ -201,7 +201,7 @@ async def test_hazard_19_more_shards_in_a_tick_than_a_directory_holds_become_sev
     assert len(log.state.shards) == count, "every record of it can be read again"
     assert await messages(log, ShardKey(1, count - 1)) == {0: b"%d" % (count - 1)}
     named: set[ShardKey] = set()
-    for file in log.upkeep.files:
+    for file in log.lifecycle.files:
         footer = read_footer(machine.disk.open(log_name(file.number)), file.seal)
         assert footer is not None, "the footer of such a file must be readable too, or each start scans it"
         named |= set(footer.shards)

@@ -9,20 +9,20 @@ import pytest
 
 from icestream import limits
 from icestream.model import ShardKey
+from icestream.wal.file_summary import FileSummary
 from icestream.wal.format import RECORDS_START
-from icestream.wal.log import Log
 from icestream.wal.log_file import log_name
-from icestream.wal.summary import FileSummary
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.counting_directory import CountingDirectory
 from tests.support.machine import A, B, Machine, messages, publish
 
 pytestmark = pytest.mark.asyncio
 
 
-async def fill(log: Log, files: int) -> None:
+async def fill(log: WriteAheadLog, files: int) -> None:
     """Appends until this many more files are sealed."""
-    wanted = len(log.upkeep.files) + files
-    while len(log.upkeep.files) < wanted:
+    wanted = len(log.lifecycle.files) + files
+    while len(log.lifecycle.files) < wanted:
         await publish(log, A, b"%d." % log.shard(*A).assigned + bytes(6000))
         await publish(log, B, b"b")
 
@@ -37,9 +37,9 @@ async def test_hazard_20_a_start_scans_only_what_no_checkpoint_covers() -> None:
     log = await machine.start()
     await fill(log, 20)
     await log.checkpoint()
-    covered = list(log.upkeep.files)
+    covered = list(log.lifecycle.files)
     await fill(log, 2)
-    behind = log.upkeep.files[len(covered) :]
+    behind = log.lifecycle.files[len(covered) :]
     before = await messages(log, A)
     await machine.kill()
 
@@ -64,7 +64,7 @@ async def test_hazard_20_a_start_after_a_stop_in_order_reads_footers_only() -> N
     log = await machine.start()
     assert log.report.clean
     assert (log.report.records_scanned, log.report.bytes_scanned) == (0, 0)
-    assert disk.total("log-") <= sum(map(footer_and_page, log.upkeep.files))
+    assert disk.total("log-") <= sum(map(footer_and_page, log.lifecycle.files))
 
 
 @pytest.mark.parametrize("damage", ["flip", "zero", "cut off", "header flip"])
@@ -73,9 +73,9 @@ async def test_hazard_20_a_missing_or_bad_footer_is_rebuilt_for_its_file(damage:
     log = await machine.start()
     await fill(log, 5)
     before = {key: await messages(log, key) for key in (A, B)}
-    held = {file.number: list(file.ranges()) for file in log.upkeep.files}
+    held = {file.number: list(file.ranges()) for file in log.lifecycle.files}
     await log.checkpoint()
-    victim = log.upkeep.files[2]
+    victim = log.lifecycle.files[2]
     await machine.kill()
     name, seal = log_name(victim.number), victim.seal
     content = machine.disk.content(name)
@@ -90,7 +90,7 @@ async def test_hazard_20_a_missing_or_bad_footer_is_rebuilt_for_its_file(damage:
         case "cut off":
             machine.disk.replace(name, content[: seal.footer_position])
     log = await machine.start()
-    assert {file.number: list(file.ranges()) for file in log.upkeep.files if file.number in held} == held
+    assert {file.number: list(file.ranges()) for file in log.lifecycle.files if file.number in held} == held
     assert {key: await messages(log, key) for key in (A, B)} == before
 
 
@@ -105,14 +105,14 @@ async def test_hazard_20_footers_in_memory_are_bounded_and_read_again_on_demand(
 
     async def reads_of(number: int) -> int:
         """Bytes read beyond the message itself when one message of a file is read."""
-        file = next(file for file in log.upkeep.files if file.number == number)
+        file = next(file for file in log.lifecycle.files if file.number == number)
         held = file.find(A)
         assert held is not None
         disk.reset()
         await log.reader.read(A, held.first, 1)
         return disk.total(log_name(number)) - 7000
 
-    footers = {file.number: file.seal.footer_bytes for file in log.upkeep.files}
+    footers = {file.number: file.seal.footer_bytes for file in log.lifecycle.files}
     numbers = list(footers)[:10]
     first, second = await reads_of(numbers[0]), await reads_of(numbers[0])
     assert first - second == footers[numbers[0]], "it stays for the next read"

@@ -10,15 +10,15 @@ import pytest
 from icestream import limits
 from icestream.broker.pipeline_service import LogLocation, PipelineService
 from icestream.model import ShardKey
-from icestream.wal.log import Log
 from icestream.wal.retention import Retention
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.machine import A, B, Machine, batch, messages, publish, settle
 
 pytestmark = pytest.mark.asyncio
 WARM = {"warm_ms": 600_000, "warm_bytes": 2**30}
 
 
-async def committed(machine: Machine, count: int = 60) -> Log:
+async def committed(machine: Machine, count: int = 60) -> WriteAheadLog:
     """All of A is in its table, and its files are warm."""
     log = await machine.start()
     for _ in range(count):
@@ -27,7 +27,7 @@ async def committed(machine: Machine, count: int = 60) -> Log:
     return log
 
 
-def charged(log: Log) -> int:
+def charged(log: WriteAheadLog) -> int:
     return log.state.usage[1].held_bytes
 
 
@@ -41,21 +41,21 @@ async def later(machine: Machine, seconds: float) -> None:
 async def test_hazard_21_a_floor_goes_back_and_the_log_keeps_what_lies_above() -> None:
     machine = Machine(**WARM)
     log = await committed(machine)
-    files = [file.number for file in log.upkeep.files]
+    files = [file.number for file in log.lifecycle.files]
     before = charged(log)
     assert await log.floors.reopen({A: 20}) == {A: 20}
     assert charged(log) > before, "it counts against its topic again"
-    held = [file.number for file in log.upkeep.files if (one := file.find(A)) is not None and one.end > 20]
+    held = [file.number for file in log.lifecycle.files if (one := file.find(A)) is not None and one.end > 20]
     await later(machine, 10_000)
-    assert [file.number for file in log.upkeep.files] == held
+    assert [file.number for file in log.lifecycle.files] == held
     assert len(held) < len(files), "what lies below goes in its time"
     assert [*await messages(log, A, 20)] == [*range(20, 60)]
-    (topic,) = (await log.backlog.take()).topics
+    (topic,) = (await log.backlog.snapshot()).topics
     assert (topic.rows, topic.shards[0].committed) == (40, 20)
     await log.advance_floor({A: 60})
     assert charged(log) == before
     await later(machine, 600)
-    assert log.upkeep.files == []
+    assert log.lifecycle.files == []
 
 
 async def test_hazard_21_a_floor_that_went_back_is_there_after_a_crash() -> None:
@@ -64,7 +64,7 @@ async def test_hazard_21_a_floor_that_went_back_is_there_after_a_crash() -> None
         machine = Machine(**WARM)
         log = await committed(machine)
         await log.floors.reopen({A: 20})
-        names = [one.name for one in log.upkeep.checkpoints]
+        names = [one.name for one in log.lifecycle.checkpoints]
         await machine.power_loss()
         for name in names[:lost]:
             machine.disk.remove(name)
@@ -83,7 +83,7 @@ async def test_hazard_21_a_floor_goes_back_no_further_than_the_log() -> None:
     assert await log.floors.reopen({A: 100}) == {A: earliest}, "nor up"
     await later(machine, 10_000)
     assert len(await messages(log, A)) == 100 - earliest
-    assert (await log.backlog.take()).topics[0].rows == 100 - earliest
+    assert (await log.backlog.snapshot()).topics[0].rows == 100 - earliest
 
 
 async def test_hazard_21_a_shard_without_anything_in_the_log_stays() -> None:
@@ -102,8 +102,8 @@ async def test_hazard_21_a_floor_goes_back_to_the_beginning_of_a_spill_log_at_mo
         (placed,) = await log.submit([batch(log, A, bytes(7000))])
         await log.advance_floor({A: placed.base_offset + 1, B: min(number, 9)})  # type: ignore[union-attr]
     machine.clock.advance(limits.SPILL_STUCK_SECONDS)
-    assert await log.spiller.step()
-    (spill,) = log.upkeep.spills.files
+    assert await log.spill_job.step()
+    (spill,) = log.lifecycle.spills.files
     held = spill.find(B)
     assert held is not None
     assert log.reader.earliest(B) < held.first == 9
@@ -128,15 +128,15 @@ async def test_hazard_21_a_floor_goes_back_no_further_than_a_hole_behind_a_spill
         (placed,) = await log.submit([batch(log, A, bytes(7000))])
         await log.advance_floor({A: placed.base_offset + 1})  # type: ignore[union-attr]
     machine.clock.advance(limits.SPILL_STUCK_SECONDS)
-    assert await log.spiller.step()
-    (spill,) = log.upkeep.spills.files
+    assert await log.spill_job.step()
+    (spill,) = log.lifecycle.spills.files
     copied = spill.find(B)
     assert copied is not None
     for number in range(40, 80):
         await log.submit([batch(log, B, b"b%d-" % number + bytes(200))])
         (placed,) = await log.submit([batch(log, A, bytes(7000))])
         await log.advance_floor({A: placed.base_offset + 1, B: number + 1})  # type: ignore[union-attr]
-    assert log.upkeep.spills.files == [spill]
+    assert log.lifecycle.spills.files == [spill]
     earliest = log.reader.earliest(B)
     assert copied.first == 0 < copied.end < earliest <= 80, "nothing between is read or promised"
     assert await log.floors.reopen({B: 0, stuck: 0}) == {B: earliest, stuck: 0}
@@ -145,7 +145,7 @@ async def test_hazard_21_a_floor_goes_back_no_further_than_a_hole_behind_a_spill
     assert [*await messages(log, B)] == [*range(earliest, 80)]
 
 
-def charged_of(log: Log, key: ShardKey) -> int:
+def charged_of(log: WriteAheadLog, key: ShardKey) -> int:
     return log.state.usage[key.topic_id].held_bytes
 
 
@@ -155,7 +155,7 @@ async def test_hazard_21_what_a_retention_dropped_stays_dropped() -> None:
     log = await machine.start()
     for _ in range(60):
         await log.submit([batch(log, A, bytes(3000))])
-    log.retainer.set(1, 1, Retention(bytes_max=100_000))
+    log.retention_job.set_retention(1, 1, Retention(bytes_max=100_000))
     await later(machine, 60)
     floor = log.shard(*A).floor
     assert floor > 0

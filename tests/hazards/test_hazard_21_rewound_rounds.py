@@ -20,7 +20,7 @@ from icestream.lake.foreign_operations import ForeignOperations
 from icestream.lake.operations import AskLog, Operations, OwnOperations
 from icestream.lake.topic_log import decided, topic_log
 from icestream.model import ShardKey
-from icestream.model.backlog import Backlog, ShardBacklog, TopicBacklog
+from icestream.model.backlog_messages import Backlog, ShardBacklog, TopicBacklog
 from icestream.pipeline.driver.offset_sync import find_divergence
 from tests.support.driver_life import Stop
 from tests.support.fault_world import HANGS_SECONDS, FaultWorld, name_of

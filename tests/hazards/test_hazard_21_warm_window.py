@@ -7,15 +7,14 @@ from dataclasses import replace
 import pytest
 
 from icestream import errors
-from icestream.wal.live_options import change_options
-from icestream.wal.log import Log
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.machine import A, B, Machine, batch, messages, publish, settle
 
 pytestmark = pytest.mark.asyncio
 WARM = {"warm_ms": 600_000, "warm_bytes": 2**30}
 
 
-async def fill(log: Log, count: int = 60) -> None:
+async def fill(log: WriteAheadLog, count: int = 60) -> None:
     """Without waiting near a quota."""
     for _ in range(count):
         await log.submit([batch(log, A, bytes(3000))])
@@ -32,18 +31,18 @@ async def test_hazard_21_a_committed_file_stays_readable_for_its_time() -> None:
     machine = Machine(**WARM)
     log = await machine.start()
     await fill(log)
-    files = [file.number for file in log.upkeep.files]
+    files = [file.number for file in log.lifecycle.files]
     await log.advance_floor({A: 60})
     assert log.shard(*A).floor == 60
     assert log.state.usage[1].held_bytes < machine.options.file_bytes, "the floor moved at once"
-    assert [file.number for file in log.upkeep.files] == files
-    assert log.upkeep.warm.bytes == sum(file.size for file in log.upkeep.files) > 0
+    assert [file.number for file in log.lifecycle.files] == files
+    assert log.lifecycle.warm.bytes == sum(file.size for file in log.lifecycle.files) > 0
     assert len(await messages(log, A)) == 60
     await later(machine, 599)
     assert len(await messages(log, A)) == 60
     await later(machine, 1)
-    assert log.upkeep.files == []
-    assert log.upkeep.warm.bytes == 0
+    assert log.lifecycle.files == []
+    assert log.lifecycle.warm.bytes == 0
     assert log.reader.earliest(A) > 0
 
 
@@ -53,32 +52,32 @@ async def test_hazard_21_each_file_has_its_own_time_and_one_that_is_held_stays()
     await fill(log, 30)
     await publish(log, B, b"held")
     await fill(log, 60)
-    count = len(log.upkeep.files)
-    first = log.upkeep.files[0].find(A)
+    count = len(log.lifecycle.files)
+    first = log.lifecycle.files[0].find(A)
     assert first is not None
     await log.advance_floor({A: first.end})
     await settle()
     machine.clock.advance(300)
     await log.advance_floor({A: 90})
     await later(machine, 300)
-    assert len(log.upkeep.files) == count - 1
+    assert len(log.lifecycle.files) == count - 1
     await later(machine, 10_000)
-    held = log.upkeep.files[0].find(B)
+    held = log.lifecycle.files[0].find(B)
     assert held is not None, "all behind it wait for it"
     await log.advance_floor({B: 1})
     await later(machine, 600)
-    assert log.upkeep.files == []
+    assert log.lifecycle.files == []
 
 
 async def test_hazard_21_so_many_bytes_are_kept_and_no_more() -> None:
     machine = Machine(**(WARM | {"warm_bytes": 150_000}))
     log = await machine.start()
     await fill(log, 100)
-    assert log.upkeep.sealed_bytes > 200_000
+    assert log.lifecycle.sealed_bytes > 200_000
     await log.advance_floor({A: 100})
-    assert 80_000 < log.upkeep.warm.bytes <= 150_000
-    newest = log.upkeep.files[-1].number
-    assert [file.number for file in log.upkeep.files] == [newest - 1, newest]
+    assert 80_000 < log.lifecycle.warm.bytes <= 150_000
+    newest = log.lifecycle.files[-1].number
+    assert [file.number for file in log.lifecycle.files] == [newest - 1, newest]
 
 
 async def test_hazard_21_warm_files_are_room() -> None:
@@ -91,8 +90,8 @@ async def test_hazard_21_warm_files_are_room() -> None:
         assert receipt.pause_ms == 0
         await receipt
         await log.advance_floor({A: number + 1})
-        most = max(most, log.upkeep.used_bytes)
-    assert log.upkeep.warm.bytes > 5 * 65536, "as much as there is room for"
+        most = max(most, log.lifecycle.used_bytes)
+    assert log.lifecycle.warm.bytes > 5 * 65536, "as much as there is room for"
     assert most <= 10 * 65536
 
 
@@ -101,9 +100,9 @@ async def test_hazard_21_nobody_is_slowed_because_of_warm_files_that_somebody_st
     log = await machine.start()
     await fill(log, 180)
     assert log.submit([batch(log, A, b"x")]).pause_ms > 0, "the quota is near"
-    log.upkeep.leases.hold("round", 1, [log.upkeep.files[0].number], 60_000)
+    log.lifecycle.leases.hold("round", 1, [log.lifecycle.files[0].number], 60_000)
     await log.advance_floor({A: 180})
-    assert log.upkeep.used_bytes > log.quota.slow_node_bytes
+    assert log.lifecycle.used_bytes > log.quota.slow_node_bytes
     assert log.submit([batch(log, A, b"x")]).pause_ms == 0
 
 
@@ -112,12 +111,12 @@ async def test_hazard_21_what_is_held_is_refused_at_the_quota_all_the_same() -> 
     log = await machine.start()
     await fill(log, 50)
     await log.advance_floor({A: 50})
-    warm = log.upkeep.warm.bytes
+    warm = log.lifecycle.warm.bytes
     with pytest.raises(errors.NodeQuotaReached):
         await fill(log, 1000)
     assert log.shard(*A).assigned > 200, "nine tenths of the quota, warm files or not"
-    assert log.upkeep.warm.bytes < warm
-    assert log.upkeep.used_bytes <= 10 * 65536 + machine.options.file_bytes
+    assert log.lifecycle.warm.bytes < warm
+    assert log.lifecycle.used_bytes <= 10 * 65536 + machine.options.file_bytes
 
 
 async def test_hazard_21_a_start_keeps_them_and_counts_anew() -> None:
@@ -130,11 +129,11 @@ async def test_hazard_21_a_start_keeps_them_and_counts_anew() -> None:
     await log.close()
     log = await machine.start()
     assert len(await messages(log, A)) == 60
-    assert log.upkeep.warm.bytes > 0
+    assert log.lifecycle.warm.bytes > 0
     await later(machine, 599)
     assert len(await messages(log, A)) == 60
     await later(machine, 1)
-    assert log.upkeep.files == []
+    assert log.lifecycle.files == []
     await machine.kill()
     log = await machine.start()
     assert log.shard(*A).floor == 60
@@ -151,7 +150,7 @@ async def test_hazard_21_a_full_disk_takes_the_warm_files_first() -> None:
         await log.advance_floor({A: log.shard(*A).synced})
         machine.clock.advance(1.1)
     assert log.shard(*A).synced == 260
-    assert log.upkeep.prepare_error is None
+    assert log.lifecycle.prepare_error is None
 
 
 async def test_hazard_21_a_shorter_window_counts_at_once() -> None:
@@ -159,6 +158,6 @@ async def test_hazard_21_a_shorter_window_counts_at_once() -> None:
     log = await machine.start()
     await fill(log)
     await log.advance_floor({A: 60})
-    change_options(log, replace(machine.options, warm_bytes=0))
+    log.change_options(replace(machine.options, warm_bytes=0))
     await settle()
-    assert log.upkeep.files == []
+    assert log.lifecycle.files == []

@@ -26,8 +26,8 @@ from icestream import errors, limits
 from icestream.catalog.topic_rules.commit_rules import CommitRequest
 from icestream.iceberg.manifests import EQUALITY_DELETES_CONTENT, ManifestEntry
 from icestream.model import envelope
-from icestream.model.block import blocks_of
-from icestream.model.scan import Question
+from icestream.model.block import iter_blocks
+from icestream.model.scan_messages import ScanKind
 from icestream.readers import deletion_vector
 from icestream.readers.data_files import DataFile, DeleteFile, Partition, files_of
 from icestream.readers.sections import TYPES
@@ -139,10 +139,10 @@ async def delivered(lake: TopicLake) -> dict[int, dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
     position = 0
     while position < COUNT:
-        scanned = await lake.ask(Question.READ, position, bytes_max=2_000)
+        scanned = await lake.ask(ScanKind.READ, position, bytes_max=2_000)
         for section in scanned.sections:
             at = section.base_offset
-            for block in blocks_of(section.body):
+            for block in iter_blocks(section.body):
                 columns = {one.name: block.values(one) for one in envelope.COLUMNS if one.in_table}
                 for number in range(block.rows):
                     found[at] = {name: values[number] for name, values in columns.items() if values}
@@ -209,7 +209,7 @@ async def test_hazard_22_a_file_without_append_times_is_read_by_itself(
     assert list(found) == list(range(int(has_deletes), COUNT))
     assert {found[offset]["append_time"] for offset in found if offset < half} == {0}
     assert [found[offset]["payload"] for offset in found] == [messages[offset]["payload"] for offset in found]
-    assert (await lake.ask(Question.TIME, 1)).offset == half
+    assert (await lake.ask(ScanKind.TIME, 1)).offset == half
     assert (await verified(lake)).is_good
 
 
@@ -223,7 +223,7 @@ async def test_hazard_22_a_start_at_a_time_finds_it_in_files_of_every_unit(tmp_p
     change = cast(append_time=pa.timestamp(unit, "UTC"))
     table = with_ids(change(arrow_of(messages)), await lake.field_ids())
     await lake.replace([await lake.write_table(table, parquet(row_group_size=7), bounds=False)])
-    assert (await lake.ask(Question.TIME, 30_000_000)).offset == 29
+    assert (await lake.ask(ScanKind.TIME, 30_000_000)).offset == 29
 
 
 @pytest.mark.asyncio
@@ -299,7 +299,7 @@ async def test_hazard_22_orc_and_avro_files_are_read_and_verified(
     check(await delivered(lake), range(COUNT))
     report = await verified(lake)
     assert (report.is_good, report.is_complete) == (True, True)
-    found = await lake.ask(Question.TIME, message(COUNT - 9)["append_time"])
+    found = await lake.ask(ScanKind.TIME, message(COUNT - 9)["append_time"])
     assert found.offset == (COUNT - 9) // 10 * 10
 
 

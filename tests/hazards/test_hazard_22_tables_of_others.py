@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from icestream import errors, limits
-from icestream.model.scan import Question
+from icestream.model.scan_messages import ScanKind
 from icestream.readers.cache_options import CacheOptions
 from tests.support.topic_lake import TABLE, TopicLake, damage, remove, row, rows
 
@@ -43,7 +43,7 @@ async def test_hazard_22_rounds_are_read_in_order_from_anywhere(tmp_path: Path) 
 
 async def test_hazard_22_sections_have_one_append_time_and_one_epoch(tmp_path: Path) -> None:
     lake = await filled(tmp_path, 25)
-    scanned = await lake.ask(Question.READ, 5)
+    scanned = await lake.ask(ScanKind.READ, 5)
     assert [(one.base_offset, one.rows, one.append_time_us, one.epoch) for one in scanned.sections] == [
         (5, 5, 0, 0),
         (10, 10, 1_000, 0),
@@ -106,7 +106,7 @@ async def test_hazard_22_copy_on_write_deletes_are_gaps_with_their_reason(tmp_pa
         (0, 2, f"removed from the table by overwrite, snapshot {snapshot}"),
         (5, 6, f"removed from the table by overwrite, snapshot {snapshot}"),
     ]
-    assert (await lake.ask(Question.EARLIEST)).offset == 2
+    assert (await lake.ask(ScanKind.EARLIEST)).offset == 2
 
 
 @pytest.mark.parametrize("group_bytes", [limits.SCAN_GROUP_BYTES_MAX, 1])
@@ -132,7 +132,7 @@ async def test_hazard_22_rows_are_not_told_any_more_once_they_are_deleted(tmp_pa
     """Also where a reader left in the midst of them."""
     lake = await filled(tmp_path, 30)
     (file,) = lake.live
-    assert (await lake.ask(Question.READ, 0, bytes_max=100)).next_offset < 20
+    assert (await lake.ask(ScanKind.READ, 0, bytes_max=100)).next_offset < 20
     deletes = await lake.write_deletes(file, range(20, 25))
     await lake.replace([file, deletes], "delete", added_position_deletes="5")
     found, gaps = await lake.read_all()
@@ -146,7 +146,7 @@ async def test_hazard_22_deletes_by_values_of_other_columns_stop_the_reader_with
     deletes = await lake.write_deletes(lake.live[0], [1], content=2)
     await lake.replace([*lake.live, deletes], "delete", added_equality_deletes="1")
     with pytest.raises(errors.TableUnreadable, match="deletes rows by their values"):
-        await lake.ask(Question.READ, 0)
+        await lake.ask(ScanKind.READ, 0)
 
 
 @pytest.mark.wrong_tables("that is what others left")
@@ -155,7 +155,7 @@ async def test_hazard_22_other_formats_stop_the_reader_with_the_reason(tmp_path:
     await lake.bind()
     await lake.round((0, 0, 5), entries=[await lake.write(rows(0, 5), file_format="LANCE")])
     with pytest.raises(errors.TableUnreadable, match="format lance"):
-        await lake.ask(Question.READ, 0)
+        await lake.ask(ScanKind.READ, 0)
 
 
 async def test_hazard_22_a_file_that_is_gone_is_planned_around(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ async def test_hazard_22_a_file_that_stays_away_is_an_error_after_four_plans(
 
     monkeypatch.setattr(lake.tables, "fresh", counted)
     with pytest.raises(errors.TableUnreadable, match="not there"):
-        await lake.ask(Question.READ, 0)
+        await lake.ask(ScanKind.READ, 0)
     assert len(plans) == 1 + limits.SCAN_PLANS_MAX
 
 
@@ -248,27 +248,27 @@ async def test_hazard_22_rows_beyond_what_was_committed_are_not_told(tmp_path: P
     lake = await filled(tmp_path, 10)
     await lake.replace([*lake.live, await lake.write(rows(10, 15, payload=b"made up"))], "append")
     assert await lake.read_all() == (payloads((0, 10)), [])
-    assert (await lake.ask(Question.READ, 10)).next_offset == 10
+    assert (await lake.ask(ScanKind.READ, 10)).next_offset == 10
 
 
 @pytest.mark.wrong_tables("rows lie behind the end")
 async def test_hazard_22_rows_beyond_the_end_are_not_told_though_the_snapshot_is_the_same(tmp_path: Path) -> None:
     """Bound again, the topic is not as far as it was when a reader left in the midst of these rows."""
     lake = await filled(tmp_path, 30)
-    assert (await lake.ask(Question.READ, 0, bytes_max=100)).next_offset < 20
+    assert (await lake.ask(ScanKind.READ, 0, bytes_max=100)).next_offset < 20
     await lake.catalog.topics.detach(TABLE)
     await lake.catalog.topics.bind(TABLE, lake.topic, lake.topic_id, {0: (0, 20)})
-    scanned = await lake.ask(Question.READ, 5)
+    scanned = await lake.ask(ScanKind.READ, 5)
     assert (scanned.end, scanned.next_offset) == (20, 20)
     assert sum(section.rows for section in scanned.sections) == 15
 
 
 async def test_hazard_22_an_empty_table_and_none_at_all(tmp_path: Path) -> None:
     lake = TopicLake(tmp_path)
-    assert (await lake.ask(Question.READ, 0)).end is None
+    assert (await lake.ask(ScanKind.READ, 0)).end is None
     await lake.bind()
-    assert (await lake.ask(Question.READ, 0)).end == 0
-    assert (await lake.ask(Question.EARLIEST)).offset is None
+    assert (await lake.ask(ScanKind.READ, 0)).end == 0
+    assert (await lake.ask(ScanKind.EARLIEST)).offset is None
 
 
 async def test_hazard_40_row_groups_are_decoded_once_whatever_is_committed(tmp_path: Path) -> None:

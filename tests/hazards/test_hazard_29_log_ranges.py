@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from icestream import errors, limits
 from icestream.broker.pipeline_service import LogLocation, PipelineService
-from icestream.model.backlog import Backlog, LogFile
+from icestream.model.backlog_messages import Backlog, BacklogFile
 from icestream.runtime.tasks import InlineOffload
 from icestream.wal.format import RECORDS_START
 from icestream.wal.log_file import log_name
@@ -32,9 +32,9 @@ class Task:
         self.ask = ask
         self._connect = connect
         self.backlog: Backlog
-        self.file: LogFile
+        self.file: BacklogFile
 
-    async def lease(self, name: str = "r1", epoch: int = 1, ttl_ms: int = 60_000) -> LogFile:
+    async def lease(self, name: str = "r1", epoch: int = 1, ttl_ms: int = 60_000) -> BacklogFile:
         self.backlog = await backlog_of(self.ask)
         self.file = self.backlog.files[0]
         await self.ask("pipeline_lease", lease=name, epoch=epoch, files=[self.file.number], ttl_ms=ttl_ms)
@@ -119,18 +119,18 @@ async def test_hazard_29_nothing_inside_a_lease_is_freed() -> None:
     log = await machine.start()
     for _ in range(60):
         await publish(log, A, bytes(3000))
-    first, second, third, *_ = (file.number for file in log.upkeep.files)
-    log.upkeep.leases.hold("r", 1, [second], 5000)
+    first, second, third, *_ = (file.number for file in log.lifecycle.files)
+    log.lifecycle.leases.hold("r", 1, [second], 5000)
     await log.advance_floor({A: 60})
-    assert [file.number for file in log.upkeep.files][:2] == [second, third], f"{first} is free"
+    assert [file.number for file in log.lifecycle.files][:2] == [second, third], f"{first} is free"
     assert await log.reader.copy(second, RECORDS_START, RECORDS_START + 100)
     machine.clock.advance(5)
     await log.checkpoint()
-    assert log.upkeep.files == [], "its time is over"
+    assert log.lifecycle.files == [], "its time is over"
     with pytest.raises(errors.PositionGone):
         await log.reader.copy(second, RECORDS_START, RECORDS_START + 100)
     with pytest.raises(errors.UnknownLogFile):
-        await log.reader.copy(log.upkeep.next_number, RECORDS_START, RECORDS_START + 100)
+        await log.reader.copy(log.lifecycle.next_number, RECORDS_START, RECORDS_START + 100)
 
 
 async def test_hazard_29_a_file_that_is_used_again_under_a_read_gives_nothing() -> None:
@@ -140,14 +140,14 @@ async def test_hazard_29_a_file_that_is_used_again_under_a_read_gives_nothing() 
     log = await machine.start()
     for _ in range(60):
         await publish(log, A, bytes(3000))
-    number = log.upkeep.files[0].number
-    log.upkeep.leases.hold("r", 1, [number], 1000)
+    number = log.lifecycle.files[0].number
+    log.lifecycle.leases.hold("r", 1, [number], 1000)
     held.hold_results()
     reading = asyncio.ensure_future(log.reader.copy(number, RECORDS_START, RECORDS_START + 100))
     await held.until_waiting()
     machine.clock.advance(limits.PIN_SECONDS_MAX + 1)
     await log.advance_floor({A: 60})
-    assert number not in log.upkeep.numbers()
+    assert number not in log.lifecycle.numbers()
     held.let_go()
     with pytest.raises(errors.StaleRead):
         await reading

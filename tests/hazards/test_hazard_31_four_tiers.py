@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from icestream.broker.storage import ShardRead
 from icestream.model import envelope
-from icestream.model.block import Block, Numbering, blocks_of, encode_block
-from icestream.model.envelope import COLUMNS, Column
+from icestream.model.block import Block, Numbering, encode_block, iter_blocks
+from icestream.model.envelope import COLUMNS, EnvelopeColumn
 from icestream.model.shard import ShardKey
 from icestream.readers.sections import TYPES, to_sections
 from icestream.rpc.blocks import check_block
@@ -43,7 +43,7 @@ def values(block: Block) -> Iterator[dict[str, Any]]:
 def messages(sections: Any) -> list[Message]:
     found: list[Message] = []
     for section in sections:
-        rows = [one for block in blocks_of(section.body) for one in values(block)]
+        rows = [one for block in iter_blocks(section.body) for one in values(block)]
         assert len(rows) == section.rows
         found += [(section.base_offset + at, section.append_time_us, one) for at, one in enumerate(rows)]
     return found
@@ -53,7 +53,7 @@ def messages(sections: Any) -> list[Message]:
 def tables(draw: st.DrawFn) -> list[Message]:
     """Rows of a shard in the order of their offsets: with holes, in ticks of any size."""
     count = draw(st.integers(1, 40))
-    columns: dict[Column, list[Any]] = {}
+    columns: dict[EnvelopeColumn, list[Any]] = {}
     for column in IN_TABLE:
         value = st.one_of(st.none(), VALUES[column.kind])
         shape = draw(st.integers(0, 3))
@@ -101,7 +101,7 @@ def test_hazard_31_any_rows_become_the_messages_that_they_were(
     assert sum(section.rows for section in found[:-1]) == 0 or sum(len(one.body) for one in found) < 16 * bytes_max
     for section in found:
         assert section.epoch == 3
-        for block in blocks_of(section.body):
+        for block in iter_blocks(section.body):
             head, _ = check_block(bytes(block._data))  # whoever gets it finds a sound block
             assert head.rows == block.rows
 

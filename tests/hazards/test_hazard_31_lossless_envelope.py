@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream.model import envelope
-from icestream.model.block import Block, blocks_of, check_block, encode_block
+from icestream.model.block import Block, check_block, encode_block, iter_blocks
 from icestream.model.envelope import COLUMNS, ColumnKind
-from icestream.wal.log import Log
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.effort import HALF
 from tests.support.machine import A, Machine
 
@@ -44,9 +44,9 @@ MESSAGE = {
 }
 
 
-async def read_blocks(log: Log) -> list[Block]:
+async def read_blocks(log: WriteAheadLog) -> list[Block]:
     result = await log.reader.read(A, log.reader.earliest(A))
-    return [block for section in result.sections for block in blocks_of(section.body)]
+    return [block for section in result.sections for block in iter_blocks(section.body)]
 
 
 def test_hazard_31_every_field_of_a_message_is_tried_here() -> None:

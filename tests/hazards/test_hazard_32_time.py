@@ -14,8 +14,8 @@ from icestream import errors, limits
 from icestream.model import ShardKey
 from icestream.observability import metrics
 from icestream.wal.format import ENTRY_BYTES, HEADER_BYTES, RECORDS_START
-from icestream.wal.log import Log
 from icestream.wal.log_file import log_name
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.machine import A, Machine, batch, publish
 
 pytestmark = pytest.mark.asyncio
@@ -23,7 +23,7 @@ HOUR, YEAR = 3600.0, 365 * 86_400.0
 STEPS = [-HOUR, +YEAR, -YEAR, -3.0]
 
 
-async def stamps(log: Log) -> list[int]:
+async def stamps(log: WriteAheadLog) -> list[int]:
     """The append time of each message, by a linear read."""
     found: list[int] = []
     at = 0
@@ -34,7 +34,7 @@ async def stamps(log: Log) -> list[int]:
     return found
 
 
-async def check_times(log: Log, chance: random.Random) -> None:
+async def check_times(log: WriteAheadLog, chance: random.Random) -> None:
     """Every start by time against a linear scan."""
     times = await stamps(log)
     wanted = {time + aside for time in chance.sample(times, min(len(times), 40)) for aside in (-1, 0, 1)}
@@ -54,7 +54,7 @@ async def test_hazard_32_start_at_a_time_is_right_whatever_the_clock_did(order: 
             await publish(log, A, *[bytes(chance.randrange(4000))] * chance.randrange(1, 3))
             machine.clock.advance(chance.choice((0.0, 0.001, 0.7)))
         machine.clock.step(step)
-    assert len(log.upkeep.files) >= 1
+    assert len(log.lifecycle.files) >= 1
     await check_times(log, chance)
     await machine.kill()
     log = await machine.start()
@@ -122,7 +122,7 @@ async def test_hazard_32_one_tick_has_one_time() -> None:
 async def test_hazard_32_pins_and_retries_do_not_look_at_the_wall_clock() -> None:
     machine = Machine()
     log = await machine.start()
-    pin = log.upkeep.pins.take(1)
+    pin = log.lifecycle.pins.pin(1)
     machine.clock.step(+YEAR)
     for _ in range(30):
         await publish(log, A, bytes(6000))
@@ -144,7 +144,7 @@ async def test_hazard_32_a_flipped_time_is_damage_and_not_a_place_to_start(is_se
         machine.clock.advance(1.0)
     number, _ = log.appender.open_files()[0]
     if is_sealed:
-        while not log.upkeep.files:
+        while not log.lifecycle.files:
             await publish(log, A, bytes(6000))
     first = (await stamps(log))[0]
     file = machine.disk.open(log_name(number))

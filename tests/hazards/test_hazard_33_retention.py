@@ -11,8 +11,8 @@ from icestream import errors, limits
 from icestream.broker.records import TopicPolicies
 from icestream.broker.service import Broker
 from icestream.model import GapState, ShardKey, SyncMode
-from icestream.wal.log import Log
 from icestream.wal.retention import Retention
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support import broker_machine
 from tests.support.broker_machine import TOPIC, BrokerMachine, quiet, subscribe
 from tests.support.machine import A, B, Machine, batch, messages, publish, settle
@@ -20,7 +20,7 @@ from tests.support.machine import A, B, Machine, batch, messages, publish, settl
 pytestmark = pytest.mark.asyncio
 
 
-async def fill(log: Log, count: int, key: ShardKey = A) -> None:
+async def fill(log: WriteAheadLog, count: int, key: ShardKey = A) -> None:
     for _ in range(count):
         await log.submit([batch(log, key, bytes(6000))])
 
@@ -46,7 +46,7 @@ async def test_hazard_33_without_a_retention_the_log_refuses_at_its_quota_and_dr
 async def test_hazard_33_a_retention_by_size_lets_a_log_go_on_for_ever() -> None:
     machine = Machine(quota_bytes=600_000, topic_quota_bytes=600_000)
     log = await machine.start()
-    log.retainer.set(1, 1, Retention(bytes_max=150_000))
+    log.retention_job.set_retention(1, 1, Retention(bytes_max=150_000))
     for _ in range(300):  # three times the quota passes through
         await fill(log, 1)
         await settle()
@@ -55,17 +55,17 @@ async def test_hazard_33_a_retention_by_size_lets_a_log_go_on_for_ever() -> None
     found = await messages(log, A)
     assert sorted(found) == list(range(gap.end, 300))
     assert 150_000 <= sum(map(len, found.values())) < 150_000 + 2 * machine.options.file_bytes
-    assert log.upkeep.used_bytes < 300_000
+    assert log.lifecycle.used_bytes < 300_000
 
 
 async def test_hazard_33_whoever_reads_where_a_retention_took_something_is_told_of_the_gap() -> None:
     machine = Machine()
     log = await machine.start()
     await fill(log, 60)
-    log.retainer.set(1, 1, Retention(bytes_max=100_000))
-    held = log.upkeep.pins.take(log.upkeep.files[0].number)
-    await log.retainer.step()
-    assert log.upkeep.files[0].number == held.number, "its bytes are still there"
+    log.retention_job.set_retention(1, 1, Retention(bytes_max=100_000))
+    held = log.lifecycle.pins.pin(log.lifecycle.files[0].number)
+    await log.retention_job.step()
+    assert log.lifecycle.files[0].number == held.number, "its bytes are still there"
     (gap,) = log.gaps(A)
     assert log.reader.earliest(A) == gap.end
     read = await log.reader.read(A, 3)
@@ -79,7 +79,7 @@ async def test_hazard_33_a_retention_by_age_drops_what_is_too_old_while_nothing_
     log = await machine.start()
     await fill(log, 30)
     machine.clock.advance(100)
-    log.retainer.set(1, 1, Retention(age_max_us=150_000_000))
+    log.retention_job.set_retention(1, 1, Retention(age_max_us=150_000_000))
     await fill(log, 30)
     for _ in range(2):
         await pass_time(machine, limits.RETENTION_STEP_SECONDS)
@@ -91,7 +91,7 @@ async def test_hazard_33_a_retention_by_age_drops_what_is_too_old_while_nothing_
 async def test_hazard_32_a_jump_of_the_clock_drops_nothing_and_a_start_with_a_wrong_one_at_most_a_share() -> None:
     machine = Machine()
     log = await machine.start()
-    log.retainer.set(1, 1, Retention(age_max_us=3600 * 1_000_000))
+    log.retention_job.set_retention(1, 1, Retention(age_max_us=3600 * 1_000_000))
     await fill(log, 60)
     machine.clock.step(365 * 86400)
     for _ in range(3):
@@ -100,7 +100,7 @@ async def test_hazard_32_a_jump_of_the_clock_drops_nothing_and_a_start_with_a_wr
 
     await machine.kill()
     log = await machine.start()
-    log.retainer.set(1, 1, Retention(age_max_us=3600 * 1_000_000))
+    log.retention_job.set_retention(1, 1, Retention(age_max_us=3600 * 1_000_000))
     await pass_time(machine, limits.RETENTION_STEP_SECONDS)
     (gap,) = log.gaps(A)
     assert 0 < gap.end <= 30
@@ -112,15 +112,15 @@ async def test_hazard_33_a_retention_touches_no_other_topic() -> None:
     for _ in range(30):
         await fill(log, 1, A)
         await fill(log, 1, B)
-    log.retainer.set(1, 1, Retention(bytes_max=1))
-    await log.retainer.step()
+    log.retention_job.set_retention(1, 1, Retention(bytes_max=1))
+    await log.retention_job.step()
     assert log.gaps(A) != []
     assert sorted(await messages(log, B)) == list(range(30))
     assert log.state.usage[1].held_bytes < log.state.usage[2].held_bytes
-    log.retainer.set(1, 1, Retention())
+    log.retention_job.set_retention(1, 1, Retention())
     before = log.gaps(A)
     await fill(log, 30, A)
-    await log.retainer.step()
+    await log.retention_job.step()
     assert log.gaps(A) == before, "taken back"
 
 
@@ -130,9 +130,9 @@ async def test_hazard_33_a_crash_at_any_moment_of_dropping_leaves_messages_or_a_
         machine = Machine(seed=operations)
         log = await machine.start()
         await fill(log, 60)
-        log.retainer.set(1, 1, Retention(bytes_max=100_000))
+        log.retention_job.set_retention(1, 1, Retention(bytes_max=100_000))
         machine.disk.crash_after(operations)
-        survived = await machine.survives(log.retainer.step())
+        survived = await machine.survives(log.retention_job.step())
         await (machine.power_loss() if power else machine.kill())
         log = await machine.start()
         found = await messages(log, A, 0)
@@ -151,9 +151,9 @@ async def test_hazard_33_the_gap_of_a_retention_outlives_restarts_and_grows() ->
     ends = []
     for _ in range(3):
         log = await machine.start()
-        log.retainer.set(1, 1, Retention(bytes_max=100_000))
+        log.retention_job.set_retention(1, 1, Retention(bytes_max=100_000))
         await fill(log, 60)
-        await log.retainer.step()
+        await log.retention_job.step()
         dropped = [gap for gap in log.gaps(A) if gap.state is GapState.DROPPED]
         ends.append(max(gap.end for gap in dropped))
         found = await messages(log, A, 0)

@@ -36,7 +36,7 @@ async def test_hazard_33_a_thousand_stalled_consumers_and_each_goes_on_behind_th
         assert stored == number + 1
     await quiet()
     assert machine.log is not None
-    assert machine.log.upkeep.used_bytes < 400_000
+    assert machine.log.lifecycle.used_bytes < 400_000
     (gap,) = machine.log.gaps(ShardKey(1, 0))
     assert (gap.start, gap.state) == (0, GapState.DROPPED)
     assert gap.end > 200

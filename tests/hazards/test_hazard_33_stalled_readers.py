@@ -10,27 +10,27 @@ import pytest
 from icestream import errors, limits
 from icestream.model import ShardKey
 from icestream.runtime.tasks import InlineOffload
-from icestream.wal.log import Log
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.held_offload import HeldOffload
 from tests.support.machine import A, Machine, batch, messages, publish, settle
 
 pytestmark = pytest.mark.asyncio
 
 
-async def opened(machine: Machine) -> tuple[Log, HeldOffload]:
+async def opened(machine: Machine) -> tuple[WriteAheadLog, HeldOffload]:
     reads = HeldOffload()
     machine.offload = lambda name, count: reads if name == "wal-reads" else InlineOffload()
     return await machine.start(), reads
 
 
-async def commit(log: Log) -> None:
+async def commit(log: WriteAheadLog) -> None:
     """The floor moves behind everything, as a pipeline that keeps up would move it."""
     await log.advance_floor({A: log.shard(*A).synced})
     await log.checkpoint()
     await log.checkpoint()
 
 
-async def fill(log: Log, count: int, key: ShardKey = A) -> None:
+async def fill(log: WriteAheadLog, count: int, key: ShardKey = A) -> None:
     for _ in range(count):
         await log.submit([batch(log, key, bytes(6000))])
 
@@ -51,14 +51,16 @@ async def test_hazard_33_a_pin_older_than_30_seconds_is_broken_and_its_file_free
     reads.hold()
     reading = asyncio.ensure_future(log.reader.read(A, 0))
     await reads.until_waiting()
-    files = [file.number for file in log.upkeep.files]
+    files = [file.number for file in log.lifecycle.files]
 
     machine.clock.advance(limits.PIN_SECONDS_MAX - 0.1)
     await commit(log)
-    assert [file.number for file in log.upkeep.files] == files, "a read under way keeps its file, and those behind it"
+    assert [file.number for file in log.lifecycle.files] == files, (
+        "a read under way keeps its file, and those behind it"
+    )
     machine.clock.advance(0.2)
     await commit(log)
-    assert log.upkeep.files == []
+    assert log.lifecycle.files == []
 
     reads.let_go()
     with pytest.raises(errors.StaleRead):
@@ -79,7 +81,7 @@ async def test_hazard_33_a_thousand_stalled_readers_do_not_hold_the_log() -> Non
         machine.clock.advance(1.0)
         if number % 10 == 0:
             await commit(log)
-    assert log.upkeep.used_bytes < 400_000
+    assert log.lifecycle.used_bytes < 400_000
     assert log.shard(*A).assigned == 330
 
     reads.let_go()
@@ -100,7 +102,7 @@ async def test_hazard_33_a_read_leaves_no_pin_behind() -> None:
     with pytest.raises(errors.PositionGone):
         await log.reader.read(A, -5)
     await commit(log)
-    assert log.upkeep.files == [], "without any time having passed"
+    assert log.lifecycle.files == [], "without any time having passed"
 
 
 async def test_hazard_33_a_follower_that_is_cancelled_or_too_slow_frees_its_file() -> None:
@@ -114,7 +116,7 @@ async def test_hazard_33_a_follower_that_is_cancelled_or_too_slow_frees_its_file
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
     await commit(log)
-    assert log.upkeep.files == []
+    assert log.lifecycle.files == []
 
 
 async def test_hazard_33_readers_that_come_one_after_the_other_hold_a_file_no_longer_than_one() -> None:
@@ -122,16 +124,16 @@ async def test_hazard_33_readers_that_come_one_after_the_other_hold_a_file_no_lo
     log, _ = await opened(machine)
     for _ in range(30):
         await publish(log, A, bytes(6000))
-    oldest = log.upkeep.files[0].number
-    pins = [log.upkeep.pins.take(oldest)]
+    oldest = log.lifecycle.files[0].number
+    pins = [log.lifecycle.pins.pin(oldest)]
     for _ in range(int(limits.PIN_SECONDS_MAX)):
         await commit(log)
-        assert oldest in [file.number for file in log.upkeep.files], "its newest pin is young"
+        assert oldest in [file.number for file in log.lifecycle.files], "its newest pin is young"
         machine.clock.advance(1.0)
-        pins.append(log.upkeep.pins.take(oldest))
-        log.upkeep.pins.release(pins[-2])
+        pins.append(log.lifecycle.pins.pin(oldest))
+        log.lifecycle.pins.release(pins[-2])
     await commit(log)
-    assert log.upkeep.files == []
+    assert log.lifecycle.files == []
     assert pins[-1].broken
 
 
@@ -143,17 +145,17 @@ async def test_hazard_33_what_cannot_be_freed_at_first_is_freed_later_without_an
     with pytest.raises(errors.Refused):
         await fill(log, 1000)
     if trouble == "a pin":
-        log.upkeep.pins.take(log.upkeep.files[0].number)
+        log.lifecycle.pins.pin(log.lifecycle.files[0].number)
     else:
         for number in range(4):
             machine.disk.fail("create", errno.EIO, number)
     await log.advance_floor({A: log.shard(*A).synced})
-    assert log.upkeep.files != []
+    assert log.lifecycle.files != []
     machine.disk.heal()
     with pytest.raises(errors.Refused):
         await log.submit([batch(log, A, bytes(6000))])
     await pass_time(machine, limits.PIN_SECONDS_MAX + 1)
-    assert log.upkeep.files == []
+    assert log.lifecycle.files == []
     await publish(log, A, bytes(6000))
 
 

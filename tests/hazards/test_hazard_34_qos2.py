@@ -9,19 +9,19 @@ import pytest
 
 from icestream import errors
 from icestream.model import envelope
-from icestream.model.block import blocks_of, encode_block
+from icestream.model.block import encode_block, iter_blocks
 from icestream.wal import format as wire
-from icestream.wal.log import Log
 from icestream.wal.log_file import log_name
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.machine import A, Machine, messages, publish
 
 pytestmark = pytest.mark.asyncio
 
 
-async def qos2_of(log: Log) -> list[tuple[object, object]]:
+async def qos2_of(log: WriteAheadLog) -> list[tuple[object, object]]:
     found: list[tuple[object, object]] = []
     for section in (await log.reader.read(A, 0)).sections:
-        for block in blocks_of(section.body):
+        for block in iter_blocks(section.body):
             found += zip(block.values(envelope.QOS2_CLIENT), block.values(envelope.QOS2_PACKET_ID), strict=True)
     return found
 
@@ -50,11 +50,11 @@ async def test_hazard_34_the_packet_id_of_a_received_message_is_durable_with_the
 UNKNOWN = 200
 
 
-def note(kind: int, flags: int, body: bytes) -> wire.Section:
-    return wire.Section(A.topic_id, A.shard, kind, flags, 0, 0, 0, 0, 0, body)
+def note(kind: int, flags: int, body: bytes) -> wire.RecordSection:
+    return wire.RecordSection(A.topic_id, A.shard, kind, flags, 0, 0, 0, 0, 0, body)
 
 
-async def with_record(section: wire.Section) -> Machine:
+async def with_record(section: wire.RecordSection) -> Machine:
     """A log of two messages, a record with this section (from another version), and nothing behind it."""
     machine = Machine()
     log = await machine.start()

@@ -17,8 +17,8 @@ from icestream.runtime.clock import SystemClock
 from icestream.runtime.files import LocalDirectory
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import ThreadOffload
-from icestream.wal.open import open_log_on
-from icestream.wal.options import LogOptions
+from icestream.wal.log_options import LogOptions
+from icestream.wal.open_log import open_log_on
 from icestream.wal.sink import InlineSink
 from tests.support.gated_directory import GatedDirectory
 from tests.support.machine import SMALL, TOPICS, A, B, Machine, batch, messages, publish, settle, turn
@@ -35,7 +35,7 @@ async def test_hazard_35_at_the_bound_submit_refuses_and_append_waits() -> None:
     for _ in range(9):
         answers.append(log.submit([batch(log, A, bytes(5000))]))
         await settle()
-    with pytest.raises(errors.InFlightFull, match="wait for the disk") as refused:
+    with pytest.raises(errors.InFlightFull, match="bytes in flight") as refused:
         log.submit([batch(log, A, bytes(5000))])
     assert refused.value.retryable
     assert log.in_flight_bytes <= BOUND

@@ -12,9 +12,9 @@ import pytest
 from icestream import limits
 from icestream.runtime.simulated_disk import SimulatedDisk
 from icestream.wal import format as wire
-from icestream.wal.log import Log
 from icestream.wal.log_file import log_name, spare_name
 from icestream.wal.provision import Provisioner
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.machine import A, B, Machine, messages, publish, settle
 
 pytestmark = pytest.mark.asyncio
@@ -31,7 +31,7 @@ async def pass_time(machine: Machine, seconds: float, step: float = 0.01) -> Non
         await settle()
 
 
-async def fill_and_recycle(log: Log, count: int = 30) -> None:
+async def fill_and_recycle(log: WriteAheadLog, count: int = 30) -> None:
     for number in range(count):
         await publish(log, A, b"old %d." % number + bytes(6000))
     await log.advance_floor({A: log.shard(*A).synced})
@@ -91,7 +91,7 @@ async def test_hazard_36_without_a_spare_the_file_is_made_and_nothing_waits_for_
     log = await machine.start()
     for number in range(40):  # no time passes, so no zeroing happens
         assert await publish(log, A, bytes(6000)) == number
-    assert len(log.upkeep.files) >= 3
+    assert len(log.lifecycle.files) >= 3
     assert spares(machine.disk) == []
 
 
@@ -135,7 +135,9 @@ async def test_hazard_36_a_recycled_file_that_was_prepared_but_never_used_holds_
     log = await machine.start()
     assert log.shard(*A).assigned == 32
     assert await messages(log, B) == {0: b"b"}
-    assert [file.seal.last_lsn >= file.seal.first_lsn for file in log.upkeep.files] == [True] * len(log.upkeep.files)
+    assert [file.seal.last_lsn >= file.seal.first_lsn for file in log.lifecycle.files] == [True] * len(
+        log.lifecycle.files
+    )
 
 
 def provisioner(disk: SimulatedDisk, file_bytes: int, sizes: list[int]) -> Provisioner:
@@ -173,7 +175,7 @@ async def test_hazard_36_files_that_are_freed_are_kept_up_to_one_gib_and_deleted
     await fill_and_recycle(log, 80)
     assert len(spares(machine.disk)) == 3
     assert [name for name in machine.disk.names() if name.startswith("log-")] == [
-        log_name(number) for number in sorted(log.upkeep.handles)
+        log_name(number) for number in sorted(log.lifecycle.handles)
     ]
 
 

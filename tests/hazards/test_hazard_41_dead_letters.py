@@ -9,7 +9,7 @@ import pytest
 
 from icestream.broker.service import Broker
 from icestream.model import SyncMode
-from icestream.model.subscription import FailurePolicy, Poison, Start, StartAt, SubscriptionType
+from icestream.model.subscription import FailurePolicy, PoisonPolicy, StartAt, SubscriptionStart, SubscriptionType
 from icestream.model.topic_name import TopicName
 from tests.support.broker_machine import TOPIC, BrokerMachine, publish, quiet, stored_rows, subscribe
 from tests.support.halting_store import HaltingStore
@@ -19,7 +19,9 @@ from tests.support.until import until
 pytestmark = pytest.mark.asyncio
 
 DEAD = TopicName("default", "dead")
-AT_ONCE = FailurePolicy(0, base_delay_ms=0, max_delay_ms=0, poison=Poison.DEAD_LETTER, dead_letter_topic=str(DEAD))
+AT_ONCE = FailurePolicy(
+    0, base_delay_ms=0, max_delay_ms=0, poison=PoisonPolicy.DEAD_LETTER, dead_letter_topic=str(DEAD)
+)
 POISON = (3, 5)
 
 
@@ -36,7 +38,7 @@ class Burying:
         await self.broker.create_topic(TOPIC)
         producer = await self.broker.open_producer(TOPIC, "p")
         await publish(self.broker, producer, *(b"%d" % number for number in range(8)))
-        start = Start(StartAt.EARLIEST)
+        start = SubscriptionStart(StartAt.EARLIEST)
         await self.broker.create_subscription(TOPIC, "s", SubscriptionType.SHARED, start, AT_ONCE)
 
     async def consume(self, *order: int) -> None:
@@ -134,7 +136,7 @@ async def test_hazard_41_a_letter_in_the_topic_of_the_policy_before_counts_too(c
     reader.nack(3)
     await asyncio.wait_for(run.store.halted.wait(), HANGS_SECONDS)
     for dead in changes:
-        poison = Poison.DEAD_LETTER if dead is not None else Poison.BLOCK
+        poison = PoisonPolicy.DEAD_LETTER if dead is not None else PoisonPolicy.BLOCK
         await run.broker.set_failure_policy(TOPIC, "s", replace(AT_ONCE, poison=poison, dead_letter_topic=dead))
     await run.restart()
     assert run.broker.subscription(TOPIC, "s").lag == 7, "it has its letter"
@@ -145,7 +147,7 @@ async def test_hazard_41_after_a_seek_back_a_message_that_fails_anew_gets_a_new_
     run = Burying()
     await run.prepare()
     await run.consume(*POISON)
-    await run.broker.seek(TOPIC, "s", Start(StartAt.EARLIEST))
+    await run.broker.seek(TOPIC, "s", SubscriptionStart(StartAt.EARLIEST))
     await run.restart()
     assert run.broker.subscription(TOPIC, "s").lag == 8
     await run.consume(*POISON)

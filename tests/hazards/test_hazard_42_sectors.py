@@ -11,7 +11,7 @@ from icestream.model import SyncMode
 from icestream.wal import format as wire
 from icestream.wal.damage import plan_repair
 from icestream.wal.log_file import SEAL_POSITION, SECTOR, log_name, log_number
-from icestream.wal.repair import apply_repair
+from icestream.wal.log_repair import apply_repair
 from tests.support.machine import A, B, Machine, batch, messages, publish, turn
 from tests.support.stepped_sink import SteppedSink
 

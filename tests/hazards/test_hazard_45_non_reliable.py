@@ -6,19 +6,19 @@ import pytest
 
 from icestream.broker.dispatch.best_effort import NO_ROOM
 from icestream.broker.service import Broker
-from icestream.model.subscription import Dispatch, Start, StartAt, SubscriptionType
+from icestream.model.subscription import DispatchMode, StartAt, SubscriptionStart, SubscriptionType
 from icestream.observability import metrics
 from tests.support.broker_machine import TOPIC, BrokerMachine, publish, quiet, stored_rows, subscribe
 
 pytestmark = pytest.mark.asyncio
 
-LATEST, EARLIEST = Start(StartAt.LATEST), Start(StartAt.EARLIEST)
+LATEST, EARLIEST = SubscriptionStart(StartAt.LATEST), SubscriptionStart(StartAt.EARLIEST)
 KINDS = pytest.mark.parametrize("kind", SubscriptionType)
 
 
 async def opened(machine: BrokerMachine, messages: int = 0) -> Broker:
     broker = await machine.open_broker()
-    await broker.create_topic(TOPIC, dispatch=Dispatch.NON_RELIABLE)
+    await broker.create_topic(TOPIC, dispatch=DispatchMode.NON_RELIABLE)
     await put(broker, *range(messages))
     return broker
 
@@ -39,7 +39,7 @@ async def test_hazard_45_messages_that_nobody_gets_are_stored_and_survive_a_powe
     await machine.power_loss()
     broker = await machine.open_broker()
     assert await payloads(broker) == [b"0", b"1", b"2", b"3", b"4"]
-    assert broker.topics.get(TOPIC).record.dispatch is Dispatch.NON_RELIABLE
+    assert broker.topics.get(TOPIC).record.dispatch is DispatchMode.NON_RELIABLE
 
 
 @KINDS
@@ -82,7 +82,7 @@ async def test_hazard_45_a_start_and_a_seek_find_what_was_stored_before(kind: Su
     broker = await opened(BrokerMachine(), 6)
     reader = await subscribe(broker, kind=kind, start=EARLIEST if how == "a start" else LATEST, credit=0)
     if how == "a seek":
-        await broker.seek(TOPIC, "s", Start(StartAt.OFFSET, 1))
+        await broker.seek(TOPIC, "s", SubscriptionStart(StartAt.OFFSET, 1))
     await put(broker, 6, 7)
     await quiet()
     assert reader.sink.got == []

@@ -12,7 +12,7 @@ from icestream import limits
 from icestream.broker import records
 from icestream.broker.service import Broker
 from icestream.model import SyncMode
-from icestream.model.subscription import Start, StartAt, SubscriptionType
+from icestream.model.subscription import StartAt, SubscriptionStart, SubscriptionType
 from icestream.model.topic_name import TopicName
 from icestream.wal.appender import Placed
 from tests.support.broker_machine import EARLIEST, TOPIC, BrokerMachine, Recorder, publish, quiet, send, subscribe
@@ -42,11 +42,11 @@ async def cursors(machine: BrokerMachine, shards: int = SHARDS) -> list[records.
 async def test_hazard_48_a_new_subscription_gets_what_comes_after_its_answer_whatever_crashes() -> None:
     machine = BrokerMachine()
     broker = await started(machine)
-    await subscribe(broker, start=Start(StartAt.LATEST))
+    await subscribe(broker, start=SubscriptionStart(StartAt.LATEST))
     await publish(broker, await broker.open_producer(TOPIC, "p"), b"after", b"the answer")
     await machine.kill()
     broker = await machine.open_broker()
-    reader = await subscribe(broker, start=Start(StartAt.LATEST))
+    reader = await subscribe(broker, start=SubscriptionStart(StartAt.LATEST))
     await quiet()
     assert reader.sink.offsets == [3, 4]
 
@@ -60,7 +60,7 @@ async def test_hazard_48_a_crash_while_it_is_created_leaves_it_with_all_its_curs
             store = machine.store = HaltingStore(machine.clock)
             broker = await started(machine, SHARDS)
             store.halt_at(write, carried_out=carried_out)
-            joining = asyncio.ensure_future(subscribe(broker, start=Start(StartAt.LATEST)))
+            joining = asyncio.ensure_future(subscribe(broker, start=SubscriptionStart(StartAt.LATEST)))
             halted = asyncio.ensure_future(store.halted.wait())
             await asyncio.wait({joining, halted}, timeout=HANGS_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             is_over = joining.done()
@@ -82,9 +82,9 @@ async def test_hazard_48_a_crash_while_it_seeks_leaves_every_shard_there_or_none
         machine = BrokerMachine()
         store = machine.store = HaltingStore(machine.clock)
         broker = await started(machine, SHARDS)
-        await subscribe(broker, start=Start(StartAt.LATEST))
+        await subscribe(broker, start=SubscriptionStart(StartAt.LATEST))
         store.halt_at(0, carried_out=carried_out)
-        seeking = asyncio.ensure_future(broker.seek(TOPIC, "s", Start(StartAt.OFFSET, 1)))
+        seeking = asyncio.ensure_future(broker.seek(TOPIC, "s", SubscriptionStart(StartAt.OFFSET, 1)))
         await asyncio.wait_for(store.halted.wait(), HANGS_SECONDS)
         assert not seeking.done(), "not answered before it is durable"
         await machine.kill()
@@ -105,7 +105,7 @@ async def test_hazard_48_acks_from_before_a_seek_count_neither_at_once_nor_after
     await quiet()
     assert sorted(reader.sink.offsets) == [0, 1, 2, 3, 4] or kind is SubscriptionType.KEY_SHARED
     before = reader.subscription.delivery(0).generation
-    await broker.seek(TOPIC, "s", Start(StartAt.OFFSET, 2))
+    await broker.seek(TOPIC, "s", SubscriptionStart(StartAt.OFFSET, 2))
     for restarts in (False, True):
         if restarts:
             await machine.kill()
@@ -130,7 +130,7 @@ async def test_hazard_48_what_waits_for_a_slow_consumer_is_not_sent_after_the_se
     found, consumer = await broker.subscribe(TOPIC, "s", SubscriptionType.EXCLUSIVE, "c", sink, EARLIEST)
     found.give_credit(consumer, 100)
     await quiet()
-    await broker.seek(TOPIC, "s", Start(StartAt.OFFSET, 3))
+    await broker.seek(TOPIC, "s", SubscriptionStart(StartAt.OFFSET, 3))
     sink.is_full = False
     consumer.drained()
     await quiet()
@@ -142,9 +142,11 @@ async def test_hazard_48_what_waits_for_a_slow_consumer_is_not_sent_after_the_se
 
 PAST_THE_END = st.sampled_from([4, 50, 10**9, limits.OFFSET_MAX])
 STARTS = st.one_of(
-    st.sampled_from([Start(StartAt.LATEST), EARLIEST]),
-    st.builds(Start, st.just(StartAt.OFFSET), st.integers(0, 12) | PAST_THE_END),
-    st.builds(Start, st.just(StartAt.TIME), st.integers(0, 10**10) | st.sampled_from([-(2**63), 2**63 - 1])),
+    st.sampled_from([SubscriptionStart(StartAt.LATEST), EARLIEST]),
+    st.builds(SubscriptionStart, st.just(StartAt.OFFSET), st.integers(0, 12) | PAST_THE_END),
+    st.builds(
+        SubscriptionStart, st.just(StartAt.TIME), st.integers(0, 10**10) | st.sampled_from([-(2**63), 2**63 - 1])
+    ),
 )
 NAMES = st.sampled_from("ab")
 STEPS = st.one_of(
@@ -169,9 +171,9 @@ class Positions:
             match step, rest:
                 case "publish", [int() as count]:
                     await self.publish(count)
-                case "subscribe", [str() as name, Start() as start]:
+                case "subscribe", [str() as name, SubscriptionStart() as start]:
                     await subscribe(self.broker, name, start=start)
-                case "seek", [str() as name, Start() as start]:
+                case "seek", [str() as name, SubscriptionStart() as start]:
                     if name in self.subscriptions:
                         await self.broker.seek(TOPIC, name, start)
                 case "ack", [str() as name]:
@@ -234,7 +236,7 @@ def test_hazard_48_no_message_is_ever_written_below_a_held_or_stored_position(
 async def test_hazard_48_a_position_of_another_topic_of_the_same_name_does_not_count() -> None:
     machine = BrokerMachine()
     broker = await started(machine)
-    await subscribe(broker, start=Start(StartAt.LATEST))
+    await subscribe(broker, start=SubscriptionStart(StartAt.LATEST))
     entry = await machine.store.get(records.cursor_key(TOPIC, "s", 0, 1))
     assert entry is not None
     await broker.delete_topic(TOPIC)

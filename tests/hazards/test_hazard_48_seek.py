@@ -14,14 +14,14 @@ from icestream.broker.dispatch.consumer_rotation import Credit
 from icestream.broker.dispatch.dispatcher import Dispatcher
 from icestream.broker.dispatch.instruction import Deliver, Instruction
 from icestream.broker.dispatch.key_shared import KeySharedDispatcher
-from icestream.model.cursor import Acked
-from icestream.model.subscription import FailurePolicy, Poison, SubscriptionType
+from icestream.model.cursor import AckedOffsets
+from icestream.model.subscription import FailurePolicy, PoisonPolicy, SubscriptionType
 
 POSITIONS = st.integers(-10, 300) | st.sampled_from([2**62, -(2**62)])
 DISPATCHERS = ("exclusive", "shared", "failover", "key-shared", "best effort", "best effort by key")
 
 
-def dispatcher_of(name: str, acked: Acked) -> Dispatcher:
+def dispatcher_of(name: str, acked: AckedOffsets) -> Dispatcher:
     match name:
         case "key-shared":
             return KeySharedDispatcher(FailurePolicy(), acked)
@@ -47,7 +47,7 @@ def offsets(instructions: list[Instruction]) -> list[int]:
 
 @pytest.mark.parametrize("name", DISPATCHERS[:4])
 def test_hazard_48_acks_of_deliveries_before_the_seek_do_not_count(name: str) -> None:
-    dispatcher = dispatcher_of(name, Acked())
+    dispatcher = dispatcher_of(name, AckedOffsets())
     dispatcher.readable(10, 0)
     before = dispatcher.generation
     assert offsets(look_ahead(dispatcher, dispatcher.join(Credit(1, 100), 0))) == [*range(10)]
@@ -60,7 +60,7 @@ def test_hazard_48_acks_of_deliveries_before_the_seek_do_not_count(name: str) ->
 
 
 def test_hazard_48_a_seek_back_delivers_what_was_acked_and_given_up() -> None:
-    dispatcher = Dispatcher(SubscriptionType.SHARED, FailurePolicy(0, poison=Poison.DROP), Acked())
+    dispatcher = Dispatcher(SubscriptionType.SHARED, FailurePolicy(0, poison=PoisonPolicy.DROP), AckedOffsets())
     dispatcher.readable(5, 0)
     dispatcher.join(Credit(1, 100), 0)
     dispatcher.ack([(0, 2), (3, 4)], 0, 0)
@@ -70,7 +70,9 @@ def test_hazard_48_a_seek_back_delivers_what_was_acked_and_given_up() -> None:
 
 
 def test_hazard_48_deadlines_from_before_the_seek_ring_no_more() -> None:
-    dispatcher = Dispatcher(SubscriptionType.EXCLUSIVE, FailurePolicy(ack_timeout_ms=100, base_delay_ms=50), Acked())
+    dispatcher = Dispatcher(
+        SubscriptionType.EXCLUSIVE, FailurePolicy(ack_timeout_ms=100, base_delay_ms=50), AckedOffsets()
+    )
     dispatcher.readable(5, 0)
     dispatcher.join(Credit(1, 5), 0)
     dispatcher.nack([(0, 1)], 0, 0)
@@ -81,7 +83,7 @@ def test_hazard_48_deadlines_from_before_the_seek_ring_no_more() -> None:
 
 
 def test_hazard_48_many_seeks_leave_nothing_behind() -> None:
-    dispatcher, credit = dispatcher_of("shared", Acked()), Credit(1, 10**9)
+    dispatcher, credit = dispatcher_of("shared", AckedOffsets()), Credit(1, 10**9)
     dispatcher.readable(100, 0)
     dispatcher.join(credit, 0)
     for number in range(1_000):
@@ -103,7 +105,7 @@ def test_hazard_48_no_message_is_written_below_a_held_or_stored_position(
 ) -> None:
     """Whatever is asked for: a message that is written after it is delivered, never passed by."""
     end = 100
-    dispatcher = dispatcher_of(name, Acked(position).below(end))
+    dispatcher = dispatcher_of(name, AckedOffsets(position).below(end))
     dispatcher.readable(end, 0)
     dispatcher.join(Credit(1, 10**9), 0)
     look_ahead(dispatcher, [])
@@ -119,7 +121,7 @@ def test_hazard_48_no_message_is_written_below_a_held_or_stored_position(
             case "ack":
                 dispatcher.ack([(number, number + 20)], dispatcher.generation, 0)
             case "restart":
-                acked = Acked(dispatcher.acked.position, dispatcher.acked.ranges).below(end)
+                acked = AckedOffsets(dispatcher.acked.position, dispatcher.acked.ranges).below(end)
                 dispatcher = dispatcher_of(name, acked)
                 dispatcher.join(Credit(1, 10**9), 0)
                 look_ahead(dispatcher, dispatcher.readable(end, 0))

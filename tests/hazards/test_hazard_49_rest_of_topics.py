@@ -26,8 +26,8 @@ from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.manifest_cache import ManifestCache
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.metadata.store import MetadataStore
-from icestream.model.backlog import Backlog
-from icestream.model.topic_end import RestEnd, TableEnd
+from icestream.model.backlog_messages import Backlog
+from icestream.model.topic_deletion_policy import DeletedRestPolicy, DeletedTablePolicy
 from icestream.model.topic_name import TopicName
 from icestream.pipeline.commit.snapshot_expiry import TagRetention
 from icestream.pipeline.driver.effects import Effect, Fault
@@ -38,8 +38,8 @@ from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import InlineOffload
 from icestream.server.broker_node import topic_owners
 from icestream.server.stored_positions import stored_positions
-from icestream.wal.open import open_log_on
-from icestream.wal.options import LogOptions
+from icestream.wal.log_options import LogOptions
+from icestream.wal.open_log import open_log_on
 from icestream.wal.sink import InlineSink
 from tests.support.broker_machine import KeptStore, publish, quiet, subscribe
 from tests.support.driver_life import DriverLife, Outside, Struck
@@ -48,7 +48,7 @@ from tests.support.table_check import rows_of
 
 pytestmark = pytest.mark.asyncio
 TOPIC, TABLE = TopicName("default", "a"), Identifier(("default",), "a")
-COMMITTING = BrokerOptions(deleted_rest=RestEnd.COMMIT)
+COMMITTING = BrokerOptions(deleted_rest=DeletedRestPolicy.COMMIT)
 
 
 class World:
@@ -173,7 +173,7 @@ async def test_hazard_49_the_rest_is_committed_before_the_table_is_let_go_of(wor
     await world.broker.create_topic(TOPIC, policies=records.TopicPolicies(partitioning="day"))
     await world.publish(b"1", b"2")
     decided = await world.broker.delete_topic(TOPIC)
-    assert decided == (None, TableEnd.KEEP, RestEnd.COMMIT, 2, "")
+    assert decided == (None, DeletedTablePolicy.KEEP, DeletedRestPolicy.COMMIT, 2, "")
     with pytest.raises(errors.UnknownTopic):
         world.broker.topics.get(TOPIC)
     assert world.broker.topics.has_waiting
@@ -186,19 +186,21 @@ async def test_hazard_49_the_rest_is_committed_before_the_table_is_let_go_of(wor
     assert (await world.ingest.backlog()).topics == []
 
 
-@pytest.mark.parametrize("end", [TableEnd.DROP, TableEnd.PURGE])
-async def test_hazard_49_a_table_is_dropped_or_purged_when_the_rest_is_in_it(world: World, end: TableEnd) -> None:
+@pytest.mark.parametrize("end", [DeletedTablePolicy.DROP, DeletedTablePolicy.PURGE])
+async def test_hazard_49_a_table_is_dropped_or_purged_when_the_rest_is_in_it(
+    world: World, end: DeletedTablePolicy
+) -> None:
     await world.broker.create_topic(TOPIC, policies=records.TopicPolicies(deleted_table=str(end)))
     await world.publish(b"1")
     await world.drain()
     await world.publish(b"2")
-    assert await world.broker.delete_topic(TOPIC) == (["default", "a"], end, RestEnd.COMMIT, 1, "")
+    assert await world.broker.delete_topic(TOPIC) == (["default", "a"], end, DeletedRestPolicy.COMMIT, 1, "")
     assert await world.rows() == [b"1"], "nothing happens to it before"
     location = (await world.catalog.tables.load(TABLE)).table.location
     await world.drain()
     with pytest.raises(errors.UnknownTable):
         await world.catalog.tables.load(TABLE)
-    assert await world.begun() == (["purges"] if end is TableEnd.PURGE else [])
+    assert await world.begun() == (["purges"] if end is DeletedTablePolicy.PURGE else [])
     assert _has_files(location), "an hour later"
 
 
@@ -211,8 +213,8 @@ async def test_hazard_49_the_rest_is_discarded_where_somebody_says_so(world: Wor
     await world.publish(b"1")
     await world.drain()
     await world.publish(b"2")
-    decided = await world.broker.delete_topic(TOPIC, rest=RestEnd.DISCARD)
-    assert decided == (["default", "a"], TableEnd.KEEP, RestEnd.DISCARD, 1, "")
+    decided = await world.broker.delete_topic(TOPIC, rest=DeletedRestPolicy.DISCARD)
+    assert decided == (["default", "a"], DeletedTablePolicy.KEEP, DeletedRestPolicy.DISCARD, 1, "")
     assert not world.broker.topics.has_waiting
     assert (await world.ingest.backlog()).topics == []
     await world.settle()
@@ -226,8 +228,8 @@ async def test_hazard_49_a_rest_that_nobody_commits_can_be_given_up(world: World
     await world.broker.delete_topic(TOPIC)
     with pytest.raises(errors.UnknownTopic):
         await world.broker.delete_topic(TOPIC)
-    decided = await world.broker.delete_topic(TOPIC, rest=RestEnd.DISCARD)
-    assert decided == (None, TableEnd.KEEP, RestEnd.DISCARD, 1, "")
+    decided = await world.broker.delete_topic(TOPIC, rest=DeletedRestPolicy.DISCARD)
+    assert decided == (None, DeletedTablePolicy.KEEP, DeletedRestPolicy.DISCARD, 1, "")
     assert (await world.ingest.backlog()).topics == []
     assert await world.begun() == []
 
@@ -300,11 +302,11 @@ async def test_hazard_49_what_cannot_be_carried_out_is_refused_before_anything_i
     with pytest.raises(errors.TopicTableConflict, match="1 messages"):
         await world.broker.delete_topic(TOPIC)
     await world.broker.shutdown()
-    await world.start(BrokerOptions(deleted_rest=RestEnd.COMMIT, has_own_catalog=False))
+    await world.start(BrokerOptions(deleted_rest=DeletedRestPolicy.COMMIT, has_own_catalog=False))
     with pytest.raises(errors.InvalidInput, match="another catalog"):
-        await world.broker.delete_topic(TOPIC, TableEnd.PURGE)
+        await world.broker.delete_topic(TOPIC, DeletedTablePolicy.PURGE)
     assert world.broker.topics.find(TOPIC) is not None
-    await world.broker.delete_topic(TOPIC, rest=RestEnd.DISCARD)
+    await world.broker.delete_topic(TOPIC, rest=DeletedRestPolicy.DISCARD)
     assert await world.begun() == []
 
 
@@ -314,12 +316,12 @@ async def test_hazard_49_who_says_what_becomes_of_it(world: World) -> None:
     await world.broker.set_namespace_policies("default", policies)
     await world.broker.create_topic(TOPIC)
     await world.publish(b"1")
-    assert (await world.broker.delete_topic(TOPIC))[1:] == (TableEnd.PURGE, RestEnd.DISCARD, 1, "")
+    assert (await world.broker.delete_topic(TOPIC))[1:] == (DeletedTablePolicy.PURGE, DeletedRestPolicy.DISCARD, 1, "")
     await world.broker.create_topic(TOPIC, policies=records.TopicPolicies(deleted_table="drop"))
-    assert (await world.broker.delete_topic(TOPIC))[1:] == (TableEnd.DROP, RestEnd.DISCARD, 0, "")
+    assert (await world.broker.delete_topic(TOPIC))[1:] == (DeletedTablePolicy.DROP, DeletedRestPolicy.DISCARD, 0, "")
     await world.broker.create_topic(TOPIC)
-    decided = await world.broker.delete_topic(TOPIC, TableEnd.KEEP, RestEnd.COMMIT)
-    assert decided[1:] == (TableEnd.KEEP, RestEnd.COMMIT, 0, "")
+    decided = await world.broker.delete_topic(TOPIC, DeletedTablePolicy.KEEP, DeletedRestPolicy.COMMIT)
+    assert decided[1:] == (DeletedTablePolicy.KEEP, DeletedRestPolicy.COMMIT, 0, "")
     for wrong in ({"deleted_table": "burn"}, {"deleted_rest": "later"}):
         with pytest.raises(errors.InvalidInput):
             records.TopicPolicies(**wrong)

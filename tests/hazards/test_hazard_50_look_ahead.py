@@ -13,8 +13,8 @@ from icestream.broker.dispatch.dispatcher import Pause
 from icestream.broker.dispatch.hash_ring import place_of
 from icestream.broker.dispatch.instruction import Instruction
 from icestream.broker.dispatch.key_shared import KeySharedDispatcher
-from icestream.model.cursor import Acked
-from icestream.model.subscription import FailurePolicy, Poison, Start, StartAt, SubscriptionType
+from icestream.model.cursor import AckedOffsets
+from icestream.model.subscription import FailurePolicy, PoisonPolicy, StartAt, SubscriptionStart, SubscriptionType
 from icestream.observability import metrics
 from tests.support.broker_machine import TOPIC, BrokerMachine, publish, quiet, subscribe
 
@@ -31,13 +31,13 @@ def look_ahead(dispatcher: KeySharedDispatcher, keys: list[bytes], now_ms: int =
 
 
 def started(keys: list[bytes], policy: FailurePolicy) -> KeySharedDispatcher:
-    dispatcher = KeySharedDispatcher(policy, Acked())
+    dispatcher = KeySharedDispatcher(policy, AckedOffsets())
     dispatcher.readable(len(keys), 0)
     dispatcher.join(Credit(1, 10**9), 0)
     return dispatcher
 
 
-BLOCK = FailurePolicy(max_redelivery_count=0, poison=Poison.BLOCK)
+BLOCK = FailurePolicy(max_redelivery_count=0, poison=PoisonPolicy.BLOCK)
 
 
 def test_hazard_50_a_window_full_of_one_blocked_key_pauses_visibly_and_goes_on() -> None:
@@ -48,7 +48,7 @@ def test_hazard_50_a_window_full_of_one_blocked_key_pauses_visibly_and_goes_on()
     assert dispatcher.pause is Pause.KEYS_WAIT
     assert dispatcher.wanted == (WINDOW, WINDOW)
     assert dispatcher.blocked.size == 1
-    dispatcher.set_policy(FailurePolicy(max_redelivery_count=0, poison=Poison.DROP), 0)
+    dispatcher.set_policy(FailurePolicy(max_redelivery_count=0, poison=PoisonPolicy.DROP), 0)
     offset = 1
     while offset < 2 * WINDOW:
         dispatcher.ack([(offset, offset + 1)], 0, 0)
@@ -76,7 +76,7 @@ def test_hazard_50_other_keys_go_on_behind_a_blocked_one_as_far_as_the_window_re
 
 
 def test_hazard_50_a_window_full_of_a_slow_consumer_s_keys_is_to_be_seen_when_it_holds_others_up() -> None:
-    dispatcher = KeySharedDispatcher(FailurePolicy(), Acked())
+    dispatcher = KeySharedDispatcher(FailurePolicy(), AckedOffsets())
     slow, quick = Credit(1, 10), Credit(2, 10**9)
     dispatcher.join(slow, 0)
     dispatcher.join(quick, 0)
@@ -104,13 +104,13 @@ def owner_of(dispatcher: KeySharedDispatcher, key: str) -> int:
     return found.consumer_id
 
 
-@pytest.mark.parametrize("poison", [Poison.DROP, Poison.DEAD_LETTER])
-def test_hazard_50_poison_holds_its_key_only_until_it_is_settled(poison: Poison) -> None:
+@pytest.mark.parametrize("poison", [PoisonPolicy.DROP, PoisonPolicy.DEAD_LETTER])
+def test_hazard_50_poison_holds_its_key_only_until_it_is_settled(poison: PoisonPolicy) -> None:
     keys = [b"stuck"] * 3
     dispatcher = started(keys, FailurePolicy(0, poison=poison, dead_letter_topic="/default/dead"))
     look_ahead(dispatcher, keys)
     out = dispatcher.nack([(0, 1)], 0, 0)
-    if poison is Poison.DEAD_LETTER:
+    if poison is PoisonPolicy.DEAD_LETTER:
         assert len(out) == 1
         out = dispatcher.settled(0, 1, 0)
     assert [one.start for one in out][-1] == 1
@@ -166,6 +166,6 @@ async def test_hazard_50_a_window_full_of_one_blocked_key_is_an_alarm_and_ends_w
     assert metrics.DELIVERY_STANDSTILLS.values["keys_wait"] == said + 1
     assert reader.sink.offsets == [0], "what lies behind the window waits"
     await broker.delete_subscription(TOPIC, "s")
-    other = await subscribe(broker, "t", SubscriptionType.KEY_SHARED, start=Start(StartAt.OFFSET, 600))
+    other = await subscribe(broker, "t", SubscriptionType.KEY_SHARED, start=SubscriptionStart(StartAt.OFFSET, 600))
     await quiet()
     assert len(other.sink.got) == 2, "with less of that key before it, the other key is in sight"

@@ -15,7 +15,7 @@ from icestream import errors
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.files import LocalFile
 from icestream.runtime.native import native
-from icestream.wal.appender import Placed, Write
+from icestream.wal.appender import Placed, PlannedWrite
 from icestream.wal.sink import NativeSink, SinkError
 from tests.support.machine import A, Machine, batch, messages, settle, turn
 from tests.support.stepped_sink import SteppedSink
@@ -108,13 +108,13 @@ def test_hazard_51_the_sink_takes_further_writes_after_an_error_and_writes_none_
     sink = NativeSink(SystemClock(), 0)
     files = {1: LocalFile(os.dup(fd)), 2: LocalFile(os.dup(full))}
     try:
-        sink.submit([Write(1, 1, 0, b"one", True)], files)
-        sink.submit([Write(2, 2, 0, b"no room", True)], files)
+        sink.submit([PlannedWrite(1, 1, 0, b"one", True)], files)
+        sink.submit([PlannedWrite(2, 2, 0, b"no room", True)], files)
         readable: list[Any] = []
         while sink._writer.poll()[3] is None:
             readable, _, _ = select.select([sink], [], [], WAIT_SECONDS)
             assert readable
-        sink.submit([Write(3, 1, 3, b"late", True)], files)
+        sink.submit([PlannedWrite(3, 1, 3, b"late", True)], files)
         progress = sink.progress()
         assert (progress.written, progress.synced) == (1, 1)
         assert progress.error == SinkError(2, "write", errno.ENOSPC)

@@ -13,12 +13,12 @@ from typing import Any
 from icestream import errors
 from icestream.runtime.checksum import crc32
 from icestream.runtime.files import Directory
+from icestream.wal import file_states, record_scan, recovery
 from icestream.wal import format as wire
-from icestream.wal import lifecycle, recovery, scan
 from icestream.wal.appender import Appender
-from icestream.wal.checkpoint_files import CheckpointFiles
-from icestream.wal.summary import FileSummary
-from icestream.wal.upkeep import Upkeep
+from icestream.wal.checkpoint_writer import CheckpointWriter
+from icestream.wal.file_lifecycle import FileLifecycle
+from icestream.wal.file_summary import FileSummary
 
 Patch = Callable[[Any, str, Any], None]
 
@@ -43,8 +43,8 @@ def everywhere(patch: Patch, original: object, replacement: object) -> None:
 def use_python_twins(patch: Patch) -> None:
     """The native encoder and scanner step aside, so that a bug in their twins shows."""
     everywhere(patch, wire.encode_record, wire.encode_record_python)
-    everywhere(patch, scan.scan_records, scan.scan_records_python)
-    everywhere(patch, scan.find_headers, scan.find_headers_python)
+    everywhere(patch, record_scan.scan_records, record_scan.scan_records_python)
+    everywhere(patch, record_scan.find_headers, record_scan.find_headers_python)
 
 
 # --- ack before sync --------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def _encode_record_without_length(*arguments: Any) -> bytes:
     return bytes(record)
 
 
-def _decode_header_without_length(data: bytes | memoryview, at: int, position: int) -> wire.Header:
+def _decode_header_without_length(data: bytes | memoryview, at: int, position: int) -> wire.RecordHeader:
     """Where the weak CRC fits, the right one is put in its place before the header is decoded as ever."""
     count = int.from_bytes(data[at + 48 : at + 52], "little")
     head = bytearray(data[at : at + wire.HEADER_BYTES + wire.ENTRY_BYTES * min(count, 2**14)])
@@ -142,14 +142,14 @@ def _section_is_good_without_length(entry: bytes | memoryview, body: bytes | mem
 def recycled_accepted(patch: Patch) -> None:
     """The scanner does not look at the generation: the past of a recycled file passes for its present."""
 
-    def good_header(data: bytes | memoryview, at: int, position: int, generation: int) -> wire.Header | None:
+    def good_header(data: bytes | memoryview, at: int, position: int, generation: int) -> wire.RecordHeader | None:
         try:
             return wire.decode_header(data, at, position)
         except errors.DecodeError:
             return None
 
     use_python_twins(patch)
-    everywhere(patch, scan.good_header, good_header)
+    everywhere(patch, record_scan.decode_good_header, good_header)
 
 
 # --- checkpoint skipped -----------------------------------------------------------------------------------------------
@@ -158,12 +158,12 @@ def recycled_accepted(patch: Patch) -> None:
 def freed_without_checkpoint(patch: Patch) -> None:
     """A file is free as soon as every shard's floor has passed it."""
 
-    def below_the_floors(self: Upkeep) -> list[FileSummary]:
+    def below_the_floors(self: FileLifecycle) -> list[FileSummary]:
         shards = self.state.shards
-        return lifecycle.freeable(self.files, self._appender.synced_lsn, lambda key: shards[key].floor)
+        return file_states.freeable(self.files, self._appender.synced_lsn, lambda key: shards[key].floor)
 
-    patch(Upkeep, "_freeable", below_the_floors)
-    patch(Upkeep, "floors_moved", Upkeep.free_files)
+    patch(FileLifecycle, "_freeable", below_the_floors)
+    patch(FileLifecycle, "floors_moved", FileLifecycle.free_files)
 
 
 def checkpoint_not_written(patch: Patch) -> None:
@@ -177,9 +177,9 @@ def checkpoint_name_not_synced(patch: Patch) -> None:
 
 
 def _write_checkpoint_into(patch: Patch, replacement: Callable[[Directory], Any]) -> None:
-    write = CheckpointFiles.write
+    write = CheckpointWriter.write
 
-    def elsewhere(self: CheckpointFiles, *arguments: Any) -> None:
+    def elsewhere(self: CheckpointWriter, *arguments: Any) -> None:
         directory = self._directory
         self._directory = replacement(directory)
         try:
@@ -187,7 +187,7 @@ def _write_checkpoint_into(patch: Patch, replacement: Callable[[Directory], Any]
         finally:
             self._directory = directory
 
-    patch(CheckpointFiles, "write", elsewhere)
+    patch(CheckpointWriter, "write", elsewhere)
 
 
 class _Unsynced:

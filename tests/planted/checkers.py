@@ -16,11 +16,11 @@ from typing import Any
 
 from icestream import errors
 from icestream.model.block import Numbering
-from icestream.model.shard import ShardKey, Topic
+from icestream.model.shard import ShardKey, TopicIdentity
 from icestream.model.sync_mode import SyncMode
-from icestream.wal.appender import Placed, placed
-from icestream.wal.log import Log
-from icestream.wal.producers import Duplicate
+from icestream.wal.appender import Placed, require_placed
+from icestream.wal.producer_registry import Duplicate
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.planted.messages import batch, tokens_in
 from tests.planted.order import RECORDS_START, Record, records_in
 from tests.planted.stores import Life, Store, Work, options
@@ -29,9 +29,9 @@ from tests.support.syscall_recorder import Call, Event
 A, B = ShardKey(1, 0), ShardKey(2, 3)
 
 
-def declare(log: Log) -> None:
-    log.declare_topic(Topic(A.topic_id, "/default/a"))
-    log.declare_topic(Topic(B.topic_id, "/default/b"))
+def declare(log: WriteAheadLog) -> None:
+    log.declare_topic(TopicIdentity(A.topic_id, "/default/a"))
+    log.declare_topic(TopicIdentity(B.topic_id, "/default/b"))
 
 
 # --- traffic ----------------------------------------------------------------------------------------------------------
@@ -71,18 +71,18 @@ def traffic(store: Store, mode: SyncMode, **others: Any) -> list[str]:
     return [text for work in (first, second, third) for text in store.live(trouble_of(work))]
 
 
-async def _opened(life: Life, mode: SyncMode, others: dict[str, Any]) -> Log:
+async def _opened(life: Life, mode: SyncMode, others: dict[str, Any]) -> WriteAheadLog:
     log = await life.open(options(mode, **others))
     declare(log)
     return log
 
 
-async def _produce(life: Life, log: Log, key: ShardKey, token: str) -> None:
-    (result,) = placed(await log.append([batch(log, key, token, 1500)]))
+async def _produce(life: Life, log: WriteAheadLog, key: ShardKey, token: str) -> None:
+    (result,) = require_placed(await log.append([batch(log, key, token, 1500)]))
     life.say(f"ack {result.lsn} {key.topic_id} {key.shard} {result.base_offset} {token}")
 
 
-async def _beside_a_sync(life: Life, log: Log) -> None:
+async def _beside_a_sync(life: Life, log: WriteAheadLog) -> None:
     """The loop hears of a sync while the next record is written and not yet synced."""
     with life.held_syncs():
         first = asyncio.ensure_future(_produce(life, log, A, "held.0"))
@@ -101,7 +101,7 @@ async def _turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
-async def _round(life: Life, log: Log, name: str) -> None:
+async def _round(life: Life, log: WriteAheadLog, name: str) -> None:
     """Producers beside each other, then one alone, then a floor and a checkpoint."""
 
     async def produce(producer: int, count: int) -> None:
@@ -183,9 +183,11 @@ async def _start_trouble(life: Life, acked: dict[tuple[int, int, int], str]) -> 
     return f"and {len(wrong)} acked messages are gone or changed, the first at offset {wrong[0][2]}" if wrong else ""
 
 
-async def _append(log: Log, key: ShardKey, token: str, size: int, numbering: Numbering | None = None) -> list[Any]:
+async def _append(
+    log: WriteAheadLog, key: ShardKey, token: str, size: int, numbering: Numbering | None = None
+) -> list[Any]:
     """LSN, offset and token of a message that was acked."""
-    (result,) = placed(await log.append([batch(log, key, token, size, numbering)]))
+    (result,) = require_placed(await log.append([batch(log, key, token, size, numbering)]))
     return [result.lsn, result.base_offset, token]
 
 
@@ -238,7 +240,7 @@ def past(store: Store) -> list[str]:
     return [*told["trouble"], *store.live(second)]
 
 
-async def _write_over_the_past(life: Life, log: Log) -> dict[str, Any]:
+async def _write_over_the_past(life: Life, log: WriteAheadLog) -> dict[str, Any]:
     acked = [await _append(log, A, "first", 100)]
     file = log.appender.file
     assert file is not None
@@ -278,7 +280,7 @@ async def _write_over_the_past(life: Life, log: Log) -> dict[str, Any]:
     return {"acked": acked, "lsn": lsn, "end": file.position, "file": name, "trouble": trouble}
 
 
-async def _fill(log: Log) -> list[list[Any]]:
+async def _fill(log: WriteAheadLog) -> list[list[Any]]:
     """Leaves less room than the next record needs."""
     acked = []
     while log.appender.file is not None and log.appender.file.room > 4096:
@@ -327,13 +329,13 @@ def reuse(store: Store) -> list[str]:
     return found
 
 
-async def _fill_files(log: Log, files: int) -> None:
+async def _fill_files(log: WriteAheadLog, files: int) -> None:
     start = log.appender.sealed_count
     while log.appender.sealed_count < start + files:
         await _append(log, A, f"filler.{log.state.lsn}", 8000)
 
 
-def _known(log: Log, duplicate: int) -> dict[str, Any]:
+def _known(log: WriteAheadLog, duplicate: int) -> dict[str, Any]:
     return {
         "next": {str(key): log.shard(*key).assigned for key in (A, B)},
         "topics": {str(topic.id): topic.name for topic in log.state.topics.values()},

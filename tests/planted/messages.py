@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from icestream import errors
 from icestream.model import envelope
-from icestream.model.block import Numbering, blocks_of, encode_block
+from icestream.model.block import Numbering, encode_block, iter_blocks
 from icestream.model.shard import ShardKey
-from icestream.wal.appender import Batch
-from icestream.wal.log import Log
+from icestream.wal.appender import AppendBatch
+from icestream.wal.write_ahead_log import WriteAheadLog
 
 Place = tuple[int, int, int]  # topic, shard, offset
 
 
-def batch(log: Log, key: ShardKey, token: str, size: int, numbering: Numbering | None = None) -> Batch:
+def batch(log: WriteAheadLog, key: ShardKey, token: str, size: int, numbering: Numbering | None = None) -> AppendBatch:
     """One message of about `size` bytes."""
     payload = f"{token}|".encode().ljust(size, b".")
     return log.batch(log.shard(*key), encode_block(1, {envelope.PAYLOAD: [payload]}, numbering))
 
 
-async def tokens_in(log: Log) -> dict[Place, str]:
+async def tokens_in(log: WriteAheadLog) -> dict[Place, str]:
     """Every message that the log gives back, by its place."""
     found: dict[Place, str] = {}
     for key, shard in list(log.state.shards.items()):
@@ -27,7 +27,7 @@ async def tokens_in(log: Log) -> dict[Place, str]:
             result = await log.reader.read(key, offset)
             for section in result.sections:
                 base = section.base_offset
-                for block in blocks_of(section.body):
+                for block in iter_blocks(section.body):
                     for payload in block.values(envelope.PAYLOAD):
                         assert isinstance(payload, bytes)
                         found[key.topic_id, key.shard, base] = payload.split(b"|")[0].decode()

@@ -12,7 +12,7 @@ from icestream.model.sync_mode import SyncMode
 from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.randomness import SeededRandomness
 from icestream.runtime.simulated_disk import Inode, SimulatedDisk
-from icestream.wal.open import open_log_on
+from icestream.wal.open_log import open_log_on
 from icestream.wal.sink import InlineSink
 from tests.planted.messages import tokens_in
 from tests.planted.order import Ack, acks_in

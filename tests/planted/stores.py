@@ -26,10 +26,10 @@ from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.files import File
 from icestream.runtime.randomness import SeededRandomness
 from icestream.runtime.simulated_disk import SimulatedDisk
-from icestream.wal.appender import Write
-from icestream.wal.log import Log
-from icestream.wal.open import open_log, open_log_on
-from icestream.wal.options import LogOptions
+from icestream.wal.appender import PlannedWrite
+from icestream.wal.log_options import LogOptions
+from icestream.wal.open_log import open_log, open_log_on
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.planted.recorded_disk import RecordedDisk
 from tests.support.stepped_sink import SteppedSink
 
@@ -46,9 +46,9 @@ def options(mode: SyncMode = SyncMode.ALWAYS, **others: Any) -> LogOptions:
 class Life(Protocol):
     """One process on a store."""
 
-    async def open(self, chosen: LogOptions) -> Log: ...
+    async def open(self, chosen: LogOptions) -> WriteAheadLog: ...
 
-    async def close(self, log: Log) -> None: ...
+    async def close(self, log: WriteAheadLog) -> None: ...
 
     def say(self, line: str) -> None:
         """Puts a line into the order of events."""
@@ -97,7 +97,7 @@ class ThreadlikeSink(SteppedSink):
         super().__init__()
         self.paced = False
 
-    def submit(self, writes: Sequence[Write], files: Any) -> bool:
+    def submit(self, writes: Sequence[PlannedWrite], files: Any) -> bool:
         super().submit(writes, files)
         return not self.paced and self.drain()
 
@@ -119,20 +119,20 @@ class SimulatedLife:
         self._sink = ThreadlikeSink()
         self._pace: asyncio.Task[None] | None = None
 
-    async def open(self, chosen: LogOptions) -> Log:
+    async def open(self, chosen: LogOptions) -> WriteAheadLog:
         self._sink = ThreadlikeSink()
         log = await open_log_on(self._recorded, chosen, {}, SimulatedClock(), SeededRandomness(1), self._sink)
         self._sink.paced = True
         self._pace = asyncio.get_running_loop().create_task(self._keep_pace(log))
         return log
 
-    async def _keep_pace(self, log: Log) -> None:
+    async def _keep_pace(self, log: WriteAheadLog) -> None:
         while True:
             if not self._held and self._sink.step():
                 log._on_progress()
             await asyncio.sleep(0)
 
-    async def close(self, log: Log) -> None:
+    async def close(self, log: WriteAheadLog) -> None:
         await log.close()
         self.stop()
 
@@ -210,10 +210,10 @@ class RealLife:
         self._recorder = ctypes.CDLL(None)  # the recorder is preloaded: its functions are everybody's
         self._said = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
-    async def open(self, chosen: LogOptions) -> Log:
+    async def open(self, chosen: LogOptions) -> WriteAheadLog:
         return await open_log(self._path, chosen)
 
-    async def close(self, log: Log) -> None:
+    async def close(self, log: WriteAheadLog) -> None:
         await log.close()
 
     def say(self, line: str) -> None:

@@ -16,8 +16,8 @@ import pytest
 from icestream import errors
 from icestream.model import SyncMode
 from icestream.runtime.native import native
-from icestream.wal.open import open_log
-from icestream.wal.options import LogOptions
+from icestream.wal.log_options import LogOptions
+from icestream.wal.open_log import open_log
 from tests.support.machine import TOPICS, A, publish
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,8 +12,8 @@ from icestream.limits import CHECKPOINT_EVERY_BYTES, KIB, MIB
 from icestream.model import envelope
 from icestream.model.block import encode_block
 from icestream.model.sync_mode import SyncMode
-from icestream.wal.open import open_log
-from icestream.wal.options import LogOptions
+from icestream.wal.log_options import LogOptions
+from icestream.wal.open_log import open_log
 from tests.process.conftest import MakeDisk, Start
 from tests.support.message_keeper import RETRY_SECONDS, WAIT_SECONDS, MessageKeeper
 from tests.support.process_run import ProcessRun
@@ -80,7 +80,7 @@ async def test_hazard_16_what_drains_a_full_disk_has_room_by_the_ballast(make_di
         (disk.path / "round").unlink()  # a warehouse elsewhere would not even need it
         for _ in range(50):
             await keeper.send_patiently()
-        assert not keeper.log.upkeep.ballast.is_given
+        assert not keeper.log.lifecycle.ballast.is_released
         assert isinstance(await keeper.fill(), errors.DiskFull)
     await keeper.log.close()
     keeper.attach(await open_log(disk.path / "log", chosen))
@@ -131,7 +131,7 @@ async def test_hazard_16_a_log_on_a_full_disk_can_be_closed_while_an_append_wait
     answer = keeper.log.submit([batch])
     await asyncio.sleep(0)
     # an append tries to make a file, but not so soon after the last try
-    while not keeper.log.upkeep.preparing:
+    while not keeper.log.lifecycle.preparing:
         with pytest.raises(errors.DiskFull):
             await answer
         await asyncio.sleep(RETRY_SECONDS)

@@ -11,10 +11,10 @@ from icestream import errors
 from icestream.limits import CHECKPOINT_EVERY_BYTES, MIB
 from icestream.model import envelope
 from icestream.model.block import Numbering, encode_block
-from icestream.model.shard import Topic
+from icestream.model.shard import TopicIdentity
 from icestream.model.sync_mode import SyncMode
-from icestream.wal.open import open_log
-from icestream.wal.options import LogOptions
+from icestream.wal.log_options import LogOptions
+from icestream.wal.open_log import open_log
 from tests.support.message_keeper import MessageKeeper
 
 
@@ -98,7 +98,7 @@ async def test_hazard_07_a_number_that_was_refused_is_never_answered_as_stored(t
     log = await open_log(tmp_path, options(SyncMode.ALWAYS, topic_quota_bytes=12 * MIB, checkpoint_every_bytes=MIB))
     keeper = MessageKeeper(log)
     await keeper.fill()
-    log.declare_topic(Topic(2, "/default/numbered"))
+    log.declare_topic(TopicIdentity(2, "/default/numbered"))
     shard = log.shard(2, 0)
     log.state.producers.open(7, 1)
     first, second = (

@@ -52,9 +52,9 @@ async def test_hazard_08_after_kill_9_a_stuck_topic_has_everything_once(
         log = await opened(tmp_path, mode)
         found = await messages(log, STUCK, 0)
         assert {offset: found.get(offset) for offset in acked} == {offset: b"%d" % offset for offset in acked}
-        held = await log.backlog.take()
+        held = await log.backlog.snapshot()
         stretches = [one for file in held.files for one in file.stretches if one.topic_id == STUCK.topic_id]
         assert all(sum(one.start <= offset < one.end for one in stretches) == 1 for offset in acked)
-        assert log.upkeep.spills
+        assert log.lifecycle.spills
         await log.close()
     assert len(set(acked)) == len(acked) >= 20

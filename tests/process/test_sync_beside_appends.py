@@ -9,8 +9,8 @@ import pytest
 
 from icestream.limits import KIB
 from icestream.model.sync_mode import SyncMode
-from icestream.wal.open import open_log
-from icestream.wal.options import LogOptions
+from icestream.wal.log_options import LogOptions
+from icestream.wal.open_log import open_log
 from tests.support.message_keeper import WAIT_SECONDS, MessageKeeper
 
 APPENDS = 300

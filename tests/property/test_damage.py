@@ -22,11 +22,11 @@ from icestream.runtime.files import LocalDirectory
 from icestream.runtime.simulated_disk import SimulatedFile
 from icestream.wal.damage import plan_repair
 from icestream.wal.format import ENTRY_BYTES, HEADER_BYTES, RECORDS_START
-from icestream.wal.log import Log
 from icestream.wal.log_file import SEAL_POSITION, SECTOR
+from icestream.wal.log_repair import apply_repair
 from icestream.wal.recovery import examine
-from icestream.wal.repair import apply_repair
 from icestream.wal.survey import survey
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.damage import Cut, Damage, Flip, Gone, flips
 from tests.support.effort import QUARTER
 from tests.support.pictures import LOGS, picture
@@ -77,7 +77,7 @@ def check_says_where(damage: Damage, error: errors.LogDamaged) -> None:
     assert "icestream wal repair" in error.hint, f"{damage}: {error.hint}"
 
 
-async def read_all(log: Log, drawn: Picture) -> Messages:
+async def read_all(log: WriteAheadLog, drawn: Picture) -> Messages:
     return {key: await read_shard(log, key) for key in drawn.acked}
 
 

@@ -19,18 +19,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from icestream import errors
-from icestream.model import ShardKey, SyncMode, Topic, envelope
-from icestream.model.block import blocks_of, encode_block
+from icestream.model import ShardKey, SyncMode, TopicIdentity, envelope
+from icestream.model.block import encode_block, iter_blocks
 from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.randomness import SeededRandomness
 from icestream.runtime.simulated_disk import Crash, SimulatedDisk
 from icestream.wal.appender import Placed
-from icestream.wal.log import Log
-from icestream.wal.open import open_log_on
-from icestream.wal.options import LogOptions
+from icestream.wal.log_options import LogOptions
+from icestream.wal.open_log import open_log_on
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.stepped_sink import SteppedSink
 
-TOPICS = [Topic(1, "/default/a"), Topic(2, "/default/b", 7)]
+TOPICS = [TopicIdentity(1, "/default/a"), TopicIdentity(2, "/default/b", 7)]
 KEYS = [ShardKey(1, 0), ShardKey(1, 1), ShardKey(2, 0)]
 
 
@@ -41,7 +41,7 @@ class LogModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.disk: SimulatedDisk | None = None
-        self.log: Log | None = None
+        self.log: WriteAheadLog | None = None
         self.payloads = 0
         self.given: dict[ShardKey, list[int]] = {key: [] for key in KEYS}  # payloads in the order given
         self.acked: dict[ShardKey, dict[int, int]] = {key: {} for key in KEYS}
@@ -112,15 +112,15 @@ class LogModel(RuleBasedStateMachine):
                 return
         assert until is None, "the log does not finish"
 
-    def news(self, log: Log) -> None:
+    def news(self, log: WriteAheadLog) -> None:
         """What the eventfd does with the native thread."""
         self.loop.call_soon(log._on_progress)
         self.loop.run_until_complete(asyncio.sleep(0))
 
-    def _opening_log(self) -> Log | None:
+    def _opening_log(self) -> WriteAheadLog | None:
         for task in asyncio.all_tasks(self.loop):
             frame = task.get_coro().cr_frame if task.get_coro() else None  # type: ignore[union-attr]
-            if frame is not None and isinstance(frame.f_locals.get("log"), Log):
+            if frame is not None and isinstance(frame.f_locals.get("log"), WriteAheadLog):
                 return frame.f_locals["log"]  # type: ignore[no-any-return]
         return None
 
@@ -364,7 +364,7 @@ class LogModel(RuleBasedStateMachine):
             result = self.loop.run_until_complete(self.log.reader.read(key, offset, 20_000))
             for section in result.sections:
                 at = section.base_offset
-                for block in blocks_of(section.body):
+                for block in iter_blocks(section.body):
                     for value in block.values(envelope.PAYLOAD):
                         assert isinstance(value, bytes)
                         assert at > last, "offsets rise strictly"

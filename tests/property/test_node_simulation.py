@@ -9,7 +9,7 @@ import pytest
 
 from icestream import limits
 from icestream.metadata.raft_core import has_raft_core
-from icestream.wal.sink import Progress
+from icestream.wal.sink import SinkProgress
 from tests.chaos.history import OK
 from tests.support.node_world import NodeWorld
 from tests.support.stepped_sink import SteppedSink
@@ -65,8 +65,8 @@ def test_a_seed_is_one_history() -> None:
 
 
 def test_the_simulation_would_see_an_answer_before_the_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    def too_early(self: Any) -> Progress:
-        return Progress(self._written, self._written, self._error)
+    def too_early(self: Any) -> SinkProgress:
+        return SinkProgress(self._written, self._written, self._error)
 
     monkeypatch.setattr(SteppedSink, "progress", too_early)
     assert any(is_noticed(seed) for seed in range(40))

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from icestream.model import envelope
-from icestream.model.block import Constant, Numbering, encode_block
-from icestream.model.envelope import COLUMNS, Column, ColumnKind
+from icestream.model.block import ConstantColumn, Numbering, encode_block
+from icestream.model.envelope import COLUMNS, ColumnKind, EnvelopeColumn
 
 I64_MAX = 2**63 - 1
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -29,18 +29,18 @@ NUMBERINGS = st.one_of(
 
 
 @st.composite
-def blocks(draw: st.DrawFn, rows_max: int = 20, columns: tuple[Column, ...] = COLUMNS) -> bytes:
+def blocks(draw: st.DrawFn, rows_max: int = 20, columns: tuple[EnvelopeColumn, ...] = COLUMNS) -> bytes:
     """A good block."""
     rows = draw(st.integers(1, rows_max))
-    found: dict[Column, Any] = {}
+    found: dict[EnvelopeColumn, Any] = {}
     for column in draw(st.lists(st.sampled_from(columns), unique=True, max_size=6)):
         value = st.one_of(st.none(), VALUES[column.kind])
-        found[column] = draw(st.one_of(st.lists(value, min_size=rows, max_size=rows), value.map(Constant)))
+        found[column] = draw(st.one_of(st.lists(value, min_size=rows, max_size=rows), value.map(ConstantColumn)))
     return encode_block(rows, found, draw(NUMBERINGS))
 
 
 @st.composite
-def bodies(draw: st.DrawFn, rows_max: int = 20, columns: tuple[Column, ...] = COLUMNS) -> bytes:
+def bodies(draw: st.DrawFn, rows_max: int = 20, columns: tuple[EnvelopeColumn, ...] = COLUMNS) -> bytes:
     """One to four good blocks, one behind the other."""
     return b"".join(draw(st.lists(blocks(rows_max, columns), min_size=1, max_size=4)))
 
@@ -73,5 +73,5 @@ def variable_data(draw: st.DrawFn, rows: int) -> bytes:
 
 def one_header_value(headers: dict[str, str]) -> bytes:
     """As it stands in a block: the only column of a block, behind its head and directory."""
-    block = encode_block(1, {envelope.HEADERS: Constant(headers)})
+    block = encode_block(1, {envelope.HEADERS: ConstantColumn(headers)})
     return block[40 : 40 + struct.unpack_from("<I", block, 36)[0]]

@@ -16,23 +16,23 @@ from icestream.broker.subscription import Subscription
 from icestream.broker.topic import Producer
 from icestream.metadata.store import MemoryStore, MetadataStore
 from icestream.model import SyncMode, envelope
-from icestream.model.block import Numbering, blocks_of, encode_block
+from icestream.model.block import Numbering, encode_block, iter_blocks
 from icestream.model.shard import Gap
-from icestream.model.subscription import FailurePolicy, Start, StartAt, SubscriptionType
+from icestream.model.subscription import FailurePolicy, StartAt, SubscriptionStart, SubscriptionType
 from icestream.model.topic_name import TopicName
 from icestream.runtime.randomness import SeededRandomness
 from icestream.server.broker_node import topic_owners
 from icestream.server.stored_positions import stored_positions
 from icestream.wal.appender import Placed
-from icestream.wal.log import Log
-from icestream.wal.open import open_log_on
+from icestream.wal.open_log import open_log_on
 from icestream.wal.receipt import Receipt
 from icestream.wal.sink import InlineSink, Sink
 from icestream.wal.tail import SectionRead
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.machine import HANGS_SECONDS, Machine
 
 TOPIC = TopicName("default", "a")
-EARLIEST = Start(StartAt.EARLIEST)
+EARLIEST = SubscriptionStart(StartAt.EARLIEST)
 
 
 class KeptStore(MemoryStore):
@@ -58,7 +58,7 @@ class BrokerMachine(Machine):
         self.in_memory = in_memory
         self.broker_options = broker or BrokerOptions()
         self.store: MetadataStore = KeptStore(self.clock)
-        self.log: Log | None = None
+        self.log: WriteAheadLog | None = None
 
     async def open_storage(self, sink: Sink | None = None) -> PersistentStorage:
         self._crashed = asyncio.get_running_loop().create_future()
@@ -102,7 +102,7 @@ class Recorder:
     def deliver(
         self, shard: int, generation: int, attempt: int, section: SectionRead, first_row: int, rows: int
     ) -> None:
-        payloads = [value for block in blocks_of(section.body) for value in block.values(envelope.PAYLOAD)]
+        payloads = [value for block in iter_blocks(section.body) for value in block.values(envelope.PAYLOAD)]
         for row in range(first_row, first_row + rows):
             payload = payloads[row]
             assert isinstance(payload, bytes)
@@ -115,7 +115,7 @@ class Recorder:
         self, shard: int, generation: int, attempt: int, picked: SectionRead, ranges: list[tuple[int, int]]
     ) -> None:
         offsets = [offset for start, end in ranges for offset in range(start, end)]
-        payloads = [value for block in blocks_of(picked.body) for value in block.values(envelope.PAYLOAD)]
+        payloads = [value for block in iter_blocks(picked.body) for value in block.values(envelope.PAYLOAD)]
         assert offsets == sorted(set(offsets))
         for offset, payload in zip(offsets, payloads, strict=True):
             assert isinstance(payload, bytes)
@@ -170,7 +170,7 @@ async def subscribe(
     name: str = "s",
     kind: SubscriptionType = SubscriptionType.EXCLUSIVE,
     consumer: str = "c",
-    start: Start = EARLIEST,
+    start: SubscriptionStart = EARLIEST,
     credit: int = 1_000,
     topic: TopicName = TOPIC,
     failure: FailurePolicy | None = None,
@@ -191,7 +191,7 @@ def block(
 ) -> bytes:
     """Numbered where a producer is given."""
     numbering = Numbering(producer.id, producer.epoch, first) if producer is not None else None
-    columns: dict[envelope.Column, Any] = {envelope.PAYLOAD: payloads}
+    columns: dict[envelope.EnvelopeColumn, Any] = {envelope.PAYLOAD: payloads}
     if keys is not None:
         columns[envelope.KEY] = keys
     return encode_block(len(payloads), columns, numbering)
@@ -228,7 +228,7 @@ async def stored_rows(broker: Broker, topic: TopicName = TOPIC, shard: int = 0) 
         result = await stream.read(offset, 50_000)
         for section in result.sections:
             at = section.base_offset
-            for one in blocks_of(section.body):
+            for one in iter_blocks(section.body):
                 values = {column.name: one.values(column) for column in one.columns()}
                 for row in range(one.rows):
                     found[at + row] = {name: column[row] for name, column in values.items()}

@@ -20,8 +20,8 @@ from icestream.iceberg.file_io import LocalFiles, open_local
 from icestream.iceberg.manifest_cache import ManifestCache
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.metadata.store import MemoryStore, MetadataStore
-from icestream.model.backlog import ShardBacklog, TopicBacklog
-from icestream.model.written import Covered, WrittenFile
+from icestream.model.backlog_messages import ShardBacklog, TopicBacklog
+from icestream.model.task_messages import CoveredRange, WrittenFile
 from icestream.pipeline.commit.committer import Committer, Result
 from icestream.pipeline.commit.file_presence import FilePresenceCheck
 from icestream.pipeline.commit.offset_ledger import OffsetLedger, TopicCommit
@@ -134,7 +134,7 @@ class Committing:
             location,
             path.stat().st_size,
             end - start,
-            [Covered(shard, start, end)],
+            [CoveredRange(shard, start, end)],
             target.schema["schema-id"],
             target.spec["spec-id"],
             [_partition(one, start, hour) for one in target.spec["fields"]],

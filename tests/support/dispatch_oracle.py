@@ -13,7 +13,7 @@ from typing import NamedTuple
 from icestream import limits
 from icestream.broker.dispatch.dispatcher import Dispatcher, Pause
 from icestream.broker.dispatch.instruction import DeadLetter, Deliver, Dropped, Instruction
-from icestream.model.subscription import FailurePolicy, Poison, SubscriptionType
+from icestream.model.subscription import FailurePolicy, PoisonPolicy, SubscriptionType
 
 
 class Held(NamedTuple):
@@ -121,11 +121,11 @@ class Oracle:
             self.give_up(offset)
 
     def give_up(self, offset: int) -> None:
-        if self.policy.poison is Poison.BLOCK:
+        if self.policy.poison is PoisonPolicy.BLOCK:
             self.blocked.add(offset)
             return
         self.given_up.append((offset, self.failures[offset]))
-        if self.policy.poison is Poison.DROP:
+        if self.policy.poison is PoisonPolicy.DROP:
             self.settle({offset})
         else:
             self.settling.add(offset)
@@ -198,7 +198,7 @@ class Oracle:
         """What failed too often before a restart is blocked when it is reached: a stretch at once, up to a gap."""
         self.step_over()
         room, last = self.room, None
-        if self.policy.poison is not Poison.BLOCK or self.ready or self.blocked:
+        if self.policy.poison is not PoisonPolicy.BLOCK or self.ready or self.blocked:
             return
         for offset in self.new[: max(room, 0)]:
             failures = self.failures.get(offset, 0)

@@ -17,7 +17,7 @@ from icestream.catalogs.table_catalog import TableCatalog
 from icestream.iceberg.manifest_cache import ManifestCache
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.metadata.store import MetadataStore
-from icestream.model.written import TopicWritten
+from icestream.model.task_messages import TopicTaskResult
 from icestream.pipeline.commit.committer import Committer
 from icestream.pipeline.commit.offset_ledger import OffsetLedger
 from icestream.pipeline.commit.snapshot_expiry import TagRetention
@@ -117,7 +117,7 @@ class TaskWriter:
     master = "here"
     tasks_max = 2
 
-    def write(self, plan: RoundPlan) -> list[TopicWritten]:
+    def write(self, plan: RoundPlan) -> list[TopicTaskResult]:
         return write_here(plan)
 
 

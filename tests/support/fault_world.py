@@ -22,8 +22,8 @@ from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.manifest_cache import ManifestCache
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.metadata.store import MemoryStore
-from icestream.model import ShardKey, Topic, envelope
-from icestream.model.backlog import Backlog
+from icestream.model import ShardKey, TopicIdentity, envelope
+from icestream.model.backlog_messages import Backlog
 from icestream.model.block import encode_block
 from icestream.pipeline.commit.offset_ledger import OffsetLedger
 from icestream.pipeline.commit.snapshot_expiry import TagRetention
@@ -44,10 +44,10 @@ from icestream.runtime.files import open_directory
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import InlineOffload
 from icestream.wal.appender import Placed
-from icestream.wal.log import Log
-from icestream.wal.open import open_log_on
-from icestream.wal.options import LogOptions
+from icestream.wal.log_options import LogOptions
+from icestream.wal.open_log import open_log_on
 from icestream.wal.sink import InlineSink
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.driver_life import DriverLife, Outside, Stop
 from tests.support.machine import SMALL
 from tests.support.table_check import check_table, rows_of
@@ -113,7 +113,7 @@ class LogBroker:
 
 
 class FaultWorld:
-    def __init__(self, folder: Path, log: Log, is_foreign: bool = False) -> None:
+    def __init__(self, folder: Path, log: WriteAheadLog, is_foreign: bool = False) -> None:
         self.folder = folder
         self.is_foreign = is_foreign
         clock = self.clock = ShiftedClock()
@@ -132,7 +132,7 @@ class FaultWorld:
         self._lives: list[DriverLife] = []
         self._count = 0
 
-    def use(self, log: Log) -> None:
+    def use(self, log: WriteAheadLog) -> None:
         """Another life of the log: for drivers that are made from now on."""
         self.log = log
         place = LogLocation(str(self.folder / "log"), "", "")
@@ -146,7 +146,7 @@ class FaultWorld:
         directory = open_directory(folder / "log")
         log = await open_log_on(directory, options, {}, SystemClock(), SystemRandomness(), InlineSink())
         for topic_id in (1, 2):
-            log.declare_topic(Topic(topic_id, f"/default/t{topic_id}"))
+            log.declare_topic(TopicIdentity(topic_id, f"/default/t{topic_id}"))
         return cls(folder, log, is_foreign)
 
     async def close(self) -> None:

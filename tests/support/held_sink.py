@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from icestream.runtime.files import File
-from icestream.wal.appender import Write
-from icestream.wal.log import Log
-from icestream.wal.sink import Progress, SinkError
+from icestream.wal.appender import PlannedWrite
+from icestream.wal.sink import SinkError, SinkProgress
+from icestream.wal.write_ahead_log import WriteAheadLog
 
 
 class HeldSink:
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: WriteAheadLog) -> None:
         self._log = log
         self._sink = log._sink
-        self._held: list[tuple[list[Write], dict[int, File]]] = []
+        self._held: list[tuple[list[PlannedWrite], dict[int, File]]] = []
         self._is_held = False
         self._error: SinkError | None = None
         self.failures = 0
@@ -45,7 +45,7 @@ class HeldSink:
             self.failures += 1
             self._log._on_progress()
 
-    def submit(self, writes: Sequence[Write], files: Mapping[int, File]) -> bool:
+    def submit(self, writes: Sequence[PlannedWrite], files: Mapping[int, File]) -> bool:
         if self._is_held:
             self._held.append((list(writes), dict(files)))
             return False
@@ -54,14 +54,14 @@ class HeldSink:
     def request_sync(self, file: File) -> None:
         self._sink.request_sync(file)
 
-    def progress(self) -> Progress:
+    def progress(self) -> SinkProgress:
         written, synced, error = self._sink.progress()
-        return Progress(written, synced, self._error or error)
+        return SinkProgress(written, synced, self._error or error)
 
     def fileno(self) -> int:
         return self._sink.fileno()
 
-    def halt(self) -> Progress:
+    def halt(self) -> SinkProgress:
         return self._sink.halt()
 
     def restart(self) -> None:
@@ -73,7 +73,7 @@ class HeldSink:
 
 
 @contextmanager
-def held_sink(log: Log | None) -> Iterator[HeldSink]:
+def held_sink(log: WriteAheadLog | None) -> Iterator[HeldSink]:
     """It holds from the start; at the end the disk works again, so that the log can be closed."""
     assert log is not None
     sink = HeldSink(log)

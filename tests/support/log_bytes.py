@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from icestream.model import envelope
-from icestream.model.block import Block, blocks_of
-from icestream.model.envelope import COLUMNS, Column
-from icestream.wal.format import RECORDS_START, RecordKind, Section, SectionKind, encode_record
+from icestream.model.block import Block, iter_blocks
+from icestream.model.envelope import COLUMNS, EnvelopeColumn
+from icestream.wal.format import RECORDS_START, RecordKind, RecordSection, SectionKind, encode_record
 
 TABLE_COLUMNS = [column for column in COLUMNS if column.in_table]
 
@@ -28,15 +28,17 @@ class LogBytes:
         sections = []
         for topic, shard, body in bodies:
             base = self.ends.get((topic, shard), 0)
-            rows = [row for block in blocks_of(body) for row in rows_of(block)]
+            rows = [row for block in iter_blocks(body) for row in rows_of(block)]
             for number, row in enumerate(rows):
                 row |= {"shard": shard, "offset": base + number, "append_time": time_us}
             self.rows.setdefault(topic, []).extend(rows)
             self.ends[topic, shard] = base + len(rows)
-            sections.append(Section(topic, shard, SectionKind.MESSAGES, 0, epoch, base, time_us, len(rows), 0, body))
+            sections.append(
+                RecordSection(topic, shard, SectionKind.MESSAGES, 0, epoch, base, time_us, len(rows), 0, body)
+            )
         self.add(sections)
 
-    def add(self, sections: list[Section]) -> None:
+    def add(self, sections: list[RecordSection]) -> None:
         lsn = self.first_lsn + len(self.marks)
         self.marks.append((self.end, lsn))
         self.data += encode_record(RecordKind.DATA, lsn, self.generation, lsn - 1, 0, self.end, 8, sections)
@@ -70,4 +72,4 @@ def plain(name: str, value: Any) -> Any:
     return value
 
 
-NUMBER_COLUMNS: tuple[Column, ...] = (envelope.PRODUCER_ID, envelope.SEQUENCE)
+NUMBER_COLUMNS: tuple[EnvelopeColumn, ...] = (envelope.PRODUCER_ID, envelope.SEQUENCE)

@@ -7,21 +7,21 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from icestream import errors, limits
-from icestream.model import ShardKey, SyncMode, Topic, envelope
-from icestream.model.block import Numbering, blocks_of, encode_block
+from icestream.model import ShardKey, SyncMode, TopicIdentity, envelope
+from icestream.model.block import Numbering, encode_block, iter_blocks
 from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.files import Directory
 from icestream.runtime.randomness import SeededRandomness
 from icestream.runtime.simulated_disk import Crash, SimulatedDisk
 from icestream.runtime.tasks import InlineOffload, Offload
-from icestream.wal.appender import Batch, Placed
-from icestream.wal.log import Log
-from icestream.wal.open import open_log_on
-from icestream.wal.options import LogOptions
+from icestream.wal.appender import AppendBatch, Placed
+from icestream.wal.log_options import LogOptions
+from icestream.wal.open_log import open_log_on
 from icestream.wal.sink import InlineSink, Sink
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.stepped_sink import SteppedSink
 
-TOPICS = (Topic(1, "/default/a"), Topic(2, "/default/b", 7))
+TOPICS = (TopicIdentity(1, "/default/a"), TopicIdentity(2, "/default/b", 7))
 A, B = ShardKey(1, 0), ShardKey(2, 0)
 SMALL: dict[str, Any] = {
     "file_bytes": limits.LOG_FILE_BYTES_MIN,
@@ -45,7 +45,7 @@ class Machine:
         self.offload: Callable[[str, int], Offload] = lambda name, count: InlineOffload()
         self._crashed: asyncio.Future[None] | None = None
 
-    async def start(self, positions: Mapping[ShardKey, int] | None = None, sink: Sink | None = None) -> Log:
+    async def start(self, positions: Mapping[ShardKey, int] | None = None, sink: Sink | None = None) -> WriteAheadLog:
         self._crashed = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().set_exception_handler(self._notice)
         log = await asyncio.wait_for(
@@ -59,7 +59,7 @@ class Machine:
             log.declare_topic(topic)
         return log
 
-    async def try_start(self) -> Log | errors.IcestreamError:
+    async def try_start(self) -> WriteAheadLog | errors.IcestreamError:
         """The log, or why it does not start."""
         try:
             return await self.start()
@@ -109,11 +109,11 @@ def block(*payloads: bytes, numbering: Numbering | None = None) -> bytes:
     return encode_block(len(payloads), {envelope.PAYLOAD: payloads}, numbering)
 
 
-def batch(log: Log, key: ShardKey, *payloads: bytes, numbering: Numbering | None = None) -> Batch:
+def batch(log: WriteAheadLog, key: ShardKey, *payloads: bytes, numbering: Numbering | None = None) -> AppendBatch:
     return log.batch(log.shard(*key), block(*payloads, numbering=numbering))
 
 
-async def publish(log: Log, key: ShardKey, *payloads: bytes, numbering: Numbering | None = None) -> int:
+async def publish(log: WriteAheadLog, key: ShardKey, *payloads: bytes, numbering: Numbering | None = None) -> int:
     """Stores one batch; its base offset."""
     (result,) = await log.append([batch(log, key, *payloads, numbering=numbering)])
     assert isinstance(result, Placed), result
@@ -126,7 +126,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def turn(log: Log, sink: SteppedSink, steps: int = 1000) -> int:
+async def turn(log: WriteAheadLog, sink: SteppedSink, steps: int = 1000) -> int:
     """Lets the disk do that many operations, and the log hear of each; how many it did."""
     done = 0
     await settle()
@@ -137,7 +137,9 @@ async def turn(log: Log, sink: SteppedSink, steps: int = 1000) -> int:
     return done
 
 
-async def messages(log: Log, key: ShardKey, offset: int | None = None, max_bytes: int = 50_000) -> dict[int, bytes]:
+async def messages(
+    log: WriteAheadLog, key: ShardKey, offset: int | None = None, max_bytes: int = 50_000
+) -> dict[int, bytes]:
     """Every message of the shard that the log holds (from an offset on), by offset."""
     if key not in log.state.shards:
         return {}
@@ -146,7 +148,7 @@ async def messages(log: Log, key: ShardKey, offset: int | None = None, max_bytes
     while True:
         result = await log.reader.read(key, at, max_bytes)
         for section in result.sections:
-            values = [value for one in blocks_of(section.body) for value in one.values(envelope.PAYLOAD)]
+            values = [value for one in iter_blocks(section.body) for value in one.values(envelope.PAYLOAD)]
             assert len(values) == section.rows
             found.update(enumerate((value for value in values if isinstance(value, bytes)), section.base_offset))
         if result.next_offset == at:
@@ -154,7 +156,7 @@ async def messages(log: Log, key: ShardKey, offset: int | None = None, max_bytes
         at = result.next_offset
 
 
-def undeclared(log: Log, key: ShardKey, found: Mapping[int, bytes]) -> list[int]:
+def undeclared(log: WriteAheadLog, key: ShardKey, found: Mapping[int, bytes]) -> list[int]:
     """Offsets from the first that the log holds to the next one to be given that are no message and in no gap."""
     ends = {gap.start: gap.end for gap in log.gaps(key)}
     at, missing = log.reader.earliest(key), []

@@ -22,7 +22,7 @@ from icestream.iceberg.manifest_cache import ManifestCache
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 from icestream.model import ShardKey
-from icestream.model.written import WrittenFile
+from icestream.model.task_messages import WrittenFile
 from icestream.pipeline.commit.snapshot_builder import Appended, new_snapshot
 from icestream.pipeline.commit.snapshot_expiry import TagRetention
 from icestream.pipeline.tables import table_policy

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from icestream.model.scan import Question
+from icestream.model.scan_messages import ScanKind
 from icestream.readers.cache_options import CacheOptions
 from icestream.readers.sections import TYPES
 from tests.support.topic_lake import TopicLake
@@ -37,11 +37,11 @@ async def read(folder: Path, files: list[dict[str, Any]], end: int) -> dict[str,
         bounds = pa.table({name: pa.array(values, TYPES[name]) for name, values in ends.items()})
         entries.append(lake._entry(one["path"], bounds, numbers, record_count=one["rows"]))
     await lake.round((0, 0, end), entries=entries)
-    await lake.ask(Question.SNAPSHOT, 10_001)  # everything that is loaded once, is
+    await lake.ask(ScanKind.SNAPSHOT, 10_001)  # everything that is loaded once, is
     gc.collect()
     before, position, size = peak_bytes(), 0, 0
     while position < end:
-        found = await lake.ask(Question.READ, position)
+        found = await lake.ask(ScanKind.READ, position)
         assert not found.missing, found.missing
         assert sum(one.rows for one in found.sections) == found.next_offset - position
         size += sum(len(one.body) for one in found.sections)

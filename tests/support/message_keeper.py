@@ -6,10 +6,10 @@ import asyncio
 
 from icestream import errors
 from icestream.model import envelope
-from icestream.model.block import blocks_of, encode_block
-from icestream.model.shard import ShardKey, Topic
-from icestream.wal.appender import placed
-from icestream.wal.log import Log
+from icestream.model.block import encode_block, iter_blocks
+from icestream.model.shard import ShardKey, TopicIdentity
+from icestream.wal.appender import require_placed
+from icestream.wal.write_ahead_log import WriteAheadLog
 
 WAIT_SECONDS = 10.0
 RETRY_SECONDS = 0.05  # how often a refused producer tries again
@@ -18,15 +18,15 @@ RETRY_SECONDS = 0.05  # how often a refused producer tries again
 class MessageKeeper:
     """One topic of one shard. Use `attach` again after the log was opened again."""
 
-    def __init__(self, log: Log, topic_id: int = 1, payload_bytes: int = 60_000) -> None:
+    def __init__(self, log: WriteAheadLog, topic_id: int = 1, payload_bytes: int = 60_000) -> None:
         self.key = ShardKey(topic_id, 0)
-        self.topic = Topic(topic_id, f"/default/t{topic_id}")
+        self.topic = TopicIdentity(topic_id, f"/default/t{topic_id}")
         self.acked: dict[int, bytes] = {}
         self._payload_bytes = payload_bytes
         self._sent = 0
         self.attach(log)
 
-    def attach(self, log: Log) -> None:
+    def attach(self, log: WriteAheadLog) -> None:
         self.log = log
         log.declare_topic(self.topic)
         self.shard = log.shard(*self.key)
@@ -36,7 +36,7 @@ class MessageKeeper:
         self._sent += 1
         payload = f"{self.topic.name}/{self._sent}/".encode().ljust(self._payload_bytes, b".")
         batch = self.log.batch(self.shard, encode_block(1, {envelope.PAYLOAD: [payload]}))
-        (place,) = placed(await asyncio.wait_for(self.log.submit([batch]), WAIT_SECONDS))
+        (place,) = require_placed(await asyncio.wait_for(self.log.submit([batch]), WAIT_SECONDS))
         assert place.base_offset not in self.acked, f"offset {place.base_offset} was given out twice"
         self.acked[place.base_offset] = payload
 
@@ -71,7 +71,7 @@ class MessageKeeper:
             offset = read.next_offset
             for section in read.sections:
                 base = section.base_offset
-                for block in blocks_of(section.body):
+                for block in iter_blocks(section.body):
                     found.update(enumerate(block.values(envelope.PAYLOAD), base))
                     base += block.rows
         assert self.log.gaps(self.key) == []

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from icestream.model.backlog import Backlog, LogFile, ShardBacklog, Stretch, TopicBacklog
-from icestream.model.written import Covered, TopicWritten, WrittenFile
+from icestream.model.backlog_messages import Backlog, BacklogFile, BacklogRange, ShardBacklog, TopicBacklog
+from icestream.model.task_messages import CoveredRange, TopicTaskResult, WrittenFile
 from icestream.pipeline.round_plan import LogRange, RoundPlan, TableTarget
 
 ROW_BYTES = 100
@@ -57,7 +57,7 @@ class PaperLog:
     def backlog(self, oldest_us: dict[int, int], floors: dict[Key, int], marks_every: int = 1) -> Backlog:
         files = []
         for number, records in enumerate(self.files):
-            stretches: dict[tuple[int, int, int], Stretch] = {}
+            stretches: dict[tuple[int, int, int], BacklogRange] = {}
             for record in records:
                 for topic, shard, epoch, start, end in record.sections:
                     if end <= floors.get((topic, shard), 0):
@@ -65,9 +65,9 @@ class PaperLog:
                     had = stretches.get((topic, shard, epoch))
                     first, where = (had.start, had.position) if had else (start, record.position)
                     size = (end - first) * ROW_BYTES
-                    stretches[topic, shard, epoch] = Stretch(topic, shard, epoch, first, end, size, where)
+                    stretches[topic, shard, epoch] = BacklogRange(topic, shard, epoch, first, end, size, where)
             marks = [(record.position, record.lsn) for record in records[::marks_every]]
-            files.append(LogFile(number + 1, self.end_of(number), marks, list(stretches.values())))
+            files.append(BacklogFile(number + 1, self.end_of(number), marks, list(stretches.values())))
         topics = []
         shards_of: dict[int, list[Key]] = {}
         for key in sorted(self.ends):
@@ -100,7 +100,7 @@ class PaperLog:
                         found.setdefault(topic, []).append((shard, first, last))
         return found
 
-    def written(self, plan: RoundPlan) -> list[TopicWritten]:
+    def written(self, plan: RoundPlan) -> list[TopicTaskResult]:
         """What a round without an error tells."""
         writers = {topic.topic_id: topic.writer for topic in plan.topics}
         parts: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
@@ -111,16 +111,16 @@ class PaperLog:
         return [_told(topic, where, found) for (topic, where), found in parts.items()]
 
 
-def _told(topic: int, where: int, found: list[tuple[int, int, int]]) -> TopicWritten:
+def _told(topic: int, where: int, found: list[tuple[int, int, int]]) -> TopicTaskResult:
     spans: dict[int, tuple[int, int]] = {}
     for shard, start, end in sorted(found):
         spans[shard] = (spans.get(shard, (start, end))[0], end)
-    covered = [Covered(shard, *span) for shard, span in spans.items()]
+    covered = [CoveredRange(shard, *span) for shard, span in spans.items()]
     rows = sum(end - start for _, start, end in found)
-    return TopicWritten(topic, where, covered, [written_file(topic, f"{topic}-{where}", rows, covered)])
+    return TopicTaskResult(topic, where, covered, [written_file(topic, f"{topic}-{where}", rows, covered)])
 
 
-def written_file(topic: int, name: str, rows: int, covered: list[Covered]) -> WrittenFile:
+def written_file(topic: int, name: str, rows: int, covered: list[CoveredRange]) -> WrittenFile:
     return WrittenFile(topic, name, 1, rows, covered, 0, 0, [], {}, {}, {}, {}, {}, [])
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from icestream import errors
 from icestream.iceberg.manifest_reader import ManifestReader
-from icestream.model.backlog import Backlog, LogFile, ShardBacklog, Stretch, TopicBacklog
-from icestream.model.written import Covered, TaskError, TopicWritten, Trouble
+from icestream.model.backlog_messages import Backlog, BacklogFile, BacklogRange, ShardBacklog, TopicBacklog
+from icestream.model.task_messages import CoveredRange, TaskError, TaskErrorKind, TopicTaskResult
 from icestream.pipeline.driver.driver import Driver
 from icestream.pipeline.driver.driver_options import DriverOptions
 from icestream.pipeline.driver.driver_report import DriverReport
@@ -51,12 +51,12 @@ class PaperBroker:
         topics = [self._topic(topic_id) for topic_id in self.names if topic_id not in passed_over]
         waiting = [topic for topic in topics if topic.rows]
         stretches = [
-            Stretch(topic.topic_id, one.shard, one.epoch, begin, one.synced, 100 * one.synced, 4096)
+            BacklogRange(topic.topic_id, one.shard, one.epoch, begin, one.synced, 100 * one.synced, 4096)
             for topic in waiting
             for one in topic.shards
             if (begin := self.begins.get((topic.topic_id, one.shard), 0)) < one.synced
         ]
-        files = [LogFile(1, 100_000, [(4096, 1)], stretches)] if waiting else []
+        files = [BacklogFile(1, 100_000, [(4096, 1)], stretches)] if waiting else []
         return Backlog("paper", "/nowhere", "", "", waiting, files, lsn=1)
 
     def _topic(self, topic_id: int) -> TopicBacklog:
@@ -107,19 +107,19 @@ class PaperWriter:
         self.failing: Callable[[int], bool] = lambda topic_id: False
         self.between: Callable[[], None] = lambda: None
 
-    def write(self, plan: RoundPlan) -> list[TopicWritten]:
+    def write(self, plan: RoundPlan) -> list[TopicTaskResult]:
         self.rounds += 1
         found = []
         for topic in plan.topics:
             for shard in topic.shards:
                 if self.failing(topic.topic_id):
-                    error = TaskError(Trouble.FAILED, "on purpose")
-                    found.append(TopicWritten(topic.topic_id, shard.shard, [], [], error))
+                    error = TaskError(TaskErrorKind.FAILED, "on purpose")
+                    found.append(TopicTaskResult(topic.topic_id, shard.shard, [], [], error))
                     continue
                 table = self._topics[topic.topic_id]
                 file = self._world.write(table, shard.shard, shard.start, shard.end)
-                covered = [Covered(shard.shard, shard.start, shard.end)]
-                found.append(TopicWritten(topic.topic_id, shard.shard, covered, [file]))
+                covered = [CoveredRange(shard.shard, shard.start, shard.end)]
+                found.append(TopicTaskResult(topic.topic_id, shard.shard, covered, [file]))
         self.between()
         return found
 

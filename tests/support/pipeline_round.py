@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from icestream.catalog.topic_rules.topic_schema import new_schema
-from icestream.model.backlog import Backlog, LogFile, ShardBacklog, Stretch, TopicBacklog
-from icestream.model.written import TopicWritten, WrittenFile
+from icestream.model.backlog_messages import Backlog, BacklogFile, BacklogRange, ShardBacklog, TopicBacklog
+from icestream.model.task_messages import TopicTaskResult, WrittenFile
 from icestream.pipeline.planner import plan_round
 from icestream.pipeline.round_plan import RoundBudget, RoundPlan, TableTarget
 from icestream.pipeline.task import job
@@ -57,7 +57,7 @@ class LogInFolder:
         return sorted(rows, key=lambda row: (row["shard"], row["offset"]))
 
     def backlog(self, marks_every: int = 1) -> Backlog:
-        files = [LogFile(one.generation, one.end, one.marks[::marks_every], _stretches(one)) for one in self.files]
+        files = [BacklogFile(one.generation, one.end, one.marks[::marks_every], _stretches(one)) for one in self.files]
         topics = []
         for topic in sorted({key[0] for key in self.ends}):
             shards = [
@@ -87,7 +87,7 @@ class LogInFolder:
         )
 
 
-def _stretches(file: LogBytes) -> list[Stretch]:
+def _stretches(file: LogBytes) -> list[BacklogRange]:
     spans: dict[tuple[int, int], tuple[int, int]] = {}
     for topic, rows in file.rows.items():
         for row in rows:
@@ -95,7 +95,8 @@ def _stretches(file: LogBytes) -> list[Stretch]:
             start, end = spans.get(key, (offset, offset))
             spans[key] = min(start, offset), max(end, offset + 1)
     return [
-        Stretch(*key, 1, start, end, (end - start) * 100, RECORDS_START) for key, (start, end) in sorted(spans.items())
+        BacklogRange(*key, 1, start, end, (end - start) * 100, RECORDS_START)
+        for key, (start, end) in sorted(spans.items())
     ]
 
 
@@ -118,7 +119,7 @@ def spec_of(*fields: tuple[str, str]) -> dict[str, Any]:
     }
 
 
-def write_here(plan: RoundPlan) -> list[TopicWritten]:
+def write_here(plan: RoundPlan) -> list[TopicTaskResult]:
     """The round in this process: what Spark does with it, without Spark."""
     told = [one for bundle in job.read_jobs(plan) for one in read_bundle(job.encode(bundle))]
     found = [job.decode_written(data) for writer, data in told if writer == WRITTEN]

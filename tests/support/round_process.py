@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from icestream import errors
-from icestream.model.written import TopicWritten
+from icestream.model.task_messages import TopicTaskResult
 from icestream.pipeline.round_plan import RoundPlan
 from icestream.pipeline.spark.class_archive import ClassArchive
 from icestream.pipeline.spark.spark_options import SparkOptions
@@ -36,7 +36,7 @@ class RoundProcess:
         self._connection = connection
         self._said = said
 
-    def write(self, plan: RoundPlan) -> list[TopicWritten]:
+    def write(self, plan: RoundPlan) -> list[TopicTaskResult]:
         """Raises EngineFailed as the writer does."""
         return [decode_written(data) for data in self._ask("write", msgspec.msgpack.encode(plan))]
 

@@ -11,23 +11,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from icestream.model import ShardKey, SyncMode, Topic, envelope
-from icestream.model.block import blocks_of, encode_block
+from icestream.model import ShardKey, SyncMode, TopicIdentity, envelope
+from icestream.model.block import encode_block, iter_blocks
 from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.randomness import SeededRandomness
 from icestream.runtime.simulated_disk import SimulatedDisk
 from icestream.wal import format as wire
 from icestream.wal.appender import Placed
 from icestream.wal.format import RECORDS_START
-from icestream.wal.log import Log
 from icestream.wal.log_file import SEAL_POSITION, Seal, decode_seal, log_number
-from icestream.wal.open import open_log_on
-from icestream.wal.options import LogOptions
-from icestream.wal.scan import find_headers
+from icestream.wal.log_options import LogOptions
+from icestream.wal.open_log import open_log_on
+from icestream.wal.record_scan import find_headers
 from icestream.wal.sink import InlineSink
+from icestream.wal.write_ahead_log import WriteAheadLog
 
 A, B = ShardKey(1, 0), ShardKey(2, 3)
-TOPICS = (Topic(1, "/default/a"), Topic(2, "/default/b", 7))
+TOPICS = (TopicIdentity(1, "/default/a"), TopicIdentity(2, "/default/b", 7))
 FILE_BYTES = 64 * 1024
 Messages = dict[ShardKey, dict[int, bytes]]
 
@@ -113,7 +113,7 @@ def options_for(mode: SyncMode = SyncMode.ALWAYS) -> LogOptions:
 
 async def open_small(
     disk: SimulatedDisk, mode: SyncMode = SyncMode.ALWAYS, positions: Mapping[ShardKey, int] | None = None
-) -> Log:
+) -> WriteAheadLog:
     options = options_for(mode)
     return await open_log_on(disk, options, positions or {}, SimulatedClock(), SeededRandomness(1), InlineSink())
 
@@ -123,10 +123,10 @@ class SmallLog:
     mode: SyncMode = SyncMode.ALWAYS
     disk: SimulatedDisk = field(default_factory=lambda: SimulatedDisk(1))
     acked: Messages = field(default_factory=dict)
-    log: Log = field(init=False)
+    log: WriteAheadLog = field(init=False)
     count: int = 0
 
-    async def open(self) -> Log:
+    async def open(self) -> WriteAheadLog:
         self.log = await open_small(self.disk, self.mode)
         for topic in TOPICS:
             self.log.declare_topic(topic)
@@ -163,7 +163,7 @@ class SmallLog:
         return Picture(contents(self.disk), acked, self.mode, reserved, floors)
 
 
-async def read_shard(log: Log, key: ShardKey) -> dict[int, bytes]:
+async def read_shard(log: WriteAheadLog, key: ShardKey) -> dict[int, bytes]:
     """Every message of a shard that the log still holds."""
     found: dict[int, bytes] = {}
     if key not in log.state.shards:
@@ -173,7 +173,7 @@ async def read_shard(log: Log, key: ShardKey) -> dict[int, bytes]:
         result = await log.reader.read(key, offset)
         assert result.next_offset > offset, f"a read of {key} from {offset} on does not come forward"
         for section in result.sections:
-            values = [value for block in blocks_of(section.body) for value in block.values(envelope.PAYLOAD)]
+            values = [value for block in iter_blocks(section.body) for value in block.values(envelope.PAYLOAD)]
             found.update((section.base_offset + at, bytes(value)) for at, value in enumerate(values))  # type: ignore[arg-type]
         offset = result.next_offset
     return found

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from icestream.model.written import TopicWritten
+from icestream.model.task_messages import TopicTaskResult
 from icestream.pipeline.round_plan import RoundPlan
 from icestream.pipeline.spark_setup import pinned_versions
 from icestream.pipeline.spark_setup.spark_install import SetupPaths, SparkInstall, install_spark
@@ -108,7 +108,7 @@ class Spark:
         finally:
             self._ask("unset", key)
 
-    def round(self, plan: RoundPlan) -> list[TopicWritten]:
+    def round(self, plan: RoundPlan) -> list[TopicTaskResult]:
         """What the pipeline's own session does, in this one."""
         return [decode_written(data) for data in self._ask("round", msgspec.msgpack.encode(plan))]
 

@@ -11,13 +11,13 @@ import sys
 from pathlib import Path
 
 from icestream import limits
-from icestream.model import ShardKey, Topic, envelope
+from icestream.model import ShardKey, TopicIdentity, envelope
 from icestream.model.block import encode_block
 from icestream.model.sync_mode import SyncMode
-from icestream.wal.appender import placed
-from icestream.wal.log import Log
-from icestream.wal.open import open_log
-from icestream.wal.options import LogOptions
+from icestream.wal.appender import require_placed
+from icestream.wal.log_options import LogOptions
+from icestream.wal.open_log import open_log
+from icestream.wal.write_ahead_log import WriteAheadLog
 
 OTHER, STUCK = ShardKey(1, 0), ShardKey(2, 0)
 
@@ -28,10 +28,10 @@ def options(mode: SyncMode) -> LogOptions:
     )
 
 
-async def opened(path: Path, mode: SyncMode) -> Log:
+async def opened(path: Path, mode: SyncMode) -> WriteAheadLog:
     log = await open_log(path, options(mode))
-    log.declare_topic(Topic(1, "/default/other"))
-    log.declare_topic(Topic(2, "/default/stuck"))
+    log.declare_topic(TopicIdentity(1, "/default/other"))
+    log.declare_topic(TopicIdentity(2, "/default/stuck"))
     return log
 
 
@@ -42,14 +42,14 @@ async def run(path: Path, mode: SyncMode) -> None:
         for _ in range(20):
             offset = log.shard(*STUCK).assigned
             block = encode_block(1, {envelope.PAYLOAD: [b"%d" % offset]})
-            (place,) = placed(await log.submit([log.batch(log.shard(*STUCK), block)]))
+            (place,) = require_placed(await log.submit([log.batch(log.shard(*STUCK), block)]))
             assert place.base_offset == offset
             print("b", offset, flush=True)
             other = encode_block(1, {envelope.PAYLOAD: [bytes(7000)]})
             await log.submit([log.batch(log.shard(*OTHER), other)])
         await log.sync()
         await log.advance_floor({OTHER: log.shard(*OTHER).synced})
-        if await log.spiller.step():
+        if await log.spill_job.step():
             print("spill", flush=True)
 
 

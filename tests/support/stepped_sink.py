@@ -6,19 +6,19 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from icestream.runtime.files import File
-from icestream.wal.appender import Write
-from icestream.wal.sink import Progress, SinkError, runs
+from icestream.wal.appender import PlannedWrite
+from icestream.wal.sink import SinkError, SinkProgress, contiguous_runs
 
 
 class SteppedSink:
     def __init__(self) -> None:
-        self._queue: deque[tuple[Write, File]] = deque()
-        self._steps: deque[tuple[str, list[tuple[Write, File]]]] = deque()
+        self._queue: deque[tuple[PlannedWrite, File]] = deque()
+        self._steps: deque[tuple[str, list[tuple[PlannedWrite, File]]]] = deque()
         self._written = 0
         self._synced = 0
         self._error: SinkError | None = None
 
-    def submit(self, writes: Sequence[Write], files: Mapping[int, File]) -> bool:
+    def submit(self, writes: Sequence[PlannedWrite], files: Mapping[int, File]) -> bool:
         if self._error is None:
             self._queue.extend((write, files[write.number]) for write in writes)
         return False
@@ -46,7 +46,7 @@ class SteppedSink:
         batch = list(self._queue)
         self._queue.clear()
         at = 0
-        for run in runs([write for write, _ in batch]):
+        for run in contiguous_runs([write for write, _ in batch]):
             members = batch[at : at + len(run)]
             at += len(run)
             self._steps.append(("write", members))
@@ -60,13 +60,13 @@ class SteppedSink:
         except OSError as error:
             self._error = self._error or SinkError(self._written, "sync", error.errno or 0)
 
-    def progress(self) -> Progress:
-        return Progress(self._written, self._synced, self._error)
+    def progress(self) -> SinkProgress:
+        return SinkProgress(self._written, self._synced, self._error)
 
     def fileno(self) -> int:
         return -1
 
-    def halt(self) -> Progress:
+    def halt(self) -> SinkProgress:
         return self.progress()
 
     def restart(self) -> None:

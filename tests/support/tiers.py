@@ -14,12 +14,12 @@ from icestream.broker.iceberg_storage import IcebergStorage
 from icestream.broker.scan_requests import ScanRequests
 from icestream.broker.storage import PersistentStorage
 from icestream.model import envelope
-from icestream.model.block import Block, blocks_of
-from icestream.model.scan import Asked
+from icestream.model.block import Block, iter_blocks
+from icestream.model.scan_messages import ScanRequest
 from icestream.model.shard import ShardKey
 from icestream.readers.cache_options import CacheOptions
-from icestream.wal.log import Log
 from icestream.wal.sink import Sink
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.broker_machine import TOPIC, BrokerMachine, quiet
 from tests.support.topic_lake import Row, TopicLake
 
@@ -30,7 +30,7 @@ class InProcessScanWorker:
     def __init__(self, scan_requests: ScanRequests, lake: TopicLake) -> None:
         self.scan_requests = scan_requests
         self.lake = lake
-        self.asked: list[Asked] = []
+        self.asked: list[ScanRequest] = []
         self.tell = self._tell  # one object: the scan_requests knows him by it
         scan_requests.attach_worker(self.tell)
 
@@ -39,11 +39,11 @@ class InProcessScanWorker:
 
     def _tell(self, event: dict[str, Any]) -> None:
         if event["event"] == "asked":
-            asked = msgspec.convert(event["asked"], Asked)
+            asked = msgspec.convert(event["asked"], ScanRequest)
             self.asked.append(asked)
             self._task = asyncio.get_running_loop().create_task(self._answer(asked))
 
-    async def _answer(self, asked: Asked) -> None:
+    async def _answer(self, asked: ScanRequest) -> None:
         try:
             data = msgspec.msgpack.encode(await self.lake.scanner.answer(asked))
         except errors.IcestreamError as error:
@@ -80,7 +80,7 @@ class TieredMachine(BrokerMachine):
 
 
 async def commit_log(
-    lake: TopicLake, log: Log, committed: dict[int, int], shards: int = 1, end: int | None = None, **more: Any
+    lake: TopicLake, log: WriteAheadLog, committed: dict[int, int], shards: int = 1, end: int | None = None, **more: Any
 ) -> int:
     """What is in the log and in no table becomes rows, as a round of the pipeline does it. The id of the snapshot."""
     await log.sync()
@@ -97,21 +97,21 @@ async def commit_log(
     return await lake.round(*ranges, entries=entries)
 
 
-async def forget_committed(log: Log, topic_id: int, committed: dict[int, int]) -> None:
+async def forget_committed(log: WriteAheadLog, topic_id: int, committed: dict[int, int]) -> None:
     """The log lets go of every file that the table has."""
     await log.advance_floor({ShardKey(topic_id, shard): end for shard, end in committed.items()})
     await log.checkpoint()
     await log.checkpoint()
 
 
-async def rows_of_log(log: Log, key: ShardKey, start: int, end: int) -> list[Row]:
+async def rows_of_log(log: WriteAheadLog, key: ShardKey, start: int, end: int) -> list[Row]:
     found: list[Row] = []
     at = start
     while at < end:
         result = await log.reader.read(key, at)
         for section in result.sections:
             offset = section.base_offset
-            for block in blocks_of(section.body):
+            for block in iter_blocks(section.body):
                 for made in rows_of_block(block):
                     if start <= offset < end:
                         found.append(

@@ -24,9 +24,9 @@ from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.metadata.store import MemoryStore, MetadataStore
 from icestream.model import envelope
-from icestream.model.block import blocks_of
-from icestream.model.file_name import data_name
-from icestream.model.scan import Asked, Question, Scanned
+from icestream.model.block import iter_blocks
+from icestream.model.pipeline_file_name import data_name
+from icestream.model.scan_messages import ScanKind, ScanRequest, ScanResponse
 from icestream.readers.cache_options import CacheOptions
 from icestream.readers.file_reader import FileReader
 from icestream.readers.group_cache import open_cache
@@ -296,8 +296,8 @@ class TopicLake:
 
     # --- reading ---
 
-    async def ask(self, question: Question, value: int = 0, shard: int = 0, bytes_max: int = 1 << 20) -> Scanned:
-        asked = Asked(next(self._asked), question, self.topic, self.topic_id, shard, value, bytes_max)
+    async def ask(self, question: ScanKind, value: int = 0, shard: int = 0, bytes_max: int = 1 << 20) -> ScanResponse:
+        asked = ScanRequest(next(self._asked), question, self.topic, self.topic_id, shard, value, bytes_max)
         return await self.scanner.answer(asked)
 
     async def read_all(
@@ -307,7 +307,7 @@ class TopicLake:
         found: dict[int, bytes] = {}
         gaps: list[tuple[int, int, str]] = []
         while True:
-            scanned = await self.ask(Question.READ, position, shard, bytes_max)
+            scanned = await self.ask(ScanKind.READ, position, shard, bytes_max)
             assert scanned.end is not None
             if position >= scanned.end:
                 return found, gaps
@@ -315,7 +315,7 @@ class TopicLake:
             pieces: list[tuple[int, int]] = []
             for section in scanned.sections:
                 pieces.append((section.base_offset, section.base_offset + section.rows))
-                payloads = [value for one in blocks_of(section.body) for value in one.values(envelope.PAYLOAD)]
+                payloads = [value for one in iter_blocks(section.body) for value in one.values(envelope.PAYLOAD)]
                 assert len(payloads) == section.rows
                 for at, payload in enumerate(payloads, section.base_offset):
                     assert at not in found

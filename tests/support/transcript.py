@@ -32,8 +32,8 @@ from icestream.broker.dispatch.hash_ring import KeyFilter
 from icestream.broker.dispatch.instruction import DeadLetter, Deliver, Dropped, Instruction
 from icestream.broker.dispatch.key_shared import KeySharedDispatcher
 from icestream.broker.rate_limit import TokenBucket
-from icestream.model.cursor import Acked
-from icestream.model.subscription import Backoff, FailurePolicy, Poison, SubscriptionType
+from icestream.model.cursor import AckedOffsets
+from icestream.model.subscription import FailurePolicy, PoisonPolicy, RedeliveryBackoff, SubscriptionType
 
 RULE = "----"
 Options = dict[str, str]
@@ -84,14 +84,14 @@ class Stage:
     def _open(self, words: list[str], options: Options) -> list[str]:
         self.now, self.keys, self.credits, self.pause = 0, [], {}, None
         self.opening = (" ".join(words), options)
-        acked = Acked(int(options.get("position", 0)), ranges(options.get("acked", "")))
+        acked = AckedOffsets(int(options.get("position", 0)), ranges(options.get("acked", "")))
         attempts = [word.split("x") for word in options.get("attempts", "").split(",") if word]
         counted = [(int(offset), int(offset) + 1, int(count)) for offset, count in attempts]
         self.dispatcher = self._build(acked, counted, 0)
         self.policy = self.dispatcher.policy
         return []
 
-    def _build(self, acked: Acked, attempts: list[tuple[int, int, int]], generation: int) -> Dispatcher:
+    def _build(self, acked: AckedOffsets, attempts: list[tuple[int, int, int]], generation: int) -> Dispatcher:
         words, options = self.opening
         kind, is_best_effort = SubscriptionType(words.split()[0]), "best-effort" in words
         rate = TokenBucket(int(options.get("rate", 0)))
@@ -108,7 +108,9 @@ class Stage:
 
     def _restart(self, words: list[str], options: Options) -> list[str]:
         old, self.credits = self.dispatcher, {}
-        self.dispatcher = self._build(Acked(old.acked.position, old.acked.ranges), old.attempts, old.generation + 1)
+        self.dispatcher = self._build(
+            AckedOffsets(old.acked.position, old.acked.ranges), old.attempts, old.generation + 1
+        )
         return self._tell(self.dispatcher.readable(old.end, self.now))
 
     # --- consumers ---
@@ -215,8 +217,8 @@ def policy(options: Options) -> FailurePolicy:
         ack_timeout_ms=int(options.get("ack_timeout", 30_000)),
         base_delay_ms=int(options.get("delay", 1_000)),
         max_delay_ms=int(options.get("max_delay", 60_000)),
-        backoff=Backoff(options.get("backoff", "exponential")),
-        poison=Poison(options.get("poison", "block")),
+        backoff=RedeliveryBackoff(options.get("backoff", "exponential")),
+        poison=PoisonPolicy(options.get("poison", "block")),
         dead_letter_topic="/default/dead",
     )
 

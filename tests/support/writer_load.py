@@ -18,17 +18,17 @@ import uvloop
 
 from icestream import errors
 from icestream.model import envelope
-from icestream.model.block import Constant, Numbering, blocks_of, encode_block
-from icestream.model.shard import ShardKey, Topic
+from icestream.model.block import ConstantColumn, Numbering, encode_block, iter_blocks
+from icestream.model.shard import ShardKey, TopicIdentity
 from icestream.model.sync_mode import SyncMode
 from icestream.runtime.native import native
-from icestream.wal.appender import Batch, Placed, Result
-from icestream.wal.log import Log
-from icestream.wal.open import open_log
-from icestream.wal.options import LogOptions
-from icestream.wal.producers import Duplicate
+from icestream.wal.appender import AppendBatch, Placed, Result
+from icestream.wal.log_options import LogOptions
+from icestream.wal.open_log import open_log
+from icestream.wal.producer_registry import Duplicate
 from icestream.wal.receipt import Receipt
 from icestream.wal.tail import SectionRead
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.batches import Numbers, name_of, payloads
 from tests.support.writer_plan import Plan, Producer
 
@@ -85,7 +85,7 @@ class _Load:
         self.acks = 0
         self.acked = asyncio.Condition()
         self.stopping = asyncio.Event()
-        self.log: Log
+        self.log: WriteAheadLog
 
     async def run(self) -> None:
         self._watch_stdin()
@@ -99,10 +99,10 @@ class _Load:
             raise NotOpened(error) from error
         report = self.log.report
         facts: dict[str, Any] = {"clean": report.clean, "rewritten": report.rewritten_file}
-        facts["files"] = [file.number for file in self.log.upkeep.files]
+        facts["files"] = [file.number for file in self.log.lifecycle.files]
         tell("opened", facts, time.monotonic() - started)
         for topic in range(1, self.plan.topics + 1):
-            self.log.declare_topic(Topic(topic, f"/default/t{topic}"))
+            self.log.declare_topic(TopicIdentity(topic, f"/default/t{topic}"))
         for key in self.keys:
             await self._tell_shard(key)
         tell("ready")
@@ -137,7 +137,7 @@ class _Load:
 
     def _tell_section(self, key: ShardKey, section: SectionRead) -> None:
         base = section.base_offset
-        for block in blocks_of(section.body):
+        for block in iter_blocks(section.body):
             stored = block.values(envelope.PAYLOAD)
             writer, number, _ = name_of(stored[0])  # type: ignore[arg-type]
             sent = payloads(self.plan.seed, writer, number)
@@ -215,7 +215,7 @@ class _Load:
         tell("known", producer.name, number)
         return number
 
-    async def _answer_to(self, batch: Batch) -> Result:
+    async def _answer_to(self, batch: AppendBatch) -> Result:
         while True:
             try:
                 (answer,) = await self.log.append([batch])
@@ -309,9 +309,9 @@ class _Flight:
         # a callback, not a task: it runs in the order in which the log answers
         answer.add_done_callback(lambda done: self._answered(parts, done))
 
-    def _batch(self, writer: str, number: int, key: ShardKey, numbering: Numbering | None) -> Batch:
+    def _batch(self, writer: str, number: int, key: ShardKey, numbering: Numbering | None) -> AppendBatch:
         messages = payloads(self._load.plan.seed, writer, number)
-        columns = {envelope.PAYLOAD: list(messages), envelope.PRODUCER_NAME: Constant(writer)}
+        columns = {envelope.PAYLOAD: list(messages), envelope.PRODUCER_NAME: ConstantColumn(writer)}
         block = encode_block(len(messages), columns, numbering)
         return self._load.log.batch(self._load.log.shard(*key), block)
 

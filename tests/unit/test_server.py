@@ -15,14 +15,14 @@ import pytest
 from icestream import errors, server
 from icestream.broker.iceberg_storage import IcebergStorage
 from icestream.metadata.store import MemoryStore
-from icestream.model import ShardKey, SyncMode, Topic, envelope
+from icestream.model import ShardKey, SyncMode, TopicIdentity, envelope
 from icestream.model.block import encode_block
 from icestream.model.shard import Gap, GapState
 from icestream.runtime.clock import SystemClock
 from icestream.settings import Settings
-from icestream.wal.log import Log
-from icestream.wal.options import LogOptions
+from icestream.wal.log_options import LogOptions
 from icestream.wal.recovery import RecoveryReport
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.pictures import picture
 from tests.support.small_log import A, open_small
 
@@ -38,7 +38,7 @@ def settings(data_dir: Path, storage: str = "memory", **wal: Any) -> Settings:
     return Settings.model_validate(tree)
 
 
-async def node_on(log: Log, chosen: Settings) -> server.BrokerNode:
+async def node_on(log: WriteAheadLog, chosen: Settings) -> server.BrokerNode:
     """A node around a log that is open, as after its start."""
     store = MemoryStore()
     node = server.BrokerNode(chosen, store, IcebergStorage(log, store, SystemClock(), 10_000), log)
@@ -46,8 +46,8 @@ async def node_on(log: Log, chosen: Settings) -> server.BrokerNode:
     return node
 
 
-async def append(log: Log) -> None:
-    log.declare_topic(Topic(1, "/default/a"))
+async def append(log: WriteAheadLog) -> None:
+    log.declare_topic(TopicIdentity(1, "/default/a"))
     await log.append([log.batch(log.shard(*A), encode_block(1, {envelope.PAYLOAD: [b"x"]}))])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from icestream import limits
-from icestream.model.topic_end import RestEnd, TableEnd
+from icestream.model.topic_deletion_policy import DeletedRestPolicy, DeletedTablePolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +15,6 @@ class BrokerOptions:
     auto_create_topics: bool = True
     cursor_flush_ms: int = limits.CURSOR_FLUSH_MS_DEFAULT
     unacked_max: int = limits.UNACKED_MAX_DEFAULT
-    deleted_table: TableEnd = TableEnd.KEEP
-    deleted_rest: RestEnd = RestEnd.DISCARD  # who has a pipeline says otherwise
+    deleted_table: DeletedTablePolicy = DeletedTablePolicy.KEEP
+    deleted_rest: DeletedRestPolicy = DeletedRestPolicy.DISCARD  # who has a pipeline says otherwise
     has_own_catalog: bool = True  # tables that topics leave behind can be dropped

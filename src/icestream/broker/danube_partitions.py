@@ -20,7 +20,7 @@ from icestream.broker.records import TopicPolicies
 from icestream.broker.subscription_manager import SubscriptionManager
 from icestream.broker.topic import Topic
 from icestream.broker.topic_registry import TopicRegistry
-from icestream.model.subscription import Dispatch
+from icestream.model.subscription import DispatchMode
 from icestream.model.topic_name import TopicName
 
 
@@ -28,7 +28,7 @@ class PartitionRequest(NamedTuple):
     """What a client wants of a topic. `shard` is None for a plain one."""
 
     shard: int | None
-    dispatch: Dispatch
+    dispatch: DispatchMode
 
 
 class DanubePartitions:

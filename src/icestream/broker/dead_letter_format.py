@@ -12,7 +12,7 @@ from icestream import errors, limits
 from icestream.broker.dispatch.instruction import DeadLetter
 from icestream.broker.storage import ShardStream
 from icestream.model import envelope
-from icestream.model.block import Numbering, Value, blocks_of, encode_block
+from icestream.model.block import Numbering, Value, encode_block, iter_blocks
 from icestream.rpc.blocks import select_rows
 from icestream.wal.tail import SectionRead
 
@@ -31,7 +31,7 @@ class MessageRow(NamedTuple):
 
     offset: int
     producer_id: int
-    values: dict[envelope.Column, Value]
+    values: dict[envelope.EnvelopeColumn, Value]
 
     @property
     def size(self) -> int:
@@ -76,7 +76,7 @@ def _rows(section: SectionRead, start: int, end: int) -> Iterator[MessageRow]:
     count = min(end, section.base_offset + section.rows) - offset
     if count <= 0:
         return
-    for block in blocks_of(select_rows(section.body, offset - section.base_offset, count)):
+    for block in iter_blocks(select_rows(section.body, offset - section.base_offset, count)):
         producer_id = block.numbering.producer_id if block.numbering else 0
         columns = {column: block.values(column) for column in block.columns() if column.in_table}
         for row in range(block.rows):
@@ -86,7 +86,7 @@ def _rows(section: SectionRead, start: int, end: int) -> Iterator[MessageRow]:
 
 def encode_letters(rows: Sequence[MessageRow], source: LetterSource, letter: DeadLetter, numbering: Numbering) -> bytes:
     """One block with these messages: every column, the headers with the note added."""
-    columns: dict[envelope.Column, list[Value]] = {}
+    columns: dict[envelope.EnvelopeColumn, list[Value]] = {}
     for at, row in enumerate(rows):
         headers = _headers(row, source, letter)
         values = {**row.values, envelope.HEADERS: headers, envelope.SUBSCRIPTION_NAME: source.subscription}

@@ -22,7 +22,7 @@ from icestream.broker.storage import PersistentStorage, ShardStream
 from icestream.broker.topic import Producer, Topic
 from icestream.model.block import Numbering
 from icestream.model.shard import ShardKey
-from icestream.model.subscription import FailurePolicy, Poison
+from icestream.model.subscription import FailurePolicy, PoisonPolicy
 from icestream.model.topic_name import TopicName
 from icestream.observability import metrics
 from icestream.wal.receipt import Receipt
@@ -106,7 +106,7 @@ class DeadLetterWriter:
         return rows[:1], self._storage.store_messages(key, encode_without_note(rows[0], numbering))
 
 
-def _word(poison: Poison) -> str:
+def _word(poison: PoisonPolicy) -> str:
     """Danube's, which has no dash."""
     return poison.value.replace("-", "_")
 

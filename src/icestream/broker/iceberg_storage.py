@@ -17,16 +17,16 @@ from icestream.broker.tiered_shard_stream import TieredShardStream
 from icestream.metadata.command import Compare, Operation
 from icestream.metadata.store import MetadataStore
 from icestream.model.block import BlockHead
-from icestream.model.shard import Gap, ShardKey, Topic
+from icestream.model.shard import Gap, ShardKey, TopicIdentity
 from icestream.model.topic_name import TopicName
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Tasks
-from icestream.wal.log import Log
 from icestream.wal.receipt import Receipt
 from icestream.wal.retention import Retention
 from icestream.wal.state import Shard
+from icestream.wal.write_ahead_log import WriteAheadLog
 
 _log = get_logger("storage")
 
@@ -34,7 +34,7 @@ _log = get_logger("storage")
 class IcebergStorage:
     def __init__(
         self,
-        log: Log,
+        log: WriteAheadLog,
         store: MetadataStore,
         clock: Clock,
         cursor_flush_ms: int,
@@ -60,32 +60,32 @@ class IcebergStorage:
 
     # --- topics ---
 
-    def declare_topic(self, topic: Topic, shards: int) -> None:
+    def declare_topic(self, topic: TopicIdentity, shards: int) -> None:
         self.log.declare_topic(topic)
         for number in range(shards):
             shard = self.log.shard(topic.id, number)
             if shard.key not in self._streams:
                 self._streams[shard.key] = self._open_stream(topic, shard)
 
-    def _open_stream(self, topic: Topic, shard: Shard) -> TieredShardStream:
+    def _open_stream(self, topic: TopicIdentity, shard: Shard) -> TieredShardStream:
         table: TableTier | None = None
         if self.scan_requests is not None:
             declared_gaps = partial(self.log.gaps, shard.key)
             table = TableTier(self.scan_requests, self._table_prefetch, topic.name, shard.key, declared_gaps)
         return TieredShardStream(self.log, shard, self._clock, self._read_ahead, table)
 
-    async def declare_lost_offsets(self, topic: Topic, gaps: Sequence[Gap]) -> None:
+    async def declare_lost_offsets(self, topic: TopicIdentity, gaps: Sequence[Gap]) -> None:
         self.log.declare_topic(topic)
         if missing := self.log.state.begin_behind(gaps):
             await self.log.write_gaps(missing)
 
     def uncommitted(self, topic_id: int, shards: int) -> list[tuple[int, int]]:
-        waiting = ((number, self.log.backlog.waiting(ShardKey(topic_id, number))) for number in range(shards))
+        waiting = ((number, self.log.backlog.uncommitted_count(ShardKey(topic_id, number))) for number in range(shards))
         return [(number, messages) for number, messages in waiting if messages]
 
     async def forget_topic(self, topic_id: int, shards: int) -> None:
         """Drops its messages from the log: every floor moves to the end. Logs and counts what was in no table (49)."""
-        self.log.retainer.set(topic_id, shards, Retention())
+        self.log.retention_job.set_retention(topic_id, shards, Retention())
         keys = [ShardKey(topic_id, number) for number in range(shards)]
         for key in keys:
             self._streams.pop(key, None)
@@ -98,7 +98,7 @@ class IcebergStorage:
         await self.log.advance_floor({key: shard_states[key].synced for key in keys if key in shard_states})
 
     def set_retention(self, topic_id: int, shards: int, bytes_max: int, age_max_ms: int) -> None:
-        self.log.retainer.set(topic_id, shards, Retention(bytes_max, age_max_ms * 1000))
+        self.log.retention_job.set_retention(topic_id, shards, Retention(bytes_max, age_max_ms * 1000))
 
     def open_producer(self, producer_id: int, producer_epoch: int) -> None:
         self.log.state.producers.open(producer_id, producer_epoch)
@@ -126,7 +126,7 @@ class IcebergStorage:
         return self.log.submit([self.log.batch(self.stream(shard).shard, messages, head)])
 
     def has_room(self, size: int) -> bool:
-        return not self.log.turnstile and self.log.has_room(size)
+        return not self.log.admission_queue and self.log.has_room(size)
 
     async def wait_for_room(self, size: int) -> None:
         await self.log.wait_for_room(size)

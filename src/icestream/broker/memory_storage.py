@@ -14,14 +14,14 @@ from icestream.broker.cursor_store import CursorStore, open_subscription_stream
 from icestream.broker.storage import CursorSource, ShardRead, SubscriptionStream
 from icestream.metadata.command import Compare, Operation
 from icestream.metadata.store import MetadataStore
-from icestream.model.block import BlockHead, block_head
-from icestream.model.shard import Gap, ShardKey, Topic
+from icestream.model.block import BlockHead, decode_block_head
+from icestream.model.shard import Gap, ShardKey, TopicIdentity
 from icestream.model.topic_name import TopicName
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Tasks
 from icestream.wal.appender import Placed, Result
-from icestream.wal.options import LogOptions, too_large
-from icestream.wal.producers import Duplicate, Producers
+from icestream.wal.log_options import LogOptions, too_large
+from icestream.wal.producer_registry import Duplicate, ProducerRegistry
 from icestream.wal.receipt import Receipt
 from icestream.wal.state import Shard, Usage
 from icestream.wal.tail import SectionRead
@@ -43,7 +43,7 @@ class MemoryStorage:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._shards: dict[ShardKey, MemoryShard] = {}
-        self._producers = Producers()
+        self._producers = ProducerRegistry()
         self._batches = 0
         self.cursors = CursorStore(store, clock, cursor_flush_ms, self.wait_durable)
         self._tasks = Tasks(self._task_failed)
@@ -55,11 +55,11 @@ class MemoryStorage:
 
     # --- topics and producers ---
 
-    def declare_topic(self, topic: Topic, shards: int) -> None:
+    def declare_topic(self, topic: TopicIdentity, shards: int) -> None:
         for number in range(shards):
             self._shards.setdefault(ShardKey(topic.id, number), MemoryShard(topic, number))
 
-    async def declare_lost_offsets(self, topic: Topic, gaps: Sequence[Gap]) -> None:
+    async def declare_lost_offsets(self, topic: TopicIdentity, gaps: Sequence[Gap]) -> None:
         for gap in gaps:
             shard = self._shards.setdefault(gap.key, MemoryShard(topic, gap.key.shard))
             shard.visible = max(shard.visible, gap.end)
@@ -103,7 +103,7 @@ class MemoryStorage:
         if self._is_closed:
             raise errors.LogClosed("the storage is closed", hint="the broker is shutting down: connect again later")
         receipt = Receipt()
-        result = self._store_block(self._shard(shard), messages, head or block_head(messages))
+        result = self._store_block(self._shard(shard), messages, head or decode_block_head(messages))
         self._loop.call_soon(receipt.settle, [result])
         return receipt
 
@@ -114,7 +114,7 @@ class MemoryStorage:
         self._batches += 1
         if numbering is not None:
             try:
-                duplicate = self._producers.judge(shard.key, numbering, rows)
+                duplicate = self._producers.check(shard.key, numbering, rows)
             except errors.IcestreamError as error:
                 return error
             if duplicate is not None:
@@ -171,7 +171,7 @@ class MemoryStorage:
 class MemoryShard:
     """All sections of one shard, in order."""
 
-    def __init__(self, topic: Topic, number: int) -> None:
+    def __init__(self, topic: TopicIdentity, number: int) -> None:
         self._shard = Shard(topic, number, Usage())
         self.key = self._shard.key
         self.epoch = self._shard.epoch

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from icestream import errors, limits
-from icestream.model.backlog import Backlog, TopicBacklog
+from icestream.model.backlog_messages import Backlog, TopicBacklog
 from icestream.model.shard import ShardKey
 from icestream.observability.health import Check
 from icestream.rpc import document
 from icestream.runtime.clock import Clock
-from icestream.wal.log import Log
+from icestream.wal.write_ahead_log import WriteAheadLog
 
 Document = dict[str, Any]
 Position = tuple[int, int, int]  # topic, shard, offset
@@ -34,7 +34,7 @@ class LogLocation(NamedTuple):
 
 class PipelineService:
     def __init__(
-        self, log: Log, clock: Clock, place: LogLocation, table_policy: Callable[[str, int], dict[str, str]]
+        self, log: WriteAheadLog, clock: Clock, place: LogLocation, table_policy: Callable[[str, int], dict[str, str]]
     ) -> None:
         """`table_policy`: what the topic of this name and id says of its table, for the log does not know it."""
         self.log = log
@@ -60,13 +60,13 @@ class PipelineService:
         when the one who asks has left. `passed_over`: topics of which only sums are told, and that nobody waits for."""
         until_ns = self._clock.monotonic_ns() + min(wait_ms, limits.BACKLOG_WAIT_MS_MAX) * 1_000_000
         files_max = max(1, min(files_max, limits.BACKLOG_FILES_MAX))
-        await self.log.upkeep.look_at_ballast()  # whoever asks is about to write to this disk
+        await self.log.lifecycle.update_ballast()  # whoever asks is about to write to this disk
         while True:
             self._went_back.clear()
             reopenings, lsn = self._reopenings, await self.log.sync()
             is_late = self._clock.monotonic_ns() >= until_ns or (leaving is not None and leaving.is_set())
             if is_late or lsn > after_lsn:
-                found = await self.log.backlog.take(files_max, passed_over)
+                found = await self.log.backlog.snapshot(files_max, passed_over)
                 if found.topics or is_late:
                     topics = [self._with_policy(topic) for topic in found.topics]
                     log_id = self.log.log_id.hex()
@@ -109,17 +109,17 @@ class PipelineService:
             )
         if len(lease.encode()) > limits.NAME_BYTES_MAX or not lease:
             raise errors.InvalidInput("the name of a lease is empty or too long")
-        there = self.log.upkeep.numbers()
+        there = self.log.lifecycle.numbers()
         gone = [number for number in files if number not in there]
         if gone:
             raise errors.PositionGone(f"log file {gone[0]} is not there any more", hint="the round is planned anew")
-        self.log.upkeep.leases.hold(lease, epoch, files, ttl_ms)
+        self.log.lifecycle.leases.hold(lease, epoch, files, ttl_ms)
 
     async def copy(self, lease: str, number: int, start: int, end: int) -> bytes:
         """Bytes of a log file that the lease holds, from before the read to its end (hazard 29)."""
-        self.log.upkeep.leases.check(lease, number)
+        self.log.lifecycle.leases.check(lease, number)
         found = await self.log.reader.copy(number, start, end)
-        self.log.upkeep.leases.check(lease, number)
+        self.log.lifecycle.leases.check(lease, number)
         return found
 
     async def committed(self, positions: Sequence[Position], reopenings: int | None = None) -> None:

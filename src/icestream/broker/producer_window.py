@@ -11,7 +11,7 @@ from __future__ import annotations
 from icestream import limits
 from icestream.model.shard import ShardKey
 from icestream.wal.appender import Placed
-from icestream.wal.producers import Duplicate
+from icestream.wal.producer_registry import Duplicate
 from icestream.wal.receipt import Receipt
 
 STORED, DUPLICATE = "stored", "duplicate"

@@ -28,9 +28,9 @@ from typing import TypeVar
 import msgspec
 
 from icestream import errors
-from icestream.model import table_layout, topic_end
-from icestream.model.subscription import Backoff, Dispatch, FailurePolicy, Poison, SubscriptionType
-from icestream.model.topic_end import RestEnd, TableEnd
+from icestream.model import table_layout, topic_deletion_policy
+from icestream.model.subscription import DispatchMode, FailurePolicy, PoisonPolicy, RedeliveryBackoff, SubscriptionType
+from icestream.model.topic_deletion_policy import DeletedRestPolicy, DeletedTablePolicy
 from icestream.model.topic_name import TopicName
 
 NAMESPACES = "/namespaces/"
@@ -54,7 +54,8 @@ class TopicPolicies(msgspec.Struct, frozen=True, omit_defaults=True):
     """Bounds of a topic, or of every topic of a namespace. None: the namespace's, else none; 0: no bound.
 
     Three say how its table is laid out (model/table_layout.py). None: the namespace's, else the table's own. The last
-    two say what becomes of it when the topic is deleted (model/topic_end.py). None: the namespace's, else the settings.
+    two say what becomes of it when the topic is deleted (model/topic_deletion_policy.py). None: the namespace's,
+    else the settings.
     """
 
     max_producers: int | None = None
@@ -84,9 +85,9 @@ class TopicPolicies(msgspec.Struct, frozen=True, omit_defaults=True):
         if self.target_file_bytes is not None:
             table_layout.check_target_file_bytes(self.target_file_bytes)
         if self.deleted_table is not None:
-            topic_end.table_end(self.deleted_table)
+            topic_deletion_policy.parse_deleted_table(self.deleted_table)
         if self.deleted_rest is not None:
-            topic_end.rest_end(self.deleted_rest)
+            topic_deletion_policy.parse_deleted_rest(self.deleted_rest)
 
     def over(self, other: TopicPolicies) -> TopicPolicies:
         """These, and the other's where these say nothing."""
@@ -115,7 +116,7 @@ class NamespaceRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 class TopicRecord(msgspec.Struct, frozen=True):
     id: int
     shards: int
-    dispatch: Dispatch
+    dispatch: DispatchMode
     created_ms: int
     node: str
     policies: TopicPolicies = TopicPolicies()
@@ -139,8 +140,8 @@ class FailurePolicyRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     ack_timeout_ms: int = 30_000
     base_delay_ms: int = 1_000
     max_delay_ms: int = 60_000
-    backoff: Backoff = Backoff.EXPONENTIAL
-    poison: Poison = Poison.BLOCK
+    backoff: RedeliveryBackoff = RedeliveryBackoff.EXPONENTIAL
+    poison: PoisonPolicy = PoisonPolicy.BLOCK
     dead_letter_topic: str | None = None
 
     def policy(self) -> FailurePolicy:
@@ -247,8 +248,8 @@ class DeletedTopicRecord(msgspec.Struct, frozen=True):
     is_partitioned: bool = False
     dropped: list[tuple[int, int]] = []  # (shard, messages) that were in no table at the decision, and go with it
     owner: str = ""  # as of the topic: whose log has what is left of it
-    table: TableEnd = TableEnd.KEEP
-    rest: RestEnd = RestEnd.DISCARD
+    table: DeletedTablePolicy = DeletedTablePolicy.KEEP
+    rest: DeletedRestPolicy = DeletedRestPolicy.DISCARD
     of_table: dict[str, str] = {}  # how its table is laid out, where the rest makes it
     has_no_names: bool = False  # subscriptions, cursors and producers are gone: what has its name now is another's
 

@@ -1,4 +1,4 @@
-"""The queue of scan requests from the broker to the lake process, its only worker (model/scan.py, docs/adr/0027).
+"""The queue of scan requests from the broker to the lake process, its only worker (docs/adr/0027).
 
 The lake process connects to the broker as a client, receives the requests as events, and sends each reply in parts. So
 the broker opens no socket of its own for reads of tables, and knows no tables.
@@ -19,12 +19,12 @@ from typing import Any
 import msgspec
 
 from icestream import errors, limits
-from icestream.model.scan import Asked, Question, Scanned
+from icestream.model.scan_messages import ScanKind, ScanRequest, ScanResponse
 from icestream.model.shard import ShardKey
 from icestream.observability import metrics
 
 SendEvent = Callable[[dict[str, Any]], None]
-_reply_decoder = msgspec.msgpack.Decoder(Scanned)
+_reply_decoder = msgspec.msgpack.Decoder(ScanResponse)
 
 
 class _PendingScan:
@@ -32,9 +32,9 @@ class _PendingScan:
 
     __slots__ = ("parts", "reply", "request", "size")
 
-    def __init__(self, request: Asked) -> None:
+    def __init__(self, request: ScanRequest) -> None:
         self.request = request
-        self.reply: asyncio.Future[Scanned] = asyncio.get_running_loop().create_future()
+        self.reply: asyncio.Future[ScanResponse] = asyncio.get_running_loop().create_future()
         self.parts: list[bytes] = []
         self.size = 0
 
@@ -55,8 +55,8 @@ class ScanRequests:
     # --- the broker's side ---
 
     async def request(
-        self, question: Question, topic: str, key: ShardKey, value: int = 0, bytes_max: int = 0
-    ) -> Scanned:
+        self, question: ScanKind, topic: str, key: ShardKey, value: int = 0, bytes_max: int = 0
+    ) -> ScanResponse:
         """Sends a request to the worker and returns its reply.
 
         Raises LakeAway without a worker or a reply in time, TableUnreadable, or the error that the worker reported.
@@ -69,10 +69,10 @@ class ScanRequests:
                 raise _lake_away("the lake process is not connected") from None
             self._last_number += 1
             return await self._await_reply(
-                Asked(self._last_number, question, topic, key.topic_id, key.shard, value, bytes_max)
+                ScanRequest(self._last_number, question, topic, key.topic_id, key.shard, value, bytes_max)
             )
 
-    async def _await_reply(self, request: Asked) -> Scanned:
+    async def _await_reply(self, request: ScanRequest) -> ScanResponse:
         pending = self._pending[request.number] = _PendingScan(request)
         try:
             self._send(pending)

@@ -31,8 +31,8 @@ from icestream.broker.topic_registry import TopicRegistry
 from icestream.broker.topic_takeover import Takeover
 from icestream.metadata.node_store import NodeStore
 from icestream.metadata.store import MetadataStore
-from icestream.model.subscription import Dispatch, FailurePolicy, Start, SubscriptionType
-from icestream.model.topic_end import RestEnd, TableEnd
+from icestream.model.subscription import DispatchMode, FailurePolicy, SubscriptionStart, SubscriptionType
+from icestream.model.topic_deletion_policy import DeletedRestPolicy, DeletedTablePolicy
 from icestream.model.topic_name import TopicName, check_name
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Tasks
@@ -120,21 +120,21 @@ class Broker:
         self,
         name: TopicName,
         shards: int = 1,
-        dispatch: Dispatch = Dispatch.RELIABLE,
+        dispatch: DispatchMode = DispatchMode.RELIABLE,
         policies: records.TopicPolicies | None = None,
     ) -> Topic:
         given = policies or records.TopicPolicies()
         return await self._changes.make(lambda: self.topics.create(name, shards, dispatch, given))
 
     async def create_partitioned_topic(
-        self, name: TopicName, partitions: int, dispatch: Dispatch = Dispatch.RELIABLE
+        self, name: TopicName, partitions: int, dispatch: DispatchMode = DispatchMode.RELIABLE
     ) -> Topic:
         """One whose shards are called `name-part-N` outside, however few they are; it grows when more are named."""
         create, given = self.topics.create, records.TopicPolicies()
         return await self._changes.make(lambda: create(name, partitions, dispatch, given, is_partitioned=True))
 
     async def delete_topic(
-        self, name: TopicName, table: TableEnd | None = None, rest: RestEnd | None = None
+        self, name: TopicName, table: DeletedTablePolicy | None = None, rest: DeletedRestPolicy | None = None
     ) -> Deletion:
         """What becomes of its table and of messages that are in none: else as its policies say."""
 
@@ -227,7 +227,7 @@ class Broker:
 
     async def _topic(self, name: TopicName, shards: int, *, create: bool) -> Topic:
         if create and self.topics.find(name) is None:
-            return await self.topics.create(name, shards, Dispatch.RELIABLE, records.TopicPolicies())
+            return await self.topics.create(name, shards, DispatchMode.RELIABLE, records.TopicPolicies())
         return await self.topics.locate(name)
 
     def last_sequence(self, producer: Producer, shard: int) -> int | None:
@@ -282,7 +282,7 @@ class Broker:
         kind: SubscriptionType,
         consumer: str,
         sink: ConsumerSink,
-        start: Start | None = None,
+        start: SubscriptionStart | None = None,
         key_patterns: Sequence[str] = (),
         failure: FailurePolicy | None = None,
         shard: int | None = None,
@@ -305,7 +305,7 @@ class Broker:
             self._subscribing.admit(topic, subscription, kind, place, patterns, shard)
             if found is None:
                 topic.admit_subscription()
-                found = await self._subscribing.create(topic, subscription, kind, start or Start(), failure)
+                found = await self._subscribing.create(topic, subscription, kind, start or SubscriptionStart(), failure)
             return found, await self._subscribing.join(topic, found, place, sink, patterns, shard)
 
         return await self._changes.make(change, lambda joined: joined[0].leave(joined[1]))
@@ -315,7 +315,7 @@ class Broker:
         name: TopicName,
         subscription: str,
         kind: SubscriptionType,
-        start: Start | None = None,
+        start: SubscriptionStart | None = None,
         failure: FailurePolicy | None = None,
     ) -> Subscription:
         """One that nobody consumes yet: what is published from now on waits for it."""
@@ -329,7 +329,7 @@ class Broker:
                     f"topic {name} has a subscription {subscription} already", hint="use it, or choose another name"
                 )
             topic.admit_subscription()
-            return await self._subscribing.create(topic, subscription, kind, start or Start(), failure)
+            return await self._subscribing.create(topic, subscription, kind, start or SubscriptionStart(), failure)
 
         return await self._changes.make(change)
 
@@ -364,7 +364,9 @@ class Broker:
         """What it had in flight goes to others; it may come again."""
         self.subscription(name, subscription).disconnect(consumer, "an operator disconnected this consumer")
 
-    async def seek(self, name: TopicName, subscription: str, start: Start, shard: int | None = None) -> None:
+    async def seek(
+        self, name: TopicName, subscription: str, start: SubscriptionStart, shard: int | None = None
+    ) -> None:
         """Moves a subscription, live or not: everything from there on is delivered again, or for the first time. The
         new position is durable when this returns."""
 

@@ -23,7 +23,7 @@ from icestream.broker.records import CursorRecord
 from icestream.broker.scan_requests import ScanRequests
 from icestream.metadata.command import Compare, Operation
 from icestream.model.block import BlockHead
-from icestream.model.shard import Gap, ShardKey, Topic
+from icestream.model.shard import Gap, ShardKey, TopicIdentity
 from icestream.wal.receipt import Receipt
 from icestream.wal.tail import SectionRead
 
@@ -119,10 +119,10 @@ class PersistentStorage(Protocol):
     def scan_requests(self) -> ScanRequests | None:
         """The queue of scan requests to the lake process; None if topics have no tables."""
 
-    def declare_topic(self, topic: Topic, shards: int) -> None:
+    def declare_topic(self, topic: TopicIdentity, shards: int) -> None:
         """Declares a topic and its shards. Required before they are used."""
 
-    async def declare_lost_offsets(self, topic: Topic, gaps: Sequence[Gap]) -> None:
+    async def declare_lost_offsets(self, topic: TopicIdentity, gaps: Sequence[Gap]) -> None:
         """Starts the shards of a topic that another node served after their gaps; what is below is in the table or
         lost. Synced when it returns. Does nothing for a shard that exists already."""
 

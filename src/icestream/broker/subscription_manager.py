@@ -31,9 +31,9 @@ from icestream.broker.topic import Topic
 from icestream.broker.topic_registry import unknown_namespace
 from icestream.metadata.command import Absent, Delete, Operation, Put
 from icestream.metadata.store import MetadataStore
-from icestream.model.cursor import Acked
+from icestream.model.cursor import AckedOffsets
 from icestream.model.shard import ShardKey
-from icestream.model.subscription import Dispatch, FailurePolicy, Start, StartAt, SubscriptionType
+from icestream.model.subscription import DispatchMode, FailurePolicy, StartAt, SubscriptionStart, SubscriptionType
 from icestream.model.topic_name import TopicName
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
@@ -77,10 +77,10 @@ class SubscriptionManager:
             if None in stream.cursors:  # it begins anew rather than to step over messages that nobody acked
                 _log.error("a subscription has lost its cursor", topic=str(topic.name), subscription=name)
             # from the very first offset: what there is of it is told by whoever reads, not known while a node starts
-            await self._serve(topic, name, record, stream, Start(StartAt.OFFSET))
+            await self._serve(topic, name, record, stream, SubscriptionStart(StartAt.OFFSET))
 
     async def create(
-        self, topic: Topic, name: str, kind: SubscriptionType, start: Start, failure: FailurePolicy | None
+        self, topic: Topic, name: str, kind: SubscriptionType, start: SubscriptionStart, failure: FailurePolicy | None
     ) -> Subscription:
         planned = await self.planned.get(topic.name, name) or records.PendingSubscription()
         settled = records.FailurePolicyRecord.of(failure) if failure is not None else planned.failure
@@ -114,7 +114,12 @@ class SubscriptionManager:
             raise errors.AlreadyExists(f"subscription {subscription.name} was created at the same moment")
 
     async def _serve(
-        self, topic: Topic, name: str, record: records.SubscriptionRecord, stream: SubscriptionStream, start: Start
+        self,
+        topic: Topic,
+        name: str,
+        record: records.SubscriptionRecord,
+        stream: SubscriptionStream,
+        start: SubscriptionStart,
     ) -> Subscription:
         """`start`: for shards without a cursor."""
         rate = TokenBucket(record.max_dispatch_rate or topic.policies.max_dispatch_rate or 0)  # one for all shards
@@ -134,7 +139,7 @@ class SubscriptionManager:
         record: records.SubscriptionRecord,
         stream: ShardStream,
         cursor: records.CursorRecord | None,
-        start: Start,
+        start: SubscriptionStart,
         rate: TokenBucket,
     ) -> ShardDelivery:
         shard = stream.key.shard
@@ -147,7 +152,7 @@ class SubscriptionManager:
         else:
             known = cursor
             buried = await burial.buried(stream, cursor.generation)
-        acked = Acked(known.offset, known.ranges)
+        acked = AckedOffsets(known.offset, known.ranges)
         unknown = [one for one in buried if acked.first_missing(*one) is not None]
         for one in unknown:
             acked.add(*one)
@@ -175,12 +180,12 @@ class SubscriptionManager:
         self,
         topic: Topic,
         record: records.SubscriptionRecord,
-        acked: Acked,
+        acked: AckedOffsets,
         cursor: records.CursorRecord,
         rate: TokenBucket,
     ) -> Dispatcher:
         is_keyed, generation = record.type is SubscriptionType.KEY_SHARED, cursor.generation
-        if topic.record.dispatch is Dispatch.NON_RELIABLE:
+        if topic.record.dispatch is DispatchMode.NON_RELIABLE:
             if is_keyed:
                 return KeySharedBestEffortDispatcher(
                     acked, rate=rate, generation=generation, kept_below=cursor.kept_below
@@ -191,7 +196,7 @@ class SubscriptionManager:
             return KeySharedDispatcher(policy, acked, cursor.failures, unacked, rate=rate, generation=generation)
         return Dispatcher(record.type, policy, acked, cursor.failures, unacked, rate=rate, generation=generation)
 
-    async def position(self, stream: ShardStream, start: Start) -> int:
+    async def position(self, stream: ShardStream, start: SubscriptionStart) -> int:
         """Where a start lies in a shard. Never above the end (seed 002's invariant)."""
         match start.at:
             case StartAt.LATEST:
@@ -206,7 +211,7 @@ class SubscriptionManager:
                 wanted = await stream.offset_after_snapshot(start.value)
         return min(max(wanted, 0), stream.visible)
 
-    async def seek(self, deliveries: Sequence[ShardDelivery], start: Start) -> None:
+    async def seek(self, deliveries: Sequence[ShardDelivery], start: SubscriptionStart) -> None:
         """All at once, then their cursors in one step."""
         positions = [await self.position(one.stream, start) for one in deliveries]
         for delivery, position in zip(deliveries, positions, strict=True):
@@ -220,7 +225,7 @@ class SubscriptionManager:
             rate = found.deliveries[0].dispatcher.throttle.bucket
             streams = [self._storage.shard_stream(ShardKey(topic.record.id, shard)) for shard in shards]
             grown[found] = [
-                await self._delivery(topic, name, found.record, stream, None, Start(StartAt.EARLIEST), rate)
+                await self._delivery(topic, name, found.record, stream, None, SubscriptionStart(StartAt.EARLIEST), rate)
                 for stream in streams
             ]
             await self._storage.write_cursors(grown[found])

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Protocol
 from icestream import limits
 from icestream.broker.expiring_cache import ExpiringCache, ShardPosition
 from icestream.broker.storage import ShardRead
-from icestream.model.scan import Scanned
+from icestream.model.scan_messages import ScanResponse
 from icestream.model.shard import Gap, ShardKey
 from icestream.wal.tail import SectionRead
 
@@ -34,7 +34,7 @@ Piece = Gap | SectionRead
 
 class _Prefetch(NamedTuple):
     bytes_max: int
-    reply: asyncio.Task[Scanned]
+    reply: asyncio.Task[ScanResponse]
 
 
 class _HasBody(Protocol):
@@ -81,7 +81,7 @@ class TablePrefetch:
 
     # --- the next reply ---
 
-    def start(self, key: ShardKey, offset: int, bytes_max: int, scan: Coroutine[Any, Any, Scanned]) -> None:
+    def start(self, key: ShardKey, offset: int, bytes_max: int, scan: Coroutine[Any, Any, ScanResponse]) -> None:
         """Starts the prefetch of the reply at this offset, unless it is there already or all slots are taken."""
         position = ShardPosition(key, offset)
         is_present = position in self._in_flight or self._prefetched.get(position) is not None
@@ -92,7 +92,7 @@ class TablePrefetch:
         self._in_flight[position] = prefetch
         prefetch.reply.add_done_callback(lambda _: self._on_done(position, prefetch))
 
-    def take(self, key: ShardKey, offset: int, bytes_max: int) -> asyncio.Task[Scanned] | None:
+    def take(self, key: ShardKey, offset: int, bytes_max: int) -> asyncio.Task[ScanResponse] | None:
         """Removes and returns the prefetch at this offset; None if there is none of this size, or it has expired."""
         position = ShardPosition(key, offset)
         prefetch = self._in_flight.get(position) or self._prefetched.get(position)

@@ -15,7 +15,7 @@ from icestream import limits
 from icestream.broker.scan_requests import ScanRequests
 from icestream.broker.storage import ShardRead
 from icestream.broker.table_prefetch import Piece, TablePrefetch
-from icestream.model.scan import Missing, Question, Scanned
+from icestream.model.scan_messages import MissingRange, ScanKind, ScanResponse
 from icestream.model.shard import Gap, GapState, ShardKey
 from icestream.observability import metrics
 from icestream.wal.tail import SectionRead
@@ -54,14 +54,14 @@ class TableTier:
             return None
         return self._first_read(offset, self._pieces(reply)), CACHE if reply.is_cached else TABLE
 
-    async def _scan(self, offset: int, bytes_max: int) -> Scanned:
+    async def _scan(self, offset: int, bytes_max: int) -> ScanResponse:
         """The scan reply at `offset`, prefetched or requested now. Prefetches the next one of a sequential reader."""
         bytes_max = max(bytes_max, limits.SCAN_READ_BYTES)
         prefetched = self._prefetch.take(self._key, offset, bytes_max)
-        reply = await (prefetched if prefetched is not None else self._request(Question.READ, offset, bytes_max))
+        reply = await (prefetched if prefetched is not None else self._request(ScanKind.READ, offset, bytes_max))
         next_offset = reply.next_offset
         if self._is_sequential(offset, next_offset) and reply.end is not None and next_offset < reply.end:
-            scan = self._request(Question.READ, next_offset, bytes_max)
+            scan = self._request(ScanKind.READ, next_offset, bytes_max)
             self._prefetch.start(self._key, next_offset, bytes_max, scan)
         return reply
 
@@ -79,20 +79,20 @@ class TableTier:
 
     async def earliest(self) -> int | None:
         """The first offset in the table; None if it has no row of this shard."""
-        return (await self._request(Question.EARLIEST)).offset
+        return (await self._request(ScanKind.EARLIEST)).offset
 
     async def offset_for_time(self, time_us: int) -> int | None:
-        return (await self._request(Question.TIME, time_us)).offset
+        return (await self._request(ScanKind.TIME, time_us)).offset
 
     async def offset_after_snapshot(self, snapshot_id: int) -> int | None:
-        return (await self._request(Question.SNAPSHOT, snapshot_id)).offset
+        return (await self._request(ScanKind.SNAPSHOT, snapshot_id)).offset
 
-    async def _request(self, question: Question, value: int = 0, bytes_max: int = 0) -> Scanned:
+    async def _request(self, question: ScanKind, value: int = 0, bytes_max: int = 0) -> ScanResponse:
         return await self._scan_requests.request(question, self._topic, self._key, value, bytes_max)
 
     # --- pieces of a reply ---
 
-    def _pieces(self, reply: Scanned) -> list[Piece]:
+    def _pieces(self, reply: ScanResponse) -> list[Piece]:
         """The sections and gaps of a reply in the order of their offsets."""
         sections = [
             SectionRead(section.base_offset, section.rows, section.append_time_us, section.epoch, section.body)
@@ -101,7 +101,7 @@ class TableTier:
         gaps = [gap for missing in reply.missing for gap in self._gaps(missing)]
         return sorted((*gaps, *sections), key=_start)
 
-    def _gaps(self, missing: Missing) -> list[Gap]:
+    def _gaps(self, missing: MissingRange) -> list[Gap]:
         """Splits missing offsets where the log has declared gaps: these carry the log's reason."""
         gaps: list[Gap] = []
         start = missing.start
@@ -118,7 +118,7 @@ class TableTier:
             start = end
         return [*gaps, self._undeclared_gap(start, missing.end, missing)] if start < missing.end else gaps
 
-    def _undeclared_gap(self, start: int, end: int, missing: Missing) -> Gap:
+    def _undeclared_gap(self, start: int, end: int, missing: MissingRange) -> Gap:
         return Gap(self._key, start, end, 0, missing.reason, GapState(missing.state))
 
     def _first_read(self, offset: int, pieces: list[Piece]) -> ShardRead:

@@ -21,16 +21,16 @@ from icestream.broker.table_tier import TableTier
 from icestream.model.shard import Gap, ShardKey
 from icestream.observability import metrics
 from icestream.runtime.clock import Clock
-from icestream.wal.log import Log
 from icestream.wal.state import Shard
 from icestream.wal.tail import SectionRead
+from icestream.wal.write_ahead_log import WriteAheadLog
 
 TAIL, LOG = "tail", "log"  # tiers in the metrics, beside those of table_tier.py
 
 
 class TieredShardStream:
     def __init__(
-        self, log: Log, shard: Shard, clock: Clock, read_ahead: ReadAhead, table: TableTier | None = None
+        self, log: WriteAheadLog, shard: Shard, clock: Clock, read_ahead: ReadAhead, table: TableTier | None = None
     ) -> None:
         """`table`: None if the topic has no table."""
         self._log = log

@@ -57,9 +57,9 @@ class Topic:
         self.publish_rate = TokenBucket(policies.max_publish_rate or 0)
 
     @property
-    def identity(self) -> shards.Topic:
+    def identity(self) -> shards.TopicIdentity:
         """The topic as the log knows it."""
-        return shards.Topic(self.record.id, str(self.name), self.record.incarnation)
+        return shards.TopicIdentity(self.record.id, str(self.name), self.record.incarnation)
 
     def shard_key(self, shard: int) -> shards.ShardKey:
         if not 0 <= shard < self.record.shards:

@@ -1,7 +1,7 @@
 """Deletes a topic for good, in steps that a crash may end anywhere (hazard 49).
 
     1  the decision     the topic's record goes, a DeletedTopic comes, in one transaction. It says what becomes of the
-                        messages that are in no table, and of the table (model/topic_end.py)
+                        messages that are in no table, and of the table (model/topic_deletion_policy.py)
     2  the names        cursors, then subscriptions, consumers and producers
     3  the rest         discard: what the log holds of it goes; how many messages, by shard, stands in the decision
                         commit: the log keeps it until the pipeline has brought all of it into the table
@@ -29,7 +29,7 @@ from icestream.catalogs.mirror import foreign_table_key
 from icestream.metadata.command import Absent, AtRevision, Compare, Delete, DeletePrefix, Operation, Put
 from icestream.metadata.store import MetadataStore
 from icestream.model import shard as shards
-from icestream.model.topic_end import RestEnd, TableEnd
+from icestream.model.topic_deletion_policy import DeletedRestPolicy, DeletedTablePolicy
 from icestream.model.topic_name import TopicName
 from icestream.observability.log import get_logger
 from icestream.observability.words import counted
@@ -41,8 +41,8 @@ class Deletion(NamedTuple):
     """What was decided."""
 
     table: list[str] | None  # its name, level by level; None: it has none here yet
-    end: TableEnd
-    rest: RestEnd
+    end: DeletedTablePolicy
+    rest: DeletedRestPolicy
     messages: int  # in no table at the decision: discarded, or on their way into it
     lost_with: str = ""  # the removed node whose log had such messages: how many nobody knows
 
@@ -62,14 +62,14 @@ class TopicDeletion:
         name: TopicName,
         record: records.TopicRecord,
         policies: records.TopicPolicies,
-        end: TableEnd,
-        rest: RestEnd,
+        end: DeletedTablePolicy,
+        rest: DeletedRestPolicy,
     ) -> Deletion:
         """`policies`: those in force. Raises TopicTable where the rest cannot be committed: an operator took the table
         away."""
         uncommitted = self._storage.uncommitted(record.id, record.shards)
         messages = sum(count for _, count in uncommitted)
-        if messages and rest is RestEnd.COMMIT and await self._store.get(catalog_keys.parted_key(record.id)):
+        if messages and rest is DeletedRestPolicy.COMMIT and await self._store.get(catalog_keys.parted_key(record.id)):
             raise errors.TopicTableConflict(
                 f"topic {name} has no table any more, and {counted(messages, 'message')} in none",
                 hint="delete it with rest `discard`, or give it a table first (docs/lake.md)",
@@ -80,7 +80,7 @@ class TopicDeletion:
             name.name,
             record.shards,
             record.is_partitioned,
-            uncommitted if rest is RestEnd.DISCARD else [],
+            uncommitted if rest is DeletedRestPolicy.DISCARD else [],
             record.owner,
             end,
             rest,
@@ -105,11 +105,11 @@ class TopicDeletion:
     async def discard(self, waiting: records.DeletedTopicRecord) -> Deletion:
         """Nobody commits the rest: it goes after all."""
         uncommitted = self._storage.uncommitted(waiting.id, waiting.shards)
-        decided = msgspec.structs.replace(waiting, rest=RestEnd.DISCARD, dropped=uncommitted)
+        decided = msgspec.structs.replace(waiting, rest=DeletedRestPolicy.DISCARD, dropped=uncommitted)
         await self._store.put(records.deleted_topic_key(decided.id), records.encode(decided))
         table = await self._table_name(decided.id)
         await self._let_go(decided)
-        return Deletion(table, decided.table, RestEnd.DISCARD, sum(count for _, count in uncommitted))
+        return Deletion(table, decided.table, DeletedRestPolicy.DISCARD, sum(count for _, count in uncommitted))
 
     def table_policy(self, topic_id: int) -> dict[str, str]:
         """Of a topic whose rest is not committed yet: its table may not be there yet."""
@@ -156,13 +156,13 @@ class TopicDeletion:
         if not deleted.has_no_names:
             await self._delete_names(name, deleted)
         await self._storage.wait_durable()
-        if deleted.rest is RestEnd.DISCARD or not self._storage.uncommitted(deleted.id, deleted.shards):
+        if deleted.rest is DeletedRestPolicy.DISCARD or not self._storage.uncommitted(deleted.id, deleted.shards):
             await self._let_go(deleted)
             return
         waiting = msgspec.structs.replace(deleted, has_no_names=True)
         if not deleted.has_no_names:
             await self._store.put(records.deleted_topic_key(deleted.id), records.encode(waiting))
-        self._storage.declare_topic(shards.Topic(deleted.id, str(name), deleted.id), deleted.shards)
+        self._storage.declare_topic(shards.TopicIdentity(deleted.id, str(name), deleted.id), deleted.shards)
         self._waiting[deleted.id] = waiting
 
     async def _delete_names(self, name: TopicName, deleted: records.DeletedTopicRecord) -> None:

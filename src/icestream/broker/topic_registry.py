@@ -24,8 +24,8 @@ from icestream.broker.topic_takeover import Takeover, TopicTakeover
 from icestream.metadata.command import Absent, AtRevision, Compare, Operation, Put
 from icestream.metadata.store import MetadataStore
 from icestream.metadata.watch import Resync
-from icestream.model.subscription import Dispatch
-from icestream.model.topic_end import RestEnd, TableEnd
+from icestream.model.subscription import DispatchMode
+from icestream.model.topic_deletion_policy import DeletedRestPolicy, DeletedTablePolicy
 from icestream.model.topic_name import TopicName, check_namespace
 from icestream.observability.words import counted
 from icestream.runtime.clock import Clock
@@ -199,7 +199,7 @@ class TopicRegistry:
         self,
         name: TopicName,
         shards: int,
-        dispatch: Dispatch,
+        dispatch: DispatchMode,
         policies: records.TopicPolicies,
         *,
         is_partitioned: bool = False,
@@ -259,24 +259,26 @@ class TopicRegistry:
         topic.record = record
         self._retain(topic)
 
-    async def delete(self, name: TopicName, table: TableEnd | None = None, rest: RestEnd | None = None) -> Deletion:
+    async def delete(
+        self, name: TopicName, table: DeletedTablePolicy | None = None, rest: DeletedRestPolicy | None = None
+    ) -> Deletion:
         """From the decision on nobody sends to it or gets anything of it; then everything it left goes. `table` and
         `rest`: else what its policies say. Called again with `rest` discard, one whose rest waits is finished."""
         waiting = self._deletion.waiting_of(name)
-        if name not in self._topics and waiting is not None and rest is RestEnd.DISCARD:
+        if name not in self._topics and waiting is not None and rest is DeletedRestPolicy.DISCARD:
             return await self._deletion.discard(waiting)
         orphan = None if name in self._topics else await self._orphan(name)
         if orphan is not None:
             return await self._delete_orphan(name, orphan, table)
         topic = self.get(name)
         policies = topic.policies
-        end = table or TableEnd(policies.deleted_table or self._options.deleted_table)
-        if end is not TableEnd.KEEP and not self._options.has_own_catalog:
+        end = table or DeletedTablePolicy(policies.deleted_table or self._options.deleted_table)
+        if end is not DeletedTablePolicy.KEEP and not self._options.has_own_catalog:
             raise errors.InvalidInput(
                 f"the table of {name} is in another catalog",
                 hint="delete the topic with table `keep`, and drop it there",
             )
-        decided_rest = rest or RestEnd(policies.deleted_rest or self._options.deleted_rest)
+        decided_rest = rest or DeletedRestPolicy(policies.deleted_rest or self._options.deleted_rest)
         decided = await self._deletion.decide(name, topic.record, policies, end, decided_rest)
         del self._topics[name]
         topic.delete(f"topic {name} was deleted")
@@ -291,12 +293,14 @@ class TopicRegistry:
         record = self.neighbours.find(name)
         return record if record is not None and self.neighbours.is_orphaned(record.owner) else None
 
-    async def _delete_orphan(self, name: TopicName, record: records.TopicRecord, table: TableEnd | None) -> Deletion:
+    async def _delete_orphan(
+        self, name: TopicName, record: records.TopicRecord, table: DeletedTablePolicy | None
+    ) -> Deletion:
         """What was in the log of its node alone is gone already, and is not waited for."""
         policies = record.policies.over(self._policies_of(name.namespace))
-        end = table or TableEnd(policies.deleted_table or self._options.deleted_table)
+        end = table or DeletedTablePolicy(policies.deleted_table or self._options.deleted_table)
         own = msgspec.structs.replace(record, owner=self.neighbours.own)  # this node finishes it, also after a crash
-        decided = await self._deletion.decide(name, own, policies, end, RestEnd.DISCARD)
+        decided = await self._deletion.decide(name, own, policies, end, DeletedRestPolicy.DISCARD)
         await self._deletion.finish(name)
         return decided._replace(lost_with=record.node)
 

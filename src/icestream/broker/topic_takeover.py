@@ -26,7 +26,7 @@ from icestream.catalogs.mirror import decode_foreign_table, foreign_table_key
 from icestream.iceberg.identifier import Identifier
 from icestream.metadata.command import AtRevision, Put
 from icestream.metadata.store import MetadataStore
-from icestream.model.shard import Gap, GapState, ShardKey, Topic
+from icestream.model.shard import Gap, GapState, ShardKey, TopicIdentity
 from icestream.model.topic_name import TopicName, parse_shard
 from icestream.observability.log import get_logger
 
@@ -72,7 +72,7 @@ class TopicTakeover:
             )
             for shard in range(record.shards)
         ]
-        await self._storage.declare_lost_offsets(Topic(record.id, str(name), record.id), gaps)
+        await self._storage.declare_lost_offsets(TopicIdentity(record.id, str(name), record.id), gaps)
         end = max(gap.end for gap in gaps)
         taken = msgspec.structs.replace(record, owner=self._neighbours.own, node=node, takeover_end=end)
         done = await self._store.txn([AtRevision(key, entry.mod_revision)], [Put(key, records.encode(taken))])

@@ -15,7 +15,7 @@ from icestream import errors
 from icestream.catalog.topic_rules.binding import Binding
 from icestream.catalog.topic_rules.removal import Removals
 from icestream.metadata.entry import Entry
-from icestream.model.topic_end import TableEnd
+from icestream.model.topic_deletion_policy import DeletedTablePolicy
 
 
 class NamespaceRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -54,7 +54,7 @@ class DeletedTopicRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     namespace: list[str]
     name: str
     uuid: str
-    end: TableEnd = TableEnd.KEEP
+    end: DeletedTablePolicy = DeletedTablePolicy.KEEP
 
 
 class BoundRecord(msgspec.Struct, frozen=True):

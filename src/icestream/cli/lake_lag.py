@@ -17,7 +17,7 @@ from icestream.cli.output import Cell, Output, OutputFormat, print_note
 from icestream.observability.words import counted, size_text
 
 if TYPE_CHECKING:
-    from icestream.model.backlog import Backlog
+    from icestream.model.backlog_messages import Backlog
 
 _COLUMNS = ("topic", "messages", "bytes", "seconds")
 _POLL_SECONDS = 0.2
@@ -80,7 +80,7 @@ def commit_now(
 
 
 async def _read_backlog(broker: BrokerCalls) -> Backlog:
-    from icestream.model.backlog import decode_backlog
+    from icestream.model.backlog_messages import decode_backlog
 
     return decode_backlog((await broker.call("pipeline_backlog", wait_ms=0))["backlog"])
 

@@ -19,7 +19,7 @@ from icestream.cli.output import Cell, Output, OutputFormat, print_note
 from icestream.cli.policies import TOPIC_KEYS, Changes, PolicyOption, parse_policies, policies_cell
 from icestream.cli.positions import time_text
 from icestream.cli.table_name import format_levels
-from icestream.model.topic_end import RestEnd, TableEnd
+from icestream.model.topic_deletion_policy import DeletedRestPolicy, DeletedTablePolicy
 from icestream.observability.words import counted, size_text
 
 app = Commands("List, create, change and delete topics.")
@@ -90,10 +90,11 @@ def create(
 
 
 _TableEnd = Annotated[
-    TableEnd | None, typer.Option("--table", help="Whether to keep its table; default: as its policies say.")
+    DeletedTablePolicy | None, typer.Option("--table", help="Whether to keep its table; default: as its policies say.")
 ]
 _RestEnd = Annotated[
-    RestEnd | None, typer.Option("--rest", help="Whether to commit uncommitted messages; default: as its policies say.")
+    DeletedRestPolicy | None,
+    typer.Option("--rest", help="Whether to commit uncommitted messages; default: as its policies say."),
 ]
 
 
@@ -146,13 +147,13 @@ async def _read_deletion(broker: BrokerCalls, topic: str) -> tuple[Document, int
 def deletion_question(topic: str, subscriptions: int | None, table: str | None, rest: str | None) -> str:
     """The confirmation of a deletion: what is deleted and what is kept. None: as the settings of the broker say."""
     table_texts = {
-        TableEnd.KEEP: "Its table is kept (change with --table).",
-        TableEnd.DROP: "Its table is dropped, the files are kept (change with --table).",
-        TableEnd.PURGE: "Its table is dropped and its files are deleted (change with --table).",
+        DeletedTablePolicy.KEEP: "Its table is kept (change with --table).",
+        DeletedTablePolicy.DROP: "Its table is dropped, the files are kept (change with --table).",
+        DeletedTablePolicy.PURGE: "Its table is dropped and its files are deleted (change with --table).",
     }
     rest_texts = {
-        RestEnd.COMMIT: "Uncommitted messages are committed first.",
-        RestEnd.DISCARD: "Uncommitted messages are discarded.",
+        DeletedRestPolicy.COMMIT: "Uncommitted messages are committed first.",
+        DeletedRestPolicy.DISCARD: "Uncommitted messages are discarded.",
     }
     by_settings = "The setting broker.deleted_table decides about its table (default: keep; change with --table)."
     rest_by_settings = "The setting broker.deleted_rest decides about uncommitted messages."
@@ -160,8 +161,8 @@ def deletion_question(topic: str, subscriptions: int | None, table: str | None, 
     return " ".join(
         (
             f"Delete topic {topic} and {count}?",
-            table_texts[TableEnd(table)] if table else by_settings,
-            rest_texts[RestEnd(rest)] if rest else rest_by_settings,
+            table_texts[DeletedTablePolicy(table)] if table else by_settings,
+            rest_texts[DeletedRestPolicy(rest)] if rest else rest_by_settings,
         )
     )
 
@@ -171,14 +172,14 @@ def _deletion_notes(topic: str, table: str | None, deletion: Document) -> list[s
     lines = []
     if removed_node := deletion.get("lost_with"):
         lines.append(f"Messages that were only in the log of {removed_node}, a removed node, are lost.")
-    if (messages := deletion["rest_messages"]) and deletion["rest"] == RestEnd.COMMIT:
+    if (messages := deletion["rest_messages"]) and deletion["rest"] == DeletedRestPolicy.COMMIT:
         pending = f"{counted(messages, 'message')} being committed to the table"
         lines.append(f"{pending}; `icestream topic delete {topic} --rest discard` discards them.")
     elif messages:
         lines.append(f"{counted(messages, 'uncommitted message')} discarded.")
-    if table and deletion["table_end"] == TableEnd.KEEP:
+    if table and deletion["table_end"] == DeletedTablePolicy.KEEP:
         lines.append(f"Table {table} is kept. `icestream lake drop {table} --purge` deletes it with its files.")
-    elif table and deletion["table_end"] == TableEnd.PURGE:
+    elif table and deletion["table_end"] == DeletedTablePolicy.PURGE:
         lines.append(f"Table {table} and its files will be deleted.")
     elif table:
         lines.append(f"Table {table} will be dropped; its files are kept.")

@@ -14,7 +14,7 @@ from icestream.cli.command import Commands
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings
 from icestream.cli.output import Cell, Output, OutputFormat, print_note
 from icestream.cli.progress_bar import progress_bar
-from icestream.model.shard import Gap, Topic
+from icestream.model.shard import Gap, TopicIdentity
 from icestream.observability.words import counted, size_text
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.files import LocalDirectory, open_directory
@@ -23,9 +23,9 @@ from icestream.wal import inspect as wal_inspect
 from icestream.wal.admission import Quota, quota_of
 from icestream.wal.damage import RepairPlan, plan_repair
 from icestream.wal.log_file import LOCK_NAME, is_of_a_log, log_name
+from icestream.wal.log_repair import apply_repair
 from icestream.wal.losses import Loss
 from icestream.wal.lost_log import plan_lost_log
-from icestream.wal.repair import apply_repair
 
 app = Commands("Inspect and repair the write-ahead log.")
 
@@ -259,7 +259,7 @@ def _records_cell(loss: Loss) -> Cell:
 
 def _gaps_cell(plan: RepairPlan, gaps: list[Gap], nothing: str, text: Callable[[str, Gap], str]) -> Cell:
     """The gaps with the names of their topics, as far as the log still has the names."""
-    names = [plan.topics.get(gap.key.topic_id, Topic.nameless(gap.key.topic_id)).name for gap in gaps]
+    names = [plan.topics.get(gap.key.topic_id, TopicIdentity.nameless(gap.key.topic_id)).name for gap in gaps]
     texts = ", ".join(text(f"{name} shard {gap.key.shard}", gap) for name, gap in zip(names, gaps, strict=True))
     return Cell([_gap_document(name, gap) for name, gap in zip(names, gaps, strict=True)], texts or nothing)
 

@@ -18,7 +18,7 @@ from icestream.client.loop_thread import LoopThread
 from icestream.client.message import COMPLETED_ACK, CompletedAck
 from icestream.model import envelope
 from icestream.model.block import CONSTANT, FIXED, NULLS, Value
-from icestream.model.envelope import Column, ColumnKind
+from icestream.model.envelope import ColumnKind, EnvelopeColumn
 
 if TYPE_CHECKING:
     from icestream.client.consumer import Consumer
@@ -193,7 +193,7 @@ def _parts(chunk: Chunk) -> Iterator[BlockRows]:
             yield BlockRows(block.block, low + shift, high + shift, low)
 
 
-def _column(parts: list[BlockRows], column: Column) -> Any:
+def _column(parts: list[BlockRows], column: EnvelopeColumn) -> Any:
     kind = _types()[column.kind]
     rows = sum(part.end - part.first for part in parts)
     if column in _NUMBERING_COLUMNS and any(part.block.numbering is not None for part in parts):
@@ -243,12 +243,12 @@ def _consecutive_offsets(starts: list[int], rows: list[int]) -> Any:
     return _concat([pyarrow().arange(start, end) for start, end in ranges])
 
 
-def _array(column: Column, values: list[Value]) -> Any:
+def _array(column: EnvelopeColumn, values: list[Value]) -> Any:
     pairs = [list(value.items()) if isinstance(value, dict) else value for value in values]
     return pyarrow().array(pairs, _types()[column.kind])
 
 
-def _numbering_column(part: BlockRows, column: Column) -> Any:
+def _numbering_column(part: BlockRows, column: EnvelopeColumn) -> Any:
     """Producer id or sequence numbers: from the head of a block; for rows from a table from its columns."""
     pa, numbering, rows = pyarrow(), part.block.numbering, part.end - part.first
     if numbering is None:
@@ -259,7 +259,7 @@ def _numbering_column(part: BlockRows, column: Column) -> Any:
     return pa.arange(start, start + rows)
 
 
-def _block_column(part: BlockRows, column: Column) -> Any:
+def _block_column(part: BlockRows, column: EnvelopeColumn) -> Any:
     """Returns the column of one block, without copying if possible. Raises DecodeError."""
     pa, kind = pyarrow(), _types()[column.kind]
     rows = part.end - part.first
@@ -279,7 +279,7 @@ def _block_column(part: BlockRows, column: Column) -> Any:
     return whole.slice(part.first, rows)
 
 
-def _buffers(column: Column, encoding: int, flags: int, data: memoryview, rows: int) -> list[Any]:
+def _buffers(column: EnvelopeColumn, encoding: int, flags: int, data: memoryview, rows: int) -> list[Any]:
     pa = pyarrow()
     validity = None
     if flags & NULLS:

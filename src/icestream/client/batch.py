@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 
 from icestream import errors
 from icestream.model import envelope
-from icestream.model.block import HEAD, Constant, Numbering, Value, Values, encode_block
-from icestream.model.envelope import Column
+from icestream.model.block import HEAD, ConstantColumn, Numbering, Value, Values, encode_block
+from icestream.model.envelope import EnvelopeColumn
 from icestream.rpc.blocks import select_rows
 
 # Makes a NamedTuple without its Python-level __new__: every stored message gets a MessageId.
@@ -86,12 +86,12 @@ class Batch:
     def is_sealed(self) -> bool:
         return bool(self.block)
 
-    def seal(self, constants: Mapping[Column, Constant], numbering: Numbering) -> None:
+    def seal(self, constants: Mapping[EnvelopeColumn, ConstantColumn], numbering: Numbering) -> None:
         """Encodes the messages as a block. Raises InvalidInput for values that no block can hold."""
         self.rows = len(self.payloads)
-        columns: dict[Column, Values] = {envelope.PAYLOAD: self.payloads, **constants}
-        columns[envelope.PUBLISH_TIME] = Constant(self._publish_time_us)
-        attributes: tuple[tuple[Column, list[Value], Value], ...] = (
+        columns: dict[EnvelopeColumn, Values] = {envelope.PAYLOAD: self.payloads, **constants}
+        columns[envelope.PUBLISH_TIME] = ConstantColumn(self._publish_time_us)
+        attributes: tuple[tuple[EnvelopeColumn, list[Value], Value], ...] = (
             (envelope.KEY, self._keys, None),
             (envelope.HEADERS, self._headers, None),
             (envelope.PUBLISH_TIME, self._times, self._publish_time_us),

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from icestream import errors
 from icestream.model import envelope
-from icestream.model.block import VARIABLE, Block, Value, block_head
-from icestream.model.envelope import Column, ColumnKind
+from icestream.model.block import VARIABLE, Block, Value, decode_block_head
+from icestream.model.envelope import ColumnKind, EnvelopeColumn
 from icestream.rpc.frame import Delivery
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class DeliveredRows:
         self._first_row = delivery.first_row
         self.payloads: list[bytes] | None = None  # set by `load_payloads`
         self._blocks: list[BlockRows] | None = None
-        self._columns: dict[Column, Sequence[Value]] = {}
+        self._columns: dict[EnvelopeColumn, Sequence[Value]] = {}
 
     def parts(self, ranges: Sequence[tuple[int, int]]) -> list[DeliveredRows]:
         """Returns the rows with offsets in the ranges [start, end), which rise, as deliveries of their own."""
@@ -117,7 +117,7 @@ class DeliveredRows:
         """Whether the connection that delivered it is open: only there does the broker wait for acks of these rows."""
         return self.connection is not None and not self.connection.is_lost
 
-    def values(self, column: Column) -> Sequence[Value]:
+    def values(self, column: EnvelopeColumn) -> Sequence[Value]:
         """Returns the column's value of each row. Raises DecodeError for an invalid column."""
         values = self._columns.get(column)
         if values is None:
@@ -165,13 +165,13 @@ def block_extents(body: bytes) -> list[tuple[int, int]]:
     extents: list[tuple[int, int]] = []
     view, at = memoryview(body), 0
     while at < len(body):
-        rows, size, _ = block_head(view[at:])
+        rows, size, _ = decode_block_head(view[at:])
         extents.append((rows, at))
         at += size
     return extents
 
 
-def column_values(block: Block, column: Column, first: int, end: int) -> Sequence[Value]:
+def column_values(block: Block, column: EnvelopeColumn, first: int, end: int) -> Sequence[Value]:
     """Returns the column's values of the rows [first, end) of a block. Raises DecodeError."""
     stored = block.stored(column)
     if stored is None:
@@ -182,7 +182,7 @@ def column_values(block: Block, column: Column, first: int, end: int) -> Sequenc
     return block.values(column)[first:end]
 
 
-def _binary_values(column: Column, data: bytes, rows: int, first: int, end: int) -> list[Value]:
+def _binary_values(column: EnvelopeColumn, data: bytes, rows: int, first: int, end: int) -> list[Value]:
     """`column_values` for keys and payloads without nulls, the most frequent columns: checked as a whole."""
     start = 4 * (rows + 1)
     if len(data) < start:

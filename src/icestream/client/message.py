@@ -158,7 +158,7 @@ class Message:
         """The version of that schema."""
         return cast("int | None", self._delivered.values(envelope.SCHEMA_VERSION)[self._row])
 
-    def value(self, column: envelope.Column) -> object:
+    def value(self, column: envelope.EnvelopeColumn) -> object:
         """The value of any column of icestream.model.envelope."""
         return self._delivered.values(column)[self._row]
 

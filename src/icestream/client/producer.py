@@ -41,7 +41,7 @@ from icestream.client.lane import Flow, Lane
 from icestream.client.session import Session
 from icestream.client.timestamps import to_microseconds
 from icestream.model import envelope
-from icestream.model.block import Constant, Numbering
+from icestream.model.block import ConstantColumn, Numbering
 from icestream.model.topic_name import TopicName, check_name
 from icestream.rpc import document
 from icestream.rpc.backoff import RetryBackoff
@@ -111,7 +111,7 @@ class Producer:
         self._lanes: list[Lane] = []  # by shard
         self._backoffs: dict[int, RetryBackoff] = {}  # of shards with a refused batch
         names = {envelope.PRODUCER_NAME: self._name, envelope.TOPIC_NAME: self._topic}
-        self._constants = {column: Constant(text) for column, text in names.items()}
+        self._constants = {column: ConstantColumn(text) for column, text in names.items()}
 
     # --- public methods ---
 

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from icestream import errors
 from icestream.client.timestamps import to_microseconds
-from icestream.model.subscription import Start, StartAt
+from icestream.model.subscription import StartAt, SubscriptionStart
 from icestream.rpc.document import Document
 
 # An int is an offset, a datetime a publish time; a str may also name a snapshot of the table: "snapshot:123".
@@ -16,16 +16,16 @@ StartPosition = Literal["earliest", "latest"] | int | datetime | str
 _SNAPSHOT: Final = re.compile(r"snapshot:(-?[0-9]{1,19})", re.ASCII)
 
 
-def parse_start(position: StartPosition) -> Start:
+def parse_start(position: StartPosition) -> SubscriptionStart:
     """Raises InvalidInput."""
     if isinstance(position, datetime):
-        return Start(StartAt.TIME, to_microseconds(position))
+        return SubscriptionStart(StartAt.TIME, to_microseconds(position))
     if isinstance(position, int) and not isinstance(position, bool):
-        return Start(StartAt.OFFSET, position)
+        return SubscriptionStart(StartAt.OFFSET, position)
     if position in ("earliest", "latest"):
-        return Start(StartAt(position))
+        return SubscriptionStart(StartAt(position))
     if isinstance(position, str) and (match := _SNAPSHOT.fullmatch(position)):
-        return Start(StartAt.SNAPSHOT, int(match[1]))
+        return SubscriptionStart(StartAt.SNAPSHOT, int(match[1]))
     raise errors.InvalidInput(
         f"{position!r} is not a start position",
         hint='"earliest", "latest", an offset, a datetime with a time zone, or "snapshot:ID"',

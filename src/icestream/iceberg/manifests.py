@@ -28,7 +28,7 @@ from icestream.iceberg import avro, conversions, types, values
 from icestream.iceberg import transforms as transform
 from icestream.iceberg.avro import Record, encode_bytes, encode_long, encode_optional_long
 from icestream.iceberg.values import Object
-from icestream.model.written import WrittenFile
+from icestream.model.task_messages import WrittenFile
 
 Item = TypeVar("Item")
 AvroSchema = dict[str, Any]

@@ -37,13 +37,13 @@ from icestream.internal_api.pipeline_calls import PipelineCalls
 from icestream.internal_api.scan_calls import SCAN_CALLS
 from icestream.metadata.entry import Entry
 from icestream.model.shard import ShardKey
-from icestream.model.subscription import Start, StartAt, SubscriptionType
+from icestream.model.subscription import StartAt, SubscriptionStart, SubscriptionType
 from icestream.model.topic_name import TopicName, check_namespace
 from icestream.observability.health import Check, failure
 from icestream.runtime.clock import Clock
 from icestream.settings import KEYS
-from icestream.wal.log import Log
 from icestream.wal.log_file import log_name
+from icestream.wal.write_ahead_log import WriteAheadLog
 
 if TYPE_CHECKING:
     from icestream.frontends.native.native_connection import NativeConnection
@@ -130,7 +130,7 @@ class AdminCalls:
     def __init__(
         self,
         broker: Broker,
-        log: Log | None,
+        log: WriteAheadLog | None,
         online: OnlineSettings,
         clock: Clock,
         checks: Callable[[], Awaitable[Sequence[Check]]],
@@ -278,7 +278,7 @@ class AdminCalls:
     async def create_subscription(self, connection: NativeConnection, arguments: Document) -> Document:
         request = decode_arguments(CreateSubscription, arguments)
         failure = request.failure.policy() if request.failure is not None else None
-        start = Start(request.start, request.start_value)
+        start = SubscriptionStart(request.start, request.start_value)
         topic = self._topic(request.topic)
         subscription = await self._broker.create_subscription(
             topic.name, request.subscription, request.type, start, failure
@@ -325,7 +325,7 @@ class AdminCalls:
 
     # --- the log ---
 
-    def _log_on_disk(self) -> Log:
+    def _log_on_disk(self) -> WriteAheadLog:
         if self._log is None:
             raise errors.InvalidInput(
                 "this broker keeps its messages in memory and has no log", hint="set `storage.type: iceberg`"
@@ -336,7 +336,7 @@ class AdminCalls:
         return admin_documents.log_document(self._log_on_disk(), self._online.current.wal.sync_mode)
 
     async def page_wal_files(self, connection: NativeConnection, arguments: Document) -> Document:
-        files = self._log_on_disk().upkeep.files
+        files = self._log_on_disk().lifecycle.files
         named_files = ((log_name(file.number), file) for file in files)
         return page_of(named_files, decode_arguments(PageRequest, arguments), admin_documents.log_file_document)
 

@@ -24,9 +24,9 @@ from icestream.frontends.native.public_calls import policies_document
 from icestream.model.shard import Gap
 from icestream.model.topic_name import TopicName
 from icestream.settings import Key, value_at
-from icestream.wal.log import Log
+from icestream.wal.file_summary import FileSummary
 from icestream.wal.log_file import log_name
-from icestream.wal.summary import FileSummary
+from icestream.wal.write_ahead_log import WriteAheadLog
 
 Document = dict[str, Any]
 
@@ -210,8 +210,8 @@ def consumer_document(subscription: Subscription, consumer: Consumer) -> Documen
 # --- the log and the settings -----------------------------------------------------------------------------------------
 
 
-def log_document(log: Log, sync_mode: str) -> Document:
-    upkeep, report = log.upkeep, log.report
+def log_document(log: WriteAheadLog, sync_mode: str) -> Document:
+    lifecycle, report = log.lifecycle, log.report
     gaps = [(key, gap) for key, shard_gaps in log.state.gaps.items() for gap in shard_gaps]
     return {
         "log_id": log.log_id.hex(),
@@ -219,17 +219,17 @@ def log_document(log: Log, sync_mode: str) -> Document:
         "last_lsn": log.state.lsn,
         "released_lsn": log.appender.released_lsn,
         "synced_lsn": log.appender.synced_lsn,
-        "used_bytes": upkeep.used_bytes,
-        "warm_bytes": upkeep.warm.bytes,
-        "spill_bytes": upkeep.spills.bytes,
-        "spill_files": len(upkeep.spills.files),
+        "used_bytes": lifecycle.used_bytes,
+        "warm_bytes": lifecycle.warm.bytes,
+        "spill_bytes": lifecycle.spills.bytes,
+        "spill_files": len(lifecycle.spills.files),
         "quota_bytes": log.quota.node_bytes,
         "topic_quota_bytes": log.quota.topic_bytes,
         "in_flight_bytes": log.in_flight_bytes,
         "tail_bytes": log.tail.held_bytes,
-        "sealed_files": len(upkeep.files),
+        "sealed_files": len(lifecycle.files),
         "shards": len(log.state.shards),
-        "checkpoints": [{"name": checkpoint.name, "lsn": checkpoint.lsn} for checkpoint in upkeep.checkpoints],
+        "checkpoints": [{"name": checkpoint.name, "lsn": checkpoint.lsn} for checkpoint in lifecycle.checkpoints],
         "gap_count": len(gaps),
         "gaps": [
             {"topic": log.state.topics[key.topic_id].name, "shard": key.shard} | gap_document(gap)

@@ -1,7 +1,7 @@
 """The calls of the pipeline driver on the local socket.
 
 method              arguments                      result
-pipeline_backlog    wait_ms, files_max, after_lsn  backlog: bytes of model/backlog.py. Waits until some message is in no
+pipeline_backlog    wait_ms, files_max, after_lsn  backlog: an encoded Backlog. Waits until some message is in no
                     passed_over                    table and the log is beyond after_lsn, wait_ms at most. For topics in
                                                    passed_over it contains only sums
 pipeline_lease      lease, epoch, files, ttl_ms    nothing. Leases these log files; repeat to renew; no files to end it
@@ -21,7 +21,7 @@ from icestream import errors, limits
 from icestream.broker.online_settings import OnlineSettings
 from icestream.broker.pipeline_service import PipelineService
 from icestream.frontends.native.public_calls import Call, Document, decode_arguments
-from icestream.model.backlog import encode_backlog
+from icestream.model.backlog_messages import encode_backlog
 
 if TYPE_CHECKING:
     from icestream.frontends.native.native_connection import NativeConnection

@@ -2,10 +2,10 @@
 
     method         arguments                        result
     scan_serve                                      handle; then EVENT frames with that number
-    scan_answer    number, part, is_last            {}. A part of the response, as bytes of model/scan.py
+    scan_answer    number, part, is_last            {}. A part of the response, as bytes of model/scan_messages.py
     scan_failed    number, code, message, hint      {}. The error of the request instead of a response
 
-EVENT of the handle   {event: "asked", asked: […]}   a scan request (model/scan.py)
+EVENT of the handle   {event: "asked", asked: […]}   a scan request (model/scan_messages.py)
                       {event: "dropped", number}     the request was cancelled
 """
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from icestream import errors, limits
-from icestream.model.scan import Asked, Scanned
+from icestream.model.scan_messages import ScanRequest, ScanResponse
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
 from icestream.observability.spans import span
@@ -25,7 +25,9 @@ _log = get_logger("scan")
 
 
 class ScanWorker:
-    def __init__(self, keeper: LinkKeeper, answer: Callable[[Asked], Awaitable[Scanned]], clock: Clock) -> None:
+    def __init__(
+        self, keeper: LinkKeeper, answer: Callable[[ScanRequest], Awaitable[ScanResponse]], clock: Clock
+    ) -> None:
         self._keeper = keeper
         self._answer = answer
         self._clock = clock
@@ -57,7 +59,7 @@ class ScanWorker:
 
     def _told(self, link: Link, event: dict[str, Any]) -> None:
         if event["event"] == "asked":
-            asked = msgspec.convert(event["asked"], Asked)
+            asked = msgspec.convert(event["asked"], ScanRequest)
             task = asyncio.get_running_loop().create_task(self._carry_out(link, asked))
             self._tasks[asked.number] = task
             task.add_done_callback(lambda _: self._tasks.pop(asked.number, None))
@@ -75,7 +77,7 @@ class ScanWorker:
         for number in list(self._tasks):
             self._drop(number)
 
-    async def _carry_out(self, link: Link, asked: Asked) -> None:
+    async def _carry_out(self, link: Link, asked: ScanRequest) -> None:
         began_ns = self._clock.monotonic_ns()
         try:
             with span("scan", question=asked.question.value, topic=asked.topic, shard=asked.shard):
@@ -108,7 +110,7 @@ class ScanWorker:
             except errors.ConnectionLost:
                 return  # the next link brings the question again
 
-    async def _fail(self, link: Link, asked: Asked, error: errors.IcestreamError) -> None:
+    async def _fail(self, link: Link, asked: ScanRequest, error: errors.IcestreamError) -> None:
         metrics.SCANS.labels(error.code).inc()
         told = {"number": asked.number, "code": error.code, "message": error.message, "hint": error.hint}
         try:

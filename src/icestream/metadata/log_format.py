@@ -119,7 +119,7 @@ class LogRecord:
         return self.first_index + len(self.entries) - 1
 
 
-def sections(record: LogRecord) -> list[wire.Section]:
+def sections(record: LogRecord) -> list[wire.RecordSection]:
     found = []
     if record.identity is not None:
         one = record.identity
@@ -139,11 +139,11 @@ def sections(record: LogRecord) -> list[wire.Section]:
     return found
 
 
-def _section(kind: int, body: bytes, first: int = 0, rows: int = 0, flags: int = 0) -> wire.Section:
-    return wire.Section(0, 0, kind, flags, 0, first, 0, rows, 0, body)
+def _section(kind: int, body: bytes, first: int = 0, rows: int = 0, flags: int = 0) -> wire.RecordSection:
+    return wire.RecordSection(0, 0, kind, flags, 0, first, 0, rows, 0, body)
 
 
-def record_bytes(found: Sequence[wire.Section]) -> int:
+def record_bytes(found: Sequence[wire.RecordSection]) -> int:
     """The size of a record with these sections."""
     return sum([wire.padded(len(one.body)) for one in found], wire.HEADER_BYTES + wire.ENTRY_BYTES * len(found))
 
@@ -157,7 +157,7 @@ def decode_record(data: bytes, at: int, position: int, section_count: int) -> Lo
     return record
 
 
-def _decode_section(record: LogRecord, entry: wire.Entry, body: bytes) -> None:
+def _decode_section(record: LogRecord, entry: wire.SectionEntry, body: bytes) -> None:
     try:
         match entry.kind:
             case SectionKind.IDENTITY:

@@ -31,7 +31,7 @@ from icestream.metadata.log_format import (
     sections,
 )
 from icestream.wal import format as wire
-from icestream.wal.appender import Write
+from icestream.wal.appender import PlannedWrite
 from icestream.wal.log_file import SEAL_POSITION, Seal, encode_seal
 
 
@@ -68,7 +68,7 @@ class LogPlan:
         self.planned_bytes = 0  # of records, since the start
         self._state = state
         self._ticket = 0
-        self._writes: list[Write] = []
+        self._writes: list[PlannedWrite] = []
         self._unsynced: deque[tuple[int, int, OpenFile, int]] = deque()  # ticket, lsn, file and its last index
         self._sealing: deque[tuple[int, LogFile]] = deque()
 
@@ -144,7 +144,7 @@ class LogPlan:
         self._unsynced.append((ticket, self.lsn, file, file.last_index))
         return ticket
 
-    def _sections(self, record: LogRecord, *, is_first: bool) -> list[wire.Section]:
+    def _sections(self, record: LogRecord, *, is_first: bool) -> list[wire.RecordSection]:
         if is_first:
             record.identity, record.state, record.promises = self.identity, self._state, self.promises
         return sections(record)
@@ -166,10 +166,10 @@ class LogPlan:
 
     def _plan(self, number: int, position: int, data: bytes) -> int:
         self._ticket += 1
-        self._writes.append(Write(self._ticket, number, position, data, sync=True))
+        self._writes.append(PlannedWrite(self._ticket, number, position, data, sync=True))
         return self._ticket
 
-    def take_writes(self) -> list[Write]:
+    def take_writes(self) -> list[PlannedWrite]:
         writes, self._writes = self._writes, []
         return writes
 

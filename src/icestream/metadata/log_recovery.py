@@ -33,8 +33,8 @@ from icestream.runtime.files import Directory
 from icestream.wal import format as wire
 from icestream.wal import log_file
 from icestream.wal.log_file import FileHeader, Seal
+from icestream.wal.record_scan import decode_good_header, find_headers, scan_records
 from icestream.wal.rewrite import restamped
-from icestream.wal.scan import find_headers, good_header, scan_records
 from icestream.wal.survey import Survey, SurveyedFile, survey
 
 ALONE_HINT = "nothing was changed; `icestream metadata repair` says what can be saved, and what would be lost"
@@ -159,7 +159,7 @@ class Walk:
         if file is None:
             return
         data = self._records_of(file)
-        first = good_header(data, 0, wire.RECORDS_START, file.number)
+        first = decode_good_header(data, 0, wire.RECORDS_START, file.number)
         expected = self.lsn + 1 if self.lsn else (first.lsn if first else 0)
         if first is not None and first.lsn == expected:
             records, _, next_lsn, _ = scan_records(data, wire.RECORDS_START, file.number, expected)
@@ -175,7 +175,7 @@ class Walk:
 
     def _walk_file(self, file: SurveyedFile, later: Sequence[SurveyedFile]) -> None:
         data = self._records_of(file)
-        first = good_header(data, 0, wire.RECORDS_START, file.number)
+        first = decode_good_header(data, 0, wire.RECORDS_START, file.number)
         begins = first.lsn if first else file.header.synced_through + 1
         expected = self.lsn + 1 if self.lsn else begins
         if file.size < file.header.file_bytes:

@@ -37,7 +37,7 @@ from icestream.runtime.tasks import Offload
 from icestream.wal import format as wire
 from icestream.wal import log_file
 from icestream.wal.log_file import FileHeader
-from icestream.wal.sink import NativeSink, Progress, Sink
+from icestream.wal.sink import NativeSink, Sink, SinkProgress
 
 
 class LogMark(NamedTuple):
@@ -164,7 +164,7 @@ class LogStore:
         """Of the newest one."""
         return snapshot_of(self.snapshots[0].descriptor)[1] if self.snapshots else 0
 
-    def progress(self) -> Progress:
+    def progress(self) -> SinkProgress:
         """How far the disk is. After an error nothing later is written."""
         progress = self._sink.progress()
         for sealed in self.plan.synced(progress.synced):

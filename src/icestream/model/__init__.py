@@ -1,7 +1,20 @@
-"""Values only: no I/O, no clock, no event loop."""
+"""The values that every other package shares: topics, shards, gaps, cursors, columns, blocks, inter-process messages.
 
-from icestream.model.envelope import COLUMN_BY_ID, COLUMNS, Column, ColumnKind
-from icestream.model.shard import Gap, GapState, ShardKey, Topic
+Pure data and arithmetic on it: no I/O, no clock, no event loop.
+"""
+
+from icestream.model.envelope import COLUMN_BY_ID, COLUMNS, ColumnKind, EnvelopeColumn
+from icestream.model.shard import Gap, GapState, ShardKey, TopicIdentity
 from icestream.model.sync_mode import SyncMode
 
-__all__ = ["COLUMNS", "COLUMN_BY_ID", "Column", "ColumnKind", "Gap", "GapState", "ShardKey", "SyncMode", "Topic"]
+__all__ = [
+    "COLUMNS",
+    "COLUMN_BY_ID",
+    "ColumnKind",
+    "EnvelopeColumn",
+    "Gap",
+    "GapState",
+    "ShardKey",
+    "SyncMode",
+    "TopicIdentity",
+]

@@ -37,7 +37,7 @@ from operator import attrgetter
 from typing import Final, NamedTuple, cast
 
 from icestream import errors, limits
-from icestream.model.envelope import COLUMN_BY_ID, Column, ColumnKind
+from icestream.model.envelope import COLUMN_BY_ID, ColumnKind, EnvelopeColumn
 
 Value = int | bool | bytes | str | dict[str, str] | None
 
@@ -59,20 +59,20 @@ def padded(size: int) -> int:
     return (size + 7) & ~7
 
 
-class Constant(NamedTuple):
+class ConstantColumn(NamedTuple):
     """A column in which every row has this value."""
 
     value: Value
 
 
-class Encoded(NamedTuple):
+class EncodedColumn(NamedTuple):
     """A column without nulls whose data is there as it is stored: from one who got its values side by side."""
 
     encoding: int  # FIXED or VARIABLE
     data: bytes
 
 
-Values = Sequence[Value] | Constant | Encoded
+Values = Sequence[Value] | ConstantColumn | EncodedColumn
 
 
 class Numbering(NamedTuple):
@@ -92,12 +92,12 @@ _ZEROS: Final = bytes(8)
 _column_id = attrgetter("id")
 
 
-def encode_block(rows: int, columns: Mapping[Column, Values], numbering: Numbering | None = None) -> bytes:
+def encode_block(rows: int, columns: Mapping[EnvelopeColumn, Values], numbering: Numbering | None = None) -> bytes:
     if not 0 < rows <= limits.BLOCK_ROWS_MAX:
         raise errors.InvalidInput(f"a batch has {rows} messages", hint=f"1 to {limits.BLOCK_ROWS_MAX} are allowed")
     if numbering is not None and not _fits(numbering, rows):
         raise errors.InvalidInput(f"{numbering} does not fit a batch of {rows}", hint="ids and sequences are signed")
-    if rows == 1 and not any(isinstance(values, Encoded) for values in columns.values()):
+    if rows == 1 and not any(isinstance(values, EncodedColumn) for values in columns.values()):
         return _encode_message(columns, numbering or _NOBODY)
     directory: list[bytes] = []
     data: list[bytes] = []
@@ -114,13 +114,13 @@ def encode_block(rows: int, columns: Mapping[Column, Values], numbering: Numberi
     return b"".join((head, *directory, *data))
 
 
-def _encode_message(columns: Mapping[Column, Values], who: Numbering) -> bytes:
+def _encode_message(columns: Mapping[EnvelopeColumn, Values], who: Numbering) -> bytes:
     """A batch of one, which is most of what some front ends send: what the only row has is what every row has."""
     count = 0
     directory = data = b""
     for column in columns if len(columns) == 1 else sorted(columns, key=_column_id):
         values = columns[column]
-        if type(values) is not Constant and len(values) != 1:
+        if type(values) is not ConstantColumn and len(values) != 1:
             raise errors.InvalidInput(f"column {column.name} has {len(values)} values for 1 message")
         value = values[0]  # a constant has one too
         if value is None:
@@ -141,11 +141,11 @@ def _fits(numbering: Numbering, rows: int) -> bool:
     )
 
 
-def _encode_column(column: Column, values: Values, rows: int) -> tuple[int, int, bytes]:
+def _encode_column(column: EnvelopeColumn, values: Values, rows: int) -> tuple[int, int, bytes]:
     """Encoding (0: null in every row, leave it out), flags and data."""
-    if isinstance(values, Constant):
+    if isinstance(values, ConstantColumn):
         return (0, 0, b"") if values.value is None else (CONSTANT, 0, _encode_value(column, values.value))
-    if isinstance(values, Encoded):
+    if isinstance(values, EncodedColumn):
         return values.encoding, 0, values.data
     if len(values) != rows:
         raise errors.InvalidInput(f"column {column.name} has {len(values)} values for {rows} messages")
@@ -180,7 +180,7 @@ def _bitmap(values: Sequence[Value]) -> bytes:
     return bytes(bits)
 
 
-def _encode_value(column: Column, value: Value) -> bytes:
+def _encode_value(column: EnvelopeColumn, value: Value) -> bytes:
     try:
         match column.kind, value:
             case ColumnKind.BOOLEAN, bool():
@@ -215,7 +215,7 @@ class BlockHead(NamedTuple):
     numbering: Numbering | None
 
 
-def block_head(data: bytes | memoryview) -> BlockHead:
+def decode_block_head(data: bytes | memoryview) -> BlockHead:
     """The first 32 bytes of a block, checked; its columns are not looked at."""
     try:
         rows, size, producer, epoch, _, flags, sequence = _unpack_head(data)
@@ -243,7 +243,7 @@ class Block:
     __slots__ = ("_columns", "_data", "block_bytes", "numbering", "rows")
 
     def __init__(self, data: bytes | memoryview) -> None:
-        self.rows, self.block_bytes, self.numbering = block_head(data)
+        self.rows, self.block_bytes, self.numbering = decode_block_head(data)
         count = HEAD.unpack_from(data)[4]
         self._data = memoryview(data)[: self.block_bytes]
         self._columns = self._directory(count)
@@ -268,17 +268,17 @@ class Block:
             raise errors.DecodeError("columns do not fill the block")
         return found
 
-    def columns(self) -> list[Column]:
+    def columns(self) -> list[EnvelopeColumn]:
         return [COLUMN_BY_ID[id_] for id_ in self._columns]
 
-    def stored(self, column: Column) -> tuple[int, int, memoryview] | None:
+    def stored(self, column: EnvelopeColumn) -> tuple[int, int, memoryview] | None:
         """Encoding, flags and data of a column as they stand in the block; its values are not looked at."""
         found = self._columns.get(column.id)
         if found is None:
             return None
         return found.encoding, found.flags, self._data[found.start : found.start + found.size]
 
-    def values(self, column: Column) -> list[Value]:
+    def values(self, column: EnvelopeColumn) -> list[Value]:
         """Every row's value. Raises DecodeError for values that do not fit the column."""
         stored = self._columns.get(column.id)
         if stored is None:
@@ -297,7 +297,7 @@ class Block:
             return list(parts)
         return [part if valid[row >> 3] >> (row & 7) & 1 else None for row, part in enumerate(parts)]
 
-    def _fixed(self, column: Column, data: memoryview) -> Sequence[Value]:
+    def _fixed(self, column: EnvelopeColumn, data: memoryview) -> Sequence[Value]:
         width = _WIDTH.get(column.kind)
         if width is None or len(data) != width * self.rows:
             raise errors.DecodeError(f"column {column.name}: {len(data)} bytes for {self.rows} fixed values")
@@ -308,7 +308,7 @@ class Block:
             raise errors.DecodeError(f"column {column.name}: not a boolean")
         return [bool(number) for number in numbers]
 
-    def _variable(self, column: Column, data: memoryview, valid: memoryview | None) -> Iterator[Value]:
+    def _variable(self, column: EnvelopeColumn, data: memoryview, valid: memoryview | None) -> Iterator[Value]:
         head = 4 * (self.rows + 1)
         if column.kind in _WIDTH or len(data) < head:
             raise errors.DecodeError(f"column {column.name}: ends cut off")
@@ -323,7 +323,7 @@ class Block:
         )
 
 
-def _decode_value(column: Column, data: memoryview) -> Value:
+def _decode_value(column: EnvelopeColumn, data: memoryview) -> Value:
     width = _WIDTH.get(column.kind)
     if width is not None and len(data) != width:
         raise errors.DecodeError(f"column {column.name}: {len(data)} bytes for a value of {width}")
@@ -340,14 +340,14 @@ def _decode_value(column: Column, data: memoryview) -> Value:
     return _decode_headers(column, bytes(data))
 
 
-def _text(column: Column, data: bytes) -> str:
+def _text(column: EnvelopeColumn, data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
         raise errors.DecodeError(f"column {column.name}: not UTF-8") from None
 
 
-def _decode_headers(column: Column, data: bytes) -> dict[str, str]:
+def _decode_headers(column: EnvelopeColumn, data: bytes) -> dict[str, str]:
     headers: dict[str, str] = {}
     try:
         (count,) = _U16.unpack_from(data)
@@ -380,16 +380,16 @@ def check_block(data: bytes) -> Block:
     return block
 
 
-def heads_of(body: bytes | memoryview) -> Iterator[BlockHead]:
+def iter_block_heads(body: bytes | memoryview) -> Iterator[BlockHead]:
     """The heads of the blocks of a MESSAGES section body: what recovery needs of them."""
     view = memoryview(body)
     while view:
-        head = block_head(view)
+        head = decode_block_head(view)
         yield head
         view = view[head.block_bytes :]
 
 
-def blocks_of(body: bytes | memoryview) -> Iterator[Block]:
+def iter_blocks(body: bytes | memoryview) -> Iterator[Block]:
     """The blocks of a MESSAGES section body."""
     view = memoryview(body)
     while view:

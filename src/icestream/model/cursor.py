@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from icestream import errors, limits
 
 
-class Acked:
+class AckedOffsets:
     """The acked offsets of one shard."""
 
     __slots__ = ("_ends", "_starts", "position")
@@ -88,10 +88,10 @@ class Acked:
                 end = min(end, self._starts[at])
         return (start, end) if start < end else None
 
-    def below(self, end: int) -> Acked:
+    def below(self, end: int) -> AckedOffsets:
         """As much of it as lies below `end`: a stored position never passes what is synced, nor the end of its log."""
         cut = [(low, min(high, end)) for low, high in self.ranges if low < end]
-        return Acked(min(self.position, end), cut)
+        return AckedOffsets(min(self.position, end), cut)
 
     def room(self, unacked: int, at: int) -> int:
         """How many more messages, from offset `at` on, may go out to the `unacked` ones that are out already."""

@@ -27,7 +27,7 @@ class ColumnKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Column:
+class EnvelopeColumn:
     """Each is there once, below: it is looked up as itself."""
 
     id: int
@@ -36,32 +36,32 @@ class Column:
     in_table: bool = True
 
 
-PUBLISH_TIME: Final = Column(1, "publish_time", ColumnKind.TIMESTAMP_US)
-KEY: Final = Column(2, "key", ColumnKind.BINARY)
-PAYLOAD: Final = Column(3, "payload", ColumnKind.BINARY)
-HEADERS: Final = Column(4, "headers", ColumnKind.HEADERS)
-PRODUCER_NAME: Final = Column(5, "producer_name", ColumnKind.STRING)
-PRODUCER_ID: Final = Column(6, "producer_id", ColumnKind.INT64)
-REQUEST_ID: Final = Column(7, "request_id", ColumnKind.INT64)
-SEQUENCE: Final = Column(8, "sequence", ColumnKind.INT64)
-TOPIC_NAME: Final = Column(9, "topic_name", ColumnKind.STRING)
-BROKER_ADDR: Final = Column(10, "broker_addr", ColumnKind.STRING)
-SUBSCRIPTION_NAME: Final = Column(11, "subscription_name", ColumnKind.STRING)
-SCHEMA_ID: Final = Column(12, "schema_id", ColumnKind.INT64)
-SCHEMA_VERSION: Final = Column(13, "schema_version", ColumnKind.INT32)
-SCHEMA_ERROR: Final = Column(14, "schema_error", ColumnKind.STRING)
-WIRE: Final = Column(15, "wire", ColumnKind.BINARY)
-QOS: Final = Column(16, "qos", ColumnKind.INT32)
-RETAIN: Final = Column(17, "retain", ColumnKind.BOOLEAN)
-CONTENT_TYPE: Final = Column(18, "content_type", ColumnKind.STRING)
+PUBLISH_TIME: Final = EnvelopeColumn(1, "publish_time", ColumnKind.TIMESTAMP_US)
+KEY: Final = EnvelopeColumn(2, "key", ColumnKind.BINARY)
+PAYLOAD: Final = EnvelopeColumn(3, "payload", ColumnKind.BINARY)
+HEADERS: Final = EnvelopeColumn(4, "headers", ColumnKind.HEADERS)
+PRODUCER_NAME: Final = EnvelopeColumn(5, "producer_name", ColumnKind.STRING)
+PRODUCER_ID: Final = EnvelopeColumn(6, "producer_id", ColumnKind.INT64)
+REQUEST_ID: Final = EnvelopeColumn(7, "request_id", ColumnKind.INT64)
+SEQUENCE: Final = EnvelopeColumn(8, "sequence", ColumnKind.INT64)
+TOPIC_NAME: Final = EnvelopeColumn(9, "topic_name", ColumnKind.STRING)
+BROKER_ADDR: Final = EnvelopeColumn(10, "broker_addr", ColumnKind.STRING)
+SUBSCRIPTION_NAME: Final = EnvelopeColumn(11, "subscription_name", ColumnKind.STRING)
+SCHEMA_ID: Final = EnvelopeColumn(12, "schema_id", ColumnKind.INT64)
+SCHEMA_VERSION: Final = EnvelopeColumn(13, "schema_version", ColumnKind.INT32)
+SCHEMA_ERROR: Final = EnvelopeColumn(14, "schema_error", ColumnKind.STRING)
+WIRE: Final = EnvelopeColumn(15, "wire", ColumnKind.BINARY)
+QOS: Final = EnvelopeColumn(16, "qos", ColumnKind.INT32)
+RETAIN: Final = EnvelopeColumn(17, "retain", ColumnKind.BOOLEAN)
+CONTENT_TYPE: Final = EnvelopeColumn(18, "content_type", ColumnKind.STRING)
 # The log's own: an MQTT QoS 2 message between PUBREC and PUBREL (hazard 34), and where a re-appended message came
 # from (hazard 2).
-QOS2_CLIENT: Final = Column(64, "qos2_client", ColumnKind.STRING, in_table=False)
-QOS2_PACKET_ID: Final = Column(65, "qos2_packet_id", ColumnKind.INT32, in_table=False)
-ORIGIN_EPOCH: Final = Column(66, "origin_epoch", ColumnKind.INT64, in_table=False)
-ORIGIN_OFFSET: Final = Column(67, "origin_offset", ColumnKind.INT64, in_table=False)
+QOS2_CLIENT: Final = EnvelopeColumn(64, "qos2_client", ColumnKind.STRING, in_table=False)
+QOS2_PACKET_ID: Final = EnvelopeColumn(65, "qos2_packet_id", ColumnKind.INT32, in_table=False)
+ORIGIN_EPOCH: Final = EnvelopeColumn(66, "origin_epoch", ColumnKind.INT64, in_table=False)
+ORIGIN_OFFSET: Final = EnvelopeColumn(67, "origin_offset", ColumnKind.INT64, in_table=False)
 
-COLUMNS: Final[tuple[Column, ...]] = (
+COLUMNS: Final[tuple[EnvelopeColumn, ...]] = (
     PUBLISH_TIME, KEY, PAYLOAD, HEADERS, PRODUCER_NAME, PRODUCER_ID, REQUEST_ID, SEQUENCE, TOPIC_NAME, BROKER_ADDR,
     SUBSCRIPTION_NAME, SCHEMA_ID, SCHEMA_VERSION, SCHEMA_ERROR, WIRE, QOS, RETAIN, CONTENT_TYPE,
     QOS2_CLIENT, QOS2_PACKET_ID, ORIGIN_EPOCH, ORIGIN_OFFSET,

@@ -17,7 +17,7 @@ _PASS_SHARE: Final = 16  # one pass over so many runs is cheaper than looking an
 _start_of = itemgetter(0)
 
 
-class Run(NamedTuple, Generic[Value]):
+class OffsetRun(NamedTuple, Generic[Value]):
     """Offsets [start, end)."""
 
     start: int
@@ -32,10 +32,10 @@ class RunSet(Generic[Value]):
 
     def __init__(self) -> None:
         self._starts: list[int] = []
-        self._runs: list[Run[Value]] = []
+        self._runs: list[OffsetRun[Value]] = []
         self.size = 0  # offsets in all runs
 
-    def __iter__(self) -> Iterator[Run[Value]]:
+    def __iter__(self) -> Iterator[OffsetRun[Value]]:
         return iter(self._runs)
 
     def __len__(self) -> int:
@@ -45,7 +45,7 @@ class RunSet(Generic[Value]):
     def __bool__(self) -> bool:
         return bool(self._runs)
 
-    def first(self) -> Run[Value]:
+    def first(self) -> OffsetRun[Value]:
         return self._runs[0]
 
     def add(self, start: int, end: int, value: Value) -> None:
@@ -54,7 +54,7 @@ class RunSet(Generic[Value]):
         assert start < end
         if not runs or runs[-1].end < start:  # the most frequent case
             self._starts.append(start)
-            runs.append(Run(start, end, value))
+            runs.append(OffsetRun(start, end, value))
             self.size += end - start
             return
         low = bisect_left(self._starts, start)
@@ -69,7 +69,7 @@ class RunSet(Generic[Value]):
             end = runs[high].end
             high += 1
         self._starts[low:high] = [start]
-        runs[low:high] = [Run(start, end, value)]
+        runs[low:high] = [OffsetRun(start, end, value)]
 
     def add_all(self, ranges: Sequence[tuple[int, int]], value: Value) -> None:
         """Adds ranges that rise, do not touch one another and are in no run. `value` is in no run either, so that none
@@ -79,27 +79,27 @@ class RunSet(Generic[Value]):
                 self.add(start, end, value)
             return
         runs = self._runs
-        runs.extend([Run(start, end, value) for start, end in ranges])
+        runs.extend([OffsetRun(start, end, value) for start, end in ranges])
         runs.sort(key=_start_of)  # two sorted lists: one pass
         self._starts = [run.start for run in runs]
         self.size += sum([end - start for start, end in ranges])
 
-    def within(self, start: int, end: int) -> list[Run[Value]]:
+    def within(self, start: int, end: int) -> list[OffsetRun[Value]]:
         """The parts of runs that lie in [start, end)."""
         if start >= end:
             return []
         touched = self._runs[self._first_touching(start) : bisect_left(self._starts, end)]
-        return [Run(max(run.start, start), min(run.end, end), run.value) for run in touched]
+        return [OffsetRun(max(run.start, start), min(run.end, end), run.value) for run in touched]
 
-    def first_within(self, start: int, end: int) -> Run[Value] | None:
+    def first_within(self, start: int, end: int) -> OffsetRun[Value] | None:
         """The first part of a run that lies in [start, end)."""
         at = self._first_touching(start)
         if start >= end or at == len(self._runs) or self._runs[at].start >= end:
             return None
         run = self._runs[at]
-        return Run(max(run.start, start), min(run.end, end), run.value)
+        return OffsetRun(max(run.start, start), min(run.end, end), run.value)
 
-    def take(self, start: int, end: int) -> list[Run[Value]]:
+    def take(self, start: int, end: int) -> list[OffsetRun[Value]]:
         """Removes and returns the parts of runs that lie in [start, end)."""
         low = self._first_touching(start)
         if start >= end or low == len(self._runs):
@@ -113,26 +113,26 @@ class RunSet(Generic[Value]):
         touched = self._runs[low:high]
         if not touched:
             return []
-        left: list[Run[Value]] = []
+        left: list[OffsetRun[Value]] = []
         if touched[0].start < start:
-            left.append(Run(touched[0].start, start, touched[0].value))
+            left.append(OffsetRun(touched[0].start, start, touched[0].value))
         if touched[-1].end > end:
-            left.append(Run(end, touched[-1].end, touched[-1].value))
+            left.append(OffsetRun(end, touched[-1].end, touched[-1].value))
         if left or len(touched) > 1:
-            touched = [Run(max(run.start, start), min(run.end, end), run.value) for run in touched]
+            touched = [OffsetRun(max(run.start, start), min(run.end, end), run.value) for run in touched]
         self._runs[low:high] = left
         self._starts[low:high] = [run.start for run in left]
         self.size -= sum([run.end - run.start for run in touched])
         return touched
 
-    def take_offsets(self, offsets: Sequence[int]) -> list[Run[Value]]:
+    def take_offsets(self, offsets: Sequence[int]) -> list[OffsetRun[Value]]:
         """Removes and returns the parts of runs at these offsets, which rise: in one pass where they are many."""
         if not offsets:
             return []
         low, high = self._first_touching(offsets[0]), bisect_right(self._starts, offsets[-1])
         if len(offsets) < _FEW or high - low > _PASS_SHARE * len(offsets):
             return [run for offset in offsets for run in RunSet.take(self, offset, offset + 1)]
-        wanted, kept, taken = set(offsets), list[Run[Value]](), list[Run[Value]]()
+        wanted, kept, taken = set(offsets), list[OffsetRun[Value]](), list[OffsetRun[Value]]()
         for run in self._runs[low:high]:
             if run.end - run.start == 1:
                 (taken if run.start in wanted else kept).append(run)
@@ -141,11 +141,11 @@ class RunSet(Generic[Value]):
             for offset in range(run.start, run.end):
                 if offset in wanted:
                     if at < offset:
-                        kept.append(Run(at, offset, run.value))
-                    taken.append(Run(offset, offset + 1, run.value))
+                        kept.append(OffsetRun(at, offset, run.value))
+                    taken.append(OffsetRun(offset, offset + 1, run.value))
                     at = offset + 1
             if at < run.end:
-                kept.append(Run(at, run.end, run.value))
+                kept.append(OffsetRun(at, run.end, run.value))
         self._runs[low:high] = kept
         self._starts[low:high] = [run.start for run in kept]
         self.size -= len(taken)

@@ -21,7 +21,7 @@ class ShardKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Topic:
+class TopicIdentity:
     """A topic as the log knows it. A topic that is created again has the same name and another incarnation and id.
 
     Incarnation 0 is a stand-in for a topic whose name is lost (`nameless`); real ones count from 1.
@@ -46,7 +46,7 @@ class Topic:
             )
 
     @classmethod
-    def nameless(cls, topic_id: int) -> Topic:
+    def nameless(cls, topic_id: int) -> TopicIdentity:
         return cls(topic_id, f"/lost/topic-{topic_id}", 0)
 
 

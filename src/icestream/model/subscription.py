@@ -16,7 +16,7 @@ class SubscriptionType(Enum):
     KEY_SHARED = "key-shared"  # many, each key with one of them
 
 
-class Dispatch(Enum):
+class DispatchMode(Enum):
     """How a topic's messages reach consumers. Both kinds are stored; only delivery differs (hazard 45)."""
 
     RELIABLE = "reliable"  # until it is acked
@@ -32,7 +32,7 @@ class StartAt(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class SubscriptionStart:
     """Where a new subscription begins. `value`: an offset, microseconds since 1970, or the id of a snapshot."""
 
     at: StartAt = StartAt.LATEST
@@ -47,12 +47,12 @@ class Start:
             raise errors.InvalidInput("the id of a snapshot does not fit 64 bits")
 
 
-class Backoff(Enum):
+class RedeliveryBackoff(Enum):
     FIXED = "fixed"
     EXPONENTIAL = "exponential"
 
 
-class Poison(Enum):
+class PoisonPolicy(Enum):
     """What becomes of a message that failed more often than its policy allows."""
 
     DEAD_LETTER = "dead-letter"  # goes to another topic, and counts as acked
@@ -66,8 +66,8 @@ class FailurePolicy:
     ack_timeout_ms: int = 30_000
     base_delay_ms: int = 1_000
     max_delay_ms: int = 60_000
-    backoff: Backoff = Backoff.EXPONENTIAL
-    poison: Poison = Poison.BLOCK
+    backoff: RedeliveryBackoff = RedeliveryBackoff.EXPONENTIAL
+    poison: PoisonPolicy = PoisonPolicy.BLOCK
     dead_letter_topic: str | None = None
 
     def __post_init__(self) -> None:
@@ -84,12 +84,12 @@ class FailurePolicy:
                 )
         if self.dead_letter_topic is not None:
             TopicName.parse(self.dead_letter_topic)
-        elif self.poison is Poison.DEAD_LETTER:
+        elif self.poison is PoisonPolicy.DEAD_LETTER:
             raise errors.InvalidInput("poison policy dead-letter needs a topic", hint="set dead_letter_topic")
 
     def delay_ms(self, attempt: int, asked_ms: int = 0) -> int:
         """How long a message waits after its `attempt`-th failure (from 1), when its consumer asked for `asked_ms`."""
         delay = self.base_delay_ms
-        if self.backoff is Backoff.EXPONENTIAL:
+        if self.backoff is RedeliveryBackoff.EXPONENTIAL:
             delay <<= min(max(attempt - 1, 0), 32)
         return min(max(delay, asked_ms), self.max_delay_ms)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from icestream import limits
-from icestream.model.backlog import Backlog, TopicBacklog
+from icestream.model.backlog_messages import Backlog, TopicBacklog
 from icestream.pipeline.round_plan import Due, LeftOut, LogSource, RoundBudget, RoundPlan, TableTarget, TopicPlan
 from icestream.pipeline.task_split import split
 from icestream.pipeline.topic_share import Piece, Share, by_shard, in_order, shard_plans, share_of

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from icestream.model.written import Covered, TaskError, TopicWritten, Trouble, WrittenFile
+from icestream.model.task_messages import CoveredRange, TaskError, TaskErrorKind, TopicTaskResult, WrittenFile
 from icestream.pipeline import offset_gaps
 from icestream.pipeline.round_plan import RoundPlan, ShardPlan, TopicPlan
 
@@ -38,26 +38,26 @@ class TopicVerdict(msgspec.Struct, frozen=True):
         return not self.errors
 
 
-def judge_round(plan: RoundPlan, written: Iterable[TopicWritten]) -> list[TopicVerdict]:
+def judge_round(plan: RoundPlan, written: Iterable[TopicTaskResult]) -> list[TopicVerdict]:
     """One for each topic of the plan, in its order."""
-    found: dict[int, list[TopicWritten]] = {topic.topic_id: [] for topic in plan.topics}
+    found: dict[int, list[TopicTaskResult]] = {topic.topic_id: [] for topic in plan.topics}
     for one in written:
         found[one.topic_id].append(one)
     return [_judge_topic(topic, found[topic.topic_id]) for topic in plan.topics]
 
 
-def _judge_topic(topic: TopicPlan, written: Sequence[TopicWritten]) -> TopicVerdict:
+def _judge_topic(topic: TopicPlan, written: Sequence[TopicTaskResult]) -> TopicVerdict:
     shards = {shard.shard: shard for shard in topic.shards}
     errors = [one.error for one in written if one.error is not None]
     waiting = []
     for one in written:
         fault = _fault(one, shards)
         if fault:
-            errors.append(TaskError(Trouble.FAILED, f"range {one.range_number} of {topic.name}: {fault}"))
+            errors.append(TaskError(TaskErrorKind.FAILED, f"range {one.range_number} of {topic.name}: {fault}"))
         elif one.covered:
             waiting.append(one)
     ends = {shard.shard: shard.start for shard in topic.shards}
-    taken: list[TopicWritten] = []
+    taken: list[TopicTaskResult] = []
     while (fitting := next((one for one in waiting if _goes_on(one, ends, shards)), None)) is not None:
         waiting.remove(fitting)
         taken.append(fitting)
@@ -70,11 +70,11 @@ def _judge_topic(topic: TopicPlan, written: Sequence[TopicWritten]) -> TopicVerd
         return TopicVerdict(topic, claims, used, left_over, [], is_cut=True)
     missing = _missing(topic, ends)
     if missing and not errors:
-        errors.append(TaskError(Trouble.STALE, f"not all of {topic.name} was found: {missing}"))
+        errors.append(TaskError(TaskErrorKind.STALE, f"not all of {topic.name} was found: {missing}"))
     return TopicVerdict(topic, claims, used, left_over, errors)
 
 
-def _fault(one: TopicWritten, shards: dict[int, ShardPlan]) -> str:
+def _fault(one: TopicTaskResult, shards: dict[int, ShardPlan]) -> str:
     """What is wrong with a result by itself."""
     numbers = [covered.shard for covered in one.covered]
     if len(set(numbers)) < len(numbers):
@@ -89,11 +89,11 @@ def _fault(one: TopicWritten, shards: dict[int, ShardPlan]) -> str:
     return ""
 
 
-def _goes_on(one: TopicWritten, ends: dict[int, int], shards: dict[int, ShardPlan]) -> bool:
+def _goes_on(one: TopicTaskResult, ends: dict[int, int], shards: dict[int, ShardPlan]) -> bool:
     return all(_follows(covered, ends[covered.shard], shards[covered.shard]) for covered in one.covered)
 
 
-def _follows(covered: Covered, end: int, shard: ShardPlan) -> bool:
+def _follows(covered: CoveredRange, end: int, shard: ShardPlan) -> bool:
     return covered.start == offset_gaps.past(shard.gaps, end)
 
 

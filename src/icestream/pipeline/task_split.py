@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from icestream import limits
-from icestream.model.backlog import LogFile
+from icestream.model.backlog_messages import BacklogFile
 from icestream.pipeline.round_plan import LogRange, OffsetRange, TopicPlan
 from icestream.pipeline.topic_share import Piece
 
@@ -35,7 +35,7 @@ class _Cut(NamedTuple):
     end: int
 
 
-def split(files: Sequence[LogFile], pieces: Sequence[Piece], topics: Sequence[TopicPlan], tasks_max: int) -> Split:
+def split(files: Sequence[BacklogFile], pieces: Sequence[Piece], topics: Sequence[TopicPlan], tasks_max: int) -> Split:
     cuts = _cuts(files, pieces)
     read_bytes = sum(cut.end - cut.start for cut in cuts)
     tasks = _tasks(read_bytes + limits.ROUND_FILE_COST_BYTES * len(topics), tasks_max)
@@ -53,7 +53,7 @@ def _tasks(cost_bytes: int, tasks_max: int) -> int:
     return max(1, min(tasks_max, -(-cost_bytes // limits.ROUND_TASK_BYTES_MIN)))
 
 
-def _cuts(files: Sequence[LogFile], pieces: Sequence[Piece]) -> list[_Cut]:
+def _cuts(files: Sequence[BacklogFile], pieces: Sequence[Piece]) -> list[_Cut]:
     """Each file that is wanted, from the mark before its first wanted record to its end."""
     first: dict[int, int] = {}
     for piece in pieces:
@@ -68,7 +68,11 @@ def _cuts(files: Sequence[LogFile], pieces: Sequence[Piece]) -> list[_Cut]:
 
 
 def _ranges(
-    files: Sequence[LogFile], cuts: Sequence[_Cut], read_bytes: int, tasks: int, wanted: dict[int, list[OffsetRange]]
+    files: Sequence[BacklogFile],
+    cuts: Sequence[_Cut],
+    read_bytes: int,
+    tasks: int,
+    wanted: dict[int, list[OffsetRange]],
 ) -> list[LogRange]:
     """Goes to the next bundle where the middle of a cut lies behind the present one's share of all bytes."""
     ranges: list[LogRange] = []

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from icestream.model.backlog import LogFile, ShardBacklog, Stretch, TopicBacklog
+from icestream.model.backlog_messages import BacklogFile, BacklogRange, ShardBacklog, TopicBacklog
 from icestream.pipeline import offset_gaps
 from icestream.pipeline.round_plan import OffsetRange, ShardPlan
 
 # A place in the order of files, and the stretch.
-Held = tuple[int, Stretch]
+Held = tuple[int, BacklogRange]
 
 
 class Piece(NamedTuple):
@@ -30,11 +30,11 @@ class Share(NamedTuple):
     fault: str = ""  # why there is none, although there should be
 
 
-def in_order(files: Sequence[LogFile]) -> list[LogFile]:
+def in_order(files: Sequence[BacklogFile]) -> list[BacklogFile]:
     return sorted(files, key=lambda file: (not file.spill, file.number))
 
 
-def by_shard(files: Sequence[LogFile]) -> dict[tuple[int, int], list[Held]]:
+def by_shard(files: Sequence[BacklogFile]) -> dict[tuple[int, int], list[Held]]:
     found: dict[tuple[int, int], list[Held]] = {}
     for place, file in enumerate(files):
         for stretch in file.stretches:

@@ -15,7 +15,7 @@ import msgspec
 
 from icestream.iceberg.conversions import integer_from_bytes
 from icestream.iceberg.manifests import DATA_CONTENT, EQUALITY_DELETES_CONTENT, ManifestEntry
-from icestream.model.file_name import our_file
+from icestream.model.pipeline_file_name import parse_pipeline_file
 
 _FILE_PATH: Final = 2147483546  # the field id of `file_path` in a file of position deletes
 _NAME_MAPPING: Final = "schema.name-mapping.default"
@@ -63,7 +63,7 @@ class DataFile(NamedTuple):
     def precedence(self) -> tuple[bool, int]:
         """The lowest counts where several files have a row of one offset: a file of the pipeline before those of other
         engines, then the one that was committed first."""
-        return our_file(self.path) is None, self.sequence
+        return parse_pipeline_file(self.path) is None, self.sequence
 
 
 class DeleteFile(NamedTuple):

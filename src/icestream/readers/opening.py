@@ -10,7 +10,7 @@ from icestream import limits
 from icestream.catalogs.object_files import SchemeFiles
 from icestream.iceberg.file_io import TableFiles
 from icestream.iceberg.location import normalize
-from icestream.model.scan import Asked, Scanned
+from icestream.model.scan_messages import ScanRequest, ScanResponse
 from icestream.readers.cache_options import CacheOptions
 from icestream.readers.group_cache import NoCache, open_cache
 from icestream.readers.stored_files import OpenFile, StoredFiles
@@ -34,7 +34,7 @@ class Scans:
         self._offload = ThreadOffload("scan", limits.SCAN_THREADS)
         self._scanner: Scanner | None = None
 
-    async def answer(self, asked: Asked) -> Scanned:
+    async def answer(self, asked: ScanRequest) -> ScanResponse:
         if self._scanner is None:
             await self._offload.run(_load)
             self._scanner = self._scanner_now()

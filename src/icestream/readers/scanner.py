@@ -1,4 +1,4 @@
-"""Answers questions about the tables of topics (model/scan.py): the reader's contract of hazard 22.
+"""Answers questions about the tables of topics (model/scan_messages.py): the reader's contract of hazard 22.
 
     order      offsets rise strictly. What is doubled, or stands below the position, is dropped and counted
     windows    one window of offsets is held at a time (window.py), whatever order the files are in
@@ -21,7 +21,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from icestream import errors, limits
-from icestream.model.scan import Asked, Missing, Question, Scanned, Section
+from icestream.model.scan_messages import MissingRange, ScanKind, ScanRequest, ScanResponse, ScanSection
 from icestream.observability import metrics
 from icestream.readers import absence
 from icestream.readers.data_files import DataFile
@@ -69,16 +69,16 @@ class Scanner:
         self._kept: OrderedDict[StretchKey, Stretch] = OrderedDict()
         self._units = GroupUnits(files)
 
-    async def answer(self, asked: Asked) -> Scanned:
+    async def answer(self, asked: ScanRequest) -> ScanResponse:
         """Raises TableUnreadable, or what kept it from reading."""
         view = await self._view(asked)
         if view is None:
-            return Scanned()
-        if asked.question is Question.SNAPSHOT:
-            return Scanned(view.end(asked.shard), await self._behind_snapshot(view, asked))
+            return ScanResponse()
+        if asked.question is ScanKind.SNAPSHOT:
+            return ScanResponse(view.end(asked.shard), await self._behind_snapshot(view, asked))
         for _ in range(limits.SCAN_PLANS_MAX):
             if view is None or asked.shard not in view.binding.runs:
-                return Scanned()
+                return ScanResponse()
             try:
                 return await self._offload.run(lambda view=view: self._answer(view, asked))  # type: ignore[misc]
             except FileNotFoundError as error:
@@ -89,14 +89,14 @@ class Scanner:
             hint=f"`icestream verify {asked.topic}` says what is missing",
         )
 
-    async def _view(self, asked: Asked) -> TableView | None:
+    async def _view(self, asked: ScanRequest) -> TableView | None:
         """Whoever asks for what is not in it yet, or for a snapshot, may know more than we do."""
         found = await self._tables.view(asked.topic_id)
-        if found is None or asked.question is Question.SNAPSHOT or found.end(asked.shard) <= asked.value:
+        if found is None or asked.question is ScanKind.SNAPSHOT or found.end(asked.shard) <= asked.value:
             return await self._tables.fresh(asked.topic_id)
         return found
 
-    async def _behind_snapshot(self, view: TableView, asked: Asked) -> int:
+    async def _behind_snapshot(self, view: TableView, asked: ScanRequest) -> int:
         if (found := view.behind_snapshot(asked.value, asked.shard)) is not None:
             return found
         mark = await self._tables.mark(asked.topic_id, asked.value)
@@ -107,25 +107,25 @@ class Scanner:
             )
         return mark.committed.get(asked.shard, 0)
 
-    def _answer(self, view: TableView, asked: Asked) -> Scanned:
+    def _answer(self, view: TableView, asked: ScanRequest) -> ScanResponse:
         match asked.question:
-            case Question.READ:
+            case ScanKind.READ:
                 return self._read(view, asked)
-            case Question.EARLIEST:
-                return Scanned(view.end(asked.shard), self._earliest(view, asked.shard))
+            case ScanKind.EARLIEST:
+                return ScanResponse(view.end(asked.shard), self._earliest(view, asked.shard))
             case _:
-                return Scanned(view.end(asked.shard), self._first_at_time(view, asked.shard, asked.value))
+                return ScanResponse(view.end(asked.shard), self._first_at_time(view, asked.shard, asked.value))
 
     # --- by offset ---
 
-    def _read(self, view: TableView, asked: Asked) -> Scanned:
+    def _read(self, view: TableView, asked: ScanRequest) -> ScanResponse:
         shard, end = asked.shard, view.end(asked.shard)
         if asked.value >= end:
-            return Scanned(end, next_offset=asked.value)
+            return ScanResponse(end, next_offset=asked.value)
         before = self._files.groups_read
         found = self._kept_at(view, shard, asked.value) or self._first(view, shard, asked.value)
         if found is None:
-            return Scanned(end, missing=_missing(view, shard, [(asked.value, end)]), next_offset=end)
+            return ScanResponse(end, missing=_missing(view, shard, [(asked.value, end)]), next_offset=end)
         here = found.rest(asked.value)
         sections = _sections(here.rows, lambda at: view.epoch_of(shard, at), asked.bytes_max)
         told = sum(section.rows for section in sections)
@@ -133,7 +133,7 @@ class Scanner:
         holes = _holes(asked.value, sections, next_offset)
         key = StretchKey(view.uuid, view.table.current_snapshot_id, shard, found.stop)
         self._keep(key, found, is_over=next_offset >= found.stop)
-        return Scanned(
+        return ScanResponse(
             end,
             sections=sections,
             missing=_missing(view, shard, holes),
@@ -234,7 +234,7 @@ class Scanner:
         return min(found, default=None)
 
 
-def _sections(rows: Any, epoch_of: Callable[[int], int], bytes_max: int) -> list[Section]:
+def _sections(rows: Any, epoch_of: Callable[[int], int], bytes_max: int) -> list[ScanSection]:
     return to_sections(rows, epoch_of, bytes_max) if len(rows) else []
 
 
@@ -253,17 +253,17 @@ def _once(parts: list[Any]) -> Any:
     return rows.filter(pa.chunked_array([pa.array([True]), *is_new.chunks]))
 
 
-def _holes(position: int, sections: list[Section], stop: int) -> list[tuple[int, int]]:
+def _holes(position: int, sections: list[ScanSection], stop: int) -> list[tuple[int, int]]:
     """The offsets from a position to `stop` that are in no section."""
     ends = [position, *(section.base_offset + section.rows for section in sections)]
     starts = [*(section.base_offset for section in sections), stop]
     return [(end, start) for end, start in zip(ends, starts, strict=True) if end < start]
 
 
-def _missing(view: TableView, shard: int, holes: list[tuple[int, int]]) -> list[Missing]:
+def _missing(view: TableView, shard: int, holes: list[tuple[int, int]]) -> list[MissingRange]:
     found = []
     for start, end in holes:
         for one in absence.explained(start, end, shard, view.binding, view.record.removals):
             metrics.READ_MISSING.labels(one.cause.value).inc(one.end - one.start)
-            found.append(Missing(one.start, one.end, absence.STATES[one.cause], one.reason))
+            found.append(MissingRange(one.start, one.end, absence.STATES[one.cause], one.reason))
     return found

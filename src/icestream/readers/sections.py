@@ -22,8 +22,8 @@ from icestream import limits
 from icestream.model import envelope
 from icestream.model.arrow_types import ARROW_TYPES
 from icestream.model.block import COLUMN, CONSTANT, FIXED, HEAD, NOT_NUMBERED, NULLS, VARIABLE, padded
-from icestream.model.envelope import Column, ColumnKind
-from icestream.model.scan import Section
+from icestream.model.envelope import ColumnKind, EnvelopeColumn
+from icestream.model.scan_messages import ScanSection
 
 OFFSET: Final = "offset"
 APPEND_TIME: Final = "append_time"
@@ -51,7 +51,7 @@ def int64s(array: Any) -> memoryview:
 
 def to_sections(
     rows: Any, epoch_of: Callable[[int], int], bytes_max: int, sections_max: int = limits.READ_SECTIONS_MAX
-) -> list[Section]:
+) -> list[ScanSection]:
     """The first rows, at least one of them, as long as they are within the bounds."""
     rows = _with_encoded_headers(rows.slice(0, _likely(rows, bytes_max)).combine_chunks())
     rows = rows.slice(0, _fitting(rows, bytes_max))
@@ -65,7 +65,7 @@ def to_sections(
         body = b"".join(
             _block(columns, at, min(at + limits.BLOCK_ROWS_MAX, end)) for at in range(start, end, limits.BLOCK_ROWS_MAX)
         )
-        found.append(Section(offsets[start], end - start, times[start], epoch_of(offsets[start]), body))
+        found.append(ScanSection(offsets[start], end - start, times[start], epoch_of(offsets[start]), body))
     return found
 
 
@@ -184,7 +184,7 @@ def _bytes_of(array: Any, width: int, more: int = 0) -> memoryview:
     return memoryview(array.buffers()[1])[width * array.offset : width * (array.offset + len(array) + more)]
 
 
-def _stored(rows: Any, column: Column) -> _Stored | None:
+def _stored(rows: Any, column: EnvelopeColumn) -> _Stored | None:
     """None: it has no value in any row."""
     if not column.in_table or column.name not in rows.column_names:
         return None

@@ -37,11 +37,11 @@ from icestream.model.block import (
     Block,
     BlockHead,
     Numbering,
-    block_head,
-    blocks_of,
+    decode_block_head,
+    iter_blocks,
     new_tuple,
 )
-from icestream.model.envelope import COLUMN_BY_ID, Column, ColumnKind
+from icestream.model.envelope import COLUMN_BY_ID, ColumnKind, EnvelopeColumn
 from icestream.runtime.native import native
 
 _WIDTH: Final = {ColumnKind.INT32: 4, ColumnKind.INT64: 8, ColumnKind.TIMESTAMP_US: 8, ColumnKind.BOOLEAN: 1}
@@ -118,7 +118,7 @@ def select_rows_python(body: bytes, first_row: int, rows: int) -> bytes:
     while left:
         if not view:
             raise errors.DecodeError(f"the body ends {left} rows too early")
-        head = block_head(view)
+        head = decode_block_head(view)
         here, view = view[: head.block_bytes], view[head.block_bytes :]
         if skip >= head.rows:
             skip -= head.rows
@@ -144,14 +144,16 @@ def _cut(data: memoryview, first: int, count: int) -> bytes:
         directory.append(COLUMN.pack(id_, encoding, column_flags, len(content)))
         contents.append(content + bytes(-len(content) % 8))
         at += size + -size % 8
-    if block_head(data).numbering is not None:
+    if decode_block_head(data).numbering is not None:
         sequence += first
     size = HEAD.size + COLUMN.size * column_count + sum(map(len, contents))
     head = HEAD.pack(count, size, producer, epoch, column_count, flags, sequence)
     return b"".join((head, *directory, *contents))
 
 
-def _cut_column(column: Column, encoding: int, flags: int, data: bytes, rows: int, first: int, count: int) -> bytes:
+def _cut_column(
+    column: EnvelopeColumn, encoding: int, flags: int, data: bytes, rows: int, first: int, count: int
+) -> bytes:
     bitmap = b""
     if flags & NULLS:
         bitmap_bytes = _bitmap_bytes(rows)
@@ -167,7 +169,7 @@ def _cut_column(column: Column, encoding: int, flags: int, data: bytes, rows: in
     return bitmap + _cut_variable(column, data, rows, first, count)
 
 
-def _cut_variable(column: Column, data: bytes, rows: int, first: int, count: int) -> bytes:
+def _cut_variable(column: EnvelopeColumn, data: bytes, rows: int, first: int, count: int) -> bytes:
     ends_bytes = 4 * (rows + 1)
     if column.kind in _WIDTH or len(data) < ends_bytes:
         raise errors.DecodeError(f"column {column.name}: ends cut off")
@@ -187,7 +189,7 @@ def pick_rows_python(body: bytes, rows: Sequence[int]) -> bytes:
     while left:
         if not view:
             raise errors.DecodeError(f"the body ends {len(left)} rows too early")
-        head = block_head(view)
+        head = decode_block_head(view)
         here, view = view[: head.block_bytes], view[head.block_bytes :]
         count = bisect_left(left, base + head.rows)
         wanted, left = [row - base for row in left[:count]], left[count:]
@@ -213,7 +215,7 @@ def _gathered(data: memoryview, wanted: list[int]) -> bytes:
             content = _gathered_column(COLUMN_BY_ID[id_], encoding, column_flags, content, rows, wanted)
         columns[id_] = (encoding, column_flags, content)
         at += size + -size % 8
-    numbering = block_head(data).numbering
+    numbering = decode_block_head(data).numbering
     if numbering is not None:
         columns[envelope.PRODUCER_ID.id] = (CONSTANT, 0, numbering.producer_id.to_bytes(8, "little"))
         numbers = array("q", [numbering.first_sequence + row for row in wanted])
@@ -226,7 +228,9 @@ def _gathered(data: memoryview, wanted: list[int]) -> bytes:
     return HEAD.pack(len(wanted), size, -1, 0, len(columns), flags, NOT_NUMBERED) + directory + contents
 
 
-def _gathered_column(column: Column, encoding: int, flags: int, data: bytes, rows: int, wanted: list[int]) -> bytes:
+def _gathered_column(
+    column: EnvelopeColumn, encoding: int, flags: int, data: bytes, rows: int, wanted: list[int]
+) -> bytes:
     bitmap = b""
     if flags & NULLS:
         bitmap_bytes = _bitmap_bytes(rows)
@@ -251,7 +255,7 @@ def _bitmap_bytes(rows: int) -> int:
 
 def row_keys_python(body: bytes) -> list[bytes]:
     found: list[bytes] = []
-    for one in blocks_of(body):
+    for one in iter_blocks(body):
         keys = one.values(envelope.KEY)
         if None in keys:
             names = one.values(envelope.PRODUCER_NAME)

@@ -54,14 +54,14 @@ from icestream.server.node_services import NodeServices
 from icestream.server.ports import check_ports
 from icestream.server.stored_positions import own_shards, stored_positions
 from icestream.settings import Origin, Settings
-from icestream.wal.log import Log
-from icestream.wal.open import open_log, open_log_on
+from icestream.wal.open_log import open_log, open_log_on
 from icestream.wal.sink import InlineSink
+from icestream.wal.write_ahead_log import WriteAheadLog
 
 
 async def open_configured_log(
     settings: Settings, positions: dict[ShardKey, int] | None = None, *, must_exist: bool = False
-) -> Log:
+) -> WriteAheadLog:
     """The log that the settings describe; in memory when the storage is. Raises LogDamaged when it `must_exist` and
     does not."""
     options = log_options(settings)
@@ -103,7 +103,7 @@ class BrokerNode:
         settings: Settings,
         store: MetadataStore,
         storage: PersistentStorage,
-        log: Log | None,
+        log: WriteAheadLog | None,
         around: NodeServices | None = None,
         cluster: ClusterNode | None = None,
     ) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from icestream import limits
 from icestream.broker.broker_options import BrokerOptions
 from icestream.model.sync_mode import SyncMode
-from icestream.model.topic_end import RestEnd, TableEnd
+from icestream.model.topic_deletion_policy import DeletedRestPolicy, DeletedTablePolicy
 from icestream.settings import Settings
-from icestream.wal.options import LogOptions
+from icestream.wal.log_options import LogOptions
 
 
 def log_options(settings: Settings) -> LogOptions:
@@ -41,8 +41,8 @@ def broker_options(settings: Settings) -> BrokerOptions:
         auto_create_topics=broker.auto_create_topics,
         cursor_flush_ms=broker.cursor_flush_ms,
         unacked_max=broker.max_unacked_messages,
-        deleted_table=TableEnd(broker.deleted_table),
-        deleted_rest=RestEnd(broker.deleted_rest),
+        deleted_table=DeletedTablePolicy(broker.deleted_table),
+        deleted_rest=DeletedRestPolicy(broker.deleted_rest),
         has_own_catalog=settings.catalog_embedded,
     )
 

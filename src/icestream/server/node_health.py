@@ -27,7 +27,7 @@ from icestream.server.disk_check import DiskState, disk_check
 if TYPE_CHECKING:
     from icestream.server.broker_node import BrokerNode
     from icestream.settings import Settings
-    from icestream.wal.log import Log
+    from icestream.wal.write_ahead_log import WriteAheadLog
 
 OPENING: Final = "it is being opened"
 Probe = Callable[["BrokerNode"], Iterable[Check]]
@@ -98,19 +98,19 @@ def disk(node: BrokerNode) -> Iterator[Check]:
         yield Check("disk", False, f"the free space cannot be read: {error}", is_needed=False)
 
 
-def disk_state(log: Log, settings: Settings) -> DiskState:
+def disk_state(log: WriteAheadLog, settings: Settings) -> DiskState:
     room = shutil.disk_usage(settings.wal.base_path)
-    upkeep, quota = log.upkeep, log.quota
+    lifecycle, quota = log.lifecycle, log.quota
     return DiskState(
-        upkeep.held_bytes,
+        lifecycle.held_bytes,
         quota.node_bytes,
         quota.slow_node_bytes,
         settings.wal.quota is not None,
         room.free,
         room.total,
         settings.wal.max_file_size,
-        is_ballast_in_use=upkeep.ballast.is_given,
-        prepare_error=str(upkeep.prepare_error) if upkeep.prepare_error is not None else "",
+        is_ballast_in_use=lifecycle.ballast.is_released,
+        prepare_error=str(lifecycle.prepare_error) if lifecycle.prepare_error is not None else "",
     )
 
 

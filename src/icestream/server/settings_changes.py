@@ -13,8 +13,7 @@ from icestream.broker.service import Broker
 from icestream.observability.log import change_log_level, get_logger
 from icestream.server.component_options import broker_options, log_options
 from icestream.settings import KEYS, Settings, value_at
-from icestream.wal.live_options import change_options
-from icestream.wal.log import Log
+from icestream.wal.write_ahead_log import WriteAheadLog
 
 _ICEBERG: Final = "storage.iceberg_config"
 LOG_MESSAGES: Final = frozenset({"log.level"})
@@ -32,8 +31,8 @@ NOT_APPLIED: Final = ("backup.iceberg.", f"{_ICEBERG}.writer_")
 _log = get_logger("config")
 
 
-def apply_settings(broker: Broker, log: Log | None, old: Settings, new: Settings) -> None:
-    """In force when this returns; wal/live_options.py says what that means for the log."""
+def apply_settings(broker: Broker, log: WriteAheadLog | None, old: Settings, new: Settings) -> None:
+    """In force when this returns; `WriteAheadLog.change_options` says what that means for the log."""
     changed = {path for path in KEYS if value_at(old, path) != value_at(new, path)}
     if changed & LOG_MESSAGES:
         change_log_level(new.log.level, new.log.format)
@@ -41,6 +40,6 @@ def apply_settings(broker: Broker, log: Log | None, old: Settings, new: Settings
         wanted = broker_options(new)
         broker.options = replace(broker.options, auto_create_topics=wanted.auto_create_topics)
     if changed & WAL and log is not None:
-        change_options(log, log_options(new))
+        log.change_options(log_options(new))
     for path in sorted(changed):
         _log.info("a setting has changed", key=path, value=KEYS[path].show(value_at(new, path)))

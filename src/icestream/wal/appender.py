@@ -1,18 +1,19 @@
-"""The heart of the log, without any I/O: batches in, writes out; completions in, releases out.
+"""The core of the log, without I/O: batches in, planned writes out; completions in, released records out.
 
     append(batches)      assigns offsets, builds records, plans writes. Takes as many batches as the present and the
-                         next file have room for: what is not assigned can still be refused (hazard 16)
-    take_writes()        the planned writes, in order. They must be carried out in this order, one file after the other
+                         next file have room for: batches without offsets can still be refused (hazard 16)
+    drain_writes()       the planned writes. They must be performed in this order, one file after the other
     progress(w, s)       all writes up to ticket w are complete, all up to s are synced; moves `released_lsn`
-    write_failed()       goes back to the last record whose ack may have left; what lies above never was
+    roll_back()          after a failed write: discards every record above the last one that may have been acknowledged
     file_ready(…)        the next file is prepared
 
     assigned --write--> written --sync--> synced
          `always`:            released when synced
-         `periodic`, `none`:  released when written, except a record that assigned beyond the synced promise (RESERVE)
+         `periodic`, `none`:  released when written, except a record that assigns offsets beyond the synced reservation
+                              (RESERVE): that one waits for its own sync
 
-Invariants: LSNs and offsets leave here without a hole; records are released in LSN order; nothing is planned for a file
-before the seal of the one before it is planned; a file never grows beyond its capacity, footer included.
+Invariants: LSNs and offsets are assigned without a hole; records are released in LSN order; nothing is planned for a
+file before the seal of the file before it is planned; a file never grows beyond its capacity, footer included.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from icestream.wal import format as wire
 from icestream.wal import notes
 from icestream.wal.index import MARK_BYTES, FileIndex
 from icestream.wal.log_file import SEAL_POSITION, Seal, encode_seal
-from icestream.wal.producers import Duplicate
+from icestream.wal.producer_registry import Duplicate
 from icestream.wal.state import LogState, Shard
 from icestream.wal.tail import SectionRead, Tail
 
 
-class Batch(NamedTuple):
-    """Messages of one producer for one shard, as a block (block.py)."""
+class AppendBatch(NamedTuple):
+    """Messages of one producer for one shard, as a block (model/block.py)."""
 
     shard: Shard
     rows: int
@@ -45,7 +46,7 @@ class Batch(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """Where a batch stands: offsets [base_offset, base_offset + rows), released with this LSN."""
+    """A batch got offsets [base_offset, base_offset + rows); it may be acknowledged when record `lsn` is released."""
 
     base_offset: int
     lsn: int
@@ -54,19 +55,19 @@ class Placed(NamedTuple):
 Result = Placed | Duplicate | errors.IcestreamError
 
 
-def placed(results: Sequence[Result]) -> list[Placed]:
-    """The results, when every batch was stored just now; raises the first that was not."""
-    found: list[Placed] = []
+def require_placed(results: Sequence[Result]) -> list[Placed]:
+    """Returns the results if every batch was stored by this append; raises the first error otherwise."""
+    placements: list[Placed] = []
     for result in results:
         if isinstance(result, errors.IcestreamError):
             raise result
         assert isinstance(result, Placed)
-        found.append(result)
-    return found
+        placements.append(result)
+    return placements
 
 
-class Write(NamedTuple):
-    """One instruction: put `data` at `position` of file `number`; sync the file afterwards if asked."""
+class PlannedWrite(NamedTuple):
+    """One instruction to the sink: write `data` at `position` of file `number`, then sync the file if `sync`."""
 
     ticket: int
     number: int
@@ -76,8 +77,8 @@ class Write(NamedTuple):
 
 
 @dataclass(slots=True)
-class OpenFile:
-    """The file being written, as far as it is planned."""
+class OpenLogFile:
+    """The file that gets records; includes writes that are planned but not performed yet."""
 
     number: int
     capacity: int
@@ -94,7 +95,7 @@ class OpenFile:
 
 @dataclass(frozen=True, slots=True)
 class SealedFile:
-    """A file that gets no further record. `index` is None when its footer was not written."""
+    """A file that gets no further record. `index` is None if it has no footer."""
 
     seal: Seal
     index: FileIndex | None
@@ -102,43 +103,47 @@ class SealedFile:
 
 @dataclass(slots=True)
 class _InFlight:
+    """A record between its assignment and its sync."""
+
     ticket: int
     lsn: int
     size: int
     number: int
     end: int
     needs_sync: bool
-    ends: list[tuple[Shard, int, int, int]]  # shard, offset reached, bytes, position of its section entry
-    promises: list[tuple[Shard, int]]
+    ends: list[tuple[Shard, int, int, int]]  # shard, end offset, bytes, position of its section entry
+    reservations: list[tuple[Shard, int]]
 
 
-# What a section costs beside its blocks: its entry, padding, and at most one new shard and one new point in the footer.
+# The cost of a section beside its blocks: its entry, padding, and at most one new shard and point in the footer.
 _SECTION_COST = wire.ENTRY_BYTES + wire.ALIGN + wire.ENTRY_BYTES + 32 + 24
 _RECORD_COST = wire.HEADER_BYTES
 # A record may become the first mark of the footer.
 _MARK_COST = wire.ENTRY_BYTES + MARK_BYTES
-# A shard adds at most its messages, its topic's name and a promise to a record, and two sections to the footer, which
-# is a record too: so a file is full when its footer could not hold another record's shards.
+# A shard adds at most its messages, its topic's name and a reservation to a record, and two sections to the footer,
+# which is a record too. So a file is full when its footer could not hold the shards of another record.
 _SHARDS_MAX = limits.RECORD_SECTIONS_MAX // 8
 _FOOTER_SECTIONS_MAX = limits.RECORD_SECTIONS_MAX - 2 * _SHARDS_MAX
 _RESERVE_COST = wire.ENTRY_BYTES
 
 
 class Appender:
+    """Assigns offsets and LSNs, lays records out in files, and decides when a record is released."""
+
     def __init__(self, state: LogState, mode: SyncMode, align: int = wire.ALIGN, tail: Tail | None = None) -> None:
         self.state = state
         self.tail = tail or Tail(0)
-        self.moved: list[Shard] = []  # shards that somebody follows, of which more may be seen
+        self.advanced_shards: list[Shard] = []  # followed shards with newly visible messages
         self.mode = mode
         self.released_lsn = state.lsn
         self.synced_lsn = state.lsn
         self.in_flight_bytes = 0
-        self.file: OpenFile | None = None
-        self.next_file: OpenFile | None = None
+        self.file: OpenLogFile | None = None
+        self.next_file: OpenLogFile | None = None
         self._align = align
         self._section_cost = _SECTION_COST if mode is SyncMode.ALWAYS else _SECTION_COST + _RESERVE_COST
         self._ticket = 0
-        self._writes: list[Write] = []
+        self._writes: list[PlannedWrite] = []
         self._unreleased: deque[_InFlight] = deque()
         self._unsynced: deque[_InFlight] = deque()
         self._sealing: deque[tuple[int, SealedFile]] = deque()
@@ -146,78 +151,79 @@ class Appender:
         self.sealed_count = 0
         self.sealing_bytes = 0  # of the files whose seal is planned
         self._released_at = (0, 0)  # file number and end position of the last released record
-        self._synced_at = (0, 0)  # and of the last that is known to be synced
+        self._synced_at = (0, 0)  # and of the last synced record
         self._gathered: list[Shard] = []
-        self._gathered_notes: list[wire.Section] = []
+        self._gathered_notes: list[wire.RecordSection] = []
 
     # --- files ---
 
     def file_ready(self, number: int, capacity: int) -> None:
         assert self.next_file is None
-        self.next_file = OpenFile(number, capacity)
+        self.next_file = OpenLogFile(number, capacity)
 
     def rotate(self) -> bool:
-        """Plans the seal of the present file and goes on in the next one, if there is one."""
+        """Plans the seal of the present file and switches to the next one; False if no next file is prepared."""
         if self.next_file is None:
             return False
-        self._plan_seal(goes_on=True)
+        self._plan_seal(has_successor=True)
         self.file, self.next_file = self.next_file, None
         self.file.first_lsn = self.state.lsn + 1
         return True
 
     def close(self) -> None:
         """Plans the seal of the present file; nothing is appended after it."""
-        self._plan_seal(goes_on=False)
+        self._plan_seal(has_successor=False)
         self.file = None
 
     @property
     def current_number(self) -> int:
-        """The number of the log file that gets the next record; 0 when none is ready."""
+        """The number of the log file that gets the next record; 0 if none is ready."""
         file = self.file or self.next_file
         return file.number if file is not None else 0
 
-    def _plan_seal(self, *, goes_on: bool) -> None:
+    def _plan_seal(self, *, has_successor: bool) -> None:
         file = self.file
         if file is None:
             return
         last = self.state.lsn
-        for key, held in file.index.shards.items():
+        for key, shard_index in file.index.shards.items():
             shard = self.state.shards[key]
-            held.epoch, held.append_time_us = shard.epoch, shard.append_time_us
+            shard_index.epoch, shard_index.append_time_us = shard.epoch, shard.append_time_us
         footer = wire.encode_record(
             wire.RecordKind.FOOTER, last, file.number, self.synced_lsn, 0, file.position, wire.ALIGN,
             file.index.sections(),
         )  # fmt: skip
-        next_number = self.next_file.number if goes_on and self.next_file else 0
+        next_number = self.next_file.number if has_successor and self.next_file else 0
         seal = Seal(file.number, file.first_lsn, last, file.position, file.position, len(footer), next_number)
-        # Every record is durable before the seal says so. The footer need not be: a bad one is made anew from them.
+        # Every record must be durable before the seal. The footer need not be: a bad one is rebuilt from the records.
         self._plan(file.number, file.position, footer, sync=self.synced_lsn < last)
         ticket = self._plan(file.number, SEAL_POSITION, encode_seal(seal), sync=True)
         self._sealing.append((ticket, SealedFile(seal, file.index)))
         self.sealing_bytes += seal.end_position + seal.footer_bytes
 
     def sealing(self) -> list[Seal]:
-        """The files whose seal is planned but not yet on disk."""
+        """The seals that are planned but not yet on disk."""
         return [sealed.seal for _, sealed in self._sealing]
 
     def open_files(self) -> list[tuple[int, FileIndex]]:
-        """Number and index of the files that are not sealed on disk yet, oldest first."""
-        found = [(sealed.seal.number, sealed.index) for _, sealed in self._sealing if sealed.index is not None]
+        """Number and index of each file that is not sealed on disk yet, oldest first."""
+        open_files = [(sealed.seal.number, sealed.index) for _, sealed in self._sealing if sealed.index is not None]
         if self.file is not None:
-            found.append((self.file.number, self.file.index))
-        return found
+            open_files.append((self.file.number, self.file.index))
+        return open_files
 
-    def take_sealed(self) -> list[SealedFile]:
-        """The files whose seal is on disk since the last call."""
+    def drain_sealed(self) -> list[SealedFile]:
+        """Returns the files whose seal has reached the disk since the last call."""
         sealed, self._sealed = self._sealed, []
         return sealed
 
     # --- append ---
 
-    def append(self, batches: Sequence[Batch], now_us: int) -> list[Result]:
-        """Results of the batches taken, in order; fewer than given when no file has room for the rest.
+    def append(self, batches: Sequence[AppendBatch], now_us: int) -> list[Result]:
+        """Assigns offsets to the batches and returns a result for each, in order.
 
-        The loop runs once per batch of a tick and is written out for that: no call in it but where something begins.
+        Returns fewer results than batches if no file has room for the rest. The loop is the hot path and is
+        written out: it makes no call in the common case.
         """
         results: list[Result] = []
         limit = self._record_limit()
@@ -226,9 +232,9 @@ class Appender:
         for batch in batches:
             shard, rows, block, numbering = batch.shard, batch.rows, batch.block, batch.numbering
             if numbering is not None:
-                verdict = self._judge(batch)
-                if verdict is not None:
-                    results.append(verdict)
+                rejection = self._check_sequence(batch)
+                if rejection is not None:
+                    results.append(rejection)
                     continue
             cost = len(block) if shard.rows else len(block) + self._opening_cost(shard)
             if gathered_bytes + cost > limit or len(self._gathered) >= _SHARDS_MAX:
@@ -254,14 +260,14 @@ class Appender:
         self._close_record(now_us)
         return results
 
-    def declare(self, gaps: Sequence[Gap], now_us: int) -> int:
-        """Writes gaps that somebody found, each as a note in a record of its own; how many there was room for."""
+    def declare_gaps(self, gaps: Sequence[Gap], now_us: int) -> int:
+        """Writes declared gaps, each as a note in a record of its own; returns how many the files had room for."""
         for number, gap in enumerate(gaps):
             shard = self.state.shard(gap.key)
             note = wire.padded(len(notes.gap_section(gap).body))
             if not self._make_room(self._opening_cost(shard) + wire.ENTRY_BYTES + note):
                 return number
-            self._note_topic(shard)
+            self._add_topic_note(shard)
             self._gathered_notes.append(notes.gap_section(gap))
             self.state.declare_gap(gap)
             shard.assigned = max(shard.assigned, gap.end)
@@ -269,15 +275,16 @@ class Appender:
             self._close_record(now_us)
         return len(gaps)
 
-    def _judge(self, batch: Batch) -> Duplicate | errors.IcestreamError | None:
+    def _check_sequence(self, batch: AppendBatch) -> Duplicate | errors.IcestreamError | None:
+        """None if the numbered batch is to be stored, else its result."""
         assert batch.numbering is not None
         try:
-            return self.state.producers.judge(batch.shard.key, batch.numbering, batch.rows, self.released_lsn)
+            return self.state.producers.check(batch.shard.key, batch.numbering, batch.rows, self.released_lsn)
         except (errors.InvalidInput, errors.InFlightFull) as error:
             return error
 
     def _opening_cost(self, shard: Shard) -> int:
-        """What the first batch of a shard adds to a record and to the footer beside its block."""
+        """The bytes that the first batch of a shard adds to a record and to the footer, beside its block."""
         if self.file is not None and shard.entry_file == self.file.number:
             return self._section_cost
         return self._section_cost + 2 * (wire.ENTRY_BYTES + wire.ALIGN + 8 + limits.TOPIC_NAME_BYTES_MAX)
@@ -287,7 +294,7 @@ class Appender:
         return min(limits.RECORD_BYTES_TARGET - _RECORD_COST - self._align, room)
 
     def _make_room(self, cost: int) -> bool:
-        """Whether the present file has room for a record of one batch, after a rotation if need be."""
+        """Whether the present file has room for a record of one batch; rotates to the next file if necessary."""
         needed = cost + _RECORD_COST + _MARK_COST + self._align
         if self.file is not None and self.file.room >= needed:
             return True
@@ -298,18 +305,18 @@ class Appender:
     # --- records ---
 
     def _close_record(self, now_us: int) -> None:
-        """Turns what was gathered into one record and plans its write."""
+        """Builds one record from the gathered batches and notes, and plans its write."""
         if not self._gathered:
             return
         file = self.file
         assert file is not None
-        promises: list[tuple[Shard, int]] = []
+        reservations: list[tuple[Shard, int]] = []
         needs_sync = self.mode is SyncMode.ALWAYS
         if not needs_sync:
-            needs_sync = self._promise(promises)
+            needs_sync = self._reserve_offsets(reservations)
         for shard in self._gathered:
             if shard.entry_file != file.number:
-                self._note_topic(shard)
+                self._add_topic_note(shard)
         sections, ends = self._sections(file, now_us)
         lsn = self.state.lsn + 1
         data = wire.encode_record(
@@ -320,34 +327,40 @@ class Appender:
         if file.position >= file.index.mark_due:
             file.index.mark(file.position, lsn)
         file.position += len(data)
-        record = _InFlight(ticket, lsn, len(data), file.number, file.position, needs_sync, ends, promises)
+        record = _InFlight(ticket, lsn, len(data), file.number, file.position, needs_sync, ends, reservations)
         self._unreleased.append(record)
         self.in_flight_bytes += len(data)
         self._gathered = []
         self._gathered_notes = []
 
-    def _note_topic(self, shard: Shard) -> None:
+    def _add_topic_note(self, shard: Shard) -> None:
+        """Adds the topic's name to the record, unless this file has it already."""
         assert self.file is not None
         if shard.topic.id not in self.file.index.topics:
             self.file.index.add_topic(shard.topic)
             self._gathered_notes.append(notes.topic_section(shard.topic))
 
-    def _promise(self, promises: list[tuple[Shard, int]]) -> bool:
-        """Adds RESERVE notes where they are due; whether the record must wait for its own sync. A gap alone makes none:
-        a shard that gets no message needs none, and would have another gap after each unclean stop."""
+    def _reserve_offsets(self, reservations: list[tuple[Shard, int]]) -> bool:
+        """Adds RESERVE notes where they are due; returns whether the record must wait for its own sync.
+
+        A gap alone adds none: a shard without new messages needs no reservation, and with one it would have another gap
+        after each unclean stop.
+        """
         must_wait = False
         for shard in self._gathered:
-            left = shard.reserve_pending - shard.assigned
-            if left < limits.RESERVE_BLOCK_OFFSETS // 2 and (shard.rows or left < 0):
+            remaining = shard.reserve_pending - shard.assigned
+            if remaining < limits.RESERVE_BLOCK_OFFSETS // 2 and (shard.rows or remaining < 0):
                 shard.reserve_pending = shard.assigned + limits.RESERVE_BLOCK_OFFSETS
-                self._note_topic(shard)
+                self._add_topic_note(shard)
                 self._gathered_notes.append(notes.reserve_section(shard.key, shard.epoch, shard.reserve_pending))
-                promises.append((shard, shard.reserve_pending))
+                reservations.append((shard, shard.reserve_pending))
             must_wait = must_wait or shard.assigned > shard.reserved
         return must_wait
 
-    def _sections(self, file: OpenFile, now_us: int) -> tuple[list[wire.Section], list[tuple[Shard, int, int, int]]]:
-        """The sections of the record, notes first, and what each shard has reached with it."""
+    def _sections(
+        self, file: OpenLogFile, now_us: int
+    ) -> tuple[list[wire.RecordSection], list[tuple[Shard, int, int, int]]]:
+        """The sections of the record, notes first, and the new end of each shard."""
         sections: list[Any] = list(self._gathered_notes)
         ends: list[tuple[Shard, int, int, int]] = []
         number, index, tail = file.number, file.index, self.tail
@@ -365,17 +378,17 @@ class Appender:
             else:
                 time_us = shard.stamp(now_us)
             if shard.entry_file == number:
-                previous, held = shard.entry_position, shard.index
+                previous, shard_index = shard.entry_position, shard.index
             else:
-                previous, held = 0, index.open(shard.key, base)
-                shard.entry_file, shard.index = number, held
-            if held.own_bytes >= held.point_due_bytes:
-                index.add_point(held, base, at)
-            held.own_bytes += size
-            held.end_offset = end
-            held.last_position = shard.entry_position = at
-            if time_us > held.max_time_us:  # noqa: PLR1730 (a call to max costs more than the rest of the line)
-                held.max_time_us = time_us
+                previous, shard_index = 0, index.open(shard.key, base)
+                shard.entry_file, shard.index = number, shard_index
+            if shard_index.own_bytes >= shard_index.point_due_bytes:
+                index.add_point(shard_index, base, at)
+            shard_index.own_bytes += size
+            shard_index.end_offset = end
+            shard_index.last_position = shard.entry_position = at
+            if time_us > shard_index.max_time_us:  # noqa: PLR1730 (a call to max costs more than the rest of the line)
+                shard_index.max_time_us = time_us
             shard.usage.held_bytes += size
             topic_id, shard_number = shard.key
             sections.append((topic_id, shard_number, 1, 0, shard.epoch, base, time_us, rows, previous, body))
@@ -387,46 +400,51 @@ class Appender:
 
     def _plan(self, number: int, position: int, data: bytes, *, sync: bool) -> int:
         self._ticket += 1
-        self._writes.append(Write(self._ticket, number, position, data, sync))
+        self._writes.append(PlannedWrite(self._ticket, number, position, data, sync))
         return self._ticket
 
     def plan_sync(self) -> None:
-        """Asks for a sync of everything planned so far."""
+        """Plans a sync of everything planned so far."""
         if self.file is not None:
             self._plan(self.file.number, self.file.position, b"", sync=True)
 
-    def take_writes(self) -> list[Write]:
+    def drain_writes(self) -> list[PlannedWrite]:
+        """Returns the writes planned since the last call."""
         writes, self._writes = self._writes, []
         return writes
 
     # --- completions ---
 
     def progress(self, written: int, synced: int) -> None:
-        """Moves the watermarks. `synced` counts also where nobody asked for it: a sync covers all before it."""
+        """Moves the watermarks: writes up to ticket `written` are complete, up to `synced` synced.
+
+        A sync covers every write before it, also those that did not ask for one.
+        """
         unreleased = self._unreleased
         while unreleased:
             record = unreleased[0]
             if record.ticket > synced and (record.needs_sync or record.ticket > written):
                 break
             unreleased.popleft()
-            self._note_released(record)
+            self._mark_released(record)
             self._unsynced.append(record)
         unsynced = self._unsynced
         while unsynced and unsynced[0].ticket <= synced:
-            self._note_synced(unsynced.popleft())
+            self._mark_synced(unsynced.popleft())
         while self._sealing and self._sealing[0][0] <= synced:
             sealed = self._sealing.popleft()[1]
             self._sealed.append(sealed)
             self.sealed_count += 1
             self.sealing_bytes -= sealed.seal.end_position + sealed.seal.footer_bytes
 
-    def write_failed(self) -> list[SealedFile]:
-        """A write failed: forget what was not released. Returns the files to seal, in order, before going on (16).
+    def roll_back(self) -> list[SealedFile]:
+        """After a failed write: discards every record that was not released (hazard 16).
 
-        Their seals must be written and synced; if that fails too, the node stops. The next append needs a new file.
+        Returns the files whose seals must be written and synced, in order, before the next append. If that fails too,
+        the node stops. The next append needs a new file.
         """
         assert not self._gathered
-        keep = self.released_lsn
+        last_lsn = self.released_lsn
         for record in self._unreleased:
             self.in_flight_bytes -= record.size
             for shard, _, size, _ in record.ends:
@@ -437,11 +455,11 @@ class Appender:
         self._unreleased.clear()
         self._writes.clear()
         self.tail.clear()
-        self.state.producers.roll_back(keep)
-        self.state.lsn = keep
-        return self._files_to_end(keep)
+        self.state.producers.roll_back(last_lsn)
+        self.state.lsn = last_lsn
+        return self._unfinished_files(last_lsn)
 
-    def _note_released(self, record: _InFlight) -> None:
+    def _mark_released(self, record: _InFlight) -> None:
         number = record.number
         for shard, end, _, position in record.ends:
             shard.written = end
@@ -449,46 +467,46 @@ class Appender:
                 shard.read_file = number
                 shard.read_position = position
                 if shard.on_visible is not None:
-                    self.moved.append(shard)
+                    self.advanced_shards.append(shard)
         self.released_lsn = record.lsn
         self._released_at = (number, record.end)
         self.in_flight_bytes -= record.size
 
-    def files_ended(self) -> None:
-        """The files of `write_failed` are sealed and synced: so is every record that is left."""
+    def mark_files_sealed(self) -> None:
+        """The files that `roll_back` returned are sealed and synced, and with them every remaining record."""
         for record in self._unsynced:
-            self._note_synced(record)
+            self._mark_synced(record)
         self._unsynced.clear()
 
-    def _note_synced(self, record: _InFlight) -> None:
+    def _mark_synced(self, record: _InFlight) -> None:
         for shard, end, _, _ in record.ends:
             shard.synced = end
-        for shard, promise in record.promises:
-            shard.reserved = promise
+        for shard, reserved in record.reservations:
+            shard.reserved = reserved
         self.synced_lsn = record.lsn
         self._synced_at = (record.number, record.end)
 
     def synced_end(self, number: int) -> int:
-        """Behind the last synced record of a file that is not sealed on disk yet."""
+        """The position after the last synced record of a file that is not sealed on disk yet."""
         for seal in self.sealing():
             if seal.number == number and seal.last_lsn <= self.synced_lsn:
                 return seal.end_position
         return self._synced_at[1] if self._synced_at[0] == number else wire.RECORDS_START
 
-    def _files_to_end(self, keep: int) -> list[SealedFile]:
-        """Every file with unfinished writes, ended at the last record that counts, without a footer."""
+    def _unfinished_files(self, last_lsn: int) -> list[SealedFile]:
+        """Every file with unfinished writes, sealed at its last valid record, without a footer."""
         unfinished = [sealed.seal for _, sealed in self._sealing]
         self._sealing.clear()
         self.sealing_bytes = 0
         if self.file is not None:
-            unfinished.append(Seal(self.file.number, self.file.first_lsn, keep, 0, 0, 0))
+            unfinished.append(Seal(self.file.number, self.file.first_lsn, last_lsn, 0, 0, 0))
             self.file = None
         number, end = self._released_at
         return [
             SealedFile(
-                Seal(seal.number, seal.first_lsn, keep, end, 0, 0, self.current_number)
+                Seal(seal.number, seal.first_lsn, last_lsn, end, 0, 0, self.current_number)
                 if seal.number == number
-                else Seal.empty(seal.number, keep),
+                else Seal.empty(seal.number, last_lsn),
                 None,
             )
             for seal in unfinished

@@ -1,16 +1,17 @@
-"""Room that is kept for draining: a file of a fixed size, given up when the disk is full (hazard 16).
+"""The ballast: a file of fixed size that reserves disk space for emergencies and is removed when the disk is full.
 
-Without it a full disk has no exit. The log becomes smaller by rounds of the pipeline, and their Parquet files,
-manifests, metadata, and the checkpoint behind them, need room themselves.
+Without it a full disk has no way out (hazard 16). The log shrinks by rounds of the pipeline, and their Parquet files,
+manifests, metadata and the checkpoint after them need space themselves.
 
-    held     the file is there, with space for all of it
-    given    the file is gone, and its room is for everybody but the log. That makes no new file meanwhile, and refuses
-             what has no room in the present one
+    held      the file exists, with all of its space allocated
+    released  the file is removed, and its space is for everything but the log: the log creates no new file and refuses
+              appends that do not fit the present one
 
-    held -> given    no log file can be made for want of room; or hardly anything is free: somebody else filled the disk
-    given -> held    there is room for it, for the next log file, and for a little more
+    held -> released   a log file cannot be created for lack of space, or hardly any space is free because another
+                       program filled the disk
+    released -> held   there is space for the ballast, the next log file, and a small margin
 
-Blocking: runs off the loop.
+Blocking: runs off the event loop.
 """
 
 from __future__ import annotations
@@ -30,54 +31,61 @@ FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _log = get_logger("wal")
 
 
-def ballast_bytes(wanted: int | None, quota_bytes: int, free_bytes: int, used_bytes: int) -> int:
-    """As it is set, else by the quota; never more than a quarter of what the log and it could have at all."""
-    found = min(limits.BALLAST_BYTES_MAX_DEFAULT, int(quota_bytes * limits.BALLAST_QUOTA_SHARE))
-    return min(found if wanted is None else wanted, (free_bytes + used_bytes) // 4)
+def ballast_bytes(configured_bytes: int | None, quota_bytes: int, free_bytes: int, used_bytes: int) -> int:
+    """The size of the ballast: as configured, else a share of the quota.
+
+    At most a quarter of the space that the log and the ballast could have at all.
+    """
+    default_bytes = min(limits.BALLAST_BYTES_MAX_DEFAULT, int(quota_bytes * limits.BALLAST_QUOTA_SHARE))
+    return min(default_bytes if configured_bytes is None else configured_bytes, (free_bytes + used_bytes) // 4)
 
 
 class Ballast:
     def __init__(self, directory: Directory, size: int, file_bytes: int) -> None:
-        """`size` 0: there is none."""
+        """`size` 0: no ballast is kept."""
         self._directory = directory
         self.size = size
         self._file_bytes = file_bytes
         self._low_bytes = min(limits.BALLAST_LOW_BYTES, size // 4)
-        self.is_given = size > 0  # until `found` has looked
+        self.is_released = size > 0  # until `restore` has run
 
     @property
     def held_bytes(self) -> int:
-        return 0 if self.is_given else self.size
+        return 0 if self.is_released else self.size
 
-    def found(self, provisioner: Provisioner) -> None:
-        """At a start: the one of before counts when it is as large as it should be."""
-        size = found_bytes(self._directory)
+    def restore(self, provisioner: Provisioner) -> None:
+        """At a start: keeps the ballast file of the last run if it has the right size, else creates it."""
+        size = existing_ballast_bytes(self._directory)
         if size is not None and size != self.size:
             self._remove()
-        self.is_given = self.size > 0 and size != self.size
-        if self.is_given:
-            self._take(provisioner)
+        self.is_released = self.size > 0 and size != self.size
+        if self.is_released:
+            self._reserve(provisioner)
 
-    def look(self, provisioner: Provisioner) -> None:
-        """Gives it when hardly anything is free, takes it back when there is room."""
-        if self.is_given:
-            self._take(provisioner)
+    def update(self, provisioner: Provisioner) -> None:
+        """Releases the ballast if hardly any space is free, reserves it again if there is space."""
+        if self.is_released:
+            self._reserve(provisioner)
         elif self.size and self._directory.free_bytes() < self._low_bytes:
-            self.give("hardly anything is free")
+            self.release("hardly any disk space is free")
 
-    def keep(self, provisioner: Provisioner) -> None:
-        """Before a log file is made. Raises OSError while the ballast is given: what is free is not for the log."""
-        if self.is_given and not self._take(provisioner):
-            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} but for what drains the log")
+    def require_held(self, provisioner: Provisioner) -> None:
+        """Raises OSError (ENOSPC) while the ballast is released: free space is then for draining, not for new files."""
+        if self.is_released and not self._reserve(provisioner):
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (only the emergency reserve is left)")
 
-    def give(self, reason: str) -> None:
-        if self.is_given or not self.size:
+    def release(self, reason: str) -> None:
+        """Removes the ballast file, so that its space is free for draining the log."""
+        if self.is_released or not self.size:
             return
-        self.is_given = True
-        _log.warning("the disk is full: the room that is kept for draining is in use", reason=reason, bytes=self.size)
+        self.is_released = True
+        _log.warning(
+            "disk full: released the emergency reserve (ballast) for draining the log", reason=reason, bytes=self.size
+        )
         self._remove()
 
-    def _take(self, provisioner: Provisioner) -> bool:
+    def _reserve(self, provisioner: Provisioner) -> bool:
+        """Creates the ballast file if there is space for it; spare log files give way to it, but for one."""
         needed = self.size + self._low_bytes
         while (free := self._directory.free_bytes()) < needed and len(provisioner.spares) > 1:
             provisioner.drop_spare()
@@ -92,8 +100,8 @@ class Ballast:
         except OSError:
             self._remove()
             return False
-        self.is_given = False
-        _log.info("there is room for draining the log", bytes=self.size)
+        self.is_released = False
+        _log.info("reserved disk space for emergencies (ballast)", bytes=self.size)
         return True
 
     def _remove(self) -> None:
@@ -102,8 +110,8 @@ class Ballast:
             self._directory.sync()
 
 
-def found_bytes(directory: Directory) -> int | None:
-    """The size of the one that is there."""
+def existing_ballast_bytes(directory: Directory) -> int | None:
+    """The size of the ballast file in the directory; None if there is none."""
     if BALLAST_NAME not in directory.names():
         return None
     file = directory.open(BALLAST_NAME)
@@ -113,8 +121,8 @@ def found_bytes(directory: Directory) -> int | None:
         file.close()
 
 
-def give_up_ballast(directory: Directory) -> bool:
-    """A start that has no room for what it must write: whether there was a ballast that gives it some."""
+def release_ballast(directory: Directory) -> bool:
+    """Removes the ballast file for a start that has no space to write; returns whether there was one."""
     if BALLAST_NAME not in directory.names():
         return False
     directory.remove(BALLAST_NAME)

@@ -25,9 +25,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from icestream import errors, limits
-from icestream.model.shard import Gap, GapState, ShardKey, Topic
+from icestream.model.shard import Gap, GapState, ShardKey, TopicIdentity
 from icestream.wal import format as wire
-from icestream.wal.producers import Sent, Window
+from icestream.wal.producer_registry import SequenceWindow, StoredBatch
 from icestream.wal.state import LogState
 
 _LOG = struct.Struct("<16sQB7x")
@@ -75,15 +75,15 @@ def encode_checkpoint(checkpoint: Checkpoint, shards: bytes, windows: bytes, epo
         (wire.SectionKind.WINDOWS, windows),
         (wire.SectionKind.EPOCHS, epochs),
     )
-    sections = [wire.Section(0, 0, kind, 0, 0, 0, 0, 0, 0, body) for kind, body in bodies]
+    sections = [wire.RecordSection(0, 0, kind, 0, 0, 0, 0, 0, 0, body) for kind, body in bodies]
     current = _CURRENT.pack(checkpoint.current)
-    sections.append(wire.Section(0, 0, wire.SectionKind.CURRENT, wire.OPTIONAL, 0, 0, 0, 0, 0, current))
+    sections.append(wire.RecordSection(0, 0, wire.SectionKind.CURRENT, wire.OPTIONAL, 0, 0, 0, 0, 0, current))
     return wire.encode_record(
         wire.RecordKind.CHECKPOINT, checkpoint.lsn, 0, checkpoint.lsn, now_us, 0, wire.ALIGN, sections
     )
 
 
-def _encode_topic(topic: Topic) -> bytes:
+def _encode_topic(topic: TopicIdentity) -> bytes:
     name = topic.name.encode()
     return _TOPIC.pack(topic.id, topic.incarnation, len(name)) + name
 
@@ -112,12 +112,12 @@ def window_slices(state: LogState, lsn: int, size: int = limits.CHECKPOINT_SLICE
     behind the checkpoint tells of it.
     """
     windows = list(state.producers.windows())
-    state.producers.held_lsn = lsn
+    state.producers.checkpoint_lsn = lsn
     try:
         for start in range(0, len(windows), size):
             yield b"".join(_encode_window(*window, lsn) for window in windows[start : start + size])
     finally:
-        state.producers.held_lsn = None
+        state.producers.checkpoint_lsn = None
 
 
 def epoch_slices(state: LogState, size: int = limits.CHECKPOINT_SLICE_EPOCHS) -> Iterator[bytes]:
@@ -127,7 +127,7 @@ def epoch_slices(state: LogState, size: int = limits.CHECKPOINT_SLICE_EPOCHS) ->
         yield b"".join(_EPOCH.pack(*one) for one in epochs[start : start + size])
 
 
-def _encode_window(key: ShardKey, producer_id: int, newest: Window, lsn: int) -> bytes:
+def _encode_window(key: ShardKey, producer_id: int, newest: SequenceWindow, lsn: int) -> bytes:
     window = newest.at(lsn)
     if window is None:
         return b""
@@ -150,7 +150,7 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
         log_id, next_number, clean = _LOG.unpack(bodies[wire.SectionKind.LOG])
         state = LogState(lsn=header.lsn)
         for topic in _decode_topics(bodies[wire.SectionKind.TOPICS]):
-            state.declare(topic)
+            state.declare_topic(topic)
         _decode_shards(state, bodies[wire.SectionKind.SHARDS])
         for gap in _decode_gaps(bodies[wire.SectionKind.GAPS]):
             state.declare_gap(gap)
@@ -163,12 +163,12 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
     return Checkpoint(header.lsn, log_id, next_number, bool(clean), state, current)
 
 
-def _decode_topics(body: bytes) -> Iterator[Topic]:
+def _decode_topics(body: bytes) -> Iterator[TopicIdentity]:
     at = 0
     while at < len(body):
         id_, incarnation, size = _TOPIC.unpack_from(body, at)
         at += _TOPIC.size
-        yield Topic(id_, _cut(body, at, size).decode(), incarnation)
+        yield TopicIdentity(id_, _cut(body, at, size).decode(), incarnation)
         at += size
 
 
@@ -201,8 +201,8 @@ def _decode_windows(state: LogState, body: bytes) -> None:
     while at < len(body):
         topic_id, number, producer, epoch, expected, used_us, start, count = _WINDOW.unpack_from(body, at)
         at += _WINDOW.size
-        window = Window(epoch, expected, used_us, start=start)
+        window = SequenceWindow(epoch, expected, used_us, start=start)
         for _ in range(count):
-            window.sent.append(Sent(*_SENT.unpack_from(body, at)))
+            window.sent.append(StoredBatch(*_SENT.unpack_from(body, at)))
             at += _SENT.size
         state.producers.restore(ShardKey(topic_id, number), producer, window)

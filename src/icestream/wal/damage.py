@@ -20,24 +20,24 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from icestream import errors, limits
-from icestream.model.shard import Gap, ShardKey, Topic
+from icestream.model.shard import Gap, ShardKey, TopicIdentity
 from icestream.runtime.files import Directory
 from icestream.wal import format as wire
 from icestream.wal import log_file, notes
+from icestream.wal.file_summary import FileSummary
 from icestream.wal.footer import read_footer
 from icestream.wal.format import RECORDS_START, RecordKind, SectionKind
 from icestream.wal.log_file import FileHeader, Seal
-from icestream.wal.losses import Ledger, Loss
+from icestream.wal.losses import Loss, LossLedger
+from icestream.wal.record_scan import begins_with, find_headers, scan_records
 from icestream.wal.recovery import examine, is_debris, is_missing
-from icestream.wal.scan import begins_with, find_headers, scan_records
-from icestream.wal.spills import load_spill, spilled_until
-from icestream.wal.summary import FileSummary
+from icestream.wal.spill_log import load_spill, spilled_until
 from icestream.wal.survey import Survey, survey
 
 _LSN_MAX: Final = 2**63
 
 
-class Part(NamedTuple):
+class RewrittenRecord(NamedTuple):
     """One record of a file as it will be: the sections that stay, then notes on what was lost."""
 
     kind: int
@@ -48,17 +48,17 @@ class Part(NamedTuple):
 
 
 @dataclass(slots=True)
-class Rewrite:
+class FileRewrite:
     """A file that has to be written anew."""
 
     name: str
     header: FileHeader
-    parts: list[Part] = field(default_factory=list)
+    parts: list[RewrittenRecord] = field(default_factory=list)
     is_needed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Closing:
+class ClosingFile:
     """The file behind all others. What it says has an LSN that no checkpoint covers; it begins with the first one that
     is missing."""
 
@@ -66,7 +66,7 @@ class Closing:
     kind: int
     lsn_first: int
     lsn: int
-    sections: list[wire.Section]
+    sections: list[wire.RecordSection]
 
 
 @dataclass(slots=True)
@@ -76,13 +76,13 @@ class RepairPlan:
     files: int = 0
     is_decided: bool = False  # it was interrupted behind the point of no return: only its last steps are missing
     losses: list[Loss] = field(default_factory=list)
-    rewrites: list[Rewrite] = field(default_factory=list)
+    rewrites: list[FileRewrite] = field(default_factory=list)
     set_aside: list[str] = field(default_factory=list)  # nothing in these files counts, but a start stumbles over them
-    closing: Closing | None = None
+    closing: ClosingFile | None = None
     has_lost_end: bool = False  # shards of which the log knows nothing may have lost messages, too
     is_lost_whole: bool = False  # there is no log file and no checkpoint at all (lost_log.py)
-    topics: dict[int, Topic] = field(default_factory=dict)
-    nameless: list[Topic] = field(default_factory=list)  # their names are lost; these stand in for them
+    topics: dict[int, TopicIdentity] = field(default_factory=dict)
+    nameless: list[TopicIdentity] = field(default_factory=list)  # their names are lost; these stand in for them
     refusal: errors.LogDamaged | None = None  # a start refuses the log for a reason that no repair is known for
 
     @property
@@ -182,7 +182,7 @@ def _look(directory: Directory, found: Survey) -> list[_LogFile]:
     return sorted(files, key=lambda file: file.header.number)
 
 
-def _is_whole(data: bytes, entry: wire.Entry) -> bool:
+def _is_whole(data: bytes, entry: wire.SectionEntry) -> bool:
     """Whether the section is there and its own CRC fits, whatever became of the rest of its record."""
     if entry.body_position < entry.position:
         return False
@@ -204,7 +204,7 @@ class _Planner:
         self.plan = RepairPlan(len(self.files), topics=dict(state.topics) if state else {})
         spills = self._spills()
         spilled = {key: spilled_until(spills, state, key) for key in state.shards} if state else {}
-        self.ledger = Ledger(state, spilled)
+        self.ledger = LossLedger(state, spilled)
         self.last_number = 0
         self.torn: list[str] = []  # files in which nothing counts, with a record that could be taken for one
         self.may_have_begun = True  # the file before this one was ended, so this one may have got records
@@ -237,7 +237,7 @@ class _Planner:
         freed = self.ledger.last
         for at, file in enumerate(self.files):
             following = next((later.first for later in self.files[at + 1 :] if later.first), 0)
-            rewrite = Rewrite(file.name, file.header)
+            rewrite = FileRewrite(file.name, file.header)
             if not file.is_empty:
                 self._walk(file, rewrite, following)
             self._finish(file, rewrite, following)
@@ -252,14 +252,14 @@ class _Planner:
         self.plan.has_lost_end = self.ledger.has_lost_end
         self._close(first_lsn)
         nameless = self.ledger.topic_ids - self.plan.topics.keys()
-        self.plan.nameless = [Topic.nameless(number) for number in sorted(nameless)]
+        self.plan.nameless = [TopicIdentity.nameless(number) for number in sorted(nameless)]
         if not self.plan.is_needed:
             self._ask_recovery()
         return self.plan
 
     # --- one file ---
 
-    def _walk(self, file: _LogFile, rewrite: Rewrite, following: int) -> None:
+    def _walk(self, file: _LogFile, rewrite: FileRewrite, following: int) -> None:
         """Goes through the records that count. What must be there ends at `until`, what may be there at `limit`."""
         data = self._content(file)
         until = limit = following - 1
@@ -284,7 +284,7 @@ class _Planner:
         if self.expected <= until:
             self._hole(file, rewrite, data, (at, end), until, is_end=not file.seal and not following)
 
-    def _is_tail(self, data: bytes, entries: Sequence[wire.Entry], lsn: int, until: int) -> bool:
+    def _is_tail(self, data: bytes, entries: Sequence[wire.SectionEntry], lsn: int, until: int) -> bool:
         """Behind a hole that nothing vouches for, or torn where nothing vouches for it (hazard 5)."""
         if lsn > self.expected and lsn - 1 > until:
             return True
@@ -301,7 +301,7 @@ class _Planner:
                 self.plan.topics.update(footer.topics)
         return read_records(self.directory, file.name)
 
-    def _finish(self, file: _LogFile, rewrite: Rewrite, following: int) -> None:
+    def _finish(self, file: _LogFile, rewrite: FileRewrite, following: int) -> None:
         if file.is_headless and not rewrite.parts and not following and self.may_have_begun:
             # a file has its header before it has its name: whatever it held is gone with it
             self.ledger.pass_checkpoint()
@@ -327,7 +327,9 @@ class _Planner:
 
     # --- records ---
 
-    def _keep(self, rewrite: Rewrite, data: bytes, header: wire.Header, entries: Sequence[wire.Entry]) -> None:
+    def _keep(
+        self, rewrite: FileRewrite, data: bytes, header: wire.RecordHeader, entries: Sequence[wire.SectionEntry]
+    ) -> None:
         self.expected = header.lsn + 1
         if header.lsn > self.covered:
             self.ledger.pass_checkpoint()
@@ -344,9 +346,9 @@ class _Planner:
             self.ledger.losses.append(Loss(rewrite.name, header.end - missing, missing, 0, 0))
         rewrite.is_needed = rewrite.is_needed or bool(losses) or missing > 0
         chosen = tuple(kept) if losses else None
-        rewrite.parts.append(Part(header.kind, header.lsn, header.position, chosen, tuple(losses)))
+        rewrite.parts.append(RewrittenRecord(header.kind, header.lsn, header.position, chosen, tuple(losses)))
 
-    def _follow(self, data: bytes, entry: wire.Entry) -> None:
+    def _follow(self, data: bytes, entry: wire.SectionEntry) -> None:
         self.ledger.follow(data, entry)
         if entry.kind == SectionKind.TOPIC:
             start = entry.body_position - RECORDS_START
@@ -355,7 +357,7 @@ class _Planner:
     def _hole(
         self,
         file: _LogFile,
-        rewrite: Rewrite,
+        rewrite: FileRewrite,
         data: bytes,
         stretch: tuple[int, int],
         last: int,
@@ -366,7 +368,7 @@ class _Planner:
         begins. `is_end`: nothing says that it was the last."""
         start, end = stretch
         first, self.expected = self.expected, last + 1
-        saved: list[wire.Entry] = []
+        saved: list[wire.SectionEntry] = []
         if first <= self.covered:
             saved = self._stand_in(rewrite, data, stretch, (first, min(last, self.covered)))
             stretch = (end, end)
@@ -383,20 +385,20 @@ class _Planner:
             self.ledger.doubt_all(size, but=saved_keys if first == last else set())
 
     def _stand_in(
-        self, rewrite: Rewrite, data: bytes, stretch: tuple[int, int], lsns: tuple[int, int]
-    ) -> list[wire.Entry]:
+        self, rewrite: FileRewrite, data: bytes, stretch: tuple[int, int], lsns: tuple[int, int]
+    ) -> list[wire.SectionEntry]:
         """Puts repair records in the place of missing ones; the sections that are saved of them."""
         start, end = stretch
         first, last = lsns
         saved = self._salvage(data, start, end)
         loss = self.ledger.lose(Loss(rewrite.name, start, end - start, first, last, is_noted=True))
-        rewrite.parts.append(Part(RecordKind.REPAIR, last, 0, tuple(one.position for one in saved), (loss,)))
+        rewrite.parts.append(RewrittenRecord(RecordKind.REPAIR, last, 0, tuple(one.position for one in saved), (loss,)))
         rewrite.is_needed = True
         return saved
 
-    def _salvage(self, data: bytes, start: int, end: int) -> list[wire.Entry]:
+    def _salvage(self, data: bytes, start: int, end: int) -> list[wire.SectionEntry]:
         """The sections of a record without a good header that are good by themselves (hazard 19)."""
-        saved: list[wire.Entry] = []
+        saved: list[wire.SectionEntry] = []
         at = start + wire.HEADER_BYTES
         limit = min(end, RECORDS_START + len(data), at + wire.ENTRY_BYTES * limits.RECORD_SECTIONS_MAX)
         while at + wire.ENTRY_BYTES <= limit:
@@ -445,7 +447,7 @@ class _Planner:
         if sections or self.ledger.has_lost_end:
             header = FileHeader(self.found.log_id or bytes(16), self.found.number_max + 1, 0, 0, 0, 0)
             kind = RecordKind.REPAIR if self.ledger.has_lost_end else RecordKind.DATA
-            self.plan.closing = Closing(header, kind, first_lsn, max(first_lsn, self.known + 1), sections)
+            self.plan.closing = ClosingFile(header, kind, first_lsn, max(first_lsn, self.known + 1), sections)
             self.plan.set_aside += self.torn  # no end of the log any more: a file follows
 
     def _ask_recovery(self) -> None:

@@ -1,11 +1,12 @@
-"""Moves the floors of shards: everything below one is durable elsewhere, so the log may forget it.
+"""Moves the floors of shards. Everything below a floor is durable elsewhere, so the log may free it.
 
-    up      by whoever made it durable
-    down    when it is durable there no longer (hazard 21): a table was rewound, or made anew. As far as the log still
-            has all of it. What lies above counts against its topic again and is not freed, also after a crash
+    up      when something became durable elsewhere: a commit to the table, a deleted topic
+    down    when it is no longer durable there (hazard 21): a table was rolled back or created again. Only as far as the
+            log still has everything. Messages above count against the topic's quota again and are not freed, also
+            after a crash
 
-A shard with a spill log (hazard 8) goes back to the beginning of that at most: what lies before it is kept by nobody.
-Where there is a hole behind the spill log, it goes back to the end of the hole.
+The floor of a shard with a spill log (hazard 8) goes down at most to the start of the spill log; nothing older is kept.
+If there is a hole after the spill log, it goes down to the end of the hole.
 """
 
 from __future__ import annotations
@@ -15,21 +16,24 @@ from collections.abc import Callable, Mapping
 
 from icestream import errors, limits
 from icestream.model.shard import ShardKey
-from icestream.wal.reach import reaches_back
+from icestream.wal.file_lifecycle import FileLifecycle
+from icestream.wal.file_summary import contiguous_start
 from icestream.wal.state import LogState, Shard
-from icestream.wal.upkeep import Upkeep
 
 
 class Floors:
-    def __init__(self, state: LogState, upkeep: Upkeep, earliest: Callable[[ShardKey], int]) -> None:
-        """`earliest`: the lowest offset of a shard from which on all can be read."""
+    def __init__(self, state: LogState, lifecycle: FileLifecycle, earliest: Callable[[ShardKey], int]) -> None:
+        """`earliest`: returns the lowest offset of a shard from which on everything can be read."""
         self._state = state
-        self._upkeep = upkeep
+        self._lifecycle = lifecycle
         self._earliest = earliest
-        self._turns = asyncio.Lock()  # whoever came later has the last word
+        self._lock = asyncio.Lock()  # concurrent calls are applied one after the other
 
     async def advance(self, floors: Mapping[ShardKey, int]) -> None:
-        """All of them, or none when one cannot be right. Never down. Frees the files that nobody needs any more."""
+        """Raises floors and frees the files that are no longer needed. Never lowers a floor.
+
+        Raises InvalidInput, and moves none, if one of them lies beyond the synced offset of its shard.
+        """
         for key, offset in floors.items():
             synced = self._state.shard(key).synced
             if offset > synced:
@@ -37,44 +41,48 @@ class Floors:
                     f"floor {offset} of {key} is beyond its synced offset {synced}",
                     hint="call sync() first: nothing durable elsewhere may pass synced",
                 )
-        async with self._turns:
+        async with self._lock:
             for number, (key, offset) in enumerate(floors.items(), 1):
-                self._upkeep.move_floor(self._state.shards[key], offset)
+                self._lifecycle.move_floor(self._state.shards[key], offset)
                 if not number % limits.FLOORS_SLICE:
                     await asyncio.sleep(0)
-        await self._upkeep.floors_moved()
+        await self._lifecycle.free_due_files()
 
     async def reopen(self, floors: Mapping[ShardKey, int]) -> dict[ShardKey, int]:
-        """Down, never up: to these offsets, or as near as the log can. Where the floors are then."""
+        """Lowers floors to these offsets, or as far as the log can; never raises one. Returns the resulting floors."""
         shards = {key: self._state.shard(key) for key in floors}
-        async with self._upkeep.copying, self._turns:
-            found = {key: self._lowest(key, offset) for key, offset in floors.items()}
-            lower = {key: offset for key, offset in found.items() if offset < shards[key].floor}
-            for key, offset in lower.items():
+        async with self._lifecycle.spill_lock, self._lock:
+            targets = {key: self._lowest_floor(key, offset) for key, offset in floors.items()}
+            lowered = {key: offset for key, offset in targets.items() if offset < shards[key].floor}
+            for key, offset in lowered.items():
                 self._lower(shards[key], offset)
-        if lower:
-            await self._upkeep.floors_lowered(lower)
+        if lowered:
+            await self._lifecycle.floors_lowered(lowered)
         return {key: shard.floor for key, shard in shards.items()}
 
-    def _lowest(self, key: ShardKey, offset: int) -> int:
-        return self._state.step_over(key, max(offset, self._kept_from(key)))
+    def _lowest_floor(self, key: ShardKey, offset: int) -> int:
+        return self._state.step_over(key, max(offset, self._contiguous_start(key)))
 
-    def _kept_from(self, key: ShardKey) -> int:
-        """The lowest offset from which on log and spill log keep everything without a hole."""
-        earliest, spilled_end = self._earliest(key), self._upkeep.spills.end(key)
+    def _contiguous_start(self, key: ShardKey) -> int:
+        """The lowest offset from which on log and spill log contain everything without a hole."""
+        earliest, spilled_end = self._earliest(key), self._lifecycle.spills.end(key)
         if not spilled_end or earliest > spilled_end:
             return earliest
-        copied = [(held.first, held.end) for _, held in self._upkeep.spills.of(key)]
+        spilled = [(file_range.first, file_range.end) for _, file_range in self._lifecycle.spills.ranges_of(key)]
         gaps = [(gap.start, gap.end) for gap in self._state.gaps.get(key, ())]
-        return reaches_back([*copied, *gaps], min(self._state.shard(key).floor, spilled_end))
+        return contiguous_start([*spilled, *gaps], min(self._state.shard(key).floor, spilled_end))
 
     def _lower(self, shard: Shard, offset: int) -> None:
-        """What `move_floor` took from its topic's account comes back (hazard 8)."""
-        upkeep, key = self._upkeep, shard.key
-        before, log_before = shard.floor, upkeep.log_floor(key)
+        """Lowers one floor and counts the bytes above it against the topic's quota again, as `move_floor` undid it."""
+        lifecycle, key = self._lifecycle, shard.key
+        old_floor, old_log_floor = shard.floor, lifecycle.log_floor(key)
         shard.floor = offset
-        log_floor = upkeep.log_floor(key)
-        in_log = [held for file in upkeep.files if (held := file.find(key)) is not None]
-        shard.usage.held_bytes += sum(held.own_bytes for held in in_log if log_floor < held.end <= log_before)
-        copied = [held for _, held in upkeep.spills.of(key)]
-        shard.usage.held_bytes += sum(held.own_bytes for held in copied if offset < held.end <= before)
+        log_floor = lifecycle.log_floor(key)
+        log_ranges = [file_range for file in lifecycle.files if (file_range := file.find(key)) is not None]
+        shard.usage.held_bytes += sum(
+            log_range.own_bytes for log_range in log_ranges if log_floor < log_range.end <= old_log_floor
+        )
+        spilled_ranges = [file_range for _, file_range in lifecycle.spills.ranges_of(key)]
+        shard.usage.held_bytes += sum(
+            spilled_range.own_bytes for spilled_range in spilled_ranges if offset < spilled_range.end <= old_floor
+        )

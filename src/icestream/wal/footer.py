@@ -9,7 +9,7 @@ from icestream.wal import format as wire
 from icestream.wal import notes
 from icestream.wal.index import FileIndex, decode_index, decode_marks, index_entries
 from icestream.wal.log_file import Seal
-from icestream.wal.scan import scan_records
+from icestream.wal.record_scan import scan_records
 
 
 def read_footer(file: File, seal: Seal) -> FileIndex | None:
@@ -26,7 +26,7 @@ def read_footer(file: File, seal: Seal) -> FileIndex | None:
         return None
 
 
-def _decode(data: bytes, header: wire.Header) -> FileIndex:
+def _decode(data: bytes, header: wire.RecordHeader) -> FileIndex:
     index = FileIndex()
     for entry in wire.decode_entries(data, 0, header):
         if not wire.check_section(data, 0, header, entry):
@@ -58,7 +58,7 @@ def rebuild_footer(file: File, seal: Seal) -> FileIndex:
     return index
 
 
-def add_record(index: FileIndex, data: bytes, at: int, position: int, section_count: int) -> list[wire.Entry]:
+def add_record(index: FileIndex, data: bytes, at: int, position: int, section_count: int) -> list[wire.SectionEntry]:
     """Adds the good record at `data[at:]` to an index; its entries."""
     entries = wire.entries_at(data, at, position, section_count)
     for entry in entries:

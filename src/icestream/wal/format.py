@@ -162,7 +162,7 @@ SECTION_KINDS_KNOWN: Final = frozenset(
 OPTIONAL: Final = 1
 
 
-class Section(NamedTuple):
+class RecordSection(NamedTuple):
     """What the encoder needs to know of one section."""
 
     topic_id: int
@@ -177,7 +177,7 @@ class Section(NamedTuple):
     body: bytes | Sequence[bytes]  # parts are stored one after the other
 
 
-class Entry(NamedTuple):
+class SectionEntry(NamedTuple):
     """A decoded section entry. `position` is where it stands in its file."""
 
     topic_id: int
@@ -200,7 +200,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class RecordHeader:
     """A decoded record header."""
 
     kind: int
@@ -230,7 +230,7 @@ def encode_record_python(
     append_time_us: int,
     position: int,
     align: int,
-    sections: Sequence[Section],
+    sections: Sequence[RecordSection],
 ) -> bytes:
     """The bytes of one record that will stand at `position`."""
     header_bytes = HEADER_BYTES + ENTRY_BYTES * len(sections)
@@ -261,7 +261,7 @@ def encode_record_python(
 encode_record: Final[Callable[..., bytes]] = native.encode_record if native else encode_record_python
 
 
-def decode_header(data: bytes | memoryview, at: int, position: int) -> Header:
+def decode_header(data: bytes | memoryview, at: int, position: int) -> RecordHeader:
     """The header at `data[at:]`, which claims to stand at `position` of its file. Raises DecodeError.
 
     The caller has at least the header and its directory in `data`; when the directory is cut off, that is an error too.
@@ -289,24 +289,24 @@ def decode_header(data: bytes | memoryview, at: int, position: int) -> Header:
     front = crc32(view[at : at + HEADER_BYTES - 4])
     if crc32(view[at + HEADER_BYTES : at + header_bytes], front) != stored:
         raise errors.DecodeError("record header CRC does not match")
-    return Header(kind, lsn, generation, synced, time_us, header_bytes, total, count, position)
+    return RecordHeader(kind, lsn, generation, synced, time_us, header_bytes, total, count, position)
 
 
-def decode_entry(data: bytes | memoryview, at: int, position: int) -> Entry:
+def decode_entry(data: bytes | memoryview, at: int, position: int) -> SectionEntry:
     """The section entry at `data[at:]`, standing at `position` of its file. Its CRC is checked with its body."""
     if len(data) - at < ENTRY_BYTES:
         raise errors.DecodeError("section entry cut off")
     topic, shard, kind, flags, _, epoch, base, time_us, count, body, size, previous, _ = ENTRY.unpack_from(data, at)
     (crc,) = _CRC.unpack_from(data, at + ENTRY_BYTES - 4)
-    return Entry(topic, shard, kind, flags, epoch, base, time_us, count, body, size, previous, crc, position)
+    return SectionEntry(topic, shard, kind, flags, epoch, base, time_us, count, body, size, previous, crc, position)
 
 
-def decode_entries(data: bytes | memoryview, at: int, header: Header) -> list[Entry]:
+def decode_entries(data: bytes | memoryview, at: int, header: RecordHeader) -> list[SectionEntry]:
     """All entries of a record whose header was decoded at `data[at:]`."""
     return entries_at(data, at, header.position, header.section_count)
 
 
-def entries_at(data: bytes | memoryview, at: int, position: int, section_count: int) -> list[Entry]:
+def entries_at(data: bytes | memoryview, at: int, position: int, section_count: int) -> list[SectionEntry]:
     """The same for a record that a scan has found good."""
     first = at + HEADER_BYTES
     start = position + HEADER_BYTES
@@ -321,7 +321,7 @@ def section_is_good(entry_bytes: bytes | memoryview, body: bytes | memoryview, c
     return bool(crc32(body, crc32(memoryview(entry_bytes)[: ENTRY_BYTES - 4])) == crc)
 
 
-def check_section(data: bytes | memoryview, at: int, header: Header, entry: Entry) -> bool:
+def check_section(data: bytes | memoryview, at: int, header: RecordHeader, entry: SectionEntry) -> bool:
     """Whether `entry` of the record at `data[at:]` lies inside the record and has a good body."""
     start = entry.body_position - header.position
     if start < header.header_bytes or start + entry.body_bytes > header.record_bytes:

@@ -31,8 +31,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from icestream import errors, limits
-from icestream.model.shard import ShardKey, Topic
-from icestream.wal.format import ENTRY_BYTES, HEADER_BYTES, OPTIONAL, Entry, Section, SectionKind, padded
+from icestream.model.shard import ShardKey, TopicIdentity
+from icestream.wal.format import ENTRY_BYTES, HEADER_BYTES, OPTIONAL, RecordSection, SectionEntry, SectionKind, padded
 from icestream.wal.notes import topic_section
 
 _HEAD = struct.Struct("<qQIIq")
@@ -106,10 +106,10 @@ class FileIndex:
         self.marks: list[tuple[int, int]] = []  # (position, lsn) of records, about every MiB
         self.mark_due = 0  # the next record at or behind this position becomes one
         self.shards: dict[ShardKey, ShardIndex] = {}
-        self.topics: dict[int, Topic] = {}
+        self.topics: dict[int, TopicIdentity] = {}
         self.footer_bytes = HEADER_BYTES
 
-    def add_topic(self, topic: Topic) -> None:
+    def add_topic(self, topic: TopicIdentity) -> None:
         if topic.id not in self.topics:
             self.topics[topic.id] = topic
             self.footer_bytes += ENTRY_BYTES + padded(len(topic_section(topic).body))
@@ -152,7 +152,7 @@ class FileIndex:
             found[key.topic_id] = found.get(key.topic_id, 0) + shard.own_bytes
         return found
 
-    def sections(self) -> list[Section]:
+    def sections(self) -> list[RecordSection]:
         """The footer's sections."""
         topics = [topic_section(topic) for _, topic in sorted(self.topics.items())]
         shards = [_index_section(key, shard) for key, shard in sorted(self.shards.items())]
@@ -163,9 +163,9 @@ def _position(record: tuple[int, ...]) -> int:
     return record[0]
 
 
-def _marks_section(marks: Sequence[tuple[int, int]]) -> Section:
+def _marks_section(marks: Sequence[tuple[int, int]]) -> RecordSection:
     body = b"".join(_MARK.pack(lsn, position) for position, lsn in marks)
-    return Section(0, 0, SectionKind.MARKS, OPTIONAL, 0, 0, 0, len(marks), 0, body)
+    return RecordSection(0, 0, SectionKind.MARKS, OPTIONAL, 0, 0, 0, len(marks), 0, body)
 
 
 def decode_marks(body: bytes) -> list[tuple[int, int]]:
@@ -174,15 +174,15 @@ def decode_marks(body: bytes) -> list[tuple[int, int]]:
     return [(position, lsn) for lsn, position in _MARK.iter_unpack(body)]
 
 
-def _index_section(key: ShardKey, shard: ShardIndex) -> Section:
+def _index_section(key: ShardKey, shard: ShardIndex) -> RecordSection:
     head = _HEAD.pack(shard.end_offset, shard.own_bytes, shard.last_position, len(shard.positions), shard.max_time_us)
     parts = (head, shard.base_offsets.tobytes(), shard.running_max.tobytes(), shard.positions.tobytes())
     rows = min(shard.end_offset - shard.first_offset, 2**32 - 1)
     fields = (shard.epoch, shard.first_offset, shard.append_time_us, rows)
-    return Section(key.topic_id, key.shard, SectionKind.INDEX, 0, *fields, 0, b"".join(parts))
+    return RecordSection(key.topic_id, key.shard, SectionKind.INDEX, 0, *fields, 0, b"".join(parts))
 
 
-def decode_index(entry: Entry, body: bytes) -> ShardIndex:
+def decode_index(entry: SectionEntry, body: bytes) -> ShardIndex:
     """The INDEX section of one shard, as it was when the file was sealed."""
     try:
         end, own_bytes, last, points, max_time = _HEAD.unpack_from(body)
@@ -199,7 +199,7 @@ def decode_index(entry: Entry, body: bytes) -> ShardIndex:
     return shard
 
 
-def index_entries(index: FileIndex, entries: Iterable[Entry]) -> None:
+def index_entries(index: FileIndex, entries: Iterable[SectionEntry]) -> None:
     """Adds the message sections of one record: how a missing footer is rebuilt."""
     for entry in entries:
         if entry.kind == SectionKind.MESSAGES:

@@ -10,12 +10,12 @@ from icestream import errors
 from icestream.model.shard import Gap, ShardKey
 from icestream.runtime.files import Directory
 from icestream.wal import format as wire
+from icestream.wal.file_states import FileState
 from icestream.wal.footer import load_index
 from icestream.wal.index import FileIndex
-from icestream.wal.lifecycle import FileState
 from icestream.wal.log_file import Seal
+from icestream.wal.record_scan import find_headers
 from icestream.wal.recovery import examine
-from icestream.wal.scan import find_headers
 from icestream.wal.survey import Survey, SurveyedFile, survey
 
 DAMAGED: Final = "damaged"
@@ -169,7 +169,7 @@ def records_of(directory: Directory, name: str, number: int) -> Iterator[RecordV
         at = header.end
 
 
-def _view_record(data: bytes, header: wire.Header) -> RecordView:
+def _view_record(data: bytes, header: wire.RecordHeader) -> RecordView:
     at = header.position - wire.RECORDS_START
     entries = wire.decode_entries(data, at, header)
     is_good = all(wire.check_section(data, at, header, entry) for entry in entries)

@@ -43,7 +43,7 @@ class Loss:
     unknown: list[Gap] = field(default_factory=list)
 
 
-class Ledger:
+class LossLedger:
     """Where each shard stands at the record that is being looked at."""
 
     def __init__(self, checkpoint: LogState | None, spilled: Mapping[ShardKey, int] | None = None) -> None:
@@ -69,7 +69,7 @@ class Ledger:
 
     # --- what is there ---
 
-    def follow(self, data: bytes, entry: wire.Entry) -> None:
+    def follow(self, data: bytes, entry: wire.SectionEntry) -> None:
         """A good section of a file whose records are `data`."""
         key = ShardKey(entry.topic_id, entry.shard)
         match entry.kind:
@@ -99,7 +99,7 @@ class Ledger:
             start = max(known.shards[key].floor if known and key in known.shards else 0, self._spilled.get(key, 0))
         return known.step_over(key, start) if known else start
 
-    def continues(self, entry: wire.Entry) -> bool:
+    def continues(self, entry: wire.SectionEntry) -> bool:
         """Whether a section of a record without a header can belong here, and is not the past of a recycled file:
         that lies below the end of its shard."""
         start = self._start(ShardKey(entry.topic_id, entry.shard))
@@ -121,7 +121,7 @@ class Ledger:
 
     # --- what is not ---
 
-    def lose_section(self, file: str, lsn: int, entry: wire.Entry) -> Loss:
+    def lose_section(self, file: str, lsn: int, entry: wire.SectionEntry) -> Loss:
         """A bad section of a record whose header is good."""
         key = ShardKey(entry.topic_id, entry.shard)
         loss = Loss(file, entry.body_position, entry.body_bytes, lsn, lsn, is_noted=True)
@@ -143,7 +143,7 @@ class Ledger:
 
     # --- the end ---
 
-    def closing_sections(self, covered: int) -> list[wire.Section]:
+    def closing_sections(self, covered: int) -> list[wire.RecordSection]:
         """What the last record of the log must say: the ends that are not known, and the gaps below the checkpoint,
         which a start would not see elsewhere."""
         unseen = [loss for loss in self.losses if loss.lsn_last <= covered or not loss.is_noted]
@@ -160,7 +160,7 @@ class Ledger:
         self._ends[key] = (end, epoch)
         return Gap(key, start, end, epoch, REASON, GapState.LOST)
 
-    def _promise(self, key: ShardKey) -> wire.Section:
+    def _promise(self, key: ShardKey) -> wire.RecordSection:
         """A promise may be among what was lost: none goes further than one block beyond the offset it was made at."""
         end, epoch = self._ends[key]
         return notes.reserve_section(key, epoch, end + limits.RESERVE_BLOCK_OFFSETS)

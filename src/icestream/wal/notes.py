@@ -10,36 +10,36 @@ from __future__ import annotations
 import struct
 
 from icestream import errors
-from icestream.model.shard import Gap, GapState, ShardKey, Topic
-from icestream.wal.format import Entry, Section, SectionKind
+from icestream.model.shard import Gap, GapState, ShardKey, TopicIdentity
+from icestream.wal.format import RecordSection, SectionEntry, SectionKind
 
 _TOPIC = struct.Struct("<q")
 _GAP = struct.Struct("<qB7x")
 
 
-def topic_section(topic: Topic) -> Section:
+def topic_section(topic: TopicIdentity) -> RecordSection:
     body = _TOPIC.pack(topic.incarnation) + topic.name.encode()
-    return Section(topic.id, 0, SectionKind.TOPIC, 0, 0, 0, 0, 0, 0, body)
+    return RecordSection(topic.id, 0, SectionKind.TOPIC, 0, 0, 0, 0, 0, 0, body)
 
 
-def decode_topic(entry: Entry, body: bytes) -> Topic:
+def decode_topic(entry: SectionEntry, body: bytes) -> TopicIdentity:
     try:
         (incarnation,) = _TOPIC.unpack_from(body)
-        return Topic(entry.topic_id, body[_TOPIC.size :].decode(), incarnation)
+        return TopicIdentity(entry.topic_id, body[_TOPIC.size :].decode(), incarnation)
     except (struct.error, UnicodeDecodeError, errors.InvalidInput) as error:
         raise errors.DecodeError(f"topic note of topic {entry.topic_id}: {error}") from None
 
 
-def reserve_section(key: ShardKey, epoch: int, reserved: int) -> Section:
-    return Section(key.topic_id, key.shard, SectionKind.RESERVE, 0, epoch, reserved, 0, 0, 0, b"")
+def reserve_section(key: ShardKey, epoch: int, reserved: int) -> RecordSection:
+    return RecordSection(key.topic_id, key.shard, SectionKind.RESERVE, 0, epoch, reserved, 0, 0, 0, b"")
 
 
-def gap_section(gap: Gap) -> Section:
+def gap_section(gap: Gap) -> RecordSection:
     body = _GAP.pack(gap.end, gap.state) + gap.reason.encode()
-    return Section(gap.key.topic_id, gap.key.shard, SectionKind.GAP, 0, gap.epoch, gap.start, 0, 0, 0, body)
+    return RecordSection(gap.key.topic_id, gap.key.shard, SectionKind.GAP, 0, gap.epoch, gap.start, 0, 0, 0, body)
 
 
-def decode_gap(entry: Entry, body: bytes) -> Gap:
+def decode_gap(entry: SectionEntry, body: bytes) -> Gap:
     try:
         end, state = _GAP.unpack_from(body)
         key = ShardKey(entry.topic_id, entry.shard)

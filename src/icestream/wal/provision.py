@@ -1,8 +1,8 @@
-"""Makes log files and takes them back: prepared ones, zeroed spares, recycled ones. Blocking: runs off the loop.
+"""Creates and recycles log files: prepared files, zeroed spares, freed files. Blocking: runs off the event loop.
 
-A file is complete before it has its name: space for all of it (so that a full disk shows here and not in the middle
-of a record), header page, sync, rename, directory sync. A file that is freed loses its name, durably, before it may be
-used again; a recycled file is not zeroed, the generation in every record makes that safe (hazards 5, 36).
+A file is complete before it gets its name: all of its space is allocated (so that a full disk shows here and not in the
+middle of a record), then header page, sync, rename, directory sync. A freed file loses its name, durably, before it is
+used again. A recycled file is not zeroed; the generation in every record makes that safe (hazards 5, 36).
 """
 
 from __future__ import annotations
@@ -42,8 +42,11 @@ class Provisioner:
                 directory.remove(name)
 
     def prepare(self, number: int, synced_through: int, current: int = 0) -> tuple[File, int]:
-        """The file `number`, ready for its first record, and its capacity. `current`: the number of the log file that
-        gets records now, `number` itself when none does, 0 to say nothing."""
+        """Creates file `number` and returns it, ready for its first record, with its capacity. Raises OSError.
+
+        `current`: the number stored in the header as the file that gets records now; `number` itself if there is none
+        yet, 0 for "not stated" (log_file.py: the current file).
+        """
         spare = self.spares.pop() if self.spares else ""
         name = spare or f"prepare-{number:016d}.tmp"
         file = self._directory.open(name) if spare else self._directory.create(name)
@@ -57,52 +60,52 @@ class Provisioner:
             self._directory.sync()
         except OSError:
             file.close()
-            self._give_up(name)
-            self._give_up(log_file.log_name(number))
+            self._remove_quietly(name)
+            self._remove_quietly(log_file.log_name(number))
             raise
         return file, max(self._file_bytes, file.size())
 
     def keep_reserve(self) -> None:
-        """No new log file without room for the checkpoint that will free old ones."""
+        """Creates the reserve file if it is missing: space for the checkpoint that frees old files. Raises OSError."""
         if log_file.RESERVE_NAME in self._directory.names():
             return
         try:
-            self._make_reserve()
+            self._create_reserve()
         except OSError:
             if not self.spares:
                 raise
             self.drop_spare()
-            self._make_reserve()
+            self._create_reserve()
 
     def drop_spare(self) -> None:
-        """Its room is needed for something else."""
+        """Removes one spare file: its space is needed for something else."""
         self._directory.remove(self.spares.pop())
         self._directory.sync()
 
-    def _make_reserve(self) -> None:
+    def _create_reserve(self) -> None:
         file = self._directory.create(log_file.RESERVE_NAME)
         try:
             file.allocate(min(self._file_bytes, limits.CHECKPOINT_RESERVE_BYTES))
         except OSError:
-            self._give_up(log_file.RESERVE_NAME)
+            self._remove_quietly(log_file.RESERVE_NAME)
             raise
         finally:
             file.close()
 
     def use_reserve(self) -> bool:
-        """Gives the reserve's room to a checkpoint; whether there was any."""
+        """Removes the reserve file, to make room for a checkpoint; returns whether there was one."""
         if log_file.RESERVE_NAME not in self._directory.names():
             return False
         self._directory.remove(log_file.RESERVE_NAME)
         self._directory.sync()
         return True
 
-    def _give_up(self, name: str) -> None:
+    def _remove_quietly(self, name: str) -> None:
         with contextlib.suppress(OSError):
             self._directory.remove(name)
 
-    def take_back(self, names: Iterable[str]) -> None:
-        """Frees log files: as spares up to the bound, the others are deleted."""
+    def recycle(self, names: Iterable[str]) -> None:
+        """Frees log files: turns them into spares up to SPARE_BYTES_MAX and deletes the others."""
         spares: list[str] = []
         for name in names:
             number = log_file.log_number(name)
@@ -114,7 +117,8 @@ class Provisioner:
             else:
                 self._directory.remove(name)
         self._directory.sync()
-        self.spares += spares  # only now: a file whose old name may come back must not be written to
+        # Only after the directory sync: a crash could bring the old name back, so the file must not be written before.
+        self.spares += spares
 
     def _is_worth_keeping(self, name: str, more: int) -> bool:
         if (len(self.spares) + more + 1) * self._file_bytes > limits.SPARE_BYTES_MAX:
@@ -126,11 +130,11 @@ class Provisioner:
             file.close()
 
     @property
-    def wants_spare(self) -> bool:
+    def needs_spare(self) -> bool:
         return len(self.spares) < self._spare_files
 
     def zero_spare(self, number: int) -> Iterator[None]:
-        """Makes one spare of zeros, a slice for each step, so that the caller can pause in between."""
+        """Creates one zeroed spare; writes one slice per step, so that the caller can pause in between."""
         name = f"zero-{number:016d}.tmp"
         file = self._directory.create(name)
         try:
@@ -143,8 +147,8 @@ class Provisioner:
             self._directory.rename(name, spare)
             self._directory.sync()
             self.spares.append(spare)
-        except (OSError, GeneratorExit):  # the disk failed, or the log closes before the spare is made
-            self._give_up(name)
+        except (OSError, GeneratorExit):  # the disk failed, or the log closes before the spare is complete
+            self._remove_quietly(name)
             raise
         finally:
             file.close()

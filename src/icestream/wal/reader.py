@@ -1,7 +1,7 @@
-"""Reads of the log: one shard from an offset, the offset of a time, and the whole log in order.
+"""Reads from the log: one shard from an offset, the offset for a time, and the whole log in order.
 
-Everything is a copy that was verified (hazard 15), made off the loop (35), under a short and breakable pin (33).
-Nothing beyond what may be seen (`written` of a shard, `released_lsn`) is ever returned.
+Every result is a verified copy (hazard 15), made off the event loop (hazard 35), under a short and breakable pin
+(hazard 33). Nothing beyond what is visible (`written` of a shard, `released_lsn`) is ever returned.
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ from icestream.runtime.files import Directory, File
 from icestream.runtime.tasks import Offload
 from icestream.wal import format as wire
 from icestream.wal.appender import Appender
+from icestream.wal.file_lifecycle import FileLifecycle
+from icestream.wal.file_summary import FileSummary, ShardRange, contiguous_start
 from icestream.wal.footer import load_index
 from icestream.wal.index import FileIndex, ShardIndex
-from icestream.wal.reach import reaches_back
-from icestream.wal.scan import good_header, scan_records
+from icestream.wal.record_scan import decode_good_header, scan_records
 from icestream.wal.state import LogState, Shard
-from icestream.wal.summary import FileSummary, Range
 from icestream.wal.tail import SectionRead
-from icestream.wal.upkeep import Upkeep
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """What a read found. The first section may begin before the offset asked for. `gaps` were stepped over."""
+    """The result of a read. The first section may begin before the requested offset. `gaps` were stepped over."""
 
     sections: list[SectionRead]
     gaps: list[Gap]
@@ -48,8 +47,8 @@ class RecordChunk:
     records: list[tuple[int, int, int, int, int, int, int, int]]
 
 
-class _Stretch(NamedTuple):
-    """Where in a file to look: walk the chain back from `last` to `first`. About `own_bytes` of it are the shard's."""
+class _ChainSpan(NamedTuple):
+    """A chain of sections in a file, walked back from entry position `last` to `first`; about `own_bytes` long."""
 
     number: int
     last: int
@@ -57,8 +56,8 @@ class _Stretch(NamedTuple):
     own_bytes: int
 
 
-class _Place(NamedTuple):
-    """A file, and where its records end; 0 while it is written."""
+class _LocatedFile(NamedTuple):
+    """A file, and where its records end; 0 while it is being written."""
 
     number: int
     end: int
@@ -69,14 +68,14 @@ class Reader:
         self,
         state: LogState,
         appender: Appender,
-        upkeep: Upkeep,
+        lifecycle: FileLifecycle,
         directory: Directory,
         offload: Offload,
         wait_released: Callable[[int], Awaitable[None]],
     ) -> None:
         self._state = state
         self._appender = appender
-        self._upkeep = upkeep
+        self._lifecycle = lifecycle
         self._directory = directory
         self._offload = offload
         self._wait_released = wait_released
@@ -85,7 +84,7 @@ class Reader:
     # --- by offset ---
 
     async def read(self, key: ShardKey, offset: int, max_bytes: int = limits.READ_BYTES_DEFAULT) -> ReadResult:
-        """Messages of one shard from `offset` on. Raises PositionGone below the earliest one that the log holds."""
+        """Messages of one shard from `offset` on. Raises PositionGone below the earliest offset in the log."""
         shard = self._state.shard(key)
         gaps: list[Gap] = []
         while (gap := self._state.gap_at(key, offset)) is not None:
@@ -94,97 +93,100 @@ class Reader:
         visible = shard.written
         if offset >= visible:
             return ReadResult([], gaps, offset)
-        points = self._points(shard, max_bytes)
-        stretch = await self._find(key, offset, points)
-        sections, seen = await self._pinned(
-            stretch.number, lambda: self._walk(stretch, key, offset, visible, max_bytes)
+        points = self._point_count(shard, max_bytes)
+        span = await self._locate_offset(key, offset, points)
+        sections, chain_length = await self._read_pinned(
+            span.number, lambda: self._walk(span, key, offset, visible, max_bytes)
         )
-        shard.sections_per_point = max(seen / points, 1.0)
+        shard.sections_per_point = max(chain_length / points, 1.0)
         return ReadResult(sections, gaps, sections[-1].base_offset + sections[-1].rows)
 
     @staticmethod
-    def _points(shard: Shard, max_bytes: int) -> int:
-        """How many points of the index to go: as much as is wanted, and not more sections than one read may have."""
-        wanted = max_bytes // limits.INDEX_STRIDE_BYTES
-        return max(1, min(wanted, int(limits.READ_SECTIONS_MAX / shard.sections_per_point)))
+    def _point_count(shard: Shard, max_bytes: int) -> int:
+        """How many index points a read covers: enough for `max_bytes`, but at most READ_SECTIONS_MAX sections."""
+        points = max_bytes // limits.INDEX_STRIDE_BYTES
+        return max(1, min(points, int(limits.READ_SECTIONS_MAX / shard.sections_per_point)))
 
     def earliest(self, key: ShardKey) -> int:
-        """The lowest offset of the shard from which on all can still be read, or its end when none can."""
-        return min(self._state.step_over(key, self._first_held(key)), self._state.shard(key).written)
+        """The lowest offset of the shard from which on everything can be read; its end if nothing can."""
+        return min(self._state.step_over(key, self._first_offset(key)), self._state.shard(key).written)
 
-    def _first_held(self, key: ShardKey) -> int:
-        if self._upkeep.spills.end(key):
-            return reaches_back(self._held(key), self._state.shard(key).floor)
-        for file in self._upkeep.files:
-            if (held := file.find(key)) is not None:
-                return held.first
+    def _first_offset(self, key: ShardKey) -> int:
+        if self._lifecycle.spills.end(key):
+            return contiguous_start(self._spans(key), self._state.shard(key).floor)
+        for file in self._lifecycle.files:
+            if (file_range := file.find(key)) is not None:
+                return file_range.first
         for _, index in self._appender.open_files():
             if key in index.shards:
                 return index.shards[key].first_offset
         return self._state.shard(key).written
 
-    def _held(self, key: ShardKey) -> Iterator[tuple[int, int]]:
-        """Beside a spill log: where the shard's offsets are, and where there are none."""
-        for _, held in self._in_order(key):
-            yield held.first, held.end
+    def _spans(self, key: ShardKey) -> Iterator[tuple[int, int]]:
+        """The offset spans of a spilled shard: in spill files, log files and gaps."""
+        for _, file_range in self._files_by_offset(key):
+            yield file_range.first, file_range.end
         for _, index in self._appender.open_files():
             if key in index.shards:
                 yield index.shards[key].first_offset, index.shards[key].end_offset
         for gap in self._state.gaps.get(key, ()):
             yield gap.start, gap.end
 
-    async def _find(self, key: ShardKey, offset: int, points: int) -> _Stretch:
-        file = self._file_of(key, offset)
+    async def _locate_offset(self, key: ShardKey, offset: int, points: int) -> _ChainSpan:
+        file = self._sealed_file_of(key, offset)
         if file is not None:
             index = (await self._index(file)).shards[key]
-            return _Stretch(file.number, *index.chain_for_offset(offset, points), _own_bytes(index, points))
+            return _ChainSpan(file.number, *index.chain_for_offset(offset, points), _own_bytes(index, points))
         for number, open_index in self._appender.open_files():
-            held = open_index.shards.get(key)
-            if held is not None and held.first_offset <= offset < held.end_offset:
-                return self._open_stretch(number, key, held.chain_for_offset(offset, points), _own_bytes(held, points))
+            shard_index = open_index.shards.get(key)
+            if shard_index is not None and shard_index.first_offset <= offset < shard_index.end_offset:
+                chain = shard_index.chain_for_offset(offset, points)
+                return self._open_span(number, key, chain, _own_bytes(shard_index, points))
         earliest = self.earliest(key)
         raise errors.PositionGone(
-            f"offset {offset} of {key} is not in the log any more", hint=f"the log begins at offset {earliest}"
+            f"offset {offset} of {key} is no longer in the log", hint=f"the log begins at offset {earliest}"
         )
 
-    def _file_of(self, key: ShardKey, offset: int) -> FileSummary | None:
-        """The sealed file that holds the offset, by bisection over those that hold the shard at all; one of the spill
-        log goes before."""
-        if offset < self._upkeep.spills.end(key) and (spill := self._upkeep.spills.find(key, offset)) is not None:
+    def _sealed_file_of(self, key: ShardKey, offset: int) -> FileSummary | None:
+        """The sealed file that contains the offset; a spill file takes precedence.
+
+        Bisects over all log files and skips those without the shard.
+        """
+        if offset < self._lifecycle.spills.end(key) and (spill := self._lifecycle.spills.find(key, offset)) is not None:
             return spill
-        files = self._upkeep.files
+        files = self._lifecycle.files
         low, high = 0, len(files)
         while low < high:
             at = middle = (low + high) // 2
-            while at < high and (held := files[at].find(key)) is None:
+            while at < high and (file_range := files[at].find(key)) is None:
                 at += 1
-            if at == high or held is None or held.first > offset:
+            if at == high or file_range is None or file_range.first > offset:
                 high = middle
-            elif held.end <= offset:
+            elif file_range.end <= offset:
                 low = at + 1
             else:
                 return files[at]
         return None
 
-    def _open_stretch(self, number: int, key: ShardKey, chain: tuple[int, int], own_bytes: int) -> _Stretch:
-        """In a file that is being written the chain may end in a section that nobody may see yet: start before it."""
+    def _open_span(self, number: int, key: ShardKey, chain: tuple[int, int], own_bytes: int) -> _ChainSpan:
+        """The span of a chain in a file that is being written, without sections that are not visible yet."""
         last, first = chain
         shard = self._state.shard(key)
         if shard.read_file == number and last > shard.read_position:
             last = shard.read_position
-        return _Stretch(number, last, first, own_bytes)
+        return _ChainSpan(number, last, first, own_bytes)
 
     async def _index(self, file: FileSummary) -> FileIndex:
-        """The whole index of a sealed file, from a bounded cache."""
-        found = self._indexes.get(file.number)
-        if found is None:
-            found = await self._pinned(file.number, lambda: self._load_index(file))
-            self._indexes[file.number] = found
+        """The index of a sealed file, from a bounded cache."""
+        index = self._indexes.get(file.number)
+        if index is None:
+            index = await self._read_pinned(file.number, lambda: self._load_index(file))
+            self._indexes[file.number] = index
             while len(self._indexes) > limits.FOOTERS_RESIDENT_MAX:
                 self._indexes.popitem(last=False)
         else:
             self._indexes.move_to_end(file.number)
-        return found
+        return index
 
     def _load_index(self, file: FileSummary) -> FileIndex:
         handle = self._open(file.number)
@@ -195,48 +197,49 @@ class Reader:
 
     def _open(self, number: int) -> File:
         try:
-            return self._directory.open(self._upkeep.name_of(number))
+            return self._directory.open(self._lifecycle.name_of(number))
         except FileNotFoundError:
             raise errors.StaleRead(
                 f"log file {number} was recycled", hint="read again from the same position"
             ) from None
 
-    async def _pinned(self, number: int, call: Callable[[], Answer]) -> Answer:
-        """Runs a read of one file off the loop. What was read of a file that was recycled meanwhile does not count."""
-        pin = self._upkeep.pins.take(number)
+    async def _read_pinned(self, number: int, call: Callable[[], Result]) -> Result:
+        """Runs a read of one file off the loop, under a pin. Raises StaleRead if the file was recycled meanwhile."""
+        pin = self._lifecycle.pins.pin(number)
         try:
-            answer = await self._offload.run(call)
+            result = await self._offload.run(call)
         except errors.LogError:
+            # Bytes of a recycled file look like damage: under a broken pin they prove nothing.
             if not pin.broken:
                 raise
         finally:
-            self._upkeep.pins.release(pin)
+            self._lifecycle.pins.release(pin)
         if pin.broken:
             raise errors.StaleRead(
                 f"log file {number} was recycled during a read", hint="read again from the same position"
             )
-        return answer
+        return result
 
     def _walk(
-        self, stretch: _Stretch, key: ShardKey, offset: int, visible: int, max_bytes: int
+        self, span: _ChainSpan, key: ShardKey, offset: int, visible: int, max_bytes: int
     ) -> tuple[list[SectionRead], int]:
-        """The sections from the one with `offset` on, and how many the stretch has."""
-        file = self._open(stretch.number)
+        """The sections from the one that contains `offset`, and the length of the whole chain."""
+        file = self._open(span.number)
         try:
-            window = _Window(file, stretch)
-            entries = _chain(window, stretch, key, offset)
+            window = _SpanReader(file, span)
+            entries = _chain(window, span, key, offset)
             sections: list[SectionRead] = []
             size = 0
             for front, entry in reversed(entries):
                 is_enough = size + entry.body_bytes > max_bytes or len(sections) == limits.READ_SECTIONS_MAX
                 if sections and (is_enough or entry.end_offset > visible):
                     break
-                sections.append(_read_section(window, stretch.number, front, entry))
+                sections.append(_read_section(window, span.number, front, entry))
                 size += entry.body_bytes
             if not sections[0].base_offset <= offset < sections[0].base_offset + sections[0].rows:
                 raise errors.LogDamaged(
-                    f"log file {stretch.number} is damaged at position {entries[-1][1].position}: "
-                    f"the way to offset {offset} of {key} is broken",
+                    f"log file {span.number} is damaged at position {entries[-1][1].position}: "
+                    f"the chain of sections to offset {offset} of {key} is broken",
                     hint="icestream wal inspect shows the log; icestream wal repair declares what is lost",
                 )
             return sections, len(entries)
@@ -246,15 +249,16 @@ class Reader:
     # --- bytes of a file ---
 
     async def copy(self, number: int, start: int, end: int) -> bytes:
-        """The bytes [start, end) of a file, for whoever verifies the records himself. Synced ones only (hazard 0).
+        """The synced bytes [start, end) of a file, for callers that verify the records themselves (hazard 0).
 
-        Raises PositionGone, or StaleRead when it goes during the read; UnknownLogFile when there was none yet.
+        Raises PositionGone if the file was freed, StaleRead if it is freed during the read, UnknownLogFile if it never
+        existed.
         """
         synced_end = self._synced_end(number)
         if not wire.RECORDS_START <= start < end <= synced_end:
             raise errors.InvalidInput(
-                f"bytes {start} to {end} of log file {number}",
-                hint=f"there are records from {wire.RECORDS_START} to {synced_end}",
+                f"bytes {start} to {end} of log file {number} are not a synced range",
+                hint=f"there are synced records from {wire.RECORDS_START} to {synced_end}",
             )
 
         def read() -> bytes:
@@ -264,132 +268,139 @@ class Reader:
             finally:
                 file.close()
 
-        return await self._pinned(number, read)
+        return await self._read_pinned(number, read)
 
     def _synced_end(self, number: int) -> int:
-        for file in (*self._upkeep.files, *self._upkeep.spills.files, *self._upkeep.spills.replaced):
+        for file in (*self._lifecycle.files, *self._lifecycle.spills.files, *self._lifecycle.spills.replaced):
             if file.number == number:
                 return file.seal.end_position
         if any(number == open_number for open_number, _ in self._appender.open_files()):
             return self._appender.synced_end(number)
-        if number >= self._upkeep.next_number:
-            raise errors.UnknownLogFile(f"there was no log file {number} yet", hint="is it a file of this broker?")
-        raise errors.PositionGone(f"log file {number} is not there any more", hint="the round is planned anew")
+        if number >= self._lifecycle.next_number:
+            raise errors.UnknownLogFile(f"log file {number} does not exist yet", hint="is it a file of this broker?")
+        raise errors.PositionGone(f"log file {number} was freed", hint="the round is planned again")
 
     # --- by time ---
 
     async def offset_for_time(self, key: ShardKey, time_us: int) -> int:
-        """The smallest offset whose append time is at least `time_us`; the end when there is none (hazard 32)."""
+        """The smallest offset whose append time is at least `time_us`; the shard's end if there is none (hazard 32)."""
         visible = self._state.shard(key).written
-        for file, held in self._in_order(key):
-            if held.max_time_us >= time_us:
+        for file, file_range in self._files_by_offset(key):
+            if file_range.max_time_us >= time_us:
                 index = (await self._index(file)).shards[key]
                 chain = index.chain_for_time(time_us)
                 if chain is not None:
-                    stretch = _Stretch(file.number, *chain, _own_bytes(index))
-                    return await self._first_at_time(stretch, key, time_us, visible)
+                    span = _ChainSpan(file.number, *chain, _own_bytes(index))
+                    return await self._first_at_time(span, key, time_us, visible)
         for number, open_index in self._appender.open_files():
             shard_index = open_index.shards.get(key)
             chain = shard_index.chain_for_time(time_us) if shard_index else None
             if shard_index is not None and chain is not None and shard_index.first_offset < visible:
-                stretch = self._open_stretch(number, key, chain, _own_bytes(shard_index))
-                return await self._first_at_time(stretch, key, time_us, visible)
+                span = self._open_span(number, key, chain, _own_bytes(shard_index))
+                return await self._first_at_time(span, key, time_us, visible)
         return visible
 
-    def _in_order(self, key: ShardKey) -> list[tuple[FileSummary, Range]]:
-        """The sealed files that hold a shard, by its offsets."""
-        in_log = [(file, held) for file in self._upkeep.files if (held := file.find(key)) is not None]
-        return sorted([*self._upkeep.spills.of(key), *in_log], key=lambda one: one[1].first)
+    def _files_by_offset(self, key: ShardKey) -> list[tuple[FileSummary, ShardRange]]:
+        """The sealed files that contain a shard, spill files included, sorted by its offsets."""
+        in_log = [(file, file_range) for file in self._lifecycle.files if (file_range := file.find(key)) is not None]
+        return sorted([*self._lifecycle.spills.ranges_of(key), *in_log], key=lambda pair: pair[1].first)
 
-    async def _first_at_time(self, stretch: _Stretch, key: ShardKey, time_us: int, visible: int) -> int:
-        def look() -> int:
-            file = self._open(stretch.number)
+    async def _first_at_time(self, span: _ChainSpan, key: ShardKey, time_us: int, visible: int) -> int:
+        def search() -> int:
+            file = self._open(span.number)
             try:
-                window = _Window(file, stretch)
-                chain = reversed(_chain(window, stretch, key, -1))
-                sections = (_read_section(window, stretch.number, *link) for link in chain)
+                window = _SpanReader(file, span)
+                chain = reversed(_chain(window, span, key, -1))
+                sections = (_read_section(window, span.number, *link) for link in chain)
                 later = (section.base_offset for section in sections if section.append_time_us >= time_us)
                 return min(next(later, visible), visible)
             finally:
                 file.close()
 
-        return await self._pinned(stretch.number, look)
+        return await self._read_pinned(span.number, search)
 
     # --- the whole log ---
 
     async def follow(self, lsn: int = 1) -> AsyncIterator[RecordChunk]:
-        """Every record from `lsn` on, in order, without end: waits for new ones. Raises PositionGone below the log."""
+        """Every record from `lsn` on, in order, without end: waits for new ones.
+
+        Raises PositionGone if `lsn` lies before the start of the log.
+        """
         number = position = 0
         while True:
             await self._wait_released(lsn)
-            found = self._locate(lsn)
-            if found.number != number:
-                number, position = found.number, wire.RECORDS_START
-            # from before the read: what is released later may replace bytes that a failed write took back
+            located = self._locate_lsn(lsn)
+            if located.number != number:
+                number, position = located.number, wire.RECORDS_START
+            # Taken before the read: a record released later may replace bytes that a failed write rolled back.
             bound = self._appender.released_lsn
-            chunk = await self._next_chunk(found, position, bound)
-            wanted = [record for record in chunk.records if record[1] >= lsn]
+            chunk = await self._next_chunk(located, position, bound)
+            records = [record for record in chunk.records if record[1] >= lsn]
             last = chunk.records[-1]
             position = last[0] + last[6]
-            if wanted:
-                lsn = wanted[-1][1] + 1
-                yield RecordChunk(chunk.number, chunk.start, chunk.data, wanted)
+            if records:
+                lsn = records[-1][1] + 1
+                yield RecordChunk(chunk.number, chunk.start, chunk.data, records)
 
-    async def _next_chunk(self, found: _Place, start: int, bound: int) -> RecordChunk:
-        """At least one record: the one that stands there is released, so it can be read or it is damaged."""
-        chunk = await self._pinned(found.number, lambda: self._read_chunk(found, start))
+    async def _next_chunk(self, located: _LocatedFile, start: int, bound: int) -> RecordChunk:
+        """At least one record. The record at `start` is released, so LogDamaged is raised if it cannot be read."""
+        chunk = await self._read_pinned(located.number, lambda: self._read_chunk(located, start))
         records = [record for record in chunk.records if record[1] <= bound]
         if not records:
             raise errors.LogDamaged(
-                f"log file {found.number} is damaged at position {start}",
+                f"log file {located.number} is damaged at position {start}",
                 hint="icestream wal inspect shows the log; icestream wal repair declares what is lost",
             )
         return RecordChunk(chunk.number, chunk.start, chunk.data, records)
 
-    def _locate(self, lsn: int) -> _Place:
-        """The file that holds `lsn`."""
-        for file in self._upkeep.files:
+    def _locate_lsn(self, lsn: int) -> _LocatedFile:
+        """The file that contains record `lsn`. Raises PositionGone if it was freed."""
+        for file in self._lifecycle.files:
             if file.seal.first_lsn <= lsn <= file.seal.last_lsn:
-                return _Place(file.number, file.seal.end_position)
+                return _LocatedFile(file.number, file.seal.end_position)
         active = self._appender.file
         if active is not None and active.first_lsn <= lsn:
-            return _Place(active.number, 0)
+            return _LocatedFile(active.number, 0)
         for seal in self._appender.sealing():
             if seal.first_lsn <= lsn <= seal.last_lsn:
-                return _Place(seal.number, seal.end_position)
-        files = self._upkeep.files
+                return _LocatedFile(seal.number, seal.end_position)
+        files = self._lifecycle.files
         first = files[0].seal.first_lsn if files else active.first_lsn if active else 0
-        raise errors.PositionGone(f"record {lsn} is not in the log any more", hint=f"the log begins at record {first}")
+        raise errors.PositionGone(f"record {lsn} is no longer in the log", hint=f"the log begins at record {first}")
 
-    def _read_chunk(self, found: _Place, start: int) -> RecordChunk:
-        file = self._open(found.number)
+    def _read_chunk(self, located: _LocatedFile, start: int) -> RecordChunk:
+        file = self._open(located.number)
         try:
-            size = min((found.end or file.size()) - start, limits.FOLLOW_BYTES_MAX)
+            size = min((located.end or file.size()) - start, limits.FOLLOW_BYTES_MAX)
             data = file.read_at(start, size)
-            head = good_header(data, 0, start, found.number)
-            if head is not None and head.record_bytes > size:
-                data = file.read_at(start, head.record_bytes)
+            header = decode_good_header(data, 0, start, located.number)
+            if header is not None and header.record_bytes > size:
+                data = file.read_at(start, header.record_bytes)
         finally:
             file.close()
-        if head is None:
-            return RecordChunk(found.number, start, data, [])
-        records, _, _, _ = scan_records(data, start, found.number, head.lsn)
-        return RecordChunk(found.number, start, data, records)
+        if header is None:
+            return RecordChunk(located.number, start, data, [])
+        records, _, _, _ = scan_records(data, start, located.number, header.lsn)
+        return RecordChunk(located.number, start, data, records)
 
 
 def _own_bytes(index: ShardIndex, points: int = 1) -> int:
+    """About how many bytes of a chain over `points` index points belong to the shard itself."""
     return min(index.own_bytes, points * limits.INDEX_STRIDE_BYTES)
 
 
-class _Window:
-    """A stretch of a file. One that is mostly the shard's own is read at once; of another only the shard's bytes are
-    read, each for itself (hazard 19)."""
+class _SpanReader:
+    """Reads bytes of a chain span.
 
-    def __init__(self, file: File, stretch: _Stretch) -> None:
+    A span that consists mostly of the shard's own bytes is read at once. Of any other span only the shard's own
+    sections are read, one by one, so that the cost does not depend on other shards (hazard 19).
+    """
+
+    def __init__(self, file: File, span: _ChainSpan) -> None:
         self._file = file
-        self._start = stretch.first
-        size = stretch.last + wire.ENTRY_BYTES - stretch.first
-        self._data = file.read_at(stretch.first, size) if size <= 2 * stretch.own_bytes else b""
+        self._start = span.first
+        size = span.last + wire.ENTRY_BYTES - span.first
+        self._data = file.read_at(span.first, size) if size <= 2 * span.own_bytes else b""
 
     def read_at(self, position: int, length: int) -> bytes:
         at = position - self._start
@@ -398,26 +409,26 @@ class _Window:
         return self._file.read_at(position, length)
 
 
-def _chain(file: _Window, stretch: _Stretch, key: ShardKey, offset: int) -> list[tuple[bytes, wire.Entry]]:
-    """The section entries from `last` back to `first`, or to the one that holds `offset`."""
-    found: list[tuple[bytes, wire.Entry]] = []
-    position = stretch.last
+def _chain(file: _SpanReader, span: _ChainSpan, key: ShardKey, offset: int) -> list[tuple[bytes, wire.SectionEntry]]:
+    """The section entries from `last` back to `first`, or to the one that contains `offset`. Raises LogDamaged."""
+    links: list[tuple[bytes, wire.SectionEntry]] = []
+    position = span.last
     while True:
         front = file.read_at(position, wire.ENTRY_BYTES)
         entry = wire.decode_entry(front.ljust(wire.ENTRY_BYTES, b"\0"), 0, position)
         is_ours = (entry.topic_id, entry.shard, entry.kind) == (*key, wire.SectionKind.MESSAGES)
         if not is_ours or entry.previous >= position:  # a chain only leads back
             raise errors.LogDamaged(
-                f"log file {stretch.number} is damaged at position {position}: not a section of {key}",
+                f"log file {span.number} is damaged at position {position}: not a section of {key}",
                 hint="icestream wal inspect shows the log; icestream wal repair declares what is lost",
             )
-        found.append((front, entry))
-        if position <= stretch.first or entry.base_offset <= offset or not entry.previous:
-            return found
+        links.append((front, entry))
+        if position <= span.first or entry.base_offset <= offset or not entry.previous:
+            return links
         position = entry.previous
 
 
-def _read_section(file: _Window, number: int, front: bytes, entry: wire.Entry) -> SectionRead:
+def _read_section(file: _SpanReader, number: int, front: bytes, entry: wire.SectionEntry) -> SectionRead:
     body = file.read_at(entry.body_position, entry.body_bytes)
     if not wire.section_is_good(front, body, entry.crc):
         raise errors.LogDamaged(

@@ -1,13 +1,14 @@
-"""What becomes of one append. Told once, in the very moment in which it is known.
+"""The outcome of one append, reported synchronously in the moment it is decided.
 
-    open      nobody knows yet          settle(results) -> settled; fail(error) -> failed
-    settled   `result()` has it
-    failed    `result()` raises it
+    open      outcome undecided         settle(results) -> settled; fail(error) -> failed
+    settled   `result()` returns the results
+    failed    `result()` raises the error
 
-It looks like a future and can be awaited like one. But a future of asyncio calls back through the queue of the loop, a
-turn later: for a batch of one message that costs as much as storing it, and in between others see a state that is over.
-A receipt calls back at once. Whoever asks for that does something short, and expects that the log is in the middle of
-its news. Should it fail all the same, the loop is told, and neither the log nor anybody else who waits is disturbed.
+A receipt can be awaited and has the interface of a future. An asyncio future calls back through the loop's queue, one
+iteration later: for a batch of one message that costs as much as storing it, and in between other code sees a state
+that is out of date. A receipt calls its callbacks at once. A callback must be short, and must expect that the log is in
+the middle of handling completions. An exception in a callback goes to the loop's exception handler; it disturbs neither
+the log nor the other callbacks.
 """
 
 from __future__ import annotations
@@ -24,59 +25,60 @@ Callback = Callable[["Receipt"], object]
 
 
 class Receipt:
-    """One who waits is the rule, so the first has a place of his own, and the first who awaits too."""
+    """One callback or one awaiting coroutine is the rule, so the first of each has a slot without a list."""
 
-    __slots__ = ("_awaited", "_error", "_first", "_others", "_results", "pause_ms")
+    __slots__ = ("_error", "_first_callback", "_first_future", "_more_callbacks", "_results", "pause_ms")
 
     def __init__(self) -> None:
-        self.pause_ms = 0  # so long should the producer wait before it sends more: near a quota it is slowed
+        self.pause_ms = 0  # backpressure near a quota: how long the producer should wait before it sends more
         self._results: list[Result] | None = None
         self._error: errors.IcestreamError | None = None
-        self._awaited: asyncio.Future[list[Result]] | None = None
-        self._first: Callback | None = None
-        self._others: list[Callback] | None = None
+        self._first_future: asyncio.Future[list[Result]] | None = None
+        self._first_callback: Callback | None = None
+        self._more_callbacks: list[Callback] | None = None
 
     def done(self) -> bool:
         return self._results is not None or self._error is not None
 
     def result(self) -> list[Result]:
+        """The result of each batch. Raises the error of a failed append, InvalidStateError while it is undecided."""
         if self._error is not None:
             raise self._error
         if self._results is None:
-            raise asyncio.InvalidStateError("the outcome of this append is not known yet")
+            raise asyncio.InvalidStateError("the append has not completed yet")
         return self._results
 
     def exception(self) -> errors.IcestreamError | None:
         return self._error
 
     def add_done_callback(self, callback: Callback) -> None:
-        """At once when it is known already."""
+        """Calls `callback(receipt)` when the outcome is decided; at once if it is decided already."""
         if self._results is not None or self._error is not None:
             self._call(callback)
-        elif self._first is None:
-            self._first = callback
-        elif self._others is None:
-            self._others = [callback]
+        elif self._first_callback is None:
+            self._first_callback = callback
+        elif self._more_callbacks is None:
+            self._more_callbacks = [callback]
         else:
-            self._others.append(callback)
+            self._more_callbacks.append(callback)
 
     def settle(self, results: list[Result]) -> None:
         self._results = results
-        if self._awaited is not None:
-            _hand_over(self._awaited, self)
-        if self._first is not None:
-            self._tell()
+        if self._first_future is not None:
+            _complete_future(self._first_future, self)
+        if self._first_callback is not None:
+            self._run_callbacks()
 
     def fail(self, error: errors.IcestreamError) -> None:
         self._error = error
-        if self._awaited is not None:
-            _hand_over(self._awaited, self)
-        if self._first is not None:
-            self._tell()
+        if self._first_future is not None:
+            _complete_future(self._first_future, self)
+        if self._first_callback is not None:
+            self._run_callbacks()
 
-    def _tell(self) -> None:
-        first, self._first = self._first, None
-        others, self._others = self._others, None
+    def _run_callbacks(self) -> None:
+        first, self._first_callback = self._first_callback, None
+        others, self._more_callbacks = self._more_callbacks, None
         assert first is not None
         self._call(first)
         for callback in others or ():
@@ -85,22 +87,22 @@ class Receipt:
     def _call(self, callback: Callback) -> None:
         try:
             callback(self)
-        except Exception as error:  # noqa: BLE001 (a mistake of one of them must not stop the log)
-            context = {"message": "who waited for an append failed", "exception": error}
+        except Exception as error:  # noqa: BLE001 (a bug in a callback must not stop the log)
+            context = {"message": "a callback of an append failed", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
 
     def __await__(self) -> Generator[Any, None, list[Result]]:
+        # Each awaiting coroutine has a future of its own: cancelling one does not cancel the others.
         future: asyncio.Future[list[Result]] = asyncio.get_running_loop().create_future()
-        if self._awaited is None and not self.done():
-            self._awaited = future
+        if self._first_future is None and not self.done():
+            self._first_future = future
         else:
-            self.add_done_callback(partial(_hand_over, future))
+            self.add_done_callback(partial(_complete_future, future))
         return future.__await__()
 
 
-def _hand_over(future: asyncio.Future[list[Result]], receipt: Receipt) -> None:
-    """Each who awaits has a future of his own: one who gives up takes nothing from the others."""
-    if future.done():
+def _complete_future(future: asyncio.Future[list[Result]], receipt: Receipt) -> None:
+    if future.done():  # cancelled meanwhile
         return
     if receipt._error is not None:
         future.set_exception(receipt._error)

@@ -15,22 +15,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from icestream import errors
-from icestream.model.shard import Gap, GapState, ShardKey, Topic
+from icestream.model.shard import Gap, GapState, ShardKey, TopicIdentity
 from icestream.runtime.clock import Clock
 from icestream.runtime.files import Directory
 from icestream.wal import format as wire
 from icestream.wal import log_file
 from icestream.wal.checkpoint import KeptCheckpoint
+from icestream.wal.fast_replay import FastReplay
+from icestream.wal.file_summary import FileSummary
 from icestream.wal.footer import add_record, load_index
 from icestream.wal.index import FileIndex
 from icestream.wal.log_file import FileHeader, Seal
 from icestream.wal.losses import REASON, SKIP_MAX
-from icestream.wal.plain_records import PlainRecords
+from icestream.wal.record_scan import begins_with, find_headers, scan_records
 from icestream.wal.rewrite import write_copy
-from icestream.wal.scan import begins_with, find_headers, scan_records
-from icestream.wal.spills import load_spill, spilled_until
+from icestream.wal.spill_log import load_spill, spilled_until
 from icestream.wal.state import LogState
-from icestream.wal.summary import FileSummary
 from icestream.wal.survey import Survey, SurveyedFile, repair_hint, survey
 
 
@@ -54,7 +54,7 @@ class RecoveryReport:
 
 
 @dataclass(slots=True)
-class Recovered:
+class RecoveredWal:
     log_id: bytes
     state: LogState
     files: list[FileSummary]
@@ -195,7 +195,7 @@ class Replay:
         finally:
             handle.close()
         for topic in index.topics.values():
-            self.state.declare(topic)
+            self.state.declare_topic(topic)
         self.summaries.append(FileSummary.of(seal, file.size, index))
         self._expected = seal.last_lsn + 1
 
@@ -203,7 +203,7 @@ class Replay:
         """Its records say nothing about the state: what they held was covered by checkpoints before it was copied."""
         summary, index = load_spill(self.directory, file)
         for topic in index.topics.values():
-            self.state.declare(topic)
+            self.state.declare_topic(topic)
         self.spills.append(summary)
 
     def _unsealed(self, file: SurveyedFile, later: list[SurveyedFile]) -> None:
@@ -305,7 +305,7 @@ class Replay:
         """Applies the records behind the checkpoint; the index of all of them."""
         index = FileIndex()
         index.mark_records(records)
-        plain = PlainRecords(self.state, index, self.covered)
+        plain = FastReplay(self.state, index, self.covered)
         for found in records:
             position, lsn, kind = found[0], found[1], found[2]
             if found[7] == 1 and kind == wire.RecordKind.DATA and plain.take(data, position, lsn):
@@ -320,7 +320,7 @@ class Replay:
         return index
 
 
-def _body(data: bytes, entry: wire.Entry) -> bytes:
+def _body(data: bytes, entry: wire.SectionEntry) -> bytes:
     start = entry.body_position - wire.RECORDS_START
     return data[start : start + entry.body_bytes]
 
@@ -355,7 +355,7 @@ def examine(directory: Directory, found: Survey) -> Replay:
 
 def recover(
     directory: Directory, clock: Clock, log_id: bytes, positions: Mapping[ShardKey, int], *, must_exist: bool = False
-) -> Recovered:
+) -> RecoveredWal:
     """Opens what is in the directory. `log_id` is for a log that does not exist yet; `positions` are offsets that are
     durable elsewhere (committed, cursors): none may lie beyond the end of the log. `must_exist`: raises LogDamaged when
     there is no log, because the node had one."""
@@ -376,12 +376,14 @@ def recover(
         report.gaps += _unknown_ends(state, positions)
     for gap in report.gaps:
         if gap.key.topic_id not in state.topics:
-            state.declare(Topic.nameless(gap.key.topic_id))  # its name is known to whoever knows the position
+            state.declare_topic(
+                TopicIdentity.nameless(gap.key.topic_id)
+            )  # its name is known to whoever knows the position
     identity = found.log_id or log_id
     summaries, number = _settle(directory, clock, replay, identity)
     required = found.required.number if found.required else 0
     leftovers = [file.number for file in replay.empty if file.number == required]
-    return Recovered(
+    return RecoveredWal(
         identity, state, summaries, replay.spills, found.spares, found.kept, number, report, required, leftovers
     )
 

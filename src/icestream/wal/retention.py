@@ -1,14 +1,14 @@
-"""How much of a topic the log may forget by itself, and which part that is. Pure: retainer.py carries it out.
+"""Retention of a topic in the log: which messages are dropped. Pure: retention_job.py performs it.
 
-A topic without a retention keeps everything until it is durable elsewhere, and is refused at its quota. With one, the
-log drops the oldest part, in stretches of a whole log file, and declares a gap in its place (hazard 33):
+A topic without retention keeps everything until it is durable elsewhere, and appends are refused at its quota. With
+retention the log drops the oldest messages, in slices of one log file, and declares a gap in their place (hazard 33):
 
-by size    while what is left of the topic is still as much as it may keep
-by age     when everything in the stretch is older than it may be
+by size    as long as the rest of the topic is still at least `bytes_max`
+by age     if every message of the slice is older than `age_max_us`
 
-Time comes from a clock that may be wrong (hazard 32), and what is dropped never comes back. So the age is measured by a
-time that runs no faster than the monotonic clock does, and one step drops at most a share of the topic's bytes by age:
-who notices a wrong date still has the rest.
+Time comes from a clock that may be wrong (hazard 32), and dropped messages never come back. So the age is measured by a
+clock that runs no faster than the monotonic clock, and one step drops at most a share of the topic's bytes by age: an
+operator who notices a wrong date still has the rest.
 """
 
 from __future__ import annotations
@@ -17,40 +17,43 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from icestream.model.shard import ShardKey
-from icestream.wal.summary import Range
+from icestream.wal.file_summary import ShardRange
 
 REASON: Final = "dropped by retention"
-Stretch = Mapping[ShardKey, Range]  # what one sealed file holds of the topic
+FileSlice = Mapping[ShardKey, ShardRange]  # the messages of one topic in one sealed file
 
 
 class Retention(NamedTuple):
-    """What a topic may keep in the log, over all its shards; 0 is no bound."""
+    """How much a topic keeps in the log, over all its shards; 0 means no bound."""
 
     bytes_max: int = 0
     age_max_us: int = 0
 
 
 def to_drop(
-    retention: Retention, held_bytes: int, stretches: Iterable[Stretch], now_us: int, share: float
-) -> list[Stretch]:
-    """Those of the topic's stretches that go, given from the oldest on. `held_bytes`: all that the log holds of the
-    topic, in files that are not sealed too. `share`: how much of that may go by age in one step, if it is more than
-    one stretch."""
-    gone: list[Stretch] = []
-    left, by_age = held_bytes, 0
-    for stretch in stretches:
-        size = sum(held.own_bytes for held in stretch.values())
-        if retention.bytes_max and left - size >= retention.bytes_max:
+    retention: Retention, held_bytes: int, slices: Iterable[FileSlice], now_us: int, share: float
+) -> list[FileSlice]:
+    """The slices to drop now, from the oldest on.
+
+    `slices`: the topic's messages in sealed files, oldest first. `held_bytes`: all bytes of the topic in the log,
+    unsealed files included. `share`: the part of `held_bytes` that one step may drop by age; one slice always may.
+    """
+    dropped: list[FileSlice] = []
+    remaining_bytes, bytes_by_age = held_bytes, 0
+    for file_slice in slices:
+        size = sum(file_range.own_bytes for file_range in file_slice.values())
+        is_within_share = not bytes_by_age or bytes_by_age + size <= share * held_bytes
+        if retention.bytes_max and remaining_bytes - size >= retention.bytes_max:
             pass
-        elif _is_old(retention, stretch, now_us) and (not by_age or by_age + size <= share * held_bytes):
-            by_age += size
+        elif _is_expired(retention, file_slice, now_us) and is_within_share:
+            bytes_by_age += size
         else:
             break
-        left -= size
-        gone.append(stretch)
-    return gone
+        remaining_bytes -= size
+        dropped.append(file_slice)
+    return dropped
 
 
-def _is_old(retention: Retention, stretch: Stretch, now_us: int) -> bool:
-    newest_us = max(held.max_time_us for held in stretch.values())
+def _is_expired(retention: Retention, file_slice: FileSlice, now_us: int) -> bool:
+    newest_us = max(file_range.max_time_us for file_range in file_slice.values())
     return bool(retention.age_max_us) and newest_us < now_us - retention.age_max_us

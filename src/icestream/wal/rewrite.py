@@ -10,13 +10,13 @@ from icestream.runtime.checksum import crc32
 from icestream.runtime.files import Directory
 from icestream.wal import format as wire
 from icestream.wal import log_file
+from icestream.wal.file_summary import FileSummary
 from icestream.wal.footer import add_record
 from icestream.wal.index import FileIndex
 from icestream.wal.log_file import FileHeader, Seal
-from icestream.wal.summary import FileSummary
 
 
-class Copy:
+class LogFileBuilder:
     """The bytes of a file that is being made, record by record."""
 
     def __init__(self, number: int) -> None:
@@ -28,7 +28,9 @@ class Copy:
         self.last_lsn = 0
         self._last_entry: dict[ShardKey, int] = {}
 
-    def add(self, kind: int, lsn: int, synced_through: int, time_us: int, sections: Sequence[wire.Section]) -> None:
+    def add(
+        self, kind: int, lsn: int, synced_through: int, time_us: int, sections: Sequence[wire.RecordSection]
+    ) -> None:
         """The record at its new place: positions, chain and generation are made anew."""
         at = self.position + wire.HEADER_BYTES
         placed = []
@@ -65,7 +67,7 @@ def write_copy(
     behind the other from the first place on, and `index` is theirs."""
     first, last = records[0], records[-1]
     assert first[0] == wire.RECORDS_START
-    copy = Copy(header.number)
+    copy = LogFileBuilder(header.number)
     copy.position = last[0] + last[6]
     copy.parts = [restamped(data[: copy.position - wire.RECORDS_START], records, header.number)]
     copy.index, copy.first_lsn, copy.last_lsn = index, first[1], last[1]
@@ -85,7 +87,7 @@ def restamped(data: bytes, records: Sequence[tuple[int, ...]], generation: int) 
     return content
 
 
-def publish_copy(directory: Directory, header: FileHeader, copy: Copy) -> FileSummary:
+def publish_copy(directory: Directory, header: FileHeader, copy: LogFileBuilder) -> FileSummary:
     """Writes the copy, then gives it its name."""
     name = f"copy-{header.number:016d}.tmp"
     summary = write_whole(directory, name, header, copy)
@@ -94,7 +96,7 @@ def publish_copy(directory: Directory, header: FileHeader, copy: Copy) -> FileSu
     return summary
 
 
-def write_whole(directory: Directory, name: str, header: FileHeader, copy: Copy) -> FileSummary:
+def write_whole(directory: Directory, name: str, header: FileHeader, copy: LogFileBuilder) -> FileSummary:
     """Writes the copy, syncs it, then its header, which makes it count."""
     content, seal = copy.finish()
     size = wire.RECORDS_START + len(content)

@@ -1,11 +1,11 @@
-"""Carries out the appender's writes: in the native thread, or inline. One order, two ways to wait for the disk.
+"""Sinks perform the appender's planned writes in order: in a native thread, or inline on the event loop.
 
-    InlineSink    write and sync in the caller; where no native build exists, and on the simulated disk
-    NativeSink    write and sync in a thread of the native extension, completion by eventfd. When the loop is idle (this
-                  is the only write, nothing is queued) and syncs have been short, it writes inline instead: that saves
-                  two thread switches (docs/adr/0004, docs/benchmarks.md)
+    InlineSink    writes and syncs in the caller; used without a native build and on the simulated disk
+    NativeSink    writes and syncs in a thread of the native extension and reports completion by eventfd. If the loop is
+                  idle (this is the only write, nothing is queued) and syncs have been short, it writes inline instead,
+                  which saves two thread switches (docs/adr/0004, docs/benchmarks.md)
 
-After an error nothing later is written. What was complete before it stays reported (hazard 51).
+After an error nothing more is written. Writes that completed before it are still reported (hazard 51).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from icestream import limits
 from icestream.runtime.clock import Clock
 from icestream.runtime.files import File
 from icestream.runtime.native import native
-from icestream.wal.appender import Write
+from icestream.wal.appender import PlannedWrite
 
 
 class SinkError(NamedTuple):
@@ -26,29 +26,34 @@ class SinkError(NamedTuple):
     errno: int
 
 
-class Progress(NamedTuple):
+class SinkProgress(NamedTuple):
+    """The highest tickets that are written and synced, and the first error."""
+
     written: int
     synced: int
     error: SinkError | None
 
 
 class Sink(Protocol):
-    def submit(self, writes: Sequence[Write], files: Mapping[int, File]) -> bool:
-        """Takes the writes; True when `progress` has news already."""
+    def submit(self, writes: Sequence[PlannedWrite], files: Mapping[int, File]) -> bool:
+        """Accepts the writes; True if `progress` reports something new already."""
 
     def request_sync(self, file: File) -> None:
-        """Syncs in the background what is written so far."""
+        """Starts a sync of everything written so far, in the background."""
 
-    def progress(self) -> Progress: ...
+    def progress(self) -> SinkProgress: ...
 
     def fileno(self) -> int:
-        """Readable when there is news; -1 when news is there as soon as `submit` returns."""
+        """A descriptor that is readable when `progress` has changed; -1 if every `submit` completes at once."""
 
-    def halt(self) -> Progress:
-        """Ends what is still under way after a failed write: a sync beside it may have failed too, and that counts."""
+    def halt(self) -> SinkProgress:
+        """After a failed write: waits for concurrent operations and returns the final progress.
+
+        A sync that ran at the same time may have failed too, which is the more serious error.
+        """
 
     def restart(self) -> None:
-        """Goes on after a failed write and `halt`."""
+        """Accepts writes again after a failed write and `halt`."""
 
     def close(self) -> None: ...
 
@@ -59,9 +64,9 @@ class InlineSink:
         self._synced = 0
         self._error: SinkError | None = None
 
-    def submit(self, writes: Sequence[Write], files: Mapping[int, File]) -> bool:
-        """One write and one sync for each run of writes that touch in one file, as the thread does it."""
-        for run in runs(writes) if not self._error else ():
+    def submit(self, writes: Sequence[PlannedWrite], files: Mapping[int, File]) -> bool:
+        """Performs one write and one sync for each contiguous run of writes, like the native thread."""
+        for run in contiguous_runs(writes) if not self._error else ():
             file = files[run[0].number]
             operation = "write"
             try:
@@ -85,32 +90,32 @@ class InlineSink:
         except OSError as error:
             self._error = SinkError(self._written, "sync", error.errno or 0)
 
-    def progress(self) -> Progress:
-        return Progress(self._written, self._synced, self._error)
+    def progress(self) -> SinkProgress:
+        return SinkProgress(self._written, self._synced, self._error)
 
     def fileno(self) -> int:
         return -1
 
-    def halt(self) -> Progress:
+    def halt(self) -> SinkProgress:
         return self.progress()
 
     def restart(self) -> None:
         self._error = None
 
     def close(self) -> None:
-        """Nothing is ever left to do."""
+        """Does nothing: every write has completed already."""
 
 
-def runs(writes: Sequence[Write]) -> list[list[Write]]:
-    """Writes that follow each other without a hole in one file."""
-    found: list[list[Write]] = []
+def contiguous_runs(writes: Sequence[PlannedWrite]) -> list[list[PlannedWrite]]:
+    """Groups writes that follow each other without a hole in one file."""
+    groups: list[list[PlannedWrite]] = []
     for write in writes:
-        last = found[-1][-1] if found else None
+        last = groups[-1][-1] if groups else None
         if last and last.number == write.number and last.position + len(last.data) == write.position:
-            found[-1].append(write)
+            groups[-1].append(write)
         else:
-            found.append([write])
-    return found
+            groups.append([write])
+    return groups
 
 
 class NativeSink:
@@ -118,7 +123,7 @@ class NativeSink:
         assert native is not None
         self._clock = clock
         self._inline_below_ns = inline_below_us * 1000
-        self.is_disk_busy = False  # somebody writes a lot beside: how long syncs were says nothing
+        self.is_disk_busy = False  # another writer loads the disk: measured sync times do not predict the next one
         self._writer = native.LogWriter()
         self._submitted = 0
         self._written = 0
@@ -126,23 +131,27 @@ class NativeSink:
         self._sync_ns = 0.0
         self._write_back = (0, 0)
 
-    def submit(self, writes: Sequence[Write], files: Mapping[int, File]) -> bool:
-        if self._may_write_inline(writes) and self._write_inline(writes[0], files[writes[0].number]):
+    def set_inline_below_us(self, inline_below_us: int) -> None:
+        """Changes up to which average sync time the loop syncs inline; 0: never."""
+        self._inline_below_ns = inline_below_us * 1000
+
+    def submit(self, writes: Sequence[PlannedWrite], files: Mapping[int, File]) -> bool:
+        if self._can_write_inline(writes) and self._write_inline(writes[0], files[writes[0].number]):
             return True
         writer = self._writer
         try:
             for ticket, number, position, data, sync in writes:
                 writer.submit(ticket, files[number].fileno(), position, data, sync)
         except RuntimeError:
-            return False  # it failed meanwhile and has said so: progress() reports it
+            return False  # an earlier write failed meanwhile: progress() reports it
         last = writes[-1]
         self._submitted = last.ticket
         if not last.sync:
             self._start_write_back(last, files[last.number])
         return False
 
-    def _may_write_inline(self, writes: Sequence[Write]) -> bool:
-        """The only write, small, nothing before it under way; with a sync only while those have been short."""
+    def _can_write_inline(self, writes: Sequence[PlannedWrite]) -> bool:
+        """True for a single small write with nothing in flight before it; with a sync only while syncs are short."""
         if len(writes) != 1 or len(writes[0].data) > limits.INLINE_WRITE_BYTES_MAX or not self._inline_below_ns:
             return False
         if writes[0].sync:
@@ -150,8 +159,8 @@ class NativeSink:
             return self._synced == self._submitted and are_short
         return self._written == self._submitted
 
-    def _write_inline(self, write: Write, file: File) -> bool:
-        """False when the thread has something to do after all: a sync of what is written may still be under way."""
+    def _write_inline(self, write: PlannedWrite, file: File) -> bool:
+        """False if the thread is busy after all: a sync of earlier writes may still be running."""
         try:
             sync_ns = self._writer.write_inline(write.ticket, file.fileno(), write.position, write.data, write.sync)
         except RuntimeError:
@@ -161,21 +170,22 @@ class NativeSink:
             return True  # the writer remembers it; progress() reports it
         self._submitted = write.ticket
         if write.sync:
-            self._note_sync(sync_ns)
+            self._record_sync_time(sync_ns)
         else:
             self._start_write_back(write, file)
         return True
 
     @property
     def sync_seconds(self) -> float:
-        """What a sync takes at present."""
+        """The moving average of sync times."""
         return self._sync_ns / 1e9
 
-    def _note_sync(self, nanoseconds: int) -> None:
-        """An average that forgets: one slow sync sends the next ones to the thread until they are short again."""
+    def _record_sync_time(self, nanoseconds: int) -> None:
+        # Exponential moving average: one slow sync moves the next ones to the thread until they are short again.
         self._sync_ns = nanoseconds if not self._sync_ns else max(0.7 * self._sync_ns + 0.3 * nanoseconds, 1.0)
 
-    def _start_write_back(self, write: Write, file: File) -> None:
+    def _start_write_back(self, write: PlannedWrite, file: File) -> None:
+        """Lets the kernel write out dirty pages early, so that the next periodic sync is short."""
         number, start = self._write_back
         if number != write.number:
             number, start = write.number, write.position
@@ -188,17 +198,17 @@ class NativeSink:
     def request_sync(self, file: File) -> None:
         self._writer.request_sync(file.fileno())
 
-    def progress(self) -> Progress:
+    def progress(self) -> SinkProgress:
         written, synced, sync_ns, error = self._writer.poll()
         if synced > self._synced and sync_ns:
-            self._note_sync(sync_ns)
+            self._record_sync_time(sync_ns)
         self._written, self._synced = written, synced
-        return Progress(written, synced, SinkError(*error) if error else None)
+        return SinkProgress(written, synced, SinkError(*error) if error else None)
 
     def fileno(self) -> int:
         return int(self._writer.fileno())
 
-    def halt(self) -> Progress:
+    def halt(self) -> SinkProgress:
         self._writer.close()
         return self.progress()
 

@@ -1,9 +1,9 @@
-"""Writes one spill file (spills.py). Blocking: each step runs off the loop.
+"""Writes one spill file (spill_log.py). Blocking: each step runs off the event loop.
 
-records          as they come, into a file that has no name yet
-footer, seal     then a sync: everything that the file will hold is on disk
-header           then a sync: the file is one
-name             then a sync of the directory: it counts. Only now may the log let go of what it holds
+records          as they are read, into a file under a temporary name
+footer, seal     then a sync: all contents are on disk
+header           then a sync: the file is a valid log file
+name             then a sync of the directory: the spill file is durable. Only now may the log free these messages
 """
 
 from __future__ import annotations
@@ -12,45 +12,48 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
-from icestream.model.shard import ShardKey, Topic
+from icestream.model.shard import ShardKey, TopicIdentity
 from icestream.runtime.files import Directory
 from icestream.wal import format as wire
 from icestream.wal import log_file, notes
+from icestream.wal.file_summary import FileSummary
 from icestream.wal.log_file import FileHeader
-from icestream.wal.rewrite import Copy
-from icestream.wal.summary import FileSummary
+from icestream.wal.rewrite import LogFileBuilder
 from icestream.wal.tail import SectionRead
 
 
-class SpillFile:
-    def __init__(self, directory: Directory, header: FileHeader, topic: Topic) -> None:
+class SpillFileWriter:
+    """A spill file while it is being written: `add` records, then `publish` or `discard`."""
+
+    def __init__(self, directory: Directory, header: FileHeader, topic: TopicIdentity) -> None:
         self._directory = directory
         self._header = header
         self._topic = topic
-        self._copy = Copy(header.number)
+        self._builder = LogFileBuilder(header.number)
         self._name = f"spill-{header.number:016d}.tmp"
         self._file = directory.create(self._name)
 
     @property
     def size(self) -> int:
-        return self._copy.position
+        return self._builder.position
 
     @property
     def is_empty(self) -> bool:
-        return not self._copy.last_lsn
+        return not self._builder.last_lsn
 
     def add(self, key: ShardKey, sections: Sequence[SectionRead]) -> None:
-        """As one record."""
-        position = self._copy.position
-        named = [notes.topic_section(self._topic)] if self.is_empty else []
-        placed = [_section(key, one) for one in sections]
+        """Writes sections of one shard as one record."""
+        position = self._builder.position
+        topic_notes = [notes.topic_section(self._topic)] if self.is_empty else []
+        messages = [_message_section(key, section) for section in sections]
         time_us = sections[-1].append_time_us
-        self._copy.add(wire.RecordKind.DATA, self._copy.last_lsn + 1, self._copy.last_lsn, time_us, named + placed)
-        self._file.write_at(position, bytes(self._copy.parts.pop()))
+        last_lsn = self._builder.last_lsn
+        self._builder.add(wire.RecordKind.DATA, last_lsn + 1, last_lsn, time_us, topic_notes + messages)
+        self._file.write_at(position, bytes(self._builder.parts.pop()))
 
     def publish(self) -> FileSummary:
-        """The file as it counts from here on."""
-        footer, seal = self._copy.finish()
+        """Makes the file durable under its name and returns its summary."""
+        footer, seal = self._builder.finish()
         size = seal.end_position + len(footer)
         header = replace(self._header, synced_through=seal.last_lsn, file_bytes=size)
         self._file.write_at(seal.end_position, footer)
@@ -61,17 +64,17 @@ class SpillFile:
         self._file.close()
         self._directory.rename(self._name, log_file.spill_name(seal.number))
         self._directory.sync()
-        return FileSummary.of(seal, size, self._copy.index)
+        return FileSummary.of(seal, size, self._builder.index)
 
-    def give_up(self) -> None:
-        """What is left goes at the next start at the latest."""
+    def discard(self) -> None:
+        """Removes the unfinished file; if that fails, the next start removes it."""
         with contextlib.suppress(OSError):
             self._file.close()
         with contextlib.suppress(OSError):
             self._directory.remove(self._name)
 
 
-def _section(key: ShardKey, one: SectionRead) -> wire.Section:
-    """As it was in the log."""
-    fields = (one.epoch, one.base_offset, one.append_time_us, one.rows)
-    return wire.Section(*key, wire.SectionKind.MESSAGES, 0, *fields, 0, one.body)
+def _message_section(key: ShardKey, section: SectionRead) -> wire.RecordSection:
+    """The same section as in the log, to be encoded again."""
+    fields = (section.epoch, section.base_offset, section.append_time_us, section.rows)
+    return wire.RecordSection(*key, wire.SectionKind.MESSAGES, 0, *fields, 0, section.body)

@@ -1,10 +1,9 @@
-"""The hot tail: the newest sections of every shard, in memory, so that a consumer that is caught up needs no disk.
+"""The hot tail: the newest sections of every shard in memory, so that a consumer that is caught up needs no disk.
 
-One chunk per shard and record, never one object per message. All shards share one budget in bytes, in which a chunk
-counts with what it costs beside its bytes; the oldest chunk of all goes first, and so does one that is older than it
-may be, when the next one comes. A chunk is here from the moment its
-offsets are assigned; whoever reads bounds himself by what may be seen (`Shard.written`), and what a failed write took
-back is forgotten with everything else (`clear`).
+There is one chunk per shard and record, never one object per message. All shards share one budget in bytes, overhead
+per chunk included; the oldest chunk of all shards is evicted first. A chunk beyond the time to live is evicted when the
+next one is added. A chunk is added when its offsets are assigned: readers pass the end of what is visible
+(`Shard.written`). After a failed write the whole tail is dropped (`clear`), rolled back sections included.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from icestream.model.shard import ShardKey
 
 
 class SectionRead(NamedTuple):
-    """One section of a shard: messages [base_offset, base_offset + rows), as blocks (block.py)."""
+    """One section of a shard: messages [base_offset, base_offset + rows), as blocks (model/block.py)."""
 
     base_offset: int
     rows: int
@@ -28,7 +27,7 @@ class SectionRead(NamedTuple):
 
 
 class _ShardTail:
-    """The chunks of one shard; those before `head` are gone."""
+    """The chunks of one shard; those before `head` are evicted."""
 
     __slots__ = ("bases", "chunks", "head")
 
@@ -41,8 +40,8 @@ class _ShardTail:
         self.bases.append(chunk.base_offset)
         self.chunks.append(chunk)
 
-    def drop_first(self) -> SectionRead:
-        """Forgets the oldest chunk."""
+    def evict_first(self) -> SectionRead:
+        """Removes and returns the oldest chunk."""
         chunk = self.chunks[self.head]
         assert chunk is not None
         self.chunks[self.head] = None
@@ -68,54 +67,54 @@ class _ShardTail:
 
 class Tail:
     def __init__(self, bytes_max: int = limits.TAIL_BYTES_DEFAULT, ttl_ms: int = 0) -> None:
-        """`ttl_ms`: 0: a chunk goes when its memory is needed, not before."""
+        """`ttl_ms` 0: a chunk stays until its memory is needed."""
         self._bytes_max = bytes_max
         self._ttl_us = 1000 * ttl_ms
         self._shards: dict[ShardKey, _ShardTail] = {}
         self._order: deque[ShardKey] = deque()  # the shard of each chunk, oldest first
-        self._times: deque[int] = deque()  # and its append time
+        self._times: deque[int] = deque()  # the append time of each chunk, oldest first
         self.held_bytes = 0
 
     def add(self, key: ShardKey, chunk: SectionRead) -> None:
-        held = self._shards.get(key)
-        if held is None:
-            held = self._shards[key] = _ShardTail()
-        held.add(chunk)
+        shard_tail = self._shards.get(key)
+        if shard_tail is None:
+            shard_tail = self._shards[key] = _ShardTail()
+        shard_tail.add(chunk)
         self._order.append(key)
         self._times.append(chunk.append_time_us)
         self.held_bytes += len(chunk.body) + limits.TAIL_CHUNK_BYTES
         while self.held_bytes > self._bytes_max:
-            self._drop_oldest()
+            self._evict_oldest()
         if self._ttl_us:
             while self._times and self._times[0] < chunk.append_time_us - self._ttl_us:
-                self._drop_oldest()
+                self._evict_oldest()
 
-    def _drop_oldest(self) -> None:
+    def _evict_oldest(self) -> None:
         key = self._order.popleft()
         self._times.popleft()
-        held = self._shards[key]
-        self.held_bytes -= len(held.drop_first().body) + limits.TAIL_CHUNK_BYTES
-        if held.is_empty:
+        shard_tail = self._shards[key]
+        self.held_bytes -= len(shard_tail.evict_first().body) + limits.TAIL_CHUNK_BYTES
+        if shard_tail.is_empty:
             del self._shards[key]
 
     def read(self, key: ShardKey, offset: int, visible: int, bytes_max: int) -> list[SectionRead]:
-        """Sections from the one with `offset` on, as far as they may be seen; none when it is not here."""
-        held = self._shards.get(key)
-        at = held.find(offset) if held is not None else None
-        found: list[SectionRead] = []
+        """Sections from the one that contains `offset`, up to `visible`; empty if the offset is not in the tail."""
+        shard_tail = self._shards.get(key)
+        at = shard_tail.find(offset) if shard_tail is not None else None
+        sections: list[SectionRead] = []
         size = 0
-        while held is not None and at is not None and at < len(held.chunks):
-            chunk = held.chunks[at]
+        while shard_tail is not None and at is not None and at < len(shard_tail.chunks):
+            chunk = shard_tail.chunks[at]
             assert chunk is not None
             size += len(chunk.body)
-            if chunk.base_offset >= visible or (found and size > bytes_max):
+            if chunk.base_offset >= visible or (sections and size > bytes_max):
                 break
-            found.append(chunk)
+            sections.append(chunk)
             at += 1
-        return found
+        return sections
 
     def clear(self) -> None:
-        """After a failed write: what is left is read from the files."""
+        """Drops everything, after a failed write; readers then use the files."""
         self._shards.clear()
         self._order.clear()
         self._times.clear()

@@ -34,11 +34,11 @@ from icestream.broker.broker_options import BrokerOptions
 from icestream.broker.service import Broker
 from icestream.broker.topic import Producer
 from icestream.model import SyncMode, envelope
-from icestream.model.block import blocks_of
-from icestream.model.subscription import FailurePolicy, Start, StartAt, SubscriptionType
+from icestream.model.block import iter_blocks
+from icestream.model.subscription import FailurePolicy, StartAt, SubscriptionStart, SubscriptionType
 from icestream.model.topic_name import TopicName
 from icestream.wal.appender import Placed
-from icestream.wal.producers import Duplicate
+from icestream.wal.producer_registry import Duplicate
 from icestream.wal.receipt import Receipt
 from tests.support.broker_machine import BrokerMachine, Reader, block, quiet, subscribe
 
@@ -216,7 +216,7 @@ class BrokerModel(RuleBasedStateMachine):
         self.collect()
         topic, kind = self.topics[name], SUBSCRIPTIONS[which]
         others = [key for key in self.readers if key[:2] == (name, which) and key[2] != who]
-        joining = subscribe(self.broker, which, kind, who, Start(at), credit, name, PATIENT)
+        joining = subscribe(self.broker, which, kind, who, SubscriptionStart(at), credit, name, PATIENT)
         if kind is SubscriptionType.EXCLUSIVE and others:
             with pytest.raises(errors.SubscriptionTaken):
                 self.run(joining)
@@ -281,7 +281,7 @@ class BrokerModel(RuleBasedStateMachine):
         name, which = data.draw(st.sampled_from(sorted(places)))
         for key in self.readers:
             self.look(*key)
-        self.run(self.broker.seek(name, which, Start(StartAt.OFFSET, offset)))
+        self.run(self.broker.seek(name, which, SubscriptionStart(StartAt.OFFSET, offset)))
         found = self.broker.subscription(name, which)
         for line, delivery in zip(self.topics[name].lines[which], found.deliveries, strict=True):
             line.position = min(offset, delivery.stream.visible)
@@ -505,7 +505,7 @@ async def read_shard(broker: Broker, name: TopicName, shard: int) -> dict[int, b
     while offset < stream.visible:
         result = await stream.read(offset, 50_000)
         for section in result.sections:
-            values = [value for one in blocks_of(section.body) for value in one.values(envelope.PAYLOAD)]
+            values = [value for one in iter_blocks(section.body) for value in one.values(envelope.PAYLOAD)]
             found.update(
                 (at, value) for at, value in enumerate(values, section.base_offset) if isinstance(value, bytes)
             )

@@ -18,7 +18,7 @@ from icestream.broker.service import Broker
 from icestream.metadata.command import Put
 from icestream.metadata.store import MemoryStore
 from icestream.model import SyncMode
-from icestream.model.subscription import FailurePolicy, Start, StartAt, SubscriptionType
+from icestream.model.subscription import FailurePolicy, StartAt, SubscriptionStart, SubscriptionType
 from icestream.model.topic_name import TopicName
 from icestream.runtime.clock import SimulatedClock
 from tests.support.broker_machine import TOPIC, BrokerMachine, Reader, publish, quiet, subscribe
@@ -174,7 +174,7 @@ class Source:
 async def test_after_a_seek_and_at_a_stop_it_is_written_at_once() -> None:
     machine = BrokerMachine()
     broker, reader = await started(machine)
-    await broker.seek(TOPIC, "s", Start(StartAt.OFFSET, 7))
+    await broker.seek(TOPIC, "s", SubscriptionStart(StartAt.OFFSET, 7))
     assert ((await stored(machine))["offset"], (await stored(machine))["generation"]) == (7, 1)
     await quiet()
     reader.ack(7, 8)

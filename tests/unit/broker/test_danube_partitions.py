@@ -13,7 +13,7 @@ from icestream.broker.service import Broker
 from icestream.model import envelope
 from icestream.model.block import encode_block
 from icestream.model.shard import Gap
-from icestream.model.subscription import Dispatch, SubscriptionType
+from icestream.model.subscription import DispatchMode, SubscriptionType
 from icestream.model.topic_name import TopicName
 from icestream.server.broker_node import BrokerNode
 from icestream.wal.tail import SectionRead
@@ -22,7 +22,7 @@ from tests.support.until import until
 
 pytestmark = pytest.mark.asyncio
 NAME = TopicName("default", "t")
-RELIABLE = Dispatch.RELIABLE
+RELIABLE = DispatchMode.RELIABLE
 
 
 class Sink:

@@ -11,8 +11,8 @@ from icestream import limits
 from icestream.broker import dead_letter_format
 from icestream.broker.service import Broker
 from icestream.model import envelope
-from icestream.model.block import Block, Constant, Numbering, blocks_of, encode_block
-from icestream.model.subscription import FailurePolicy, Poison, SubscriptionType
+from icestream.model.block import Block, ConstantColumn, Numbering, encode_block, iter_blocks
+from icestream.model.subscription import FailurePolicy, PoisonPolicy, SubscriptionType
 from icestream.model.topic_name import TopicName
 from tests.support.broker_machine import EARLIEST, TOPIC, BrokerMachine, Reader, quiet, stored_rows, subscribe
 from tests.support.until import until
@@ -20,7 +20,9 @@ from tests.support.until import until
 pytestmark = pytest.mark.asyncio
 
 DEAD = TopicName("default", "dead")
-AT_ONCE = FailurePolicy(0, base_delay_ms=0, max_delay_ms=0, poison=Poison.DEAD_LETTER, dead_letter_topic=str(DEAD))
+AT_ONCE = FailurePolicy(
+    0, base_delay_ms=0, max_delay_ms=0, poison=PoisonPolicy.DEAD_LETTER, dead_letter_topic=str(DEAD)
+)
 NOTES = {
     "x-original-topic", "x-original-subscription", "x-original-topic-offset", "x-original-producer-id",
     "x-original-broker-addr", "x-poison-policy", "x-delivery-attempt", "x-failure-reason",
@@ -33,7 +35,9 @@ async def opened(machine: BrokerMachine) -> Broker:
     return broker
 
 
-async def store(broker: Broker, rows: int, columns: dict[envelope.Column, Any], *, numbered: bool = False) -> int:
+async def store(
+    broker: Broker, rows: int, columns: dict[envelope.EnvelopeColumn, Any], *, numbered: bool = False
+) -> int:
     """The id of its producer."""
     producer = await broker.open_producer(TOPIC, "p")
     numbering = Numbering(producer.id, producer.epoch, 0) if numbered else None
@@ -88,7 +92,7 @@ async def test_the_note_says_how_often_it_failed_and_why_it_was_given_up() -> No
     machine = BrokerMachine()
     broker = await opened(machine)
     await store(broker, 1, {envelope.PAYLOAD: [b"a"]})
-    patient = FailurePolicy(2, 5_000, 100, 100, poison=Poison.DEAD_LETTER, dead_letter_topic=str(DEAD))
+    patient = FailurePolicy(2, 5_000, 100, 100, poison=PoisonPolicy.DEAD_LETTER, dead_letter_topic=str(DEAD))
     reader = await subscribe(broker, failure=patient)
     await quiet()
     reader.nack(0)
@@ -104,7 +108,7 @@ async def test_a_message_that_has_no_room_for_the_note_is_buried_without_it(head
     """It is as large as a message may be, or has as many headers."""
     machine = BrokerMachine(message_bytes_max=1_000_000, file_bytes=2**22)
     largest = machine.options.batch_bytes_max // 8 * 8 - len(encode_block(1, {envelope.PAYLOAD: [b""]}))
-    columns: dict[envelope.Column, Any] = {envelope.PAYLOAD: [b"" if headers else bytes(largest)]}
+    columns: dict[envelope.EnvelopeColumn, Any] = {envelope.PAYLOAD: [b"" if headers else bytes(largest)]}
     if headers:
         columns[envelope.HEADERS] = [{f"{number:05}": "" for number in range(headers)}]
     broker = await opened(machine)
@@ -129,11 +133,11 @@ async def test_of_a_very_large_batch_no_more_is_looked_at_than_is_buried(monkeyp
     """A million messages that fail together are buried in groups; none of them decodes the whole batch again."""
     broker = await opened(BrokerMachine(tail_bytes=10**6))
     rows = 200_000
-    await store(broker, rows, {envelope.PAYLOAD: Constant(b"x")})
+    await store(broker, rows, {envelope.PAYLOAD: ConstantColumn(b"x")})
     looked: list[int] = []
 
     def counted(body: bytes) -> Iterator[Block]:
-        for one in blocks_of(body):
+        for one in iter_blocks(body):
             looked.append(one.rows)
             yield one
 
@@ -169,7 +173,7 @@ async def test_letters_wait_for_a_topic_that_cannot_take_them_and_nobody_else_do
     broker = await opened(machine)
     await store(broker, 3, {envelope.PAYLOAD: [b"a", b"b", b"c"]})
     policy = FailurePolicy(
-        0, base_delay_ms=0, max_delay_ms=0, poison=Poison.DEAD_LETTER, dead_letter_topic="/later/dead"
+        0, base_delay_ms=0, max_delay_ms=0, poison=PoisonPolicy.DEAD_LETTER, dead_letter_topic="/later/dead"
     )
     await broker.create_namespace("later")
     reader = await subscribe(broker, kind=SubscriptionType.SHARED, failure=policy)

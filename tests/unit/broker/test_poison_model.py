@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from icestream.broker.broker_options import BrokerOptions
 from icestream.broker.service import Broker
 from icestream.model import SyncMode
-from icestream.model.subscription import FailurePolicy, Poison, SubscriptionType
+from icestream.model.subscription import FailurePolicy, PoisonPolicy, SubscriptionType
 from icestream.model.topic_name import TopicName
 from tests.support.broker_machine import TOPIC, BrokerMachine, Reader, publish, quiet, stored_rows, subscribe
 from tests.support.halting_store import HaltingStore
@@ -35,7 +35,7 @@ STEPS = st.one_of(
 
 
 def policy(redeliveries: int) -> FailurePolicy:
-    return FailurePolicy(redeliveries, 5_000, 500, 2_000, poison=Poison.DEAD_LETTER, dead_letter_topic=str(DEAD))
+    return FailurePolicy(redeliveries, 5_000, 500, 2_000, poison=PoisonPolicy.DEAD_LETTER, dead_letter_topic=str(DEAD))
 
 
 class Story:

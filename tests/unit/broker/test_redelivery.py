@@ -7,7 +7,14 @@ import pytest
 from icestream import errors
 from icestream.broker.dispatch.dispatcher import Pause
 from icestream.broker.service import Broker
-from icestream.model.subscription import Backoff, FailurePolicy, Poison, Start, StartAt, SubscriptionType
+from icestream.model.subscription import (
+    FailurePolicy,
+    PoisonPolicy,
+    RedeliveryBackoff,
+    StartAt,
+    SubscriptionStart,
+    SubscriptionType,
+)
 from icestream.model.topic_name import TopicName
 from icestream.observability import metrics
 from tests.support.broker_machine import TOPIC, BrokerMachine, Reader, publish, quiet, stored_rows, subscribe
@@ -17,8 +24,8 @@ pytestmark = pytest.mark.asyncio
 SHARED, KEY_SHARED = SubscriptionType.SHARED, SubscriptionType.KEY_SHARED
 DEAD = TopicName("default", "dead")
 BACKOFFS = {
-    "fixed": (FailurePolicy(9, 30_000, 2_000, 60_000, Backoff.FIXED), [2, 2, 2, 2, 2]),
-    "exponential": (FailurePolicy(9, 30_000, 1_000, 6_000, Backoff.EXPONENTIAL), [1, 2, 4, 6, 6]),
+    "fixed": (FailurePolicy(9, 30_000, 2_000, 60_000, RedeliveryBackoff.FIXED), [2, 2, 2, 2, 2]),
+    "exponential": (FailurePolicy(9, 30_000, 1_000, 6_000, RedeliveryBackoff.EXPONENTIAL), [1, 2, 4, 6, 6]),
     "none": (FailurePolicy(9, 30_000, 0, 0), [0, 0, 0, 0, 0]),
 }
 
@@ -130,7 +137,7 @@ async def test_first_deliveries_are_in_order_and_what_comes_again_goes_before_wh
 async def test_drop_gives_it_up_and_counts_it() -> None:
     machine = BrokerMachine()
     dropped = metrics.MESSAGES_DROPPED.labels("nack")._value.get()
-    _, reader = await started(machine, FailurePolicy(1, 30_000, 0, 0, poison=Poison.DROP))
+    _, reader = await started(machine, FailurePolicy(1, 30_000, 0, 0, poison=PoisonPolicy.DROP))
     for _ in range(2):
         reader.nack(1)
         await quiet()
@@ -144,7 +151,7 @@ async def test_drop_gives_it_up_and_counts_it() -> None:
 async def test_what_a_consumer_says_is_no_label_of_a_metric() -> None:
     """Whoever says something else each time would make the broker grow."""
     dropped = metrics.MESSAGES_DROPPED.labels("nack")._value.get()
-    _, reader = await started(BrokerMachine(), FailurePolicy(0, 30_000, 0, 0, poison=Poison.DROP))
+    _, reader = await started(BrokerMachine(), FailurePolicy(0, 30_000, 0, 0, poison=PoisonPolicy.DROP))
     reader.nack(1, reason="words of its own")
     await quiet()
     labels = [sample.labels for family in metrics.MESSAGES_DROPPED.collect() for sample in family.samples]
@@ -152,7 +159,7 @@ async def test_what_a_consumer_says_is_no_label_of_a_metric() -> None:
     assert metrics.MESSAGES_DROPPED.labels("nack")._value.get() == dropped + 1
 
 
-BLOCK = FailurePolicy(0, 30_000, 0, 0, poison=Poison.BLOCK)
+BLOCK = FailurePolicy(0, 30_000, 0, 0, poison=PoisonPolicy.BLOCK)
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -179,14 +186,14 @@ async def test_block_stops_everything_new_until_somebody_decides(end: str, resta
         case "ack":
             reader.ack(1)
         case "seek":
-            await broker.seek(TOPIC, "s", Start(StartAt.OFFSET, 3))
+            await broker.seek(TOPIC, "s", SubscriptionStart(StartAt.OFFSET, 3))
         case "drop":
-            await broker.set_failure_policy(TOPIC, "s", FailurePolicy(0, 30_000, 0, 0, poison=Poison.DROP))
+            await broker.set_failure_policy(TOPIC, "s", FailurePolicy(0, 30_000, 0, 0, poison=PoisonPolicy.DROP))
         case "dead-letter":
-            policy = FailurePolicy(0, 30_000, 0, 0, poison=Poison.DEAD_LETTER, dead_letter_topic=str(DEAD))
+            policy = FailurePolicy(0, 30_000, 0, 0, poison=PoisonPolicy.DEAD_LETTER, dead_letter_topic=str(DEAD))
             await broker.set_failure_policy(TOPIC, "s", policy)
         case "another chance":
-            await broker.set_failure_policy(TOPIC, "s", FailurePolicy(1, 30_000, 0, 0, poison=Poison.BLOCK))
+            await broker.set_failure_policy(TOPIC, "s", FailurePolicy(1, 30_000, 0, 0, poison=PoisonPolicy.BLOCK))
     await machine.pass_time(1)
     assert 3 in reader.sink.offsets, "what waited goes out"
     assert (1 in reader.sink.offsets) == (end == "another chance")
@@ -237,7 +244,7 @@ async def test_fewer_redeliveries_count_for_what_has_failed_already_and_survive_
         reader.nack(0)
         await seconds_until(machine, reader, attempt + 2)
     reader.nack(0)
-    await broker.set_failure_policy(TOPIC, "s", FailurePolicy(2, 30_000, 5_000, 5_000, poison=Poison.DROP))
+    await broker.set_failure_policy(TOPIC, "s", FailurePolicy(2, 30_000, 5_000, 5_000, poison=PoisonPolicy.DROP))
     await machine.pass_time(5)
     assert reader.subscription.lag == 0
     await machine.kill()
@@ -248,7 +255,7 @@ async def test_a_policy_that_makes_no_sense_changes_nothing() -> None:
     broker, _ = await started(BrokerMachine(), BLOCK)
     before = broker.subscription(TOPIC, "s").record
     for wrong in (
-        {"poison": Poison.DEAD_LETTER},
+        {"poison": PoisonPolicy.DEAD_LETTER},
         {"dead_letter_topic": "no topic"},
         {"ack_timeout_ms": 0},
         {"max_redelivery_count": -1},
@@ -256,10 +263,10 @@ async def test_a_policy_that_makes_no_sense_changes_nothing() -> None:
     ):
         with pytest.raises(errors.InvalidInput):
             await broker.set_failure_policy(TOPIC, "s", FailurePolicy(**wrong))  # type: ignore[arg-type]
-    own = FailurePolicy(poison=Poison.DEAD_LETTER, dead_letter_topic=str(TOPIC))
+    own = FailurePolicy(poison=PoisonPolicy.DEAD_LETTER, dead_letter_topic=str(TOPIC))
     with pytest.raises(errors.InvalidInput, match="its own dead letters"):
         await broker.set_failure_policy(TOPIC, "s", own)
-    nowhere = FailurePolicy(poison=Poison.DEAD_LETTER, dead_letter_topic="/nowhere/dead")
+    nowhere = FailurePolicy(poison=PoisonPolicy.DEAD_LETTER, dead_letter_topic="/nowhere/dead")
     with pytest.raises(errors.UnknownNamespace, match="namespace create nowhere"):
         await broker.set_failure_policy(TOPIC, "s", nowhere)
     with pytest.raises(errors.UnknownNamespace):

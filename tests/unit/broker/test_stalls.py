@@ -9,13 +9,13 @@ from icestream.broker.delivery_health import DeliveryHealth
 from icestream.broker.dispatch.dispatcher import Dispatcher
 from icestream.broker.lag_monitor import LagMonitor
 from icestream.broker.stall import DeliveryStalls, StallKind
-from icestream.model.cursor import Acked
-from icestream.model.subscription import FailurePolicy, Poison, Start, StartAt, SubscriptionType
+from icestream.model.cursor import AckedOffsets
+from icestream.model.subscription import FailurePolicy, PoisonPolicy, StartAt, SubscriptionStart, SubscriptionType
 from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.tasks import Tasks
 from tests.support.broker_machine import TOPIC, BrokerMachine, Reader, Recorder, publish, quiet, subscribe
 
-BLOCK = FailurePolicy(0, 30_000, 0, 0, poison=Poison.BLOCK)
+BLOCK = FailurePolicy(0, 30_000, 0, 0, poison=PoisonPolicy.BLOCK)
 SHARED, KEY_SHARED = SubscriptionType.SHARED, SubscriptionType.KEY_SHARED
 
 
@@ -66,9 +66,9 @@ async def test_consumers_are_told_when_a_message_blocks_their_subscription_and_w
         case "ack":
             reader.ack(1)
         case "seek":
-            await broker.seek(TOPIC, "s", Start(StartAt.OFFSET, 2))
+            await broker.seek(TOPIC, "s", SubscriptionStart(StartAt.OFFSET, 2))
         case "drop":
-            await broker.set_failure_policy(TOPIC, "s", FailurePolicy(0, 30_000, 0, 0, poison=Poison.DROP))
+            await broker.set_failure_policy(TOPIC, "s", FailurePolicy(0, 30_000, 0, 0, poison=PoisonPolicy.DROP))
     await quiet()
     assert stall_events(reader.sink) == stall_events(other.sink) == [STALLED_AT_1, RESUMED]
     assert reader.subscription.delivery(0).stalls == []
@@ -132,7 +132,7 @@ async def test_a_stall_is_a_row_of_readiness_that_leaves_the_node_ready() -> Non
 
 def test_readiness_names_a_few_subscriptions_and_counts_the_others() -> None:
     health, clock = DeliveryHealth(), SimulatedClock()
-    dispatcher = Dispatcher(SHARED, FailurePolicy(), Acked())
+    dispatcher = Dispatcher(SHARED, FailurePolicy(), AckedOffsets())
     for number in range(limits.HEALTH_SUBSCRIPTIONS_MAX + 2):
         stalls = DeliveryStalls(0, clock.wall_us, list)
         stalls.begin(StallKind.BLOCKED, number, "poison")

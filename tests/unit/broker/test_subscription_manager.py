@@ -9,7 +9,14 @@ from icestream.broker import records
 from icestream.broker.broker_options import BrokerOptions
 from icestream.broker.records import TopicPolicies
 from icestream.broker.service import Broker
-from icestream.model.subscription import Dispatch, FailurePolicy, Poison, Start, StartAt, SubscriptionType
+from icestream.model.subscription import (
+    DispatchMode,
+    FailurePolicy,
+    PoisonPolicy,
+    StartAt,
+    SubscriptionStart,
+    SubscriptionType,
+)
 from icestream.model.topic_name import TopicName
 from tests.support.broker_machine import EARLIEST, TOPIC, BrokerMachine, Recorder, publish, quiet, subscribe
 
@@ -42,7 +49,7 @@ async def put(broker: Broker, count: int, keys: list[bytes] | None = None) -> No
         ("s", "c", ["k"] * (limits.KEY_FILTERS_MAX + 1), None),
         ("s", "no/name", [], None),
         ("no/name", "c", [], None),
-        ("s", "c", [], FailurePolicy(poison=Poison.DEAD_LETTER, dead_letter_topic=str(TOPIC))),
+        ("s", "c", [], FailurePolicy(poison=PoisonPolicy.DEAD_LETTER, dead_letter_topic=str(TOPIC))),
     ],
     ids=["pattern", "too many patterns", "consumer", "subscription", "its own dead letters"],
 )
@@ -271,16 +278,16 @@ async def test_each_start_lies_where_it_says_in_every_shard() -> None:
             await publish(broker, producer, b"x", b"y", shard=shard)
         machine.clock.advance(10)
     expected = {
-        Start(StartAt.EARLIEST): 0,
-        Start(StartAt.LATEST): 6,
-        Start(StartAt.OFFSET, 3): 3,
-        Start(StartAt.OFFSET, 6): 6,
-        Start(StartAt.OFFSET, 7): 6,
-        Start(StartAt.OFFSET, limits.OFFSET_MAX): 6,
-        Start(StartAt.TIME, times[1]): 2,
-        Start(StartAt.TIME, times[1] + 1): 4,
-        Start(StartAt.TIME, times[2] + 10**9): 6,
-        Start(StartAt.TIME, -(2**63)): 0,
+        SubscriptionStart(StartAt.EARLIEST): 0,
+        SubscriptionStart(StartAt.LATEST): 6,
+        SubscriptionStart(StartAt.OFFSET, 3): 3,
+        SubscriptionStart(StartAt.OFFSET, 6): 6,
+        SubscriptionStart(StartAt.OFFSET, 7): 6,
+        SubscriptionStart(StartAt.OFFSET, limits.OFFSET_MAX): 6,
+        SubscriptionStart(StartAt.TIME, times[1]): 2,
+        SubscriptionStart(StartAt.TIME, times[1] + 1): 4,
+        SubscriptionStart(StartAt.TIME, times[2] + 10**9): 6,
+        SubscriptionStart(StartAt.TIME, -(2**63)): 0,
     }
     live = await subscribe(broker, "live", SHARED)
     for number, (start, position) in enumerate(expected.items()):
@@ -288,7 +295,7 @@ async def test_each_start_lies_where_it_says_in_every_shard() -> None:
         await broker.seek(TOPIC, "live", start)
         for subscription in (found, live.subscription):
             assert [one.dispatcher.acked.position for one in subscription.deliveries] == [position] * 2, start
-    await broker.seek(TOPIC, "live", Start(StartAt.OFFSET, 1), shard=1)
+    await broker.seek(TOPIC, "live", SubscriptionStart(StartAt.OFFSET, 1), shard=1)
     assert [one.dispatcher.acked.position for one in live.subscription.deliveries] == [0, 1]
 
 
@@ -345,7 +352,7 @@ async def test_a_deleted_one_leaves_nothing_and_the_next_of_its_name_begins_anew
 
 async def test_consumers_of_a_topic_that_is_not_there_make_none() -> None:
     broker = await opened()
-    for dispatch in Dispatch:
+    for dispatch in DispatchMode:
         name = TopicName("default", f"absent-{dispatch.value}")
         with pytest.raises(errors.UnknownTopic):
             await subscribe(broker, topic=name)

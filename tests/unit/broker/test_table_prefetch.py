@@ -9,7 +9,7 @@ import pytest
 from icestream import errors, limits
 from icestream.broker.storage import ShardRead
 from icestream.broker.table_prefetch import TablePrefetch
-from icestream.model.scan import Scanned, Section
+from icestream.model.scan_messages import ScanResponse, ScanSection
 from icestream.model.shard import ShardKey
 from icestream.wal.tail import SectionRead
 
@@ -26,12 +26,12 @@ def starts(rest: ShardRead | None) -> list[int] | None:
     return None if rest is None else [section.base_offset for section in rest.sections]
 
 
-async def answer(end: int) -> Scanned:
-    return Scanned(end)
+async def answer(end: int) -> ScanResponse:
+    return ScanResponse(end)
 
 
-async def large(size: int) -> Scanned:
-    return Scanned(20, sections=[Section(10, 10, 0, 0, bytes(size))])
+async def large(size: int) -> ScanResponse:
+    return ScanResponse(20, sections=[ScanSection(10, 10, 0, 0, bytes(size))])
 
 
 async def turns() -> None:
@@ -72,7 +72,7 @@ async def test_readers_of_one_shard_do_not_evict_each_others_replies() -> None:
     ] == [25]
     prefetched = prefetch.take(KEY, 30, 1)
     assert prefetched is not None
-    assert await prefetched == Scanned(1)
+    assert await prefetched == ScanResponse(1)
     prefetch.close()
 
 
@@ -85,7 +85,7 @@ async def test_prefetch_at_a_position_is_started_once() -> None:
         prefetch.start(KEY, 30, 1, answer(2))
         prefetched = prefetch.take(KEY, 30, 1)
         assert prefetched is not None
-        assert await prefetched == Scanned(1)
+        assert await prefetched == ScanResponse(1)
 
 
 async def test_prefetch_is_taken_only_with_the_same_offset_and_size() -> None:
@@ -95,12 +95,12 @@ async def test_prefetch_is_taken_only_with_the_same_offset_and_size() -> None:
     assert prefetch.take(KEY, 30, 999) is None
     prefetched = prefetch.take(KEY, 30, 1000)
     assert prefetched is not None
-    assert await prefetched == Scanned(99)
+    assert await prefetched == ScanResponse(99)
     assert prefetch.take(KEY, 30, 1000) is None, "once"
 
 
 async def test_failed_prefetch_raises_for_its_reader_only() -> None:
-    async def away() -> Scanned:
+    async def away() -> ScanResponse:
         raise errors.LakeAway("it is away")
 
     prefetch = TablePrefetch()
@@ -130,7 +130,7 @@ async def test_prefetches_are_bounded_until_one_is_taken(has_arrived: bool) -> N
             await turns()
     prefetched = [prefetch.take(ShardKey(number, 0), 10, 1) for number in range(most + 3)]
     assert [task is not None for task in prefetched] == [True] * most + [False] * 3
-    assert [await task for task in prefetched if task is not None] == [Scanned(number) for number in range(most)]
+    assert [await task for task in prefetched if task is not None] == [ScanResponse(number) for number in range(most)]
     prefetch.start(KEY, 10, 1, answer(1))
     assert prefetch.take(KEY, 10, 1) is not None
 
@@ -158,12 +158,12 @@ async def test_cached_replies_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPat
 async def test_close_cancels_prefetches_in_flight() -> None:
     prefetch, ended = TablePrefetch(), asyncio.Event()
 
-    async def hang() -> Scanned:
+    async def hang() -> ScanResponse:
         try:
             await asyncio.sleep(100)
         finally:
             ended.set()
-        return Scanned()
+        return ScanResponse()
 
     prefetch.start(KEY, 0, 1, hang())
     await asyncio.sleep(0)
@@ -186,16 +186,16 @@ async def test_expiry_counts_from_the_arrival_of_a_prefetch(monkeypatch: pytest.
     monkeypatch.setattr(limits, "SCAN_NEAR_SECONDS_MAX", -1.0)
     prefetch, come = TablePrefetch(), asyncio.Event()
 
-    async def slow() -> Scanned:
+    async def slow() -> ScanResponse:
         await come.wait()
-        return Scanned(7)
+        return ScanResponse(7)
 
     prefetch.start(KEY, 10, 1, slow())
     await turns()
     prefetched = prefetch.take(KEY, 10, 1)
     assert prefetched is not None
     come.set()
-    assert await prefetched == Scanned(7)
+    assert await prefetched == ScanResponse(7)
 
 
 async def test_timer_evicts_expired_replies(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,9 @@ import pytest
 from icestream import errors, limits
 from icestream.broker.history_start import history_starts
 from icestream.broker.service import Broker
-from icestream.model.scan import Question, Scanned
+from icestream.model.scan_messages import ScanKind, ScanResponse
 from icestream.model.shard import GapState, ShardKey
-from icestream.model.subscription import Start, StartAt, SubscriptionType
+from icestream.model.subscription import StartAt, SubscriptionStart, SubscriptionType
 from icestream.observability import metrics
 from icestream.readers.cache_options import CacheOptions
 from tests.support.broker_machine import EARLIEST, TOPIC, Reader, publish, quiet, subscribe
@@ -162,7 +162,7 @@ async def test_a_start_below_the_first_row_is_told_and_jumps_there(tmp_path: Pat
     await machine.lake.replace(
         [file, await machine.lake.write_deletes(file, range(6))], "delete", added_position_deletes="6"
     )
-    early = await subscribe(broker, "early", start=Start(StartAt.OFFSET, 2))
+    early = await subscribe(broker, "early", start=SubscriptionStart(StartAt.OFFSET, 2))
     await until(machine, 54, early.sink.got)
     assert early.sink.offsets == list(range(6, 60))
     assert [(gap.start, gap.end) for gap in early.sink.gaps] == [(2, 6)]
@@ -200,7 +200,7 @@ async def test_hazard_32_times_in_the_table_need_not_rise(tmp_path: Path) -> Non
     await lake.round((0, 4, 8), entries=[await lake.write(made[4:])])
     for wanted in range(100):
         oracle = next((offset for offset, time in enumerate(times) if time >= wanted), None)
-        assert (await lake.ask(Question.TIME, wanted)).offset == oracle
+        assert (await lake.ask(ScanKind.TIME, wanted)).offset == oracle
 
 
 async def test_a_start_at_a_snapshot_is_behind_what_it_holds(tmp_path: Path) -> None:
@@ -216,15 +216,15 @@ async def test_a_start_at_a_snapshot_is_behind_what_it_holds(tmp_path: Path) -> 
             snapshots.append(await machine.commit())
     compacted = await machine.lake.replace(machine.lake.live)
     for snapshot, first in ((snapshots[0], 5), (snapshots[1], 15), (compacted, 25)):
-        reader = await subscribe(broker, f"s{snapshot}", start=Start(StartAt.SNAPSHOT, snapshot))
+        reader = await subscribe(broker, f"s{snapshot}", start=SubscriptionStart(StartAt.SNAPSHOT, snapshot))
         await until(machine, 30 - first, reader.sink.got)
         assert reader.sink.offsets == list(range(first, 30))
     with pytest.raises(errors.InvalidInput, match="no snapshot 77") as refused:
-        await subscribe(broker, "none", start=Start(StartAt.SNAPSHOT, 77))
+        await subscribe(broker, "none", start=SubscriptionStart(StartAt.SNAPSHOT, 77))
     assert "start at a time or an offset" in str(refused.value.hint)
     await machine.lake.expire(snapshots[0], snapshots[1])
     for snapshot, first in ((snapshots[0], 5), (snapshots[1], 15)):
-        reader = await subscribe(broker, f"late {snapshot}", start=Start(StartAt.SNAPSHOT, snapshot))
+        reader = await subscribe(broker, f"late {snapshot}", start=SubscriptionStart(StartAt.SNAPSHOT, snapshot))
         await until(machine, 30 - first, reader.sink.got)
         assert reader.sink.offsets == list(range(first, 30)), "a job that read it for an hour goes on behind it"
     await broker.shutdown()
@@ -237,7 +237,7 @@ async def test_a_lake_process_that_is_away_is_waited_for(tmp_path: Path, monkeyp
     assert machine.scan_worker is not None
     assert machine.scan_requests is not None
     machine.scan_worker.leave()
-    reader = await subscribe(broker, start=Start(StartAt.OFFSET, 0))
+    reader = await subscribe(broker, start=SubscriptionStart(StartAt.OFFSET, 0))
     with pytest.raises(errors.LakeAway):
         await subscribe(broker, "other", start=EARLIEST)  # it waited as long as the reader, and began behind it
     await quiet()
@@ -261,7 +261,7 @@ async def test_a_table_that_cannot_be_read_ends_the_consumer_with_the_reason(
     deletes = await machine.lake.write_deletes(file, [1], content=2)
     await machine.lake.replace([file, deletes], "delete", added_equality_deletes="1")
     for told in (["closed"], ["stalled", "closed"]):  # who comes again is told again
-        reader = await subscribe(broker, kind=kind, start=Start(StartAt.OFFSET, 0))
+        reader = await subscribe(broker, kind=kind, start=SubscriptionStart(StartAt.OFFSET, 0))
         await quiet()
         assert [one for one in reader.sink.events if one != "active"] == told
         assert not reader.sink.got
@@ -271,7 +271,7 @@ async def test_a_table_that_cannot_be_read_ends_the_consumer_with_the_reason(
     await publish(broker, producer, b"60 ")
     await quiet()
     assert len(machine.scan_worker.asked) == asked, "nobody is there: nothing is read"
-    live = await subscribe(broker, "live", kind=kind, start=Start(StartAt.OFFSET, 55))
+    live = await subscribe(broker, "live", kind=kind, start=SubscriptionStart(StartAt.OFFSET, 55))
     await until(machine, 6, live.sink.got)
     assert live.sink.offsets == list(range(55, 61))
     await broker.shutdown()
@@ -283,7 +283,7 @@ async def test_a_damaged_file_ends_the_consumer_with_the_reason(tmp_path: Path, 
     machine = TieredMachine(tmp_path, CacheOptions(enabled=False))
     broker = await with_history(machine)
     damage(machine.lake.live[0], "payload")
-    reader = await subscribe(broker, kind=kind, start=Start(StartAt.OFFSET, 0))
+    reader = await subscribe(broker, kind=kind, start=SubscriptionStart(StartAt.OFFSET, 0))
     await quiet()
     assert [one for one in reader.sink.events if one != "active"] == ["closed"]
     assert not reader.sink.got
@@ -297,7 +297,7 @@ async def test_what_neither_log_nor_table_has_is_a_gap(tmp_path: Path) -> None:
     assert machine.log is not None
     earliest = machine.log.reader.earliest(ShardKey(1, 0))
     await machine.lake.store.delete("/catalog/topics/1")
-    reader = await subscribe(broker, start=Start(StartAt.OFFSET, 0))
+    reader = await subscribe(broker, start=SubscriptionStart(StartAt.OFFSET, 0))
     await until(machine, 60 - earliest, reader.sink.got)
     assert reader.sink.offsets == list(range(earliest, 60))
     assert [(gap.start, gap.end, gap.state) for gap in reader.sink.gaps] == [(0, earliest, GapState.LOST)]
@@ -313,7 +313,7 @@ async def test_questions_are_bounded_and_go_to_whoever_comes_next(tmp_path: Path
     told: list[int] = []
     machine.scan_requests.attach_worker(lambda event: told.append(event["asked"][0]))
     asking = [
-        asyncio.create_task(machine.scan_requests.request(Question.EARLIEST, str(TOPIC), ShardKey(1, 0)))
+        asyncio.create_task(machine.scan_requests.request(ScanKind.EARLIEST, str(TOPIC), ShardKey(1, 0)))
         for _ in range(2 * limits.SCANS_IN_FLIGHT_MAX)
     ]
     await quiet()
@@ -330,7 +330,7 @@ async def test_an_answer_that_nobody_waits_for_is_dropped(tmp_path: Path) -> Non
     assert machine.scan_requests is not None
     events: list[str] = []
     machine.scan_requests.attach_worker(lambda event: events.append(event["event"]))
-    asking = asyncio.create_task(machine.scan_requests.request(Question.EARLIEST, str(TOPIC), ShardKey(1, 0)))
+    asking = asyncio.create_task(machine.scan_requests.request(ScanKind.EARLIEST, str(TOPIC), ShardKey(1, 0)))
     await quiet()
     asking.cancel()
     await quiet()
@@ -349,7 +349,7 @@ async def test_a_reader_with_little_credit_does_not_ask_for_the_same_rows_again(
     while len(reader.sink.got) < 10:
         await quiet()
         reader.credit(1)
-    assert [one.value for one in asked if one.question is Question.READ] == [0]
+    assert [one.value for one in asked if one.question is ScanKind.READ] == [0]
     await until(machine, 10, reader.sink.got)
     assert numbers(reader.sink.payloads)[:10] == list(range(10))
     await broker.shutdown()
@@ -366,7 +366,7 @@ async def test_whoever_reads_on_finds_the_next_answer_begun(tmp_path: Path, monk
     await until(machine, 3, reader.sink.got)
     reader.credit(1)
     await until(machine, 4, reader.sink.got)
-    positions = [one.value for one in machine.scan_worker.asked if one.question is Question.READ]
+    positions = [one.value for one in machine.scan_worker.asked if one.question is ScanKind.READ]
     assert max(positions) >= len(reader.sink.got), positions
     reader.credit(1000)
     await until(machine, 60, reader.sink.got)
@@ -383,14 +383,16 @@ async def test_readers_at_different_places_of_a_shard_do_not_cost_each_other_ans
     machine = TieredMachine(tmp_path)
     broker = await with_history(machine, count=80, committed=70)
     assert machine.scan_worker is not None
-    readers = [await subscribe(broker, f"r{at}", credit=1, start=Start(StartAt.OFFSET, at)) for at in (0, 31)]
+    readers = [
+        await subscribe(broker, f"r{at}", credit=1, start=SubscriptionStart(StartAt.OFFSET, at)) for at in (0, 31)
+    ]
     for _ in range(23):
         for reader in readers:
             reader.credit(1)
             await quiet()
     for reader, at in zip(readers, (0, 31), strict=True):
         assert reader.sink.offsets[:24] == list(range(at, at + 24))
-    asked = [one.value for one in machine.scan_worker.asked if one.question is Question.READ]
+    asked = [one.value for one in machine.scan_worker.asked if one.question is ScanKind.READ]
     assert sorted(asked) == [*range(0, 25, 2), *range(31, 56, 2)], "none twice; 24 and 55 nobody has come to yet"
     await broker.shutdown()
 
@@ -401,8 +403,10 @@ async def test_hazard_18_a_cold_reader_holds_up_neither_producers_nor_whoever_is
     broker = await with_history(machine)
     assert machine.scan_requests is not None
     machine.scan_requests.attach_worker(lambda event: None)
-    cold = [await subscribe(broker, f"cold-{number}", start=Start(StartAt.OFFSET, 0)) for number in range(20)]
-    live = await subscribe(broker, "live", start=Start(StartAt.LATEST))
+    cold = [
+        await subscribe(broker, f"cold-{number}", start=SubscriptionStart(StartAt.OFFSET, 0)) for number in range(20)
+    ]
+    live = await subscribe(broker, "live", start=SubscriptionStart(StartAt.LATEST))
     producer = await broker.open_producer(TOPIC, "another")
     for number in range(60, 90):
         await publish(broker, producer, b"%d " % number + BODY)
@@ -438,7 +442,7 @@ async def test_a_reader_that_cannot_go_on_tells_its_consumer_and_goes_on_by_itse
 
     with monkeypatch.context() as patched:
         patched.setattr(machine.scan_requests, "request", busy)
-        reader = await subscribe(broker, kind=kind, start=Start(StartAt.OFFSET, 0))
+        reader = await subscribe(broker, kind=kind, start=SubscriptionStart(StartAt.OFFSET, 0))
         for _ in range(3):
             await quiet()
             await machine.pass_time(limits.READ_RETRY_MS / 1000)
@@ -447,7 +451,7 @@ async def test_a_reader_that_cannot_go_on_tells_its_consumer_and_goes_on_by_itse
         assert (check.ok, check.is_needed) == (False, False)
         assert check.reason == "/default/a:s:0: unreadable at offset 0: the bucket does not answer"
         assert metrics.STALLED_READERS.values == {"storage_unavailable": 1}
-        other = await subscribe(broker, "other", kind=kind, start=Start(StartAt.OFFSET, 59))
+        other = await subscribe(broker, "other", kind=kind, start=SubscriptionStart(StartAt.OFFSET, 59))
         await until(machine, 1, other.sink.got)
         assert stall_events(other) == [], "it reads the log"
         await broker.delete_subscription(TOPIC, "other")
@@ -470,12 +474,12 @@ async def test_a_read_without_an_answer_is_told_before_it_fails(
     gate = asyncio.Event()
     request = machine.scan_requests.request
 
-    async def slow(*given: Any, **more: Any) -> Scanned:
+    async def slow(*given: Any, **more: Any) -> ScanResponse:
         await gate.wait()
         return await request(*given, **more)
 
     monkeypatch.setattr(machine.scan_requests, "request", slow)
-    reader = await subscribe(broker, kind=kind, start=Start(StartAt.OFFSET, 0))
+    reader = await subscribe(broker, kind=kind, start=SubscriptionStart(StartAt.OFFSET, 0))
     await quiet()
     await machine.pass_time(limits.READ_STALLED_MS / 1000 - 0.1)
     assert stall_events(reader) == []
@@ -497,7 +501,7 @@ async def test_a_table_that_can_be_read_again_is_noticed_without_a_consumer(
     path = Path(file["data_file"]["file_path"].removeprefix("file:"))
     whole = await asyncio.to_thread(path.read_bytes)
     damage(file, "payload")
-    reader = await subscribe(broker, kind=kind, start=Start(StartAt.OFFSET, 0))
+    reader = await subscribe(broker, kind=kind, start=SubscriptionStart(StartAt.OFFSET, 0))
     await quiet()
     assert [event for event, _ in reader.sink.event_details if event != "active"] == ["closed"]
     (stalled,) = broker.stalled_readers.of_topic(1)
@@ -526,14 +530,14 @@ async def test_a_seek_and_the_end_of_a_subscription_end_its_stall(
         raise errors.StorageUnavailable("the bucket does not answer")
 
     monkeypatch.setattr(machine.scan_requests, "request", busy)
-    reader = await subscribe(broker, start=Start(StartAt.OFFSET, 0))
+    reader = await subscribe(broker, start=SubscriptionStart(StartAt.OFFSET, 0))
     await quiet()
-    await broker.seek(TOPIC, "s", Start(StartAt.OFFSET, 55))
+    await broker.seek(TOPIC, "s", SubscriptionStart(StartAt.OFFSET, 55))
     await machine.pass_time(limits.READ_RETRY_MS / 1000)
     await until(machine, 5, reader.sink.got)
     assert [event.split()[0] for event in stall_events(reader)] == ["stalled", "resumed"]
     assert len(broker.stalled_readers) == 0
-    await subscribe(broker, "gone", start=Start(StartAt.OFFSET, 0))
+    await subscribe(broker, "gone", start=SubscriptionStart(StartAt.OFFSET, 0))
     await quiet()
     assert len(broker.stalled_readers) == 1
     await broker.delete_subscription(TOPIC, "gone")

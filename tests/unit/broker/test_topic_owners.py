@@ -14,7 +14,7 @@ from icestream.frontends.danube.handlers import Call
 from icestream.frontends.danube.wire import danube_pb2 as pb
 from icestream.lake.problems import of_error
 from icestream.model.subscription import FailurePolicy, SubscriptionType
-from icestream.model.topic_end import RestEnd
+from icestream.model.topic_deletion_policy import DeletedRestPolicy
 from icestream.model.topic_name import TopicName
 from icestream.rpc import document
 from icestream.runtime.clock import SystemClock
@@ -47,7 +47,7 @@ async def test_what_a_node_finds_at_its_start_is_its_own_or_of_nobody() -> None:
     store = KeptStore(SystemClock())
     async with two_nodes(store) as nodes:
         await nodes.second.create_topic(BILLS)
-        old = records.TopicRecord(7, 1, records.Dispatch.RELIABLE, 0, "whatever")
+        old = records.TopicRecord(7, 1, records.DispatchMode.RELIABLE, 0, "whatever")
         await store.put(records.topic_key(ORDERS), records.encode(old))
     second, first = broker_of(store, SECOND), broker_of(store, FIRST)
     await second.start()
@@ -222,7 +222,7 @@ async def test_a_topic_of_a_removed_node_is_deleted_by_any_other() -> None:
             await nodes.first.delete_topic(BILLS)
         await remove(nodes, SECOND)
         decided = await nodes.first.delete_topic(BILLS)
-        assert (decided.lost_with, decided.rest) == ("node-b", RestEnd.DISCARD)
+        assert (decided.lost_with, decided.rest) == ("node-b", DeletedRestPolicy.DISCARD)
         assert await nodes.store.get(records.topic_key(BILLS)) is None
         assert await nodes.store.list_all(records.DELETED_TOPICS) == []
         assert (await nodes.first.create_topic(BILLS)).record.owner == f"{FIRST:016x}"

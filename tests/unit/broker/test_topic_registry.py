@@ -13,8 +13,8 @@ from icestream.broker.records import TopicPolicies
 from icestream.broker.service import Broker
 from icestream.broker.topic import Producer
 from icestream.model.shard import ShardKey
-from icestream.model.subscription import Dispatch, SubscriptionType
-from icestream.model.topic_end import RestEnd
+from icestream.model.subscription import DispatchMode, SubscriptionType
+from icestream.model.topic_deletion_policy import DeletedRestPolicy
 from icestream.model.topic_name import TopicName
 from icestream.wal.appender import Placed
 from tests.support.broker_machine import TOPIC, BrokerMachine, block, publish, quiet, stored_rows, subscribe
@@ -69,7 +69,7 @@ async def test_a_topic_that_an_earlier_life_asked_for_and_got_late_is_found() ->
     record = records.TopicRecord(
         await machine.store.allocate_id("topic"),
         1,
-        Dispatch.RELIABLE,
+        DispatchMode.RELIABLE,
         0,
         (await broker.create_topic(TOPIC)).record.node,
     )
@@ -365,7 +365,7 @@ async def test_a_crash_at_any_write_of_a_deletion_leaves_the_topic_or_nothing() 
 
 async def test_a_crash_at_any_write_of_a_deletion_that_commits_first_loses_no_message() -> None:
     """Either the topic is there, or its rest waits for the pipeline; and a topic of its name is another one."""
-    options = BrokerOptions(deleted_rest=RestEnd.COMMIT)
+    options = BrokerOptions(deleted_rest=DeletedRestPolicy.COMMIT)
     seen, write, is_over = set[bool](), 0, False
     while not is_over:
         for carried_out in (False, True):
@@ -381,7 +381,7 @@ async def test_a_crash_at_any_write_of_a_deletion_that_commits_first_loses_no_me
             store.go_on()
             broker = await machine.open_broker()
             assert machine.log is not None
-            assert machine.log.backlog.waiting(key) == 1
+            assert machine.log.backlog.uncommitted_count(key) == 1
             is_there = broker.topics.find(TOPIC) is not None
             assert broker.topics.has_waiting is not is_there
             seen.add(is_there)
@@ -410,7 +410,7 @@ async def _check_another(machine: BrokerMachine, broker: Broker, old: ShardKey) 
     broker = await machine.open_broker()
     assert list(broker.topics.get(TOPIC).subscriptions) == ["s"]
     assert machine.log is not None
-    assert machine.log.backlog.waiting(old) == 1
+    assert machine.log.backlog.uncommitted_count(old) == 1
     await machine.log.advance_floor({old: 1})  # as the pipeline tells
     broker.tables_went_on()
     await quiet()

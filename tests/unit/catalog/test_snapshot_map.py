@@ -15,7 +15,7 @@ from icestream.catalog.topic_rules.snapshot_mark import SnapshotMark
 from icestream.metadata import command as cmd
 from icestream.metadata.bounds import refusal
 from icestream.metadata.store import MemoryStore
-from icestream.model.scan import Question
+from icestream.model.scan_messages import ScanKind
 from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.randomness import SeededRandomness
 from tests.support.topic_lake import TABLE, TOPIC_ID, TopicLake, rows
@@ -54,7 +54,7 @@ async def test_a_compaction_that_goes_holds_what_the_round_before_it_did(tmp_pat
     await lake.round((0, 20, 30), entries=[await lake.write(rows(20, 30))])
     await lake.expire(first, compacted)
     assert await known(lake) == {first: {0: 10}, compacted: {0: 20}}
-    assert (await lake.ask(Question.SNAPSHOT, compacted)).offset == 20
+    assert (await lake.ask(ScanKind.SNAPSHOT, compacted)).offset == 20
 
 
 async def test_a_commit_that_fails_leaves_no_mark(tmp_path: Path) -> None:

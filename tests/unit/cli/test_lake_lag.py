@@ -8,7 +8,7 @@ import pytest
 
 from icestream import connect_sync, limits, testing
 from icestream.cli.lake_lag import CommitGoal
-from icestream.model.backlog import Backlog, ShardBacklog, TopicBacklog
+from icestream.model.backlog_messages import Backlog, ShardBacklog, TopicBacklog
 from tests.support.command_line import icestream
 
 TOPIC = "/default/waits"

@@ -17,7 +17,7 @@ from icestream.client.arrow import _record_batch, schema
 from icestream.client.delivered_rows import DeliveredRows, block_extents
 from icestream.client.inbox import Chunk
 from icestream.model import envelope
-from icestream.model.block import Block, Constant, Numbering, encode_block
+from icestream.model.block import Block, ConstantColumn, Numbering, encode_block
 from icestream.model.envelope import COLUMNS, ColumnKind
 from icestream.rpc.frame import Delivery
 from tests.support.blocks import bodies, forged_blocks
@@ -32,11 +32,11 @@ def delivered(body: bytes, first_row: int = 0, rows: int = 0) -> DeliveredRows:
     return DeliveredRows(NOBODY, None, None, Delivery(1, 3, 0, 0, 100, 5_000_000, first_row, rows, body), 0)
 
 
-def shown(column: envelope.Column, value: Any) -> Any:
+def shown(column: envelope.EnvelopeColumn, value: Any) -> Any:
     return sorted(value.items(), key=lambda pair: pair[0].encode()) if isinstance(value, dict) else value
 
 
-def column_of(data: Any, column: envelope.Column) -> list[Any]:
+def column_of(data: Any, column: envelope.EnvelopeColumn) -> list[Any]:
     array = data.column(column.name)
     is_time = column.kind is ColumnKind.TIMESTAMP_US  # a datetime cannot hold all of them
     return list((array.cast(pa.int64()) if is_time else array).to_pylist())
@@ -127,7 +127,7 @@ def test_rows_of_many_deliveries_are_one_batch_in_their_order() -> None:
     """What repeats over them, and what goes on from one to the next, is made as a whole."""
     chunks = []
     for start, time_us, key in ((0, 5, b"k"), (2, 5, b"k"), (4, 6, b"k"), (9, 6, b"l")):
-        body = encode_block(2, {envelope.PAYLOAD: [b"%d" % start, b""], envelope.KEY: Constant(key)})
+        body = encode_block(2, {envelope.PAYLOAD: [b"%d" % start, b""], envelope.KEY: ConstantColumn(key)})
         chunks.append(
             Chunk(DeliveredRows(NOBODY, None, None, Delivery(1, 3, 0, 0, start, time_us, 0, 2, body), 0), 0, 2)
         )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from icestream import errors
 from icestream.client.batch import Batch, MessageId, checked_headers
 from icestream.model import envelope
-from icestream.model.block import Block, Constant, Numbering, check_block
+from icestream.model.block import Block, ConstantColumn, Numbering, check_block
 from tests.support.blocks import TEXT
 
 LOOP = asyncio.new_event_loop()
@@ -50,7 +50,7 @@ def expected(messages: list[Any]) -> list[Any]:
 @given(MESSAGES)
 def test_a_block_holds_every_message_as_it_was_sent(messages: list[Any]) -> None:
     batch = filled(messages)
-    batch.seal({envelope.PRODUCER_NAME: Constant("p")}, Numbering(5, 6, 7))
+    batch.seal({envelope.PRODUCER_NAME: ConstantColumn("p")}, Numbering(5, 6, 7))
     assert rows(batch.block) == expected(messages)
     assert Block(batch.block).numbering == Numbering(5, 6, 7)
     assert batch.last_sequence == 7 + len(messages) - 1

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from icestream import errors
 from icestream.client.delivered_rows import DeliveredRows, block_extents, check_delivery, column_values
 from icestream.model import envelope
-from icestream.model.block import Block, block_head, encode_block
+from icestream.model.block import Block, decode_block_head, encode_block
 from icestream.model.envelope import COLUMNS
 from icestream.rpc.frame import Delivery
 from tests.support.blocks import blocks, bodies, forged_blocks
@@ -78,7 +78,7 @@ def whole(body: bytes, column: Any) -> list[Any]:
     found: list[Any] = []
     while body:
         found += Block(body).values(column)
-        body = body[block_head(body).block_bytes :]
+        body = body[decode_block_head(body).block_bytes :]
     return found
 
 

@@ -31,7 +31,7 @@ from icestream.client.lane import Flow, Lane
 from icestream.model import envelope
 from icestream.model.block import Block, Numbering
 from icestream.model.shard import ShardKey
-from icestream.wal.producers import Duplicate, Producers
+from icestream.wal.producer_registry import Duplicate, ProducerRegistry
 
 LOOP = asyncio.new_event_loop()
 KEY = ShardKey(1, 0)
@@ -52,7 +52,7 @@ class BrokerShard:
 
     def __init__(self) -> None:
         self.stored: list[bytes] = []
-        self.producers = Producers()
+        self.producers = ProducerRegistry()
         self.epoch = 0
         self.is_refusing = False
 
@@ -75,7 +75,7 @@ class BrokerShard:
         if refusal is not None:
             return refusal
         try:
-            known = self.producers.judge(KEY, block.numbering, block.rows)
+            known = self.producers.check(KEY, block.numbering, block.rows)
         except errors.IcestreamError as error:
             return error
         if isinstance(known, Duplicate):

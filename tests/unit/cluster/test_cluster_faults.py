@@ -17,7 +17,7 @@ from icestream.cluster.force_new_cluster import force_new_cluster
 from icestream.cluster.members import NODES, NodeRecord, encode_record
 from icestream.metadata.open import MetadataOptions, open_directory, open_metadata
 from icestream.metadata.raft_core import has_raft_core
-from icestream.model.subscription import Dispatch
+from icestream.model.subscription import DispatchMode
 from icestream.model.topic_name import TopicName
 from icestream.runtime.clock import SimulatedClock, SystemClock
 from icestream.runtime.randomness import SystemRandomness
@@ -98,7 +98,7 @@ async def test_a_node_at_any_free_port_tells_the_port_that_it_got(tmp_path: Path
 async def test_a_topic_of_a_node_that_is_down_is_said_to_be_and_http_is_not_sent_there() -> None:
     owner = "00000000000000aa"
     node = encode_record(NodeRecord("node-2", "h:1", "h:2", "http://h:3", "http://h:4"))
-    record = records.TopicRecord(1, 1, Dispatch.RELIABLE, 0, "node-2", owner=owner)
+    record = records.TopicRecord(1, 1, DispatchMode.RELIABLE, 0, "node-2", owner=owner)
     for is_up in (True, False):
         neighbours = TopicOwners("01", "01", {NODES + owner: node}.get, lambda _, is_up=is_up: is_up)  # type: ignore[misc]
         error = neighbours.elsewhere(TOPIC, record)

@@ -18,7 +18,7 @@ from icestream.frontends.danube.admin_handlers import UNIMPLEMENTED, AdminHandle
 from icestream.frontends.danube.handlers import Call, status_of
 from icestream.frontends.danube.wire import admin_pb2 as pb
 from icestream.frontends.danube.wire import danube_pb2, registry_pb2
-from icestream.model.subscription import Backoff, FailurePolicy, Poison
+from icestream.model.subscription import FailurePolicy, PoisonPolicy, RedeliveryBackoff
 from icestream.model.topic_name import TopicName
 from icestream.server.broker_node import BrokerNode
 from tests.support.danube_table import DanubeTable, danube_table
@@ -143,7 +143,7 @@ async def test_subscriptions_and_their_failure_policy(operator: Operator) -> Non
     )  # fmt: skip
     asked = pb.SetFailurePolicyRequest(**where, failure_policy=policy)
     await operator.call("TopicAdmin/SetSubscriptionFailurePolicy", asked)
-    expected = FailurePolicy(2, 500, 10, 99, Backoff.EXPONENTIAL, Poison.DEAD_LETTER, "/default/dead")
+    expected = FailurePolicy(2, 500, 10, 99, RedeliveryBackoff.EXPONENTIAL, PoisonPolicy.DEAD_LETTER, "/default/dead")
     assert operator.broker.subscription(TOPIC, "s").record.failure.policy() == expected
     found = await operator.call(
         "TopicAdmin/GetSubscriptionFailurePolicy", pb.SubscriptionRequest(**where), pb.GetFailurePolicyResponse
@@ -183,7 +183,7 @@ async def test_a_subscription_begins_with_what_was_settled_before_over_a_restart
         assert await settled(operator) == (DROP, 2)
         assert not operator.broker.topics.get(TOPIC).subscriptions, "nothing was made"
         await clients.subscribe()
-        assert operator.broker.subscription(TOPIC, "s").record.failure.poison is Poison.DROP
+        assert operator.broker.subscription(TOPIC, "s").record.failure.poison is PoisonPolicy.DROP
         assert await settled(operator) == (DROP, 2)
 
 

@@ -12,7 +12,7 @@ from icestream import errors, limits
 from icestream.broker import records
 from icestream.frontends.danube.danube_consumer import AckWindow
 from icestream.frontends.danube.extensions import ProducerSequence, parse_sequence, parse_start
-from icestream.model.subscription import Start, StartAt
+from icestream.model.subscription import StartAt, SubscriptionStart
 from icestream.model.topic_name import TopicName
 from tests.support.danube_table import DanubeTable, Refusal, danube_table
 from tests.support.hasty_clock import HastyClock
@@ -33,17 +33,17 @@ async def table() -> AsyncIterator[DanubeTable]:
 @pytest.mark.parametrize(
     ("text", "start"),
     [
-        ("earliest", Start(StartAt.EARLIEST)),
-        (" latest ", Start(StartAt.LATEST)),
-        ("offset:0", Start(StartAt.OFFSET, 0)),
-        ("offset:12", Start(StartAt.OFFSET, 12)),
-        ("time:1700000000123", Start(StartAt.TIME, 1_700_000_000_123_000)),
-        ("time:2026-11-16T12:00:00.25Z", Start(StartAt.TIME, 1_794_830_400_250_000)),
-        ("time:2026-11-16T13:00:00+01:00", Start(StartAt.TIME, 1_794_830_400_000_000)),
-        ("time:2026-11-16T12:00:00", Start(StartAt.TIME, 1_794_830_400_000_000)),
+        ("earliest", SubscriptionStart(StartAt.EARLIEST)),
+        (" latest ", SubscriptionStart(StartAt.LATEST)),
+        ("offset:0", SubscriptionStart(StartAt.OFFSET, 0)),
+        ("offset:12", SubscriptionStart(StartAt.OFFSET, 12)),
+        ("time:1700000000123", SubscriptionStart(StartAt.TIME, 1_700_000_000_123_000)),
+        ("time:2026-11-16T12:00:00.25Z", SubscriptionStart(StartAt.TIME, 1_794_830_400_250_000)),
+        ("time:2026-11-16T13:00:00+01:00", SubscriptionStart(StartAt.TIME, 1_794_830_400_000_000)),
+        ("time:2026-11-16T12:00:00", SubscriptionStart(StartAt.TIME, 1_794_830_400_000_000)),
     ],
 )
-def test_starts(text: str, start: Start) -> None:
+def test_starts(text: str, start: SubscriptionStart) -> None:
     assert parse_start(text) == start
 
 

@@ -11,7 +11,7 @@ import pytest_asyncio
 from icestream import limits
 from icestream.broker import records
 from icestream.frontends.danube.wire import danube_pb2 as pb
-from icestream.model.subscription import Backoff, Dispatch, FailurePolicy, Poison
+from icestream.model.subscription import DispatchMode, FailurePolicy, PoisonPolicy, RedeliveryBackoff
 from icestream.model.topic_name import TopicName
 from icestream.runtime.clock import SystemClock
 from tests.support.danube_table import DanubeTable, Refusal, danube_table
@@ -42,7 +42,7 @@ async def refused(call: object) -> str:
 
 async def test_a_producer_makes_its_topic_and_its_name_keeps_its_id(table: DanubeTable) -> None:
     first = await table.producer(dispatch_strategy=pb.NonReliable)
-    assert table.broker.topics.get(TOPIC).record.dispatch is Dispatch.NON_RELIABLE
+    assert table.broker.topics.get(TOPIC).record.dispatch is DispatchMode.NON_RELIABLE
     assert await table.producer(dispatch_strategy=pb.NonReliable) == first
     assert await table.producer(name="q", dispatch_strategy=pb.NonReliable) != first
 
@@ -398,7 +398,7 @@ async def test_acks_of_what_is_not_there(table: DanubeTable) -> None:
 async def test_a_nack_brings_the_message_again_and_then_the_policy_decides(table: DanubeTable) -> None:
     mine = await table.producer()
     consumer = await table.subscribe()
-    policy = FailurePolicy(1, 30_000, 0, 0, Backoff.FIXED, Poison.DEAD_LETTER, "/default/dead")
+    policy = FailurePolicy(1, 30_000, 0, 0, RedeliveryBackoff.FIXED, PoisonPolicy.DEAD_LETTER, "/default/dead")
     await table.broker.set_failure_policy(TOPIC, "s", policy)
     stream = table.receive(consumer).stream
     await table.send(mine, b"poison", attributes={"a": "b"})
@@ -420,7 +420,7 @@ async def test_a_letter_names_the_partition_whose_offset_it_tells(table: DanubeT
     part = "/default/t-part-1"
     mine = await table.producer(part)
     consumer = await table.subscribe(part)
-    policy = FailurePolicy(0, 30_000, 0, 0, Backoff.FIXED, Poison.DEAD_LETTER, "/default/dead")
+    policy = FailurePolicy(0, 30_000, 0, 0, RedeliveryBackoff.FIXED, PoisonPolicy.DEAD_LETTER, "/default/dead")
     await table.broker.set_failure_policy(TOPIC, "s", policy)
     stream = table.receive(consumer).stream
     await table.send(mine, topic=part)
@@ -440,7 +440,9 @@ async def test_a_message_too_large_for_a_danube_client_fails_and_does_not_end_it
 
     mine = await table.producer()
     consumer = await table.subscribe()
-    await table.broker.set_failure_policy(TOPIC, "s", FailurePolicy(0, 30_000, 0, 0, Backoff.FIXED, Poison.DROP))
+    await table.broker.set_failure_policy(
+        TOPIC, "s", FailurePolicy(0, 30_000, 0, 0, RedeliveryBackoff.FIXED, PoisonPolicy.DROP)
+    )
     stream = table.receive(consumer).stream
     other = await table.broker.open_producer(TOPIC, "native")
     await table.broker.publish(other, 0, encode_block(1, {envelope.PAYLOAD: [bytes(200_000)]}))

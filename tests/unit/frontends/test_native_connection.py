@@ -14,7 +14,7 @@ import icestream
 from icestream import errors, limits
 from icestream.frontends.native.native_connection import NativeConnection
 from icestream.model import envelope
-from icestream.model.block import Numbering, blocks_of, encode_block
+from icestream.model.block import Numbering, encode_block, iter_blocks
 from icestream.model.topic_name import TopicName
 from icestream.observability.health import connections_check
 from icestream.rpc import document, frame
@@ -516,7 +516,7 @@ async def test_picks_come_only_to_those_that_take_them_and_fit_their_frames(
                 picked = frame.decode_pick(one.body)
                 assert picked.ranges is not None
                 offsets += [start for start, _ in picked.ranges]
-                assert [value for block_ in blocks_of(picked.body) for value in block_.values(envelope.PAYLOAD)] == [
+                assert [value for block_ in iter_blocks(picked.body) for value in block_.values(envelope.PAYLOAD)] == [
                     payloads[start] for start, _ in picked.ranges
                 ]
             else:

@@ -9,7 +9,7 @@ import pytest
 
 from icestream import errors, limits
 from icestream.internal_api.pipeline_calls import PipelineCalls
-from icestream.model.backlog import Backlog, decode_backlog
+from icestream.model.backlog_messages import Backlog, decode_backlog
 from icestream.rpc.link import open_link
 from tests.unit.frontends.test_admin_calls import Operator, ask, operated
 

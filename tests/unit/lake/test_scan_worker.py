@@ -15,7 +15,7 @@ from icestream.cli.positions import parse_position
 from icestream.lake.api_app import build_app
 from icestream.lake.scan_worker import ScanWorker
 from icestream.metadata.remote_store import RemoteStore
-from icestream.model.scan import Asked, Question, Scanned, Section
+from icestream.model.scan_messages import ScanKind, ScanRequest, ScanResponse, ScanSection
 from icestream.model.shard import ShardKey
 from icestream.model.topic_name import TopicName
 from icestream.rpc.link_keeper import LinkKeeper
@@ -132,9 +132,9 @@ async def test_verify_asks_the_log_and_looks_at_the_table(tmp_path: Path) -> Non
 async def test_answers_of_any_size_come_in_parts_and_errors_as_themselves(tmp_path: Path) -> None:
     body = bytes(5_000_000)
 
-    async def answer(asked: Asked) -> Scanned:
+    async def answer(asked: ScanRequest) -> ScanResponse:
         if asked.value == 0:
-            return Scanned(9, sections=[Section(0, 1, 2, 3, body)], next_offset=1)
+            return ScanResponse(9, sections=[ScanSection(0, 1, 2, 3, body)], next_offset=1)
         if asked.value == 1:
             raise errors.TableUnreadable("no", hint="because")
         raise ValueError("a mistake of ours")
@@ -143,30 +143,30 @@ async def test_answers_of_any_size_come_in_parts_and_errors_as_themselves(tmp_pa
         scan_requests = node.broker.storage.scan_requests
         assert scan_requests is not None
         async with working(keeper, answer):
-            found = await scan_requests.request(Question.READ, TOPIC, ShardKey(1, 0), 0)
+            found = await scan_requests.request(ScanKind.READ, TOPIC, ShardKey(1, 0), 0)
             assert (found.end, found.sections[0].body == body, found.next_offset) == (9, True, 1)
             with pytest.raises(errors.TableUnreadable) as unreadable:
-                await scan_requests.request(Question.READ, TOPIC, ShardKey(1, 0), 1)
+                await scan_requests.request(ScanKind.READ, TOPIC, ShardKey(1, 0), 1)
             assert (unreadable.value.message, unreadable.value.hint) == ("no", "because")
             with pytest.raises(errors.PersistentStorageError, match="a mistake of ours"):
-                await scan_requests.request(Question.READ, TOPIC, ShardKey(1, 0), 2)
+                await scan_requests.request(ScanKind.READ, TOPIC, ShardKey(1, 0), 2)
 
 
 async def test_a_question_outlives_the_lake_process_that_it_was_asked(tmp_path: Path) -> None:
     begun = asyncio.Event()
 
-    async def never(asked: Asked) -> Scanned:
+    async def never(asked: ScanRequest) -> ScanResponse:
         begun.set()
         await asyncio.get_running_loop().create_future()
         raise AssertionError
 
-    async def answer(asked: Asked) -> Scanned:
-        return Scanned(7)
+    async def answer(asked: ScanRequest) -> ScanResponse:
+        return ScanResponse(7)
 
     async with running(tmp_path) as node:
         scan_requests = node.broker.storage.scan_requests
         assert scan_requests is not None
-        asking = asyncio.create_task(scan_requests.request(Question.READ, TOPIC, ShardKey(1, 0)))
+        asking = asyncio.create_task(scan_requests.request(ScanKind.READ, TOPIC, ShardKey(1, 0)))
         async with kept_link(node.settings.local_socket) as keeper, working(keeper, never):
             await begun.wait()
         assert not asking.done()

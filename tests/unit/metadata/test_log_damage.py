@@ -17,7 +17,7 @@ from icestream.metadata.log_plan import LogPlan
 from icestream.metadata.log_recovery import RecoveredLog, recover
 from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.simulated_disk import SimulatedDisk
-from icestream.wal.appender import Write
+from icestream.wal.appender import PlannedWrite
 from icestream.wal.format import RECORDS_START
 from icestream.wal.log_file import SEAL_POSITION, SECTOR, FileHeader, encode_first_page, log_name
 from tests.support.metadata_machine import MetadataMachine, contents, state_bytes
@@ -205,7 +205,7 @@ def log_of(records: list[tuple[int, int, int]]) -> SimulatedDisk:
     return disk_with(plan.take_writes())
 
 
-def disk_with(writes: list[Write]) -> SimulatedDisk:
+def disk_with(writes: list[PlannedWrite]) -> SimulatedDisk:
     """Log files with these writes, all of them done."""
     contents: dict[int, bytearray] = {}
     for write in writes:

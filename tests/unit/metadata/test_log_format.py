@@ -23,7 +23,7 @@ HEADS = st.builds(SnapshotHead, U64, U64, st.binary(min_size=16, max_size=16), s
 POSITION = 4096
 
 
-def encoded(found: list[wire.Section]) -> bytes:
+def encoded(found: list[wire.RecordSection]) -> bytes:
     return wire.encode_record(wire.RecordKind.DATA, 1, 1, 0, 0, POSITION, wire.ALIGN, found)
 
 
@@ -52,7 +52,7 @@ def test_the_layout_is_as_documented() -> None:
 
 
 def test_an_unknown_section_stops_the_start_unless_it_is_optional() -> None:
-    optional = wire.Section(0, 0, 99, wire.OPTIONAL, 0, 0, 0, 0, 0, b"x")
+    optional = wire.RecordSection(0, 0, 99, wire.OPTIONAL, 0, 0, 0, 0, 0, b"x")
     assert decode_record(encoded([optional]), 0, POSITION, 1) == LogRecord()
     with pytest.raises(errors.FormatUnknown, match="kind 99"):
         decode_record(encoded([optional._replace(flags=0)]), 0, POSITION, 1)
@@ -61,15 +61,15 @@ def test_an_unknown_section_stops_the_start_unless_it_is_optional() -> None:
 @pytest.mark.parametrize(
     "section",
     [
-        wire.Section(0, 0, 64, 0, 0, 0, 0, 0, 0, bytes(23)),
-        wire.Section(0, 0, 66, 0, 0, 0, 0, 0, 0, bytes(25)),
-        wire.Section(0, 0, 66, 0, 0, 0, 0, 0, 0, bytes(27)),
-        wire.Section(0, 0, 65, 0, 0, 1, 0, 2, 0, b"\1\0\0\0a"),
-        wire.Section(0, 0, 65, 0, 0, 1, 0, 1, 0, b"\2\0\0\0a"),
-        wire.Section(0, 0, 65, 0, 0, 1, 0, 1, 0, b"\1\0\0\0a\0"),
+        wire.RecordSection(0, 0, 64, 0, 0, 0, 0, 0, 0, bytes(23)),
+        wire.RecordSection(0, 0, 66, 0, 0, 0, 0, 0, 0, bytes(25)),
+        wire.RecordSection(0, 0, 66, 0, 0, 0, 0, 0, 0, bytes(27)),
+        wire.RecordSection(0, 0, 65, 0, 0, 1, 0, 2, 0, b"\1\0\0\0a"),
+        wire.RecordSection(0, 0, 65, 0, 0, 1, 0, 1, 0, b"\2\0\0\0a"),
+        wire.RecordSection(0, 0, 65, 0, 0, 1, 0, 1, 0, b"\1\0\0\0a\0"),
     ],
 )
-def test_sections_that_do_not_add_up_are_refused(section: wire.Section) -> None:
+def test_sections_that_do_not_add_up_are_refused(section: wire.RecordSection) -> None:
     with pytest.raises(errors.DecodeError):
         decode_record(encoded([section]), 0, POSITION, 1)
 
@@ -77,7 +77,7 @@ def test_sections_that_do_not_add_up_are_refused(section: wire.Section) -> None:
 @HALF
 @given(st.sampled_from([64, 65, 66]), mutated(b"\1\0\0\0a\2\0\0\0bc" * 3), st.integers(0, 5))
 def test_hostile_sections_are_decoded_or_refused(kind: int, body: bytes, rows: int) -> None:
-    data = encoded([wire.Section(0, 0, kind, 0, 0, 1, 0, rows, 0, body)])
+    data = encoded([wire.RecordSection(0, 0, kind, 0, 0, 1, 0, rows, 0, body)])
     found = decoded_or_refused(lambda one: decode_record(one, 0, POSITION, 1), data)
     assert found is None or isinstance(found, LogRecord)
 

@@ -7,7 +7,7 @@ from icestream.metadata import eraftpb
 from icestream.metadata.core import HardState
 from icestream.metadata.log_format import Base, Identity, LogRecord, decode_record
 from icestream.metadata.log_plan import LogFile, LogPlan
-from icestream.wal.appender import Write
+from icestream.wal.appender import PlannedWrite
 from icestream.wal.format import RECORDS_START, decode_header
 from icestream.wal.log_file import SEAL_POSITION, decode_seal
 
@@ -26,7 +26,7 @@ def entry(index: int, size: int = 10) -> tuple[int, bytes]:
     return index, eraftpb.encode_entry(index, 3, 0, bytes(size))
 
 
-def decoded(write: Write) -> LogRecord:
+def decoded(write: PlannedWrite) -> LogRecord:
     header = decode_header(write.data, 0, write.position)
     assert header.generation == write.number
     return decode_record(write.data, 0, write.position, header.section_count)

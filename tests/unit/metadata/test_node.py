@@ -25,7 +25,7 @@ from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.simulated_disk import SimulatedDisk
 from icestream.wal import format as wire
 from icestream.wal.log_file import SYNC_FAILED_NAME
-from icestream.wal.scan import scan_records
+from icestream.wal.record_scan import scan_records
 from tests.support.metadata_machine import HANGS_SECONDS, MetadataMachine, contents, outcome, settle, turn
 from tests.support.stepped_sink import SteppedSink
 

@@ -16,13 +16,13 @@ from icestream.model.block import (
     FIXED,
     VARIABLE,
     Block,
-    Constant,
+    ConstantColumn,
     Numbering,
-    blocks_of,
     check_block,
     encode_block,
+    iter_blocks,
 )
-from icestream.model.envelope import COLUMNS, Column, ColumnKind
+from icestream.model.envelope import COLUMNS, ColumnKind, EnvelopeColumn
 from tests.support.effort import QUARTER
 from tests.support.mutations import bit_flips, decoded_or_refused, mutated, truncations
 
@@ -54,17 +54,17 @@ every_column = pytest.mark.parametrize("column", COLUMNS, ids=lambda column: col
 
 
 @st.composite
-def any_columns(draw: st.DrawFn, rows: int) -> dict[Column, Any]:
-    columns: dict[Column, Any] = {}
+def any_columns(draw: st.DrawFn, rows: int) -> dict[EnvelopeColumn, Any]:
+    columns: dict[EnvelopeColumn, Any] = {}
     for column in draw(st.lists(st.sampled_from(COLUMNS), unique=True, max_size=6)):
         value = st.one_of(st.none(), VALUES[column.kind])
         whole = st.lists(value, min_size=rows, max_size=rows)
-        columns[column] = draw(st.one_of(whole, value.map(Constant)))
+        columns[column] = draw(st.one_of(whole, value.map(ConstantColumn)))
     return columns
 
 
 def rows_of(values: Any, rows: int) -> list[Any]:
-    return [values.value] * rows if isinstance(values, Constant) else list(values)
+    return [values.value] * rows if isinstance(values, ConstantColumn) else list(values)
 
 
 # --- round trip -------------------------------------------------------------------------------------------------------
@@ -78,46 +78,46 @@ def test_round_trip(rows: int, numbering: Numbering | None, data: st.DataObject)
     assert (block.rows, block.block_bytes, block.numbering) == (rows, len(encoded), numbering)
     assert len(encoded) % 8 == 0
     for column in COLUMNS:
-        assert block.values(column) == rows_of(columns.get(column, Constant(None)), rows), column.name
+        assert block.values(column) == rows_of(columns.get(column, ConstantColumn(None)), rows), column.name
     stored = {column for column, values in columns.items() if any(one is not None for one in rows_of(values, rows))}
     assert set(block.columns()) == stored
 
 
 @every_column
-def test_the_edges_of_a_column(column: Column) -> None:
+def test_the_edges_of_a_column(column: EnvelopeColumn) -> None:
     values = EXAMPLES[column.kind]
     assert check_block(encode_block(len(values), {column: values})).values(column) == values
     for value in values:
-        assert check_block(encode_block(3, {column: Constant(value)})).values(column) == [value] * 3
+        assert check_block(encode_block(3, {column: ConstantColumn(value)})).values(column) == [value] * 3
 
 
 @every_column
 @QUARTER
 @given(pattern=st.lists(st.booleans(), min_size=1, max_size=70), data=st.data())
-def test_nulls_stay_where_they_were(column: Column, pattern: list[bool], data: st.DataObject) -> None:
+def test_nulls_stay_where_they_were(column: EnvelopeColumn, pattern: list[bool], data: st.DataObject) -> None:
     values = [data.draw(VALUES[column.kind]) if there else None for there in pattern]
     assert check_block(encode_block(len(values), {column: values})).values(column) == values
 
 
 @every_column
-def test_a_column_of_nulls_is_left_out(column: Column) -> None:
+def test_a_column_of_nulls_is_left_out(column: EnvelopeColumn) -> None:
     empty = encode_block(4, {})
     assert encode_block(4, {column: [None] * 4}) == empty
-    assert encode_block(4, {column: Constant(None)}) == empty
+    assert encode_block(4, {column: ConstantColumn(None)}) == empty
     assert check_block(empty).values(column) == [None] * 4
 
 
 @every_column
-def test_a_constant_says_the_same_as_its_values(column: Column) -> None:
+def test_a_constant_says_the_same_as_its_values(column: EnvelopeColumn) -> None:
     value = EXAMPLES[column.kind][-1]
-    short, long = encode_block(500, {column: Constant(value)}), encode_block(500, {column: [value] * 500})
+    short, long = encode_block(500, {column: ConstantColumn(value)}), encode_block(500, {column: [value] * 500})
     assert check_block(short).values(column) == check_block(long).values(column)
     assert len(short) < len(long)
 
 
 def test_values_are_copies() -> None:
     """hazard 15: what a reader got does not change when the buffer it came from is used again."""
-    buffer = bytearray(encode_block(2, {envelope.PAYLOAD: [b"one", b"two"], envelope.KEY: Constant(b"key")}))
+    buffer = bytearray(encode_block(2, {envelope.PAYLOAD: [b"one", b"two"], envelope.KEY: ConstantColumn(b"key")}))
     block = Block(memoryview(buffer))
     payloads, keys = block.values(envelope.PAYLOAD), block.values(envelope.KEY)
     buffer[:] = bytes(len(buffer))
@@ -128,14 +128,14 @@ def test_values_are_copies() -> None:
 def test_a_section_is_its_blocks_in_order(batches: list[list[bytes]]) -> None:
     body = b"".join(encode_block(len(batch), {envelope.PAYLOAD: batch}) for batch in batches)
     for view in (body, memoryview(body)):
-        assert [block.values(envelope.PAYLOAD) for block in blocks_of(view)] == batches
+        assert [block.values(envelope.PAYLOAD) for block in iter_blocks(view)] == batches
 
 
 @pytest.mark.parametrize("garbage", [b"\0", bytes(31), bytes(32), b"\xff" * 64])
 def test_bytes_behind_the_last_block_are_noticed(garbage: bytes) -> None:
     body = encode_block(1, {envelope.PAYLOAD: [b"x"]}) + garbage
     with pytest.raises(errors.DecodeError):
-        list(blocks_of(body))
+        list(iter_blocks(body))
     with pytest.raises(errors.DecodeError):
         check_block(body)
 
@@ -144,11 +144,11 @@ def test_bytes_behind_the_last_block_are_noticed(garbage: bytes) -> None:
 
 
 def test_a_block_is_byte_by_byte_what_the_page_says() -> None:
-    columns: dict[Column, Any] = {
-        envelope.RETAIN: Constant(True),
+    columns: dict[EnvelopeColumn, Any] = {
+        envelope.RETAIN: ConstantColumn(True),
         envelope.PAYLOAD: [b"ab", b"", b"c"],
         envelope.PUBLISH_TIME: [-1, None, 2],
-        envelope.HEADERS: Constant({"b": "2", "a": "1"}),
+        envelope.HEADERS: ConstantColumn({"b": "2", "a": "1"}),
     }
     times = bytes([0b101]) + bytes(7) + struct.pack("<qqq", -1, 0, 2)
     payloads = struct.pack("<IIII", 0, 2, 2, 3) + b"abc"
@@ -197,10 +197,10 @@ UNFIT: dict[ColumnKind, list[Any]] = {
 
 
 @every_column
-def test_hazard_09_what_does_not_fit_its_column_is_refused(column: Column) -> None:
+def test_hazard_09_what_does_not_fit_its_column_is_refused(column: EnvelopeColumn) -> None:
     good = EXAMPLES[column.kind][0]
     for value in UNFIT[column.kind]:
-        for values in ([value], Constant(value), [good, None, value]):
+        for values in ([value], ConstantColumn(value), [good, None, value]):
             rows = len(values) if isinstance(values, list) else 1
             with pytest.raises(errors.InvalidInput):
                 encode_block(rows, {column: values})
@@ -230,7 +230,7 @@ def test_hazard_09_headers_that_are_not_text_are_refused(headers: Any) -> None:
 def test_hazard_09_numbers_of_producers_that_do_not_fit_are_refused(numbering: Numbering) -> None:
     """What the encoder makes must pass the door: a u64 from a front end is refused before it is stored."""
     with pytest.raises(errors.InvalidInput):
-        encode_block(3, {envelope.PAYLOAD: Constant(b"x")}, numbering)
+        encode_block(3, {envelope.PAYLOAD: ConstantColumn(b"x")}, numbering)
 
 
 ANY_INTEGER = st.integers(-(2**65), 2**65)
@@ -252,7 +252,7 @@ def test_hazard_09_what_is_accepted_can_always_be_read(numbering: Numbering, num
 @pytest.mark.parametrize("rows", [0, -1, limits.BLOCK_ROWS_MAX + 1, 2**32])
 def test_the_number_of_rows_is_bounded(rows: int) -> None:
     with pytest.raises(errors.InvalidInput):
-        encode_block(rows, {envelope.PAYLOAD: Constant(b"x")})
+        encode_block(rows, {envelope.PAYLOAD: ConstantColumn(b"x")})
     with pytest.raises(errors.DecodeError):
         check_block(struct.pack("<IIqiHHq", rows % 2**32, 32, -1, 0, 0, 0, -1))
 
@@ -265,7 +265,7 @@ def test_a_column_has_a_value_for_each_row(values: list[Any]) -> None:
 
 def test_the_largest_number_of_rows() -> None:
     rows = limits.BLOCK_ROWS_MAX
-    block = check_block(encode_block(rows, {envelope.PAYLOAD: Constant(b"x")}, Numbering(1, 0, I64_MAX - rows)))
+    block = check_block(encode_block(rows, {envelope.PAYLOAD: ConstantColumn(b"x")}, Numbering(1, 0, I64_MAX - rows)))
     assert block.rows == rows
     assert len(block.values(envelope.KEY)) == rows
 
@@ -278,7 +278,7 @@ SMALL = encode_block(
         envelope.PUBLISH_TIME: [1, None, 3],
         envelope.PAYLOAD: [b"a", b"", b"ccc"],
         envelope.HEADERS: [{"k": "v"}, {}, {"a": "1", "b": "2"}],
-        envelope.PRODUCER_NAME: Constant("me"),
+        envelope.PRODUCER_NAME: ConstantColumn("me"),
         envelope.RETAIN: [True, False, True],
     },
     Numbering(7, 1, 40),

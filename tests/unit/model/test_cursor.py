@@ -7,12 +7,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from icestream import errors, limits
-from icestream.model.cursor import Acked
+from icestream.model.cursor import AckedOffsets
 
 PAIRS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 10)), max_size=30)
 
 
-def offsets(acked: Acked) -> set[int]:
+def offsets(acked: AckedOffsets) -> set[int]:
     return {*range(acked.position), *(offset for start, end in acked.ranges for offset in range(start, end))}
 
 
@@ -22,7 +22,7 @@ def holes(known: set[int], start: int, end: int) -> list[int]:
 
 @given(st.integers(0, 20), PAIRS, st.integers(0, 70), st.integers(0, 70))
 def test_it_holds_what_a_plain_set_holds(position: int, pairs: list[tuple[int, int]], start: int, end: int) -> None:
-    acked, known = Acked(position), set(range(position))
+    acked, known = AckedOffsets(position), set(range(position))
     for first, count in pairs:
         acked.add(first, first + count)
         known |= set(range(first, first + count))
@@ -39,7 +39,7 @@ def test_it_holds_what_a_plain_set_holds(position: int, pairs: list[tuple[int, i
 
 @given(st.integers(0, 20), PAIRS)
 def test_ranges_are_apart_and_above_the_position(position: int, pairs: list[tuple[int, int]]) -> None:
-    acked = Acked(position)
+    acked = AckedOffsets(position)
     for first, count in pairs:
         acked.add(first, first + count)
     last = acked.position
@@ -52,7 +52,7 @@ def test_ranges_are_apart_and_above_the_position(position: int, pairs: list[tupl
 def test_a_cut_cursor_knows_what_is_below_and_nothing_above(
     position: int, pairs: list[tuple[int, int]], end: int
 ) -> None:
-    acked = Acked(position, [(start, start + count) for start, count in pairs if count])
+    acked = AckedOffsets(position, [(start, start + count) for start, count in pairs if count])
     before = offsets(acked)
     assert offsets(acked.below(end)) == {offset for offset in before if offset < end}
     assert offsets(acked) == before
@@ -60,8 +60,8 @@ def test_a_cut_cursor_knows_what_is_below_and_nothing_above(
 
 @given(st.integers(0, 20), PAIRS)
 def test_a_stored_cursor_comes_back_as_it_was(position: int, pairs: list[tuple[int, int]]) -> None:
-    acked = Acked(position, [(start, start + count) for start, count in pairs if count])
-    again = Acked(acked.position, acked.ranges)
+    acked = AckedOffsets(position, [(start, start + count) for start, count in pairs if count])
+    again = AckedOffsets(acked.position, acked.ranges)
     assert (again.position, again.ranges) == (acked.position, acked.ranges)
 
 
@@ -76,7 +76,7 @@ def test_hazard_17_whatever_is_acked_the_ranges_keep_their_bounds(steps: list[st
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, "ACKED_RANGES_MAX", 4)
         patch.setattr(limits, "ACKED_SPAN_OFFSETS_MAX", 30)
-        acked, out, end = Acked(), set[int](), 0
+        acked, out, end = AckedOffsets(), set[int](), 0
         for step in steps:
             if step == "deliver":
                 room = acked.room(len(out), end)
@@ -91,7 +91,7 @@ def test_hazard_17_whatever_is_acked_the_ranges_keep_their_bounds(steps: list[st
 
 
 def test_hazard_17_there_is_room_again_as_soon_as_a_hole_closes() -> None:
-    acked = Acked(0, [(offset, offset + 1) for offset in range(1, 2 * limits.ACKED_RANGES_MAX, 2)])
+    acked = AckedOffsets(0, [(offset, offset + 1) for offset in range(1, 2 * limits.ACKED_RANGES_MAX, 2)])
     assert len(acked) == limits.ACKED_RANGES_MAX
     assert acked.room(limits.ACKED_RANGES_MAX, acked.end) == 0
     acked.add(0, 1)
@@ -99,18 +99,18 @@ def test_hazard_17_there_is_room_again_as_soon_as_a_hole_closes() -> None:
 
 
 def test_hazard_17_a_span_that_is_full_has_no_room() -> None:
-    assert Acked(0).room(1, limits.ACKED_SPAN_OFFSETS_MAX - 1) == 1
-    assert Acked(0).room(1, limits.ACKED_SPAN_OFFSETS_MAX) == 0
-    assert Acked(0).room(1, limits.ACKED_SPAN_OFFSETS_MAX + 5) == 0
+    assert AckedOffsets(0).room(1, limits.ACKED_SPAN_OFFSETS_MAX - 1) == 1
+    assert AckedOffsets(0).room(1, limits.ACKED_SPAN_OFFSETS_MAX) == 0
+    assert AckedOffsets(0).room(1, limits.ACKED_SPAN_OFFSETS_MAX + 5) == 0
 
 
 @pytest.mark.parametrize("position", [-1, limits.OFFSET_MAX + 1])
 def test_positions_outside_the_log_are_refused(position: int) -> None:
     with pytest.raises(errors.InvalidInput, match="position"):
-        Acked(position)
+        AckedOffsets(position)
 
 
 @pytest.mark.parametrize("pair", [(5, 5), (6, 5), (-1, 3), (0, limits.OFFSET_MAX + 1)])
 def test_ranges_that_are_none_are_refused(pair: tuple[int, int]) -> None:
     with pytest.raises(errors.InvalidInput, match="range"):
-        Acked(0, [pair])
+        AckedOffsets(0, [pair])

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from icestream.model.run_set import Run, RunSet
+from icestream.model.run_set import OffsetRun, RunSet
 
 OFFSETS = st.integers(0, 40)
 COUNTS = st.integers(0, 15)
@@ -80,7 +80,7 @@ class RunSetModel(RuleBasedStateMachine):
             assert left.end < right.start or left.value != right.value
 
 
-def flat(runs: list[Run[str]]) -> list[tuple[int, str]]:
+def flat(runs: list[OffsetRun[str]]) -> list[tuple[int, str]]:
     return [(offset, run.value) for run in runs for offset in range(run.start, run.end)]
 
 
@@ -92,8 +92,8 @@ def test_any_history_of_runs() -> None:
 def test_a_large_range_costs_one_run() -> None:
     runs: RunSet[int] = RunSet()
     runs.add(0, 2**62, 7)
-    assert runs.take(10, 2**61) == [Run(10, 2**61, 7)]
-    assert list(runs) == [Run(0, 10, 7), Run(2**61, 2**62, 7)]
+    assert runs.take(10, 2**61) == [OffsetRun(10, 2**61, 7)]
+    assert list(runs) == [OffsetRun(0, 10, 7), OffsetRun(2**61, 2**62, 7)]
 
 
 def test_values_that_compare_by_identity_stay_apart() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import errors, limits
-from icestream.model.subscription import Backoff, FailurePolicy, Poison, Start, StartAt
+from icestream.model.subscription import FailurePolicy, PoisonPolicy, RedeliveryBackoff, StartAt, SubscriptionStart
 
 FIELDS = ["max_redelivery_count", "ack_timeout_ms", "base_delay_ms", "max_delay_ms"]
 
@@ -20,7 +20,7 @@ def test_exponential_delays_double_up_to_the_longest() -> None:
 
 
 def test_fixed_delays_stay() -> None:
-    policy = FailurePolicy(base_delay_ms=100, max_delay_ms=1000, backoff=Backoff.FIXED)
+    policy = FailurePolicy(base_delay_ms=100, max_delay_ms=1000, backoff=RedeliveryBackoff.FIXED)
     assert [policy.delay_ms(attempt) for attempt in range(1, 4)] == [100, 100, 100]
 
 
@@ -36,9 +36,11 @@ def test_a_consumer_may_ask_for_more_up_to_the_longest() -> None:
     st.integers(0, 2**40),
     st.integers(0, limits.FAILURE_POLICY_VALUE_MAX),
     st.integers(0, limits.FAILURE_POLICY_VALUE_MAX),
-    st.sampled_from(Backoff),
+    st.sampled_from(RedeliveryBackoff),
 )
-def test_no_delay_is_above_the_longest(attempt: int, asked: int, base: int, longest: int, backoff: Backoff) -> None:
+def test_no_delay_is_above_the_longest(
+    attempt: int, asked: int, base: int, longest: int, backoff: RedeliveryBackoff
+) -> None:
     policy = FailurePolicy(base_delay_ms=base, max_delay_ms=longest, backoff=backoff)
     assert 0 <= policy.delay_ms(attempt, asked) <= longest
     assert policy.delay_ms(attempt, asked) >= min(base, longest)
@@ -59,11 +61,11 @@ def test_a_deadline_is_never_at_once() -> None:
 
 def test_dead_letters_need_a_topic_that_can_exist() -> None:
     with pytest.raises(errors.InvalidInput, match="needs a topic"):
-        FailurePolicy(poison=Poison.DEAD_LETTER)
+        FailurePolicy(poison=PoisonPolicy.DEAD_LETTER)
     for name in ("", "dead", "/default/dead-part-1", "/a/b/c"):
         with pytest.raises(errors.InvalidInput):
-            FailurePolicy(poison=Poison.DEAD_LETTER, dead_letter_topic=name)
-    assert FailurePolicy(poison=Poison.DEAD_LETTER, dead_letter_topic="/default/dead").dead_letter_topic
+            FailurePolicy(poison=PoisonPolicy.DEAD_LETTER, dead_letter_topic=name)
+    assert FailurePolicy(poison=PoisonPolicy.DEAD_LETTER, dead_letter_topic="/default/dead").dead_letter_topic
 
 
 @pytest.mark.parametrize(
@@ -71,8 +73,8 @@ def test_dead_letters_need_a_topic_that_can_exist() -> None:
 )
 def test_starts_that_cannot_be_are_refused(start: tuple[StartAt, int]) -> None:
     with pytest.raises(errors.InvalidInput):
-        Start(*start)
+        SubscriptionStart(*start)
 
 
 def test_a_time_before_1970_is_a_time() -> None:
-    assert Start(StartAt.TIME, -(2**63)).value == -(2**63)
+    assert SubscriptionStart(StartAt.TIME, -(2**63)).value == -(2**63)

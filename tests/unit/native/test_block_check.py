@@ -22,12 +22,12 @@ from icestream.model.block import (
     HEAD,
     VARIABLE,
     Block,
-    Constant,
+    ConstantColumn,
     Numbering,
-    blocks_of,
     encode_block,
+    iter_blocks,
 )
-from icestream.model.envelope import COLUMN_BY_ID, COLUMNS, Column, ColumnKind
+from icestream.model.envelope import COLUMN_BY_ID, COLUMNS, ColumnKind, EnvelopeColumn
 from icestream.rpc import blocks as block_check
 from icestream.runtime.native import native
 from tests.support.blocks import blocks, bodies, forged_blocks
@@ -52,7 +52,7 @@ SMALL = encode_block(
         envelope.KEY: [b"k", None, b""],
         envelope.PAYLOAD: [b"a", b"", b"ccc"],
         envelope.HEADERS: [{"k": "v"}, {}, {"a": "1", "b": "2"}],
-        envelope.PRODUCER_NAME: Constant("me"),
+        envelope.PRODUCER_NAME: ConstantColumn("me"),
         envelope.TOPIC_NAME: ["ü", None, "x"],
         envelope.RETAIN: [True, False, True],
     },
@@ -235,7 +235,7 @@ def test_takes_any_bytes_and_nothing_else() -> None:
 def rows_of(body: bytes) -> list[dict[str, Any]]:
     """Each row with all its values and its number."""
     found: list[dict[str, Any]] = []
-    for block in blocks_of(body):
+    for block in iter_blocks(body):
         values = {column.name: block.values(column) for column in COLUMNS}
         for row in range(block.rows):
             who = block.numbering
@@ -252,7 +252,7 @@ def test_selected_rows_are_the_same_rows(twin: Twin, body: bytes, data: st.DataO
     count = data.draw(st.integers(1, len(rows) - first))
     selected = twin.select_rows(body, first, count)
     assert rows_of(selected) == rows[first : first + count]
-    for block in blocks_of(selected):
+    for block in iter_blocks(selected):
         python.check_block(selected[: block.block_bytes])
         selected = selected[block.block_bytes :]
 
@@ -275,7 +275,7 @@ def test_picked_rows_are_the_same_rows(twin: Twin, body: bytes, data: st.DataObj
     found = twin.pick_rows(body, picked)
     assert with_number_columns(rows_of(found)) == with_number_columns([rows[row] for row in picked])
     assert found == python.pick_rows(body, picked)
-    for block in blocks_of(found):
+    for block in iter_blocks(found):
         python.check_block(found[: block.block_bytes])
         found = found[block.block_bytes :]
 
@@ -298,7 +298,7 @@ def test_every_selection_of_a_small_body(twin: Twin) -> None:
 
 @both
 @pytest.mark.parametrize("column", COLUMNS, ids=lambda column: column.name)
-def test_nulls_stay_with_their_rows(twin: Twin, column: Column) -> None:
+def test_nulls_stay_with_their_rows(twin: Twin, column: EnvelopeColumn) -> None:
     examples: dict[ColumnKind, Any] = {
         ColumnKind.BOOLEAN: True, ColumnKind.BINARY: b"value", ColumnKind.STRING: "text", ColumnKind.HEADERS: {"a": ""},
     }  # fmt: skip
@@ -322,7 +322,7 @@ def test_a_numbered_block_that_is_cut_keeps_its_numbers(twin: Twin) -> None:
 
 @both
 def test_whole_blocks_are_copied_as_they_are(twin: Twin) -> None:
-    middle = encode_block(2, {envelope.PAYLOAD: [b"x", b"y"], envelope.KEY: Constant(b"k")}, Numbering(1, 0, 5))
+    middle = encode_block(2, {envelope.PAYLOAD: [b"x", b"y"], envelope.KEY: ConstantColumn(b"k")}, Numbering(1, 0, 5))
     dirty = bytearray(middle)
     dirty[-1] = 0xFF  # padding: nobody looks at it
     body = SMALL + bytes(dirty) + SMALL
@@ -368,7 +368,7 @@ def long_body(seed: int) -> bytes:
     body = b""
     for _ in range(2):
         rows = chance.randint(1, 200)
-        columns: dict[Column, Any] = {
+        columns: dict[EnvelopeColumn, Any] = {
             envelope.KEY: [chance.choice([None, b"", b"key"]) for _ in range(rows)],
             envelope.PAYLOAD: [chance.randbytes(chance.randint(0, 9)) for _ in range(rows)],
             envelope.QOS: [chance.choice([None, 0, 1, 2]) for _ in range(rows)],
@@ -383,7 +383,7 @@ def long_body(seed: int) -> bytes:
 def test_the_twins_make_the_same_bytes(seed: int, data: st.DataObject) -> None:
     assert native is not None
     body = long_body(seed)
-    rows = sum(block.rows for block in blocks_of(body))
+    rows = sum(block.rows for block in iter_blocks(body))
     first = data.draw(st.integers(0, rows - 1))
     count = data.draw(st.integers(1, rows - first))
     assert native.select_rows(body, first, count) == python.select_rows(body, first, count)
@@ -414,7 +414,7 @@ def test_a_key_is_the_key_or_else_the_name_of_the_producer(twin: Twin, body: byt
 
 @both
 def test_an_empty_key_is_a_key(twin: Twin) -> None:
-    columns = {envelope.KEY: [b"", None, b"k"], envelope.PRODUCER_NAME: Constant("me")}
+    columns = {envelope.KEY: [b"", None, b"k"], envelope.PRODUCER_NAME: ConstantColumn("me")}
     assert twin.row_keys(encode_block(3, columns)) == [b"", b"me", b"k"]
     assert twin.row_keys(encode_block(2, {envelope.PRODUCER_NAME: [None, "you"]})) == [b"", b"you"]
     assert twin.row_keys(b"") == []
@@ -470,8 +470,11 @@ def test_hazard_09_a_batch_may_not_stand_for_more_than_memory_holds() -> None:
     """Small on the wire only because its value is written once: a row for each message could not be made."""
     rows = limits.BLOCK_ROWS_MAX
     most = limits.BLOCK_UNPACKED_BYTES_MAX // rows
-    columns: dict[Column, Any] = {envelope.PAYLOAD: Constant(bytes(most - 8)), envelope.PUBLISH_TIME: Constant(1)}
+    columns: dict[EnvelopeColumn, Any] = {
+        envelope.PAYLOAD: ConstantColumn(bytes(most - 8)),
+        envelope.PUBLISH_TIME: ConstantColumn(1),
+    }
     block_check.check_block(encode_block(rows, columns))
-    columns[envelope.PAYLOAD] = Constant(bytes(most - 7))
+    columns[envelope.PAYLOAD] = ConstantColumn(bytes(most - 7))
     with pytest.raises(errors.MessageTooLarge, match="repeat"):
         block_check.check_block(encode_block(rows, columns))

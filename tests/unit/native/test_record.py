@@ -19,7 +19,7 @@ I64 = st.integers(-(2**63), 2**63 - 1)
 # Sizes around the padding (8) and around the bytes that are joined for one CRC (256 - 60).
 SIZES = st.one_of(st.integers(0, 40), st.integers(180, 210), st.integers(1000, 5000))
 BODIES = SIZES.flatmap(lambda size: st.binary(min_size=size, max_size=size))
-SECTIONS = st.builds(wire.Section, U64, U32, U8, U8, U64, I64, I64, U32, U32, BODIES)
+SECTIONS = st.builds(wire.RecordSection, U64, U32, U8, U8, U64, I64, I64, U32, U32, BODIES)
 POSITIONS = st.integers(0, 2**28).map(lambda number: number * 8)
 ALIGNS = st.sampled_from([8, 512, 4096])
 
@@ -30,7 +30,7 @@ def test_encodes_as_the_oracle(arguments: tuple[Any, ...]) -> None:
 
 
 @given(st.lists(SECTIONS, min_size=1, max_size=4), st.data())
-def test_joins_the_parts_of_a_body(sections: list[wire.Section], data: st.DataObject) -> None:
+def test_joins_the_parts_of_a_body(sections: list[wire.RecordSection], data: st.DataObject) -> None:
     cut = [section._replace(body=in_parts(section.body, data)) for section in sections]
     arguments = (wire.RecordKind.DATA, 1, 2, 0, 3, 4096, 8)
     assert native.encode_record(*arguments, cut) == wire.encode_record_python(*arguments, sections)
@@ -43,8 +43,8 @@ def in_parts(body: bytes, data: st.DataObject) -> Any:
     return data.draw(st.sampled_from([list, tuple]))(views)
 
 
-def section(**fields: Any) -> wire.Section:
-    return wire.Section(1, 0, 1, 0, 1, 0, 0, 1, 0, b"body")._replace(**fields)
+def section(**fields: Any) -> wire.RecordSection:
+    return wire.RecordSection(1, 0, 1, 0, 1, 0, 0, 1, 0, b"body")._replace(**fields)
 
 
 def test_encodes_many_sections_and_a_large_one() -> None:

@@ -12,14 +12,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from icestream.wal import format as wire
-from icestream.wal.scan import find_headers_python, scan_records_python
+from icestream.wal.record_scan import find_headers_python, scan_records_python
 
 native = pytest.importorskip("icestream_native", reason="the native extension is not built (make native)")
 
 START = wire.RECORDS_START
 GENERATION = 7
 SECTIONS = st.builds(
-    wire.Section,
+    wire.RecordSection,
     *[st.integers(0, 200)] * 2,
     st.just(1),
     st.just(0),
@@ -28,7 +28,9 @@ SECTIONS = st.builds(
 )
 
 
-def log_of(sections_per_record: list[list[wire.Section]], generation: int = GENERATION, footer: bool = False) -> bytes:
+def log_of(
+    sections_per_record: list[list[wire.RecordSection]], generation: int = GENERATION, footer: bool = False
+) -> bytes:
     """The bytes of a file from its first record on."""
     log = bytearray()
     lsn = 1
@@ -40,7 +42,7 @@ def log_of(sections_per_record: list[list[wire.Section]], generation: int = GENE
     return bytes(log)
 
 
-def encoded(kind: int, lsn: int, generation: int, position: int, sections: list[wire.Section]) -> bytes:
+def encoded(kind: int, lsn: int, generation: int, position: int, sections: list[wire.RecordSection]) -> bytes:
     return wire.encode_record_python(kind, lsn, generation, max(lsn - 2, 0), 11, position, 8, sections)
 
 
@@ -78,7 +80,10 @@ def test_flipped_logs(log: bytes, data: st.DataObject) -> None:
 
 def test_every_flip_of_a_small_log() -> None:
     """hazard 5: no flip of a byte under a CRC is read as a good record, lengths included."""
-    sections = [wire.Section(1, 0, 1, 0, 1, 0, 0, 1, 0, b"12345678"), wire.Section(2, 0, 1, 0, 1, 0, 0, 1, 0, b"abc")]
+    sections = [
+        wire.RecordSection(1, 0, 1, 0, 1, 0, 0, 1, 0, b"12345678"),
+        wire.RecordSection(2, 0, 1, 0, 1, 0, 0, 1, 0, b"abc"),
+    ]
     log = log_of([sections, [], sections])
     padding = {64 + 2 * 64 + 8 + 3 + byte for byte in range(5)}
     padding |= {len(log) - 5 + byte for byte in range(5)}
@@ -148,7 +153,7 @@ def test_a_repair_may_not_go_back() -> None:
 )
 def test_sections_stay_inside_their_record(field: str, at: int, value: int) -> None:
     """Even with all CRCs in order."""
-    log = bytearray(log_of([[wire.Section(1, 0, 1, 0, 1, 0, 0, 1, 0, b"12345678")]]))
+    log = bytearray(log_of([[wire.RecordSection(1, 0, 1, 0, 1, 0, 0, 1, 0, b"12345678")]]))
     struct.pack_into("<I", log, 64 + at, value)
     struct.pack_into("<I", log, 124, zlib.crc32(log[64:124]))
     struct.pack_into("<I", log, 60, zlib.crc32(log[64:128], zlib.crc32(log[:60])))
@@ -159,7 +164,7 @@ def test_sections_stay_inside_their_record(field: str, at: int, value: int) -> N
 @pytest.mark.parametrize("size", [4, 300_000])
 def test_takes_any_bytes(size: int) -> None:
     """Small and large: from some size on, and only for `bytes`, the GIL is given away."""
-    log = log_of([[wire.Section(1, 0, 1, 0, 1, 0, 0, 1, 0, bytes(size))]] * 3)
+    log = log_of([[wire.RecordSection(1, 0, 1, 0, 1, 0, 0, 1, 0, bytes(size))]] * 3)
     expected = scan_records_python(log, START, GENERATION, 1)
     headers = find_headers_python(log, START, GENERATION, 1)
     with mmap.mmap(-1, len(log)) as mapped:

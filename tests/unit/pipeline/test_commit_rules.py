@@ -14,7 +14,7 @@ from icestream.catalogs.table_catalog import CommitDone, CommitRefused, CommitUn
 from icestream.iceberg import avro
 from icestream.iceberg.manifests import ManifestFile, PartitionField
 from icestream.iceberg.table_metadata import TableMetadata
-from icestream.model.written import WrittenFile
+from icestream.model.task_messages import WrittenFile
 from icestream.pipeline.commit import manifest_merge, schema_compat, snapshot_expiry
 from icestream.pipeline.commit.partition_check import check_partition
 from icestream.pipeline.commit.snapshot_expiry import TagRetention

@@ -13,7 +13,7 @@ from pyiceberg.table import StaticTable
 
 from icestream import errors, limits
 from icestream.iceberg.identifier import Identifier
-from icestream.model.written import TopicWritten
+from icestream.model.task_messages import TopicTaskResult
 from icestream.pipeline.driver.driver_options import DriverOptions
 from icestream.pipeline.driver.effects import Effect, Effects
 from icestream.pipeline.round_plan import RoundBudget, RoundPlan
@@ -102,7 +102,7 @@ async def test_hazard_29_files_that_stay_on_another_machine_stop_their_topic_alo
     pipeline.broker.publish(2, 3)
     write = pipeline.writer.write
 
-    def elsewhere(plan: RoundPlan) -> list[TopicWritten]:
+    def elsewhere(plan: RoundPlan) -> list[TopicTaskResult]:
         written = write(plan)
         for file in written[0].files:
             path = Path(file.location.removeprefix("file:"))

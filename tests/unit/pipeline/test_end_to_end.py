@@ -15,8 +15,8 @@ from icestream.broker.records import TopicPolicies
 from icestream.client.client import connect
 from icestream.iceberg.identifier import Identifier
 from icestream.metadata.remote_store import RemoteStore
+from icestream.model.task_messages import TopicTaskResult
 from icestream.model.topic_name import TopicName
-from icestream.model.written import TopicWritten
 from icestream.pipeline.driver.broker_api import BrokerLink
 from icestream.pipeline.driver.driver_options import DriverOptions
 from icestream.pipeline.round_plan import RoundBudget, RoundPlan
@@ -33,7 +33,7 @@ class TaskWriter:
     master = "here"
     tasks_max = 1
 
-    def write(self, plan: RoundPlan) -> list[TopicWritten]:
+    def write(self, plan: RoundPlan) -> list[TopicTaskResult]:
         return write_here(plan)
 
 

@@ -16,7 +16,7 @@ from prometheus_client import REGISTRY
 from icestream import limits
 from icestream.catalogs.table_catalog import CommitUnknown
 from icestream.iceberg.identifier import Identifier
-from icestream.model.written import TaskError, TopicWritten, Trouble
+from icestream.model.task_messages import TaskError, TaskErrorKind, TopicTaskResult
 from icestream.pipeline.driver.retry_pause import retry_pause_seconds
 from icestream.pipeline.driver.unresolved_commits import UnresolvedCommit
 from icestream.runtime.clock import SimulatedClock
@@ -165,9 +165,9 @@ async def test_what_fails_beside_something_that_goes_on_waits_when_it_fails_agai
     """One shard of a topic cannot be read; the other has new messages all the time."""
     write = pipeline.writer.write
 
-    def half(plan: Any) -> list[TopicWritten]:
-        error = TaskError(Trouble.DAMAGED, "a wrong CRC")
-        return [one if one.range_number else TopicWritten(1, 0, [], [], error) for one in write(plan)]
+    def half(plan: Any) -> list[TopicTaskResult]:
+        error = TaskError(TaskErrorKind.DAMAGED, "a wrong CRC")
+        return [one if one.range_number else TopicTaskResult(1, 0, [], [], error) for one in write(plan)]
 
     pipeline.writer.write = half  # type: ignore[method-assign]
     halted = []

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from icestream.model.file_name import Kind, data_name, list_name, manifest_name, our_file
+from icestream.model.pipeline_file_name import (
+    PipelineFileKind,
+    data_name,
+    list_name,
+    manifest_name,
+    parse_pipeline_file,
+)
 from icestream.pipeline.task.task_run import fresh_name
 
 UUID, CHANCE = "785a77d4-bcc1-47dd-898a-d046df2e754e", "9c7352772086810f15dfab74034cef7b"
 
 
 def test_a_name_of_ours_says_its_kind_and_epoch() -> None:
-    assert our_file(f"s3://b/t/data/{data_name(7, fresh_name())}") == (Kind.DATA, 7)
-    assert our_file(f"file:/w/t/metadata/{manifest_name(12, UUID, 3)}") == (Kind.MANIFEST, 12)
-    assert our_file(list_name(2**62, 1, UUID)) == (Kind.LIST, 1)
+    assert parse_pipeline_file(f"s3://b/t/data/{data_name(7, fresh_name())}") == (PipelineFileKind.DATA, 7)
+    assert parse_pipeline_file(f"file:/w/t/metadata/{manifest_name(12, UUID, 3)}") == (PipelineFileKind.MANIFEST, 12)
+    assert parse_pipeline_file(list_name(2**62, 1, UUID)) == (PipelineFileKind.LIST, 1)
 
 
 @pytest.mark.parametrize(
@@ -31,4 +37,4 @@ def test_a_name_of_ours_says_its_kind_and_epoch() -> None:
     ],
 )
 def test_names_of_others_are_not_ours(name: str) -> None:
-    assert our_file(name) is None
+    assert parse_pipeline_file(name) is None

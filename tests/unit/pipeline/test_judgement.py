@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icestream.model.written import Covered, TaskError, TopicWritten, Trouble
+from icestream.model.task_messages import CoveredRange, TaskError, TaskErrorKind, TopicTaskResult
 from icestream.pipeline.round_judgement import OffsetClaim, TopicVerdict, judge_round
 from icestream.pipeline.round_plan import Due, LogSource, RoundPlan, ShardPlan, TopicPlan
 from tests.support.paper_log import written_file
 
-BAD = TaskError(Trouble.DAMAGED, "a CRC does not fit")
+BAD = TaskError(TaskErrorKind.DAMAGED, "a CRC does not fit")
 
 
 def plan_of(*shards: ShardPlan) -> RoundPlan:
@@ -22,16 +22,16 @@ def plan_of(*shards: ShardPlan) -> RoundPlan:
     return RoundPlan(LogSource("", "", "", ""), [topic], {}, [], 1, 0, 5000, None)
 
 
-def result(number: int, *covered: Covered, rows: int | None = None) -> TopicWritten:
+def result(number: int, *covered: CoveredRange, rows: int | None = None) -> TopicTaskResult:
     count = sum(one.end - one.start for one in covered) if rows is None else rows
-    return TopicWritten(1, number, list(covered), [written_file(1, f"file-{number}", count, list(covered))])
+    return TopicTaskResult(1, number, list(covered), [written_file(1, f"file-{number}", count, list(covered))])
 
 
-def failed(number: int) -> TopicWritten:
-    return TopicWritten(1, number, [], [], BAD)
+def failed(number: int) -> TopicTaskResult:
+    return TopicTaskResult(1, number, [], [], BAD)
 
 
-def judged(plan: RoundPlan, *written: TopicWritten) -> TopicVerdict:
+def judged(plan: RoundPlan, *written: TopicTaskResult) -> TopicVerdict:
     (found,) = judge_round(plan, written)
     return found
 
@@ -39,7 +39,7 @@ def judged(plan: RoundPlan, *written: TopicWritten) -> TopicVerdict:
 @given(st.sets(st.integers(0, 4)), st.permutations(range(5)))
 def test_of_five_ranges_those_before_the_first_failure_are_committed(bad: set[int], order: list[int]) -> None:
     written = [
-        failed(number) if number in bad else result(number, Covered(0, 10 * number, 10 * number + 10))
+        failed(number) if number in bad else result(number, CoveredRange(0, 10 * number, 10 * number + 10))
         for number in order
     ]
     found = judged(plan_of(ShardPlan(0, 3, 0, 50)), *written)
@@ -52,45 +52,45 @@ def test_of_five_ranges_those_before_the_first_failure_are_committed(bad: set[in
 
 def test_shards_of_one_result_go_together_or_not_at_all() -> None:
     plan = plan_of(ShardPlan(0, 1, 0, 20), ShardPlan(1, 1, 0, 20))
-    first = result(0, Covered(0, 0, 10))
-    second = result(1, Covered(0, 10, 20), Covered(1, 10, 20))
+    first = result(0, CoveredRange(0, 0, 10))
+    second = result(1, CoveredRange(0, 10, 20), CoveredRange(1, 10, 20))
     found = judged(plan, first, second)
     assert found.claims == [OffsetClaim(0, 1, 0, 10)]
     assert [file.location for file in found.left_over] == ["file-1"]
-    assert found.errors[0].trouble is Trouble.STALE
+    assert found.errors[0].trouble is TaskErrorKind.STALE
     assert "shard 1 ends at 0 instead of 20" in found.errors[0].message
 
 
 def test_declared_gaps_are_stepped_over_and_one_at_the_end_goes_with_the_rows() -> None:
     plan = plan_of(ShardPlan(0, 1, 5, 33, [(5, 8), (20, 25), (30, 33)]))
-    found = judged(plan, result(1, Covered(0, 25, 30)), result(0, Covered(0, 8, 20)))
+    found = judged(plan, result(1, CoveredRange(0, 25, 30)), result(0, CoveredRange(0, 8, 20)))
     assert found.claims == [OffsetClaim(0, 1, 5, 33)]
     assert found.is_whole
-    inside = judged(plan, result(0, Covered(0, 8, 30), rows=17))
+    inside = judged(plan, result(0, CoveredRange(0, 8, 30), rows=17))
     assert inside.claims == [OffsetClaim(0, 1, 5, 33)]
 
 
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
-        (result(0, Covered(0, 0, 10), rows=9), "10 offsets and 9 rows"),
-        (result(0, Covered(0, 0, 11)), "not asked for"),
-        (result(0, Covered(0, 4, 4)), "not asked for"),
-        (result(0, Covered(9, 0, 10)), "not asked for"),
-        (result(0, Covered(0, 0, 5), Covered(0, 5, 10)), "twice"),
+        (result(0, CoveredRange(0, 0, 10), rows=9), "10 offsets and 9 rows"),
+        (result(0, CoveredRange(0, 0, 11)), "not asked for"),
+        (result(0, CoveredRange(0, 4, 4)), "not asked for"),
+        (result(0, CoveredRange(9, 0, 10)), "not asked for"),
+        (result(0, CoveredRange(0, 0, 5), CoveredRange(0, 5, 10)), "twice"),
     ],
 )
-def test_a_result_that_cannot_be_is_never_committed(bad: TopicWritten, reason: str) -> None:
+def test_a_result_that_cannot_be_is_never_committed(bad: TopicTaskResult, reason: str) -> None:
     found = judged(plan_of(ShardPlan(0, 1, 0, 10)), bad)
     assert not found.claims
     assert not found.files
     assert reason in found.errors[0].message
-    assert found.errors[0].trouble is Trouble.FAILED
+    assert found.errors[0].trouble is TaskErrorKind.FAILED
     assert len(found.left_over) == 1
 
 
 def test_what_comes_twice_is_committed_once() -> None:
-    first, again = result(0, Covered(0, 0, 10)), result(1, Covered(0, 0, 10))
+    first, again = result(0, CoveredRange(0, 0, 10)), result(1, CoveredRange(0, 0, 10))
     found = judged(plan_of(ShardPlan(0, 1, 0, 10)), first, again)
     assert [file.location for file in found.files] == ["file-0"]
     assert [file.location for file in found.left_over] == ["file-1"]
@@ -98,7 +98,7 @@ def test_what_comes_twice_is_committed_once() -> None:
 
 def test_a_result_with_an_error_and_rows_counts_with_its_rows() -> None:
     """A gathered topic tells the good front and what ended it."""
-    part = msgspec.structs.replace(result(-1, Covered(0, 0, 4)), error=BAD)
+    part = msgspec.structs.replace(result(-1, CoveredRange(0, 0, 4)), error=BAD)
     found = judged(plan_of(ShardPlan(0, 1, 0, 10)), part)
     assert found.claims == [OffsetClaim(0, 1, 0, 4)]
     assert found.errors == [BAD]
@@ -107,14 +107,16 @@ def test_a_result_with_an_error_and_rows_counts_with_its_rows() -> None:
 def test_nothing_found_is_an_error_too() -> None:
     found = judged(plan_of(ShardPlan(0, 1, 0, 10)))
     assert not found.claims
-    assert found.errors[0].trouble is Trouble.STALE
+    assert found.errors[0].trouble is TaskErrorKind.STALE
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 12), st.integers(1, 6)), max_size=6))
 def test_a_claim_never_has_a_hole_or_a_row_twice(spans: list[tuple[int, int, int]]) -> None:
     """Whatever tasks say: the files that are taken hold exactly the offsets that are claimed."""
     plan = plan_of(ShardPlan(0, 1, 0, 18), ShardPlan(1, 1, 0, 18))
-    written = [result(number, Covered(shard, start, start + size)) for number, (shard, start, size) in enumerate(spans)]
+    written = [
+        result(number, CoveredRange(shard, start, start + size)) for number, (shard, start, size) in enumerate(spans)
+    ]
     found = judged(plan, *written)
     held = sorted(
         itertools.chain.from_iterable(

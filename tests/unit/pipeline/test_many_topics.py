@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import pytest
 
 from icestream import limits
-from icestream.model.backlog import Backlog, LogFile, ShardBacklog, Stretch, TopicBacklog
+from icestream.model.backlog_messages import Backlog, BacklogFile, BacklogRange, ShardBacklog, TopicBacklog
 from icestream.pipeline.planner import age_limit_us, plan_round
 from icestream.pipeline.round_plan import Due, RoundBudget, RoundPlan
 from tests.support.paper_log import target
@@ -44,17 +44,17 @@ class ManyTopics:
             size = (end - start) * ROW_BYTES
             shards = [ShardBacklog(0, 1, start, end)]
             told.append(TopicBacklog(topic, f"/t/{topic}", 1, shards, end - start, size, self.oldest_us[topic]))
-            stretches.append(Stretch(topic, 0, 1, start, end, size))
+            stretches.append(BacklogRange(topic, 0, 1, start, end, size))
         bytes_in_all = sum(one.bytes for one in stretches)
         marks = [(at, 1 + at) for at in range(0, bytes_in_all, limits.MARK_STRIDE_BYTES)]
-        return Backlog("log", "/nowhere", "", "", told, [LogFile(1, bytes_in_all, marks, stretches)], is_cut=True)
+        return Backlog("log", "/nowhere", "", "", told, [BacklogFile(1, bytes_in_all, marks, stretches)], is_cut=True)
 
     def plan(self, topics: list[int], budget: RoundBudget) -> RoundPlan:
         positions = {topic: {0: self.committed[topic]} for topic in topics}
         return plan_round(self.backlog(topics), positions, dict.fromkeys(topics, TARGET), budget, self.now_us)
 
     def oldest(self) -> list[int]:
-        """As the broker tells them (wal/backlog.py)."""
+        """As the broker tells them (wal/backlog_reader.py)."""
         return heapq.nsmallest(limits.BACKLOG_TOPICS_MAX, self.waiting(), key=self.oldest_us.__getitem__)
 
     def carry_out(self, plan: RoundPlan) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import limits
-from icestream.model.backlog import Backlog
+from icestream.model.backlog_messages import Backlog
 from icestream.pipeline import offset_gaps
 from icestream.pipeline.planner import plan_round
 from icestream.pipeline.round_judgement import judge_round

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from icestream import errors
 from icestream.model import envelope
-from icestream.model.block import Constant, encode_block
+from icestream.model.block import ConstantColumn, encode_block
 from icestream.pipeline.round_plan import OffsetRange
 from icestream.pipeline.rows.log_sections import Sections, packed, sections_of, unpacked, wanted_of
 from icestream.pipeline.rows.topic_rows import Span, TopicRows, topic_rows
-from icestream.wal.format import Section, SectionKind
-from icestream.wal.scan import scan_records
+from icestream.wal.format import RecordSection, SectionKind
+from icestream.wal.record_scan import scan_records
 from tests.support.blocks import bodies, forged_blocks
 from tests.support.effort import QUARTER
 from tests.support.log_bytes import LogBytes
@@ -108,10 +108,13 @@ def test_sections_of_another_epoch_are_not_wanted() -> None:
 def test_many_small_blocks_and_one_large() -> None:
     log = LogBytes()
     for number in range(300):
-        name = Constant("someone" if number % 3 else None)
+        name = ConstantColumn("someone" if number % 3 else None)
         one = encode_block(1, {envelope.PAYLOAD: [b"%d" % number], envelope.PRODUCER_NAME: name})
         log.append((1, 0, one * (number % 4 + 1)), (2, 0, one))
-    large = {envelope.KEY: [b"k" * (row % 7) for row in range(5000)], envelope.HEADERS: Constant({"a": "b", "c": "d"})}
+    large = {
+        envelope.KEY: [b"k" * (row % 7) for row in range(5000)],
+        envelope.HEADERS: ConstantColumn({"a": "b", "c": "d"}),
+    }
     log.append((1, 0, encode_block(5000, large)))
     check(log, found_in(log))
 
@@ -119,7 +122,7 @@ def test_many_small_blocks_and_one_large() -> None:
 def test_a_word_of_another_topic_is_not_in_the_dictionary() -> None:
     log = LogBytes()
     for topic in (1, 2, 3, 1):
-        log.append((topic, 0, encode_block(2, {envelope.TOPIC_NAME: Constant(f"secret-{topic}")})))
+        log.append((topic, 0, encode_block(2, {envelope.TOPIC_NAME: ConstantColumn(f"secret-{topic}")})))
     for one in topic_rows(found_in(log), spans_of(log)):
         assert one.columns["topic_name"].dictionary.to_pylist() == [f"secret-{one.topic_id}"]
         assert pc.unique(one.columns["topic_name"]).to_pylist() == [f"secret-{one.topic_id}"]
@@ -138,7 +141,7 @@ def test_blocks_that_lie_are_refused_or_read_inside_of_their_bytes(forged: list[
     body = b"".join(forged)
     rows = sum(int.from_bytes(block[:4], "little") for block in forged)
     log = LogBytes()
-    log.add([Section(1, 0, SectionKind.MESSAGES, 0, 1, 0, 0, rows, 0, body)])
+    log.add([RecordSection(1, 0, SectionKind.MESSAGES, 0, 1, 0, 0, rows, 0, body)])
     try:
         (found,) = topic_rows(found_in(log), [Span(1, 0, 0, rows)])
     except errors.DecodeError:
@@ -154,6 +157,6 @@ def test_blocks_that_lie_are_refused_or_read_inside_of_their_bytes(forged: list[
 def test_a_section_that_counts_otherwise_than_its_blocks_is_refused(rows: int) -> None:
     log = LogBytes()
     body = encode_block(2, {envelope.PAYLOAD: [b"a", b"b"]})
-    log.add([Section(1, 0, SectionKind.MESSAGES, 0, 1, 0, 0, rows, 0, body)])
+    log.add([RecordSection(1, 0, SectionKind.MESSAGES, 0, 1, 0, 0, rows, 0, body)])
     with pytest.raises(errors.DecodeError, match="different numbers"):
         topic_rows(found_in(log), [Span(1, 0, 0, rows)])

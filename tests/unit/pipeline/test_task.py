@@ -14,12 +14,12 @@ import pytest
 from icestream import limits
 from icestream.catalog.topic_rules.topic_schema import new_schema
 from icestream.model import envelope
-from icestream.model.block import Constant, Numbering, encode_block
-from icestream.model.written import Covered, TopicWritten, Trouble
+from icestream.model.block import ConstantColumn, Numbering, encode_block
+from icestream.model.task_messages import CoveredRange, TaskErrorKind, TopicTaskResult
 from icestream.pipeline.files import file_store
 from icestream.pipeline.round_judgement import OffsetClaim, judge_round
 from icestream.pipeline.round_plan import RoundPlan
-from icestream.wal.format import Section, SectionKind
+from icestream.wal.format import RecordSection, SectionKind
 from tests.support.pipeline_round import (
     LogInFolder,
     all_rows,
@@ -36,8 +36,8 @@ HOUR_US = 3_600_000_000
 def body(*payloads: bytes, **given: Any) -> bytes:
     columns = {
         envelope.PAYLOAD: list(payloads),
-        envelope.PRODUCER_NAME: Constant("somebody"),
-        envelope.HEADERS: Constant({"color": "blue"}),
+        envelope.PRODUCER_NAME: ConstantColumn("somebody"),
+        envelope.HEADERS: ConstantColumn({"color": "blue"}),
         **given.get("columns", {}),
     }
     return encode_block(len(payloads), columns, given.get("numbering"))
@@ -64,7 +64,7 @@ def filled(log: LogInFolder, records: int = 12, topics: int = 3, per_file: int =
     return log
 
 
-def checked(log: LogInFolder, plan: RoundPlan, written: list[TopicWritten]) -> None:
+def checked(log: LogInFolder, plan: RoundPlan, written: list[TopicTaskResult]) -> None:
     """Everything is there, once."""
     for judged in judge_round(plan, written):
         assert judged.errors == []
@@ -102,7 +102,7 @@ def test_a_file_says_what_is_in_it(log: LogInFolder, tables: Path) -> None:
     first = body(b"one", b"two", columns={envelope.KEY: [b"b" * 40, b"a"], envelope.REQUEST_ID: [7, None]})
     log.append((1, 0, first), time_us=-5)
     log.append(
-        (1, 1, body(b"three", columns={envelope.RETAIN: Constant(True)}, numbering=Numbering(9, 1, 4))), time_us=9
+        (1, 1, body(b"three", columns={envelope.RETAIN: ConstantColumn(True)}, numbering=Numbering(9, 1, 4))), time_us=9
     )
     log.save()
     (written,) = write_here(log.plan(tables))
@@ -111,7 +111,7 @@ def test_a_file_says_what_is_in_it(log: LogInFolder, tables: Path) -> None:
     assert path.parent == tables / "t1" / "data"
     assert file.size_bytes == path.stat().st_size
     assert (file.rows, file.schema_id, file.spec_id, file.partition) == (3, 3, 0, [])
-    assert file.covered == written.covered == [Covered(0, 0, 2), Covered(1, 0, 1)]
+    assert file.covered == written.covered == [CoveredRange(0, 0, 2), CoveredRange(1, 0, 1)]
     assert rows_in(file) == log.expected(1)
 
     def bounds(name: str) -> tuple[bytes | None, bytes | None]:
@@ -245,7 +245,7 @@ def test_shards_take_turns_when_there_are_too_many_partition_values(
         next_offsets = {(1, claim.shard): claim.end for claim in found.claims}
         assert next_offsets == {(1, 0): end, (1, 1): end}
         assert found.is_cut == (end < 40)
-        assert [error.trouble for error in found.errors] == ([] if found.is_cut else [Trouble.DAMAGED])
+        assert [error.trouble for error in found.errors] == ([] if found.is_cut else [TaskErrorKind.DAMAGED])
         assert sum(file.rows for file in found.files) == 20
 
 
@@ -276,7 +276,7 @@ def test_a_damaged_section_costs_its_topic_and_no_other(log: LogInFolder, tables
     plan = log.plan(tables)
     first, second = judge_round(plan, write_here(plan))
     assert second.is_whole
-    assert first.errors[0].trouble is Trouble.DAMAGED
+    assert first.errors[0].trouble is TaskErrorKind.DAMAGED
     assert first.claims == [OffsetClaim(0, 1, 0, 4), OffsetClaim(1, 1, 0, 8)]
     assert all_rows(first.files) == [row for row in log.expected(1) if row["offset"] < 4 or row["shard"] == 1]
 
@@ -287,7 +287,7 @@ def test_a_damaged_header_ends_a_range_for_all(log: LogInFolder, tables: Path) -
     plan = log.plan(tables)
     for judged in judge_round(plan, write_here(plan)):
         assert judged.claims == [OffsetClaim(0, 1, 0, 4)]
-        assert judged.errors[0].trouble is Trouble.DAMAGED
+        assert judged.errors[0].trouble is TaskErrorKind.DAMAGED
 
 
 def test_a_file_that_was_used_again_is_stale_not_damaged(log: LogInFolder, tables: Path) -> None:
@@ -298,7 +298,7 @@ def test_a_file_that_was_used_again_is_stale_not_damaged(log: LogInFolder, table
     path.write_bytes((log.folder / "log-0000000000000099.wal").read_bytes())
     for judged in judge_round(plan, write_here(plan)):
         assert not judged.claims
-        assert judged.errors[0].trouble is Trouble.STALE
+        assert judged.errors[0].trouble is TaskErrorKind.STALE
 
 
 @pytest.mark.parametrize("break_it", [lambda path: path.unlink(), lambda path: os.truncate(path, 5000)])
@@ -306,7 +306,7 @@ def test_a_file_that_is_gone_or_short_is_stale(log: LogInFolder, tables: Path, b
     plan = filled(log, records=12, topics=1).plan(tables)
     break_it(log.path(log.files[1]))
     (judged,) = judge_round(plan, write_here(plan))
-    assert judged.errors[0].trouble in (Trouble.STALE, Trouble.UNREACHABLE)
+    assert judged.errors[0].trouble in (TaskErrorKind.STALE, TaskErrorKind.UNREACHABLE)
     assert all_rows(judged.files) == [row for row in log.expected(1) if row["append_time"] < 5000]
 
 
@@ -316,14 +316,14 @@ def test_blocks_that_cannot_be_read_cost_their_topic_alone(log: LogInFolder, tab
     bad = bytearray(good)
     struct.pack_into("<I", bad, 0, 1)  # rows
     log.files[0].rows[1] += [{"shard": 0, "offset": 2}, {"shard": 0, "offset": 3}]
-    log.files[0].add([Section(1, 0, SectionKind.MESSAGES, 0, 1, 2, 0, 2, 0, bytes(bad))])
+    log.files[0].add([RecordSection(1, 0, SectionKind.MESSAGES, 0, 1, 2, 0, 2, 0, bytes(bad))])
     log.ends[1, 0] = 4
     log.save()
     plan = log.plan(tables)
     first, second = judge_round(plan, write_here(plan))
     assert second.is_whole
     assert not first.claims
-    assert first.errors[0].trouble is Trouble.FAILED
+    assert first.errors[0].trouble is TaskErrorKind.FAILED
 
 
 def test_a_hole_ends_a_topic(log: LogInFolder, tables: Path) -> None:
@@ -349,7 +349,7 @@ def test_a_table_that_cannot_be_written_costs_its_topic_alone(log: LogInFolder, 
     required = msgspec.structs.replace(target_in(tables / "t2"), schema=_with_required("wire"))
     first, second, third = write_here(log.plan(tables, targets={2: required}))
     assert first.error is not None
-    assert first.error.trouble is Trouble.UNREACHABLE
+    assert first.error.trouble is TaskErrorKind.UNREACHABLE
     assert second.error is not None
     assert "wire" in second.error.message
     assert first.files == first.covered == second.files == second.covered == []

@@ -20,7 +20,7 @@ from icestream.iceberg import table_metadata as tables
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.manifest_cache import ManifestCache
 from icestream.iceberg.manifest_reader import ManifestReader
-from icestream.model.scan import Asked, Question, Scanned
+from icestream.model.scan_messages import ScanKind, ScanRequest, ScanResponse
 from icestream.pipeline.commit.snapshot_builder import new_snapshot
 from icestream.pipeline.commit.snapshot_expiry import TagRetention
 from icestream.readers.cache_options import CacheOptions
@@ -77,8 +77,8 @@ class ForeignWorld:
         await self.pipeline.round()
         await quiet()
 
-    async def read(self, offset: int = 0) -> Scanned:
-        return await self.scanner.answer(Asked(1, Question.READ, "/default/t1", 1, 0, offset, 1 << 20))
+    async def read(self, offset: int = 0) -> ScanResponse:
+        return await self.scanner.answer(ScanRequest(1, ScanKind.READ, "/default/t1", 1, 0, offset, 1 << 20))
 
     async def change(self, updates: list[Any]) -> None:
         """As another engine does."""
@@ -116,12 +116,12 @@ async def world(tmp_path: Path) -> AsyncIterator[ForeignWorld]:
     await found.pipeline.close()
 
 
-def payloads(found: Scanned) -> list[tuple[int, int]]:
+def payloads(found: ScanResponse) -> list[tuple[int, int]]:
     return [(section.base_offset, section.base_offset + section.rows) for section in found.sections]
 
 
 async def test_a_topic_without_a_table_has_none(world: ForeignWorld) -> None:
-    assert await world.read() == Scanned()
+    assert await world.read() == ScanResponse()
     assert await world.tables.bound("", 10) == ([], None)
 
 
@@ -232,7 +232,7 @@ async def test_a_snapshot_that_others_expired_is_still_a_start(world: ForeignWor
     await world.change([{"action": "remove-snapshots", "snapshot-ids": [first, second]}])
     found = []
     for one in (first, second, last):
-        asked = Asked(1, Question.SNAPSHOT, "/default/t1", 1, 0, one, 0)
+        asked = ScanRequest(1, ScanKind.SNAPSHOT, "/default/t1", 1, 0, one, 0)
         found.append((await world.scanner.answer(asked)).offset)
     assert found == [4, 8, 12]
 

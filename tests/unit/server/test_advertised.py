@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from icestream.model.written import TaskError
+from icestream.model.task_messages import TaskError
 from icestream.pipeline.log_bytes.log_sources import LogOwner
 from icestream.pipeline.round_plan import LogSource
 from icestream.server.advertised import advertised_address

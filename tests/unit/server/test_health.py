@@ -90,7 +90,7 @@ async def test_a_quota_that_is_near_or_reached_is_shown_and_consumers_are_still_
     assert node.log is not None
     producer = await node.broker.open_producer(A, "p")
     await node.broker.publish(producer, 0, encode_block(1, {envelope.PAYLOAD: [bytes(900)]}))
-    used = node.log.upkeep.used_bytes
+    used = node.log.lifecycle.used_bytes
     node.log.quota = Quota(int(used / 0.9), used)
     near = f"[!] disk: the quota is near, producers are slowed: the log uses {size_text(used)} of "
     assert near in await text(connect, node, "/readyz?verbose")

@@ -13,7 +13,7 @@ from icestream.broker.topic_owners import TopicOwners
 from icestream.cluster.members import NODES, REMOVED_NODES, NodeRecord, encode_record, encode_removed
 from icestream.metadata.store import MemoryStore
 from icestream.server.log_identity import LogRecords, check_log, record_log
-from icestream.wal.open import open_log
+from icestream.wal.open_log import open_log
 
 OLD, NEW, OTHER = "0" * 15 + "1", "0" * 15 + "2", "0" * 15 + "3"
 pytestmark = pytest.mark.asyncio

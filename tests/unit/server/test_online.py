@@ -68,7 +68,7 @@ async def test_the_other_keys_of_the_log_reach_it(tmp_path: Path) -> None:
     await online.set(f"{WAL}.inline_sync_below_us", 7)
     await online.set(f"{WAL}.checkpoint_every_bytes", "1MiB")
     seen = node.log._options
-    assert node.log.upkeep._options is seen
+    assert node.log.lifecycle._options is seen
     assert (seen.in_flight_bytes, seen.sync_interval_ms, seen.inline_sync_below_us) == (65536, 5000, 7)
     assert seen.checkpoint_every_bytes == 2**20
     await node.stop()

@@ -10,14 +10,14 @@ import pytest
 
 from icestream import limits
 from icestream.broker.pipeline_service import LogLocation, PipelineService
-from icestream.model import ShardKey, SyncMode, Topic
-from icestream.model.backlog import LogFile, PassedOver, ShardBacklog
+from icestream.model import ShardKey, SyncMode, TopicIdentity
+from icestream.model.backlog_messages import BacklogFile, PassedOver, ShardBacklog
 from icestream.wal import format as wire
-from icestream.wal.backlog import Held, Lag
-from icestream.wal.log import Log
+from icestream.wal.backlog_reader import BacklogSnapshot, Lag
 from icestream.wal.log_file import log_name, spill_name
+from icestream.wal.record_scan import scan_records
 from icestream.wal.retention import Retention
-from icestream.wal.scan import scan_records
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.machine import A, B, Machine, batch, publish, settle
 from tests.support.stepped_sink import SteppedSink
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.asyncio
 A1 = ShardKey(1, 1)
 
 
-def offsets_in(machine: Machine, file: LogFile) -> dict[ShardKey, set[int]]:
+def offsets_in(machine: Machine, file: BacklogFile) -> dict[ShardKey, set[int]]:
     """What a reader finds who begins at each mark and goes to the next one, or to the end."""
     found: dict[ShardKey, set[int]] = {}
     content = machine.disk.content((spill_name if file.spill else log_name)(file.number))
@@ -42,7 +42,7 @@ def offsets_in(machine: Machine, file: LogFile) -> dict[ShardKey, set[int]]:
     return found
 
 
-def told(held: Held) -> dict[ShardKey, list[int]]:
+def told(held: BacklogSnapshot) -> dict[ShardKey, list[int]]:
     found: dict[ShardKey, list[int]] = {}
     for file in held.files:
         for one in file.stretches:
@@ -50,7 +50,7 @@ def told(held: Held) -> dict[ShardKey, list[int]]:
     return found
 
 
-def waiting(log: Log) -> dict[ShardKey, list[int]]:
+def waiting(log: WriteAheadLog) -> dict[ShardKey, list[int]]:
     """From the state alone."""
     found: dict[ShardKey, list[int]] = {}
     for key, shard in log.state.shards.items():
@@ -61,8 +61,8 @@ def waiting(log: Log) -> dict[ShardKey, list[int]]:
     return found
 
 
-async def check(machine: Machine, log: Log) -> Held:
-    held = await log.backlog.take()
+async def check(machine: Machine, log: WriteAheadLog) -> BacklogSnapshot:
+    held = await log.backlog.snapshot()
     assert told(held) == waiting(log)
     for file in held.files:
         there = offsets_in(machine, file)
@@ -109,13 +109,13 @@ async def test_what_is_not_synced_is_not_told() -> None:
     log = await machine.start(sink=sink)
     receipt = log.submit([batch(log, A, b"1")])
     await settle()
-    assert (await log.backlog.take()).topics == []
+    assert (await log.backlog.snapshot()).topics == []
     while sink.step():
         log._on_progress()
     await receipt
     receipt = log.submit([batch(log, A, b"2")])
     await settle()
-    held = await log.backlog.take()
+    held = await log.backlog.snapshot()
     assert told(held) == {A: [0]}
     assert offsets_in(machine, held.files[0]) == {A: {0}}, "the record behind it is in the file, and not synced"
     while sink.step():
@@ -165,10 +165,10 @@ async def test_a_gap_is_no_message_and_is_told() -> None:
 async def test_what_a_retention_dropped_is_told_although_the_floor_is_beyond_it() -> None:
     machine = Machine()
     log = await machine.start()
-    log.retainer.set(1, 1, Retention(50_000))
+    log.retention_job.set_retention(1, 1, Retention(50_000))
     for _ in range(60):
         await publish(log, A, bytes(3000))
-    await log.retainer.step()
+    await log.retention_job.step()
     floor = log.shard(*A).floor
     assert floor > 0
     (topic,) = (await check(machine, log)).topics
@@ -183,11 +183,11 @@ async def test_a_gap_of_an_unclean_stop_is_told_although_a_retention_went_beyond
     await machine.kill()
     log = await machine.start()
     reserved = log.shard(*A).synced
-    log.retainer.set(1, 1, Retention(50_000))
+    log.retention_job.set_retention(1, 1, Retention(50_000))
     for _ in range(60):
         await publish(log, A, bytes(3000))
     await log.sync()
-    await log.retainer.step()
+    await log.retention_job.step()
     floor = log.shard(*A).floor
     assert floor > reserved > 1
     (topic,) = (await check(machine, log)).topics
@@ -199,7 +199,7 @@ async def test_the_oldest_message_is_about_as_old_as_it_is() -> None:
     log = await machine.start()
 
     async def age_seconds() -> float:
-        (topic,) = (await log.backlog.take()).topics
+        (topic,) = (await log.backlog.snapshot()).topics
         return (machine.clock.wall_us() - topic.oldest_us) / 1e6
 
     await publish(log, A, b"1")
@@ -215,7 +215,7 @@ async def test_the_oldest_message_is_about_as_old_as_it_is() -> None:
     await log.advance_floor({A: planned})
     assert await age_seconds() == 2, "it came behind the question of the round that was committed"
     await log.advance_floor({A: planned + 1})
-    assert (await log.backlog.take()).topics == []
+    assert (await log.backlog.snapshot()).topics == []
     machine.clock.advance(100)
     await publish(log, A, b"4")
     machine.clock.advance(1)
@@ -232,7 +232,7 @@ async def test_who_only_watches_changes_nothing() -> None:
     assert await log.backlog.lag() == Lag(0, 0, None)
     began_us = machine.clock.wall_us()
     await publish(log, A, b"1")
-    await log.backlog.take()
+    await log.backlog.snapshot()
     machine.clock.advance(3)
     await publish(log, A, b"2")
     for _ in range(2):
@@ -249,17 +249,17 @@ async def test_an_answer_is_bounded_and_the_oldest_come_first(monkeypatch: pytes
     machine = Machine()
     log = await machine.start()
     for number in range(10, 20):
-        log.declare_topic(Topic(number, f"/default/t{number}", 1))
+        log.declare_topic(TopicIdentity(number, f"/default/t{number}", 1))
     order = [14, 11, 19, 10, 12, 13, 15, 16, 17, 18]
     for number in order:
         await publish(log, ShardKey(number, 0), b"x")
         machine.clock.advance(1)
-    held = await log.backlog.take()
+    held = await log.backlog.snapshot()
     assert [topic.topic_id for topic in held.topics] == [14, 11, 19]
     assert held.is_cut
     assert set(told(held)) == {ShardKey(number, 0) for number in (14, 11, 19)}
     await log.advance_floor({ShardKey(number, 0): 1 for number in (14, 11, 19)})
-    assert [topic.topic_id for topic in (await log.backlog.take()).topics] == [10, 12, 13]
+    assert [topic.topic_id for topic in (await log.backlog.snapshot()).topics] == [10, 12, 13]
 
 
 async def test_hazard_24_topics_that_nobody_writes_leave_room_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,12 +269,12 @@ async def test_hazard_24_topics_that_nobody_writes_leave_room_to_others(monkeypa
     log = await machine.start()
     stuck, others = range(10, 16), range(20, 30)
     for number in (*stuck, *others):
-        log.declare_topic(Topic(number, f"/default/t{number}", 1))
+        log.declare_topic(TopicIdentity(number, f"/default/t{number}", 1))
         await publish(log, ShardKey(number, 0), b"x")
         machine.clock.advance(1)
     seen: set[int] = set()
     for _ in range(20):
-        topics = [topic.topic_id for topic in (await log.backlog.take()).topics]
+        topics = [topic.topic_id for topic in (await log.backlog.snapshot()).topics]
         assert len(topics) == min(4, len(stuck) + len(others) - len(seen & set(others)))
         seen.update(topics)
         await log.advance_floor({ShardKey(number, 0): 1 for number in topics if number in others})
@@ -283,7 +283,7 @@ async def test_hazard_24_topics_that_nobody_writes_leave_room_to_others(monkeypa
     assert all(log.shard(number, 0).floor == 1 for number in others)
     again: set[int] = set()
     for _ in range(3):
-        again.update(topic.topic_id for topic in (await log.backlog.take()).topics)
+        again.update(topic.topic_id for topic in (await log.backlog.snapshot()).topics)
     assert again == set(stuck)
 
 
@@ -295,12 +295,12 @@ async def test_files_are_cut_behind_the_oldest(bound: dict[str, Any], monkeypatc
     log = await machine.start()
     for _ in range(60):
         await publish(log, A, bytes(3000))
-    held = await log.backlog.take(bound.get("files_max", limits.BACKLOG_FILES_MAX))
+    held = await log.backlog.snapshot(bound.get("files_max", limits.BACKLOG_FILES_MAX))
     assert (len(held.files), held.is_cut) == (2, True)
     offsets = told(held)[A]
     assert offsets == list(range(len(offsets)))
     await log.advance_floor({A: len(offsets)})
-    assert told(await log.backlog.take())[A] == list(range(len(offsets), 60))
+    assert told(await log.backlog.snapshot())[A] == list(range(len(offsets), 60))
 
 
 async def test_hazard_08_a_topic_that_stands_still_hides_nobody_however_much_it_has() -> None:
@@ -313,16 +313,16 @@ async def test_hazard_08_a_topic_that_stands_still_hides_nobody_however_much_it_
         machine.clock.advance(1)
         if number % 20 == 0:
             await publish(log, B, b"x")
-            held = await log.backlog.take(2, {A.topic_id})
+            held = await log.backlog.snapshot(2, {A.topic_id})
             assert [topic.topic_id for topic in held.topics] == [B.topic_id]
             assert told(held) == {B: [log.shard(*B).floor]}
             assert not held.is_cut
             await log.advance_floor({B: log.shard(*B).synced})
-    held = await log.backlog.take(2, {A.topic_id, 99})
+    held = await log.backlog.snapshot(2, {A.topic_id, 99})
     assert (held.topics, held.files, held.is_cut) == ([], [], False)
     assert (held.passed_over.rows, held.passed_over.oldest_us) == (60, began_us)
     assert 60 * 3000 <= held.passed_over.bytes <= 61 * 4096
-    held = await log.backlog.take(2)
+    held = await log.backlog.snapshot(2)
     assert (held.is_cut, held.passed_over) == (True, PassedOver()), "it is its turn again"
 
 
@@ -333,13 +333,13 @@ async def test_who_waits_for_news_is_not_told_those_of_topics_that_stand_still(m
     ingest = PipelineService(log, machine.clock, LogLocation("", "", ""), lambda name, topic_id: {})
     await publish(log, A, b"x")
     looks: list[object] = []
-    take = log.backlog.take
+    snapshot = log.backlog.snapshot
 
-    async def counted(*given: Any) -> Held:
+    async def counted(*given: Any) -> BacklogSnapshot:
         looks.append(given)
-        return await take(*given)
+        return await snapshot(*given)
 
-    monkeypatch.setattr(log.backlog, "take", counted)
+    monkeypatch.setattr(log.backlog, "snapshot", counted)
     waiting = asyncio.create_task(ingest.backlog(60_000, passed_over=frozenset({A.topic_id})))
     for _ in range(100):
         await publish(log, A, b"x")
@@ -358,7 +358,7 @@ async def test_the_loop_turns_while_many_topics_are_looked_at() -> None:
     machine = Machine()
     log = await machine.start()
     for number in range(10, 10 + 4 * limits.BACKLOG_SLICE_SHARDS):
-        log.declare_topic(Topic(number, f"/default/t{number}", 1))
+        log.declare_topic(TopicIdentity(number, f"/default/t{number}", 1))
         log.shard(number, 0)
     turns = 0
 
@@ -369,6 +369,6 @@ async def test_the_loop_turns_while_many_topics_are_looked_at() -> None:
             await asyncio.sleep(0)
 
     counting = asyncio.ensure_future(count())
-    await log.backlog.take()
+    await log.backlog.snapshot()
     counting.cancel()
     assert turns >= 4

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from icestream.model.shard import Gap, GapState, ShardKey, Topic
+from icestream.model.shard import Gap, GapState, ShardKey, TopicIdentity
 from icestream.model.sync_mode import SyncMode
 from tests.support.machine import Machine, messages, publish
 
 pytestmark = pytest.mark.asyncio
-TOPIC = Topic(77, "/default/taken", 77)
+TOPIC = TopicIdentity(77, "/default/taken", 77)
 KEY = ShardKey(77, 0)
 GAP = Gap(KEY, 1_000, 2**40, 0, "taken over from node b, which was removed", GapState.LOST)
 

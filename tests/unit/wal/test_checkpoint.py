@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from icestream import errors, limits
 from icestream.model.block import Numbering
-from icestream.model.shard import Gap, GapState, ShardKey, Topic
+from icestream.model.shard import Gap, GapState, ShardKey, TopicIdentity
 from icestream.wal import format as wire
 from icestream.wal.checkpoint import (
     Checkpoint,
@@ -21,7 +21,7 @@ from icestream.wal.checkpoint import (
     freeze_shards,
     window_slices,
 )
-from icestream.wal.producers import Duplicate, Sent, Window
+from icestream.wal.producer_registry import Duplicate, SequenceWindow, StoredBatch
 from icestream.wal.state import LogState
 from tests.support.effort import HALF, QUARTER
 from tests.support.mutations import bit_flips, decoded_or_refused, mutated, truncations
@@ -38,7 +38,7 @@ def states(draw: st.DrawFn) -> LogState:
     state = LogState(lsn=LSN)
     ids = draw(st.lists(st.integers(1, 2**63 - 1), unique=True, max_size=3))
     for id_ in ids:
-        state.declare(Topic(id_, draw(TEXT.filter(bool)), draw(st.integers(0, 2**63 - 1))))
+        state.declare_topic(TopicIdentity(id_, draw(TEXT.filter(bool)), draw(st.integers(0, 2**63 - 1))))
     keys = [ShardKey(id_, number) for id_ in ids for number in draw(st.sets(st.integers(0, 2**31 - 1), max_size=2))]
     for key in keys:
         shard = state.shard(key)
@@ -52,10 +52,10 @@ def states(draw: st.DrawFn) -> LogState:
             state.declare_gap(Gap(key, start, start + 3, 1, draw(TEXT), draw(st.sampled_from(GapState))))
             start += 3
         for producer in draw(st.sets(st.integers(0, 2**63 - 1), max_size=2)):
-            window = Window(draw(st.integers(0, 2**31 - 1)), 0, draw(I64))
+            window = SequenceWindow(draw(st.integers(0, 2**31 - 1)), 0, draw(I64))
             first = draw(st.integers(0, 2**40))
             for rows in draw(st.lists(st.integers(1, 2**20), min_size=1, max_size=3)):
-                window.sent.append(Sent(first, rows, draw(OFFSETS), draw(st.integers(1, LSN))))
+                window.sent.append(StoredBatch(first, rows, draw(OFFSETS), draw(st.integers(1, LSN))))
                 first += rows
             window.expected = first
             state.producers.restore(key, producer, window)
@@ -94,13 +94,13 @@ def all_told(checkpoint: Checkpoint | None) -> Any:
 
 def small_state() -> LogState:
     state = LogState(lsn=LSN)
-    state.declare(Topic(5, "/default/ü", 2))
+    state.declare_topic(TopicIdentity(5, "/default/ü", 2))
     key = ShardKey(5, 3)
     shard = state.shard(key)
     shard.epoch, shard.append_time_us, shard.floor, shard.reserved = 4, 1_234, 10, 500
     shard.synced = shard.written = shard.assigned = 100
     state.declare_gap(Gap(key, 20, 30, 4, "why", GapState.LOST))
-    state.producers.restore(key, 9, Window(1, 8, 99))
+    state.producers.restore(key, 9, SequenceWindow(1, 8, 99))
     state.producers.record(key, Numbering(9, 1, 0), 8, 40, LSN, 99, 0)
     return state
 
@@ -144,7 +144,7 @@ def test_hazard_04_only_what_is_synced_is_in_it() -> None:
     state.producers.record(key, Numbering(10, 1, 0), 5, 105, LSN + 2, 200, 0)
     found = decode_checkpoint(encoded(picture(state))).state
     assert (found.shard(key).synced, found.shard(key).assigned) == (100, 100)
-    assert found.producers.judge(key, Numbering(9, 1, 0), 8) == Duplicate(40, LSN)
+    assert found.producers.check(key, Numbering(9, 1, 0), 8) == Duplicate(40, LSN)
     assert found.producers.last_sequence(key, 9) == 7
     assert found.producers.last_sequence(key, 10) is None
 
@@ -193,8 +193,8 @@ def test_a_checkpoint_is_byte_by_byte_what_the_page_says() -> None:
         36: struct.pack("<qIqiqqqH", 5, 3, 9, 1, 8, 99, 0, 1) + struct.pack("<qIqq", 0, 8, 40, LSN),
         37: struct.pack("<qii", 9, 1, -1),
     }
-    sections = [wire.Section(0, 0, kind, 0, 0, 0, 0, 0, 0, body) for kind, body in bodies.items()]
-    sections.append(wire.Section(0, 0, 38, 1, 0, 0, 0, 0, 0, struct.pack("<Q", 0)))
+    sections = [wire.RecordSection(0, 0, kind, 0, 0, 0, 0, 0, 0, body) for kind, body in bodies.items()]
+    sections.append(wire.RecordSection(0, 0, 38, 1, 0, 0, 0, 0, 0, struct.pack("<Q", 0)))
     assert encoded(picture(small_state())) == wire.encode_record_python(2, LSN, 0, LSN, 5, 0, 8, sections)
 
 
@@ -232,7 +232,7 @@ def forged(**changed: bytes) -> bytes:
     for entry in wire.decode_entries(SMALL, 0, header):
         body = SMALL[entry.body_position :][: entry.body_bytes]
         name = wire.SectionKind(entry.kind).name
-        sections.append(wire.Section(0, 0, entry.kind, 0, 0, 0, 0, 0, 0, changed.get(name, body)))
+        sections.append(wire.RecordSection(0, 0, entry.kind, 0, 0, 0, 0, 0, 0, changed.get(name, body)))
     return wire.encode_record(wire.RecordKind.CHECKPOINT, LSN, 0, LSN, 5, 0, 8, sections)
 
 
@@ -267,7 +267,9 @@ def test_a_body_that_is_cut_off_is_refused(kind: wire.SectionKind) -> None:
 @every_section
 def test_a_missing_section_is_noticed(kind: wire.SectionKind) -> None:
     kept = [
-        wire.Section(0, 0, other, 0, 0, 0, 0, 0, 0, body_of(other)) for other in IN_CHECKPOINTS if other is not kind
+        wire.RecordSection(0, 0, other, 0, 0, 0, 0, 0, 0, body_of(other))
+        for other in IN_CHECKPOINTS
+        if other is not kind
     ]
     data = wire.encode_record(wire.RecordKind.CHECKPOINT, LSN, 0, LSN, 5, 0, 8, kept)
     with pytest.raises(errors.DecodeError):
@@ -275,7 +277,7 @@ def test_a_missing_section_is_noticed(kind: wire.SectionKind) -> None:
 
 
 def test_a_record_of_another_kind_is_no_checkpoint() -> None:
-    sections = [wire.Section(0, 0, kind, 0, 0, 0, 0, 0, 0, body_of(kind)) for kind in IN_CHECKPOINTS]
+    sections = [wire.RecordSection(0, 0, kind, 0, 0, 0, 0, 0, 0, body_of(kind)) for kind in IN_CHECKPOINTS]
     data = wire.encode_record(wire.RecordKind.DATA, LSN, 0, LSN, 5, 0, 8, sections)
     with pytest.raises(errors.DecodeError, match="not a good checkpoint"):
         decode_checkpoint(data)

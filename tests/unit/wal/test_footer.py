@@ -9,34 +9,34 @@ from hypothesis import strategies as st
 from icestream import errors
 from icestream.model import envelope
 from icestream.model.block import encode_block
-from icestream.model.shard import ShardKey, Topic
+from icestream.model.shard import ShardKey, TopicIdentity
 from icestream.model.sync_mode import SyncMode
 from icestream.runtime.simulated_disk import SimulatedDisk, SimulatedFile
 from icestream.wal import format as wire
-from icestream.wal.appender import Appender, Batch
+from icestream.wal.appender import AppendBatch, Appender
 from icestream.wal.footer import load_index, read_footer, rebuild_footer
 from icestream.wal.index import FileIndex
 from icestream.wal.log_file import Seal
 from icestream.wal.notes import topic_section
-from icestream.wal.rewrite import Copy
+from icestream.wal.rewrite import LogFileBuilder
 from icestream.wal.state import LogState
 from tests.support.effort import QUARTER
 from tests.support.mutations import bit_flips, mutated, truncations
 
 NUMBER = 4
-TOPICS = [Topic(1, "/default/a"), Topic(2, "/default/ü", 7)]
+TOPICS = [TopicIdentity(1, "/default/a"), TopicIdentity(2, "/default/ü", 7)]
 
 
 def sealed_file(batches: list[list[tuple[int, int, bytes]]]) -> tuple[SimulatedFile, Seal]:
     """A file with a record for each list of (topic, time, body), closed with footer and seal."""
-    copy = Copy(NUMBER)
+    copy = LogFileBuilder(NUMBER)
     offsets = {1: 10, 2: 0}
     copy.add(wire.RecordKind.DATA, 21, 20, 0, [topic_section(topic) for topic in TOPICS])
     for number, batch in enumerate(batches):
         sections = []
         for topic_id, time_us, body in batch:
             fields = (1, offsets[topic_id], time_us, 2)
-            sections.append(wire.Section(topic_id, 0, wire.SectionKind.MESSAGES, 0, *fields, 0, body))
+            sections.append(wire.RecordSection(topic_id, 0, wire.SectionKind.MESSAGES, 0, *fields, 0, body))
             offsets[topic_id] += 2
         copy.add(wire.RecordKind.DATA, 22 + number, 20, 0, sections)
     content, seal = copy.finish()
@@ -86,7 +86,7 @@ def test_hazard_20_the_footer_that_the_log_writes_says_what_a_scan_would_find(
     """The appender keeps its index by hand while it builds records: its footer must be the one that a scan rebuilds."""
     appender = Appender(LogState(lsn=20), mode)
     for topic in TOPICS:
-        appender.state.declare(topic)
+        appender.state.declare_topic(topic)
     for number in (NUMBER, NUMBER + 1):
         appender.file_ready(number, 4 * 1024 * 1024)
         if number == NUMBER:
@@ -98,17 +98,17 @@ def test_hazard_20_the_footer_that_the_log_writes_says_what_a_scan_would_find(
         for topic_id, shard_number, size in tick:
             shard = appender.state.shard(ShardKey(topic_id, shard_number))
             shard.epoch = 3
-            batches.append(Batch(shard, 2, encode_block(2, {envelope.PAYLOAD: [bytes(size), b""]})))
+            batches.append(AppendBatch(shard, 2, encode_block(2, {envelope.PAYLOAD: [bytes(size), b""]})))
         assert len(appender.append(batches, now_us)) == len(batches)
     appender.rotate()
     disk = SimulatedDisk(0)
     disk.replace("log", b"")
     file = disk.open("log")
-    writes = appender.take_writes()
+    writes = appender.drain_writes()
     for write in writes:
         file.write_at(write.position, write.data)
     appender.progress(writes[-1].ticket, writes[-1].ticket)
-    (sealed,) = appender.take_sealed()
+    (sealed,) = appender.drain_sealed()
     footer = read_footer(file, sealed.seal)
     assert footer is not None
     assert told(footer) == told(rebuild_footer(file, sealed.seal))

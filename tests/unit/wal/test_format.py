@@ -20,20 +20,20 @@ U8 = st.integers(0, 2**8 - 1)
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)
-SECTIONS = st.builds(wire.Section, U64, U32, U8, U8, U64, I64, I64, U32, U32, st.binary(max_size=100))
+SECTIONS = st.builds(wire.RecordSection, U64, U32, U8, U8, U64, I64, I64, U32, U32, st.binary(max_size=100))
 POSITIONS = st.integers(0, 2**20).map(lambda number: 8 * number)
 SMALL = [
-    wire.Section(17, 3, wire.SectionKind.MESSAGES, 0, 2, 100, 555, 2, 0, b"12345678abc"),
-    wire.Section(18, 0, wire.SectionKind.RESERVE, wire.OPTIONAL, 2, -1, 0, 0, 4160, b""),
-    wire.Section(19, 1, wire.SectionKind.GAP, 0, 9, 5, 0, 0, 0, b"x"),
+    wire.RecordSection(17, 3, wire.SectionKind.MESSAGES, 0, 2, 100, 555, 2, 0, b"12345678abc"),
+    wire.RecordSection(18, 0, wire.SectionKind.RESERVE, wire.OPTIONAL, 2, -1, 0, 0, 4160, b""),
+    wire.RecordSection(19, 1, wire.SectionKind.GAP, 0, 9, 5, 0, 0, 0, b"x"),
 ]
 
 
-def record_of(sections: list[wire.Section], position: int = 4096, align: int = 8) -> bytes:
+def record_of(sections: list[wire.RecordSection], position: int = 4096, align: int = 8) -> bytes:
     return wire.encode_record(wire.RecordKind.DATA, 7, 3, 5, 1_700, position, align, sections)
 
 
-def read_back(data: bytes, position: int = 4096) -> list[tuple[wire.Entry, bytes]] | None:
+def read_back(data: bytes, position: int = 4096) -> list[tuple[wire.SectionEntry, bytes]] | None:
     """Entries and bodies of a record whose every CRC fits; None when the record is not good."""
     header = wire.decode_header(data, 0, position)
     found = []
@@ -70,7 +70,7 @@ def test_a_record_is_byte_by_byte_what_the_page_says(encode: Any) -> None:
     header = struct.pack("<IBBHQQQqIIIII", 0x52575349, 1, 1, 0, 7, 3, 5, -1_700, 128, 144, 1, 4096, 0)
     header += struct.pack("<I", zlib.crc32(header + entry))
     expected = header + entry + body + bytes(5)
-    section = wire.Section(17, 3, 1, 0, 2, 100, 555, 2, 4711, body)
+    section = wire.RecordSection(17, 3, 1, 0, 2, 100, 555, 2, 4711, body)
     assert encode(wire.RecordKind.DATA, 7, 3, 5, -1_700, 4096, 8, [section]) == expected
     assert expected[:4] == b"ISWR"
 
@@ -93,7 +93,7 @@ def test_round_trip(
     data = wire.encode_record(kind, lsn, generation, synced, time_us, position, align, sections)
     header = wire.decode_header(data, 0, position)
     size = 64 + 64 * len(sections)
-    assert header == wire.Header(kind, lsn, generation, synced, time_us, size, len(data), len(sections), position)
+    assert header == wire.RecordHeader(kind, lsn, generation, synced, time_us, size, len(data), len(sections), position)
     assert header.end == position + len(data)
     assert len(data) % align == 0
     found = read_back(data, position)
@@ -166,7 +166,7 @@ def test_hazard_05_no_flipped_bit_is_read_as_something_else() -> None:
 
 
 def test_hazard_19_a_flip_in_one_section_leaves_the_others_readable() -> None:
-    sections = [wire.Section(topic, 0, 1, 0, 1, 0, 0, 1, 0, bytes([topic]) * 40) for topic in range(1, 6)]
+    sections = [wire.RecordSection(topic, 0, 1, 0, 1, 0, 0, 1, 0, bytes([topic]) * 40) for topic in range(1, 6)]
     data = bytearray(record_of(sections))
     header = wire.decode_header(bytes(data), 0, 4096)
     entries = wire.decode_entries(bytes(data), 0, header)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import errors, limits
-from icestream.model.shard import ShardKey, Topic
+from icestream.model.shard import ShardKey, TopicIdentity
 from icestream.wal import format as wire
 from icestream.wal.index import FileIndex, ShardIndex, decode_index, index_entries
 from tests.support.effort import HALF, QUARTER
@@ -58,7 +58,7 @@ def files(draw: st.DrawFn) -> list[Laid]:
 def index_of(laid: list[Laid]) -> FileIndex:
     index = FileIndex()
     for key in sorted({section.key for section in laid}):
-        index.add_topic(Topic(key.topic_id, f"/default/{key.topic_id}"))
+        index.add_topic(TopicIdentity(key.topic_id, f"/default/{key.topic_id}"))
     for section in laid:
         index.add(section.key, section.base, section.rows, 3, section.time_us, section.position, section.body_bytes)
     return index
@@ -180,7 +180,7 @@ def test_the_footer_is_exactly_as_large_as_was_reserved(laid: list[Laid], names:
     index = FileIndex()
     assert index.footer_bytes == len(footer_of(index))
     for number, name in enumerate(names):
-        index.add_topic(Topic(100 + number, name))
+        index.add_topic(TopicIdentity(100 + number, name))
     for section in laid:
         index.add(section.key, section.base, section.rows, 3, section.time_us, section.position, section.body_bytes)
         assert index.footer_bytes == len(footer_of(index))
@@ -192,7 +192,7 @@ def test_the_footer_never_needs_more_than_was_reserved(laid: list[Laid]) -> None
     """Less would be a file that grows beyond its capacity at its seal."""
     index = FileIndex()
     for section in laid:
-        index.add_topic(Topic(section.key.topic_id, "n"))
+        index.add_topic(TopicIdentity(section.key.topic_id, "n"))
         index.add(section.key, section.base, section.rows, 3, section.time_us, section.position, section.body_bytes)
         assert len(footer_of(index)) <= index.footer_bytes
 
@@ -200,7 +200,7 @@ def test_the_footer_never_needs_more_than_was_reserved(laid: list[Laid]) -> None
 def test_a_topic_is_named_once() -> None:
     index = FileIndex()
     for _ in range(3):
-        index.add_topic(Topic(1, "/default/a"))
+        index.add_topic(TopicIdentity(1, "/default/a"))
     assert [section.topic_id for section in index.sections()] == [1]
     assert index.footer_bytes == len(footer_of(index))
 
@@ -208,7 +208,7 @@ def test_a_topic_is_named_once() -> None:
 def test_sections_stand_in_order_of_topic_and_shard() -> None:
     index = FileIndex()
     for topic_id, shard in ((3, 0), (1, 2), (1, 0), (2, 5)):
-        index.add_topic(Topic(topic_id, "n"))
+        index.add_topic(TopicIdentity(topic_id, "n"))
         index.add(ShardKey(topic_id, shard), 0, 1, 1, 1, 4160, 8)
     order = [(section.kind, section.topic_id, section.shard) for section in index.sections()]
     topics = [(int(wire.SectionKind.TOPIC), number, 0) for number in (1, 2, 3)]
@@ -226,7 +226,7 @@ def test_a_count_beyond_32_bits_is_capped() -> None:
 
 def test_only_messages_are_indexed() -> None:
     kinds = (wire.SectionKind.RESERVE, wire.SectionKind.GAP, wire.SectionKind.MESSAGES)
-    sections = [wire.Section(1, 0, kind, 0, 1, 0, 5, 2, 0, b"12345678") for kind in kinds]
+    sections = [wire.RecordSection(1, 0, kind, 0, 1, 0, 5, 2, 0, b"12345678") for kind in kinds]
     record = wire.encode_record(wire.RecordKind.DATA, 1, 1, 0, 5, 4096, 8, sections)
     index = FileIndex()
     index_entries(index, wire.decode_entries(record, 0, wire.decode_header(record, 0, 4096)))
@@ -237,7 +237,7 @@ def test_only_messages_are_indexed() -> None:
 
 # --- the bytes --------------------------------------------------------------------------------------------------------
 
-ENTRY = wire.Entry(1, 0, int(wire.SectionKind.INDEX), 0, 3, 10, 5, 20, 0, 0, 0, 0, 0)
+ENTRY = wire.SectionEntry(1, 0, int(wire.SectionKind.INDEX), 0, 3, 10, 5, 20, 0, 0, 0, 0, 0)
 BODY = struct.pack("<qQIIq", 30, 70_000, 5_000, 2, 99) + struct.pack("<qqqqII", 10, 25, -(2**63), 99, 4160, 4900)
 
 

@@ -13,7 +13,7 @@ from icestream.runtime.simulated_disk import SimulatedDisk, SimulatedFile
 from icestream.wal.damage import plan_repair
 from icestream.wal.format import RECORDS_START
 from icestream.wal.inspect import DAMAGED, LogView, records_of, view_log
-from icestream.wal.repair import apply_repair
+from icestream.wal.log_repair import apply_repair
 from tests.support.damage import Flip, Gone
 from tests.support.pictures import LOGS, picture
 from tests.support.small_log import A, B, contents, open_small

@@ -6,10 +6,10 @@ import pytest
 
 from icestream import errors, limits
 from icestream.runtime.clock import SimulatedClock
+from icestream.wal.file_leases import FileLeases
+from icestream.wal.file_summary import FileSummary
 from icestream.wal.index import FileIndex
-from icestream.wal.leases import Leases
 from icestream.wal.log_file import Seal
-from icestream.wal.summary import FileSummary
 
 FILES = [FileSummary.of(Seal(number, number, number, 8192, 0, 0), 8192, FileIndex()) for number in range(1, 6)]
 
@@ -19,37 +19,37 @@ def numbers(files: list[FileSummary]) -> list[int]:
 
 
 def test_hazard_29_a_leased_file_and_those_behind_it_stay() -> None:
-    leases = Leases(SimulatedClock())
-    assert leases.without_leased(FILES) == FILES
+    leases = FileLeases(SimulatedClock())
+    assert leases.unleased_prefix(FILES) == FILES
     leases.hold("a", 1, [3, 4], 1000)
     leases.hold("b", 1, [4], 1000)
-    assert numbers(leases.without_leased(FILES)) == [1, 2]
+    assert numbers(leases.unleased_prefix(FILES)) == [1, 2]
     leases.hold("a", 1, [], 0)
-    assert numbers(leases.without_leased(FILES)) == [1, 2, 3]
+    assert numbers(leases.unleased_prefix(FILES)) == [1, 2, 3]
     leases.hold("b", 1, [], 0)
-    assert leases.without_leased(FILES) == FILES
+    assert leases.unleased_prefix(FILES) == FILES
     leases.hold("b", 1, [], 0)  # twice is harmless
 
 
 def test_hazard_33_a_lease_that_nobody_renews_ends() -> None:
     clock = SimulatedClock()
-    leases = Leases(clock)
+    leases = FileLeases(clock)
     leases.hold("a", 1, [1], 1000)
     clock.advance(0.9)
     leases.hold("a", 1, [1], 1000)
     clock.advance(0.9)
     leases.check("a", 1)
-    assert leases.without_leased(FILES) == []
+    assert leases.unleased_prefix(FILES) == []
     clock.step(-3600)  # the wall clock says nothing about it
     clock.advance(0.1)
     assert len(leases) == 0
-    assert leases.without_leased(FILES) == FILES
+    assert leases.unleased_prefix(FILES) == FILES
     with pytest.raises(errors.LeaseLost):
         leases.check("a", 1)
 
 
 def test_hazard_29_only_the_files_of_a_lease_may_be_read_under_it() -> None:
-    leases = Leases(SimulatedClock())
+    leases = FileLeases(SimulatedClock())
     leases.hold("a", 1, [1, 2], 1000)
     leases.check("a", 2)
     for lease, number in (("a", 3), ("b", 1), ("", 1)):
@@ -61,7 +61,7 @@ def test_hazard_29_only_the_files_of_a_lease_may_be_read_under_it() -> None:
 
 
 def test_hazard_29_a_newer_pipeline_ends_the_leases_of_the_older_one() -> None:
-    leases = Leases(SimulatedClock())
+    leases = FileLeases(SimulatedClock())
     leases.hold("old", 4, [1], 1000)
     leases.hold("new", 5, [2], 1000)
     with pytest.raises(errors.LeaseLost):
@@ -69,11 +69,11 @@ def test_hazard_29_a_newer_pipeline_ends_the_leases_of_the_older_one() -> None:
     for files in ([1], []):
         with pytest.raises(errors.LeaseLost, match="epoch 5 has taken over"):
             leases.hold("old", 4, files, 1000)
-    assert numbers(leases.without_leased(FILES)) == [1]
+    assert numbers(leases.unleased_prefix(FILES)) == [1]
 
 
 def test_leases_are_bounded() -> None:
-    leases = Leases(SimulatedClock())
+    leases = FileLeases(SimulatedClock())
     for number in range(limits.LEASES_MAX):
         leases.hold(str(number), 1, [1], 1000)
     with pytest.raises(errors.Refused):

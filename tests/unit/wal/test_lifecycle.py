@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from icestream.model import envelope
 from icestream.model.block import encode_block
-from icestream.model.shard import ShardKey, Topic
+from icestream.model.shard import ShardKey, TopicIdentity
 from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.randomness import SeededRandomness
 from icestream.runtime.simulated_disk import SimulatedDisk
+from icestream.wal.file_states import NEXT_STATES, FileState, freeable, shards_above_floor
+from icestream.wal.file_summary import FileSummary
 from icestream.wal.index import FileIndex
-from icestream.wal.lifecycle import NEXT_STATES, FileState, freeable, held_by
 from icestream.wal.log_file import Seal
-from icestream.wal.open import open_log_on
-from icestream.wal.options import LogOptions
+from icestream.wal.log_options import LogOptions
+from icestream.wal.open_log import open_log_on
 from icestream.wal.sink import InlineSink
-from icestream.wal.summary import FileSummary
 from tests.support.effort import QUARTER
 
 KEYS = [ShardKey(1, 0), ShardKey(1, 1), ShardKey(2, 0)]
@@ -65,7 +65,7 @@ def test_held_by_names_the_shards_that_are_not_below_their_floor(
 ) -> None:
     for file in files:
         expected = {key for key, held in file.ranges() if held.end > floors[key]}
-        assert set(held_by(file, floors.__getitem__)) == expected
+        assert set(shards_above_floor(file, floors.__getitem__)) == expected
 
 
 def file_of(number: int, last_lsn: int, end: int) -> FileSummary:
@@ -109,21 +109,21 @@ async def test_hazard_04_nothing_goes_before_both_kept_checkpoints_cover_it_and_
     disk = SimulatedDisk(1)
     options = LogOptions(file_bytes=64 * 1024, quota_bytes=2**30, spare_files=0)
     log = await open_log_on(disk, options, {}, SimulatedClock(), SeededRandomness(1), InlineSink())
-    log.declare_topic(Topic(1, "/default/a"))
+    log.declare_topic(TopicIdentity(1, "/default/a"))
     block = encode_block(1, {envelope.PAYLOAD: [bytes(8_000)]})
     for _ in range(20):
         await log.append([log.batch(log.shard(1, 0), block)])
-    sealed = list(log.upkeep.files)
+    sealed = list(log.lifecycle.files)
     assert len(sealed) >= 2
     await log.checkpoint()
-    await log.upkeep.free_files()
+    await log.lifecycle.free_files()
     log.shard(1, 0).floor = 20  # the floor moved after the first checkpoint was written
     await log.checkpoint()
-    await log.upkeep.free_files()
-    assert log.upkeep.files == sealed  # both cover the records, but only one knows the floor
+    await log.lifecycle.free_files()
+    assert log.lifecycle.files == sealed  # both cover the records, but only one knows the floor
     await log.checkpoint()
-    await log.upkeep.free_files()
-    assert log.upkeep.files == []
+    await log.lifecycle.free_files()
+    assert log.lifecycle.files == []
     newest = max(name for name in disk.names() if name.startswith("checkpoint-"))
     disk.kill()
     disk.flip(newest, 8 * 100)

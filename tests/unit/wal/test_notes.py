@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import errors, limits
-from icestream.model.shard import Gap, GapState, ShardKey, Topic
+from icestream.model.shard import Gap, GapState, ShardKey, TopicIdentity
 from icestream.wal import format as wire
 from icestream.wal import notes
 from tests.support.mutations import bit_flips, decoded_or_refused, mutated, truncations
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
-TOPICS = st.builds(Topic, st.integers(1, 2**63 - 1), TEXT.filter(bool), st.integers(0, 2**63 - 1))
+TOPICS = st.builds(TopicIdentity, st.integers(1, 2**63 - 1), TEXT.filter(bool), st.integers(0, 2**63 - 1))
 KEYS = st.builds(ShardKey, st.integers(1, 2**63 - 1), st.integers(0, 2**31 - 1))
 RANGES = st.lists(st.integers(0, limits.OFFSET_MAX), min_size=2, max_size=2, unique=True).map(sorted)
 GAPS = st.builds(
@@ -24,10 +24,10 @@ GAPS = st.builds(
     KEYS, RANGES, st.integers(0, 2**64 - 1), TEXT, st.sampled_from(GapState),
 )  # fmt: skip
 GAP = Gap(ShardKey(17, 3), 100, 250, 4, "unclean stop", GapState.UNUSED)
-TOPIC = Topic(17, "/default/ü", 5)
+TOPIC = TopicIdentity(17, "/default/ü", 5)
 
 
-def through_a_record(section: wire.Section) -> tuple[wire.Entry, bytes]:
+def through_a_record(section: wire.RecordSection) -> tuple[wire.SectionEntry, bytes]:
     """Entry and body as a reader gets them."""
     record = wire.encode_record(wire.RecordKind.DATA, 1, 1, 0, 0, 4096, 8, [section])
     header = wire.decode_header(record, 0, 4096)
@@ -37,7 +37,7 @@ def through_a_record(section: wire.Section) -> tuple[wire.Entry, bytes]:
 
 
 @given(TOPICS)
-def test_topics_round_trip(topic: Topic) -> None:
+def test_topics_round_trip(topic: TopicIdentity) -> None:
     assert notes.decode_topic(*through_a_record(notes.topic_section(topic))) == topic
 
 
@@ -61,8 +61,8 @@ def test_the_bodies_are_byte_by_byte_what_the_page_says() -> None:
     }  # fmt: skip
 
 
-def entry_of(topic_id: int = 17, shard: int = 3, base_offset: int = 100) -> wire.Entry:
-    return wire.Entry(topic_id, shard, 0, 0, 4, base_offset, 0, 0, 0, 0, 0, 0, 0)
+def entry_of(topic_id: int = 17, shard: int = 3, base_offset: int = 100) -> wire.SectionEntry:
+    return wire.SectionEntry(topic_id, shard, 0, 0, 4, base_offset, 0, 0, 0, 0, 0, 0, 0)
 
 
 def test_truncations_are_read_or_refused() -> None:
@@ -115,7 +115,7 @@ def test_an_unknown_state_is_refused(state: int) -> None:
 )
 def test_hazard_09_a_topic_that_cannot_be_stored_is_refused(id_: int, name: str, incarnation: int) -> None:
     with pytest.raises(errors.InvalidInput):
-        Topic(id_, name, incarnation)
+        TopicIdentity(id_, name, incarnation)
 
 
 @pytest.mark.parametrize(("start", "end"), [(-1, 5), (5, 5), (6, 5), (0, limits.OFFSET_MAX + 1)])

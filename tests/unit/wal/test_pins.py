@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from icestream import limits
 from icestream.runtime.clock import SimulatedClock
+from icestream.wal.file_summary import FileSummary
 from icestream.wal.index import FileIndex
 from icestream.wal.log_file import Seal
-from icestream.wal.pins import Pin, Pins
-from icestream.wal.summary import FileSummary
+from icestream.wal.read_pins import ReadPin, ReadPins
 
 FILES = [FileSummary.of(Seal(number, number, number, 8192, 0, 0), 8192, FileIndex()) for number in range(1, 6)]
 PIN_SECONDS = limits.PIN_SECONDS_MAX
@@ -21,78 +21,78 @@ def numbers(files: list[FileSummary]) -> list[int]:
 
 
 def test_hazard_15_a_pinned_file_and_those_behind_it_stay() -> None:
-    pins = Pins(SimulatedClock())
-    assert pins.without_pinned(FILES) == FILES
-    pin = pins.take(3)
-    assert numbers(pins.without_pinned(FILES)) == [1, 2]
+    pins = ReadPins(SimulatedClock())
+    assert pins.unpinned_prefix(FILES) == FILES
+    pin = pins.pin(3)
+    assert numbers(pins.unpinned_prefix(FILES)) == [1, 2]
     assert not pin.broken
     pins.release(pin)
-    assert pins.without_pinned(FILES) == FILES
+    assert pins.unpinned_prefix(FILES) == FILES
 
 
 def test_a_file_stays_until_its_last_pin_is_released() -> None:
-    pins = Pins(SimulatedClock())
-    first, second = pins.take(1), pins.take(1)
+    pins = ReadPins(SimulatedClock())
+    first, second = pins.pin(1), pins.pin(1)
     pins.release(first)
-    assert pins.without_pinned(FILES) == []
+    assert pins.unpinned_prefix(FILES) == []
     pins.release(first)  # twice is harmless
-    assert pins.without_pinned(FILES) == []
+    assert pins.unpinned_prefix(FILES) == []
     pins.release(second)
-    assert pins.without_pinned(FILES) == FILES
+    assert pins.unpinned_prefix(FILES) == FILES
 
 
 def test_hazard_33_a_pin_is_broken_after_its_time_and_its_reader_can_see_it() -> None:
     clock = SimulatedClock()
-    pins = Pins(clock)
-    old = pins.take(1)
+    pins = ReadPins(clock)
+    old = pins.pin(1)
     clock.advance(PIN_SECONDS - 1)
-    assert pins.without_pinned(FILES) == []
+    assert pins.unpinned_prefix(FILES) == []
     clock.advance(1)
-    assert pins.without_pinned(FILES) == FILES
+    assert pins.unpinned_prefix(FILES) == FILES
     assert old.broken
     pins.release(old)
-    assert pins.without_pinned(FILES) == FILES
+    assert pins.unpinned_prefix(FILES) == FILES
 
 
 def test_hazard_33_a_thousand_stalled_readers_do_not_hold_the_log() -> None:
     clock = SimulatedClock()
-    pins = Pins(clock)
-    stalled = [pins.take(1 + number % 5) for number in range(1_000)]
-    assert pins.without_pinned(FILES) == []
+    pins = ReadPins(clock)
+    stalled = [pins.pin(1 + number % 5) for number in range(1_000)]
+    assert pins.unpinned_prefix(FILES) == []
     clock.advance(PIN_SECONDS)
-    assert pins.without_pinned(FILES) == FILES
+    assert pins.unpinned_prefix(FILES) == FILES
     assert all(pin.broken for pin in stalled)
 
 
 def test_hazard_32_a_step_of_the_wall_clock_breaks_no_pin() -> None:
     clock = SimulatedClock()
-    pins = Pins(clock)
-    pin = pins.take(1)
+    pins = ReadPins(clock)
+    pin = pins.pin(1)
     clock.step(365 * 24 * 3600)
-    assert pins.without_pinned(FILES) == []
+    assert pins.unpinned_prefix(FILES) == []
     assert not pin.broken
 
 
 def test_a_young_pin_protects_an_old_one_on_the_same_file() -> None:
     clock = SimulatedClock()
-    pins = Pins(clock)
-    old = pins.take(1)
+    pins = ReadPins(clock)
+    old = pins.pin(1)
     clock.advance(PIN_SECONDS + 1)
-    young = pins.take(1)
-    assert pins.without_pinned(FILES) == []
+    young = pins.pin(1)
+    assert pins.unpinned_prefix(FILES) == []
     assert not any(pin.broken for pin in (old, young))
 
 
 def test_a_broken_pin_released_late_does_not_release_a_new_one() -> None:
     """The number is pinned again by somebody else after the first pin was broken."""
     clock = SimulatedClock()
-    pins = Pins(clock)
-    old = pins.take(1)
+    pins = ReadPins(clock)
+    old = pins.pin(1)
     clock.advance(PIN_SECONDS + 1)
-    assert pins.without_pinned(FILES[:1]) == FILES[:1]
-    new = pins.take(1)
+    assert pins.unpinned_prefix(FILES[:1]) == FILES[:1]
+    new = pins.pin(1)
     pins.release(old)
-    assert pins.without_pinned(FILES) == []
+    assert pins.unpinned_prefix(FILES) == []
     assert not new.broken
 
 
@@ -110,13 +110,13 @@ STEPS = st.lists(
 @given(STEPS)
 def test_any_history_of_readers(steps: list[tuple[str, int]]) -> None:
     clock = SimulatedClock()
-    pins = Pins(clock)
-    held: list[tuple[Pin, float]] = []  # and since when
+    pins = ReadPins(clock)
+    held: list[tuple[ReadPin, float]] = []  # and since when
     now, files = 0.0, list(FILES)
     wanted: dict[int, float] = {}  # since when a file is to be freed
     for what, number in steps:
         if what == "take":
-            held.append((pins.take(number), now))
+            held.append((pins.pin(number), now))
         elif what == "release" and held:
             pins.release(held.pop(number % len(held))[0])
         elif what == "wait":
@@ -127,7 +127,7 @@ def test_any_history_of_readers(steps: list[tuple[str, int]]) -> None:
             overdue = {number for number, since in wanted.items() if now - since >= PIN_SECONDS}
             here = [(pin, since) for pin, since in held if not pin.broken]
             young = {pin.number for pin, since in here if now - since < PIN_SECONDS} - overdue
-            free = pins.without_pinned(files)
+            free = pins.unpinned_prefix(files)
             assert free == files[: len(free)]
             assert not young & set(numbers(free))
             assert len(free) == len(files) or files[len(free)].number in young

@@ -10,14 +10,14 @@ import pytest
 from icestream import errors
 from icestream.model import SyncMode
 from icestream.model.block import Numbering
-from icestream.wal.log import Log
-from icestream.wal.plain_records import PlainRecords
+from icestream.wal.fast_replay import FastReplay
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.machine import A, B, Machine, batch, messages
 from tests.support.pictures import LOGS, picture
 from tests.support.small_log import open_small
 
 
-def seen(log: Log) -> dict[str, Any]:
+def seen(log: WriteAheadLog) -> dict[str, Any]:
     """Everything that a start knows."""
     state = log.state
     return {
@@ -30,7 +30,7 @@ def seen(log: Log) -> dict[str, Any]:
         },
         "gaps": state.gaps,
         "producers": [(key, who, window.expected, list(window.sent)) for key, who, window in state.producers.windows()],
-        "files": [(file.seal, [(key, vars_of(held)) for key, held in file.ranges()]) for file in log.upkeep.files],
+        "files": [(file.seal, [(key, vars_of(held)) for key, held in file.ranges()]) for file in log.lifecycle.files],
         "report": log.report,
     }  # fmt: skip
 
@@ -46,7 +46,7 @@ def test_a_start_knows_the_same_either_way(name: str, monkeypatch: pytest.Monkey
         short = seen(asyncio.run(open_small(drawn.disk(), drawn.mode)))
     except errors.LogDamaged:
         pytest.skip("this one does not start")
-    monkeypatch.setattr(PlainRecords, "take", lambda *_: False)
+    monkeypatch.setattr(FastReplay, "take", lambda *_: False)
     assert seen(asyncio.run(open_small(drawn.disk(), drawn.mode))) == short
 
 
@@ -71,9 +71,9 @@ async def mixed(mode: SyncMode) -> Machine:
 @pytest.mark.parametrize("mode", list(SyncMode))
 async def test_a_mixed_log_is_known_the_same_either_way(mode: SyncMode, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[bool] = []
-    take = PlainRecords.take
+    take = FastReplay.take
 
-    def counted(self: PlainRecords, data: bytes, position: int, lsn: int) -> bool:
+    def counted(self: FastReplay, data: bytes, position: int, lsn: int) -> bool:
         taken.append(take(self, data, position, lsn))
         return taken[-1]
 
@@ -81,7 +81,7 @@ async def test_a_mixed_log_is_known_the_same_either_way(mode: SyncMode, monkeypa
     for way in (counted, lambda *_: False):
         machine = await mixed(mode)
         await machine.kill()
-        monkeypatch.setattr(PlainRecords, "take", way)
+        monkeypatch.setattr(FastReplay, "take", way)
         log = await machine.start()
         found.append(seen(log) | {"messages": (await messages(log, A), await messages(log, B))})
     assert found[0] == found[1]

@@ -19,17 +19,17 @@ from hypothesis.stateful import (
 from icestream import errors, limits
 from icestream.model.block import Numbering
 from icestream.model.shard import ShardKey
-from icestream.wal.producers import Duplicate, Producers, Sent, Window
+from icestream.wal.producer_registry import Duplicate, ProducerRegistry, SequenceWindow, StoredBatch
 from tests.support.effort import HALF
 
 KEY, OTHER = ShardKey(1, 0), ShardKey(1, 1)
 WINDOW = limits.PRODUCER_WINDOW_BATCHES
 
 
-def opened(*, batches: int = 0, rows: int = 1, count_max: int = 100) -> Producers:
+def opened(*, batches: int = 0, rows: int = 1, count_max: int = 100) -> ProducerRegistry:
     """Producer 7 in epoch 1, with this many batches stored and synced: batch n has LSN n + 1 and base offset
     100 + n * rows."""
-    producers = Producers(count_max)
+    producers = ProducerRegistry(count_max)
     producers.open(7, 1)
     for number in range(batches):
         producers.record(KEY, Numbering(7, 1, number * rows), rows, 100 + number * rows, number + 1, number, number)
@@ -40,32 +40,32 @@ def opened(*, batches: int = 0, rows: int = 1, count_max: int = 100) -> Producer
 
 
 def test_a_producer_opens_before_it_sends() -> None:
-    producers = Producers()
+    producers = ProducerRegistry()
     with pytest.raises(errors.UnknownProducer):
-        producers.judge(KEY, Numbering(7, 1, 0), 1)
+        producers.check(KEY, Numbering(7, 1, 0), 1)
     producers.open(7, 1)
-    assert producers.judge(KEY, Numbering(7, 1, 0), 1) is None
+    assert producers.check(KEY, Numbering(7, 1, 0), 1) is None
     with pytest.raises(errors.UnknownProducer):
-        producers.judge(KEY, Numbering(7, 2, 0), 1)
+        producers.check(KEY, Numbering(7, 2, 0), 1)
 
 
 def test_the_first_number_of_an_epoch_may_be_any() -> None:
     """A connect gets the last stored sequence and goes on from there."""
-    assert opened().judge(KEY, Numbering(7, 1, 12_345), 1) is None
+    assert opened().check(KEY, Numbering(7, 1, 12_345), 1) is None
 
 
 def test_hazard_07_a_retry_gets_the_offset_of_the_original_and_the_lsn_it_waits_for() -> None:
     producers = opened(batches=5, rows=10)
-    assert producers.judge(KEY, Numbering(7, 1, 20), 10) == Duplicate(120, 3)
-    assert producers.judge(KEY, Numbering(7, 1, 23), 4) == Duplicate(123, 3)
-    assert producers.judge(KEY, Numbering(7, 1, 50), 10) is None
+    assert producers.check(KEY, Numbering(7, 1, 20), 10) == Duplicate(120, 3)
+    assert producers.check(KEY, Numbering(7, 1, 23), 4) == Duplicate(123, 3)
+    assert producers.check(KEY, Numbering(7, 1, 50), 10) is None
 
 
 def test_hazard_07_a_retry_below_the_window_is_stored_but_its_offset_is_forgotten() -> None:
     producers = opened(batches=WINDOW + 2, rows=2)
-    assert producers.judge(KEY, Numbering(7, 1, 2), 2) == Duplicate(None, 0)
-    assert producers.judge(KEY, Numbering(7, 1, 0), 4) == Duplicate(None, 0)
-    assert producers.judge(KEY, Numbering(7, 1, 4), 2) == Duplicate(104, 3)
+    assert producers.check(KEY, Numbering(7, 1, 2), 2) == Duplicate(None, 0)
+    assert producers.check(KEY, Numbering(7, 1, 0), 4) == Duplicate(None, 0)
+    assert producers.check(KEY, Numbering(7, 1, 4), 2) == Duplicate(104, 3)
 
 
 @pytest.mark.parametrize(
@@ -76,25 +76,25 @@ def test_hazard_07_a_retry_below_the_window_is_stored_but_its_offset_is_forgotte
 def test_hazard_07_what_fits_no_stored_batch_is_out_of_order(first: int, rows: int) -> None:
     producers = opened(batches=5, rows=10)
     with pytest.raises(errors.OutOfOrderSequence, match="expected 50"):
-        producers.judge(KEY, Numbering(7, 1, first), rows)
-    assert producers.judge(KEY, Numbering(7, 1, 50), 10) is None
+        producers.check(KEY, Numbering(7, 1, first), rows)
+    assert producers.check(KEY, Numbering(7, 1, 50), 10) is None
 
 
 def test_a_batch_across_the_edge_of_the_window_is_out_of_order() -> None:
     producers = opened(batches=WINDOW + 2, rows=2)
     with pytest.raises(errors.OutOfOrderSequence):
-        producers.judge(KEY, Numbering(7, 1, 3), 2)
+        producers.check(KEY, Numbering(7, 1, 3), 2)
 
 
 def test_hazard_07_a_restart_numbers_from_its_own_beginning() -> None:
     """Scenario (b): the new process begins at 0 again; with a new epoch nothing of it is taken for a duplicate."""
     producers = opened(batches=3)
     producers.open(7, 2)
-    assert producers.judge(KEY, Numbering(7, 2, 0), 1) is None
+    assert producers.check(KEY, Numbering(7, 2, 0), 1) is None
     producers.record(KEY, Numbering(7, 2, 0), 1, 103, 4, 0, 0)
-    assert producers.judge(KEY, Numbering(7, 2, 0), 1) == Duplicate(103, 4)
+    assert producers.check(KEY, Numbering(7, 2, 0), 1) == Duplicate(103, 4)
     with pytest.raises(errors.OutOfOrderSequence):
-        producers.judge(KEY, Numbering(7, 2, 2), 1)
+        producers.check(KEY, Numbering(7, 2, 2), 1)
 
 
 def test_hazard_07_an_older_epoch_is_fenced_everywhere_at_once() -> None:
@@ -102,19 +102,19 @@ def test_hazard_07_an_older_epoch_is_fenced_everywhere_at_once() -> None:
     producers.open(7, 2)
     for key in (KEY, OTHER):
         with pytest.raises(errors.ProducerFenced, match="replaced by epoch 2"):
-            producers.judge(key, Numbering(7, 1, 3), 1)
+            producers.check(key, Numbering(7, 1, 3), 1)
     with pytest.raises(errors.ProducerFenced):
         producers.open(7, 1)
     producers.open(7, 2)
-    assert producers.judge(KEY, Numbering(7, 2, 0), 1) is None
+    assert producers.check(KEY, Numbering(7, 2, 0), 1) is None
 
 
 def test_hazard_07_an_older_epoch_is_fenced_after_a_start_too() -> None:
     """After a start only the windows are known: they say that epoch 5 has sent, so epoch 3 may not come back."""
-    producers = Producers()
-    producers.restore(KEY, 7, Window(5, 1, 0))
+    producers = ProducerRegistry()
+    producers.restore(KEY, 7, SequenceWindow(5, 1, 0))
     with pytest.raises(errors.ProducerFenced):
-        producers.judge(KEY, Numbering(7, 3, 0), 1)
+        producers.check(KEY, Numbering(7, 3, 0), 1)
     with pytest.raises(errors.ProducerFenced):
         producers.open(7, 3)
 
@@ -122,14 +122,14 @@ def test_hazard_07_an_older_epoch_is_fenced_after_a_start_too() -> None:
 @pytest.mark.parametrize("epoch", [-1, -(2**31)])
 def test_an_epoch_below_zero_is_refused(epoch: int) -> None:
     with pytest.raises(errors.InvalidInput):
-        Producers().open(7, epoch)
+        ProducerRegistry().open(7, epoch)
 
 
 def test_shards_are_counted_apart() -> None:
     producers = opened(batches=3)
-    assert producers.judge(OTHER, Numbering(7, 1, 0), 1) is None
+    assert producers.check(OTHER, Numbering(7, 1, 0), 1) is None
     producers.record(OTHER, Numbering(7, 1, 0), 1, 500, 9, 0, 0)
-    assert producers.judge(OTHER, Numbering(7, 1, 0), 1) == Duplicate(500, 9)
+    assert producers.check(OTHER, Numbering(7, 1, 0), 1) == Duplicate(500, 9)
     assert (producers.last_sequence(KEY, 7), producers.last_sequence(OTHER, 7)) == (2, 0)
     assert producers.last_sequence(KEY, 8) is None
 
@@ -144,9 +144,9 @@ def test_hazard_07_a_producer_that_left_by_age_is_unknown_and_never_begins_silen
     assert len(producers) == 0
     for first in (0, 2, 3):
         with pytest.raises(errors.UnknownProducer):
-            producers.judge(KEY, Numbering(7, 1, first), 1)
+            producers.check(KEY, Numbering(7, 1, first), 1)
     producers.open(7, 2)
-    assert producers.judge(KEY, Numbering(7, 2, 3), 1) is None
+    assert producers.check(KEY, Numbering(7, 2, 3), 1) is None
 
 
 def test_hazard_07_a_producer_that_left_by_count_is_unknown_and_never_begins_silently() -> None:
@@ -156,7 +156,7 @@ def test_hazard_07_a_producer_that_left_by_count_is_unknown_and_never_begins_sil
         producers.record(OTHER, Numbering(other, 1, 0), 1, other, other, 0, 0)
     assert len(producers) == 3
     with pytest.raises(errors.UnknownProducer):
-        producers.judge(KEY, Numbering(7, 1, 0), 1)
+        producers.check(KEY, Numbering(7, 1, 0), 1)
 
 
 def test_hazard_07_one_shard_that_left_by_count_is_unknown_while_the_producer_sends_elsewhere() -> None:
@@ -166,11 +166,11 @@ def test_hazard_07_one_shard_that_left_by_count_is_unknown_while_the_producer_se
         producers.record(ShardKey(1, number), Numbering(7, 1, 0), 1, 0, 9, 0, 0)
     assert len(producers) == 3
     with pytest.raises(errors.UnknownProducer):
-        producers.judge(KEY, Numbering(7, 1, 0), 1)
+        producers.check(KEY, Numbering(7, 1, 0), 1)
 
 
 def test_the_least_recently_used_leaves_first() -> None:
-    producers = Producers(2)
+    producers = ProducerRegistry(2)
     for who in (1, 2, 1, 3):
         producers.record(KEY, Numbering(who, 1, 0), 1, 0, 1, 0, 0)
     assert [who for _, who, _ in producers.windows()] == [1, 3]
@@ -186,7 +186,7 @@ def test_windows_are_bounded() -> None:
     producers = opened(batches=WINDOW + 10)
     ((_, _, window),) = producers.windows()
     assert len(window.sent) == WINDOW
-    assert (window.sent[0], window.expected) == (Sent(10, 1, 110, 11), WINDOW + 10)
+    assert (window.sent[0], window.expected) == (StoredBatch(10, 1, 110, 11), WINDOW + 10)
 
 
 # --- going back -------------------------------------------------------------------------------------------------------
@@ -195,19 +195,19 @@ def test_windows_are_bounded() -> None:
 def test_hazard_16_a_failed_append_goes_back_and_the_retry_is_stored() -> None:
     producers = opened(batches=5)
     producers.roll_back(3)
-    assert producers.judge(KEY, Numbering(7, 1, 2), 1) == Duplicate(102, 3)
-    assert producers.judge(KEY, Numbering(7, 1, 3), 1) is None
+    assert producers.check(KEY, Numbering(7, 1, 2), 1) == Duplicate(102, 3)
+    assert producers.check(KEY, Numbering(7, 1, 3), 1) is None
     with pytest.raises(errors.OutOfOrderSequence):
-        producers.judge(KEY, Numbering(7, 1, 4), 1)
+        producers.check(KEY, Numbering(7, 1, 4), 1)
 
 
 def test_hazard_16_a_producer_of_which_nothing_is_left_begins_again() -> None:
     producers = opened(batches=2)
     producers.roll_back(0)
     assert producers.last_sequence(KEY, 7) is None
-    assert producers.judge(KEY, Numbering(7, 1, 0), 1) is None
+    assert producers.check(KEY, Numbering(7, 1, 0), 1) is None
     with pytest.raises(errors.OutOfOrderSequence):
-        producers.judge(KEY, Numbering(7, 1, 1), 1)
+        producers.check(KEY, Numbering(7, 1, 1), 1)
 
 
 def test_hazard_16_an_epoch_of_which_nothing_is_left_leaves_the_one_before_it_known() -> None:
@@ -216,7 +216,7 @@ def test_hazard_16_an_epoch_of_which_nothing_is_left_leaves_the_one_before_it_kn
     producers.record(KEY, Numbering(7, 2, 0), 1, 102, 3, 9, 2)
     producers.roll_back(2)
     assert producers.last_sequence(KEY, 7) == 1
-    assert producers.judge(KEY, Numbering(7, 2, 0), 1) is None
+    assert producers.check(KEY, Numbering(7, 2, 0), 1) is None
 
 
 @pytest.mark.parametrize("first", [0, 2])
@@ -224,12 +224,12 @@ def test_hazard_16_going_back_by_a_whole_window_does_not_forget_what_is_older(fi
     """64 batches in flight fail; the one before them is stored and must neither be stored again nor jumped over."""
     producers = opened(batches=WINDOW + 1)
     producers.roll_back(1)
-    assert producers.judge(KEY, Numbering(7, 1, 1), 1) is None
+    assert producers.check(KEY, Numbering(7, 1, 1), 1) is None
     if first == 0:
-        assert isinstance(producers.judge(KEY, Numbering(7, 1, 0), 1), Duplicate)
+        assert isinstance(producers.check(KEY, Numbering(7, 1, 0), 1), Duplicate)
     else:
         with pytest.raises(errors.OutOfOrderSequence):
-            producers.judge(KEY, Numbering(7, 1, first), 1)
+            producers.check(KEY, Numbering(7, 1, first), 1)
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
@@ -246,14 +246,14 @@ class Stored:
     epoch: int
     start: int
     before: Stored | None
-    batches: list[Sent] = field(default_factory=list)
+    batches: list[StoredBatch] = field(default_factory=list)
     used: int = 0
 
     @property
     def expected(self) -> int:
         return self.batches[-1].first_sequence + self.batches[-1].rows if self.batches else self.start
 
-    def last_at(self, lsn: int) -> tuple[int, Sent] | None:
+    def last_at(self, lsn: int) -> tuple[int, StoredBatch] | None:
         """The last batch at or below an LSN, with its epoch."""
         known: Stored | None = self
         while known is not None:
@@ -263,7 +263,7 @@ class Stored:
             known = known.before
         return None
 
-    def roll_back(self, lsn: int) -> list[tuple[int, Sent]]:
+    def roll_back(self, lsn: int) -> list[tuple[int, StoredBatch]]:
         undone = [(self.epoch, sent) for sent in self.batches if sent.lsn > lsn]
         del self.batches[len(self.batches) - len(undone) :]
         return undone + (self.before.roll_back(lsn) if self.before else [])
@@ -274,7 +274,7 @@ class ProducerModel(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.producers = Producers(1_000)
+        self.producers = ProducerRegistry(1_000)
         self.stored: dict[tuple[ShardKey, int], Stored] = {}
         self.epochs: dict[int, int] = {}  # opened
         self.left: dict[tuple[ShardKey, int], int] = {}  # windows that were evicted, and the epoch they had
@@ -289,7 +289,7 @@ class ProducerModel(RuleBasedStateMachine):
         numbering = Numbering(who, epoch, first)
         expected = self.verdict(key, who, epoch, first, rows)
         try:
-            found: Duplicate | str | None = self.producers.judge(key, numbering, rows)
+            found: Duplicate | str | None = self.producers.check(key, numbering, rows)
         except errors.InvalidInput as error:
             found = error.code
         if isinstance(expected, set):
@@ -339,7 +339,7 @@ class ProducerModel(RuleBasedStateMachine):
         self.sent_epochs[who] = max(self.sent_epochs.get(who, -1), epoch)
         if known is None or known.epoch < epoch:
             known = self.stored[key, who] = Stored(epoch, first, known)
-        known.batches.append(Sent(first, rows, base, self.lsn))
+        known.batches.append(StoredBatch(first, rows, base, self.lsn))
         known.used = self.now
         for number in range(rows):
             name = (key, who, epoch, first + number)

@@ -149,7 +149,7 @@ def test_a_freed_file_becomes_a_spare_and_the_next_file() -> None:
     disk = SimulatedDisk(1)
     made = provisioner(disk)
     made.prepare(5, 0)
-    made.take_back([log_file.log_name(5)])
+    made.recycle([log_file.log_name(5)])
     assert disk.names() == [log_file.spare_name(5)]
     made.prepare(6, 3)
     assert disk.names() == [log_file.log_name(6)]
@@ -162,7 +162,7 @@ def test_a_freed_file_has_lost_its_name_durably_before_it_may_be_used_again(seed
     made = provisioner(disk)
     for number in (1, 2, 3):
         made.prepare(number, 0)
-    made.take_back([log_file.log_name(1), log_file.log_name(2)])
+    made.recycle([log_file.log_name(1), log_file.log_name(2)])
     disk.power_loss()
     assert disk.names() == [log_file.log_name(3), log_file.spare_name(1), log_file.spare_name(2)]
 
@@ -173,7 +173,7 @@ def test_several_files_cost_one_sync_of_the_directory() -> None:
     for number in (1, 2, 3):
         made.prepare(number, 0)
     disk.operations.clear()
-    made.take_back([log_file.log_name(number) for number in (1, 2, 3)])
+    made.recycle([log_file.log_name(number) for number in (1, 2, 3)])
     assert [operation for operation, _ in disk.operations] == ["rename", "rename", "rename", "sync_directory"]
 
 
@@ -182,7 +182,7 @@ def test_a_file_that_is_too_small_is_deleted() -> None:
     disk = SimulatedDisk(1)
     old_file(disk, log_file.log_name(3), size=FILE_BYTES - 512)
     made = provisioner(disk)
-    made.take_back([log_file.log_name(3)])
+    made.recycle([log_file.log_name(3)])
     assert (disk.names(), made.spares) == ([], [])
 
 
@@ -193,7 +193,7 @@ def test_hazard_36_free_files_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPat
     names = [log_file.log_name(number) for number in range(1, 7)]
     for name in names:
         old_file(disk, name)
-    made.take_back(names)
+    made.recycle(names)
     assert disk.names() == [log_file.spare_name(number) for number in (1, 2, 3)]
     assert disk.names() == sorted(made.spares)
 
@@ -232,12 +232,12 @@ def test_spares_are_wanted_up_to_the_setting() -> None:
     disk = SimulatedDisk(1)
     made = provisioner(disk, spare_files=2)
     for number in (1, 2):
-        assert made.wants_spare
+        assert made.needs_spare
         assert list(made.zero_spare(number))
-    assert not made.wants_spare
+    assert not made.needs_spare
     made.prepare(3, 0)
-    assert made.wants_spare
-    assert not provisioner(disk, spare_files=0).wants_spare
+    assert made.needs_spare
+    assert not provisioner(disk, spare_files=0).needs_spare
 
 
 @pytest.mark.parametrize("operation", ["write", "sync", "rename"])

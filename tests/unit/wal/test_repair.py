@@ -9,28 +9,28 @@ from collections.abc import Iterable
 import pytest
 
 from icestream import errors, limits
-from icestream.model import ShardKey, SyncMode, Topic, envelope
+from icestream.model import ShardKey, SyncMode, TopicIdentity, envelope
 from icestream.model.block import encode_block
 from icestream.model.shard import Gap, GapState
 from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.randomness import SeededRandomness
 from icestream.runtime.simulated_disk import Crash, SimulatedDisk
 from icestream.wal import format as wire
-from icestream.wal.appender import placed
-from icestream.wal.damage import Closing, RepairPlan, plan_repair, read_records
+from icestream.wal.appender import require_placed
+from icestream.wal.damage import ClosingFile, RepairPlan, plan_repair, read_records
 from icestream.wal.format import RECORDS_START
 from icestream.wal.inspect import view_log
-from icestream.wal.log import Log
 from icestream.wal.log_file import REPAIR_NAME, SEAL_POSITION, FileHeader, log_name
+from icestream.wal.log_options import LogOptions
+from icestream.wal.log_repair import apply_repair
 from icestream.wal.losses import Loss
 from icestream.wal.notes import gap_section, topic_section
-from icestream.wal.open import open_log_on
-from icestream.wal.options import LogOptions
-from icestream.wal.repair import apply_repair
-from icestream.wal.rewrite import Copy, publish_copy
-from icestream.wal.scan import find_headers
+from icestream.wal.open_log import open_log_on
+from icestream.wal.record_scan import find_headers
+from icestream.wal.rewrite import LogFileBuilder, publish_copy
 from icestream.wal.sink import InlineSink
 from icestream.wal.survey import survey
+from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.damage import Cut, Damage, Flip, Gone, flips
 from tests.support.pictures import LOGS, picture
 from tests.support.small_log import A, B, Picture, Place, SmallLog, contents, open_small, read_shard
@@ -79,9 +79,9 @@ async def check_repaired(drawn: Picture, disk: SimulatedDisk, damage: Damage, li
     await log.close()
 
 
-async def check_goes_on(log: Log, drawn: Picture, damage: Damage, key: ShardKey) -> None:
+async def check_goes_on(log: WriteAheadLog, drawn: Picture, damage: Damage, key: ShardKey) -> None:
     batch = log.batch(log.shard(*key), encode_block(1, {envelope.PAYLOAD: [b"new"]}))
-    (new,) = placed(await log.append([batch]))
+    (new,) = require_placed(await log.append([batch]))
     assert new.base_offset > max(drawn.acked[key], default=-1), f"{damage}: {new.base_offset} of {key} is given twice"
     assert new.base_offset >= drawn.reserved[key], f"{damage}: {key} goes on below its promise"
     assert (await read_shard(log, key))[new.base_offset] == b"new"
@@ -335,12 +335,12 @@ def test_a_topic_whose_name_is_lost_everywhere_gets_a_stand_in() -> None:
     log = asyncio.run(open_small(disk))
     assert asyncio.run(read_shard(log, A)) == drawn.acked[A]
     assert log.state.topics[1].incarnation == 0
-    log.declare_topic(Topic(1, "/default/a", 3))
-    assert log.shard(*A).topic == log.state.topics[1] == Topic(1, "/default/a", 3)
+    log.declare_topic(TopicIdentity(1, "/default/a", 3))
+    assert log.shard(*A).topic == log.state.topics[1] == TopicIdentity(1, "/default/a", 3)
     log.declare_topic(plan.nameless[0])
     assert log.state.topics[1].name == "/default/a"
     with pytest.raises(errors.InvalidInput):
-        log.declare_topic(Topic(1, "/default/c", 3))
+        log.declare_topic(TopicIdentity(1, "/default/c", 3))
 
 
 def test_a_promise_among_what_was_lost_is_made_good() -> None:
@@ -356,8 +356,8 @@ def test_more_gaps_than_a_record_has_room_for_become_several_records(kind: int) 
     """A directory has an end: a node with very many shards that lost a whole file would pass it."""
     keys = [ShardKey(1, number) for number in range(limits.RECORD_SECTIONS_MAX + 1)]
     sections = [gap_section(Gap(key, 0, 5, 0, "gone", GapState.LOST)) for key in keys]
-    closing = Closing(FileHeader(bytes(16), 1, 0, 0, 0, 0), kind, 1, 1, sections)
-    topics = {1: Topic(1, "/default/a")}
+    closing = ClosingFile(FileHeader(bytes(16), 1, 0, 0, 0, 0), kind, 1, 1, sections)
+    topics = {1: TopicIdentity(1, "/default/a")}
     disk = SimulatedDisk(1)
     apply_repair(disk, CLOCK, RepairPlan(losses=[Loss("log", 0, 0, 1, 1)], closing=closing, topics=topics))
     log = asyncio.run(open_small(disk))
@@ -464,11 +464,11 @@ def test_positions_beyond_the_end_are_refused_again_once_the_log_went_on() -> No
 def test_a_log_that_a_start_refuses_although_every_record_is_good_is_not_called_healthy() -> None:
     """Offsets jump without a note: no disk does that, only a mistake of ours."""
     disk = SimulatedDisk(1)
-    copy = Copy(1)
+    copy = LogFileBuilder(1)
     body = encode_block(1, {envelope.PAYLOAD: [b"x"]})
-    names = [topic_section(Topic(1, "/default/a"))]
+    names = [topic_section(TopicIdentity(1, "/default/a"))]
     for lsn, base in ((1, 0), (2, 5)):
-        copy.add(1, lsn, 0, 0, [*names, wire.Section(1, 0, wire.SectionKind.MESSAGES, 0, 0, base, 0, 1, 0, body)])
+        copy.add(1, lsn, 0, 0, [*names, wire.RecordSection(1, 0, wire.SectionKind.MESSAGES, 0, 0, base, 0, 1, 0, body)])
     publish_copy(disk, FileHeader(bytes(16), 1, 0, 0, 0, 0), copy)
     before = contents(disk)
     plan = plan_repair(disk)
@@ -550,7 +550,7 @@ async def hole_across_a_checkpoint() -> tuple[SimulatedDisk, list[ShardKey]]:
     """Six shards, one record each; a checkpoint; the same again. Records 5 to 8 have no good header any more."""
     disk = SimulatedDisk(1)
     log = await open_small(disk)
-    log.declare_topic(Topic(1, "/default/a"))
+    log.declare_topic(TopicIdentity(1, "/default/a"))
     keys = [ShardKey(1, number) for number in range(6)]
     for life in (b"before", b"behind", b"evidence"):
         for key in keys:
@@ -573,7 +573,7 @@ def find_records(disk: SimulatedDisk, name: str) -> list[tuple[int, int, int]]:
 
 def test_a_hole_across_the_checkpoint_is_noted_where_a_start_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """With more notes than one record holds, none may stand at a number that the checkpoint covers."""
-    monkeypatch.setattr("icestream.wal.repair._SECTIONS_MAX", 1)
+    monkeypatch.setattr("icestream.wal.log_repair._SECTIONS_MAX", 1)
     disk, keys = asyncio.run(hole_across_a_checkpoint())
     plan, _ = repair(disk)
     lost = {(gap.key.shard, gap.start) for gap in plan.gaps if gap.state is GapState.LOST}
@@ -593,11 +593,15 @@ def test_a_file_without_a_header_and_without_a_record_may_have_held_anything() -
     async def write() -> tuple[SimulatedDisk, str, int]:
         disk = SimulatedDisk(1)
         log = await open_small(disk)
-        log.declare_topic(Topic(1, "/default/a"))
-        (done,) = placed(await log.append([log.batch(log.shard(*A), encode_block(1, {envelope.PAYLOAD: [b"x"]}))]))
+        log.declare_topic(TopicIdentity(1, "/default/a"))
+        (done,) = require_placed(
+            await log.append([log.batch(log.shard(*A), encode_block(1, {envelope.PAYLOAD: [b"x"]}))])
+        )
         await log.close()
         log = await open_small(disk)
-        (done,) = placed(await log.append([log.batch(log.shard(*A), encode_block(1, {envelope.PAYLOAD: [b"y"]}))]))
+        (done,) = require_placed(
+            await log.append([log.batch(log.shard(*A), encode_block(1, {envelope.PAYLOAD: [b"y"]}))])
+        )
         assert log.appender.file is not None
         disk.kill()
         return disk, log_name(log.appender.file.number), done.base_offset
@@ -618,7 +622,7 @@ def test_cut_padding_costs_nothing(align: int) -> None:
         options = LogOptions(file_bytes=limits.LOG_FILE_BYTES_MIN, message_bytes_max=8000, align_bytes=align,
                              spare_files=0, quota_bytes=2**30)  # fmt: skip
         log = await open_log_on(disk, options, {}, SimulatedClock(), SeededRandomness(1), InlineSink())
-        log.declare_topic(Topic(1, "/default/a"))
+        log.declare_topic(TopicIdentity(1, "/default/a"))
         await log.append([log.batch(log.shard(*A), encode_block(1, {envelope.PAYLOAD: [b"x"]}))])
         await log.close()
         return disk

@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 
 from icestream.model import ShardKey
 from icestream.runtime.clock import SimulatedClock
-from icestream.wal.retainer import Calendar
+from icestream.wal.file_summary import ShardRange
 from icestream.wal.retention import Retention, to_drop
-from icestream.wal.summary import Range
+from icestream.wal.retention_job import BoundedWallClock
 
 A, B = ShardKey(1, 0), ShardKey(1, 1)
 
 
-def stretch(size: int, time_us: int, key: ShardKey = A) -> dict[ShardKey, Range]:
-    return {key: Range(0, 10, size, time_us)}
+def stretch(size: int, time_us: int, key: ShardKey = A) -> dict[ShardKey, ShardRange]:
+    return {key: ShardRange(0, 10, size, time_us)}
 
 
 FILES = [stretch(100, 10), stretch(100, 20), stretch(100, 30), stretch(100, 40)]
@@ -43,7 +43,7 @@ def test_by_age_a_file_goes_when_its_newest_message_is_too_old(now_us: int, coun
 
 
 def test_the_newest_message_of_all_shards_counts() -> None:
-    both = {A: Range(0, 10, 50, 10), B: Range(0, 10, 50, 500)}
+    both = {A: ShardRange(0, 10, 50, 10), B: ShardRange(0, 10, 50, 500)}
     assert to_drop(Retention(age_max_us=100), 100, [both], 600, 1.0) == []
     assert to_drop(Retention(age_max_us=100), 100, [both], 601, 1.0) == [both]
 
@@ -83,7 +83,7 @@ def test_what_stays_is_enough_and_what_goes_had_to(
 
 def test_hazard_32_a_clock_that_jumps_forward_makes_nothing_older() -> None:
     clock = SimulatedClock()
-    calendar = Calendar(clock)
+    calendar = BoundedWallClock(clock)
     start = calendar.now_us()
     clock.step(365 * 86400)
     clock.advance(60)

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 
 from icestream.runtime.native import native
 from icestream.wal import format as wire
-from icestream.wal.scan import Found, Headers, Scan, find_headers_python, good_header, scan_records_python
+from icestream.wal.record_scan import (
+    Headers,
+    Scan,
+    ScannedRecord,
+    decode_good_header,
+    find_headers_python,
+    scan_records_python,
+)
 from tests.support.mutations import bit_flips, mutated, truncations
 
 START = wire.RECORDS_START
@@ -30,8 +37,8 @@ both_finders = pytest.mark.parametrize("find", FINDERS)
 BODIES = st.lists(st.lists(st.binary(max_size=60), max_size=3), max_size=6)
 
 
-def section(topic_id: int, body: bytes) -> wire.Section:
-    return wire.Section(topic_id, 0, wire.SectionKind.MESSAGES, 0, 1, 0, 0, 1, 0, body)
+def section(topic_id: int, body: bytes) -> wire.RecordSection:
+    return wire.RecordSection(topic_id, 0, wire.SectionKind.MESSAGES, 0, 1, 0, 0, 1, 0, body)
 
 
 def log_of(bodies: list[list[bytes]], *, number: int = NUMBER, lsn: int = 1, start: int = START) -> list[bytes]:
@@ -75,7 +82,7 @@ def test_gives_what_was_written(scan: Callable[..., Scan], bodies: list[list[byt
         expected = (position, lsn, 1, lsn - 2, 1_000 + count, 64 + 64 * len(bodies[count]), len(record))
         assert row == (*expected, len(bodies[count]))
         position += len(record)
-        assert Found(*row).end == position
+        assert ScannedRecord(*row).end == position
 
 
 @both_scanners
@@ -191,6 +198,6 @@ def test_random_bytes_hold_no_record(data: bytes, position: int) -> None:
 
 
 def test_a_header_of_another_file_is_not_good() -> None:
-    assert good_header(SMALL, 0, START, NUMBER) is not None
-    assert good_header(SMALL, 0, START, NUMBER + 1) is None
-    assert good_header(SMALL, 8, START + 8, NUMBER) is None
+    assert decode_good_header(SMALL, 0, START, NUMBER) is not None
+    assert decode_good_header(SMALL, 0, START, NUMBER + 1) is None
+    assert decode_good_header(SMALL, 8, START + 8, NUMBER) is None

@@ -19,8 +19,8 @@ from icestream.runtime.clock import SystemClock
 from icestream.runtime.files import LocalDirectory, LocalFile
 from icestream.runtime.native import native
 from icestream.runtime.simulated_disk import SimulatedDisk
-from icestream.wal.appender import Write
-from icestream.wal.sink import InlineSink, NativeSink, Progress, Sink, SinkError, runs
+from icestream.wal.appender import PlannedWrite
+from icestream.wal.sink import InlineSink, NativeSink, Sink, SinkError, SinkProgress, contiguous_runs
 from tests.support.effort import QUARTER
 
 WAIT_SECONDS = 60
@@ -28,11 +28,13 @@ HOUR_US = 3_600_000_000
 needs_native = pytest.mark.skipif(native is None, reason="the native extension is not built (make native)")
 
 
-def writes_of(*sizes: int, number: int = 1, ticket: int = 1, position: int = 0, sync: bool = True) -> list[Write]:
+def writes_of(
+    *sizes: int, number: int = 1, ticket: int = 1, position: int = 0, sync: bool = True
+) -> list[PlannedWrite]:
     """Writes that follow each other; the data says which ticket it is."""
     made = []
     for count, size in enumerate(sizes):
-        made.append(Write(ticket + count, number, position, bytes([ticket + count]) * size, sync))
+        made.append(PlannedWrite(ticket + count, number, position, bytes([ticket + count]) * size, sync))
         position += size
     return made
 
@@ -42,21 +44,21 @@ def writes_of(*sizes: int, number: int = 1, ticket: int = 1, position: int = 0, 
 PLANS = st.lists(st.tuples(st.integers(1, 2), st.integers(0, 3), st.integers(0, 3), st.booleans()), max_size=12)
 
 
-def planned(plan: list[tuple[int, int, int, bool]]) -> list[Write]:
+def planned(plan: list[tuple[int, int, int, bool]]) -> list[PlannedWrite]:
     """Writes in two files, some with a hole before them."""
     ends = {1: 0, 2: 0}
     made = []
     for ticket, (number, hole, size, sync) in enumerate(plan, 1):
         position = ends[number] + hole
         ends[number] = position + size
-        made.append(Write(ticket, number, position, bytes([ticket]) * size, sync))
+        made.append(PlannedWrite(ticket, number, position, bytes([ticket]) * size, sync))
     return made
 
 
 @given(PLANS)
 def test_runs_are_the_longest_stretches_without_a_hole(plan: list[tuple[int, int, int, bool]]) -> None:
     writes = planned(plan)
-    found = runs(writes)
+    found = contiguous_runs(writes)
     assert [write for run in found for write in run] == writes
     for run in found:
         start = run[0].position
@@ -82,9 +84,9 @@ def disk() -> SimulatedDisk:
 
 def test_inline_writes_and_syncs_before_it_returns(disk: SimulatedDisk) -> None:
     sink = InlineSink()
-    assert sink.progress() == Progress(0, 0, None)
+    assert sink.progress() == SinkProgress(0, 0, None)
     assert sink.submit(writes_of(3, 2), {1: disk.open("1")})
-    assert sink.progress() == Progress(2, 2, None)
+    assert sink.progress() == SinkProgress(2, 2, None)
     assert disk.operations == [("write", "1"), ("sync", "1")]  # one write and one sync for both
     disk.power_loss()
     assert disk.content("1") == b"\1\1\1\2\2"
@@ -95,10 +97,10 @@ def test_inline_does_not_claim_a_sync_that_nobody_asked_for(disk: SimulatedDisk)
     sink = InlineSink()
     file = disk.open("1")
     sink.submit(writes_of(3, sync=False), {1: file})
-    assert sink.progress() == Progress(1, 0, None)
+    assert sink.progress() == SinkProgress(1, 0, None)
     assert disk.operations == [("write", "1")]
     sink.request_sync(file)
-    assert sink.progress() == Progress(1, 1, None)
+    assert sink.progress() == SinkProgress(1, 1, None)
     assert disk.operations == [("write", "1"), ("sync", "1")]
 
 
@@ -115,7 +117,7 @@ def test_hazard_05_the_next_file_gets_nothing_before_the_one_before_it_is_synced
         ("write", "2"),
         ("sync", "2"),
     ]
-    assert sink.progress() == Progress(3, 3, None)
+    assert sink.progress() == SinkProgress(3, 3, None)
 
 
 @pytest.mark.parametrize("after", [0, 1, 2])
@@ -124,10 +126,10 @@ def test_hazard_16_nothing_is_written_after_a_failed_write(disk: SimulatedDisk, 
     writes = [write for number in range(4) for write in writes_of(8, ticket=1 + number, position=100 * number)]
     disk.fail("write", errno.ENOSPC, after)
     assert sink.submit(writes, {1: disk.open("1")})
-    assert sink.progress() == Progress(after, after, SinkError(after + 1, "write", errno.ENOSPC))
+    assert sink.progress() == SinkProgress(after, after, SinkError(after + 1, "write", errno.ENOSPC))
     assert len(disk.content("1")) <= 100 * after + 8
     sink.submit(writes_of(8, ticket=5, position=500), {1: disk.open("1")})
-    assert sink.progress() == Progress(after, after, SinkError(after + 1, "write", errno.ENOSPC))
+    assert sink.progress() == SinkProgress(after, after, SinkError(after + 1, "write", errno.ENOSPC))
     assert len(disk.content("1")) <= 100 * after + 8
 
 
@@ -137,7 +139,7 @@ def test_hazard_51_what_was_synced_before_a_failed_sync_stays_reported(disk: Sim
     writes = [write for number in range(4) for write in writes_of(8, ticket=1 + number, position=100 * number)]
     disk.fail("sync", errno.EIO, after)
     sink.submit(writes, {1: disk.open("1")})
-    assert sink.progress() == Progress(after + 1, after, SinkError(after + 1, "sync", errno.EIO))
+    assert sink.progress() == SinkProgress(after + 1, after, SinkError(after + 1, "sync", errno.EIO))
 
 
 def test_a_requested_sync_that_fails_is_reported_and_the_first_error_counts(disk: SimulatedDisk) -> None:
@@ -146,7 +148,7 @@ def test_a_requested_sync_that_fails_is_reported_and_the_first_error_counts(disk
     sink.submit(writes_of(8, sync=False), {1: file})
     disk.fail("sync", errno.EIO)
     sink.request_sync(file)
-    assert sink.progress() == Progress(1, 0, SinkError(1, "sync", errno.EIO))
+    assert sink.progress() == SinkProgress(1, 0, SinkError(1, "sync", errno.EIO))
     disk.fail("sync", errno.ENOSPC)
     sink.request_sync(file)
     assert sink.progress().error == SinkError(1, "sync", errno.EIO)
@@ -158,7 +160,7 @@ def test_inline_goes_on_after_a_restart(disk: SimulatedDisk) -> None:
     sink.submit(writes_of(8), {1: disk.open("1")})
     sink.restart()
     sink.submit(writes_of(8, number=2, ticket=2), {2: disk.open("2")})
-    assert sink.progress() == Progress(2, 2, None)
+    assert sink.progress() == SinkProgress(2, 2, None)
     sink.close()
     assert disk.content("2") == b"\2" * 8
 
@@ -203,7 +205,7 @@ def eager() -> Iterator[NativeSink]:
     made.close()
 
 
-def wait(sink: Sink, done: Callable[[Progress], bool]) -> Progress:
+def wait(sink: Sink, done: Callable[[SinkProgress], bool]) -> SinkProgress:
     while True:
         progress = sink.progress()
         if done(progress):
@@ -212,14 +214,14 @@ def wait(sink: Sink, done: Callable[[Progress], bool]) -> Progress:
         assert readable, f"no news; the last were {progress}"
 
 
-def wait_synced(sink: Sink, ticket: int) -> Progress:
+def wait_synced(sink: Sink, ticket: int) -> SinkProgress:
     return wait(sink, lambda progress: progress.synced >= ticket)
 
 
 @needs_native
 def test_the_thread_writes_and_syncs(threaded: NativeSink, file: LocalFile) -> None:
     assert not threaded.submit(writes_of(3, 2), {1: file})
-    assert wait_synced(threaded, 2) == Progress(2, 2, None)
+    assert wait_synced(threaded, 2) == SinkProgress(2, 2, None)
     assert file.read_at(0, 10) == b"\1\1\1\2\2"
 
 
@@ -231,7 +233,7 @@ def test_the_first_write_goes_to_the_thread_and_short_syncs_bring_the_next_inlin
     assert not eager.submit(writes_of(3), {1: file})
     wait_synced(eager, 1)
     assert eager.submit(writes_of(3, ticket=2, position=3), {1: file})
-    assert eager.progress() == Progress(2, 2, None)
+    assert eager.progress() == SinkProgress(2, 2, None)
     assert file.read_at(0, 10) == b"\1\1\1\2\2\2"
 
 
@@ -280,7 +282,7 @@ def test_a_requested_sync_is_done_in_the_background(threaded: NativeSink, file: 
     threaded.submit(writes_of(3, sync=False), {1: file})
     wait(threaded, lambda progress: progress.written == 1)
     threaded.request_sync(file)
-    assert wait_synced(threaded, 1) == Progress(1, 1, None)
+    assert wait_synced(threaded, 1) == SinkProgress(1, 1, None)
 
 
 @needs_native
@@ -305,11 +307,11 @@ def test_hazard_16_a_failed_write_is_reported_and_a_restart_goes_on(
         wait_synced(sink, 1)
         assert sink.submit(writes_of(8, number=2, ticket=2), {2: full}) == bool(inline_below_us)
         progress = wait(sink, lambda progress: progress.error is not None)
-        assert progress == Progress(1, 1, SinkError(2, "write", errno.ENOSPC))
+        assert progress == SinkProgress(1, 1, SinkError(2, "write", errno.ENOSPC))
         sink.restart()
         assert sink.progress().error is None
         sink.submit(writes_of(2, ticket=9, position=3), {1: file})
-        assert wait_synced(sink, 9) == Progress(9, 9, None)
+        assert wait_synced(sink, 9) == SinkProgress(9, 9, None)
     finally:
         sink.close()
     assert file.read_at(0, 10) == b"\1\1\1\t\t"
@@ -327,7 +329,7 @@ def test_hazard_16_writes_submitted_before_the_error_was_noticed_are_dropped(
     assert readable  # it has failed; the loop has not looked yet
     threaded.submit(writes_of(8, number=2, ticket=3), {2: full})
     threaded.submit(writes_of(1, ticket=4, position=50), {1: file})
-    assert threaded.progress() == Progress(1, 1, SinkError(2, "write", errno.ENOSPC))
+    assert threaded.progress() == SinkProgress(1, 1, SinkError(2, "write", errno.ENOSPC))
     assert file.size() == 3
 
 
@@ -340,7 +342,7 @@ def test_a_failed_sync_is_told_from_a_failed_write(threaded: NativeSink, file: L
         progress = wait(threaded, lambda progress: progress.error is not None)
     finally:
         null.close()
-    assert progress == Progress(1, 0, SinkError(1, "sync", errno.EINVAL))
+    assert progress == SinkProgress(1, 0, SinkError(1, "sync", errno.EINVAL))
 
 
 @needs_native
@@ -366,7 +368,7 @@ def test_both_sinks_leave_the_same_bytes(groups: list[list[int]]) -> None:
                 writes = writes_of(*sizes, ticket=ticket + 1, position=position)
                 ticket, position = writes[-1].ticket, position + sum(sizes)
                 sink.submit(writes, {1: file})
-                assert wait_synced(sink, ticket) == Progress(ticket, ticket, None)
+                assert wait_synced(sink, ticket) == SinkProgress(ticket, ticket, None)
             contents.append(file.read_at(0, 1_000))
             file.close()
             directory.close()

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 
 from icestream import errors, limits
 from icestream.model import envelope
-from icestream.model.block import Constant, Numbering, encode_block
-from icestream.model.shard import Gap, GapState, ShardKey, Topic
+from icestream.model.block import ConstantColumn, Numbering, encode_block
+from icestream.model.shard import Gap, GapState, ShardKey, TopicIdentity
 from icestream.wal import format as wire
 from icestream.wal import notes
-from icestream.wal.producers import Duplicate
+from icestream.wal.producer_registry import Duplicate
 from icestream.wal.state import LogState, Shard, Usage
 
 KEY = ShardKey(1, 0)
-TOPIC = Topic(1, "/default/a")
+TOPIC = TopicIdentity(1, "/default/a")
 
 
-def decoded(sections: list[wire.Section]) -> tuple[list[wire.Entry], Callable[[wire.Entry], bytes]]:
+def decoded(sections: list[wire.RecordSection]) -> tuple[list[wire.SectionEntry], Callable[[wire.SectionEntry], bytes]]:
     record = wire.encode_record(wire.RecordKind.DATA, 1, 1, 0, 0, 4096, 8, sections)
     header = wire.decode_header(record, 0, 4096)
     return wire.decode_entries(record, 0, header), lambda entry: record[entry.body_position - 4096 :][
@@ -31,15 +31,15 @@ def decoded(sections: list[wire.Section]) -> tuple[list[wire.Entry], Callable[[w
     ]
 
 
-def apply(state: LogState, lsn: int, *sections: wire.Section) -> None:
+def apply(state: LogState, lsn: int, *sections: wire.RecordSection) -> None:
     state.apply(lsn, *decoded(list(sections)))
 
 
 def messages(
     key: ShardKey, base: int, rows: int, *, time_us: int = 5, numbering: Numbering | None = None
-) -> wire.Section:
-    body = encode_block(rows, {envelope.PAYLOAD: Constant(b"x")}, numbering)
-    return wire.Section(*key, wire.SectionKind.MESSAGES, 0, 2, base, time_us, rows, 0, body)
+) -> wire.RecordSection:
+    body = encode_block(rows, {envelope.PAYLOAD: ConstantColumn(b"x")}, numbering)
+    return wire.RecordSection(*key, wire.SectionKind.MESSAGES, 0, 2, base, time_us, rows, 0, body)
 
 
 def gap(start: int, end: int, reason: str = "unclean stop", state: GapState = GapState.UNUSED, epoch: int = 0) -> Gap:
@@ -49,7 +49,7 @@ def gap(start: int, end: int, reason: str = "unclean stop", state: GapState = Ga
 @pytest.fixture
 def state() -> LogState:
     made = LogState()
-    made.declare(TOPIC)
+    made.declare_topic(TOPIC)
     return made
 
 
@@ -61,10 +61,10 @@ def offsets(shard: Shard) -> tuple[int, int, int, int]:
 
 
 def test_a_topic_id_has_one_meaning(state: LogState) -> None:
-    state.declare(Topic(1, "/default/a"))
-    for other in (Topic(1, "/default/b"), Topic(1, "/default/a", 2)):
+    state.declare_topic(TopicIdentity(1, "/default/a"))
+    for other in (TopicIdentity(1, "/default/b"), TopicIdentity(1, "/default/a", 2)):
         with pytest.raises(errors.InvalidInput, match="topic id 1"):
-            state.declare(other)
+            state.declare_topic(other)
     assert state.topics == {1: TOPIC}
 
 
@@ -139,8 +139,8 @@ def test_a_hole_between_offsets_is_damage(state: LogState, base: int) -> None:
 @pytest.mark.parametrize(
     "section", [messages(KEY, 0, 1), notes.reserve_section(KEY, 0, 10), notes.gap_section(gap(0, 9))]
 )
-def test_hazard_04_a_topic_id_that_nothing_names_stops_the_start(section: wire.Section) -> None:
-    with pytest.raises(errors.LogDamaged, match="topic id 1 is used but nowhere named"):
+def test_hazard_04_a_topic_id_that_nothing_names_stops_the_start(section: wire.RecordSection) -> None:
+    with pytest.raises(errors.LogDamaged, match="topic id 1 is used, but no record of the log names it"):
         apply(LogState(), 1, section)
 
 
@@ -182,24 +182,24 @@ def test_hazard_07_numbered_blocks_of_a_section_fill_the_windows(state: LogState
         encode_block(3, {}),
         encode_block(1, {}, Numbering(8, 1, 0)),
     ]
-    apply(state, 9, wire.Section(*KEY, wire.SectionKind.MESSAGES, 0, 2, 0, 5, 6, 0, b"".join(bodies)))
-    assert state.producers.judge(KEY, Numbering(7, 1, 41), 1) == Duplicate(1, 9)
-    assert state.producers.judge(KEY, Numbering(8, 1, 0), 1) == Duplicate(5, 9)
-    assert state.producers.judge(KEY, Numbering(7, 1, 42), 1) is None
+    apply(state, 9, wire.RecordSection(*KEY, wire.SectionKind.MESSAGES, 0, 2, 0, 5, 6, 0, b"".join(bodies)))
+    assert state.producers.check(KEY, Numbering(7, 1, 41), 1) == Duplicate(1, 9)
+    assert state.producers.check(KEY, Numbering(8, 1, 0), 1) == Duplicate(5, 9)
+    assert state.producers.check(KEY, Numbering(7, 1, 42), 1) is None
 
 
 # 5, 6 and 7 have their names already, and nothing in this version that would do what they say.
 @pytest.mark.parametrize("kind", [5, 6, 7, 8, 31, 50, 255])
 def test_an_unknown_kind_stops_the_start_unless_it_is_optional(state: LogState, kind: int) -> None:
     with pytest.raises(errors.FormatUnknown, match=f"kind {kind}"):
-        apply(state, 1, wire.Section(1, 0, kind, 0, 0, 0, 0, 0, 0, b"?"))
-    apply(state, 2, wire.Section(1, 0, kind, wire.OPTIONAL, 0, 0, 0, 0, 0, b"?"))
+        apply(state, 1, wire.RecordSection(1, 0, kind, 0, 0, 0, 0, 0, 0, b"?"))
+    apply(state, 2, wire.RecordSection(1, 0, kind, wire.OPTIONAL, 0, 0, 0, 0, 0, b"?"))
     assert state.lsn == 2
 
 
 def test_a_body_that_is_no_block_is_refused(state: LogState) -> None:
     with pytest.raises(errors.DecodeError):
-        apply(state, 1, wire.Section(*KEY, wire.SectionKind.MESSAGES, 0, 2, 0, 5, 6, 0, b"\xff" * 40))
+        apply(state, 1, wire.RecordSection(*KEY, wire.SectionKind.MESSAGES, 0, 2, 0, 5, 6, 0, b"\xff" * 40))
 
 
 # --- a history --------------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ STEPS = st.lists(
 def test_hazard_00_the_offsets_of_a_shard_stay_in_order(steps: list[tuple[str, int, int]]) -> None:
     """Any history: synced = written = assigned <= reserved, each offset is a message or in a gap."""
     state = LogState()
-    state.declare(TOPIC)
+    state.declare_topic(TOPIC)
     ends, promised = dict.fromkeys(range(3), 0), dict.fromkeys(range(3), 0)
     holes: dict[int, set[int]] = {0: set(), 1: set(), 2: set()}
     for lsn, (what, number, size) in enumerate(steps, 1):
@@ -264,7 +264,7 @@ def test_a_gap_declared_twice_is_listed_once(state: LogState) -> None:
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 5), st.booleans()), max_size=8), st.integers(0, 40))
 def test_a_reader_steps_over_every_gap(ranges: list[tuple[int, int, bool]], offset: int) -> None:
     state = LogState()
-    state.declare(TOPIC)
+    state.declare_topic(TOPIC)
     for start, size, lost in ranges:
         state.declare_gap(gap(start, start + size, state=GapState.LOST if lost else GapState.UNUSED))
     missing = {number for start, size, _ in ranges for number in range(start, start + size)}

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream.model.shard import ShardKey
+from icestream.wal.file_summary import FileSummary, ShardRange
 from icestream.wal.index import FileIndex
 from icestream.wal.log_file import Seal
-from icestream.wal.summary import FileSummary, Range
 from tests.support.effort import QUARTER
 
 KEYS = st.builds(ShardKey, st.integers(1, 5), st.integers(0, 3))
@@ -22,7 +22,7 @@ def test_finds_each_shard_and_no_other(shards: dict[ShardKey, tuple[int, int, in
     for key, (base, rows, time_us) in shards.items():
         index.add(key, base, rows, 1, time_us, 4160, 100)
     summary = FileSummary.of(Seal(9, 1, 5, 8192, 8192, 64), 8256, index)
-    expected = {key: Range(base, base + rows, 164, time_us) for key, (base, rows, time_us) in shards.items()}
+    expected = {key: ShardRange(base, base + rows, 164, time_us) for key, (base, rows, time_us) in shards.items()}
     assert dict(summary.ranges()) == expected
     assert list(summary.keys) == sorted(expected)
     assert (summary.number, summary.size) == (9, 8256)

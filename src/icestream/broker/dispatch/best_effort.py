@@ -21,7 +21,7 @@ from icestream.broker.dispatch.hash_ring import place_of
 from icestream.broker.dispatch.instruction import Deliver, Dropped, Instruction
 from icestream.broker.dispatch.key_shared import UNWANTED, KeySharedDispatcher
 from icestream.broker.rate_limit import TokenBucket
-from icestream.model.cursor import Acked
+from icestream.model.cursor import AckedOffsets
 from icestream.model.subscription import FailurePolicy, SubscriptionType
 
 NO_ROOM = "no consumer had room"
@@ -33,7 +33,7 @@ class BestEffortDispatcher(Dispatcher):
     def __init__(
         self,
         kind: SubscriptionType,
-        acked: Acked,
+        acked: AckedOffsets,
         rate: TokenBucket | None = None,
         generation: int = 0,
         kept_below: int = 0,
@@ -69,7 +69,7 @@ class KeySharedBestEffortDispatcher(KeySharedDispatcher):
 
     def __init__(
         self,
-        acked: Acked,
+        acked: AckedOffsets,
         look_ahead: int = limits.KEY_LOOK_AHEAD_MAX,
         rate: TokenBucket | None = None,
         generation: int = 0,

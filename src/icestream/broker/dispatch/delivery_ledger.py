@@ -25,9 +25,9 @@ from typing import NamedTuple
 
 from icestream.broker.dispatch.instruction import DeadLetter, Dropped, Instruction
 from icestream.broker.dispatch.timed_runs import InFlightDelivery, RedeliveryDelay, TimedRuns
-from icestream.model.cursor import Acked
+from icestream.model.cursor import AckedOffsets
 from icestream.model.run_set import RunSet
-from icestream.model.subscription import FailurePolicy, Poison
+from icestream.model.subscription import FailurePolicy, PoisonPolicy
 
 NACK = "nack"
 ACK_TIMEOUT = "ack timeout"
@@ -41,7 +41,7 @@ class DeliveryFailure(NamedTuple):
 
 class DeliveryLedger:
     def __init__(
-        self, policy: FailurePolicy, acked: Acked, attempts: Iterable[tuple[int, int, int]], unacked_max: int
+        self, policy: FailurePolicy, acked: AckedOffsets, attempts: Iterable[tuple[int, int, int]], unacked_max: int
     ) -> None:
         """`attempts`: (start, end, failures) of unacked messages, as they were stored with the cursor."""
         self.policy = policy
@@ -185,10 +185,10 @@ class DeliveryLedger:
         self.ready.add(start, end, attempt)
 
     def _give_up(self, start: int, end: int, failure: DeliveryFailure) -> None:
-        if self.policy.poison is Poison.DEAD_LETTER:
+        if self.policy.poison is PoisonPolicy.DEAD_LETTER:
             self.settling.add(start, end, failure)
             self._out.append(DeadLetter(start, end, failure.attempt, failure.reason))
-        elif self.policy.poison is Poison.DROP:
+        elif self.policy.poison is PoisonPolicy.DROP:
             self._settle(start, end)
             self._out.append(Dropped(start, end, failure.attempt, failure.reason))
         else:
@@ -209,7 +209,7 @@ class DeliveryLedger:
 
     def _begin_at(self, position: int) -> None:
         """Everything from `position` on is new, and nothing is known of it."""
-        self.acked = Acked(position)
+        self.acked = AckedOffsets(position)
         self.next = position
         self.in_flight.clear()
         self.delayed.clear()

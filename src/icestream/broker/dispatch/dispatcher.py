@@ -23,7 +23,7 @@ from icestream.broker.dispatch.delivery_ledger import FAILED_BEFORE, NACK, Deliv
 from icestream.broker.dispatch.instruction import Deliver, Instruction
 from icestream.broker.dispatch.timed_runs import InFlightDelivery
 from icestream.broker.rate_limit import Throttle, TokenBucket
-from icestream.model.cursor import Acked
+from icestream.model.cursor import AckedOffsets
 from icestream.model.subscription import FailurePolicy, SubscriptionType
 
 
@@ -42,7 +42,7 @@ class Dispatcher(DeliveryLedger):
         self,
         kind: SubscriptionType,
         policy: FailurePolicy,
-        acked: Acked,
+        acked: AckedOffsets,
         attempts: Iterable[tuple[int, int, int]] = (),
         unacked_max: int = limits.UNACKED_MAX_DEFAULT,
         rate: TokenBucket | None = None,

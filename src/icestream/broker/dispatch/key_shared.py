@@ -35,7 +35,7 @@ from icestream.broker.dispatch.instruction import Deliver, Dropped, Instruction
 from icestream.broker.dispatch.key_lanes import KeyLane, KeyLanes, LaneRoundRobin
 from icestream.broker.dispatch.timed_runs import InFlightDelivery
 from icestream.broker.rate_limit import TokenBucket
-from icestream.model.cursor import Acked
+from icestream.model.cursor import AckedOffsets
 from icestream.model.subscription import FailurePolicy, SubscriptionType
 
 UNWANTED = "no consumer takes its key"
@@ -45,7 +45,7 @@ class KeySharedDispatcher(Dispatcher):
     def __init__(
         self,
         policy: FailurePolicy,
-        acked: Acked,
+        acked: AckedOffsets,
         attempts: Iterable[tuple[int, int, int]] = (),
         unacked_max: int = limits.UNACKED_MAX_DEFAULT,
         look_ahead: int = limits.KEY_LOOK_AHEAD_MAX,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from icestream.model.run_set import Run, RunSet
+from icestream.model.run_set import OffsetRun, RunSet
 
 
 @dataclass(slots=True, eq=False)
@@ -100,28 +100,28 @@ class TimedRuns(RunSet[Value]):
         if len(self._alarms) > 2 * len(self) + 64:
             self._wind()
 
-    def take(self, start: int, end: int) -> list[Run[Value]]:
+    def take(self, start: int, end: int) -> list[OffsetRun[Value]]:
         taken = super().take(start, end)
         for run in taken:
             run.value.lose(run.end - run.start)
         return taken
 
-    def take_offsets(self, offsets: Sequence[int]) -> list[Run[Value]]:
+    def take_offsets(self, offsets: Sequence[int]) -> list[OffsetRun[Value]]:
         taken = super().take_offsets(offsets)
         for run in taken:
             run.value.lose(run.end - run.start)
         return taken
 
-    def take_rest(self, value: Value) -> list[Run[Value]]:
+    def take_rest(self, value: Value) -> list[OffsetRun[Value]]:
         """Removes and returns what is left of it. Parts of its offsets may be with others by now."""
         if value.is_over:
             return []
         found = [run for run in self.within(value.start, value.end) if run.value is value]
         return [part for run in found for part in self.take(run.start, run.end)]
 
-    def take_due(self, now_ms: int) -> list[Run[Value]]:
+    def take_due(self, now_ms: int) -> list[OffsetRun[Value]]:
         """Removes and returns the runs whose time has come, in the order of their times."""
-        found: list[Run[Value]] = []
+        found: list[OffsetRun[Value]] = []
         while self._alarms and self._alarms[0][0] <= now_ms:
             found += self.take_rest(heapq.heappop(self._alarms)[2])
         return found

@@ -17,7 +17,7 @@ from icestream.catalog.operations.topic_operations import TopicOperations
 from icestream.iceberg.identifier import Identifier
 from icestream.metadata import command as cmd
 from icestream.metadata.store import MetadataStore
-from icestream.model.topic_end import TableEnd
+from icestream.model.topic_deletion_policy import DeletedTablePolicy
 from icestream.observability.log import get_logger
 
 _log = get_logger("catalog.partings")
@@ -35,7 +35,7 @@ class DeletedTopicTables:
             end = catalog_records.decode(DeletedTopicRecord, key, entry).end
             table = await self._topics.table_of(topic_id)  # as it is called now
             if table is not None:
-                await (self._part(table) if end is TableEnd.KEEP else self._drop(table, end))
+                await (self._part(table) if end is DeletedTablePolicy.KEEP else self._drop(table, end))
             await self._store.txn([], [cmd.Delete(catalog_keys.parted_key(topic_id)), cmd.Delete(key)])
             yield
 
@@ -47,9 +47,9 @@ class DeletedTopicTables:
         else:
             _log.info("the table of a deleted topic is like any other now", table=str(table))
 
-    async def _drop(self, table: Identifier, end: TableEnd) -> None:
+    async def _drop(self, table: Identifier, end: DeletedTablePolicy) -> None:
         try:
-            await self._tables.drop(table, is_purging=end is TableEnd.PURGE, is_forced=True)
+            await self._tables.drop(table, is_purging=end is DeletedTablePolicy.PURGE, is_forced=True)
         except errors.UnknownTable as error:
             _log.warning("the table of a deleted topic is gone already", table=str(table), reason=str(error))
         else:

@@ -20,15 +20,15 @@ from icestream.frontends.danube.partition_names import base_name, parse_partitio
 from icestream.frontends.danube.schema_handlers import check_reference
 from icestream.frontends.danube.wire import admin_pb2 as pb
 from icestream.frontends.danube.wire.danube_pb2 import SchemaReference
-from icestream.model.subscription import Backoff, Dispatch, FailurePolicy, Poison, SubscriptionType
+from icestream.model.subscription import DispatchMode, FailurePolicy, PoisonPolicy, RedeliveryBackoff, SubscriptionType
 from icestream.model.topic_name import TopicName, check_namespace
 
 # In the order of their numbers in the client protocol.
 TYPES: Final = tuple(SubscriptionType)
-DELIVERY: Final = {Dispatch.RELIABLE: "Reliable", Dispatch.NON_RELIABLE: "NonReliable"}
-DISPATCH: Final = {pb.NonReliable: Dispatch.NON_RELIABLE, pb.Reliable: Dispatch.RELIABLE}
-BACKOFF: Final = {pb.Fixed: Backoff.FIXED, pb.Exponential: Backoff.EXPONENTIAL}
-POISON: Final = {pb.DeadLetter: Poison.DEAD_LETTER, pb.Block: Poison.BLOCK, pb.Drop: Poison.DROP}
+DELIVERY: Final = {DispatchMode.RELIABLE: "Reliable", DispatchMode.NON_RELIABLE: "NonReliable"}
+DISPATCH: Final = {pb.NonReliable: DispatchMode.NON_RELIABLE, pb.Reliable: DispatchMode.RELIABLE}
+BACKOFF: Final = {pb.Fixed: RedeliveryBackoff.FIXED, pb.Exponential: RedeliveryBackoff.EXPONENTIAL}
+POISON: Final = {pb.DeadLetter: PoisonPolicy.DEAD_LETTER, pb.Block: PoisonPolicy.BLOCK, pb.Drop: PoisonPolicy.DROP}
 _BACKOFF_NUMBERS: Final = {value: number for number, value in BACKOFF.items()}
 _POISON_NUMBERS: Final = {value: number for number, value in POISON.items()}
 UNIMPLEMENTED: Final = {
@@ -265,7 +265,7 @@ class AdminHandlers:
 
     def _reliable(self, name: str) -> Topic:
         topic = self._topic(name)
-        if topic.record.dispatch is not Dispatch.RELIABLE:
+        if topic.record.dispatch is not DispatchMode.RELIABLE:
             raise errors.TopicMismatch(f"topic {topic.name} is not reliable", hint="its messages are never redelivered")
         return topic
 
@@ -300,7 +300,7 @@ def _failure_policy_message(policy: FailurePolicy) -> pb.FailurePolicy:
     )
 
 
-def _dispatch(strategy: pb.DispatchStrategy) -> Dispatch:
+def _dispatch(strategy: pb.DispatchStrategy) -> DispatchMode:
     dispatch = DISPATCH.get(strategy)
     if dispatch is None:
         raise errors.InvalidInput(f"unknown dispatch strategy {strategy}", hint="allowed: 0 and 1")

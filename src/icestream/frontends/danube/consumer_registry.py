@@ -25,7 +25,7 @@ from icestream.frontends.danube.handlers import Call, OutStream, decode
 from icestream.frontends.danube.id_registry import CONSUMERS, IdRegistry, RegisteredConsumer
 from icestream.frontends.danube.partition_names import resolve_partition
 from icestream.frontends.danube.wire import danube_pb2 as pb
-from icestream.model.subscription import Start, SubscriptionType
+from icestream.model.subscription import SubscriptionStart, SubscriptionType
 from icestream.runtime.clock import Clock
 
 TYPES: Final = {
@@ -108,7 +108,7 @@ class ConsumerRegistry:
         return rejoined
 
     async def _join(
-        self, registration: RegisteredConsumer, peer: str, start: Start | None, *, create: bool = True
+        self, registration: RegisteredConsumer, peer: str, start: SubscriptionStart | None, *, create: bool = True
     ) -> DanubeConsumer:
         partition = resolve_partition(self._broker.topics, registration.topic)
         sink = DanubeConsumer(

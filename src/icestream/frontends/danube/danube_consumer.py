@@ -23,7 +23,7 @@ from icestream.frontends.danube.messages import messages_of, subscription_field
 from icestream.frontends.danube.partition_names import PartitionRef, wire_name
 from icestream.frontends.danube.stall_watch import StallWatch
 from icestream.model.shard import Gap
-from icestream.model.subscription import Dispatch
+from icestream.model.subscription import DispatchMode
 from icestream.observability.log import get_logger
 from icestream.wal.tail import SectionRead
 
@@ -116,7 +116,7 @@ class DanubeConsumer:
     def joined(self, subscription: Subscription, consumer: Consumer) -> None:
         self._subscription, self._consumer = subscription, consumer
         consumer.credit.held_max = self.window.size
-        if self.topic.record.dispatch is Dispatch.NON_RELIABLE:
+        if self.topic.record.dispatch is DispatchMode.NON_RELIABLE:
             subscription.give_credit(consumer, limits.DANUBE_WAITING_MESSAGES_MAX)
 
     def begin(self, stream: OutStream) -> None:

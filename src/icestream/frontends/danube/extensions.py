@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from icestream import errors, limits
-from icestream.model.subscription import Start, StartAt
+from icestream.model.subscription import StartAt, SubscriptionStart
 
 START: Final = "x-icestream-start"
 SEQUENCE: Final = "x-icestream-sequence"
@@ -41,14 +41,14 @@ def parse_sequence(text: str) -> ProducerSequence:
     return ProducerSequence(parts["incarnation"], number)
 
 
-def parse_start(text: str) -> Start:
+def parse_start(text: str) -> SubscriptionStart:
     at, _, value = text.strip().partition(":")
     if at == "offset" and _NUMBER.fullmatch(value):
-        return Start(StartAt.OFFSET, int(value))
+        return SubscriptionStart(StartAt.OFFSET, int(value))
     if at == "time" and value:
-        return Start(StartAt.TIME, _time_us(value))
+        return SubscriptionStart(StartAt.TIME, _time_us(value))
     if text.strip() in ("earliest", "latest"):
-        return Start(StartAt(text.strip()))
+        return SubscriptionStart(StartAt(text.strip()))
     raise _bad_start(text)
 
 

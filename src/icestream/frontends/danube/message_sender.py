@@ -26,7 +26,7 @@ from icestream.frontends.danube.request_batch import RequestBatch, RowOutcome
 from icestream.frontends.danube.uniform_batch import uniform_batch
 from icestream.frontends.danube.wire import danube_pb2 as pb
 from icestream.model.block import Numbering, Value, encode_block
-from icestream.model.envelope import Column
+from icestream.model.envelope import EnvelopeColumn
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Tasks
 from icestream.wal.receipt import Receipt
@@ -273,8 +273,8 @@ def _settle_group(group: list[PendingMessage], receipt: Receipt) -> None:
             message.outcome.set_result(receipt.pause_ms)
 
 
-def _columns(group: list[PendingMessage]) -> dict[Column, list[Value]]:
-    columns: dict[Column, list[Value]] = {}
+def _columns(group: list[PendingMessage]) -> dict[EnvelopeColumn, list[Value]]:
+    columns: dict[EnvelopeColumn, list[Value]] = {}
     for index, message in enumerate(group):
         for column, value in message.row.items():
             columns.setdefault(column, [None] * len(group))[index] = value

@@ -32,8 +32,8 @@ from icestream import errors, limits
 from icestream.frontends.danube.request_batch import RequestBatch
 from icestream.frontends.danube.wire import danube_pb2 as pb
 from icestream.model import envelope
-from icestream.model.block import Block, Value, blocks_of
-from icestream.model.envelope import Column
+from icestream.model.block import Block, Value, iter_blocks
+from icestream.model.envelope import EnvelopeColumn
 from icestream.rpc.blocks import column_bits, select_rows
 from icestream.wal.tail import SectionRead
 
@@ -44,7 +44,7 @@ OWN_COLUMNS: Final = column_bits(
     column.id for column in (envelope.PRODUCER_ID, envelope.BROKER_ADDR, envelope.SUBSCRIPTION_NAME)
 )
 
-Row = dict[Column, Value]
+Row = dict[EnvelopeColumn, Value]
 
 
 class Fields(NamedTuple):
@@ -173,7 +173,7 @@ def messages_of(
     offset = section.base_offset + first_row
     body = section.body if not first_row and rows == section.rows else select_rows(section.body, first_row, rows)
     encoder = _MessageEncoder(topic_name, address)
-    for block in blocks_of(body):
+    for block in iter_blocks(body):
         for row in _rows(block):
             yield offset, encoder.encode(row, offset)
             offset += 1

@@ -35,10 +35,10 @@ from icestream.frontends.danube.messages import OWN_COLUMNS
 from icestream.frontends.danube.partition_names import parse_partition
 from icestream.frontends.danube.schema_handlers import check_reference
 from icestream.frontends.danube.wire import danube_pb2 as pb
-from icestream.model.subscription import Dispatch
+from icestream.model.subscription import DispatchMode
 from icestream.model.topic_name import TopicName
 
-DISPATCH: Final = {pb.NonReliable: Dispatch.NON_RELIABLE, pb.Reliable: Dispatch.RELIABLE}
+DISPATCH: Final = {pb.NonReliable: DispatchMode.NON_RELIABLE, pb.Reliable: DispatchMode.RELIABLE}
 INCARNATIONS: Final = "/danube/incarnations/"
 
 

@@ -20,7 +20,7 @@ from icestream.metadata.ticker import Ticker
 from icestream.model.sync_mode import SyncMode
 from icestream.observability import metrics
 from icestream.observability.exposition import exposition
-from icestream.wal.log import Log
+from icestream.wal.write_ahead_log import WriteAheadLog
 
 
 @dataclass(slots=True)
@@ -69,19 +69,19 @@ async def broker_families(broker: Broker) -> list[GaugeMetricFamily]:
     ]
 
 
-async def log_families(log: Log, now_us: int) -> list[GaugeMetricFamily]:
+async def log_families(log: WriteAheadLog, now_us: int) -> list[GaugeMetricFamily]:
     lag = await log.backlog.lag()
     oldest_age_us = max(0, now_us - lag.oldest_us) if lag.oldest_us is not None else 0
     modes = {mode.value: float(mode is log.appender.mode) for mode in SyncMode}
     families = [
         metrics.WAL_SYNC_MODE.family(modes),
         metrics.WAL_GAPS.family(sum(map(len, log.state.gaps.values()))),
-        metrics.WAL_USED.family(log.upkeep.used_bytes),
-        metrics.WAL_WARM.family(log.upkeep.warm.bytes),
-        metrics.WAL_SPILL.family(log.upkeep.spills.bytes),
-        metrics.WAL_SPILL_TOPICS.family(len(log.upkeep.spills.topics)),
-        metrics.WAL_BALLAST.family(log.upkeep.ballast.held_bytes),
-        metrics.WAL_LEASES.family(len(log.upkeep.leases)),
+        metrics.WAL_USED.family(log.lifecycle.used_bytes),
+        metrics.WAL_WARM.family(log.lifecycle.warm.bytes),
+        metrics.WAL_SPILL.family(log.lifecycle.spills.bytes),
+        metrics.WAL_SPILL_TOPICS.family(len(log.lifecycle.spills.topics)),
+        metrics.WAL_BALLAST.family(log.lifecycle.ballast.held_bytes),
+        metrics.WAL_LEASES.family(len(log.lifecycle.leases)),
         metrics.WAL_BACKLOG.family(lag.messages),
         metrics.WAL_BACKLOG_BYTES.family(lag.bytes),
         metrics.WAL_BACKLOG_SECONDS.family(oldest_age_us / 1e6),

@@ -12,8 +12,8 @@ from icestream import errors, limits
 from icestream.broker import records
 from icestream.broker.topic import Producer, Topic
 from icestream.frontends.native.native_consumer import NativeConsumer
-from icestream.model.subscription import Dispatch, Start, StartAt, SubscriptionType
-from icestream.model.topic_end import RestEnd, TableEnd
+from icestream.model.subscription import DispatchMode, StartAt, SubscriptionStart, SubscriptionType
+from icestream.model.topic_deletion_policy import DeletedRestPolicy, DeletedTablePolicy
 from icestream.model.topic_name import TopicName
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class SeekSubscription(msgspec.Struct):
 class CreateTopic(msgspec.Struct):
     topic: str
     shards: int = 1
-    dispatch: Dispatch = Dispatch.RELIABLE
+    dispatch: DispatchMode = DispatchMode.RELIABLE
     policies: records.TopicPolicies = records.TopicPolicies()
 
 
@@ -86,8 +86,8 @@ class DeleteTopic(msgspec.Struct):
     """`table` and `rest` default to the topic's policies."""
 
     topic: str
-    table: TableEnd | None = None
-    rest: RestEnd | None = None
+    table: DeletedTablePolicy | None = None
+    rest: DeletedRestPolicy | None = None
 
 
 class TopicAndSubscription(msgspec.Struct):
@@ -195,7 +195,7 @@ async def subscribe(connection: NativeConnection, arguments: Document) -> Docume
         request.type,
         request.consumer,
         sink,
-        Start(request.start, request.start_value),
+        SubscriptionStart(request.start, request.start_value),
         request.key_patterns,
         request.failure.policy() if request.failure else None,
     )
@@ -234,7 +234,7 @@ async def close_consumer(connection: NativeConnection, arguments: Document) -> D
 
 async def seek(connection: NativeConnection, arguments: Document) -> Document:
     request = decode_arguments(SeekSubscription, arguments)
-    name, start = TopicName.parse(request.topic), Start(request.start, request.start_value)
+    name, start = TopicName.parse(request.topic), SubscriptionStart(request.start, request.start_value)
     await connection.broker.seek(name, request.subscription, start, request.shard)
     subscription = connection.broker.subscription(name, request.subscription)
     return {

@@ -17,7 +17,7 @@ from icestream.frontends.native.notifier import Notifier
 from icestream.rpc import document, frame
 from icestream.rpc.frame import FrameKind, Outcome, PartResult
 from icestream.wal.appender import Placed
-from icestream.wal.producers import Duplicate
+from icestream.wal.producer_registry import Duplicate
 from icestream.wal.receipt import Receipt
 
 Part = PartResult | Receipt

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from icestream import errors
 from icestream.iceberg.file_io import TableFiles
-from icestream.model.written import WrittenFile
+from icestream.model.task_messages import WrittenFile
 
 
 class FilePresenceCheck:

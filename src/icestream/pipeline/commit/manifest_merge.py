@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from icestream import limits
 from icestream.iceberg.manifests import DATA_CONTENT, ManifestFile
-from icestream.model.file_name import PREFIX
+from icestream.model.pipeline_file_name import PREFIX
 
 
 def is_ours(manifest: ManifestFile) -> bool:

@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 from icestream.catalog.topic_rules.claim import CLAIM_TYPE
 from icestream.catalog.topic_rules.operation_preview import ShardLog
 from icestream.iceberg.values import Object
-from icestream.model.backlog import TopicBacklog
-from icestream.model.written import WrittenFile
+from icestream.model.backlog_messages import TopicBacklog
+from icestream.model.task_messages import WrittenFile
 from icestream.pipeline.round_judgement import OffsetClaim
 from icestream.pipeline.tables.topic_table import TopicTable
 

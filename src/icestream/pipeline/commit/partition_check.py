@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from icestream import errors
 from icestream.iceberg.manifests import PartitionField
-from icestream.model.written import WrittenFile
+from icestream.model.task_messages import WrittenFile
 
 _US: Final = 1_000_000
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
-from icestream.model.written import WrittenFile
+from icestream.model.task_messages import WrittenFile
 
 # Types that Iceberg reads as a wider one.
 _WIDENED: Final = {("int", "long"), ("float", "double")}

@@ -22,8 +22,8 @@ from icestream.iceberg.manifests import (
 from icestream.iceberg.snapshots import MAIN
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
-from icestream.model.file_name import list_name, manifest_name
-from icestream.model.written import WrittenFile
+from icestream.model.pipeline_file_name import list_name, manifest_name
+from icestream.model.task_messages import WrittenFile
 from icestream.pipeline.commit import snapshot_expiry
 from icestream.pipeline.commit.snapshot_expiry import TagRetention
 

@@ -1,4 +1,4 @@
-"""The broker as the driver sees it: six calls over its local socket (model/backlog.py).
+"""The broker as the driver sees it: six calls over its local socket (model/backlog_messages.py).
 
 A broker that is away is waited for: nothing of a round is lost by that, and nobody else can tell what is to be done.
 """
@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from icestream import errors, limits
-from icestream.model.backlog import Backlog, decode_backlog
+from icestream.model.backlog_messages import Backlog, decode_backlog
 from icestream.rpc import document
 from icestream.rpc.link_keeper import LinkKeeper
 

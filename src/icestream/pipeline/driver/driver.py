@@ -26,8 +26,8 @@ from typing import Protocol
 import msgspec
 
 from icestream import errors, limits
-from icestream.model.backlog import Backlog
-from icestream.model.written import TopicWritten
+from icestream.model.backlog_messages import Backlog
+from icestream.model.task_messages import TopicTaskResult
 from icestream.observability.log import get_logger
 from icestream.observability.spans import span
 from icestream.pipeline.commit.committer import Committer
@@ -63,7 +63,7 @@ class RoundWriter(Protocol):
     def tasks_max(self) -> int:
         """That run at the same time."""
 
-    def write(self, plan: RoundPlan) -> list[TopicWritten]: ...
+    def write(self, plan: RoundPlan) -> list[TopicTaskResult]: ...
 
 
 class Driver:

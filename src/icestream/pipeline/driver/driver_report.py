@@ -10,7 +10,7 @@ from typing import Any
 
 from icestream import errors, limits
 from icestream.iceberg.identifier import Identifier
-from icestream.model.backlog import Backlog
+from icestream.model.backlog_messages import Backlog
 from icestream.observability import metrics
 from icestream.observability.words import are, counted
 from icestream.pipeline.commit.offset_ledger import TopicCommit

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from icestream.model.backlog import Backlog
+from icestream.model.backlog_messages import Backlog
 from icestream.pipeline import offset_gaps
 from icestream.pipeline.driver.broker_api import BrokerApi
 from icestream.pipeline.driver.effects import Effect, Effects

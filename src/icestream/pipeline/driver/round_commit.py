@@ -17,8 +17,8 @@ from typing import Final
 
 from icestream import errors, limits
 from icestream.catalog.topic_rules.operation_preview import ShardLog
-from icestream.model.backlog import Backlog
-from icestream.model.written import TaskError, Trouble
+from icestream.model.backlog_messages import Backlog
+from icestream.model.task_messages import TaskError, TaskErrorKind
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
 from icestream.observability.words import counted, were
@@ -44,10 +44,10 @@ _VANISHED: Final = (
     "written again"
 )
 _HINTS: Final = {
-    Trouble.STALE: _AGAIN,
-    Trouble.DAMAGED: "`icestream wal inspect` says what the log holds; it is tried again by itself",
-    Trouble.UNREACHABLE: "is the storage of the table there? It is tried again by itself",
-    Trouble.FAILED: "the pipeline's log says more; it is tried again by itself",
+    TaskErrorKind.STALE: _AGAIN,
+    TaskErrorKind.DAMAGED: "`icestream wal inspect` says what the log holds; it is tried again by itself",
+    TaskErrorKind.UNREACHABLE: "is the storage of the table there? It is tried again by itself",
+    TaskErrorKind.FAILED: "the pipeline's log says more; it is tried again by itself",
 }
 
 

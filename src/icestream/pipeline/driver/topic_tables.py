@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from icestream import errors, limits
 from icestream.catalogs.table_catalog import CommitDone, TableCatalog, TableChange
-from icestream.model.backlog import Backlog, TopicBacklog
-from icestream.model.written import Trouble
+from icestream.model.backlog_messages import Backlog, TopicBacklog
+from icestream.model.task_messages import TaskErrorKind
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
 from icestream.pipeline.commit.offset_ledger import OffsetLedger
@@ -34,13 +34,13 @@ _log = get_logger("pipeline")
 
 
 class HaltCause(StrEnum):
-    """Why a topic stands still: somebody must decide; its part of a round failed (model/written.py); its commit did."""
+    """Why a topic is stuck: undecided, its share of a round failed (model/task_messages.py), or its commit."""
 
     DECISION = "decision"
-    STALE = Trouble.STALE.value
-    DAMAGED = Trouble.DAMAGED.value
-    UNREACHABLE = Trouble.UNREACHABLE.value
-    FAILED = Trouble.FAILED.value
+    STALE = TaskErrorKind.STALE.value
+    DAMAGED = TaskErrorKind.DAMAGED.value
+    UNREACHABLE = TaskErrorKind.UNREACHABLE.value
+    FAILED = TaskErrorKind.FAILED.value
     COMMIT = "commit"
 
 

@@ -30,7 +30,7 @@ from icestream.iceberg.location import is_inside, normalize, normalize_or_none
 from icestream.iceberg.properties import as_flag
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.metadata.store import MetadataStore
-from icestream.model.file_name import Kind, our_file
+from icestream.model.pipeline_file_name import PipelineFileKind, parse_pipeline_file
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
 from icestream.pipeline.commit.snapshot_builder import metadata_folder
@@ -209,24 +209,27 @@ class FileCleaner:
 
     async def _strays(self, one: WatchedTable, live: LiveTable, due_ns: int) -> AsyncGenerator[None]:
         """What lies in the folders of a table under names of ours, cannot come into it any more, and is not in it."""
-        found: dict[Kind, set[str]] = {kind: set() for kind in Kind}
+        found: dict[PipelineFileKind, set[str]] = {kind: set() for kind in PipelineFileKind}
         for folder in sorted({metadata_folder(live.table), data_folder(live.table)}):
             where = normalize_or_none(folder)
             if where is None or not is_inside(where, live.home):
                 continue
             for name, _ in await self._files.names(where):
-                ours = our_file(name)
+                ours = parse_pipeline_file(name)
                 if ours is not None and ours.epoch < live.epoch:
                     found[ours.kind].add(f"{where}/{name}")
             yield
         manifests: set[str] = set()
         async for _ in self._manifests(live.lists, one.lists_waiting(), manifests):
             yield
-        async for _ in self._without_named(found[Kind.DATA], manifests):
+        async for _ in self._without_named(found[PipelineFileKind.DATA], manifests):
             yield
-        one.add(PendingRemoval(due_ns, location, is_list=True) for location in sorted(found[Kind.LIST] - live.lists))
-        one.add(PendingRemoval(due_ns, location) for location in sorted(found[Kind.MANIFEST] - manifests))
-        one.add(PendingRemoval(due_ns, location) for location in sorted(found[Kind.DATA]))
+        one.add(
+            PendingRemoval(due_ns, location, is_list=True)
+            for location in sorted(found[PipelineFileKind.LIST] - live.lists)
+        )
+        one.add(PendingRemoval(due_ns, location) for location in sorted(found[PipelineFileKind.MANIFEST] - manifests))
+        one.add(PendingRemoval(due_ns, location) for location in sorted(found[PipelineFileKind.DATA]))
 
     # --- removal ---
 
@@ -248,8 +251,8 @@ class FileCleaner:
                 async for _ in self._named_by(one, seen, live.home, going):
                     yield
             else:
-                found = our_file(one.location)
-                is_manifest = found is not None and found.kind is Kind.MANIFEST
+                found = parse_pipeline_file(one.location)
+                is_manifest = found is not None and found.kind is PipelineFileKind.MANIFEST
                 (going.manifests if is_manifest else going.data).setdefault(one.location, doomed)
         left = set(going.data)
         async for _ in self._without_named(left, manifests):
@@ -265,7 +268,7 @@ class FileCleaner:
         for manifest in await self._named.manifests(one.location):
             yield
             # What others wrote was in the table that the list was made for.
-            has_landed = one.has_landed or our_file(manifest.location) is None
+            has_landed = one.has_landed or parse_pipeline_file(manifest.location) is None
             doomed = RemovableFile(manifest.location, manifest.bytes, has_landed)
             if not _goes(doomed, seen, home):
                 continue
@@ -305,7 +308,7 @@ def _live(one: WatchedTable, table: TableMetadata, epoch: int) -> LiveTable | No
 
 
 def _goes(one: RemovableFile, seen: TableState, home: str) -> bool:
-    ours = our_file(one.location)
+    ours = parse_pipeline_file(one.location)
     epoch = _UNKNOWN_EPOCH if ours is None else ours.epoch
     candidate = Candidate(one.location, epoch, has_landed=one.has_landed)
     return is_inside(one.location, home) and may_remove(candidate, seen, is_holder=True)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from icestream.model.file_name import data_name
-from icestream.model.written import Covered, WrittenFile
+from icestream.model.pipeline_file_name import data_name
+from icestream.model.task_messages import CoveredRange, WrittenFile
 from icestream.pipeline.files.data_file import ColumnMetrics, encoded
 from icestream.pipeline.files.file_store import FileStore
 from icestream.pipeline.files.parquet_layout import layout_of
@@ -89,16 +89,16 @@ def _sized(table: Any, target_bytes: int) -> Iterator[Any]:
         yield table.slice(start, rows)
 
 
-def _covered(rows: Any, metrics: ColumnMetrics, ids: Mapping[str, int]) -> list[Covered]:
+def _covered(rows: Any, metrics: ColumnMetrics, ids: Mapping[str, int]) -> list[CoveredRange]:
     """From the first to the last offset of each shard. Where a table is partitioned others may lie in between. Most
     files are of one shard: then their statistics say it."""
     low, high = (_bound(one, ids["shard"]) for one in (metrics.lower_bounds, metrics.upper_bounds))
     if low == high:
         offset = ids["offset"]
-        return [Covered(low, _bound(metrics.lower_bounds, offset), _bound(metrics.upper_bounds, offset) + 1)]
+        return [CoveredRange(low, _bound(metrics.lower_bounds, offset), _bound(metrics.upper_bounds, offset) + 1)]
     shard, offset = rows.column("shard").to_numpy(), rows.column("offset").to_numpy()
     return [
-        Covered(int(one), int(offset[shard == one].min()), int(offset[shard == one].max()) + 1)
+        CoveredRange(int(one), int(offset[shard == one].min()), int(offset[shard == one].max()) + 1)
         for one in np.unique(shard)
     ]
 

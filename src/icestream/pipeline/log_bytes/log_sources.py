@@ -14,7 +14,7 @@ from typing import Protocol
 from urllib.parse import urlencode, urlsplit
 
 from icestream import errors, limits
-from icestream.model.written import TaskError, Trouble
+from icestream.model.task_messages import TaskError, TaskErrorKind
 from icestream.pipeline.round_plan import LogSource
 from icestream.wal import log_file
 from icestream.wal.format import RECORDS_START
@@ -37,17 +37,17 @@ class LogFolder:
         try:
             file = self._open(number)
         except OSError as error:
-            return TaskError(Trouble.STALE, f"{self._path(number)}: {error.strerror}")
+            return TaskError(TaskErrorKind.STALE, f"{self._path(number)}: {error.strerror}")
         try:
             if not self._is_ours(file, number):
-                return TaskError(Trouble.STALE, f"{self._path(number)} is another file now")
+                return TaskError(TaskErrorKind.STALE, f"{self._path(number)} is another file now")
             data = _read(file, start, end - start)
         except OSError as error:
-            return TaskError(Trouble.UNREACHABLE, f"{self._path(number)}: {error.strerror}")
+            return TaskError(TaskErrorKind.UNREACHABLE, f"{self._path(number)}: {error.strerror}")
         finally:
             os.close(file)
         if len(data) < end - start:
-            return TaskError(Trouble.STALE, f"{self._path(number)} ends at {start + len(data)}, not at {end}")
+            return TaskError(TaskErrorKind.STALE, f"{self._path(number)} ends at {start + len(data)}, not at {end}")
         return data
 
     def is_there(self, number: int) -> bool:
@@ -104,7 +104,7 @@ class LogOwner:
             if isinstance(piece, TaskError):
                 return piece
             if not piece:
-                return TaskError(Trouble.STALE, f"log file {number} of {self._source.address} ends at {start}")
+                return TaskError(TaskErrorKind.STALE, f"log file {number} of {self._source.address} ends at {start}")
             parts.append(piece)
             start += len(piece)
         return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -128,7 +128,7 @@ class LogOwner:
             return self._asked(number, start, end)
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            return TaskError(Trouble.UNREACHABLE, f"{self._source.address}: {type(error).__name__} {error}")
+            return TaskError(TaskErrorKind.UNREACHABLE, f"{self._source.address}: {type(error).__name__} {error}")
 
     def _asked(self, number: int, start: int, end: int) -> bytes | TaskError:
         if self._connection is None:
@@ -143,7 +143,7 @@ class LogOwner:
         body = answer.read()
         if answer.status == http.client.OK:
             return body
-        trouble = {410: Trouble.STALE, 404: Trouble.STALE}.get(answer.status, Trouble.UNREACHABLE)
+        trouble = {410: TaskErrorKind.STALE, 404: TaskErrorKind.STALE}.get(answer.status, TaskErrorKind.UNREACHABLE)
         said = body[:200].decode("utf-8", "replace")
         return TaskError(trouble, f"log file {number} of {self._source.address}: {answer.status} {said}")
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from icestream.pipeline.rows.log_sections import Sections, sections_of
 from icestream.wal import format as wire
-from icestream.wal.scan import good_header, scan_records
+from icestream.wal.record_scan import decode_good_header, scan_records
 
 _DATA: Final = (wire.RecordKind.DATA, wire.RecordKind.REPAIR)
 
@@ -42,7 +42,7 @@ def scan_range(data: bytes, start: int, number: int, lsn: int) -> RangeScan:
             found.append(sections_of(data, start, records))
         if stop == end:
             break
-        header = good_header(data, stop - start, stop, number)
+        header = decode_good_header(data, stop - start, stop, number)
         if header is None or header.kind not in _DATA or header.lsn < lsn or header.end > end:
             return RangeScan(found, bad_topics, stop)
         _note_bad_sections(data, start, header, bad_topics)
@@ -51,14 +51,14 @@ def scan_range(data: bytes, start: int, number: int, lsn: int) -> RangeScan:
     return RangeScan(found, bad_topics)
 
 
-def _note_bad_sections(data: bytes, start: int, header: wire.Header, bad_topics: dict[int, int]) -> None:
+def _note_bad_sections(data: bytes, start: int, header: wire.RecordHeader, bad_topics: dict[int, int]) -> None:
     at = header.position - start
     for entry in wire.decode_entries(data, at, header):
         if not wire.check_section(data, at, header, entry):
             bad_topics.setdefault(entry.topic_id, entry.position)
 
 
-def _good_part(data: bytes, start: int, header: wire.Header, bad_topics: dict[int, int]) -> Sections:
+def _good_part(data: bytes, start: int, header: wire.RecordHeader, bad_topics: dict[int, int]) -> Sections:
     record = (header.position, header.lsn, header.kind, 0, 0, header.header_bytes, header.record_bytes)
     whole = sections_of(data, start, [(*record, header.section_count)])
     return whole.chosen(~np.isin(whole.topic_id, list(bad_topics)))

@@ -16,7 +16,7 @@ from icestream import errors
 from icestream.model import envelope
 from icestream.model.arrow_types import ARROW_TYPES
 from icestream.model.block import FIXED, NOT_NUMBERED, VARIABLE
-from icestream.model.envelope import COLUMN_BY_ID, Column, ColumnKind
+from icestream.model.envelope import COLUMN_BY_ID, ColumnKind, EnvelopeColumn
 from icestream.pipeline.rows.arrow_columns import Elements, bytes_taken, numbers_taken
 from icestream.pipeline.rows.block_columns import Blocks, StoredColumn
 from icestream.pipeline.rows.headers import header_maps
@@ -102,7 +102,7 @@ def _columns(sections: Sections, blocks: Blocks, order: Ints | None) -> dict[str
     return found
 
 
-def _column(blocks: Blocks, column: Column, stored: StoredColumn, order: Ints | None) -> Any:
+def _column(blocks: Blocks, column: EnvelopeColumn, stored: StoredColumn, order: Ints | None) -> Any:
     width = _WIDTHS.get(column.kind)
     if column.kind is not ColumnKind.HEADERS and is_large(blocks, stored, FIXED if width else VARIABLE):
         whole = _large_column(blocks, column, stored, width)
@@ -122,14 +122,14 @@ def _column(blocks: Blocks, column: Column, stored: StoredColumn, order: Ints | 
     return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32(), mask=which < 0), words.dictionary)
 
 
-def _large_column(blocks: Blocks, column: Column, stored: StoredColumn, width: int | None) -> Any:
+def _large_column(blocks: Blocks, column: EnvelopeColumn, stored: StoredColumn, width: int | None) -> Any:
     if width is not None:
         return _numbers(column, numbers_copied(blocks, stored, width))
     found = bytes_copied(blocks, stored, ARROW_TYPES[column.kind])
     return found if found is None or column.kind is ColumnKind.BINARY else found.dictionary_encode()
 
 
-def _numbers(column: Column, values: Any, is_null: Any = None) -> Any:
+def _numbers(column: EnvelopeColumn, values: Any, is_null: Any = None) -> Any:
     return pa.array(
         values.astype(bool) if column.kind is ColumnKind.BOOLEAN else values, ARROW_TYPES[column.kind], mask=is_null
     )

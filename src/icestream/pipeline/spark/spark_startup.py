@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from icestream.errors import MissingPart
-from icestream.model.written import TopicWritten
+from icestream.model.task_messages import TopicTaskResult
 from icestream.observability.log import get_logger
 from icestream.pipeline.driver.driver import RoundWriter
 from icestream.pipeline.round_plan import RoundPlan
@@ -31,7 +31,7 @@ class LateWriter:
         self._begin = begin
         self._writer: RoundWriter | None = None
 
-    def write(self, plan: RoundPlan) -> list[TopicWritten]:
+    def write(self, plan: RoundPlan) -> list[TopicTaskResult]:
         if self._writer is None:
             _log.info("Spark is being started", master=self.master)
             self._writer = self._begin()

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from icestream import errors, limits
-from icestream.model.written import TopicWritten
+from icestream.model.task_messages import TopicTaskResult
 from icestream.pipeline.round_plan import RoundPlan
 from icestream.pipeline.spark import jvm_log, stages
 from icestream.pipeline.spark.class_archive import PLAIN_OPTIONS, ClassArchive
@@ -51,7 +51,7 @@ class SparkWriter:
             warnings.simplefilter("ignore", ResourceWarning)  # PySpark leaves the socket of a result to the collector
             self._run(lambda context: context.parallelize([0], 1).mapPartitions(list).collect())
 
-    def write(self, plan: RoundPlan) -> list[TopicWritten]:
+    def write(self, plan: RoundPlan) -> list[TopicTaskResult]:
         return [jobs.decode_written(one) for one in self._run(lambda context: run_round(context, plan))]
 
     def _run(self, job: Callable[[SparkContext], list[Any]]) -> list[Any]:

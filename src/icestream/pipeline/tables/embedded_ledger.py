@@ -25,7 +25,7 @@ from icestream.iceberg import table_metadata as tables
 from icestream.iceberg.identifier import Identifier, Namespace, check_namespace, identifier
 from icestream.iceberg.values import Object
 from icestream.metadata.store import MetadataStore
-from icestream.model.backlog import TopicBacklog
+from icestream.model.backlog_messages import TopicBacklog
 from icestream.model.topic_name import TopicName
 from icestream.pipeline.commit.offset_ledger import TopicCommit, claim
 from icestream.pipeline.tables import table_policy

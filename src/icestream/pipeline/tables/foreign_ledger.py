@@ -39,7 +39,7 @@ from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 from icestream.metadata import command as cmd
 from icestream.metadata.store import MetadataStore
-from icestream.model.backlog import TopicBacklog
+from icestream.model.backlog_messages import TopicBacklog
 from icestream.model.topic_name import TopicName
 from icestream.pipeline.commit.offset_ledger import TopicCommit
 from icestream.pipeline.tables import table_policy

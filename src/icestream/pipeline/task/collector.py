@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from icestream import errors
-from icestream.model.written import Covered, TaskError, TopicWritten, Trouble
+from icestream.model.task_messages import CoveredRange, TaskError, TaskErrorKind, TopicTaskResult
 from icestream.pipeline.files.file_store import FileStore
 from icestream.pipeline.files.topic_files import TopicFiles, write_topic
 from icestream.pipeline.round_plan import TableTarget
@@ -46,7 +46,9 @@ class Collector:
                 self._range.setdefault(topic_id, range_number)
                 self._errors.setdefault(topic_id, error)
         for topic_id, shard in broken:
-            error = TaskError(Trouble.STALE, f"range {range_number}: offsets of shard {shard} do not follow each other")
+            error = TaskError(
+                TaskErrorKind.STALE, f"range {range_number}: offsets of shard {shard} do not follow each other"
+            )
             self._errors.setdefault(topic_id, error)
 
     def _decoded(self, found: Sections, spans: list[Span]) -> list[tuple[TopicRows, list[Span]]]:
@@ -60,12 +62,12 @@ class Collector:
             return [(rows, by_topic[rows.topic_id]) for rows in topic_rows(found, spans)]
         except errors.DecodeError as error:
             if len(by_topic) == 1:
-                self._errors[spans[0].topic_id] = TaskError(Trouble.FAILED, f"blocks cannot be read: {error}")
+                self._errors[spans[0].topic_id] = TaskError(TaskErrorKind.FAILED, f"blocks cannot be read: {error}")
                 return []
         parts = [self._decoded(found.chosen(found.topic_id == topic), mine) for topic, mine in by_topic.items()]
         return [one for part in parts for one in part]
 
-    def write(self, open_store: Callable[[TableTarget], FileStore], name: Callable[[], str]) -> list[TopicWritten]:
+    def write(self, open_store: Callable[[TableTarget], FileStore], name: Callable[[], str]) -> list[TopicTaskResult]:
         """Files are durable when this returns. `name`: a fresh one for each file."""
         stores: dict[int, FileStore] = {}
         topics = sorted({*self._rows, *self._errors})
@@ -76,7 +78,7 @@ class Collector:
         for topic, done in written.items():
             lost = [failures[file.location] for file in done.files if file.location in failures]
             if lost:
-                self._errors[topic] = TaskError(Trouble.UNREACHABLE, lost[0])
+                self._errors[topic] = TaskError(TaskErrorKind.UNREACHABLE, lost[0])
                 done.files.clear()
         return [self._told(topic, written.get(topic)) for topic in sorted({*topics, *self._errors})]
 
@@ -91,21 +93,21 @@ class Collector:
         try:
             return write_topic(self._rows.pop(topic_id), target, _store(target, open_store, stores), name)
         except errors.IcestreamError as error:
-            self._errors[topic_id] = TaskError(Trouble.FAILED, str(error))
+            self._errors[topic_id] = TaskError(TaskErrorKind.FAILED, str(error))
         except Exception as error:  # noqa: BLE001  # one table must not stop the others
-            self._errors[topic_id] = TaskError(Trouble.FAILED, repr(error))
+            self._errors[topic_id] = TaskError(TaskErrorKind.FAILED, repr(error))
         return TopicFiles([])
 
-    def _told(self, topic_id: int, written: TopicFiles | None) -> TopicWritten:
+    def _told(self, topic_id: int, written: TopicFiles | None) -> TopicTaskResult:
         files = written.files if written is not None else []
         ends = written.ends if written is not None and files else None
         covered = [
-            Covered(shard, start, self._ends[topic, shard] if ends is None else ends[shard])
+            CoveredRange(shard, start, self._ends[topic, shard] if ends is None else ends[shard])
             for (topic, shard), start in sorted(self._starts.items())
             if topic == topic_id and files and (ends is None or shard in ends)
         ]
         error = self._errors.get(topic_id)
-        return TopicWritten(topic_id, self._range.get(topic_id, 0), covered, files, error, is_cut=ends is not None)
+        return TopicTaskResult(topic_id, self._range.get(topic_id, 0), covered, files, error, is_cut=ends is not None)
 
 
 def _store(

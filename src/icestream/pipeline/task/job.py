@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from icestream.model.written import TaskError, TopicWritten
+from icestream.model.task_messages import TaskError, TopicTaskResult
 from icestream.pipeline.round_plan import LogRange, LogSource, RoundPlan, TableTarget, TopicPlan
 
 
@@ -40,7 +40,7 @@ class Handed(msgspec.Struct, frozen=True):
 _read_jobs: Final = msgspec.msgpack.Decoder(ReadJob)
 _write_jobs: Final = msgspec.msgpack.Decoder(WriteJob)
 _handed: Final = msgspec.msgpack.Decoder(Handed)
-_written: Final = msgspec.msgpack.Decoder(TopicWritten)
+_written: Final = msgspec.msgpack.Decoder(TopicTaskResult)
 
 encode = msgspec.msgpack.encode
 decode_read_job = _read_jobs.decode

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from icestream.model.written import TaskError, TopicWritten, Trouble
+from icestream.model.task_messages import TaskError, TaskErrorKind, TopicTaskResult
 from icestream.pipeline.files.file_store import BucketStore, FileStore, FolderStore
 from icestream.pipeline.log_bytes.log_sources import LogOwner, sources_of
 from icestream.pipeline.log_bytes.range_scan import RangeScan, scan_range
@@ -73,7 +73,7 @@ def _handed(
 
 def write_handed(
     data: bytes, handed: Iterable[bytes], open_store: OpenStore = open_store, name: Callable[[], str] = fresh_name
-) -> list[TopicWritten]:
+) -> list[TopicTaskResult]:
     collector = Collector(jobs.decode_write_job(data).topics)
     for one in sorted(map(jobs.decode_handed, handed), key=lambda found: found.range_number):
         collector.add(one.range_number, unpacked(one.sections), one.errors)
@@ -102,7 +102,7 @@ def read_range(source: LogSource, one: LogRange, owner: LogOwner) -> tuple[Secti
 
 
 def _failed(scanned: RangeScan, one: LogRange, topics: set[int], *, is_there: bool) -> dict[int, TaskError]:
-    trouble = Trouble.DAMAGED if is_there else Trouble.STALE
+    trouble = TaskErrorKind.DAMAGED if is_there else TaskErrorKind.STALE
     failed: dict[int, TaskError] = {}
     for topic, position in scanned.bad_topics.items():
         if topic in topics:

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from icestream.broker.pipeline_service import PipelineService
 from icestream.model import envelope
-from icestream.model.block import Constant, encode_block
+from icestream.model.block import ConstantColumn, encode_block
 from icestream.model.topic_name import TopicName
 from icestream.pipeline.driver.commit_now import request_commit
 from icestream.runtime.clock import SystemClock
@@ -47,9 +47,9 @@ async def run_demo(node: BrokerNode, say: Callable[[str], None]) -> None:
 
 async def publish(node: BrokerNode) -> None:
     """As any producer would."""
-    columns: dict[envelope.Column, Any] = {
+    columns: dict[envelope.EnvelopeColumn, Any] = {
         envelope.PAYLOAD: list(MESSAGES),
-        envelope.PUBLISH_TIME: Constant(SystemClock().wall_us()),
+        envelope.PUBLISH_TIME: ConstantColumn(SystemClock().wall_us()),
     }
     producer = await node.broker.open_producer(TOPIC, "demo", create=True)
     try:

@@ -140,7 +140,7 @@ def _contents(node: BrokerNode) -> str:
     words = counted(len(node.broker.topics), "topic")
     if node.log is None:
         return words
-    used, quota = node.log.upkeep.used_bytes, node.log.quota.node_bytes
+    used, quota = node.log.lifecycle.used_bytes, node.log.quota.node_bytes
     return f"{words}, the log uses {size_text(used)} of {size_text(quota)}"
 
 

@@ -19,7 +19,7 @@ from icestream.broker.dispatch.hash_ring import KeyFilter, place_of
 from icestream.broker.dispatch.instruction import Deliver, Dropped, Instruction
 from icestream.broker.dispatch.key_shared import KeySharedDispatcher
 from icestream.broker.rate_limit import TokenBucket
-from icestream.model.cursor import Acked
+from icestream.model.cursor import AckedOffsets
 from icestream.model.subscription import FailurePolicy, SubscriptionType
 
 KEYS = [b"a", b"b", b"ab", b"c"]
@@ -45,10 +45,10 @@ class BestEffortModel(RuleBasedStateMachine):
         self.passed: list[int] = []  # when each delivery was
         if kind is SubscriptionType.KEY_SHARED:
             self.dispatcher: Dispatcher = KeySharedBestEffortDispatcher(
-                Acked(position), 7, TokenBucket(rate), kept_below=kept
+                AckedOffsets(position), 7, TokenBucket(rate), kept_below=kept
             )
         else:
-            self.dispatcher = BestEffortDispatcher(kind, Acked(position), TokenBucket(rate), kept_below=kept)
+            self.dispatcher = BestEffortDispatcher(kind, AckedOffsets(position), TokenBucket(rate), kept_below=kept)
 
     def follow(self, instructions: list[Instruction]) -> None:
         self.judge(instructions)

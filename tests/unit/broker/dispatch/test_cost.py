@@ -15,7 +15,7 @@ from icestream.broker.dispatch.consumer_rotation import Credit
 from icestream.broker.dispatch.dispatcher import Dispatcher
 from icestream.broker.dispatch.hash_ring import KeyFilter
 from icestream.broker.dispatch.key_shared import KeySharedDispatcher
-from icestream.model.cursor import Acked
+from icestream.model.cursor import AckedOffsets
 from icestream.model.subscription import FailurePolicy, SubscriptionType
 
 
@@ -47,7 +47,7 @@ def check_linear(cost: Callable[[int], int], size: int) -> None:
 
 
 def shared(consumers: int, credit: int = 0) -> Dispatcher:
-    dispatcher = Dispatcher(SubscriptionType.SHARED, FailurePolicy(), Acked())
+    dispatcher = Dispatcher(SubscriptionType.SHARED, FailurePolicy(), AckedOffsets())
     for number in range(consumers):
         dispatcher.join(Credit(number, credit), 0)
     return dispatcher
@@ -55,7 +55,7 @@ def shared(consumers: int, credit: int = 0) -> Dispatcher:
 
 def test_the_size_of_a_range_costs_nothing() -> None:
     def cost(size: int) -> int:
-        dispatcher = Dispatcher(SubscriptionType.EXCLUSIVE, FailurePolicy(), Acked())
+        dispatcher = Dispatcher(SubscriptionType.EXCLUSIVE, FailurePolicy(), AckedOffsets())
         dispatcher.join(Credit(1, size), 0)
         return calls(lambda: dispatcher.readable(size, 0)) + calls(lambda: dispatcher.ack([(0, size)], 0, 0))
 
@@ -142,7 +142,7 @@ def test_the_next_wake_up_costs_nothing_however_torn_the_deliveries_are() -> Non
 
 def test_a_long_lane_costs_nothing_for_each_of_its_acks() -> None:
     def cost(size: int) -> int:
-        dispatcher = KeySharedDispatcher(FailurePolicy(), Acked())
+        dispatcher = KeySharedDispatcher(FailurePolicy(), AckedOffsets())
         dispatcher.readable(size, 0)
         dispatcher.join(Credit(1, 10**6), 0)
         dispatcher.read(0, [b"same"] * size, 0)
@@ -153,7 +153,7 @@ def test_a_long_lane_costs_nothing_for_each_of_its_acks() -> None:
 
 def test_idle_consumers_of_keys_cost_nothing() -> None:
     def cost(size: int) -> int:
-        dispatcher = KeySharedDispatcher(FailurePolicy(), Acked())
+        dispatcher = KeySharedDispatcher(FailurePolicy(), AckedOffsets())
         for number in range(size):
             dispatcher.join(Credit(number, 10), 0)
         dispatcher.readable(100, 0)
@@ -164,7 +164,7 @@ def test_idle_consumers_of_keys_cost_nothing() -> None:
 
 def test_filters_are_tried_once_for_each_kind_of_them() -> None:
     def cost(size: int) -> int:
-        dispatcher = KeySharedDispatcher(FailurePolicy(), Acked())
+        dispatcher = KeySharedDispatcher(FailurePolicy(), AckedOffsets())
         for number in range(size):
             dispatcher.join_with(Credit(number, 10), KeyFilter(["a*"]), 0)
         dispatcher.readable(100, 0)

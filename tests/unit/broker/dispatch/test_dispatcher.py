@@ -13,14 +13,14 @@ from icestream.broker.dispatch.consumer_rotation import Credit
 from icestream.broker.dispatch.dispatcher import Dispatcher, Pause
 from icestream.broker.dispatch.instruction import DeadLetter, Deliver, Dropped, Instruction
 from icestream.broker.rate_limit import TokenBucket
-from icestream.model.cursor import Acked
-from icestream.model.subscription import FailurePolicy, Poison, SubscriptionType
+from icestream.model.cursor import AckedOffsets
+from icestream.model.subscription import FailurePolicy, PoisonPolicy, SubscriptionType
 
 EXCLUSIVE, SHARED, FAILOVER = SubscriptionType.EXCLUSIVE, SubscriptionType.SHARED, SubscriptionType.FAILOVER
 
 
-def dispatcher_of(kind: SubscriptionType = SHARED, end: int = 0, **policy: int | Poison | str) -> Dispatcher:
-    found = Dispatcher(kind, FailurePolicy(**policy), Acked())  # type: ignore[arg-type]
+def dispatcher_of(kind: SubscriptionType = SHARED, end: int = 0, **policy: int | PoisonPolicy | str) -> Dispatcher:
+    found = Dispatcher(kind, FailurePolicy(**policy), AckedOffsets())  # type: ignore[arg-type]
     found.readable(end, 0)
     return found
 
@@ -183,7 +183,9 @@ def test_without_a_delay_it_comes_again_at_once_and_only_once_for_each_credit() 
 
 def test_a_dead_letter_that_cannot_be_stored_is_not_tried_all_the_time() -> None:
     policy = {"max_redelivery_count": 0, "max_delay_ms": 0, "base_delay_ms": 0}
-    dispatcher = dispatcher_of(EXCLUSIVE, end=1, **policy, poison=Poison.DEAD_LETTER, dead_letter_topic="/default/dead")
+    dispatcher = dispatcher_of(
+        EXCLUSIVE, end=1, **policy, poison=PoisonPolicy.DEAD_LETTER, dead_letter_topic="/default/dead"
+    )
     dispatcher.join(Credit(1, 9), 0)
     assert dispatcher.nack([(0, 1)], 0, 0) == [DeadLetter(0, 1, 1, "nack")]
     assert dispatcher.not_settled(0, 1, 0) == []
@@ -194,7 +196,7 @@ def test_a_dead_letter_that_cannot_be_stored_is_not_tried_all_the_time() -> None
 def test_only_what_became_a_dead_letter_is_settled() -> None:
     """A driver that names more than it was told acks nothing that is under way."""
     dispatcher = dispatcher_of(
-        EXCLUSIVE, end=5, max_redelivery_count=0, poison=Poison.DEAD_LETTER, dead_letter_topic="/default/dead"
+        EXCLUSIVE, end=5, max_redelivery_count=0, poison=PoisonPolicy.DEAD_LETTER, dead_letter_topic="/default/dead"
     )
     dispatcher.join(Credit(1, 3), 0)
     dispatcher.nack([(1, 2)], 0, 0)
@@ -207,7 +209,7 @@ def test_a_policy_that_allows_less_gives_up_what_comes_back() -> None:
     dispatcher = dispatcher_of(EXCLUSIVE, end=1, base_delay_ms=0)
     dispatcher.join(Credit(1, 2), 0)
     dispatcher.nack([(0, 1)], 0, 0)
-    assert dispatcher.set_policy(FailurePolicy(max_redelivery_count=0, poison=Poison.DROP), 0) == []
+    assert dispatcher.set_policy(FailurePolicy(max_redelivery_count=0, poison=PoisonPolicy.DROP), 0) == []
     assert dispatcher.leave(1, 0) == [Dropped(0, 1, 1, "failed too often before")]
     assert dispatcher.acked.position == 1
 
@@ -215,12 +217,12 @@ def test_a_policy_that_allows_less_gives_up_what_comes_back() -> None:
 def test_stored_failures_that_overlap_do_no_harm() -> None:
     """A cursor that was written by another version, or by hand."""
     attempts = [(0, 10, 1), (5, 7, 2), (3, 6, 3), (100, 200, 1)]
-    dispatcher = Dispatcher(EXCLUSIVE, FailurePolicy(), Acked(1, [(4, 5)]), attempts)
+    dispatcher = Dispatcher(EXCLUSIVE, FailurePolicy(), AckedOffsets(1, [(4, 5)]), attempts)
     assert dispatcher.attempts == [(1, 3, 1), (3, 4, 3), (5, 6, 3), (6, 7, 2), (7, 10, 1), (100, 200, 1)]
 
 
 def test_failures_far_ahead_do_not_change_what_goes_out_now() -> None:
-    dispatcher = Dispatcher(EXCLUSIVE, FailurePolicy(), Acked(), [(500, 501, 2)])
+    dispatcher = Dispatcher(EXCLUSIVE, FailurePolicy(), AckedOffsets(), [(500, 501, 2)])
     dispatcher.join(Credit(1, 10), 0)
     assert dispatcher.readable(1_000, 0) == [Deliver(1, 0, 10, 0)]
     assert dispatcher.give_credit(1, 490, 0) == [Deliver(1, 10, 500, 0)]
@@ -231,7 +233,7 @@ def test_failures_far_ahead_do_not_change_what_goes_out_now() -> None:
 
 
 def test_what_is_unacked_is_bounded() -> None:
-    dispatcher = Dispatcher(EXCLUSIVE, FailurePolicy(), Acked(), unacked_max=10)
+    dispatcher = Dispatcher(EXCLUSIVE, FailurePolicy(), AckedOffsets(), unacked_max=10)
     dispatcher.join(Credit(1, 100), 0)
     assert sent(dispatcher.readable(50, 0)) == [(1, 0, 10)]
     assert dispatcher.pause is Pause.UNACKED_FULL
@@ -240,7 +242,7 @@ def test_what_is_unacked_is_bounded() -> None:
 
 def test_shards_of_a_subscription_share_its_rate() -> None:
     bucket = TokenBucket(100)
-    shards = [Dispatcher(EXCLUSIVE, FailurePolicy(), Acked(), rate=bucket) for _ in range(3)]
+    shards = [Dispatcher(EXCLUSIVE, FailurePolicy(), AckedOffsets(), rate=bucket) for _ in range(3)]
     got = [0, 0, 0]
     for shard in shards:
         shard.readable(10_000, 0)
@@ -253,7 +255,7 @@ def test_shards_of_a_subscription_share_its_rate() -> None:
 
 
 def test_the_rate_wakes_only_who_has_something_to_send() -> None:
-    dispatcher = Dispatcher(EXCLUSIVE, FailurePolicy(), Acked(), rate=TokenBucket(10))
+    dispatcher = Dispatcher(EXCLUSIVE, FailurePolicy(), AckedOffsets(), rate=TokenBucket(10))
     dispatcher.join(Credit(1, 2), 0)
     dispatcher.readable(3, 0)
     assert dispatcher.pause is Pause.RATE_REACHED
@@ -265,7 +267,7 @@ def test_the_rate_wakes_only_who_has_something_to_send() -> None:
 
 
 def test_a_dispatcher_begins_in_the_generation_that_it_is_told() -> None:
-    dispatcher = Dispatcher(EXCLUSIVE, FailurePolicy(), Acked(), generation=7)
+    dispatcher = Dispatcher(EXCLUSIVE, FailurePolicy(), AckedOffsets(), generation=7)
     dispatcher.join(Credit(1, 5), 0)
     dispatcher.readable(3, 0)
     dispatcher.ack([(0, 3)], 0, 0)
@@ -312,7 +314,7 @@ def test_a_gap_that_is_wider_than_the_span_of_acks_holds_nothing_back(restarts: 
     dispatcher.join(Credit(1, 10**9), 0)
     dispatcher.ack([(5, 10), (wide, wide + 5)], 0, 0)
     if restarts:
-        dispatcher = Dispatcher(EXCLUSIVE, FailurePolicy(), Acked(0, dispatcher.acked.ranges))
+        dispatcher = Dispatcher(EXCLUSIVE, FailurePolicy(), AckedOffsets(0, dispatcher.acked.ranges))
         dispatcher.skip(10, wide, 0)
         dispatcher.readable(wide + 10, 0)
         assert sent(dispatcher.join(Credit(1, 10**9), 0)) == [(1, 0, 5), (1, wide + 5, wide + 10)]
@@ -349,7 +351,7 @@ def test_consumers_that_take_everything_and_ack_nothing_leave_room_for_the_other
 
 @pytest.mark.parametrize("window", [1, 2, 9, 90, 1_000])
 def test_whoever_takes_all_leaves_a_ninth_to_who_comes_later(window: int) -> None:
-    dispatcher = Dispatcher(SHARED, FailurePolicy(), Acked(), unacked_max=window)
+    dispatcher = Dispatcher(SHARED, FailurePolicy(), AckedOffsets(), unacked_max=window)
     dispatcher.readable(10_000, 0)
     dispatcher.join(Credit(1, 10_000), 0)
     first = dispatcher.consumers.get(1)
@@ -365,7 +367,7 @@ def test_whoever_takes_all_leaves_a_ninth_to_who_comes_later(window: int) -> Non
 
 
 def test_what_comes_again_goes_to_one_who_holds_little_and_if_there_is_none_to_anybody() -> None:
-    dispatcher = Dispatcher(SHARED, FailurePolicy(base_delay_ms=0, max_delay_ms=0), Acked(), unacked_max=10)
+    dispatcher = Dispatcher(SHARED, FailurePolicy(base_delay_ms=0, max_delay_ms=0), AckedOffsets(), unacked_max=10)
     dispatcher.readable(100, 0)
     dispatcher.join(Credit(1, 100), 0)
     dispatcher.join(Credit(2, 0), 0)

@@ -31,8 +31,8 @@ from icestream import limits
 from icestream.broker.dispatch.consumer_rotation import Credit, RoundRobin
 from icestream.broker.dispatch.dispatcher import Dispatcher
 from icestream.broker.dispatch.instruction import Instruction
-from icestream.model.cursor import Acked
-from icestream.model.subscription import Backoff, FailurePolicy, Poison, SubscriptionType
+from icestream.model.cursor import AckedOffsets
+from icestream.model.subscription import FailurePolicy, PoisonPolicy, RedeliveryBackoff, SubscriptionType
 from tests.support.dispatch_oracle import Oracle
 from tests.support.effort import HALF, QUARTER
 
@@ -45,8 +45,8 @@ POLICIES = st.builds(
     ack_timeout_ms=st.sampled_from([1, 50, 1000]),
     base_delay_ms=st.sampled_from([0, 10, 100]),
     max_delay_ms=st.sampled_from([0, 10, 300]),
-    backoff=st.sampled_from(Backoff),
-    poison=st.sampled_from(Poison),
+    backoff=st.sampled_from(RedeliveryBackoff),
+    poison=st.sampled_from(PoisonPolicy),
     dead_letter_topic=st.just("/default/dead"),
 )
 
@@ -70,7 +70,7 @@ class DispatcherModel(RuleBasedStateMachine):
         self.bounds.setattr(limits, "ACKED_SPAN_OFFSETS_MAX", span_max)
         self.now = 0
         self.oracle = self.new_oracle(policy, unacked_max)
-        self.dispatcher = self.build(Acked(), [])
+        self.dispatcher = self.build(AckedOffsets(), [])
         self.credits: dict[int, Credit] = {}
         self.gaps = 0  # each makes one range more than acks can
         self.flush()
@@ -81,7 +81,7 @@ class DispatcherModel(RuleBasedStateMachine):
     def new_oracle(self, policy: FailurePolicy, unacked_max: int) -> Oracle:
         return Oracle(self.kind, policy, unacked_max)
 
-    def build(self, acked: Acked, attempts: list[tuple[int, int, int]]) -> Dispatcher:
+    def build(self, acked: AckedOffsets, attempts: list[tuple[int, int, int]]) -> Dispatcher:
         return Dispatcher(self.kind, self.oracle.policy, acked, attempts, self.oracle.unacked_max)
 
     def follow(self, instructions: list[Instruction]) -> None:
@@ -232,7 +232,7 @@ class DispatcherModel(RuleBasedStateMachine):
         oracle.failures = {offset: count for start, end, count in attempts for offset in range(start, end)}
         oracle.credit.clear()
         self.credits.clear()
-        self.dispatcher = self.build(Acked(position, ranges), attempts)
+        self.dispatcher = self.build(AckedOffsets(position, ranges), attempts)
         self.follow(self.dispatcher.readable(oracle.end, self.now))
 
     # --- what always holds ---

@@ -16,7 +16,7 @@ from icestream.broker.dispatch.consumer_rotation import Credit
 from icestream.broker.dispatch.hash_ring import place_of
 from icestream.broker.dispatch.instruction import Deliver, Instruction
 from icestream.broker.dispatch.key_shared import KeySharedDispatcher
-from icestream.model.cursor import Acked
+from icestream.model.cursor import AckedOffsets
 from icestream.model.subscription import FailurePolicy
 
 MESSAGES = 60
@@ -31,7 +31,7 @@ class Life:
     """A dispatcher, what its consumers have, and the rules."""
 
     def __init__(self, per_key: list[int]) -> None:
-        self.dispatcher = KeySharedDispatcher(FailurePolicy(1_000, 1_000, 10, 10), Acked(), look_ahead=25)
+        self.dispatcher = KeySharedDispatcher(FailurePolicy(1_000, 1_000, 10, 10), AckedOffsets(), look_ahead=25)
         self.per_key = per_key
         self.now_ms = 0
         self.hands: dict[int, int] = {}  # offset: consumer
@@ -150,7 +150,7 @@ def test_any_history_keeps_keys_in_one_hand_and_in_order(
 
 
 def started(messages: int, per_key: int, *, credit: int = 10**6) -> tuple[KeySharedDispatcher, list[Instruction]]:
-    dispatcher = KeySharedDispatcher(FailurePolicy(base_delay_ms=0), Acked())
+    dispatcher = KeySharedDispatcher(FailurePolicy(base_delay_ms=0), AckedOffsets())
     dispatcher.readable(messages, 0)
     taker = Credit(1, credit)
     taker.messages_per_key = per_key
@@ -181,7 +181,7 @@ def test_a_message_that_failed_comes_again_alone_when_the_others_of_its_key_are_
 
 
 def test_a_key_that_moves_to_another_consumer_goes_there_when_what_is_out_of_it_is_settled() -> None:
-    dispatcher = KeySharedDispatcher(FailurePolicy(), Acked())
+    dispatcher = KeySharedDispatcher(FailurePolicy(), AckedOffsets())
     dispatcher.readable(10, 0)
     for consumer in (1, 2):
         taker = Credit(consumer, 10**6)

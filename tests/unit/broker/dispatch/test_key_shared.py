@@ -13,10 +13,10 @@ from icestream.broker.dispatch.hash_ring import KeyFilter
 from icestream.broker.dispatch.instruction import DeadLetter, Deliver, Dropped, Instruction
 from icestream.broker.dispatch.key_shared import KeySharedDispatcher
 from icestream.broker.rate_limit import TokenBucket
-from icestream.model.cursor import Acked
-from icestream.model.subscription import FailurePolicy, Poison
+from icestream.model.cursor import AckedOffsets
+from icestream.model.subscription import FailurePolicy, PoisonPolicy
 
-DROP = FailurePolicy(max_redelivery_count=0, poison=Poison.DROP)
+DROP = FailurePolicy(max_redelivery_count=0, poison=PoisonPolicy.DROP)
 
 
 def look_ahead(dispatcher: KeySharedDispatcher, keys: list[bytes], now_ms: int = 0) -> list[Instruction]:
@@ -30,7 +30,7 @@ def look_ahead(dispatcher: KeySharedDispatcher, keys: list[bytes], now_ms: int =
 
 
 def started(keys: list[bytes], *, credit: int = 10**6, policy: FailurePolicy | None = None) -> KeySharedDispatcher:
-    dispatcher = KeySharedDispatcher(policy or FailurePolicy(), Acked())
+    dispatcher = KeySharedDispatcher(policy or FailurePolicy(), AckedOffsets())
     dispatcher.readable(len(keys), 0)
     dispatcher.join(Credit(1, credit), 0)
     return dispatcher
@@ -63,7 +63,7 @@ def test_what_goes_out_in_one_moment_is_one_delivery_by_offset() -> None:
 
 def test_consumers_take_turns_where_the_rate_is_the_bound() -> None:
     keys = [b"%d" % number for number in range(1_000)]
-    dispatcher = KeySharedDispatcher(FailurePolicy(), Acked(), rate=TokenBucket(1_000))
+    dispatcher = KeySharedDispatcher(FailurePolicy(), AckedOffsets(), rate=TokenBucket(1_000))
     dispatcher.readable(len(keys), 0)
     for number in range(4):
         dispatcher.join(Credit(number, 1_000), 0)
@@ -102,7 +102,7 @@ def test_one_large_key_is_held_once() -> None:
 def test_many_poisoned_messages_of_one_key_after_a_restart() -> None:
     """Each is given up when its key comes to it, one after the other and not inside of one another."""
     keys = [b"same"] * 4_000
-    dispatcher = KeySharedDispatcher(DROP, Acked(), [(0, 4_000, 1)])
+    dispatcher = KeySharedDispatcher(DROP, AckedOffsets(), [(0, 4_000, 1)])
     dispatcher.readable(4_000, 0)
     dispatcher.join(Credit(1, 10), 0)
     out = look_ahead(dispatcher, keys)
@@ -113,8 +113,8 @@ def test_many_poisoned_messages_of_one_key_after_a_restart() -> None:
 
 def test_a_poisoned_message_after_a_restart_waits_for_those_before_it() -> None:
     keys = [b"same"] * 3
-    policy = FailurePolicy(max_redelivery_count=0, poison=Poison.DEAD_LETTER, dead_letter_topic="/default/dead")
-    dispatcher = KeySharedDispatcher(policy, Acked(), [(1, 2, 1)])
+    policy = FailurePolicy(max_redelivery_count=0, poison=PoisonPolicy.DEAD_LETTER, dead_letter_topic="/default/dead")
+    dispatcher = KeySharedDispatcher(policy, AckedOffsets(), [(1, 2, 1)])
     dispatcher.readable(3, 0)
     dispatcher.join(Credit(1, 10), 0)
     assert look_ahead(dispatcher, keys) == [Deliver(1, 0, 1, 0)]
@@ -159,7 +159,7 @@ def test_a_gap_in_front_of_the_look_ahead_is_stepped_over() -> None:
 
 
 def test_nothing_is_looked_at_without_a_consumer() -> None:
-    dispatcher = KeySharedDispatcher(FailurePolicy(), Acked())
+    dispatcher = KeySharedDispatcher(FailurePolicy(), AckedOffsets())
     dispatcher.readable(10, 0)
     assert dispatcher.wanted == (0, 0)
 
@@ -168,7 +168,7 @@ def test_nothing_is_looked_at_without_a_consumer() -> None:
 def test_a_backlog_that_nobody_wants_is_passed_quickly(patterns: list[str]) -> None:
     """After the grace, one look-ahead after the other, without waiting again."""
     keys = [b"%d" % number for number in range(20_000)]
-    dispatcher = KeySharedDispatcher(FailurePolicy(), Acked())
+    dispatcher = KeySharedDispatcher(FailurePolicy(), AckedOffsets())
     dispatcher.readable(len(keys), 0)
     dispatcher.join_with(Credit(1, 10), KeyFilter(patterns), 0)
     assert look_ahead(dispatcher, keys) == []
@@ -182,7 +182,7 @@ def test_a_backlog_that_nobody_wants_is_passed_quickly(patterns: list[str]) -> N
 
 
 def test_one_holds_no_more_than_it_may_and_leaves_the_keys_of_others_alone() -> None:
-    dispatcher = KeySharedDispatcher(FailurePolicy(), Acked())
+    dispatcher = KeySharedDispatcher(FailurePolicy(), AckedOffsets())
     credits_ = [Credit(number, 1000) for number in (1, 2)]
     credits_[0].held_max = 2
     for credit in credits_:

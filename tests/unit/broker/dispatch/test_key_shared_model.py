@@ -25,7 +25,7 @@ from icestream.broker.dispatch.dispatcher import Dispatcher, Pause
 from icestream.broker.dispatch.hash_ring import KeyFilter, place_of
 from icestream.broker.dispatch.instruction import Dropped, Instruction
 from icestream.broker.dispatch.key_shared import UNWANTED, KeySharedDispatcher
-from icestream.model.cursor import Acked
+from icestream.model.cursor import AckedOffsets
 from icestream.model.subscription import FailurePolicy, SubscriptionType
 from tests.support.dispatch_oracle import Oracle
 from tests.unit.broker.dispatch.test_dispatcher_model import DispatcherModel
@@ -174,7 +174,7 @@ class KeySharedModel(DispatcherModel):
     def new_oracle(self, policy: FailurePolicy, unacked_max: int) -> Oracle:
         return KeyOracle(self.kind, policy, unacked_max)
 
-    def build(self, acked: Acked, attempts: list[tuple[int, int, int]]) -> Dispatcher:
+    def build(self, acked: AckedOffsets, attempts: list[tuple[int, int, int]]) -> Dispatcher:
         self.oracle.forget_consumers(acked.position)
         return KeySharedDispatcher(self.oracle.policy, acked, attempts, self.oracle.unacked_max, LOOK_AHEAD)
 

@@ -1,4 +1,4 @@
-"""Writes checkpoints to the directory of the log, and removes all but the newest. Blocking: runs off the loop."""
+"""Writes checkpoint files and removes all but the newest two. Blocking: runs off the event loop."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from icestream.wal.checkpoint import KeptCheckpoint
 from icestream.wal.provision import Provisioner
 
 
-class CheckpointFiles:
+class CheckpointWriter:
     def __init__(self, directory: Directory, provisioner: Provisioner, kept: Sequence[KeptCheckpoint]) -> None:
         self._directory = directory
         self._provisioner = provisioner
-        self.kept = list(kept)  # those on disk, the newest first
+        self.kept = list(kept)  # the checkpoints on disk, newest first
 
     def write(self, lsn: int, floors: dict[ShardKey, int], data: bytes) -> None:
-        """Writes the checkpoint `data`, which covers `lsn` and knows `floors`: beside its name, synced, renamed. On a
-        full disk it gets the room of the reserve. Raises OSError, and the older checkpoints still count."""
+        """Writes the encoded checkpoint `data`, which covers `lsn` and contains `floors`, as a new file.
+
+        It is written under a temporary name, synced and renamed. On a full disk it uses the space of the reserve file.
+        Raises OSError; the older checkpoints remain valid then.
+        """
         directory = self._directory
         serials = [
             name.serial for name in map(log_file.checkpoint_parts, directory.names()) if name and name.lsn == lsn
@@ -37,13 +40,13 @@ class CheckpointFiles:
         try:
             directory.rename(temporary, name)
         except OSError:
-            self._give_up(temporary)
+            self._remove_quietly(temporary)
             raise
         directory.sync()
-        kept = [KeptCheckpoint(name, lsn, floors), *self.kept]
-        for old in kept[limits.CHECKPOINTS_KEPT :]:
+        checkpoints = [KeptCheckpoint(name, lsn, floors), *self.kept]
+        for old in checkpoints[limits.CHECKPOINTS_KEPT :]:
             directory.remove(old.name)
-        self.kept = kept[: limits.CHECKPOINTS_KEPT]
+        self.kept = checkpoints[: limits.CHECKPOINTS_KEPT]
 
     def _write_temporary(self, name: str, data: bytes) -> None:
         if name in self._directory.names():
@@ -53,11 +56,11 @@ class CheckpointFiles:
             file.write_at(0, data)
             file.sync()
         except OSError:
-            self._give_up(name)
+            self._remove_quietly(name)
             raise
         finally:
             file.close()
 
-    def _give_up(self, name: str) -> None:
-        with contextlib.suppress(OSError):  # what cannot go now goes at the next start
+    def _remove_quietly(self, name: str) -> None:
+        with contextlib.suppress(OSError):  # the next start removes temporary files that are left behind
             self._directory.remove(name)

@@ -50,7 +50,7 @@ class TopicBacklog(msgspec.Struct, frozen=True):
     policy: dict[str, str] = {}  # of its table: partitioning, codec, target size; what differs from the settings
 
 
-class Stretch(msgspec.Struct, frozen=True, array_like=True):
+class BacklogRange(msgspec.Struct, frozen=True, array_like=True):
     topic_id: int
     shard: int
     epoch: int
@@ -60,11 +60,11 @@ class Stretch(msgspec.Struct, frozen=True, array_like=True):
     position: int = 0  # of a record: none before it, in this file, holds any of these offsets; 0 where nobody looked
 
 
-class LogFile(msgspec.Struct, frozen=True):
+class BacklogFile(msgspec.Struct, frozen=True):
     number: int
     end: int  # the position behind its last synced record
     marks: list[tuple[int, int]]
-    stretches: list[Stretch]
+    stretches: list[BacklogRange]
     spill: bool = False  # a file of a topic's spill log (hazard 8), read like any other
 
 
@@ -82,7 +82,7 @@ class Backlog(msgspec.Struct, frozen=True):
     address: str  # of the broker's HTTP, for all others: GET /wal/{number}
     token: str  # what that asks for
     topics: list[TopicBacklog]
-    files: list[LogFile]
+    files: list[BacklogFile]
     is_cut: bool = False  # there is more: ask again after this is committed
     lsn: int = 0  # the last record that this knows of: `after_lsn` of a call that is to wait for more
     reopenings: int = 0  # grows when floors go back, and from one life of the broker to the next

@@ -15,24 +15,24 @@ from enum import StrEnum
 from icestream import errors
 
 
-class TableEnd(StrEnum):
+class DeletedTablePolicy(StrEnum):
     KEEP = "keep"
     DROP = "drop"
     PURGE = "purge"
 
 
-class RestEnd(StrEnum):
+class DeletedRestPolicy(StrEnum):
     COMMIT = "commit"
     DISCARD = "discard"
 
 
-def table_end(text: str) -> TableEnd:
-    if text not in list(TableEnd):
+def parse_deleted_table(text: str) -> DeletedTablePolicy:
+    if text not in list(DeletedTablePolicy):
         raise errors.InvalidInput(f"{text!r} is nothing that becomes of a table", hint="keep, drop or purge")
-    return TableEnd(text)
+    return DeletedTablePolicy(text)
 
 
-def rest_end(text: str) -> RestEnd:
-    if text not in list(RestEnd):
+def parse_deleted_rest(text: str) -> DeletedRestPolicy:
+    if text not in list(DeletedRestPolicy):
         raise errors.InvalidInput(f"{text!r} is nothing that becomes of the rest", hint="commit or discard")
-    return RestEnd(text)
+    return DeletedRestPolicy(text)

@@ -12,12 +12,12 @@ from icestream.runtime.files import Directory, open_directory
 from icestream.runtime.native import native
 from icestream.runtime.randomness import Randomness, SystemRandomness
 from icestream.runtime.tasks import InlineOffload, Offload, ThreadOffload
-from icestream.wal.ballast import FULL, give_up_ballast
-from icestream.wal.log import Log
+from icestream.wal.ballast import FULL, release_ballast
 from icestream.wal.log_file import LOCK_NAME
-from icestream.wal.options import LogOptions
-from icestream.wal.recovery import Recovered, recover
+from icestream.wal.log_options import LogOptions
+from icestream.wal.recovery import RecoveredWal, recover
 from icestream.wal.sink import InlineSink, NativeSink, Sink
+from icestream.wal.write_ahead_log import WriteAheadLog
 
 
 async def open_log(
@@ -26,7 +26,7 @@ async def open_log(
     positions: Mapping[ShardKey, int] | None = None,
     *,
     must_exist: bool = False,
-) -> Log:
+) -> WriteAheadLog:
     """The log in `path`, made when it is not there, unless it `must_exist`: then LogDamaged is raised. `positions`:
     offsets known to be durable elsewhere."""
     options = options or LogOptions()
@@ -50,7 +50,7 @@ async def open_log_on(
     threads: Callable[[str, int], Offload] = lambda name, count: InlineOffload(),
     *,
     must_exist: bool = False,
-) -> Log:
+) -> WriteAheadLog:
     """The same on whatever is handed in: how tests open it on a simulated disk."""
     try:
         lock = directory.lock(LOCK_NAME)
@@ -61,7 +61,7 @@ async def open_log_on(
         recovered = await maintenance.run(
             lambda: _recovered(directory, clock, randomness.token(16), positions, must_exist=must_exist)
         )
-        log = Log(directory, lock, options, clock, sink, maintenance, reads, recovered)
+        log = WriteAheadLog(directory, lock, options, clock, sink, maintenance, reads, recovered)
         await log.start()
     except BaseException as error:
         sink.close()
@@ -77,12 +77,12 @@ async def open_log_on(
 
 def _recovered(
     directory: Directory, clock: Clock, log_id: bytes, positions: Mapping[ShardKey, int], *, must_exist: bool
-) -> Recovered:
+) -> RecoveredWal:
     """On a full disk it gets the room of the ballast. A recovery that was cut off is done again as any other."""
     try:
         return recover(directory, clock, log_id, positions, must_exist=must_exist)
     except OSError as error:
-        if error.errno not in FULL or not give_up_ballast(directory):
+        if error.errno not in FULL or not release_ballast(directory):
             raise
         return recover(directory, clock, log_id, positions, must_exist=must_exist)
 

@@ -16,15 +16,15 @@ from dataclasses import replace
 from typing import Final
 
 from icestream import limits
-from icestream.model.shard import Topic
+from icestream.model.shard import TopicIdentity
 from icestream.runtime.clock import Clock
 from icestream.runtime.files import Directory
 from icestream.wal import format as wire
 from icestream.wal import notes
-from icestream.wal.damage import Closing, Part, RepairPlan, Rewrite, read_records
+from icestream.wal.damage import ClosingFile, FileRewrite, RepairPlan, RewrittenRecord, read_records
 from icestream.wal.format import RECORDS_START, SectionKind
 from icestream.wal.log_file import ASIDE, MENDED, REPAIR_NAME, FileHeader, is_unfinished, log_name
-from icestream.wal.rewrite import Copy, write_whole
+from icestream.wal.rewrite import LogFileBuilder, write_whole
 
 # Sections in one record that is made here: beside each may stand the name of its topic, and the directory has an end.
 _SECTIONS_MAX: Final = limits.RECORD_SECTIONS_MAX // 3
@@ -55,7 +55,7 @@ def _stage(directory: Directory, clock: Clock, plan: RepairPlan) -> None:
     directory.sync()
 
 
-def _write(directory: Directory, clock: Clock, header: FileHeader, copy: Copy) -> None:
+def _write(directory: Directory, clock: Clock, header: FileHeader, copy: LogFileBuilder) -> None:
     header = replace(header, synced_through=copy.last_lsn, created_us=clock.wall_us())
     write_whole(directory, f"{MENDED}{log_name(header.number)}", header, copy)
 
@@ -80,8 +80,8 @@ def _rename_all(directory: Directory) -> list[str]:
     return kept
 
 
-def _closing_copy(closing: Closing, topics: Mapping[int, Topic]) -> Copy:
-    copy = Copy(closing.header.number)
+def _closing_copy(closing: ClosingFile, topics: Mapping[int, TopicIdentity]) -> LogFileBuilder:
+    copy = LogFileBuilder(closing.header.number)
     if closing.lsn_first < closing.lsn:
         copy.add(closing.kind, closing.lsn_first, 0, 0, ())
     named: set[int] = set()
@@ -90,8 +90,8 @@ def _closing_copy(closing: Closing, topics: Mapping[int, Topic]) -> Copy:
     return copy
 
 
-def _mended_copy(rewrite: Rewrite, data: bytes, topics: Mapping[int, Topic]) -> Copy:
-    copy = Copy(rewrite.header.number)
+def _mended_copy(rewrite: FileRewrite, data: bytes, topics: Mapping[int, TopicIdentity]) -> LogFileBuilder:
+    copy = LogFileBuilder(rewrite.header.number)
     named: set[int] = set()
     for part in rewrite.parts:
         sections = list(_sections(part, data))
@@ -105,7 +105,9 @@ def _mended_copy(rewrite: Rewrite, data: bytes, topics: Mapping[int, Topic]) -> 
     return copy
 
 
-def _stand_ins(sections: Sequence[wire.Section], first: int, last: int) -> Iterator[tuple[int, Sequence[wire.Section]]]:
+def _stand_ins(
+    sections: Sequence[wire.RecordSection], first: int, last: int
+) -> Iterator[tuple[int, Sequence[wire.RecordSection]]]:
     """The records that stand for LSNs `first` to `last`: one for each end, and more when the sections need them. No
     lost record had more sections than fit one of these, so there are LSNs for all."""
     chunks = _chunks(sections)
@@ -115,12 +117,12 @@ def _stand_ins(sections: Sequence[wire.Section], first: int, last: int) -> Itera
     yield from zip(lsns, chunks, strict=True)
 
 
-def _chunks(sections: Sequence[wire.Section]) -> list[Sequence[wire.Section]]:
+def _chunks(sections: Sequence[wire.RecordSection]) -> list[Sequence[wire.RecordSection]]:
     """As many sections as fit one record, in at least one."""
     return [sections[start : start + _SECTIONS_MAX] for start in range(0, len(sections), _SECTIONS_MAX)] or [()]
 
 
-def _sections(part: Part, data: bytes) -> Iterator[wire.Section]:
+def _sections(part: RewrittenRecord, data: bytes) -> Iterator[wire.RecordSection]:
     """What stays of a record, and the notes on what does not. In a record that is there they come first: its shards may
     go on behind what they lost before it. In the place of missing ones they come last: what was saved is the oldest."""
     notes_on_losses = [notes.gap_section(gap) for loss in part.losses for gap in loss.gaps]
@@ -135,17 +137,19 @@ def _sections(part: Part, data: bytes) -> Iterator[wire.Section]:
         start = entry.body_position - RECORDS_START
         body = data[start : start + entry.body_bytes]
         fields = (entry.epoch, entry.base_offset, entry.append_time_us, entry.rows)
-        yield wire.Section(entry.topic_id, entry.shard, entry.kind, entry.flags, *fields, 0, body)
+        yield wire.RecordSection(entry.topic_id, entry.shard, entry.kind, entry.flags, *fields, 0, body)
     if not part.position:
         yield from notes_on_losses
 
 
-def _named(sections: Sequence[wire.Section], named: set[int], topics: Mapping[int, Topic]) -> list[wire.Section]:
+def _named(
+    sections: Sequence[wire.RecordSection], named: set[int], topics: Mapping[int, TopicIdentity]
+) -> list[wire.RecordSection]:
     """The sections with the name of each topic before its first use in the file, also where that note was lost."""
-    placed: list[wire.Section] = []
+    placed: list[wire.RecordSection] = []
     for section in sections:
         if section.topic_id and section.topic_id not in named and section.kind != SectionKind.TOPIC:
-            placed.append(notes.topic_section(topics.get(section.topic_id) or Topic.nameless(section.topic_id)))
+            placed.append(notes.topic_section(topics.get(section.topic_id) or TopicIdentity.nameless(section.topic_id)))
         named.add(section.topic_id)
         placed.append(section)
     return placed

@@ -14,7 +14,7 @@ from icestream.wal.index import FileIndex, ShardIndex
 from icestream.wal.state import LogState, Shard
 
 
-class PlainRecords:
+class FastReplay:
     def __init__(self, state: LogState, index: FileIndex, covered: int) -> None:
         self._state = state
         self._index = index

@@ -4,9 +4,9 @@
     metadata/icestream-{epoch}-{uuid}-m{number}.avro               a manifest
     metadata/snap-{snapshot id}-icestream-{epoch}-{uuid}.avro      a manifest list
 
-So the name of a file in a folder says whether a commit can still bring it into the table
-(pipeline/file_cleanup/removal_rule.py), a file of another engine is never taken for one of ours, and readers tell rows
-of the pipeline from inserted ones (readers/scanner.py).
+So the name of a file in a folder says whether a commit can still bring it into the table (pipeline/commit/clean_up.py),
+no file of another engine is taken for one of ours, and readers tell rows of the pipeline from inserted ones
+(readers/scanner.py).
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ PREFIX: Final = "icestream-"
 _UUID: Final = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 
-class Kind(Enum):
+class PipelineFileKind(Enum):
     DATA = auto()
     MANIFEST = auto()
     LIST = auto()
 
 
-class OurFile(NamedTuple):
-    kind: Kind
+class PipelineFile(NamedTuple):
+    kind: PipelineFileKind
     epoch: int
 
 
 _FORMS: Final = {
-    Kind.DATA: re.compile(r"icestream-([0-9]{1,18})-[0-9a-f]{32}\.parquet"),
-    Kind.MANIFEST: re.compile(rf"icestream-([0-9]{{1,18}})-{_UUID}-m[0-9]+\.avro"),
-    Kind.LIST: re.compile(rf"snap-[0-9]+-icestream-([0-9]{{1,18}})-{_UUID}\.avro"),
+    PipelineFileKind.DATA: re.compile(r"icestream-([0-9]{1,18})-[0-9a-f]{32}\.parquet"),
+    PipelineFileKind.MANIFEST: re.compile(rf"icestream-([0-9]{{1,18}})-{_UUID}-m[0-9]+\.avro"),
+    PipelineFileKind.LIST: re.compile(rf"snap-[0-9]+-icestream-([0-9]{{1,18}})-{_UUID}\.avro"),
 }
 
 
@@ -50,10 +50,10 @@ def list_name(snapshot_id: int, epoch: int, uuid: str) -> str:
     return f"snap-{snapshot_id}-{PREFIX}{epoch}-{uuid}.avro"
 
 
-def our_file(location: str) -> OurFile | None:
+def parse_pipeline_file(location: str) -> PipelineFile | None:
     """None: another engine wrote it, or an earlier release."""
     name = location.rpartition("/")[2]
     for kind, form in _FORMS.items():
         if (found := form.fullmatch(name)) is not None:
-            return OurFile(kind, int(found[1]))
+            return PipelineFile(kind, int(found[1]))
     return None

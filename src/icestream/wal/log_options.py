@@ -1,4 +1,4 @@
-"""What the log is told at its start. Plain values: the settings tree is turned into this at one place (server.py)."""
+"""Options of the log: plain values, built from the settings tree in one place (server/options.py)."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class LogOptions:
     tail_ttl_ms: int = 0  # 0: a section stays until its memory is needed
     checkpoint_every_bytes: int = limits.CHECKPOINT_EVERY_BYTES
     retention_step_percent: int = limits.RETENTION_STEP_PERCENT_DEFAULT
-    warm_ms: int = 0  # how long a file is kept that nobody needs, and how many bytes of them; 0: not at all
+    warm_ms: int = 0  # how long files stay that are entirely in tables, and how many bytes of them; 0: not at all
     warm_bytes: int = 0
-    ballast_bytes: int | None = 0  # room kept for draining a full disk; None: by the quota, 0: none
+    ballast_bytes: int | None = 0  # emergency reserve for draining a full disk; None: by the quota, 0: none
 
     def __post_init__(self) -> None:
         if not limits.LOG_FILE_BYTES_MIN <= self.file_bytes <= limits.LOG_FILE_BYTES_MAX:
@@ -50,7 +50,7 @@ class LogOptions:
 
 
 def too_large(rows: int, size: int, allowed: int) -> errors.MessageTooLarge:
-    """A block that the log does not take."""
+    """The error for a block that exceeds `allowed` bytes."""
     if rows == 1:
         return errors.MessageTooLarge(
             f"a message of {size} bytes",

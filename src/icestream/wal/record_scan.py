@@ -19,7 +19,7 @@ from icestream.runtime.native import native
 from icestream.wal import format as wire
 
 
-class Found(NamedTuple):
+class ScannedRecord(NamedTuple):
     """One good record, as the scanner reports it."""
 
     position: int
@@ -44,7 +44,7 @@ def scan_records_python(data: bytes | memoryview, position: int, generation: int
     records: list[tuple[int, int, int, int, int, int, int, int]] = []
     at = 0
     while len(data) - at >= wire.HEADER_BYTES:
-        header = good_header(data, at, position + at, generation)
+        header = decode_good_header(data, at, position + at, generation)
         if header is None:
             return records, position + at, lsn, "bad"
         if header.kind == wire.RecordKind.FOOTER:
@@ -60,7 +60,7 @@ def scan_records_python(data: bytes | memoryview, position: int, generation: int
     return records, position + at, lsn, "end"
 
 
-def good_header(data: bytes | memoryview, at: int, position: int, generation: int) -> wire.Header | None:
+def decode_good_header(data: bytes | memoryview, at: int, position: int, generation: int) -> wire.RecordHeader | None:
     try:
         header = wire.decode_header(data, at, position)
     except errors.DecodeError:
@@ -68,13 +68,13 @@ def good_header(data: bytes | memoryview, at: int, position: int, generation: in
     return header if header.generation == generation else None
 
 
-def _continues(header: wire.Header, lsn: int) -> bool:
+def _continues(header: wire.RecordHeader, lsn: int) -> bool:
     if header.kind == wire.RecordKind.DATA:
         return header.lsn == lsn
     return header.kind == wire.RecordKind.REPAIR and header.lsn >= lsn
 
 
-def _sections_good(data: bytes | memoryview, at: int, header: wire.Header) -> bool:
+def _sections_good(data: bytes | memoryview, at: int, header: wire.RecordHeader) -> bool:
     if len(data) - at < header.record_bytes:
         return False
     return all(wire.check_section(data, at, header, entry) for entry in wire.decode_entries(data, at, header))
@@ -86,7 +86,7 @@ def find_headers_python(data: bytes | memoryview, position: int, generation: int
     at = content.find(wire.MAGIC_BYTES)
     while at >= 0:
         if (position + at) % wire.ALIGN == 0:
-            header = good_header(content, at, position + at, generation)
+            header = decode_good_header(content, at, position + at, generation)
             if (
                 header is not None
                 and header.kind in (wire.RecordKind.DATA, wire.RecordKind.REPAIR)

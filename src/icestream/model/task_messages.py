@@ -11,7 +11,7 @@ from enum import StrEnum
 import msgspec
 
 
-class Covered(msgspec.Struct, frozen=True, array_like=True):
+class CoveredRange(msgspec.Struct, frozen=True, array_like=True):
     """Offsets [start, end) of a shard; declared gaps in between hold no row."""
 
     shard: int
@@ -24,7 +24,7 @@ class WrittenFile(msgspec.Struct, frozen=True):
     location: str
     size_bytes: int
     rows: int
-    covered: list[Covered]
+    covered: list[CoveredRange]
     schema_id: int
     spec_id: int
     partition: list[object]  # a value for each field of the spec, as Iceberg stores it in a manifest
@@ -36,7 +36,7 @@ class WrittenFile(msgspec.Struct, frozen=True):
     split_offsets: list[int]
 
 
-class Trouble(StrEnum):
+class TaskErrorKind(StrEnum):
     STALE = "stale"  # the range is not there any more, or not this one: the round is planned anew
     DAMAGED = (
         "damaged"  # a CRC does not fit at the right generation: read again from the owner before anyone believes it
@@ -46,16 +46,16 @@ class Trouble(StrEnum):
 
 
 class TaskError(msgspec.Struct, frozen=True):
-    trouble: Trouble
+    trouble: TaskErrorKind
     message: str
 
 
-class TopicWritten(msgspec.Struct, frozen=True):
+class TopicTaskResult(msgspec.Struct, frozen=True):
     """Of one topic in one range, or of a gathered topic in all of them. `range_number`: its place in the round."""
 
     topic_id: int
     range_number: int
-    covered: list[Covered]  # what was found and written; empty with an error
+    covered: list[CoveredRange]  # what was found and written; empty with an error
     files: list[WrittenFile]
     error: TaskError | None = None
     is_cut: bool = False  # it had too many partition values: this is the front, the rest comes with another round

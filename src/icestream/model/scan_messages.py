@@ -14,16 +14,16 @@ from enum import StrEnum
 import msgspec
 
 
-class Question(StrEnum):
+class ScanKind(StrEnum):
     READ = "read"
     EARLIEST = "earliest"
     TIME = "time"
     SNAPSHOT = "snapshot"
 
 
-class Asked(msgspec.Struct, frozen=True, array_like=True):
+class ScanRequest(msgspec.Struct, frozen=True, array_like=True):
     number: int
-    question: Question
+    question: ScanKind
     topic: str
     topic_id: int
     shard: int
@@ -31,7 +31,7 @@ class Asked(msgspec.Struct, frozen=True, array_like=True):
     bytes_max: int = 0
 
 
-class Section(msgspec.Struct, frozen=True, array_like=True):
+class ScanSection(msgspec.Struct, frozen=True, array_like=True):
     base_offset: int
     rows: int
     append_time_us: int
@@ -39,7 +39,7 @@ class Section(msgspec.Struct, frozen=True, array_like=True):
     body: bytes
 
 
-class Missing(msgspec.Struct, frozen=True, array_like=True):
+class MissingRange(msgspec.Struct, frozen=True, array_like=True):
     """Offsets [start, end) that are no rows, and why. `state`: of model/shard.py (GapState)."""
 
     start: int
@@ -48,10 +48,10 @@ class Missing(msgspec.Struct, frozen=True, array_like=True):
     reason: str
 
 
-class Scanned(msgspec.Struct, frozen=True):
+class ScanResponse(msgspec.Struct, frozen=True):
     end: int | None = None
     offset: int | None = None
-    sections: list[Section] = []
-    missing: list[Missing] = []
+    sections: list[ScanSection] = []
+    missing: list[MissingRange] = []
     next_offset: int = 0
     is_cached: bool = False  # nothing was read for it

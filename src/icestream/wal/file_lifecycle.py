@@ -1,0 +1,510 @@
+"""The life of log files in the background of appends: prepare the next file, keep spares, checkpoint, free old files.
+
+Decisions run on the event loop's thread; blocking work runs through `Offload`. file_states.py has the state table and
+the rule for which files may be freed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from icestream import limits
+from icestream.model.shard import ShardKey
+from icestream.observability import metrics
+from icestream.runtime.clock import Clock
+from icestream.runtime.files import Directory, File
+from icestream.runtime.tasks import Offload, Tasks
+from icestream.wal import file_states, log_file
+from icestream.wal import format as wire
+from icestream.wal.admission import Quota
+from icestream.wal.appender import Appender, SealedFile
+from icestream.wal.ballast import FULL, Ballast
+from icestream.wal.checkpoint import (
+    Checkpoint,
+    KeptCheckpoint,
+    encode_checkpoint,
+    epoch_slices,
+    freeze_shards,
+    window_slices,
+)
+from icestream.wal.checkpoint_writer import CheckpointWriter
+from icestream.wal.file_leases import FileLeases
+from icestream.wal.file_summary import FileSummary
+from icestream.wal.footer import load_index
+from icestream.wal.log_options import LogOptions
+from icestream.wal.provision import Provisioner
+from icestream.wal.read_pins import ReadPins
+from icestream.wal.recovery import RecoveredWal
+from icestream.wal.spill_log import SpillLog
+from icestream.wal.state import Shard
+from icestream.wal.warm_files import WarmFiles
+
+
+class FileLifecycle:
+    def __init__(
+        self,
+        directory: Directory,
+        clock: Clock,
+        offload: Offload,
+        options: LogOptions,
+        appender: Appender,
+        recovered: RecoveredWal,
+        tasks: Tasks,
+        on_ready: Callable[[], None],
+    ) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._offload = offload
+        self._options = options
+        self._appender = appender
+        self.state = appender.state
+        self.log_id = recovered.log_id
+        self._tasks = tasks
+        self._on_ready = on_ready
+        self._provisioner = Provisioner(
+            directory, clock, recovered.log_id, options.file_bytes, recovered.spares, options.spare_files
+        )
+        self._next_number = recovered.next_number
+        self._required = recovered.required  # the file that the next start must find (log_file.py: the current file)
+        self._leftovers = recovered.leftovers  # files without records, which keep their names while they are required
+        self._checkpoint_writer = CheckpointWriter(directory, self._provisioner, recovered.checkpoints)
+        self._bytes_since_checkpoint = 0
+        self._checkpoint_lock = asyncio.Lock()  # serialised: each stores the floors at the time it starts
+        self._prepare_retry_ns = 0
+        self._is_freeing_scheduled = False
+        self.ballast = Ballast(directory, 0, options.file_bytes)
+        self.pins = ReadPins(clock)
+        self.leases = FileLeases(clock)
+        self.warm = WarmFiles(clock)
+        self.quota: Callable[[], Quota] = lambda: Quota(2**63, 2**63)
+        self.files: list[FileSummary] = recovered.files
+        self.spills = SpillLog(recovered.spills)
+        # Held while messages are copied to the spill log: a floor lowered meanwhile would lie below the copied range,
+        # and the offsets between them would be hidden.
+        self.spill_lock = asyncio.Lock()
+        self.floor_moved_ns: dict[ShardKey, int] = {}  # when a floor moved last, on the monotonic clock
+        self.sealed_bytes = sum(file.size for file in self.files)
+        self.handles: dict[int, File] = {}
+        self.preparing = False
+        self.prepare_error: OSError | None = None
+        self.closing = False
+        self.on_sealed: Callable[[], None] = lambda: None
+        metrics.WAL_FILES.set(len(self.files))
+        self._charge_topics()
+        self._refresh_warm()
+
+    def change_options(self, options: LogOptions) -> None:
+        """Applies options that may change while the log runs (write_ahead_log.py says which)."""
+        self._options = options
+
+    def _charge_topics(self) -> None:
+        """Counts what the files of an earlier run hold against the quotas of their topics."""
+        for file in self.files:
+            for key, file_range in file.ranges():
+                shard = self.state.shard(key)
+                if file_range.end > self.log_floor(key):
+                    shard.usage.held_bytes += file_range.own_bytes
+        for file in self.spills.files:
+            for key, file_range in file.ranges():
+                shard = self.state.shard(key)
+                if file_range.end > shard.floor:
+                    shard.usage.held_bytes += file_range.own_bytes
+
+    def log_floor(self, key: ShardKey) -> int:
+        """The offset below which log files need not keep this shard: durable elsewhere, or in the spill log."""
+        return max(self.state.shards[key].floor, self.spills.end(key))
+
+    @property
+    def checkpoints(self) -> Sequence[KeptCheckpoint]:
+        """The checkpoints on disk, newest first."""
+        return self._checkpoint_writer.kept
+
+    @property
+    def used_bytes(self) -> int:
+        file = self._appender.file
+        active_bytes = self._appender.sealing_bytes + (file.position if file else 0)
+        return self.sealed_bytes + self.spills.bytes + active_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that cannot be freed at once, compared with the quota: without the warm files."""
+        return self.used_bytes - self.warm.bytes
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next file; no file has it yet."""
+        return self._next_number
+
+    def numbers(self) -> set[int]:
+        """The numbers of all files that hold records."""
+        sealed = {file.number for file in self.files} | self.spills.numbers()
+        return sealed | {number for number, _ in self._appender.open_files()}
+
+    def name_of(self, number: int) -> str:
+        return (log_file.spill_name if number in self.spills.numbers() else log_file.log_name)(number)
+
+    # --- the next file ---
+
+    def provision(self) -> None:
+        """Starts preparing the next file if there is none; after a failure at most once a second."""
+        if (
+            self._appender.next_file is None
+            and not self.preparing
+            and not self.closing
+            and self._clock.monotonic_ns() >= self._prepare_retry_ns
+        ):
+            self.preparing = True
+            self._tasks.start(self.prepare_next(), "wal-prepare")
+
+    async def prepare_next(self) -> None:
+        """Prepares the next file and hands it to the appender. A failure is left in `prepare_error`."""
+        self.preparing = True
+        number, synced = self.allocate_number(), self._appender.synced_lsn
+        current = self._appender.file.number if self._appender.file is not None else number
+        try:
+            file, capacity = await self._offload.run(lambda: self._prepare(number, synced, current))
+        except OSError as error:
+            self.prepare_error = error
+            metrics.WAL_MAINTENANCE_FAILURES.inc()
+            self._prepare_retry_ns = self._clock.monotonic_ns() + limits.PREPARE_RETRY_NS
+            if error.errno in FULL:
+                await self._offload.run(lambda: self.ballast.release("no room for another log file"))
+            if self.warm.files and not self.closing:
+                self._tasks.start(self.free_due_files(), "wal-free")
+        else:
+            self.prepare_error = None
+            self.handles[number] = file
+            self._appender.file_ready(number, capacity)
+            self._required = max(self._required, current)
+            await self._remove_leftovers()
+        finally:
+            self.preparing = False
+        self._on_ready()
+
+    async def update_ballast(self, *, is_start: bool = False) -> None:
+        """Releases the ballast if the disk is nearly full, or reserves it again if there is room."""
+        update = self.ballast.restore if is_start else self.ballast.update
+        if is_start or self.ballast.size:
+            await self._offload.run(lambda: update(self._provisioner))
+
+    def _prepare(self, number: int, synced: int, current: int) -> tuple[File, int]:
+        self.ballast.require_held(self._provisioner)
+        self._provisioner.keep_reserve()
+        return self._provisioner.prepare(number, synced, current)
+
+    async def _remove_leftovers(self) -> None:
+        """Removes the files without records that no start requires any more (log_file.py: the current file)."""
+        obsolete = [number for number in self._leftovers if number < self._required]
+        if obsolete:
+            self._leftovers = [number for number in self._leftovers if number >= self._required]
+            await self._remove([log_file.log_name(number) for number in obsolete])
+
+    def allocate_number(self) -> int:
+        """Returns the next file number, which is never used twice."""
+        number, self._next_number = self._next_number, self._next_number + 1
+        return number
+
+    async def make_spares(self) -> None:
+        """Zeroes missing spare files, a slice at a time at a bounded rate, so that appends stay fast (hazard 36)."""
+        with contextlib.suppress(OSError):
+            while self._provisioner.needs_spare and not self.prepare_error:
+                await self._zero_slowly(self._provisioner.zero_spare(self.allocate_number()))
+
+    async def _zero_slowly(self, slices: Iterator[None]) -> None:
+        while await self._offload.run(lambda: next(slices, False) is None):
+            await self._clock.sleep(limits.ZERO_SLICE_BYTES / limits.ZERO_BYTES_PER_SECOND)
+
+    # --- sealed files ---
+
+    def file_sealed(self, sealed: SealedFile) -> None:
+        """Takes over a file whose seal is on disk; starts a checkpoint if one is due."""
+        assert sealed.index is not None
+        self.handles.pop(sealed.seal.number).close()
+        self._required = max(self._required, sealed.seal.next_number)
+        self._add(FileSummary.of(sealed.seal, sealed.seal.end_position + sealed.seal.footer_bytes, sealed.index))
+        self._refresh_warm()
+        self.on_sealed()
+        if (self._is_checkpoint_due or self._due_count) and not self.closing and not self._checkpoint_lock.locked():
+            self._tasks.start(self._checkpoint_and_free(), "wal-checkpoint")
+
+    @property
+    def _is_checkpoint_due(self) -> bool:
+        """By bytes and by records, because a start replays every record behind the checkpoint."""
+        checkpoints = self._checkpoint_writer.kept
+        records = self._appender.synced_lsn - (checkpoints[0].lsn if checkpoints else 0)
+        return (
+            self._bytes_since_checkpoint >= self._options.checkpoint_every_bytes
+            or records >= limits.CHECKPOINT_EVERY_RECORDS
+        )
+
+    def seal_after_failed_write(self, sealed: SealedFile) -> None:
+        """Seals a file at its last valid record. Blocks the loop: no append may happen before that (hazard 16)."""
+        file = self.handles.pop(sealed.seal.number)
+        # A seal proves that every record before it is on disk, so those are synced first, in every mode.
+        file.sync()
+        file.write_at(log_file.SEAL_POSITION, log_file.encode_seal(sealed.seal))
+        file.sync()
+        self._required = max(self._required, sealed.seal.next_number)
+        if sealed.seal.last_lsn >= sealed.seal.first_lsn:
+            self._add(FileSummary.of(sealed.seal, sealed.seal.end_position, load_index(file, sealed.seal)))
+            file.close()
+            return
+        with contextlib.suppress(OSError):
+            file.truncate(wire.RECORDS_START)  # no record in it is valid
+        file.close()
+        self._leftovers.append(sealed.seal.number)  # the prepared file after it may require it
+
+    def _add(self, summary: FileSummary) -> None:
+        self.files.append(summary)
+        self.sealed_bytes += summary.size
+        self._bytes_since_checkpoint += summary.size
+        for key, file_range in summary.ranges():
+            shard = self.state.shards[key]
+            if file_range.end <= shard.floor:
+                shard.usage.held_bytes -= file_range.own_bytes
+        metrics.WAL_FILES.set(len(self.files))
+
+    # --- checkpoints and freeing ---
+
+    async def _checkpoint_and_free(self) -> None:
+        if self._is_checkpoint_due:
+            await self.checkpoint()
+        await self.free_due_files()
+
+    async def checkpoint_first_file(self) -> None:
+        """Writes a checkpoint that names the first file of this run, so that the next start notices if it is missing.
+
+        Does nothing while there is no file (full disk).
+        """
+        if self._appender.current_number:
+            await self.checkpoint()
+
+    async def checkpoint(self, *, clean: bool = False) -> bool:
+        """Writes the state at the synced end of the log; returns whether that succeeded.
+
+        A failure costs only time at the next start: the older checkpoints remain valid.
+        """
+        async with self._checkpoint_lock:
+            return await self._checkpoint(clean=clean)
+
+    async def _checkpoint(self, *, clean: bool) -> bool:
+        lsn = self._appender.synced_lsn
+        self.state.producers.expire(self._clock.wall_us() - limits.PRODUCER_AGE_SECONDS_DEFAULT * 1_000_000)
+        current = 0 if clean else self._appender.current_number
+        checkpoint = Checkpoint(lsn, self.log_id, self._next_number, clean, self.state, current)
+        floors = {key: shard.floor for key, shard in self.state.shards.items()}
+        try:
+            data = await self._encode_checkpoint(checkpoint)
+            await self._offload.run(lambda: self._checkpoint_writer.write(lsn, floors, data))
+        except OSError:
+            metrics.WAL_MAINTENANCE_FAILURES.inc()
+            return False
+        self._bytes_since_checkpoint = 0
+        self._required = max(self._required, current)
+        return True
+
+    async def _encode_checkpoint(self, checkpoint: Checkpoint) -> bytes:
+        # The shards are encoded at once, as they are at the LSN. The producers may be many, so they are encoded in
+        # slices, with an iteration of the loop after each.
+        shards = freeze_shards(self.state, clean=checkpoint.clean)
+        windows = await _join_slices(window_slices(self.state, checkpoint.lsn))
+        epochs = await _join_slices(epoch_slices(self.state))
+        return encode_checkpoint(checkpoint, shards, windows, epochs, self._clock.wall_us())
+
+    def move_floor(self, shard: Shard, offset: int) -> None:
+        """Raises a shard's floor and stops counting the bytes below it against its topic's quota.
+
+        That holds also while a file stays on disk because another topic needs it (hazard 8). Never lowers a floor.
+        """
+        log_floor = self.log_floor(shard.key)
+        for file in self.files:
+            file_range = None if file.was_passed else file.find(shard.key)
+            if file_range is not None and file_range.first >= offset:
+                break
+            if file_range is not None and log_floor < file_range.end <= offset:
+                shard.usage.held_bytes -= file_range.own_bytes
+        for _, spilled_range in self.spills.ranges_of(shard.key):
+            if shard.floor < spilled_range.end <= offset:
+                shard.usage.held_bytes -= spilled_range.own_bytes
+        if offset > shard.floor:
+            shard.floor = offset
+            self.floor_moved_ns[shard.key] = self._clock.monotonic_ns()
+
+    def add_spill_file(self, spill_file: FileSummary, replaced: FileSummary | None) -> None:
+        """Registers a durable spill file: from now on the log need not keep what it contains.
+
+        `replaced`: an older spill file whose messages the new one contains too.
+        """
+        for key, spilled_range in spill_file.ranges():
+            shard, log_floor = self.state.shards[key], self.log_floor(key)
+            log_ranges = (file.find(key) for file in self.files)
+            freed_bytes = sum(
+                log_range.own_bytes
+                for log_range in log_ranges
+                if log_range is not None and log_floor < log_range.end <= spilled_range.end
+            )
+            replaced_range = replaced.find(key) if replaced is not None else None
+            if replaced_range is not None and replaced_range.end > shard.floor:
+                freed_bytes += replaced_range.own_bytes
+            shard.usage.held_bytes += (spilled_range.own_bytes if spilled_range.end > shard.floor else 0) - freed_bytes
+        self.spills.add(spill_file, replaced)
+        self._refresh_warm()
+
+    async def free_due_files(self) -> None:
+        """Frees the files that are due after floors have moved, and schedules the next attempt.
+
+        Writes checkpoints with the new floors first if freeing requires it: at a quota no other event would ever write
+        one. What a pin, a lease or a disk error keeps from being freed now is tried again later for the same reason.
+        """
+        self._refresh_warm()
+        for _ in range(limits.CHECKPOINTS_KEPT):
+            if len(self._freeable()[: self._due_count]) < self._due_count or self._spills_need_checkpoint:
+                await self.checkpoint()
+        await self.free_files()
+        await self.free_spills()
+        await self.update_ballast()
+        self.schedule_freeing()
+
+    async def floors_lowered(self, keys: Iterable[ShardKey]) -> None:
+        """Stores lowered floors in every kept checkpoint, so that no later start frees what lies above (hazard 4)."""
+        self.floor_moved_ns.update(dict.fromkeys(keys, self._clock.monotonic_ns()))
+        for file in self.files:
+            file.reset_passed()
+        self._refresh_warm()
+        for _ in range(limits.CHECKPOINTS_KEPT):
+            await self.checkpoint()
+
+    def schedule_freeing(self) -> None:
+        """Schedules `free_due_files` for when the oldest warm file is due; does nothing without warm files."""
+        if self.warm.files and not self._is_freeing_scheduled and not self.closing:
+            self._is_freeing_scheduled = True
+            self._tasks.start(self._free_later(), "wal-free-later")
+
+    def _refresh_warm(self) -> None:
+        self.warm.refresh(self.files, self.log_floor)
+
+    @property
+    def _due_count(self) -> int:
+        """How many warm files are to be freed now, from the oldest on."""
+        if self.prepare_error is not None:
+            return len(self.warm.files)
+        needed_bytes = self.used_bytes + self._options.file_bytes - self.quota().slow_node_bytes
+        return self.warm.due_count(self._options.warm_ms, self._options.warm_bytes, needed_bytes)
+
+    async def _free_later(self) -> None:
+        is_overdue = self._due_count > 0  # held by a pin or lease, or the disk failed: try again when pins have expired
+        await self._clock.sleep(
+            limits.PIN_SECONDS_MAX if is_overdue else self.warm.seconds_until_due(self._options.warm_ms)
+        )
+        self._is_freeing_scheduled = False
+        await self.free_due_files()
+
+    def _freeable(self) -> list[FileSummary]:
+        checkpoints = self._checkpoint_writer.kept
+        if len(checkpoints) < limits.CHECKPOINTS_KEPT:
+            return []
+        covered = min(checkpoint.lsn for checkpoint in checkpoints)
+        free = file_states.freeable(
+            self.warm.files, covered, lambda key: max(self._checkpointed_floor(key), self.spills.end(key))
+        )
+        return list(itertools.takewhile(lambda file: file.number != self._required, free))
+
+    def _checkpointed_floor(self, key: ShardKey) -> int:
+        """The floor that every kept checkpoint contains: losing the newest must not make data missing (hazard 4)."""
+        checkpoints = self._checkpoint_writer.kept
+        if len(checkpoints) < limits.CHECKPOINTS_KEPT:
+            return 0
+        return min(checkpoint.floors.get(key, 0) for checkpoint in checkpoints)
+
+    @property
+    def _spills_need_checkpoint(self) -> bool:
+        """Whether spill files could be freed once checkpoints contain the present floors."""
+        shards = self.state.shards
+        passed = self.spills.passed(lambda key: shards[key].floor)
+        return len(self.spills.passed(self._checkpointed_floor)) < len(passed)
+
+    async def free_spills(self) -> None:
+        """Removes the spill files that lie below all floors and that no lease or pin holds."""
+        shards = self.state.shards
+        passed = self.spills.passed(lambda key: min(self._checkpointed_floor(key), shards[key].floor))
+        free = [file for file in passed if self.leases.unleased_prefix([file]) and self.pins.can_free(file.number)]
+        if free:
+            self.spills.remove(free)
+            await self._remove([log_file.spill_name(file.number) for file in free])
+
+    async def _remove(self, names: list[str]) -> None:
+        def remove() -> None:
+            for name in names:
+                self._directory.remove(name)
+            self._directory.sync()
+
+        try:
+            await self._offload.run(remove)
+        except OSError:
+            metrics.WAL_MAINTENANCE_FAILURES.inc()
+
+    async def free_files(self) -> None:
+        """Frees the oldest files that no shard, checkpoint or reader needs, and that are not kept warm."""
+        self._refresh_warm()
+        free = self.pins.unpinned_prefix(self.leases.unleased_prefix(self._freeable()[: self._due_count]))
+        if not free:
+            return
+        freed_numbers = {file.number for file in free}
+        self.files = [file for file in self.files if file.number not in freed_numbers]
+        self.sealed_bytes -= sum(file.size for file in free)
+        self._refresh_warm()
+        metrics.WAL_FILES.set(len(self.files))
+        names = [log_file.log_name(file.number) for file in free]
+        await self._recycle(names)
+
+    async def _recycle(self, names: list[str]) -> None:
+        """Turns files into spares. After a disk error they stay; the next start sees them again and frees them."""
+        try:
+            await self._offload.run(lambda: self._provisioner.recycle(names))
+        except OSError:
+            metrics.WAL_MAINTENANCE_FAILURES.inc()
+
+    # --- end ---
+
+    async def finish(self) -> None:
+        """After the last file is sealed: releases unused space and writes the clean checkpoint."""
+        try:
+            await self._offload.run(self._trim_last)
+        except OSError:
+            metrics.WAL_MAINTENANCE_FAILURES.inc()
+        await self.checkpoint(clean=True)
+        unused = self._appender.next_file
+        if unused is not None:
+            self.handles.pop(unused.number).close()
+            if unused.number > self._required:
+                await self._recycle([log_file.log_name(unused.number)])
+
+    def _trim_last(self) -> None:
+        """Truncates the last file behind its footer: it was sealed before it was full."""
+        if not self.files:
+            return
+        last = self.files[-1]
+        file = self._directory.open(log_file.log_name(last.number))
+        try:
+            if file.size() > last.size:
+                file.truncate(last.size)
+                file.sync()
+        finally:
+            file.close()
+
+    def close(self) -> None:
+        for file in self.handles.values():
+            file.close()
+        self.handles.clear()
+
+
+async def _join_slices(slices: Iterator[bytes]) -> bytes:
+    """Joins the slices, with one iteration of the event loop after each."""
+    parts: list[bytes] = []
+    for part in slices:
+        parts.append(part)
+        await asyncio.sleep(0)
+    return b"".join(parts)
