@@ -609,8 +609,15 @@ CATALOG_RUNS_PER_SHARD_MAX: Final = 8
 CATALOG_REMOVALS_KEPT: Final = 16
 # How long a file stays after nothing names it any more (hazard 23): engines and other nodes read what they know of.
 CATALOG_FILE_GRACE_MS: Final = 3_600_000
-# Metadata files that wait for it in memory: an hour of 25 commits in a second. More are found after the next start.
-CATALOG_RETIRED_MAX: Final = 100_000
+# Records of retired metadata files per table: an hour of a commit each second. A table that commits more often
+# overwrites its oldest, whose files the scan for orphans finds after the next start.
+CATALOG_RETIRED_SLOTS: Final = 4_096
+# Names of retired files in one record, below METADATA_VALUE_BYTES_MAX; more are found by the scan for orphans, too.
+CATALOG_RETIRED_BYTES_MAX: Final = 48 * KIB
+# Records that the clean-up deletes in one transaction.
+CATALOG_RETIRED_BATCH: Final = 100
+# A pass over the records of retired files lists all of them: the next one comes no sooner.
+CATALOG_RETIRED_PAUSE_MS: Final = 60_000
 # Purged tables of one look at all the others; manifests that are known to name nothing of other tables: 20 MB.
 CATALOG_PURGES_AT_ONCE: Final = 16
 CATALOG_MANIFESTS_REMEMBERED: Final = 100_000

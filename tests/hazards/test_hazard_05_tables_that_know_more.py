@@ -13,8 +13,9 @@ from icestream.broker import records
 from icestream.broker.iceberg_storage import IcebergStorage
 from icestream.broker.topic_owners import TopicOwners
 from icestream.catalog import catalog_keys, catalog_records
+from icestream.catalog.catalog_keys import foreign_table_key
 from icestream.catalog.topic_rules.binding import new_binding
-from icestream.catalogs.mirror import ForeignTableRecord, foreign_table_key
+from icestream.catalogs.mirror import ForeignTableRecord
 from icestream.iceberg.identifier import Identifier
 from icestream.metadata.store import MemoryStore
 from icestream.model import ShardKey, envelope

@@ -199,7 +199,7 @@ async def test_eight_writers_on_one_table_lose_nothing(nodes: int) -> None:
     assert found.location.rsplit("/", 1)[1].startswith("00080-"), "each commit is one version"
     kept = {entry["metadata-file"] for entry in found.table.metadata_log} | {found.location}
     assert set(world.metadata_files()) == kept, "no file is left of an attempt that failed"
-    assert all(len(one.tables._steps._turns) == 0 for one in catalogs)
+    assert all(len(one.tables._runner.locks) == 0 for one in catalogs)
 
 
 async def test_old_files_go_when_the_table_says_so() -> None:
@@ -265,7 +265,7 @@ def planned(count: int, shards: int) -> Any:
 
 async def test_hazard_10_a_round_of_200_tables_fits_one_transaction() -> None:
     made = planned(200, 8)
-    assert (len(made.compare), len(made.then)) == (201, 200)
+    assert (len(made.comparisons), len(made.operations)) == (201, 200)
 
 
 async def test_hazard_28_a_table_of_the_most_shards_fits_its_key() -> None:
@@ -281,12 +281,12 @@ async def test_hazard_28_a_table_of_the_most_shards_fits_its_key() -> None:
 
 
 async def test_hazard_10_what_does_not_fit_is_refused_with_the_numbers() -> None:
-    with pytest.raises(errors.InvalidInput, match="a transaction of 501 tables, at most 500"):
+    with pytest.raises(errors.InvalidInput, match="commit to 501 tables exceeds the limit of 500"):
         planned(limits.CATALOG_TRANSACTION_TABLES_MAX + 1, 1)
     with pytest.raises(errors.InvalidInput, match="at most 1048576 fit"):
         planned(450, 64)
     world = World()
-    with pytest.raises(errors.InvalidInput, match="a commit to 0 tables"):
+    with pytest.raises(errors.InvalidInput, match="commit to 0 tables"):
         await world.catalog.commits.commit_all({})
 
 

@@ -102,7 +102,7 @@ async def test_hazard_13_a_repeat_is_not_told_that_the_store_is_away(name: str) 
     async def away(_: str) -> bytes:
         raise errors.StorageUnavailable("the object store does not answer", is_ambiguous=True)
 
-    catalog.commits._steps.documents._files.read = away  # type: ignore[method-assign]
+    catalog.commits._runner.documents._files.read = away  # type: ignore[method-assign]
     found = await IcebergClient(catalog).refused("POST", path, body, idempotency_key=KEY)
     assert found[:2] == UNKNOWN
 

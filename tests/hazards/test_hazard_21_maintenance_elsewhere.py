@@ -14,7 +14,8 @@ import pytest
 import pytest_asyncio
 from pyiceberg.table import StaticTable
 
-from icestream.catalogs.mirror import ForeignTableRecord, decode_foreign_table, foreign_table_key
+from icestream.catalog.catalog_keys import foreign_table_key
+from icestream.catalogs.mirror import ForeignTableRecord, decode_foreign_table
 from icestream.catalogs.table_catalog import CommitDone, TableChange
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.snapshots import MAIN

@@ -340,7 +340,7 @@ async def left_over(world: World) -> str:
     """The file of a commit that ended in a crash: written, and never pointed to."""
     state = (await world.catalog.commits.load(TABLE)).state
     after = apply_updates(state.table, state.location, setting("lost").updates, world.clock.wall_us() // 1000)
-    documents = world.catalog.commits._steps.documents
+    documents = world.catalog.commits._runner.documents
     location = await documents.write(after, after.properties, metadata_file.version_of(state.location) + 1)
     old_files(world.disk).add(location)
     return location
@@ -468,6 +468,46 @@ async def test_hazard_23_what_one_name_lets_go_of_stays_while_another_points_to_
     assert shared in world.metadata_files()
     assert len(world.metadata_files()) < before, "what nobody points to goes"
     assert (await world.another(5).tables.load(TABLE)).location == shared
+
+
+async def test_hazard_23_files_retired_by_another_process_are_removed_an_hour_later() -> None:
+    """The pipeline commits in a process of its own, and may have ended since; the lake process cleans up."""
+    says = {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "1"}
+    world = World()
+    await world.with_table(properties=says)
+    pipeline = world.another(7)
+    for number in range(4):
+        await pipeline.commits.commit(TABLE, setting(str(number)))
+    assert len(world.metadata_files()) == 5
+    world.clock.advance(HOUR - 1)
+    assert await world.upkeep() == 0, "an engine may still read them"
+    world.clock.advance(1)
+    await world.upkeep()
+    assert len(world.metadata_files()) == 2
+    assert await world.store.list_all(catalog_keys.RETIRED) == []
+    assert (await world.another(8).tables.load(TABLE)).table.properties["a"] == "3"
+
+
+async def test_hazard_23_scan_for_orphans_leaves_files_that_were_retired_just_now() -> None:
+    says = {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "1"}
+    world = World()
+    await world.with_table(properties=says)
+    world.clock.advance(HOUR)
+    for number in range(4):
+        await world.catalog.commits.commit(TABLE, setting(str(number)))
+    old_files(world.disk).update(world.metadata_files())
+    await world.upkeep()
+    assert len(world.metadata_files()) == 5, "written long ago, but part of the table until now"
+
+
+async def test_hazard_28_records_of_retired_files_are_bounded_per_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CATALOG_RETIRED_SLOTS", 3)
+    says = {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "1"}
+    world = World()
+    await world.with_table(properties=says)
+    for number in range(9):
+        await world.catalog.commits.commit(TABLE, setting(str(number)))
+    assert len(await world.store.list_all(catalog_keys.RETIRED)) == 3
 
 
 async def test_hazard_23_a_past_outside_of_the_warehouse_is_not_touched() -> None:

@@ -14,8 +14,9 @@ from icestream.broker.broker_options import BrokerOptions
 from icestream.broker.memory_storage import MemoryStorage
 from icestream.broker.service import Broker
 from icestream.catalog import catalog_keys
+from icestream.catalog.catalog_keys import FOREIGN_TABLES, foreign_table_key
 from icestream.catalog.topic_rules.operation_preview import ShardLog, TopicLog
-from icestream.catalogs.mirror import MIRRORS, ForeignTableRecord, foreign_table_key
+from icestream.catalogs.mirror import ForeignTableRecord
 from icestream.iceberg.identifier import Identifier
 from icestream.metadata.command import Operation, Put
 from icestream.model.shard import ShardKey
@@ -59,14 +60,14 @@ async def test_hazard_49_the_note_of_a_table_in_another_catalog_goes_with_its_to
             foreign_table_key(number), msgspec.json.encode(ForeignTableRecord(["a"], "b", "u", {0: 10}))
         )
     await broker.delete_topic(TOPIC)
-    assert [key for key, _ in await world.store.list_all(MIRRORS)] == [foreign_table_key(topic_id + 1)]
+    assert [key for key, _ in await world.store.list_all(FOREIGN_TABLES)] == [foreign_table_key(topic_id + 1)]
 
 
 async def test_hazard_49_the_table_of_a_deleted_topic_stays_as_any_other() -> None:
     world = Both()
     broker = await world.start()
     await world.with_table(schema=ENVELOPE)
-    await world.catalog.topics.begin(TABLE, await world.log_of(broker))
+    await world.catalog.topics.bind_empty(TABLE, await world.log_of(broker))
     assert (await broker.delete_topic(TOPIC)).table == [*NS, TABLE.name], "it is told what stays"
     assert "deleted_topics" in await world.left(), "by the end of it"
     other = Identifier(NS, "other")
@@ -83,10 +84,10 @@ async def test_hazard_49_a_topic_that_is_created_again_gets_its_own_table() -> N
     broker = await world.start()
     await world.with_table(schema=ENVELOPE)
     await world.with_table("second", schema=ENVELOPE)
-    await world.catalog.topics.begin(TABLE, await world.log_of(broker))
+    await world.catalog.topics.bind_empty(TABLE, await world.log_of(broker))
     await broker.delete_topic(TOPIC)
     again = await world.log_of(broker)
-    await world.catalog.topics.begin(Identifier(NS, "second"), again)
+    await world.catalog.topics.bind_empty(Identifier(NS, "second"), again)
     await world.upkeep()
     assert sorted(await world.left()) == ["bound", "topics"]
     assert await world.catalog.topics.table_of(again.topic_id) == Identifier(NS, "second")
@@ -97,7 +98,7 @@ async def test_hazard_49_nothing_is_left_of_a_topic_that_had_no_table_or_was_par
     world = Both()
     broker = await world.start()
     await world.with_table(schema=ENVELOPE)
-    await world.catalog.topics.begin(TABLE, await world.log_of(broker))
+    await world.catalog.topics.bind_empty(TABLE, await world.log_of(broker))
     await world.catalog.topics.detach(TABLE)
     assert await world.left() == ["parted"]
     await broker.delete_topic(TOPIC)
@@ -113,7 +114,7 @@ async def test_hazard_49_a_crash_while_they_are_parted_begins_again() -> None:
     broker = await world.start()
     await world.with_table(schema=ENVELOPE)
     log = await world.log_of(broker)
-    await world.catalog.topics.begin(TABLE, log)
+    await world.catalog.topics.bind_empty(TABLE, log)
     await broker.delete_topic(TOPIC)
     await world.catalog.topics.detach(TABLE)  # as far as the process came
     assert sorted(await world.left()) == ["deleted_topics", "parted"]
@@ -126,7 +127,7 @@ async def test_hazard_49_a_table_that_cannot_be_read_is_not_tried_for_ever() -> 
     world = Both()
     broker = await world.start()
     await world.with_table(schema=ENVELOPE)
-    await world.catalog.topics.begin(TABLE, await world.log_of(broker))
+    await world.catalog.topics.bind_empty(TABLE, await world.log_of(broker))
     world.disk.remove((await world.catalog.tables.load(TABLE)).location.removeprefix("file:"))
     await broker.delete_topic(TOPIC)
     assert [None async for _ in world.cleanup_of(world.another(5)).work()]
@@ -139,7 +140,7 @@ async def test_hazard_49_the_lake_process_wakes_for_it() -> None:
     world = Both()
     broker = await world.start()
     await world.with_table(schema=ENVELOPE)
-    await world.catalog.topics.begin(TABLE, await world.log_of(broker))
+    await world.catalog.topics.bind_empty(TABLE, await world.log_of(broker))
     task = asyncio.create_task(world.keeping.run())
     for _ in range(50):
         await asyncio.sleep(0)

@@ -299,7 +299,7 @@ async def test_hazard_49_what_cannot_be_carried_out_is_refused_before_anything_i
     await world.drain()
     await world.catalog.topics.detach(TABLE)
     await world.publish(b"2")
-    with pytest.raises(errors.TopicTableConflict, match="1 messages"):
+    with pytest.raises(errors.TopicTableConflict, match="1 message"):
         await world.broker.delete_topic(TOPIC)
     await world.broker.shutdown()
     await world.start(BrokerOptions(deleted_rest=DeletedRestPolicy.COMMIT, has_own_catalog=False))

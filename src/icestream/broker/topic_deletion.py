@@ -6,7 +6,7 @@
     3  the rest         discard: what the log holds of it goes; how many messages, by shard, stands in the decision
                         commit: the log keeps it until the pipeline has brought all of it into the table
     4  the table        is let go of. What becomes of it is written down for the lake process, in the transaction in
-                        which the DeletedTopic goes (catalog/cleanup/deleted_topic_tables.py)
+                        which the DeletedTopic goes (catalog/topic_bindings.py)
 
 Whoever finds a DeletedTopic begins again with 2. Nothing in 2 belongs to a topic of the same name that is created
 later: that is why it is finished first, and noted. 3 and 4 go by the topic's id, which no other has.
@@ -23,10 +23,8 @@ from icestream.broker import records
 from icestream.broker.schema_registry_records import topic_schema_key
 from icestream.broker.storage import PersistentStorage
 from icestream.broker.topic_owners import TopicOwners
-from icestream.catalog import catalog_keys, catalog_records
-from icestream.catalog.catalog_records import DeletedTopicRecord, TopicRecord
-from icestream.catalogs.mirror import foreign_table_key
-from icestream.metadata.command import Absent, AtRevision, Compare, Delete, DeletePrefix, Operation, Put
+from icestream.catalog.topic_bindings import TopicBindings
+from icestream.metadata.command import Delete, Put
 from icestream.metadata.store import MetadataStore
 from icestream.model import shard as shards
 from icestream.model.topic_deletion_policy import DeletedRestPolicy, DeletedTablePolicy
@@ -50,6 +48,7 @@ class Deletion(NamedTuple):
 class TopicDeletion:
     def __init__(self, store: MetadataStore, storage: PersistentStorage, neighbours: TopicOwners) -> None:
         self._store = store
+        self._bindings = TopicBindings(store)
         self._neighbours = neighbours
         self._storage = storage
         self._unfinished: dict[TopicName, records.DeletedTopicRecord] = {}  # their names are not gone yet
@@ -69,7 +68,7 @@ class TopicDeletion:
         away."""
         uncommitted = self._storage.uncommitted(record.id, record.shards)
         messages = sum(count for _, count in uncommitted)
-        if messages and rest is DeletedRestPolicy.COMMIT and await self._store.get(catalog_keys.parted_key(record.id)):
+        if messages and rest is DeletedRestPolicy.COMMIT and await self._bindings.find_detached(record.id):
             raise errors.TopicTableConflict(
                 f"topic {name} has no table any more, and {counted(messages, 'message')} in none",
                 hint="delete it with rest `discard`, or give it a table first (docs/lake.md)",
@@ -181,33 +180,12 @@ class TopicDeletion:
             await self._store.delete_prefix(kind + below)
 
     async def _let_go(self, deleted: records.DeletedTopicRecord) -> None:
-        """What is left in the log goes, then the table is let go of, also one that is made at this moment."""
+        """Removes what is left in the log, then releases the table, also one that is created at this moment."""
         await self._storage.forget_topic(deleted.id, deleted.shards)
-        key = catalog_keys.topic_key(deleted.id)
-        is_done = False
-        while not is_done:
-            entry = await self._store.get(key)
-            operations: list[Operation] = [
-                Delete(records.deleted_topic_key(deleted.id)),
-                Delete(catalog_keys.parted_key(deleted.id)),
-                DeletePrefix(catalog_keys.marks_prefix(deleted.id)),
-                Delete(
-                    foreign_table_key(deleted.id)
-                ),  # in another catalog nothing else says that the table is the topic's
-            ]
-            compare: Compare = Absent(key)
-            if entry is not None:
-                table = catalog_records.decode(TopicRecord, key, entry)
-                let_go = DeletedTopicRecord(table.namespace, table.name, table.uuid, deleted.table)
-                operations.append(Put(catalog_keys.deleted_topic_key(deleted.id), catalog_records.encode(let_go)))
-                compare = AtRevision(key, entry.mod_revision)
-            is_done = (await self._store.txn([compare], operations)).held
+        end_of_deletion = Delete(records.deleted_topic_key(deleted.id))
+        await self._bindings.release_table(deleted.id, deleted.table, [end_of_deletion])
         self._waiting.pop(deleted.id, None)
 
     async def _table_name(self, topic_id: int) -> list[str] | None:
-        key = catalog_keys.topic_key(topic_id)
-        entry = await self._store.get(key)
-        if entry is None:
-            return None
-        found = catalog_records.decode(TopicRecord, key, entry)
-        return [*found.namespace, found.name]
+        table = await self._bindings.find_table(topic_id)
+        return None if table is None else [*table.namespace, table.name]

@@ -21,8 +21,9 @@ from icestream.broker import records
 from icestream.broker.storage import PersistentStorage
 from icestream.broker.topic_owners import TopicOwners
 from icestream.catalog import catalog_keys, catalog_records
+from icestream.catalog.catalog_keys import foreign_table_key
 from icestream.catalog.catalog_records import TableRecord, decode_relation
-from icestream.catalogs.mirror import decode_foreign_table, foreign_table_key
+from icestream.catalogs.mirror import decode_foreign_table
 from icestream.iceberg.identifier import Identifier
 from icestream.metadata.command import AtRevision, Put
 from icestream.metadata.store import MetadataStore

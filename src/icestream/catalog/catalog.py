@@ -1,12 +1,13 @@
-"""The embedded catalog: its parts, put together over a metadata store and a warehouse. The routes of the lake process
-call them; this package knows no HTTP.
+"""`Catalog`: the embedded Iceberg catalog, put together over a metadata store and a warehouse. It knows no HTTP; every
+process with a client of the metadata store may have one, and all of them commit to the same tables.
 
-    identifier, keys, records, location, metadata_file      names and forms
-    document, table, view, topic                            documents and the rules about them; pure
-    plan                                                    what was read in, transactions out; pure
-    mover, files, fence, documents, requests, turns         the thin shell
-    calls                                                   what clients ask: read, plan, write, move
-    upkeep                                                  what goes in the background when nobody needs it any more
+    catalog_keys, catalog_records       what is stored where
+    topic_rules                         what may be done to the table of a topic; pure
+    plans                               entries that were read in, transactions out; pure
+    transactions, documents             the thin shell: run a transaction until it is applied; metadata files
+    operations                          what clients call: read, plan, write files, run
+    topic_bindings                      which table belongs to which topic; what the deletion of a topic records
+    cleanup                             removes files in the background, in the lake process
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from icestream.catalog.cleanup.deleted_topic_tables import DeletedTopicTables
 from icestream.catalog.cleanup.file_references import ManifestSource
 from icestream.catalog.cleanup.orphan_metadata import OrphanMetadata
 from icestream.catalog.cleanup.purge import Purges
+from icestream.catalog.cleanup.retired_files import RetiredFiles
 from icestream.catalog.documents import Documents
 from icestream.catalog.operations.namespace_operations import NamespaceOperations
 from icestream.catalog.operations.relation_lookup import RelationLookup
@@ -26,7 +28,7 @@ from icestream.catalog.operations.table_commits import TableCommits
 from icestream.catalog.operations.table_operations import TableOperations
 from icestream.catalog.operations.topic_operations import TopicOperations
 from icestream.catalog.operations.view_operations import ViewOperations
-from icestream.catalog.transactions import Steps
+from icestream.catalog.transactions import TransactionRunner
 from icestream.iceberg.file_io import TableFiles
 from icestream.iceberg.location import normalize
 from icestream.metadata.store import MetadataStore
@@ -45,23 +47,29 @@ class Catalog:
         other_roots: Sequence[str] = (),
         cache_bytes: int = limits.CATALOG_CACHE_BYTES_DEFAULT,
     ) -> None:
-        """`other_roots`: where tables may lie besides the warehouse."""
+        """`other_roots`: locations besides the warehouse where tables may lie."""
         roots = [normalize(root) for root in (warehouse, *other_roots)]
         documents = Documents(files, randomness, roots, cache_bytes)
-        steps = Steps(store, documents, clock)
+        runner = TransactionRunner(store, documents, clock)
         self.store = store
-        self._cleanup_parts = (documents, files, steps.retired, roots, clock)
-        relations = RelationLookup(steps)
-        self.namespaces = NamespaceOperations(steps, roots[0])
-        self.commits = TableCommits(steps, relations, roots)
-        self.tables = TableOperations(steps, relations, self.commits, roots[0], roots)
-        self.topics = TopicOperations(steps, relations, self.commits, roots[0])
-        self.views = ViewOperations(steps, relations, roots[0], roots)
+        self._files = files
+        self._roots = roots
+        self._runner = runner
+        relations = RelationLookup(runner)
+        self.namespaces = NamespaceOperations(runner, roots[0])
+        self.commits = TableCommits(runner, relations, roots)
+        self.tables = TableOperations(runner, relations, self.commits, roots[0], roots)
+        self.topics = TopicOperations(runner, relations, self.commits, roots[0])
+        self.views = ViewOperations(runner, relations, roots[0], roots)
 
     def cleanup(self, manifests: ManifestSource) -> CatalogCleanup:
-        """What goes on in the background, in one process of a node."""
-        documents, files, retired, roots, clock = self._cleanup_parts
-        purges = Purges(self.store, documents, files, manifests, roots)
-        partings = DeletedTopicTables(self.store, self.topics, self.tables)
-        leftovers = OrphanMetadata(self.store, documents, files)
-        return CatalogCleanup(self.store, documents, retired, partings, purges, leftovers, clock)
+        """The background clean-up; the lake process of a node runs it."""
+        documents = self._runner.documents
+        return CatalogCleanup(
+            self.store,
+            RetiredFiles(self.store, documents),
+            DeletedTopicTables(self.store, self.topics, self.tables),
+            Purges(self.store, documents, self._files, manifests, self._roots),
+            OrphanMetadata(self.store, documents, self._files),
+            self._runner.clock,
+        )

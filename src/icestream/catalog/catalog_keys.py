@@ -1,22 +1,26 @@
-"""Where the catalog keeps what in the metadata store.
+"""Keys of the catalog's records in the metadata store.
 
     /catalog/namespaces/{levels above}:{level}       NamespaceRecord
     /catalog/relations/{levels}:{name}               TableRecord or ViewRecord: one key for both, so that a table and a
-                                                     view never have one name
+                                                     view never share a name
     /catalog/topics/{topic id}                       TopicRecord: the table of a topic
     /catalog/bound/{table uuid}                      BoundRecord: the topic of a table
-    /catalog/parted/{topic id}                       PartedRecord: the table that a topic had, until it has one again
-    /catalog/deleted_topics/{topic id}               LetGoRecord: the table of a topic that was deleted, until they are
-                                                     parted; written by the broker, as a deletion ends (hazard 49)
-    /catalog/requests/{idempotency key}              RequestRecord, for a while
-    /catalog/purges/{table uuid}                     PurgeRecord: files of a dropped table that are to go
-    /snapshots/{topic id}/open, /{slot}              blocks of marks: what snapshots held (snapshot_map.py); beside the
-                                                     others, so that who watches these is not told of each of them
-    /pipeline/lease                                  LeaseRecord, written by the pipeline of a node on its own
-    /pipeline/lease/{node}                           the same, by that of each node of a cluster
+    /catalog/parted/{topic id}                       DetachedRecord: the former table of a topic that has none
+    /catalog/deleted_topics/{topic id}               DeletedTableRecord: the table of a deleted topic, until it is
+                                                     detached or dropped (topic_bindings.py, hazard 49)
+    /catalog/requests/{idempotency key}              RequestRecord, with a time to live
+    /catalog/purges/{table uuid}                     PurgeRecord: a dropped table whose files are to be removed
+    /retired/{table uuid}/{slot}                     RetiredFilesRecord: metadata files that a commit retired, at slot
+                                                     version % CATALOG_RETIRED_SLOTS
+    /snapshots/{topic id}/open, /{slot}              blocks of snapshot marks (snapshot_map.py)
+    /pipeline/lease                                  LeaseRecord, written by the pipeline of a single node
+    /pipeline/lease/{node}                           the same, for each node of a cluster
+    /pipeline/tables/{topic id}                      the table of a topic in another catalog (catalogs/mirror.py)
+
+Retired files and marks are not below /catalog/, so that a watch of the catalog is not notified of each of them.
 
 `{levels}` is each level followed by `/`. In levels and names `%`, `/` and `:` are escaped. So what is directly in a
-namespace, and only that, lies below one prefix, in the order of its names, whatever lies deeper.
+namespace, and only that, lies below one prefix, in the order of names, whatever lies deeper.
 """
 
 from __future__ import annotations
@@ -37,9 +41,11 @@ RELATIONS: Final = f"{ROOT}relations/"
 PURGES: Final = f"{ROOT}purges/"
 TOPICS: Final = f"{ROOT}topics/"
 BOUND: Final = f"{ROOT}bound/"
-PARTED: Final = f"{ROOT}parted/"
+DETACHED: Final = f"{ROOT}parted/"
 DELETED_TOPICS: Final = f"{ROOT}deleted_topics/"
+RETIRED: Final = "/retired/"
 MARKS: Final = "/snapshots/"
+FOREIGN_TABLES: Final = "/pipeline/tables/"
 LEASE: Final = "/pipeline/lease"
 _ESCAPED: Final = str.maketrans({"%": "%25", "/": "%2F", ":": "%3A"})
 
@@ -49,7 +55,7 @@ def _escape(text: str) -> str:
 
 
 def namespaces_in(parent: Namespace) -> str:
-    """The prefix of the namespaces directly in another; () is the root."""
+    """The prefix of the namespaces directly in `parent`; () is the root."""
     return f"{ROOT}namespaces/{_levels(parent)}:"
 
 
@@ -62,23 +68,26 @@ def _levels(levels: Namespace) -> str:
 
 
 def namespace_key(namespace: Namespace) -> str:
-    return _fitting(namespaces_in(namespace[:-1]) + _escape(namespace[-1]))
+    return _check_length(namespaces_in(namespace[:-1]) + _escape(namespace[-1]))
 
 
 @lru_cache(4096)
 def relation_key(identifier: Identifier) -> str:
-    return _fitting(relations_in(identifier.namespace) + _escape(identifier.name))
+    return _check_length(relations_in(identifier.namespace) + _escape(identifier.name))
 
 
 def identifier_of(key: str) -> Identifier:
-    """Of the table or view under this key."""
+    """The identifier of the table or view at this key."""
     levels, _, name = key.removeprefix(RELATIONS).rpartition(":")
     return Identifier(tuple(unquote(level) for level in levels.split("/")[:-1]), unquote(name))
 
 
-def _fitting(key: str) -> str:
+def _check_length(key: str) -> str:
     if key_bytes(key) > limits.METADATA_KEY_BYTES_MAX:
-        raise errors.InvalidInput("a name that is too long, with its namespace", hint="use fewer or shorter levels")
+        raise errors.InvalidInput(
+            f"name and namespace are too long: {key_bytes(key)} bytes, limit {limits.METADATA_KEY_BYTES_MAX}",
+            hint="use fewer or shorter levels",
+        )
     return key
 
 
@@ -95,12 +104,21 @@ def deleted_topic_key(topic_id: int) -> str:
     return f"{DELETED_TOPICS}{topic_id}"
 
 
-def parted_key(topic_id: int) -> str:
-    return f"{PARTED}{topic_id}"
+def detached_key(topic_id: int) -> str:
+    return f"{DETACHED}{topic_id}"
 
 
 def bound_key(uuid: str) -> str:
     return f"{BOUND}{uuid.lower()}"
+
+
+def foreign_table_key(topic_id: int) -> str:
+    return f"{FOREIGN_TABLES}{topic_id}"
+
+
+def retired_key(uuid: str, version: int) -> str:
+    """Slots bound the records of a table: one that commits too often for the clean-up overwrites its oldest."""
+    return f"{RETIRED}{uuid.lower()}/{version % limits.CATALOG_RETIRED_SLOTS}"
 
 
 def marks_prefix(topic_id: int) -> str:
@@ -127,21 +145,21 @@ def purge_key(uuid: str) -> str:
 
 
 def page_token(name: str) -> str:
-    """Where the next page begins: behind this name, whatever comes or goes meanwhile."""
+    """The token of the page that begins after this name, whatever is created or dropped meanwhile."""
     return base64.urlsafe_b64encode(name.encode()).decode().rstrip("=")
 
 
 def key_after(prefix: str, token: str) -> str:
-    """The key behind which a page begins; an empty token is the first page."""
+    """The key after which the page of a token begins; an empty token is the first page."""
     if not token:
         return ""
     try:
         name = base64.b64decode(token + "=" * (-len(token) % 4), b"-_", validate=True).decode()
     except (binascii.Error, ValueError):
-        raise errors.InvalidInput(f"not a page token: {short_repr(token)}") from None
+        raise errors.InvalidInput(f"invalid page token: {short_repr(token)}") from None
     return prefix + _escape(name)
 
 
 def lease_key(name: str) -> str:
-    """`name`: the id of a node of a cluster; empty for a node on its own."""
+    """`name`: the id of a node of a cluster; empty for a single node."""
     return f"{LEASE}/{name}" if name else LEASE

@@ -1,8 +1,8 @@
-"""What the catalog writes into the metadata store; keys.py says under which keys.
+"""Records of the catalog in the metadata store; catalog_keys.py has their keys.
 
-Relations are msgpack, because a commit over 200 tables must fit one transaction of 1 MiB (hazard 10): the rounds that a
-table remembers are 1.8 KB so, and 4 KB as JSON. The others are JSON, so that an operator can read them. Fields that are
-not known are left out of the way: a later version may add some.
+Relations are msgpack, because a commit to 200 tables must fit one transaction of 1 MiB (hazard 10): the rounds that a
+table remembers take 1.8 KB, and 4 KB as JSON. The others are JSON, so that an operator can read them. Unknown fields
+are ignored: a later version may add some.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from icestream.model.topic_deletion_policy import DeletedTablePolicy
 
 
 class NamespaceRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    id: str  # of this one: another of the same name has another
+    id: str  # tells namespaces of the same name apart, one dropped and one created later
     properties: dict[str, str] = {}
-    generation: int = 0  # raised by every change, and to make a transaction fail whose outcome is unknown
+    generation: int = 0  # raised by every change, and by fences
 
 
 class TableRecord(msgspec.Struct, frozen=True, omit_defaults=True, tag="table"):
     uuid: str
-    location: str  # of the metadata file that is in force
-    version: int  # its number
+    location: str  # of the current metadata file
+    version: int  # of that file
     binding: Binding | None = None
     removals: Removals = ()
-    is_registered: bool = False  # files beside those of its history may have been the table once (upkeep/leftovers.py)
+    is_registered: bool = False  # its metadata log may be incomplete (cleanup/orphan_metadata.py)
 
 
 class ViewRecord(msgspec.Struct, frozen=True, omit_defaults=True, tag="view"):
@@ -48,8 +48,8 @@ class TopicRecord(msgspec.Struct, frozen=True):
     uuid: str
 
 
-class DeletedTopicRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The table of a topic that was deleted, and what becomes of it."""
+class DeletedTableRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The table of a deleted topic, and what becomes of it."""
 
     namespace: list[str]
     name: str
@@ -63,39 +63,46 @@ class BoundRecord(msgspec.Struct, frozen=True):
 
 
 class DetachedRecord(msgspec.Struct, frozen=True):
-    """A topic that had a table and has none: nobody gives it another by himself, because rows would be missing."""
+    """The former table of a topic that has none. The pipeline does not create another: rows would be missing in it."""
 
     topic: str
     namespace: list[str]
     name: str
     uuid: str
     location: str  # of the table's last metadata file
-    committed: dict[int, int]  # per shard, when they were parted
+    committed: dict[int, int]  # per shard, when it was detached
     pipeline_epoch: int
 
 
 class PurgeRecord(msgspec.Struct, frozen=True):
-    location: str  # the last metadata file: it names all the others
+    location: str  # the last metadata file, which names all other files
     time_ms: int
-    is_begun: bool = False  # files are going: nobody registers the table any more
+    is_begun: bool = False  # files are being removed: the table cannot be registered again
+
+
+class RetiredFilesRecord(msgspec.Struct, frozen=True):
+    """Metadata files that no table names since a commit (cleanup/retired_files.py)."""
+
+    time_ms: int  # of that commit
+    locations: list[str]
 
 
 class LeaseRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Of the pipeline's driver. Renewed with the same value, so that a commit can compare it."""
+    """The lease of the pipeline's driver. Renewed with the same value, so that a commit can compare it."""
 
     epoch: int
-    owner: str = ""  # who may take it from himself: a child of a broker, of which there is one at a time
+    owner: str = ""  # may take over its own lease at once: a broker has one driver as its child
 
 
 class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of a request that named itself (requests.py): done, or the error that ended it."""
+    """The result of a request with an Idempotency-Key (idempotency.py), or the error that it failed with."""
 
-    digest: str  # of what was asked
+    digest: str  # of the request's content
     code: str = ""
     message: str = ""
     hint: str = ""
-    uuids: list[str] = []  # of the tables, in the order of their names, or of the view that it answered with
-    removed: list[str] = []  # properties of a namespace that were there
+    uuids: list[str] = []  # of the tables, in the order of their names, or of the view in the answer
+    removed: list[str] = []  # properties of a namespace that existed
 
 
 Record = TypeVar("Record", bound=msgspec.Struct)
@@ -118,15 +125,15 @@ def decode(kind: type[Record], key: str, entry: Entry) -> Record:
 
 def decode_relation(key: str, entry: Entry) -> Relation:
     try:
-        found: Any = _relations.decode(entry.value)
+        record: Any = _relations.decode(entry.value)
     except (msgspec.MsgspecError, errors.InvalidInput) as error:
         raise _damaged(key, "table or view", error) from None
-    relation: Relation = found
+    relation: Relation = record
     return relation
 
 
-def _damaged(key: str, what: str, error: Exception) -> errors.MetadataDamaged:
+def _damaged(key: str, kind: str, error: Exception) -> errors.MetadataDamaged:
     return errors.MetadataDamaged(
-        f"{key} in the metadata store is not a {what}: {error}",
+        f"{key} in the metadata store is not a {kind}: {error}",
         hint="restore it from a backup, or register the table again from its last metadata file",
     )

@@ -1,7 +1,7 @@
-"""Who is at work on what, in this process: changes of one table or namespace take turns.
+"""In-process locks by key: changes of one table or namespace run one after the other within this process.
 
-Nothing depends on it but speed: two nodes are told apart by the comparisons of their transactions. Without it every
-second commit to a busy table would write its metadata file in vain.
+They are an optimisation. Correctness across processes and nodes comes from the comparisons of each transaction; without
+the locks every second commit to a busy table would write its metadata file in vain.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Iterable, Sequence
 
 class KeyLocks:
     def __init__(self) -> None:
-        self.locks: dict[str, tuple[asyncio.Lock, int]] = {}  # with the number of those who want it
+        self.locks: dict[str, tuple[asyncio.Lock, int]] = {}  # with the number of holders and waiters
 
-    def of(self, keys: Iterable[str]) -> KeyLockScope:
-        """All of them, always in the same order, so that nobody waits in a circle."""
+    def lock(self, keys: Iterable[str]) -> KeyLockScope:
+        """An async context manager that holds the locks of all keys."""
+        # Sorted: two scopes always acquire shared keys in the same order, so they cannot deadlock.
         return KeyLockScope(self, sorted(set(keys)))
 
     def __len__(self) -> int:
@@ -23,17 +24,17 @@ class KeyLocks:
 
 
 class KeyLockScope:
-    """Written out: every commit has one, and a context manager made of generators costs four times as much."""
+    """A class and not a generator: every commit enters one, and `asynccontextmanager` costs four times as much."""
 
-    __slots__ = ("_held", "_keys", "_turns")
+    __slots__ = ("_acquired", "_keys", "_owner")
 
-    def __init__(self, turns: KeyLocks, keys: Sequence[str]) -> None:
-        self._turns = turns
+    def __init__(self, owner: KeyLocks, keys: Sequence[str]) -> None:
+        self._owner = owner
         self._keys = keys
-        self._held: list[asyncio.Lock] = []
+        self._acquired: list[asyncio.Lock] = []
 
     async def __aenter__(self) -> None:
-        locks = self._turns.locks
+        locks = self._owner.locks
         for key in self._keys:
             lock, count = locks.get(key) or (asyncio.Lock(), 0)
             locks[key] = lock, count + 1
@@ -41,18 +42,18 @@ class KeyLockScope:
             for key in self._keys:
                 lock = locks[key][0]
                 await lock.acquire()
-                self._held.append(lock)
-        except BaseException:
-            self._leave()
+                self._acquired.append(lock)
+        except BaseException:  # cancelled while it waited
+            self._release()
             raise
 
     async def __aexit__(self, *_error: object) -> None:
-        self._leave()
+        self._release()
 
-    def _leave(self) -> None:
-        for lock in self._held:
+    def _release(self) -> None:
+        for lock in self._acquired:
             lock.release()
-        locks = self._turns.locks
+        locks = self._owner.locks
         for key in self._keys:
             lock, count = locks.pop(key)
             if count > 1:

@@ -1,14 +1,14 @@
-"""The durable map of snapshot, time and offsets of each topic: what snapshots held that are in its table no more.
+"""The durable map of snapshot, time and committed offsets of each topic, for snapshots that its table no longer has.
 
     /snapshots/{topic id}/open       the block that marks are added to (snapshot_block.py)
-    /snapshots/{topic id}/{slot}     block `number` that is full, at slot number % SNAPSHOT_BLOCKS_MAX: the oldest goes
+    /snapshots/{topic id}/{slot}     a full block, at slot number % SNAPSHOT_BLOCKS_MAX: the oldest is overwritten
 
-A snapshot that is in the table says by itself what it holds. So a mark is written when one goes, in the transaction of
-the commit that lets it go: there is no moment at which neither knows. In another catalog anybody may expire snapshots
-and we hear nothing of it: there marks are written with the note of each commit (pipeline/tables/foreign_ledger.py).
+The summary of a snapshot in the table says which offsets it holds. A mark is written when a snapshot is removed, in the
+transaction of that commit, so at every moment one of the two exists. In another catalog any client may expire snapshots
+without our knowledge: there marks are written after each commit (pipeline/tables/foreign_ledger.py).
 
-A transaction compares the open block. Ours is remembered from the last one, so that a commit asks for nothing; it is
-forgotten when it is used, and remembered again when the transaction is known to be done: who comes second reads.
+A transaction compares the open block. The one that our last transaction wrote is cached, so that a commit needs no
+read; it is dropped from the cache when it is used and cached again once the transaction is known to be applied.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from collections.abc import Sequence
 
 from icestream import errors, limits
 from icestream.catalog import catalog_keys, snapshot_block
-from icestream.catalog.plans import snapshot_mark_plans as plan
-from icestream.catalog.plans.snapshot_mark_plans import MarkWrites, OpenBlock
+from icestream.catalog.plans.snapshot_mark_plans import MarkWrites, OpenBlock, plan_marks
 from icestream.catalog.snapshot_block import MarkBlock
 from icestream.catalog.topic_rules.snapshot_mark import SnapshotMark
 from icestream.metadata.entry import Entry
@@ -32,46 +31,49 @@ _log = get_logger("catalog.snapshots")
 class SnapshotMap:
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
-        self._open: OrderedDict[int, OpenBlock] = OrderedDict()  # by topic id
+        self._open_blocks: OrderedDict[int, OpenBlock] = OrderedDict()  # by topic id
 
     # --- writing ---
 
-    async def adding(self, topic_id: int, marks: Sequence[SnapshotMark]) -> MarkWrites:
-        """For a transaction of the caller's, who says `done` when it is."""
-        known = self._open.pop(topic_id, None) or await self._read(catalog_keys.open_marks_key(topic_id))
-        return plan.plan_marks(topic_id, known, marks)
+    async def plan(self, topic_id: int, marks: Sequence[SnapshotMark]) -> MarkWrites:
+        """Plans marks as part of a transaction of the caller, which calls `remember` when it is applied."""
+        open_block = self._open_blocks.pop(topic_id, None) or await self._read(catalog_keys.open_marks_key(topic_id))
+        return plan_marks(topic_id, open_block, marks)
 
-    def done(self, topic_id: int, added: MarkWrites, revision: int) -> None:
-        self._open[topic_id] = OpenBlock(added.open_block, revision)
-        while len(self._open) > limits.CATALOG_REMEMBERED_MAX:
-            self._open.popitem(last=False)
+    def remember(self, topic_id: int, writes: MarkWrites, revision: int) -> None:
+        """Caches the open block that a transaction wrote at `revision`."""
+        self._open_blocks[topic_id] = OpenBlock(writes.open_block, revision)
+        while len(self._open_blocks) > limits.CATALOG_REMEMBERED_MAX:
+            self._open_blocks.popitem(last=False)
 
     async def _read(self, key: str) -> OpenBlock:
         entry = await self._store.get(key)
         if entry is None:
             return OpenBlock(MarkBlock(), 0)
-        return OpenBlock(_decoded(key, entry) or MarkBlock(), entry.mod_revision)
+        return OpenBlock(_decode_or_none(key, entry) or MarkBlock(), entry.mod_revision)
 
-    # --- asking ---
+    # --- reading ---
 
     async def find(self, topic_id: int, snapshot_id: int) -> SnapshotMark | None:
-        """Only blocks that may hold it are decoded: a topic asks once for each of its shards."""
+        """The mark of a snapshot. Only blocks that may hold it are decoded: a topic looks it up for each shard."""
         entries = await self._store.list_all(catalog_keys.marks_prefix(topic_id))
-        blocks = [_decoded(*one) for one in entries if snapshot_block.may_hold(one[1].value, snapshot_id)]
+        blocks = [
+            _decode_or_none(key, entry) for key, entry in entries if snapshot_block.may_hold(entry.value, snapshot_id)
+        ]
         marks = (mark for block in blocks if block is not None for mark in block.marks())
-        return next((one for one in marks if one.snapshot_id == snapshot_id), None)
+        return next((mark for mark in marks if mark.snapshot_id == snapshot_id), None)
 
     async def marks(self, topic_id: int) -> list[SnapshotMark]:
-        """All that are known, the oldest first."""
-        found = [_decoded(*one) for one in await self._store.list_all(catalog_keys.marks_prefix(topic_id))]
-        blocks = sorted((one for one in found if one is not None), key=lambda one: one.number)
-        return [mark for block in blocks for mark in block.marks()]
+        """All marks of a topic, the oldest first."""
+        entries = await self._store.list_all(catalog_keys.marks_prefix(topic_id))
+        blocks = [block for key, entry in entries if (block := _decode_or_none(key, entry)) is not None]
+        return [mark for block in sorted(blocks, key=lambda block: block.number) for mark in block.marks()]
 
 
-def _decoded(key: str, entry: Entry) -> MarkBlock | None:
-    """A map with a hole is better than a commit that fails, or a reader that finds nothing."""
+def _decode_or_none(key: str, entry: Entry) -> MarkBlock | None:
+    """None for a damaged block, with a warning: a map with a hole is better than a commit or a reader that fails."""
     try:
         return snapshot_block.decode(key, entry.value)
     except errors.MetadataDamaged as error:
-        _log.warning("marks of snapshots are lost", error=str(error))
+        _log.warning("damaged block of snapshot marks ignored", key=key, error=str(error))
         return None

@@ -1,13 +1,20 @@
-"""How every change of the catalog is made: read, plan, write what the plan needs, move; again when others were faster.
+"""Runs every change of the catalog: read, plan, write files, run the transaction; again after a conflict.
 
-After an unknown outcome others may have gone on, and what was planned may have been done before them. Then it is not
-planned again as if it had not: that would undo what they were told is done. Whoever planned it says how to find out
-(`was_done`), or that planned again it is refused where it was done, because what it makes must not be there
-(`is_once`); else it stays unknown.
+    reply                    outcome
+    applied                  COMMITTED
+    comparison failed        CONFLICT: nothing changed; the operation re-reads and plans again
+    refused                  nothing changed; the refusal is raised
+    reply lost               resolved by reading back, and by a fencing transaction if the original may still be in
+                             flight; if that does not succeed in time: OutcomeUnknown, never a conflict, because a
+                             client that is told "conflict" deletes the files of its commit (hazard 13)
 
-Files that a step wrote are taken back when it is certain that nothing points to them: the comparisons failed, or the
-store refused. After an unknown outcome they stay (hazard 13), and so they do when others went on and nobody can tell
-whether it was done before them: it may have a pointer under another name.
+After a lost reply another transaction may have changed the record (SUPERSEDED), and the original may have been applied
+before it. The change is not planned again as if it had not been applied: that would undo what others were told is done.
+Either the planner can find out (`Attempt.was_applied`), or planning again is refused if it was applied
+(`Attempt.is_create`: what it creates must not exist yet), or the outcome stays unknown.
+
+Files that an attempt wrote are removed if it is certain that no pointer leads to them: the comparisons failed, or the
+store refused. After an unknown outcome they stay (hazard 13).
 """
 
 from __future__ import annotations
@@ -17,150 +24,190 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from icestream import errors, limits
-from icestream.catalog.cleanup.retired_files import RetiredFiles
 from icestream.catalog.documents import Documents
-from icestream.catalog.idempotency import EMPTY_RESULT, IdempotentRequest, RequestLog, RequestResult
+from icestream.catalog.idempotency import EMPTY_RESULT, RELOAD_HINT, IdempotentRequest, RequestLog, RequestResult
 from icestream.catalog.key_locks import KeyLocks
-from icestream.catalog.mover import LOOK_FIRST, Mover
-from icestream.catalog.plans.planned_transaction import PlannedTransaction, TransactionOutcome
+from icestream.catalog.plans.planned_transaction import PlannedTransaction, TransactionOutcome, outcome_from_record
 from icestream.metadata import command as cmd
 from icestream.metadata.store import MetadataStore
 from icestream.runtime.clock import Clock
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Step(Generic[Answer]):
-    """What one attempt comes to."""
+class Attempt(Generic[Result]):
+    """One attempt of an operation: its transaction, and what follows from each outcome."""
 
-    planned: PlannedTransaction | None  # None: there is nothing to change, as long as `unchanged` holds
-    answer: Answer
-    written: Sequence[str] = ()  # files that only this transaction points to
-    dropped: Sequence[str] = ()  # files that nothing names when it is done: they go later
-    was_done: Callable[[], Awaitable[bool]] | None = None  # None: nobody can tell
-    told: Callable[[int], None] | None = None  # of the revision, when it is done and known
-    is_once: bool = False
-    noted: RequestResult = EMPTY_RESULT  # for a repeat, when the request has a name
+    transaction: PlannedTransaction | None  # None: there is nothing to change, as long as `unchanged` holds
+    result: Result
+    written_files: Sequence[str] = ()  # that only this transaction points to
+    was_applied: Callable[[], Awaitable[bool]] | None = None  # asked after SUPERSEDED; None: it cannot be told
+    on_committed: Callable[[int], None] | None = None  # receives the store revision, if the store reported it
+    is_create: bool = False
+    request_result: RequestResult = EMPTY_RESULT  # recorded for repeats of a request with an Idempotency-Key
     unchanged: Sequence[cmd.Compare] = ()
 
 
-Plan = Callable[[], Awaitable[Step[Answer]]]
-Again = Callable[[RequestResult], Awaitable[Answer]]
+Plan = Callable[[], Awaitable[Attempt[Result]]]
+AnswerRepeat = Callable[[RequestResult], Awaitable[Result]]
 
 
-class Steps:
+class TransactionRunner:
     def __init__(self, store: MetadataStore, documents: Documents, clock: Clock) -> None:
         self.store = store
         self.documents = documents
         self.clock = clock
-        self.retired = RetiredFiles()
-        self._mover = Mover(store, clock)
+        self.locks = KeyLocks()
         self._requests = RequestLog(store)
-        self._turns = KeyLocks()
 
     def now_ms(self) -> int:
         return self.clock.wall_us() // 1000
 
-    async def make(
+    async def run_until_applied(
         self,
-        turns: Sequence[str],
-        plan: Plan[Answer],
+        lock_keys: Sequence[str],
+        plan: Plan[Result],
         request: IdempotentRequest | None = None,
-        again: Again[Answer] | None = None,
-    ) -> Answer:
-        """`turns`: the keys that it changes. `again`: what a repeat of a request that was done is answered; whoever
-        takes requests with names has it."""
-        async with self._turns.of(turns if request is None else (*turns, request.key)):
-            if request is None or again is None:
-                return await self._make(plan)
+        answer_repeat: AnswerRepeat[Result] | None = None,
+    ) -> Result:
+        """Plans and runs attempts until one is applied; returns its result.
+
+        `lock_keys`: the keys that the operation changes. `answer_repeat` makes the answer to a repeat of a `request`
+        that was applied before; operations that take requests have it.
+
+        Raises what `plan` raises; CommitConflict after CATALOG_ATTEMPTS_MAX conflicts; OutcomeUnknown if the reply was
+        lost and the outcome could not be determined; Refused if the store refused the transaction.
+        """
+        if request is None or answer_repeat is None:
+            async with self.locks.lock(lock_keys):
+                for _ in range(limits.CATALOG_ATTEMPTS_MAX):
+                    attempt = await plan()
+                    if attempt.transaction is None or await self._run(attempt, attempt.transaction, None):
+                        return attempt.result
+                raise _too_many_conflicts()
+        async with self.locks.lock((*lock_keys, request.key)):
             try:
-                return await self._make_once(plan, request, again)
+                for _ in range(limits.CATALOG_ATTEMPTS_MAX):
+                    request_result = await self._requests.find(request)
+                    if request_result is not None:
+                        return await _repeated(answer_repeat, request_result)
+                    attempt = await plan()
+                    if await self._run(attempt, _with_request(attempt, request), request):
+                        return attempt.result
+                raise _too_many_conflicts()
             except (errors.InvalidInput, errors.MetadataFileMissing) as error:
-                await self._requests.note_error(request, error)
+                await self._requests.record_error(request, error)
                 raise
 
-    async def _make(self, plan: Plan[Answer]) -> Answer:
-        for _ in range(limits.CATALOG_ATTEMPTS_MAX):
-            step = await plan()
-            if step.planned is None or await self._move(step, step.planned):
-                return step.answer
-        raise _overtaken()
+    async def remove_files(self, locations: Sequence[str]) -> None:
+        """Removes files that no pointer leads to and none ever will."""
+        for location in locations:
+            await self.documents.remove(location)
 
-    async def _make_once(self, plan: Plan[Answer], request: IdempotentRequest, again: Again[Answer]) -> Answer:
-        for _ in range(limits.CATALOG_ATTEMPTS_MAX):
-            noted = await self._requests.done(request)
-            if noted is not None:
-                return await _answered(again, noted)
-            step = await plan()
-            planned = (
-                request.alone(step.unchanged, step.noted)
-                if step.planned is None
-                else request.added_to(step.planned, step.noted)
-            )
-            if await self._move(step, planned, request):
-                return step.answer
-        raise _overtaken()
-
-    async def _move(
-        self, step: Step[Answer], planned: PlannedTransaction, request: IdempotentRequest | None = None
+    async def _run(
+        self, attempt: Attempt[Result], transaction: PlannedTransaction, request: IdempotentRequest | None
     ) -> bool:
-        """Whether it was done."""
-        is_done = await self._moved(step, planned, request)
-        if is_done:
-            self.retired.add(step.dropped, self.now_ms())
-        return is_done
-
-    async def _moved(self, step: Step[Answer], planned: PlannedTransaction, request: IdempotentRequest | None) -> bool:
+        """Runs the transaction of an attempt once; returns whether it was applied."""
         try:
-            moved = await self._mover.move(planned if request is None else planned.checked(), step.told)
+            if request is not None:
+                transaction.checked()  # the recorded result made it larger
+            reply = await self.store.txn(transaction.comparisons, transaction.operations)
+        except errors.OutcomeUnknown as lost_reply:
+            outcome = await self._resolve(transaction, lost_reply)
         except (errors.Refused, errors.InvalidInput):
-            await self.take_back(step.written)
+            await self.remove_files(attempt.written_files)
             raise
-        if moved is TransactionOutcome.OVERTAKEN:
-            return await self._was_done(step, request)
-        if moved is not TransactionOutcome.DONE:
-            await self.take_back(step.written)
-        return moved is TransactionOutcome.DONE
+        else:
+            outcome = TransactionOutcome.COMMITTED if reply.held else TransactionOutcome.CONFLICT
+            if reply.held and attempt.on_committed is not None:
+                attempt.on_committed(reply.revision)
+        if outcome is TransactionOutcome.SUPERSEDED:
+            return await self._was_applied(attempt, request)
+        if outcome is TransactionOutcome.CONFLICT:
+            await self.remove_files(attempt.written_files)
+        return outcome is TransactionOutcome.COMMITTED
 
-    async def _was_done(self, step: Step[Answer], request: IdempotentRequest | None) -> bool:
-        """Before others went on. Whatever stands in the way of finding out, it is unknown: the client may not hear of
-        the table that is gone, or of the store that is away, as if nothing had been done."""
+    async def _resolve(self, transaction: PlannedTransaction, lost_reply: errors.OutcomeUnknown) -> TransactionOutcome:
+        """Determines the outcome after a lost reply. Raises OutcomeUnknown at the deadline."""
+        deadline_ns = self.clock.monotonic_ns() + int(limits.CATALOG_RESOLVE_SECONDS_MAX * 1e9)
+        while self.clock.monotonic_ns() < deadline_ns:
+            try:
+                outcome = await self._read_outcome(transaction)
+            except (errors.OutcomeUnknown, errors.Refused):
+                outcome = None  # the store is unavailable: retry until the deadline
+            if outcome is not None:
+                return outcome
+            await self.clock.sleep(limits.CATALOG_RESOLVE_RETRY_SECONDS)
+        raise errors.OutcomeUnknown(
+            "catalog change: reply lost and outcome not determined within "
+            f"{limits.CATALOG_RESOLVE_SECONDS_MAX:g} s: {lost_reply.message}",
+            hint=RELOAD_HINT,
+        )
+
+    async def _read_outcome(self, transaction: PlannedTransaction) -> TransactionOutcome | None:
+        """Reads back whether the transaction was applied; None if that cannot be told yet."""
+        outcome = outcome_from_record(transaction, await self.store.get(transaction.key))
+        if outcome is not None:
+            return outcome
+        # The original may still be in flight. The fence compares the same revisions and changes one of them: if the
+        # fence commits, the original can no longer commit, and the record tells whether it had committed before.
+        fence = await self.store.txn(transaction.comparisons, [transaction.fence])
+        if not fence.held:
+            return None
+        is_applied = transaction.is_applied_in(await self.store.get(transaction.key))
+        return TransactionOutcome.COMMITTED if is_applied else TransactionOutcome.CONFLICT
+
+    async def _was_applied(self, attempt: Attempt[Result], request: IdempotentRequest | None) -> bool:
+        """Whether an attempt was applied before another transaction changed its record.
+
+        Raises OutcomeUnknown for every obstacle: an error such as UnknownTable would tell the client that nothing had
+        been done.
+        """
         try:
-            if request is not None:  # written in the same transaction
-                was_done = await self._requests.done(request) is not None
-            elif step.is_once:
-                return False
-            elif step.was_done is None:
-                raise errors.OutcomeUnknown("it may or may not have happened before others went on", hint=LOOK_FIRST)
+            if request is not None:  # its result is recorded in the same transaction
+                was_applied = await self._requests.find(request) is not None
+            elif attempt.is_create:
+                return False  # planned again, it is refused if it was applied
+            elif attempt.was_applied is None:
+                raise errors.OutcomeUnknown(
+                    "catalog change: reply lost, and a later change hides whether it was applied", hint=RELOAD_HINT
+                )
             else:
-                was_done = await step.was_done()
+                was_applied = await attempt.was_applied()
         except errors.OutcomeUnknown:
             raise
         except errors.IcestreamError as error:
             raise errors.OutcomeUnknown(
-                f"it may or may not have happened before others went on: {error.message}", hint=LOOK_FIRST
+                f"catalog change: reply lost, and its outcome cannot be read: {error.message}", hint=RELOAD_HINT
             ) from error
-        if not was_done:
-            await self.take_back(step.written)
-        return was_done
-
-    async def take_back(self, written: Sequence[str]) -> None:
-        for location in written:
-            await self.documents.forget(location)
+        if not was_applied:
+            await self.remove_files(attempt.written_files)
+        return was_applied
 
 
-async def _answered(again: Again[Answer], noted: RequestResult) -> Answer:
-    """A repeat of a request that was done. Whatever became of it since, nobody is told that it had failed."""
+def _with_request(attempt: Attempt[Result], request: IdempotentRequest) -> PlannedTransaction:
+    """The transaction of an attempt, with the record of its request."""
+    if attempt.transaction is None:
+        return request.alone(attempt.unchanged, attempt.request_result)
+    return request.added_to(attempt.transaction, attempt.request_result)
+
+
+async def _repeated(answer_repeat: AnswerRepeat[Result], request_result: RequestResult) -> Result:
+    """The answer to a repeat of a request that was applied. Raises OutcomeUnknown if it cannot be made: any other error
+    would tell the client that the request had failed."""
     try:
-        return await again(noted)
+        return await answer_repeat(request_result)
     except errors.OutcomeUnknown:
         raise
     except errors.IcestreamError as error:
         raise errors.OutcomeUnknown(
-            f"it was done, and what it made cannot be shown: {error.message}", hint=LOOK_FIRST
+            f"the request was applied before, and its result cannot be read: {error.message}", hint=RELOAD_HINT
         ) from error
 
 
-def _overtaken() -> errors.CommitConflict:
-    return errors.CommitConflict(f"others were faster {limits.CATALOG_ATTEMPTS_MAX} times", hint="try again")
+def _too_many_conflicts() -> errors.CommitConflict:
+    return errors.CommitConflict(
+        f"commit conflict: gave up after {limits.CATALOG_ATTEMPTS_MAX} attempts against concurrent changes",
+        hint="retry the operation",
+    )

@@ -16,7 +16,6 @@ from icestream.catalog.topic_rules.binding import AdoptionBase
 from icestream.catalog.topic_rules.removal import Removals
 from icestream.metadata.entry import Entry
 
-MIRRORS: Final = "/pipeline/tables/"
 NOT_AGAIN: Final = "`icestream lake adopt`, `bind` or `recreate` gives the topic a table again (docs/lake.md)"
 
 
@@ -39,10 +38,6 @@ class ForeignTableRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         if self.is_parted:
             name = ".".join((*self.namespace, self.name))
             raise errors.TopicTableConflict(f"topic {topic} had the table {name} and has none now", hint=NOT_AGAIN)
-
-
-def foreign_table_key(topic_id: int) -> str:
-    return f"{MIRRORS}{topic_id}"
 
 
 def decode_foreign_table(key: str, entry: Entry) -> ForeignTableRecord:

@@ -21,7 +21,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from icestream import errors
-from icestream.catalog.mover import LOOK_FIRST
+from icestream.catalog.catalog_keys import FOREIGN_TABLES, foreign_table_key
+from icestream.catalog.idempotency import RELOAD_HINT
 from icestream.catalog.topic_rules import adopt, bind, recreate, rewind, topic_schema
 from icestream.catalog.topic_rules.binding import AdoptionBase, Binding
 from icestream.catalog.topic_rules.commit_rules import TableState
@@ -31,7 +32,7 @@ from icestream.catalog.topic_rules.rebinding import NO_FORMER_TABLE, FormerTable
 from icestream.catalog.topic_rules.removal import TopicProgress
 from icestream.catalogs import topic_table_name
 from icestream.catalogs.highest_offset import highest_offset
-from icestream.catalogs.mirror import MIRRORS, ForeignTableRecord, decode_foreign_table, foreign_table_key
+from icestream.catalogs.mirror import ForeignTableRecord, decode_foreign_table
 from icestream.catalogs.table_catalog import CommitRefused, CommitUnknown, TableCatalog, TableChange
 from icestream.iceberg import table_metadata as tables
 from icestream.iceberg.identifier import Identifier, join_levels
@@ -213,10 +214,10 @@ class ForeignOperations:
         return Known(await ask_log(), entry, None if entry is None else decode_foreign_table(key, entry))
 
     async def _holder(self, table: Identifier) -> tuple[int, ForeignTableRecord, Entry] | None:
-        for key, entry in await self._store.list_all(MIRRORS):
+        for key, entry in await self._store.list_all(FOREIGN_TABLES):
             mirror = decode_foreign_table(key, entry)
             if _named(mirror) == table and not mirror.is_parted:
-                return int(key.removeprefix(MIRRORS)), mirror, entry
+                return int(key.removeprefix(FOREIGN_TABLES)), mirror, entry
         return None
 
     async def _loaded(self, table: Identifier) -> TableMetadata:
@@ -269,7 +270,7 @@ class ForeignOperations:
         }
         outcome = await self._catalog.commit(table, TableChange(requirements, [point]))
         if isinstance(outcome, CommitUnknown):
-            raise errors.OutcomeUnknown(f"main may have been moved to {target}: {outcome.reason}", hint=LOOK_FIRST)
+            raise errors.OutcomeUnknown(f"main may have been moved to {target}: {outcome.reason}", hint=RELOAD_HINT)
         if isinstance(outcome, CommitRefused):
             raise errors.CommitConflict(f"{table} was changed meanwhile: {outcome.reason}", hint="try again")
 

@@ -79,7 +79,7 @@ class OwnOperations:
     ) -> OperationPreview:
         log = await ask_log()
         async with looking_for(self._catalog, table):
-            return (await self._catalog.topics.begin(table, log, consents, is_dry)).preview
+            return (await self._catalog.topics.bind_empty(table, log, consents, is_dry)).preview
 
     async def adopt(
         self,
@@ -121,7 +121,7 @@ class OwnOperations:
     async def _name_for(self, log: TopicLog) -> Identifier:
         if (table := await self._catalog.topics.table_of(log.topic_id)) is not None:
             return table
-        if (parted := await self._catalog.topics.parted(log.topic_id)) is not None:
+        if (parted := await self._catalog.topics.find_detached(log.topic_id)) is not None:
             return identifier(check_namespace(parted.namespace), parted.name)
         return topic_table_name.table_for_topic(TopicName.parse(log.topic), self._fixed)
 

@@ -18,13 +18,14 @@ import asyncio
 from typing import Final, NamedTuple
 
 from icestream import errors, limits
+from icestream.catalog.catalog_keys import FOREIGN_TABLES, foreign_table_key
 from icestream.catalog.catalog_records import TableRecord
 from icestream.catalog.snapshot_map import SnapshotMap
 from icestream.catalog.topic_rules.binding import AdoptionBase, Binding
 from icestream.catalog.topic_rules.offset_run import OffsetRun, OffsetRuns
 from icestream.catalog.topic_rules.snapshot_mark import SnapshotMark
 from icestream.catalog.topic_rules.snapshot_progress import main_progress, missing_from_main
-from icestream.catalogs.mirror import MIRRORS, ForeignTableRecord, decode_foreign_table, foreign_table_key
+from icestream.catalogs.mirror import ForeignTableRecord, decode_foreign_table
 from icestream.catalogs.mirror_anchor import anchor
 from icestream.catalogs.table_catalog import LoadedTable, TableCatalog
 from icestream.iceberg import table_metadata as tables
@@ -64,14 +65,14 @@ class ForeignTables:
     # --- asking ---
 
     async def bound(self, after: str, limit: int) -> tuple[list[BoundTopic], str | None]:
-        found = await self._store.list(MIRRORS, MIRRORS + after if after else "", limit)
+        found = await self._store.list(FOREIGN_TABLES, FOREIGN_TABLES + after if after else "", limit)
         items = [one for key, entry in found if isinstance(one := _listed(key, entry), BoundTopic)]
-        return items, found[-1][0].removeprefix(MIRRORS) if len(found) == limit else None
+        return items, found[-1][0].removeprefix(FOREIGN_TABLES) if len(found) == limit else None
 
     async def parted(self, after: str, limit: int) -> tuple[list[PartedTopic], str | None]:
-        found = await self._store.list(MIRRORS, MIRRORS + after if after else "", limit)
+        found = await self._store.list(FOREIGN_TABLES, FOREIGN_TABLES + after if after else "", limit)
         items = [one for key, entry in found if isinstance(one := _listed(key, entry), PartedTopic)]
-        return items, found[-1][0].removeprefix(MIRRORS) if len(found) == limit else None
+        return items, found[-1][0].removeprefix(FOREIGN_TABLES) if len(found) == limit else None
 
     async def parted_of(self, topic_id: int) -> PartedTopic | None:
         key = foreign_table_key(topic_id)
@@ -169,7 +170,7 @@ class ForeignTables:
             await self._clock.sleep(limits.LINK_RETRY_SECONDS_MAX)
 
     async def _watch(self) -> None:
-        changes = self._store.watch(MIRRORS, await self._store.revision())
+        changes = self._store.watch(FOREIGN_TABLES, await self._store.revision())
         self._known.clear()
         self._is_watched = True
         async for change in changes:
@@ -181,7 +182,7 @@ class ForeignTables:
 
     def _outdated(self, key: str) -> None:
         """The view stays for comparison: most of what it holds is still so."""
-        number = key.removeprefix(MIRRORS)
+        number = key.removeprefix(FOREIGN_TABLES)
         topic_id = int(number) if number.isdigit() else -1
         if topic_id in self._turns:
             self._moved.add(topic_id)
@@ -191,7 +192,7 @@ class ForeignTables:
 
 
 def _listed(key: str, entry: Entry) -> BoundTopic | PartedTopic:
-    topic_id = int(key.removeprefix(MIRRORS))
+    topic_id = int(key.removeprefix(FOREIGN_TABLES))
     try:
         mirror = decode_foreign_table(key, entry)
     except errors.MetadataDamaged as error:

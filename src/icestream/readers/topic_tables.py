@@ -50,12 +50,14 @@ class TopicTables:
         return items, found[-1][0].removeprefix(catalog_keys.BOUND) if len(found) == limit else None
 
     async def parted(self, after: str, limit: int) -> tuple[list[PartedTopic], str | None]:
-        found = await self._catalog.store.list(catalog_keys.PARTED, catalog_keys.PARTED + after if after else "", limit)
+        found = await self._catalog.store.list(
+            catalog_keys.DETACHED, catalog_keys.DETACHED + after if after else "", limit
+        )
         items = [_parted(key, entry) for key, entry in found]
-        return items, found[-1][0].removeprefix(catalog_keys.PARTED) if len(found) == limit else None
+        return items, found[-1][0].removeprefix(catalog_keys.DETACHED) if len(found) == limit else None
 
     async def parted_of(self, topic_id: int) -> PartedTopic | None:
-        key = catalog_keys.parted_key(topic_id)
+        key = catalog_keys.detached_key(topic_id)
         entry = await self._catalog.store.get(key)
         return None if entry is None else _parted(key, entry)
 
@@ -154,7 +156,7 @@ def _bound(key: str, entry: Entry) -> BoundTopic:
 
 
 def _parted(key: str, entry: Entry) -> PartedTopic:
-    topic_id = int(key.removeprefix(catalog_keys.PARTED))
+    topic_id = int(key.removeprefix(catalog_keys.DETACHED))
     try:
         found = catalog_records.decode(DetachedRecord, key, entry)
     except errors.MetadataDamaged as error:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from icestream import errors
 from icestream.broker.iceberg_storage import IcebergStorage
 from icestream.catalog import catalog_keys
-from icestream.catalogs.mirror import MIRRORS
+from icestream.catalog.catalog_keys import FOREIGN_TABLES
 from icestream.metadata.store import MetadataStore
 from icestream.metadata.watch import Resync
 from icestream.model.shard import ShardKey
@@ -40,7 +40,7 @@ class DeferredTableChecks:
             storage.closed[topic_id] = errors.StorageUnavailable(reason, hint="mend the record or drop the table")
 
     def start(self) -> None:
-        for prefix in (catalog_keys.RELATIONS, MIRRORS):
+        for prefix in (catalog_keys.RELATIONS, FOREIGN_TABLES):
             if any(key.startswith(prefix) for key in self._unread):
                 self._tasks.start(self._follow(prefix), f"late tables below {prefix}")
 

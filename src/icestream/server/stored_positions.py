@@ -20,8 +20,9 @@ from icestream import errors
 from icestream.broker import records
 from icestream.broker.topic_owners import TopicOwners
 from icestream.catalog import catalog_keys, catalog_records
+from icestream.catalog.catalog_keys import FOREIGN_TABLES
 from icestream.catalog.catalog_records import TableRecord, decode_relation
-from icestream.catalogs.mirror import MIRRORS, decode_foreign_table
+from icestream.catalogs.mirror import decode_foreign_table
 from icestream.iceberg.identifier import Identifier
 from icestream.metadata.entry import Entry
 from icestream.metadata.store import MetadataStore
@@ -47,7 +48,7 @@ async def stored_positions(store: MetadataStore, neighbours: TopicOwners) -> Sto
         if cursor.topic_id not in others:
             _, shard = parse_shard("/" + "/".join(key.split("/")[-2:]))
             _raise(found, cursor.topic_id, {shard or 0: cursor.end})
-    for prefix in (catalog_keys.RELATIONS, MIRRORS):
+    for prefix in (catalog_keys.RELATIONS, FOREIGN_TABLES):
         for key, entry in await store.list_all(prefix):
             committed = _readable(key, entry)
             if committed is None:
@@ -76,8 +77,8 @@ class CommittedEnds(NamedTuple):
 
 def committed_ends(key: str, entry: Entry) -> CommittedEnds:
     """By the record of a table. Raises MetadataDamaged."""
-    if key.startswith(MIRRORS):
-        return CommittedEnds(int(key.removeprefix(MIRRORS)), decode_foreign_table(key, entry).committed)
+    if key.startswith(FOREIGN_TABLES):
+        return CommittedEnds(int(key.removeprefix(FOREIGN_TABLES)), decode_foreign_table(key, entry).committed)
     relation = decode_relation(key, entry)
     if isinstance(relation, TableRecord) and relation.binding is not None:
         return CommittedEnds(relation.binding.topic_id, relation.binding.committed())
@@ -86,7 +87,7 @@ def committed_ends(key: str, entry: Entry) -> CommittedEnds:
 
 async def _tables_of_topics(store: MetadataStore) -> dict[str, int]:
     """Whose the records of tables are, without a look at them."""
-    found = {key: int(key.removeprefix(MIRRORS)) for key, _ in await store.list_all(MIRRORS)}
+    found = {key: int(key.removeprefix(FOREIGN_TABLES)) for key, _ in await store.list_all(FOREIGN_TABLES)}
     for key, entry in await store.list_all(catalog_keys.TOPICS):
         with contextlib.suppress(errors.MetadataDamaged):
             one = catalog_records.decode(catalog_records.TopicRecord, key, entry)

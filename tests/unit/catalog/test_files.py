@@ -216,18 +216,18 @@ async def test_a_packed_table_is_written_and_read_by_its_name() -> None:
 
 async def test_the_memory_of_documents_is_bounded_and_keeps_the_newest() -> None:
     world = World()
-    files = world.catalog.tables._steps.documents._files
+    files = world.catalog.tables._runner.documents._files
     one = len(table().encode())
     documents = Documents(files, SeededRandomness(1), ["file:/"], 2 * one + 10)
     locations = [await documents.write(table(), {}, number) for number in range(4)]
-    kept = list(documents._kept)
+    kept = list(documents._cache)
     assert kept == locations[2:]
-    assert documents._kept_bytes == 2 * one
+    assert documents._cache_bytes == 2 * one
     first = await documents.table(locations[2])
     assert await documents.table(locations[2]) is first
     await documents.table(locations[0])
-    assert list(documents._kept) == [locations[2], locations[0]]
-    await documents.forget(locations[2])
-    assert documents._kept_bytes == one
+    assert list(documents._cache) == [locations[2], locations[0]]
+    await documents.remove(locations[2])
+    assert documents._cache_bytes == one
     large = await documents.write(with_snapshots(50), {}, 9)
-    assert list(documents._kept) == [large], "one is always kept: a commit reads it again at once"
+    assert list(documents._cache) == [large], "one is always kept: a commit reads it again at once"

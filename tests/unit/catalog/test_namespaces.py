@@ -56,7 +56,7 @@ async def test_properties_are_set_and_removed() -> None:
         await namespaces.change_properties(NS, {"a": "1"}, ["a"])
     with pytest.raises(errors.UnknownNamespace):
         await namespaces.change_properties(("none",), {"a": "1"}, [])
-    with pytest.raises(errors.InvalidInput, match="Cannot be stored"):
+    with pytest.raises(errors.InvalidInput, match="transaction too large"):
         await namespaces.change_properties(NS, {"a": "x" * 70_000}, [])
 
 
@@ -89,7 +89,7 @@ async def test_pages_go_on_behind_the_last_name_whatever_comes_and_goes() -> Non
     assert second.names == ["n2a", "n3", "n4"]
     last = await namespaces.list((), second.token, 3)
     assert (last.names, last.token) == (["n5", "n6"], None)
-    with pytest.raises(errors.InvalidInput, match="a page of 0 items"):
+    with pytest.raises(errors.InvalidInput, match="page size must be at least 1, got 0"):
         await namespaces.list((), "", 0)
     assert len((await namespaces.list((), "", None)).names) == 7
 

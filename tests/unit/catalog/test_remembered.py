@@ -44,7 +44,7 @@ async def test_a_commit_behind_one_of_ours_reads_nothing_and_is_the_same() -> No
     for number in range(3):
         await found.catalog.commits.commit(TABLE, setting(f"n{number}"))
     assert store.reads == 0
-    remembered = found.catalog.commits._left[TABLE]
+    remembered = found.catalog.commits._last_entries[TABLE]
     assert remembered == await store.get(catalog_keys.relation_key(TABLE)), "exactly what the store has"
     properties = (await found.another(7).tables.load(TABLE)).table.properties
     assert {"first", "n0", "n1", "n2"} <= set(properties)
@@ -94,4 +94,4 @@ async def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a", "b", "c"):
         identifier = await found.with_table(name)
         await found.catalog.commits.commit(identifier, setting("x"))
-    assert [one.name for one in found.catalog.commits._left] == ["b", "c"]
+    assert [one.name for one in found.catalog.commits._last_entries] == ["b", "c"]

@@ -90,10 +90,10 @@ async def test_a_commit_behind_one_of_ours_asks_for_no_block(tmp_path: Path) -> 
     store.asked = []
     marks = SnapshotMap(store)
     for number in range(200):
-        added = await marks.adding(7, [SnapshotMark(number, number, {0: number})])
-        done = await store.txn(added.compare, added.then)
+        added = await marks.plan(7, [SnapshotMark(number, number, {0: number})])
+        done = await store.txn(added.comparisons, added.operations)
         assert done.held
-        marks.done(7, added, done.revision)
+        marks.remember(7, added, done.revision)
     assert store.asked == [catalog_keys.open_marks_key(7)], "once, and never again"
     assert [one.snapshot_id for one in await marks.marks(7)] == list(range(200))
 
@@ -103,10 +103,8 @@ async def test_the_map_is_bounded_and_keeps_the_newest() -> None:
     marks = SnapshotMap(store)
     count = limits.SNAPSHOT_MARKS_PER_BLOCK * (limits.SNAPSHOT_BLOCKS_MAX + 20)
     for begin in range(0, count, 50):
-        added = await marks.adding(
-            7, [SnapshotMark(one, one, {0: one}) for one in range(begin, min(begin + 50, count))]
-        )
-        marks.done(7, added, (await store.txn(added.compare, added.then)).revision)
+        added = await marks.plan(7, [SnapshotMark(one, one, {0: one}) for one in range(begin, min(begin + 50, count))])
+        marks.remember(7, added, (await store.txn(added.comparisons, added.operations)).revision)
     assert await marks.find(7, count - 9) == SnapshotMark(count - 9, count - 9, {0: count - 9})
     assert await marks.find(7, 9) is None
     found = [one.snapshot_id for one in await marks.marks(7)]
@@ -123,11 +121,11 @@ async def test_as_many_tables_as_the_pipeline_commits_at_once_let_go_in_one_tran
     compare: list[cmd.Compare] = [cmd.HasValue(catalog_keys.LEASE, b"x" * 100)]
     then: list[cmd.Operation] = []
     for topic_id in range(limits.COMMIT_TABLES_MAX):
-        added = await marks.adding(topic_id, full)
-        assert len(added.then) == 2
+        added = await marks.plan(topic_id, full)
+        assert len(added.operations) == 2
         key = f"{catalog_keys.RELATIONS}default/:topic-{topic_id}"
-        compare += [cmd.AtRevision(key, 1), *added.compare]
-        then += [cmd.Put(key, bytes(2_500)), *added.then]
+        compare += [cmd.AtRevision(key, 1), *added.comparisons]
+        then += [cmd.Put(key, bytes(2_500)), *added.operations]
     assert refusal(cmd.Txn(compare, then)) is None
 
 

@@ -31,7 +31,7 @@ async def with_rounds() -> tuple[World, LosingStore]:
     world = World(store)
     await world.with_table(schema=ENVELOPE)
     await store.put("/pipeline/lease", b'{"epoch":5}')
-    await world.catalog.topics.begin(TABLE, LOG)
+    await world.catalog.topics.bind_empty(TABLE, LOG)
     for number in (1, 2, 3):
         state = (await world.catalog.commits.load(TABLE)).state
         asked = CommitRequest([claim(number, (0, 0, 10 * number - 10, 10 * number))], appending(state, number))
@@ -69,9 +69,9 @@ async def test_a_parted_topic_is_remembered_until_it_has_a_table() -> None:
     world, _ = await with_rounds()
     topics = world.catalog.topics
     assert await topics.table_of(TOPIC_ID) == TABLE
-    assert await topics.parted(TOPIC_ID) is None
+    assert await topics.find_detached(TOPIC_ID) is None
     await topics.detach(TABLE)
-    left = await topics.parted(TOPIC_ID)
+    left = await topics.find_detached(TOPIC_ID)
     assert left is not None
     assert (left.topic, left.name, left.committed, left.pipeline_epoch) == (TOPIC, "table", {0: 30}, 5)
     assert await topics.table_of(TOPIC_ID) is None
@@ -85,11 +85,11 @@ async def test_a_topic_keeps_its_table_until_they_are_parted() -> None:
     world, _ = await with_rounds()
     second = await world.with_table("second", schema=ENVELOPE)
     for act in (
-        lambda: world.catalog.topics.begin(second, LOG),
+        lambda: world.catalog.topics.bind_empty(second, LOG),
         lambda: world.catalog.topics.adopt(second, LOG),
         lambda: world.catalog.topics.recreate(LOG, second),
     ):
-        with pytest.raises(errors.AlreadyExists, match=r"has its table.*ns\.table"):
+        with pytest.raises(errors.AlreadyExists, match=r"has a( readable)? table: ns\.table"):
             await act()
 
 
@@ -114,11 +114,11 @@ async def test_recreate_after_a_forced_drop() -> None:
 async def test_recreate_in_place_of_a_table_whose_file_is_gone() -> None:
     world, _ = await with_rounds()
     location = (await world.catalog.tables.load(TABLE)).location
-    await world.catalog.topics._steps.documents.forget(location)
+    await world.catalog.topics._runner.documents.remove(location)
     fresh = world.another(2)
     with pytest.raises(errors.MetadataFileMissing):
         await fresh.tables.load(TABLE)
-    with pytest.raises(errors.InvalidInput, match=r"the table that is gone is ns\.table"):
+    with pytest.raises(errors.InvalidInput, match=r"the lost table of topic /default/orders is ns\.table"):
         await fresh.topics.recreate(LOG, Identifier(NS, "other"))
     dry = await fresh.topics.recreate(LOG, TABLE, is_dry=True)
     assert dry.preview.shards[0].written_again == (0, 30)

@@ -11,7 +11,8 @@ import pytest_asyncio
 from pyiceberg.table import StaticTable
 
 from icestream import errors
-from icestream.catalogs.mirror import ForeignTableRecord, decode_foreign_table, foreign_table_key
+from icestream.catalog.catalog_keys import foreign_table_key
+from icestream.catalogs.mirror import ForeignTableRecord, decode_foreign_table
 from icestream.catalogs.table_catalog import CommitOutcome, CommitRefused, CommitUnknown, TableCatalog, TableChange
 from icestream.iceberg.identifier import Identifier
 from icestream.pipeline.tables.foreign_position import TableProgress, next_offsets_of

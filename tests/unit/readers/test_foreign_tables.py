@@ -14,7 +14,8 @@ import pytest
 import pytest_asyncio
 
 from icestream import errors, limits
-from icestream.catalogs.mirror import ForeignTableRecord, foreign_table_key
+from icestream.catalog.catalog_keys import foreign_table_key
+from icestream.catalogs.mirror import ForeignTableRecord
 from icestream.catalogs.table_catalog import CommitDone, LoadedTable, TableCatalog, TableChange
 from icestream.iceberg import table_metadata as tables
 from icestream.iceberg.identifier import Identifier

@@ -1,8 +1,8 @@
-"""Tables of topics that were deleted: they stay, as tables like any other, or are dropped, or purged (hazard 49).
+"""Tables of deleted topics: detached and kept as ordinary tables, or dropped, or purged (hazard 49).
 
-The broker writes down, in the transaction that ends the deletion, which table the topic had and what becomes of it.
-Parting them takes a new metadata file, which only the lake process writes; until then nothing but the name of a topic
-that is gone is wrong. A crash anywhere begins again: a table that is parted or dropped is the topic's no more.
+The transaction that ends the deletion of a topic records which table it had and what becomes of it (topic_bindings.py).
+Detaching takes a new metadata file, which only the lake process writes. After a crash anywhere the work begins again: a
+table that is detached or dropped no longer belongs to the topic.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 
 from icestream import errors
 from icestream.catalog import catalog_keys, catalog_records
-from icestream.catalog.catalog_records import DeletedTopicRecord
+from icestream.catalog.catalog_records import DeletedTableRecord
 from icestream.catalog.operations.table_operations import TableOperations
 from icestream.catalog.operations.topic_operations import TopicOperations
 from icestream.iceberg.identifier import Identifier
@@ -20,7 +20,7 @@ from icestream.metadata.store import MetadataStore
 from icestream.model.topic_deletion_policy import DeletedTablePolicy
 from icestream.observability.log import get_logger
 
-_log = get_logger("catalog.partings")
+_log = get_logger("catalog.deleted_topics")
 
 
 class DeletedTopicTables:
@@ -32,25 +32,25 @@ class DeletedTopicTables:
     async def work(self) -> AsyncIterator[None]:
         for key, entry in await self._store.list_all(catalog_keys.DELETED_TOPICS):
             topic_id = int(key.removeprefix(catalog_keys.DELETED_TOPICS))
-            end = catalog_records.decode(DeletedTopicRecord, key, entry).end
-            table = await self._topics.table_of(topic_id)  # as it is called now
+            end = catalog_records.decode(DeletedTableRecord, key, entry).end
+            table = await self._topics.table_of(topic_id)  # it may have been renamed since
             if table is not None:
-                await (self._part(table) if end is DeletedTablePolicy.KEEP else self._drop(table, end))
-            await self._store.txn([], [cmd.Delete(catalog_keys.parted_key(topic_id)), cmd.Delete(key)])
+                await (self._detach(table) if end is DeletedTablePolicy.KEEP else self._drop(table, end))
+            await self._store.txn([], [cmd.Delete(catalog_keys.detached_key(topic_id)), cmd.Delete(key)])
             yield
 
-    async def _part(self, table: Identifier) -> None:
+    async def _detach(self, table: Identifier) -> None:
         try:
             await self._topics.detach(table)
         except (errors.UnknownTable, errors.MetadataFileMissing, errors.MetadataFileDamaged) as error:
-            _log.warning("the table of a deleted topic cannot be parted from it", table=str(table), reason=str(error))
+            _log.warning("cannot detach the table of a deleted topic", table=str(table), reason=str(error))
         else:
-            _log.info("the table of a deleted topic is like any other now", table=str(table))
+            _log.info("detached table from deleted topic", table=str(table))
 
     async def _drop(self, table: Identifier, end: DeletedTablePolicy) -> None:
         try:
             await self._tables.drop(table, is_purging=end is DeletedTablePolicy.PURGE, is_forced=True)
         except errors.UnknownTable as error:
-            _log.warning("the table of a deleted topic is gone already", table=str(table), reason=str(error))
+            _log.warning("table of deleted topic does not exist any more", table=str(table), reason=str(error))
         else:
-            _log.info("the table of a deleted topic is dropped", table=str(table), end=end)
+            _log.info("dropped table of deleted topic", table=str(table), end=end)

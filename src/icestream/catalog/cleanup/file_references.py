@@ -1,4 +1,4 @@
-"""What a table names: its document by itself, and with what lists and manifests say."""
+"""The files that a table refers to: in its metadata document, in manifest lists and in manifests."""
 
 from __future__ import annotations
 
@@ -10,53 +10,54 @@ from icestream.iceberg.table_metadata import TableMetadata
 
 
 class ManifestSource(Protocol):
-    """Reads what lists and manifests name. Raises MetadataFileMissing and MetadataFileDamaged, and InvalidInput for
-    what is no location."""
+    """Reads manifest lists and manifests. Raises MetadataFileMissing, MetadataFileDamaged, and InvalidInput for a path
+    that is not a location."""
 
     async def manifest_paths(self, manifest_list: str) -> list[str]: ...
 
     async def file_paths(self, manifest: str) -> list[str]: ...
 
 
-OnDamaged = Callable[[str, errors.IcestreamError], None]  # of a list or manifest that is there and of no use
+OnDamaged = Callable[[str, errors.IcestreamError], None]  # receives the path of an unreadable list or manifest
 
 
-async def manifests_of(table: TableMetadata, manifests: ManifestSource, damaged: OnDamaged) -> AsyncIterator[str]:
-    """Each once. One list that is gone names nothing: nobody reads through it either."""
-    seen: set[str] = set()
+async def manifests_of(table: TableMetadata, manifests: ManifestSource, on_damaged: OnDamaged) -> AsyncIterator[str]:
+    """The manifests of all snapshots, each once. A missing manifest list counts as empty: no engine can read it."""
+    yielded: set[str] = set()
     for snapshot in table.snapshots:
-        named: list[str] = list(snapshot.get("manifests") or ())
-        if (where := snapshot.get("manifest-list")) is not None:
+        paths: list[str] = list(snapshot.get("manifests") or ())
+        if (manifest_list := snapshot.get("manifest-list")) is not None:
             try:
-                named += await manifests.manifest_paths(where)
+                paths += await manifests.manifest_paths(manifest_list)
             except errors.MetadataFileMissing:
                 continue
             except (errors.MetadataFileDamaged, errors.InvalidInput) as error:
-                damaged(where, error)
-        for manifest in named:
-            if manifest not in seen:
-                seen.add(manifest)
-                yield manifest
+                on_damaged(manifest_list, error)
+        for path in paths:
+            if path not in yielded:
+                yielded.add(path)
+                yield path
 
 
-async def files_of(manifest: str, manifests: ManifestSource, damaged: OnDamaged) -> list[str]:
+async def files_of(manifest: str, manifests: ManifestSource, on_damaged: OnDamaged) -> list[str]:
+    """The data and delete files of a manifest; none of a manifest that is missing or damaged."""
     try:
         return await manifests.file_paths(manifest)
     except errors.MetadataFileMissing:
         return []
     except (errors.MetadataFileDamaged, errors.InvalidInput) as error:
-        damaged(manifest, error)
+        on_damaged(manifest, error)
         return []
 
 
 def lists_of(table: TableMetadata) -> Iterator[str]:
     for snapshot in table.snapshots:
-        if (found := snapshot.get("manifest-list")) is not None:
-            yield found
+        if (manifest_list := snapshot.get("manifest-list")) is not None:
+            yield manifest_list
 
 
-def own_files(table: TableMetadata) -> Iterator[str]:
-    """What the document itself names, apart from snapshots."""
+def document_references(table: TableMetadata) -> Iterator[str]:
+    """The files that the document itself names, apart from snapshots: old metadata files and statistics."""
     for entry in table.metadata_log:
         yield entry["metadata-file"]
     for name in ("statistics", "partition-statistics"):

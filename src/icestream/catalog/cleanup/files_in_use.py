@@ -1,10 +1,10 @@
-"""What all tables and views that have a name need in some places, so that it stays (hazard 1).
+"""The files that tables and views in the catalog use at some locations: a purge must not remove them (hazard 1).
 
-    of a view      its metadata file: that is all it has
-    of a table     its metadata file, and everything that it names by lists and manifests
+    of a view      its metadata file
+    of a table     its metadata file, and everything that it names, through manifest lists and manifests
 
-A table that cannot be read, wholly or in part, might need anything. All are looked at nevertheless, so that whoever
-mends them hears of all at once.
+A table that cannot be read, wholly or in part, might use any file. The scan goes on nevertheless, so that the operator
+is told of all unreadable tables at once.
 """
 
 from __future__ import annotations
@@ -14,38 +14,62 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from icestream import errors, limits
 from icestream.catalog import catalog_keys, catalog_records
 from icestream.catalog.catalog_records import TableRecord
-from icestream.catalog.cleanup.file_references import ManifestSource, files_of, lists_of, manifests_of, own_files
+from icestream.catalog.cleanup.file_references import (
+    ManifestSource,
+    document_references,
+    files_of,
+    lists_of,
+    manifests_of,
+)
 from icestream.catalog.documents import Documents
 from icestream.iceberg.location import is_inside, normalize, normalize_or_none
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.metadata.store import MetadataStore
 from icestream.observability.log import get_logger
 
-_log = get_logger("catalog.needed")
+_log = get_logger("catalog.files_in_use")
+
+
+async def current_metadata_files(store: MetadataStore) -> set[str]:
+    """The metadata files that tables and views point to now. They are never removed: one file may be registered under
+    two names, and what one table retires, or takes for its orphan, may be what the other points to."""
+    locations: set[str] = set()
+    after = ""
+    while page := await store.list(catalog_keys.RELATIONS, after):
+        after = page[-1][0]
+        locations.update(normalize(catalog_records.decode_relation(key, entry).location) for key, entry in page)
+    return locations
 
 
 class FilesInUse:
-    """One look at all of them; what it has found is right when `look` has ended."""
+    """The result of a scan, complete when `FilesInUseScan.run` has ended."""
 
-    def __init__(self, places: Sequence[str]) -> None:
-        self._places = places
-        self.files: set[str] = set()  # in the places
-        self.uuids: set[str] = set()  # of tables that have a name
-        self.unread: dict[str, errors.IcestreamError] = {}  # by the keys of tables that could not be read
+    def __init__(self, locations: Sequence[str]) -> None:
+        """`locations`: only files below these matter."""
+        self._locations = locations
+        self.files: set[str] = set()  # below the locations
+        self.uuids: set[str] = set()  # of all tables in the catalog
+        self.unreadable: dict[str, errors.IcestreamError] = {}  # by the keys of tables
 
-    def note(self, paths: Iterable[str]) -> None:
+    def add(self, paths: Iterable[str]) -> None:
         for path in map(normalize_or_none, paths):
-            if path and any(is_inside(path, place) for place in self._places):
+            if path and any(is_inside(path, location) for location in self._locations):
                 self.files.add(path)
 
-    def is_near(self, home: str) -> bool:
-        return any(is_inside(home, place) or is_inside(place, home) for place in self._places)
+    def overlaps(self, table_location: str) -> bool:
+        return any(
+            is_inside(table_location, location) or is_inside(location, table_location) for location in self._locations
+        )
 
-    def missed(self, key: str, file: str, error: errors.IcestreamError) -> None:
-        if key not in self.unread:
-            self.unread[key] = error
-            words = {"table": str(catalog_keys.identifier_of(key)), "file": file, "reason": str(error)}
-            _log.warning("nothing is purged while this table cannot be read: it might need any file", **words)
+    def add_unreadable(self, key: str, file: str, error: errors.IcestreamError) -> None:
+        if key not in self.unreadable:
+            self.unreadable[key] = error
+            _log.warning(
+                "purges wait: this table cannot be read and might use any file",
+                table=str(catalog_keys.identifier_of(key)),
+                file=file,
+                reason=str(error),
+            )
 
 
 class FilesInUseScan:
@@ -53,47 +77,48 @@ class FilesInUseScan:
         self._store = store
         self._documents = documents
         self._manifests = manifests
-        self._harmless: set[str] = set()  # manifests that name nothing outside of their own table's location
+        self._self_contained: set[str] = set()  # manifests that name only files in their own table's location
 
-    async def look(self, needed: FilesInUse) -> AsyncIterator[None]:
-        """In steps, one file each."""
+    async def run(self, in_use: FilesInUse) -> AsyncIterator[None]:
+        """Adds the files of all tables and views to `in_use`, in steps of one file."""
         after = ""
         while page := await self._store.list(catalog_keys.RELATIONS, after):
             after = page[-1][0]
             for key, entry in page:
                 record = catalog_records.decode_relation(key, entry)
-                needed.note([record.location])
+                in_use.add([record.location])
                 if isinstance(record, TableRecord):
-                    needed.uuids.add(record.uuid.lower())
-                    async for _ in self._table(key, record, needed):
+                    in_use.uuids.add(record.uuid.lower())
+                    async for _ in self._scan_table(key, record, in_use):
                         yield
 
-    async def _table(self, key: str, record: TableRecord, needed: FilesInUse) -> AsyncIterator[None]:
+    async def _scan_table(self, key: str, record: TableRecord, in_use: FilesInUse) -> AsyncIterator[None]:
         try:
             table = await self._documents.read_table(record.location)
-            async for _ in self._named_by(key, table, needed):
+            async for _ in self._scan_references(key, table, in_use):
                 yield
         except (errors.PersistentStorageError, errors.InvalidInput) as error:
-            needed.missed(key, record.location, error)
+            in_use.add_unreadable(key, record.location, error)
 
-    async def _named_by(self, key: str, table: TableMetadata, needed: FilesInUse) -> AsyncIterator[None]:
-        home = normalize(table.location)
-        is_near = needed.is_near(home)
+    async def _scan_references(self, key: str, table: TableMetadata, in_use: FilesInUse) -> AsyncIterator[None]:
+        table_location = normalize(table.location)
+        overlaps = in_use.overlaps(table_location)
 
-        def damaged(file: str, error: errors.IcestreamError) -> None:
-            needed.missed(key, file, error)
+        def on_damaged(file: str, error: errors.IcestreamError) -> None:
+            in_use.add_unreadable(key, file, error)
 
-        needed.note([*own_files(table), *lists_of(table)])
-        async for manifest in manifests_of(table, self._manifests, damaged):
+        in_use.add([*document_references(table), *lists_of(table)])
+        async for manifest in manifests_of(table, self._manifests, on_damaged):
             yield
-            needed.note([manifest])
-            if manifest not in self._harmless or is_near:
-                paths = await files_of(manifest, self._manifests, damaged)
-                needed.note(paths)
-                self._remember(manifest, paths, home)
+            in_use.add([manifest])
+            # A self-contained manifest of a table elsewhere cannot name a file that matters: it is not read again.
+            if manifest not in self._self_contained or overlaps:
+                paths = await files_of(manifest, self._manifests, on_damaged)
+                in_use.add(paths)
+                self._remember(manifest, paths, table_location)
 
-    def _remember(self, manifest: str, paths: Sequence[str], home: str) -> None:
-        if paths and all(is_inside(normalize_or_none(path) or "", home) for path in paths):
-            if len(self._harmless) >= limits.CATALOG_MANIFESTS_REMEMBERED:
-                self._harmless.clear()
-            self._harmless.add(manifest)
+    def _remember(self, manifest: str, paths: Sequence[str], table_location: str) -> None:
+        if paths and all(is_inside(normalize_or_none(path) or "", table_location) for path in paths):
+            if len(self._self_contained) >= limits.CATALOG_MANIFESTS_REMEMBERED:
+                self._self_contained.clear()
+            self._self_contained.add(manifest)

@@ -1,21 +1,21 @@
-"""Purges: the files of a dropped table go, an hour after the drop or later (hazard 23).
+"""Purges: removes the files of dropped tables, an hour after the drop or later (hazard 23).
 
-    1  look      the table's last metadata file names all the others. Its name is taken again, by a registration: no
-                 purge any more. It says gc.enabled=false: others use its files, none goes
-    2  others    every other table of the catalog is read for files in the purged table's location: those stay, and so
-                 does whatever is a table or view itself. One that cannot be read might need anything: all purges wait
-                 until it can, or is dropped (hazard 1)
-    3  begin     the record says so from now on, and nobody registers the table any more
-    4  remove    data files, manifest by manifest; then manifests, lists, statistics, old metadata files; last the
-                 metadata file that names them all
-    5  end       the record goes
+    1  read      the table's last metadata file names all other files. The purge is cancelled if the table has a name
+                 again, by a registration, or says gc.enabled=false because others use its files
+    2  scan      every other table of the catalog is read for files in the purged table's location: those stay, and so
+                 does every current metadata file. While one cannot be read, all purges wait: it might use any file
+                 (hazard 1)
+    3  begin     the record says so, and the table can no longer be registered
+    4  remove    data files, manifest by manifest; then manifests, manifest lists, statistics, old metadata files; at
+                 last the metadata file that names them all
+    5  end       the record is deleted
 
-Only what the table's own metadata names goes, and of that only what lies in its location and in the warehouse. A crash
-anywhere leaves a record that begins again with 1: as long as anything is left, what names it is left too. Lists and
-manifests of the purged table that are damaged stay, with what only they name: a warning says where, and the purge ends.
-One that a disk or a store does not give is tried again; the purges behind it do not wait for it.
+Only files that the table's own metadata names are removed, and of these only those in its location and in the
+warehouse. A crash anywhere leaves a record that begins again with 1: as long as any file is left, so is what names it.
+Damaged manifest lists and manifests of the purged table stay, with the files that only they name: a warning tells
+which, and the purge ends. A purge whose storage does not answer is tried again later, without delaying the others.
 
-The work is cut into small steps, one file each, so that whoever does it can pause between any two.
+The work is cut into steps of one file, so that the caller can pause between any two.
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ import msgspec
 from icestream import errors, limits
 from icestream.catalog import catalog_keys, catalog_records
 from icestream.catalog.catalog_records import PurgeRecord
-from icestream.catalog.cleanup.file_references import ManifestSource, files_of, lists_of, manifests_of, own_files
+from icestream.catalog.cleanup.file_references import (
+    ManifestSource,
+    document_references,
+    files_of,
+    lists_of,
+    manifests_of,
+)
 from icestream.catalog.cleanup.files_in_use import FilesInUse, FilesInUseScan
 from icestream.catalog.documents import Documents
 from icestream.iceberg.file_io import TableFiles
@@ -47,7 +53,9 @@ _log = get_logger("catalog.purge")
 
 
 @dataclass(frozen=True, slots=True)
-class Doomed:
+class PendingPurge:
+    """A purge that is due, with its table as its last metadata file says."""
+
     key: str
     entry: Entry
     record: PurgeRecord
@@ -73,132 +81,146 @@ class Purges:
         self._files = files
         self._manifests = manifests
         self._roots = roots
-        self._needed = FilesInUseScan(store, documents, manifests)
-        self._failed: set[str] = set()  # keys of purges that are there
+        self._scan = FilesInUseScan(store, documents, manifests)
+        self._failed_keys: set[str] = set()
 
     async def next_due_ms(self) -> int | None:
-        found = [record.time_ms for _, _, record in await self._records()]
-        return min(found) + limits.CATALOG_FILE_GRACE_MS if found else None
+        times = [record.time_ms for _, _, record in await self._records()]
+        return min(times) + limits.CATALOG_FILE_GRACE_MS if times else None
 
     async def _records(self) -> list[tuple[str, Entry, PurgeRecord]]:
-        found = await self._store.list_all(catalog_keys.PURGES)
-        return [(key, entry, catalog_records.decode(PurgeRecord, key, entry)) for key, entry in found]
+        entries = await self._store.list_all(catalog_keys.PURGES)
+        return [(key, entry, catalog_records.decode(PurgeRecord, key, entry)) for key, entry in entries]
 
     async def work(self, now_ms: int) -> AsyncIterator[None]:
-        """All that is due, in steps. What fails is told at the end, and comes last the next time."""
-        due = [one for one in await self._records() if one[2].time_ms + limits.CATALOG_FILE_GRACE_MS <= now_ms]
-        due.sort(key=lambda one: one[0] in self._failed)
-        failed: list[errors.PersistentStorageError] = []
-        doomed: dict[str, Doomed] = {}
+        """Carries out what is due, in steps. Raises the first failure at the end; what failed comes last in the next
+        pass."""
+        records = await self._records()
+        due = [
+            (key, entry, record)
+            for key, entry, record in records
+            if record.time_ms + limits.CATALOG_FILE_GRACE_MS <= now_ms
+        ]
+        due.sort(key=lambda item: item[0] in self._failed_keys)
+        failures: list[errors.PersistentStorageError] = []
+        pending: dict[str, PendingPurge] = {}
         for key, entry, record in due[: limits.CATALOG_PURGES_AT_ONCE]:
-            with self._noting(key, failed):
-                if (found := await self._found(key, entry, record)) is not None:
-                    doomed[found.uuid] = found
+            with self._collecting(key, failures):
+                if (purge := await self._read(key, entry, record)) is not None:
+                    pending[purge.uuid] = purge
             yield
-        if doomed:
-            needed = FilesInUse([one.location for one in doomed.values()])
-            async for _ in self._needed.look(needed):
+        if pending:
+            in_use = FilesInUse([purge.location for purge in pending.values()])
+            async for _ in self._scan.run(in_use):
                 yield
-            async for _ in self._purge_all(doomed, needed, failed):
+            async for _ in self._purge_all(pending, in_use, failures):
                 yield
-        if failed:
-            raise failed[0]
+        if failures:
+            raise failures[0]
 
     async def _purge_all(
-        self, doomed: dict[str, Doomed], needed: FilesInUse, failed: list[errors.PersistentStorageError]
+        self, pending: dict[str, PendingPurge], in_use: FilesInUse, failures: list[errors.PersistentStorageError]
     ) -> AsyncIterator[None]:
-        for uuid in needed.uuids & doomed.keys():
-            one = doomed.pop(uuid)
-            await self._end(one.key, "a purge is given up: the table has a name again", table=one.location)
-        for error in needed.unread.values():
+        for uuid in in_use.uuids & pending.keys():
+            purge = pending.pop(uuid)
+            await self._end(purge.key, "purge cancelled: the table is registered again", table=purge.location)
+        for error in in_use.unreadable.values():
             raise error
-        for one in doomed.values():
-            with self._noting(one.key, failed):
-                async for _ in self._purge(one, needed.files):
+        for purge in pending.values():
+            with self._collecting(purge.key, failures):
+                async for _ in self._purge(purge, in_use.files):
                     yield
 
     @contextlib.contextmanager
-    def _noting(self, key: str, failed: list[errors.PersistentStorageError]) -> Iterator[None]:
-        """The others do not wait for one whose disk or store does not answer."""
+    def _collecting(self, key: str, failures: list[errors.PersistentStorageError]) -> Iterator[None]:
+        """Collects a failure of storage instead of raising it, so that it does not delay other purges."""
         try:
             yield
         except errors.PersistentStorageError as error:
-            failed.append(error)
-            self._failed.add(key)
-            _log.warning("a purge is tried again later", uuid=key.removeprefix(catalog_keys.PURGES), reason=str(error))
+            failures.append(error)
+            self._failed_keys.add(key)
+            _log.warning("purge failed, it is retried", uuid=key.removeprefix(catalog_keys.PURGES), reason=str(error))
 
-    async def _purge(self, one: Doomed, kept: set[str]) -> AsyncIterator[None]:
-        if not await self._begun(one):
+    async def _purge(self, purge: PendingPurge, in_use: set[str]) -> AsyncIterator[None]:
+        if not await self._begin(purge):
             return
         damaged: dict[str, str] = {}
-        async for _ in self._remove(one, kept, damaged):
+        async for _ in self._remove(purge, in_use, damaged):
             yield
         for file, reason in [*damaged.items()][:1]:
-            words = {"table": one.location, "file": file, "reason": reason, "damaged": len(damaged)}
-            _log.warning("a purge leaves what it cannot read, and the files that only this names", **words)
-        await self._end(one.key, "a purge is done", table=one.location, kept=len(kept))
+            _log.warning(
+                "purge leaves damaged manifests, and the files that only these name",
+                table=purge.location,
+                file=file,
+                reason=reason,
+                damaged=len(damaged),
+            )
+        await self._end(purge.key, "purge done", table=purge.location, kept=len(in_use))
 
-    # --- look ---
+    # --- read ---
 
-    async def _found(self, key: str, entry: Entry, record: PurgeRecord) -> Doomed | None:
-        """None: there is nothing to purge, and the record is gone."""
+    async def _read(self, key: str, entry: Entry, record: PurgeRecord) -> PendingPurge | None:
+        """Reads the table of a purge; None if there is nothing to purge, and the record is deleted."""
         try:
             table = await self._documents.read_table(record.location)
             location = normalize(table.location)
         except errors.MetadataFileMissing:
-            await self._end(key, "a purge found its metadata file gone: it was done before", file=record.location)
+            # It is removed last, so everything else was removed before.
+            await self._end(key, "purge was done before: its metadata file is removed", file=record.location)
             return None
         except (errors.MetadataFileDamaged, errors.InvalidInput) as error:
-            _log.warning("a purge leaves all files of its table", file=record.location, reason=str(error))
-            await self._end(key, "a purge is given up: its metadata file is of no use", file=record.location)
+            _log.warning("purge leaves all files of its table", file=record.location, reason=str(error))
+            await self._end(key, "purge cancelled: its metadata file is damaged", file=record.location)
             return None
         if not any(is_inside(location, root) for root in self._roots):
-            await self._end(key, "a purge is given up: the table lies outside of the warehouse", table=location)
+            await self._end(key, "purge cancelled: the table lies outside the warehouse", table=location)
             return None
         if not as_flag(table.properties, GC_ENABLED, True):
-            await self._end(key, "a purge is given up: the table says gc.enabled=false", table=location)
+            await self._end(key, "purge cancelled: the table says gc.enabled=false", table=location)
             return None
-        return Doomed(key, entry, record, table, location)
+        return PendingPurge(key, entry, record, table, location)
 
-    async def _end(self, key: str, said: str, **words: object) -> None:
+    async def _end(self, key: str, message: str, **fields: object) -> None:
         await self._store.delete(key)
-        self._failed.discard(key)
-        _log.info(said, uuid=key.removeprefix(catalog_keys.PURGES), **words)
+        self._failed_keys.discard(key)
+        _log.info(message, uuid=key.removeprefix(catalog_keys.PURGES), **fields)
 
     # --- begin, remove ---
 
-    async def _begun(self, one: Doomed) -> bool:
-        """From now on nobody registers the table: its files are going. False: somebody did."""
-        if one.record.is_begun:
+    async def _begin(self, purge: PendingPurge) -> bool:
+        """Marks the purge as begun, after which the table cannot be registered. False if it was registered before."""
+        if purge.record.is_begun:
             return True
-        begun = msgspec.structs.replace(one.record, is_begun=True)
-        compare = cmd.AtRevision(one.key, one.entry.mod_revision)
-        return (await self._store.txn([compare], [cmd.Put(one.key, catalog_records.encode(begun))])).held
+        begun = msgspec.structs.replace(purge.record, is_begun=True)
+        comparison = cmd.AtRevision(purge.key, purge.entry.mod_revision)
+        return (await self._store.txn([comparison], [cmd.Put(purge.key, catalog_records.encode(begun))])).held
 
-    async def _remove(self, one: Doomed, kept: set[str], damaged: dict[str, str]) -> AsyncIterator[None]:
-        """`damaged` takes what stays because nobody can read what it names."""
+    async def _remove(self, purge: PendingPurge, in_use: set[str], damaged: dict[str, str]) -> AsyncIterator[None]:
+        """Removes the files of a table. `damaged` receives manifest lists and manifests that cannot be read, with the
+        reason: they stay."""
 
-        def may_go(path: str) -> str | None:
-            found = normalize_or_none(path)
-            is_free = found is not None and found not in kept and path not in damaged
-            return found if is_free and found is not None and is_inside(found, one.location) else None
+        def removable(path: str) -> str | None:
+            location = normalize_or_none(path)
+            if location is None or location in in_use or path in damaged:
+                return None
+            return location if is_inside(location, purge.location) else None
 
-        def stays(file: str, error: errors.IcestreamError) -> None:
+        def on_damaged(file: str, error: errors.IcestreamError) -> None:
             damaged[file] = str(error)
 
         manifests: list[str] = []
-        async for manifest in manifests_of(one.table, self._manifests, stays):
+        async for manifest in manifests_of(purge.table, self._manifests, on_damaged):
             yield
             manifests.append(manifest)
-            for path in await files_of(manifest, self._manifests, stays):
-                if (found := may_go(path)) is not None:
-                    await self._files.remove(found)
+            for path in await files_of(manifest, self._manifests, on_damaged):
+                if (location := removable(path)) is not None:
+                    await self._files.remove(location)
                     yield
-        last = normalize(one.record.location)
-        for path in (*manifests, *lists_of(one.table), *own_files(one.table)):
-            if (found := may_go(path)) is not None and found != last:
-                await self._files.remove(found)
+        last = normalize(purge.record.location)
+        for path in (*manifests, *lists_of(purge.table), *document_references(purge.table)):
+            if (location := removable(path)) is not None and location != last:
+                await self._files.remove(location)
                 yield
-        if may_go(last) is not None:
+        if removable(last) is not None:
             await self._files.remove(last)
-        await self._files.remove_empty(one.location)
+        await self._files.remove_empty(purge.location)

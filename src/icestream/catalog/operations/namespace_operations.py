@@ -1,8 +1,8 @@
-"""What clients ask about namespaces.
+"""Operations on namespaces.
 
 Every namespace has a `location`, below which engines place its tables: its own property, or else its place in the
-warehouse, which is not stored: a warehouse may be moved. Trino cannot create tables in a namespace without one: it lets
-the catalog make the table, and then refuses a location that is not empty.
+warehouse. The latter is not stored, because a warehouse may be moved. Trino needs it: without a location it lets the
+catalog create the table, and then refuses the table's location because it is not empty.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from typing import Final, NamedTuple
 
 from icestream import errors, limits
 from icestream.catalog import catalog_keys
-from icestream.catalog.idempotency import IdempotentRequest, RequestResult
-from icestream.catalog.mover import LOOK_FIRST
+from icestream.catalog.idempotency import RELOAD_HINT, IdempotentRequest, RequestResult
 from icestream.catalog.plans import namespace_plans
 from icestream.catalog.plans.namespace_plans import PropertyChanges
-from icestream.catalog.transactions import Step, Steps
+from icestream.catalog.transactions import Attempt, TransactionRunner
 from icestream.iceberg.identifier import Namespace
 from icestream.iceberg.location import is_inside, namespace_location, normalize_or_none
 from icestream.metadata import command as cmd
@@ -27,49 +26,49 @@ LOCATION: Final = "location"
 
 
 class NamePage(NamedTuple):
-    """`token`: of the next one, None at the end."""
-
     names: list[str]
-    token: str | None
+    token: str | None  # of the next page; None: this is the last one
 
 
 class NamespaceOperations:
-    def __init__(self, steps: Steps, warehouse: str) -> None:
-        self._steps = steps
-        self._store = steps.store
+    def __init__(self, runner: TransactionRunner, warehouse: str) -> None:
+        self._runner = runner
+        self._store = runner.store
         self._warehouse = warehouse
 
     async def load(self, namespace: Namespace) -> dict[str, str]:
-        """Its properties, with its location."""
+        """The properties of a namespace, with its location. Raises UnknownNamespace."""
         entry = await self._store.get(catalog_keys.namespace_key(namespace))
-        return self._located(namespace, namespace_plans.existing(namespace, entry).properties)
+        return self._with_location(namespace, namespace_plans.existing(namespace, entry).properties)
 
-    def _located(self, namespace: Namespace, properties: Mapping[str, str]) -> dict[str, str]:
+    def _with_location(self, namespace: Namespace, properties: Mapping[str, str]) -> dict[str, str]:
         return {LOCATION: namespace_location(self._warehouse, namespace), **properties}
 
     async def list(self, parent: Namespace, token: str | None, size: int | None) -> NamePage:
-        """The levels directly in another namespace; () is the root. Without a token: all of them."""
+        """The names of the namespaces directly in `parent`; () is the root. Without a token: all of them."""
         if parent:
             await self.load(parent)
         prefix = catalog_keys.namespaces_in(parent)
-        return await page(self._store, prefix, token, size)
+        return await read_page(self._store, prefix, token, size)
 
     async def create(
         self, namespace: Namespace, properties: Mapping[str, str], request: IdempotentRequest | None = None
     ) -> dict[str, str]:
-        key, above = catalog_keys.namespace_key(namespace), namespace[:-1]
-        new_id = self._steps.documents.new_uuid()
+        """Creates a namespace; returns its properties with its location. Raises AlreadyExists, and UnknownNamespace for
+        a missing parent."""
+        key, parent = catalog_keys.namespace_key(namespace), namespace[:-1]
+        new_id = self._runner.documents.new_uuid()
 
-        async def plan() -> Step[dict[str, str]]:
-            parent = await self._store.get(catalog_keys.namespace_key(above)) if above else None
-            found = await self._store.get(key)
-            planned = namespace_plans.create(namespace, properties, new_id, found, parent)
-            return Step(planned, self._located(namespace, properties), is_once=True)
+        async def plan() -> Attempt[dict[str, str]]:
+            parent_entry = await self._store.get(catalog_keys.namespace_key(parent)) if parent else None
+            entry = await self._store.get(key)
+            transaction = namespace_plans.create(namespace, properties, new_id, entry, parent_entry)
+            return Attempt(transaction, self._with_location(namespace, properties), is_create=True)
 
-        async def again(_: RequestResult) -> dict[str, str]:
-            return self._located(namespace, properties)
+        async def answer_repeat(_: RequestResult) -> dict[str, str]:
+            return self._with_location(namespace, properties)
 
-        return await self._steps.make([key], plan, request, again)
+        return await self._runner.run_until_applied([key], plan, request, answer_repeat)
 
     async def change_properties(
         self,
@@ -80,45 +79,52 @@ class NamespaceOperations:
     ) -> PropertyChanges:
         key = catalog_keys.namespace_key(namespace)
 
-        async def plan() -> Step[PropertyChanges]:
-            found = await self._store.get(key)
-            planned, answer = namespace_plans.change_properties(namespace, updates, removals, found)
-            was_done, noted = self._were_changed(namespace, found), RequestResult(removed=answer.removed)
-            unchanged = [cmd.HasValue(key, found.value)] if found else []
-            return Step(planned, answer, was_done=was_done, noted=noted, unchanged=unchanged)
+        async def plan() -> Attempt[PropertyChanges]:
+            entry = await self._store.get(key)
+            transaction, changes = namespace_plans.change_properties(namespace, updates, removals, entry)
+            return Attempt(
+                transaction,
+                changes,
+                was_applied=self._were_properties_changed(namespace, entry),
+                request_result=RequestResult(removed=changes.removed),
+                unchanged=[cmd.HasValue(key, entry.value)] if entry else [],
+            )
 
-        async def again(noted: RequestResult) -> PropertyChanges:
-            missing = [name for name in dict.fromkeys(removals) if name not in noted.removed]
-            return PropertyChanges([*updates], [*noted.removed], missing)
+        async def answer_repeat(request_result: RequestResult) -> PropertyChanges:
+            missing = [name for name in dict.fromkeys(removals) if name not in request_result.removed]
+            return PropertyChanges([*updates], [*request_result.removed], missing)
 
-        return await self._steps.make([key], plan, request, again)
+        return await self._runner.run_until_applied([key], plan, request, answer_repeat)
 
-    def _were_changed(self, namespace: Namespace, before: Entry | None) -> Callable[[], Awaitable[bool]]:
-        """By a step after which others went on. If its value is what it was, things were made in it, and no more."""
+    def _were_properties_changed(self, namespace: Namespace, before: Entry | None) -> Callable[[], Awaitable[bool]]:
+        """A check after a lost reply: False if the record has the old value, so that only its revision was raised by
+        what was created in the namespace since."""
 
-        async def look() -> bool:
-            now = await self._store.get(catalog_keys.namespace_key(namespace))
-            if before is None or now is None or now.value != before.value:
-                raise errors.OutcomeUnknown("others changed the namespace meanwhile", hint=LOOK_FIRST)
+        async def check() -> bool:
+            entry = await self._store.get(catalog_keys.namespace_key(namespace))
+            if before is None or entry is None or entry.value != before.value:
+                raise errors.OutcomeUnknown("the namespace was changed by another client meanwhile", hint=RELOAD_HINT)
             return False
 
-        return look
+        return check
 
     async def drop(self, namespace: Namespace, request: IdempotentRequest | None = None) -> None:
+        """Drops a namespace. Raises NotEmpty and UnknownNamespace."""
         key = catalog_keys.namespace_key(namespace)
 
-        async def plan() -> Step[None]:
-            found = await self._store.get(key)
-            planned = namespace_plans.drop(namespace, found, await self._is_empty(namespace))
-            return Step(planned, None, is_once=True)  # the one that is there has an id of its own
+        async def plan() -> Attempt[None]:
+            entry = await self._store.get(key)
+            transaction = namespace_plans.drop(namespace, entry, await self._is_empty(namespace))
+            # Planning again is safe: a namespace of the same name that was created since has another id.
+            return Attempt(transaction, None, is_create=True)
 
-        async def again(_: RequestResult) -> None:
+        async def answer_repeat(_: RequestResult) -> None:
             return None
 
-        await self._steps.make([key], plan, request, again)
+        await self._runner.run_until_applied([key], plan, request, answer_repeat)
 
     async def _is_empty(self, namespace: Namespace) -> bool:
-        """Looked at after its entry was read: whatever is made later changes that entry."""
+        """Must be called after the namespace's entry was read: whatever is created later changes that entry."""
         for prefix in (catalog_keys.namespaces_in(namespace), catalog_keys.relations_in(namespace)):
             if await self._store.list(prefix, limit=1):
                 return False
@@ -126,26 +132,27 @@ class NamespaceOperations:
 
 
 def table_base(namespace: Namespace, properties: Mapping[str, str], warehouse: str, roots: Sequence[str]) -> str:
-    """The location below which new tables of a namespace lie: its own where that is inside of one of the roots."""
-    own = normalize_or_none(properties.get(LOCATION, ""))
-    if own is not None and any(is_inside(own, root) for root in roots):
-        return own
+    """The location below which new tables of a namespace lie: the `location` property of the namespace if that is
+    inside one of the roots, else its place in the warehouse."""
+    location = normalize_or_none(properties.get(LOCATION, ""))
+    if location is not None and any(is_inside(location, root) for root in roots):
+        return location
     return namespace_location(warehouse, namespace)
 
 
-async def page(store: MetadataStore, prefix: str, token: str | None, size: int | None) -> NamePage:
-    """Names below a prefix."""
+async def read_page(store: MetadataStore, prefix: str, token: str | None, size: int | None) -> NamePage:
+    """One page of the names below a prefix; without a token all of them."""
     if token is None:
         return NamePage([catalog_keys.last_name(prefix, key) for key, _ in await store.list_all(prefix)], None)
-    wanted = page_size(size)
+    count_max = page_size(size)
     names: list[str] = []
     after = catalog_keys.key_after(prefix, token)
-    while len(names) < wanted:
-        found = await store.list(prefix, after, min(wanted - len(names), limits.METADATA_LIST_MAX))
-        names += (catalog_keys.last_name(prefix, key) for key, _ in found)
-        if not found:
+    while len(names) < count_max:
+        entries = await store.list(prefix, after, min(count_max - len(names), limits.METADATA_LIST_MAX))
+        names += (catalog_keys.last_name(prefix, key) for key, _ in entries)
+        if not entries:
             return NamePage(names, None)
-        after = found[-1][0]
+        after = entries[-1][0]
     return NamePage(names, catalog_keys.page_token(names[-1]))
 
 
@@ -153,5 +160,5 @@ def page_size(size: int | None) -> int:
     if size is None:
         return limits.CATALOG_PAGE_DEFAULT
     if size < 1:
-        raise errors.InvalidInput(f"a page of {size} items")
+        raise errors.InvalidInput(f"page size must be at least 1, got {size}")
     return min(size, limits.CATALOG_PAGE_MAX)

@@ -1,4 +1,4 @@
-"""What tables and views have in common: reading their records and documents, listing, renaming."""
+"""Reads the records and documents of tables and views; lists and renames both."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import TypeVar
 
 from icestream import errors
 from icestream.catalog import catalog_keys, catalog_records
-from icestream.catalog.idempotency import IdempotentRequest, RequestResult
-from icestream.catalog.mover import LOOK_FIRST
+from icestream.catalog.idempotency import RELOAD_HINT, IdempotentRequest, RequestResult
 from icestream.catalog.operations.namespace_operations import NamePage, page_size
 from icestream.catalog.plans import namespace_plans, relation_plans
-from icestream.catalog.transactions import Step, Steps
+from icestream.catalog.transactions import Attempt, TransactionRunner
 from icestream.iceberg.identifier import Identifier, Namespace
 from icestream.metadata.entry import Entry
 
@@ -19,9 +18,9 @@ Document = TypeVar("Document")
 
 
 class RelationLookup:
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
-        self._store = steps.store
+    def __init__(self, runner: TransactionRunner) -> None:
+        self._runner = runner
+        self._store = runner.store
 
     async def entry(self, identifier: Identifier) -> Entry | None:
         return await self._store.get(catalog_keys.relation_key(identifier))
@@ -30,43 +29,50 @@ class RelationLookup:
         return await self._store.get(catalog_keys.namespace_key(namespace))
 
     async def document(
-        self, location: str, location_now: Callable[[], Awaitable[str]], read: Callable[[str], Awaitable[Document]]
+        self, location: str, current_location: Callable[[], Awaitable[str]], read: Callable[[str], Awaitable[Document]]
     ) -> tuple[str, Document]:
-        """A pointer's file. One that is gone because the pointer moved on is asked for again."""
+        """Reads the metadata file of a pointer; returns its location and content.
+
+        A file may be removed after its pointer moved on: then the current one is read. Raises MetadataFileMissing if
+        the pointer leads to a file that does not exist.
+        """
         while True:
             try:
                 return location, await read(location)
             except errors.MetadataFileMissing:
-                moved = await location_now()
-                if moved == location:
+                new_location = await current_location()
+                if new_location == location:
                     raise
-                location = moved
+                location = new_location
 
     def was_dropped(self, identifier: Identifier, before: Entry | None) -> Callable[[], Awaitable[bool]]:
-        """For a step that takes this name away. It is there: still, or again, which nobody may undo."""
+        """A check after a lost reply to a drop or rename: False if the name still leads to what was read before."""
 
-        async def look() -> bool:
-            now = await self.entry(identifier)
-            if before is None or now is None or now.create_revision != before.create_revision:
-                raise errors.OutcomeUnknown(f"{identifier} is gone, or was made anew by others", hint=LOOK_FIRST)
+        async def check() -> bool:
+            entry = await self.entry(identifier)
+            if before is None or entry is None or entry.create_revision != before.create_revision:
+                # Another process may have created the name anew, which must not be dropped.
+                raise errors.OutcomeUnknown(
+                    f"{identifier} does not exist any more, or was created anew by another client", hint=RELOAD_HINT
+                )
             return False
 
-        return look
+        return check
 
     async def list(self, namespace: Namespace, kind: str, token: str | None, size: int | None) -> NamePage:
-        """The names of all tables, or of all views, in a namespace."""
+        """Lists the names of all tables, or of all views, in a namespace. Raises UnknownNamespace."""
         namespace_plans.existing(namespace, await self.namespace(namespace))
         prefix = catalog_keys.relations_in(namespace)
-        wanted = None if token is None else page_size(size)
+        count_max = None if token is None else page_size(size)
         after = catalog_keys.key_after(prefix, token or "")
         names: list[str] = []
-        while found := await self._store.list(prefix, after):
-            for key, entry in found:
+        while entries := await self._store.list(prefix, after):
+            for key, entry in entries:
                 if relation_plans.kind_of(catalog_records.decode_relation(key, entry)) == kind:
-                    if len(names) == wanted:
+                    if len(names) == count_max:
                         return NamePage(names, catalog_keys.page_token(names[-1]))
                     names.append(catalog_keys.last_name(prefix, key))
-            after = found[-1][0]
+            after = entries[-1][0]
         return NamePage(names, None)
 
     async def rename(
@@ -77,14 +83,14 @@ class RelationLookup:
         is_forced: bool = False,
         request: IdempotentRequest | None = None,
     ) -> None:
-        async def plan() -> Step[None]:
+        async def plan() -> Attempt[None]:
             entry, namespace = await self.entry(source), await self.namespace(target.namespace)
-            there = await self.entry(target)
-            planned = relation_plans.rename(source, target, kind, entry, namespace, there, is_forced)
-            return Step(planned, None, was_done=self.was_dropped(source, entry))
+            target_entry = await self.entry(target)
+            transaction = relation_plans.rename(source, target, kind, entry, namespace, target_entry, is_forced)
+            return Attempt(transaction, None, was_applied=self.was_dropped(source, entry))
 
-        async def again(_: RequestResult) -> None:
+        async def answer_repeat(_: RequestResult) -> None:
             return None
 
-        turns = [catalog_keys.relation_key(source), catalog_keys.relation_key(target)]
-        await self._steps.make(turns, plan, request, again)
+        lock_keys = [catalog_keys.relation_key(source), catalog_keys.relation_key(target)]
+        await self._runner.run_until_applied(lock_keys, plan, request, answer_repeat)

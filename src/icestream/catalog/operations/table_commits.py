@@ -1,8 +1,8 @@
-"""Commits: to one table, and to several at once.
+"""Commits to one table, and to several in one transaction.
 
-Order of a commit (hazard 11): judge; write the new metadata files; make them durable, with what others wrote and the
-commit newly names; move all pointers in one transaction. A crash anywhere leaves every table as it was, or as it is to
-be, and at most files that nothing points to.
+Order of a commit (hazard 11): judge it; write the new metadata files; make them durable, with the files of other
+writers that the commit names for the first time; swap all pointers in one transaction. A crash anywhere leaves every
+table in its old or its new state, and at most files that no pointer leads to.
 """
 
 from __future__ import annotations
@@ -15,19 +15,17 @@ from typing import Final, NamedTuple
 from icestream import errors, limits
 from icestream.catalog import catalog_keys
 from icestream.catalog.catalog_records import TableRecord
-from icestream.catalog.idempotency import IdempotentRequest, RequestResult
-from icestream.catalog.mover import LOOK_FIRST
+from icestream.catalog.idempotency import RELOAD_HINT, IdempotentRequest, RequestResult
 from icestream.catalog.operations.relation_lookup import RelationLookup
 from icestream.catalog.plans import commit_plans, namespace_plans, relation_plans
 from icestream.catalog.plans.commit_plans import PlannedChange
 from icestream.catalog.plans.planned_transaction import PlannedTransaction
 from icestream.catalog.plans.snapshot_mark_plans import MarkWrites
 from icestream.catalog.snapshot_map import SnapshotMap
-from icestream.catalog.topic_rules import commit_rules as topic_commit
-from icestream.catalog.topic_rules import snapshot_mark, topic_properties
+from icestream.catalog.topic_rules import commit_rules, snapshot_mark, topic_properties
 from icestream.catalog.topic_rules.claim import CLAIM_TYPE, lease_of
 from icestream.catalog.topic_rules.commit_rules import CommitDecision, CommitRequest, TableState
-from icestream.catalog.transactions import Step, Steps
+from icestream.catalog.transactions import Attempt, TransactionRunner
 from icestream.iceberg import metadata_file, requirements, table_commit, values
 from icestream.iceberg import updates as update
 from icestream.iceberg.identifier import Identifier
@@ -37,7 +35,7 @@ from icestream.iceberg.values import Object
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
 
-# Updates that name files, and where.
+# Updates that name files, and the member that does.
 _REFERENCES: Final = {
     "add-snapshot": "snapshot",
     "set-statistics": "statistics",
@@ -48,7 +46,7 @@ _REFERENCES: Final = {
 class CommittedTable(NamedTuple):
     """A table as it is in force."""
 
-    location: str
+    location: str  # of its metadata file
     table: TableMetadata
     repeated: int | None = None  # the snapshot of a round that was committed before
 
@@ -60,19 +58,19 @@ class LoadedState(NamedTuple):
 
 
 class JudgedChange(NamedTuple):
-    """One table of a commit, before its file is written."""
+    """The decision about one table of a commit, before its metadata file is written."""
 
     identifier: Identifier
-    loaded: LoadedState | None  # None: it is created
+    loaded: LoadedState | None  # None: the table is created
     namespace: Entry | None
-    outcome: CommitDecision
+    decision: CommitDecision
 
     @property
     def is_changed(self) -> bool:
-        """The table, or what lies beside it: a table that is bound again may say already what it is to say."""
+        """Whether the table or its record changes: rebinding a table may leave its metadata as it is."""
         if self.loaded is None:
             return True
-        before, after = self.loaded.state, self.outcome
+        before, after = self.loaded.state, self.decision
         return after.table is not before.table or (after.binding, after.removals) != (before.binding, before.removals)
 
     @property
@@ -80,22 +78,26 @@ class JudgedChange(NamedTuple):
         return self.loaded.record.version + 1 if self.loaded else 0
 
     def change(self, location: str) -> PlannedChange:
-        """With its new file."""
-        loaded, outcome = self.loaded, self.outcome
-        uuid, is_registered = outcome.table.uuid or "", loaded is not None and loaded.record.is_registered
-        record = commit_plans.record_of(outcome, uuid, location, self.version, is_registered=is_registered)
-        entry, was_bound = (loaded.entry, loaded.record.binding) if loaded else (None, None)
-        return PlannedChange(self.identifier, entry, record, was_bound, outcome.is_round, self.namespace)
+        """The change to plan once the metadata file at `location` is written."""
+        loaded, decision = self.loaded, self.decision
+        uuid, is_registered = decision.table.uuid or "", loaded is not None and loaded.record.is_registered
+        record = commit_plans.record_of(decision, uuid, location, self.version, is_registered=is_registered)
+        entry, old_binding = (loaded.entry, loaded.record.binding) if loaded else (None, None)
+        return PlannedChange(self.identifier, entry, record, old_binding, decision.is_round, self.namespace)
+
+
+Commits = Mapping[Identifier, CommitRequest]
+CommitResults = dict[Identifier, CommittedTable]
 
 
 class TableCommits:
-    def __init__(self, steps: Steps, found: RelationLookup, roots: Sequence[str]) -> None:
-        self._steps = steps
-        self._relations = found
+    def __init__(self, runner: TransactionRunner, relations: RelationLookup, roots: Sequence[str]) -> None:
+        self._runner = runner
+        self._relations = relations
         self._roots = roots
-        self._writing = asyncio.Semaphore(limits.CATALOG_WRITES_AT_ONCE)
-        self._snapshots = SnapshotMap(steps.store)
-        self._left: OrderedDict[Identifier, Entry] = OrderedDict()  # as our last commit to each left it
+        self._write_slots = asyncio.Semaphore(limits.CATALOG_WRITES_AT_ONCE)
+        self._snapshots = SnapshotMap(runner.store)
+        self._last_entries: OrderedDict[Identifier, Entry] = OrderedDict()  # as our last commit to each table left it
 
     # --- reading ---
 
@@ -103,271 +105,310 @@ class TableCommits:
         self,
         identifier: Identifier,
         read: Callable[[str], Awaitable[TableMetadata]] | None = None,
-        known: Entry | None = None,
+        cached_entry: Entry | None = None,
     ) -> LoadedState:
-        """`read`: another way to its document than that of commits. `known`: its entry, for who may use an old one."""
-        entry, record = relation_plans.table_of(identifier, known or await self._relations.entry(identifier))
+        """Loads a table. `read` reads its document, by default through the cache. `cached_entry`: its entry, for a
+        caller whose transaction compares revisions anyway. Raises UnknownTable."""
+        entry, record = relation_plans.table_of(identifier, cached_entry or await self._relations.entry(identifier))
 
-        async def location_now() -> str:
+        async def current_location() -> str:
             nonlocal entry, record
             entry, record = relation_plans.table_of(identifier, await self._relations.entry(identifier))
             return record.location
 
-        read = read or self._steps.documents.table
-        location, table = await self._relations.document(record.location, location_now, read)
+        read = read or self._runner.documents.table
+        location, table = await self._relations.document(record.location, current_location, read)
         return LoadedState(entry, record, TableState(table, location, record.binding, record.removals))
 
     # --- commits ---
 
     async def commit(
-        self, identifier: Identifier, asked: CommitRequest, request: IdempotentRequest | None = None
+        self, identifier: Identifier, commit: CommitRequest, request: IdempotentRequest | None = None
     ) -> CommittedTable:
-        return (await self.commit_all({identifier: asked}, request))[identifier]
+        return (await self.commit_all({identifier: commit}, request))[identifier]
 
-    async def commit_all(
-        self, asked: Mapping[Identifier, CommitRequest], request: IdempotentRequest | None = None
-    ) -> dict[Identifier, CommittedTable]:
-        """Each table is judged by itself; a conflict refuses all of them (hazards 14, 47)."""
-        if not 0 < len(asked) <= limits.CATALOG_TRANSACTION_TABLES_MAX:
+    async def commit_all(self, commits: Commits, request: IdempotentRequest | None = None) -> CommitResults:
+        """Commits to all tables or none. Each table is judged by itself; a conflict of one refuses all of them
+        (hazards 14, 47).
+
+        Raises CommitConflict, whose `details` name the tables in conflict; RangeRefused for the claim of a round;
+        OutcomeUnknown if the reply was lost and the outcome could not be determined.
+        """
+        if not 0 < len(commits) <= limits.CATALOG_TRANSACTION_TABLES_MAX:
             raise errors.InvalidInput(
-                f"a commit to {len(asked)} tables", hint=f"1 to {limits.CATALOG_TRANSACTION_TABLES_MAX} are possible"
+                f"commit to {len(commits)} tables", hint=f"1 to {limits.CATALOG_TRANSACTION_TABLES_MAX} are possible"
             )
-        placed = {identifier: self._placed(one) for identifier, one in asked.items()}
-        claims = [need for one in asked.values() for need in one.requirements if requirements.kind(need) == CLAIM_TYPE]
-        key = catalog_keys.lease_key(lease_of(claims))
+        commits = {identifier: self._check_locations(commit) for identifier, commit in commits.items()}
+        claims = [
+            requirement
+            for commit in commits.values()
+            for requirement in commit.requirements
+            if requirements.kind(requirement) == CLAIM_TYPE
+        ]
+        lease_key = catalog_keys.lease_key(lease_of(claims))
         is_first = True
 
-        async def plan() -> Step[dict[Identifier, CommittedTable]]:
+        async def plan() -> Attempt[CommitResults]:
             nonlocal is_first
-            found = await self._steps.store.get(key) if claims else None
-            lease = commit_plans.DriverLeaseEntry(key, found) if found is not None else None
-            judged = await self._judged_from_memory(placed, commit_plans.lease_epoch(lease)) if is_first else None
+            lease_entry = await self._runner.store.get(lease_key) if claims else None
+            lease = commit_plans.DriverLeaseEntry(lease_key, lease_entry) if lease_entry is not None else None
+            lease_epoch = commit_plans.lease_epoch(lease)
+            judged = await self._judge_from_memory(commits, lease_epoch) if is_first else None
             is_first = False
             if judged is None:
-                judged = await self._judged(placed, commit_plans.lease_epoch(lease))
-            return await self._written(judged, placed, lease)
+                judged = await self._judge(commits, lease_epoch)
+            return await self._write(judged, commits, lease)
 
-        async def again(noted: RequestResult) -> dict[Identifier, CommittedTable]:
-            found = {identifier: await self.load(identifier) for identifier in asked}
-            noted.check([found[one].record.uuid for one in sorted(found)])
+        async def answer_repeat(request_result: RequestResult) -> CommitResults:
+            tables = {identifier: await self.load(identifier) for identifier in commits}
+            request_result.check([tables[identifier].record.uuid for identifier in sorted(tables)])
             return {
-                identifier: CommittedTable(one.state.location, one.state.table) for identifier, one in found.items()
+                identifier: CommittedTable(loaded.state.location, loaded.state.table)
+                for identifier, loaded in tables.items()
             }
 
-        return await self._steps.make([catalog_keys.relation_key(one) for one in asked], plan, request, again)
+        lock_keys = [catalog_keys.relation_key(identifier) for identifier in commits]
+        return await self._runner.run_until_applied(lock_keys, plan, request, answer_repeat)
 
-    def _placed(self, asked: CommitRequest) -> CommitRequest:
-        """Nobody moves a table, or what will be written to it, out of the warehouse."""
-        table_commit.check_size(asked.requirements, asked.updates)
-        updates = [self._placed_update(one) for one in asked.updates]
-        return asked._replace(updates=updates)
+    def _check_locations(self, commit: CommitRequest) -> CommitRequest:
+        """The commit with normalized locations. Raises InvalidInput if it moves the table, or what will be written to
+        it, out of the warehouse."""
+        table_commit.check_size(commit.requirements, commit.updates)
+        return commit._replace(updates=[self._check_update(table_update) for table_update in commit.updates])
 
-    def _placed_update(self, one: Object) -> Object:
-        match update.action(one):
-            case "set-location" if isinstance(one.get("location"), str):
-                return {**one, "location": check_inside(one["location"], self._roots)}
+    def _check_update(self, table_update: Object) -> Object:
+        match update.action(table_update):
+            case "set-location" if isinstance(table_update.get("location"), str):
+                return {**table_update, "location": check_inside(table_update["location"], self._roots)}
             case "set-properties":
-                name = values.present_name(one, "updates", "updated")
-                metadata_file.check_places(values.optional_text_map(one, name), self._roots)
-        return one
+                name = values.present_name(table_update, "updates", "updated")
+                metadata_file.check_places(values.optional_text_map(table_update, name), self._roots)
+        return table_update
 
-    async def _judged_from_memory(
-        self, asked: Mapping[Identifier, CommitRequest], lease_epoch: int | None
-    ) -> list[JudgedChange] | None:
-        """By what we remember, without asking the store: the transaction compares revisions, and fails when others went
-        on. None: it tells nothing; what is to be refused, or changes nothing, is judged by what is in force."""
-        known = {one: self._left[one] for one in asked if one in self._left}
-        if len(known) < len(asked):
+    async def _judge_from_memory(self, commits: Commits, lease_epoch: int | None) -> list[JudgedChange] | None:
+        """Judges by the entries that our last commits left, without reading the store: the transaction compares
+        revisions and fails if another process has committed since.
+
+        None if the entries are not in memory, or if the commit would be refused or change nothing: that must be judged
+        by what is in force.
+        """
+        entries = {
+            identifier: self._last_entries[identifier] for identifier in commits if identifier in self._last_entries
+        }
+        if len(entries) < len(commits):
             return None
         try:
-            judged = await self._judged(asked, lease_epoch, known)
+            judged = await self._judge(commits, lease_epoch, entries)
         except errors.IcestreamError:
             return None
-        return judged if all(one.is_changed for one in judged) else None
+        return judged if all(change.is_changed for change in judged) else None
 
-    async def _judged(
-        self,
-        asked: Mapping[Identifier, CommitRequest],
-        lease_epoch: int | None,
-        known: Mapping[Identifier, Entry] | None = None,
+    async def _judge(
+        self, commits: Commits, lease_epoch: int | None, entries: Mapping[Identifier, Entry] | None = None
     ) -> list[JudgedChange]:
-        now_ms, known = self._steps.now_ms(), known or {}
-        creating = [one for one, request in asked.items() if table_commit.is_create(request.requirements)]
-        changing = [one for one in asked if one not in creating]
-        if len(changing) == 1:
-            loaded = {one: await self.load(one, known=known.get(one)) for one in changing}
+        """Decides about each table. `entries`: cached entries of tables that need not be read again."""
+        now_ms, entries = self._runner.now_ms(), entries or {}
+        created = [identifier for identifier, commit in commits.items() if table_commit.is_create(commit.requirements)]
+        changed = [identifier for identifier in commits if identifier not in created]
+        if len(changed) == 1:
+            loaded = {changed[0]: await self.load(changed[0], cached_entry=entries.get(changed[0]))}
         else:
-            loaded = await self._load_all(changing, known)
-        commits_to = {one: (found.state, asked[one]) for one, found in loaded.items()}
-        if len(asked) == 1 and commits_to:  # in the words of a single table
-            ((one, (state, request)),) = commits_to.items()
-            outcomes = {one: topic_commit.judge_commit(state, request, lease_epoch, now_ms)}
+            loaded = await self._load_all(changed, entries)
+        pairs = {identifier: (table.state, commits[identifier]) for identifier, table in loaded.items()}
+        if len(commits) == 1 and pairs:  # the error of a single table does not list tables
+            ((identifier, (state, commit)),) = pairs.items()
+            decisions = {identifier: commit_rules.judge_commit(state, commit, lease_epoch, now_ms)}
         else:
-            outcomes = topic_commit.judge_transaction(commits_to, lease_epoch, now_ms)
-        judged = [JudgedChange(one, loaded[one], None, outcome) for one, outcome in outcomes.items()]
-        return judged + [await self._created(one, asked[one], now_ms) for one in creating]
+            decisions = commit_rules.judge_transaction(pairs, lease_epoch, now_ms)
+        judged = [
+            JudgedChange(identifier, loaded[identifier], None, decision) for identifier, decision in decisions.items()
+        ]
+        return judged + [await self._judge_create(identifier, commits[identifier], now_ms) for identifier in created]
 
     async def _load_all(
-        self, identifiers: Sequence[Identifier], known: Mapping[Identifier, Entry]
+        self, identifiers: Sequence[Identifier], entries: Mapping[Identifier, Entry]
     ) -> dict[Identifier, LoadedState]:
-        found = await asyncio.gather(*(self.load(one, known=known.get(one)) for one in identifiers))
-        return dict(zip(identifiers, found, strict=True))
+        loaded = await asyncio.gather(
+            *(self.load(identifier, cached_entry=entries.get(identifier)) for identifier in identifiers)
+        )
+        return dict(zip(identifiers, loaded, strict=True))
 
-    async def _created(self, identifier: Identifier, asked: CommitRequest, now_ms: int) -> JudgedChange:
-        """The end of a create transaction: the table comes with all its updates."""
+    async def _judge_create(self, identifier: Identifier, commit: CommitRequest, now_ms: int) -> JudgedChange:
+        """Decides the end of a create transaction: a staged table that is created with all its updates."""
         namespace = await self._relations.namespace(identifier.namespace)
         namespace_plans.existing(identifier.namespace, namespace)
-        there = relation_plans.decode_relation_entry(identifier, await self._relations.entry(identifier))
-        if there is not None and not isinstance(there.record, TableRecord):
-            relation_plans.check_free(identifier, there.entry, relation_plans.TABLE)
-        if there is not None:
+        existing = relation_plans.decode_relation_entry(identifier, await self._relations.entry(identifier))
+        if existing is not None and not isinstance(existing.record, TableRecord):
+            relation_plans.check_free(identifier, existing.entry, relation_plans.TABLE)
+        if existing is not None:
             raise errors.CommitConflict("Requirement failed: table already exists")
-        table_commit.check_requirements(None, asked.requirements)
-        topic_properties.check_untouched(asked.updates, {}, is_bound=False)
-        table = table_commit.apply_updates(None, None, asked.updates, now_ms)
+        table_commit.check_requirements(None, commit.requirements)
+        topic_properties.check_untouched(commit.updates, {}, is_bound=False)
+        table = table_commit.apply_updates(None, None, commit.updates, now_ms)
         return JudgedChange(identifier, None, namespace, CommitDecision(table, None, ()))
 
-    async def _written(
-        self,
-        judged: Sequence[JudgedChange],
-        asked: Mapping[Identifier, CommitRequest],
-        lease: commit_plans.DriverLeaseEntry | None,
-    ) -> Step[dict[Identifier, CommittedTable]]:
-        changed = [one for one in judged if one.is_changed]
-        foreign = [one for one in changed if not one.outcome.is_round]
-        named = [place for one in foreign for place in _references(one, asked[one.identifier].updates)]
-        # One sync of the disk serves what others wrote and our own files.
-        files = await self.write_all([(one.outcome.table, one.version) for one in changed], is_synced=not named)
-        locations = {one.identifier: location for one, location in zip(changed, files, strict=True)}
+    async def _write(
+        self, judged: Sequence[JudgedChange], commits: Commits, lease: commit_plans.DriverLeaseEntry | None
+    ) -> Attempt[CommitResults]:
+        """Writes the new metadata files, durably, and plans the transaction that points to them."""
+        changed = [change for change in judged if change.is_changed]
+        # Files of a round were synced by the pipeline; those of other engines were not.
+        foreign = [change for change in changed if not change.decision.is_round]
+        referenced = [
+            location for change in foreign for location in _references(change, commits[change.identifier].updates)
+        ]
+        # One sync of the disk serves the files of other engines and our own.
+        files = await self.write_all(
+            [(change.decision.table, change.version) for change in changed], is_synced=not referenced
+        )
+        locations = {change.identifier: location for change, location in zip(changed, files, strict=True)}
         try:
-            if named:
-                await self._steps.documents.make_durable([*named, *files])
-            return self._step(judged, locations, lease, await self._marked(changed, asked))
+            if referenced:
+                await self._runner.documents.make_durable([*referenced, *files])
+            return self._attempt(judged, locations, lease, await self._plan_marks(changed, commits))
         except errors.IcestreamError:
-            await self._steps.take_back(files)
+            await self._runner.remove_files(files)
             raise
 
-    async def _marked(
-        self, changed: Sequence[JudgedChange], asked: Mapping[Identifier, CommitRequest]
-    ) -> dict[int, MarkWrites]:
-        """What is written down, by topic, of snapshots that go with this commit."""
-        found: dict[int, MarkWrites] = {}
-        for one in changed:
-            bound = one.loaded.record.binding if one.loaded and one.outcome.binding else None
-            if one.loaded is None or bound is None:
+    async def _plan_marks(self, changed: Sequence[JudgedChange], commits: Commits) -> dict[int, MarkWrites]:
+        """The marks, by topic id, of the snapshots that this commit removes from topic tables."""
+        writes: dict[int, MarkWrites] = {}
+        for change in changed:
+            binding = change.loaded.record.binding if change.loaded and change.decision.binding else None
+            if change.loaded is None or binding is None:
                 continue
-            updates = asked[one.identifier].updates
-            marks = snapshot_mark.marks_of_removed(one.loaded.state.table, updates, bound.topic_id, bound.base)
+            updates = commits[change.identifier].updates
+            marks = snapshot_mark.marks_of_removed(change.loaded.state.table, updates, binding.topic_id, binding.base)
             if marks:
-                found[bound.topic_id] = await self._snapshots.adding(bound.topic_id, marks)
-        return found
+                writes[binding.topic_id] = await self._snapshots.plan(binding.topic_id, marks)
+        return writes
 
-    async def write_all(self, wanted: Sequence[tuple[TableMetadata, int]], *, is_synced: bool = True) -> list[str]:
-        """Documents with their versions to files, several at a time: all of them, or none is left."""
+    async def write_all(self, documents: Sequence[tuple[TableMetadata, int]], *, is_synced: bool = True) -> list[str]:
+        """Writes documents with their versions concurrently; returns their locations. After an error none is left."""
 
         async def write(table: TableMetadata, version: int) -> str:
-            async with self._writing:
-                return await self._steps.documents.write(table, table.properties, version, is_synced=is_synced)
+            async with self._write_slots:
+                return await self._runner.documents.write(table, table.properties, version, is_synced=is_synced)
 
-        if len(wanted) == 1:
-            return [await write(*wanted[0])]
-        found = await asyncio.gather(*(write(*one) for one in wanted), return_exceptions=True)
-        made = [one for one in found if isinstance(one, str)]
-        for one in found:
-            if isinstance(one, BaseException):
-                await self._steps.take_back(made)
-                raise one
-        return made
+        if len(documents) == 1:
+            return [await write(*documents[0])]
+        results = await asyncio.gather(*(write(table, version) for table, version in documents), return_exceptions=True)
+        written = [location for location in results if isinstance(location, str)]
+        for result in results:
+            if isinstance(result, BaseException):
+                await self._runner.remove_files(written)
+                raise result
+        return written
 
-    def _step(
+    def _attempt(
         self,
         judged: Sequence[JudgedChange],
         locations: Mapping[Identifier, str],
         lease: commit_plans.DriverLeaseEntry | None,
-        marked: Mapping[int, MarkWrites],
-    ) -> Step[dict[Identifier, CommittedTable]]:
-        answer = {}
-        for one in judged:
-            location = locations.get(one.identifier) or (one.loaded.state.location if one.loaded else "")
-            answer[one.identifier] = CommittedTable(location, one.outcome.table, one.outcome.repeated)
-        changes = [one.change(locations[one.identifier]) for one in judged if one.identifier in locations]
-        noted = RequestResult([answer[one].table.uuid or "" for one in sorted(answer)])
+        marks: Mapping[int, MarkWrites],
+    ) -> Attempt[CommitResults]:
+        """`locations`: of the metadata files that were written. `marks`: by topic id."""
+        results = {}
+        for change in judged:
+            location = locations.get(change.identifier) or (change.loaded.state.location if change.loaded else "")
+            results[change.identifier] = CommittedTable(location, change.decision.table, change.decision.repeated)
+        changes = [change.change(locations[change.identifier]) for change in judged if change.identifier in locations]
+        request_result = RequestResult([results[identifier].table.uuid or "" for identifier in sorted(results)])
         if not changes:
-            read = [(one.identifier, one.loaded.entry) for one in judged if one.loaded]
-            unchanged = [cmd.AtRevision(catalog_keys.relation_key(name), entry.mod_revision) for name, entry in read]
-            return Step(None, answer, noted=noted, unchanged=unchanged)
-        dropped = [
-            name
-            for one in judged
-            if one.loaded
-            for name in table_commit.dropped_metadata_files(one.loaded.state.table, one.outcome.table)
+            unchanged = [
+                cmd.AtRevision(catalog_keys.relation_key(change.identifier), change.loaded.entry.mod_revision)
+                for change in judged
+                if change.loaded
+            ]
+            return Attempt(None, results, request_result=request_result, unchanged=unchanged)
+        retired = [
+            location
+            for change in judged
+            if change.loaded
+            for location in table_commit.dropped_metadata_files(change.loaded.state.table, change.decision.table)
         ]
-        planned = commit_plans.commit(changes, lease, marked.values())
-        written = [*locations.values()]
-        was_done, told = self._was_done(changes[0]), self._remembering(planned, changes, marked)
-        return Step(planned, answer, written, dropped, was_done, told, noted=noted)
+        transaction = commit_plans.commit(changes, lease, marks.values(), retired, self._runner.now_ms())
+        return Attempt(
+            transaction,
+            results,
+            [*locations.values()],
+            was_applied=self._was_applied(changes[0]),
+            on_committed=self._remember(transaction, changes, marks),
+            request_result=request_result,
+        )
 
-    def _remembering(
-        self, planned: PlannedTransaction, changes: Sequence[PlannedChange], marked: Mapping[int, MarkWrites]
+    def _remember(
+        self, transaction: PlannedTransaction, changes: Sequence[PlannedChange], marks: Mapping[int, MarkWrites]
     ) -> Callable[[int], None]:
-        """What the next commit to these tables is judged by, as long as nobody else commits."""
+        """A callback that caches the entries this transaction wrote: the next commit to these tables is judged by them
+        without a read."""
 
         def remember(revision: int) -> None:
-            values = {one.key: one.value for one in planned.then if isinstance(one, cmd.Put)}
+            puts = {
+                operation.key: operation.value for operation in transaction.operations if isinstance(operation, cmd.Put)
+            }
             for change in changes:
-                before, value = change.before, values[catalog_keys.relation_key(change.identifier)]
+                before, value = change.before, puts[catalog_keys.relation_key(change.identifier)]
                 created, version = (before.create_revision, before.version + 1) if before else (revision, 1)
-                self._left[change.identifier] = Entry(value, created, revision, version, 0)
-                self._left.move_to_end(change.identifier)
-            while len(self._left) > limits.CATALOG_REMEMBERED_MAX:
-                self._left.popitem(last=False)
-            for topic_id, one in marked.items():
-                self._snapshots.done(topic_id, one, revision)
+                self._last_entries[change.identifier] = Entry(value, created, revision, version, 0)
+                self._last_entries.move_to_end(change.identifier)
+            while len(self._last_entries) > limits.CATALOG_REMEMBERED_MAX:
+                self._last_entries.popitem(last=False)
+            for topic_id, writes in marks.items():
+                self._snapshots.remember(topic_id, writes, revision)
 
         return remember
 
-    def _was_done(self, change: PlannedChange) -> Callable[[], Awaitable[bool]]:
-        """Whether the pointer had our file before others went on: their files name it. Where the name leads to another
-        table now, ours may be elsewhere, with this commit."""
+    def _was_applied(self, change: PlannedChange) -> Callable[[], Awaitable[bool]]:
+        """A check whether the pointer had our metadata file before other commits: their metadata logs name it."""
 
-        async def look() -> bool:
+        async def check() -> bool:
             loaded = await self.load(change.identifier)
             log = loaded.state.table.metadata_log
             if any(entry["metadata-file"] == change.record.location for entry in log):
                 return True
             before = change.before
+            # The table that was committed to may live on under another name, with this commit.
             if before is None or loaded.entry.create_revision != before.create_revision:
-                raise errors.OutcomeUnknown(f"{change.identifier} is another table by now", hint=LOOK_FIRST)
+                raise errors.OutcomeUnknown(
+                    f"commit outcome unknown: {change.identifier} is another table now", hint=RELOAD_HINT
+                )
             if not 0 <= loaded.record.version - change.record.version <= len(log):
-                raise errors.OutcomeUnknown("too much was committed since to tell whether this was", hint=LOOK_FIRST)
+                raise errors.OutcomeUnknown(
+                    f"commit outcome unknown: the metadata log of {change.identifier} does not reach back to it",
+                    hint=RELOAD_HINT,
+                )
             return False
 
-        return look
+        return check
 
     # --- topics ---
 
     async def rebind(
         self, identifier: Identifier, decide: Callable[[TableState], Awaitable[CommitDecision]]
     ) -> CommittedTable:
-        """Whatever changes which topic a table belongs to, and where that goes on (calls/topics.py)."""
+        """Commits a decision about which topic a table belongs to, or where that topic resumes."""
 
-        async def plan() -> Step[dict[Identifier, CommittedTable]]:
+        async def plan() -> Attempt[CommitResults]:
             loaded = await self.load(identifier)
             judged = JudgedChange(identifier, loaded, None, await decide(loaded.state))
-            return await self._written([judged], {identifier: CommitRequest((), ())}, None)
+            return await self._write([judged], {identifier: CommitRequest((), ())}, None)
 
-        return (await self._steps.make([catalog_keys.relation_key(identifier)], plan))[identifier]
+        lock_keys = [catalog_keys.relation_key(identifier)]
+        return (await self._runner.run_until_applied(lock_keys, plan))[identifier]
 
 
-def _references(judged: JudgedChange, updates: Sequence[Object]) -> list[str]:
-    """Where files lie that others wrote and these updates name for the first time."""
-    found = []
-    for one in updates:
-        named = one.get(_REFERENCES.get(update.action(one), ""))
-        if isinstance(named, dict):
-            places = (named.get("manifest-list"), *(named.get("manifests") or ()), named.get("statistics-path"))
-            found += [place for place in places if isinstance(place, str)]
-    if not found:
+def _references(change: JudgedChange, updates: Sequence[Object]) -> list[str]:
+    """Locations of files of other writers that these updates name for the first time, and of the directories where the
+    table's files may lie."""
+    files = []
+    for table_update in updates:
+        holder = table_update.get(_REFERENCES.get(update.action(table_update), ""))
+        if isinstance(holder, dict):
+            paths = (holder.get("manifest-list"), *(holder.get("manifests") or ()), holder.get("statistics-path"))
+            files += [path for path in paths if isinstance(path, str)]
+    if not files:
         return []
-    tables = (judged.outcome.table, *([judged.loaded.state.table] if judged.loaded else ()))
-    return [*found, *(place for one in tables for place in metadata_file.data_places(one.location, one.properties))]
+    tables = (change.decision.table, *([change.loaded.state.table] if change.loaded else ()))
+    places = (place for table in tables for place in metadata_file.data_places(table.location, table.properties))
+    return [*files, *places]

@@ -1,4 +1,4 @@
-"""What clients ask about tables, apart from commits: create, stage, register, load, rename, drop, list."""
+"""Operations on tables apart from commits: create, stage, register, load, rename, drop, list."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from icestream.catalog.operations.relation_lookup import RelationLookup
 from icestream.catalog.operations.table_commits import CommittedTable, TableCommits
 from icestream.catalog.plans import namespace_plans, relation_plans
 from icestream.catalog.topic_rules import topic_properties
-from icestream.catalog.transactions import Again, Step, Steps
+from icestream.catalog.transactions import AnswerRepeat, Attempt, TransactionRunner
 from icestream.iceberg import metadata_file, values
 from icestream.iceberg.file_io import refusing_links
 from icestream.iceberg.identifier import Identifier, Namespace
@@ -25,20 +25,26 @@ from icestream.iceberg.values import Object
 
 class TableOperations:
     def __init__(
-        self, steps: Steps, found: RelationLookup, commits: TableCommits, warehouse: str, roots: Sequence[str]
+        self,
+        runner: TransactionRunner,
+        relations: RelationLookup,
+        commits: TableCommits,
+        warehouse: str,
+        roots: Sequence[str],
     ) -> None:
-        self._steps = steps
-        self._relations = found
+        self._runner = runner
+        self._relations = relations
         self._commits = commits
         self._warehouse = warehouse
         self._roots = roots
 
     async def load(self, identifier: Identifier) -> CommittedTable:
-        found = await self._commits.load(identifier, self._steps.documents.checked_table)
-        return CommittedTable(found.state.location, found.state.table)
+        """Raises UnknownTable, and MetadataFileMissing if its metadata file was removed, also while it is cached."""
+        loaded = await self._commits.load(identifier, self._runner.documents.checked_table)
+        return CommittedTable(loaded.state.location, loaded.state.table)
 
     async def exists(self, identifier: Identifier) -> None:
-        """Raises UnknownTable; its document is not read."""
+        """Raises UnknownTable. The table's metadata file is not read."""
         relation_plans.table_of(identifier, await self._relations.entry(identifier))
 
     async def list(self, namespace: Namespace, token: str | None, size: int | None) -> NamePage:
@@ -51,58 +57,67 @@ class TableOperations:
 
     # --- new tables ---
 
-    async def stage(self, identifier: Identifier, asked: Object) -> TableMetadata:
-        """A table as it would be created, and an empty folder for it. A commit with `assert-create` makes it."""
+    async def stage(self, identifier: Identifier, definition: Object) -> TableMetadata:
+        """A table as it would be created, and an empty directory for it. A commit with `assert-create` creates it."""
         base = await self._base(identifier.namespace)
         relation_plans.check_free(identifier, await self._relations.entry(identifier), relation_plans.TABLE)
-        made = self._new(identifier, asked, base)
-        await self._steps.documents.make_room(made)
-        return made
+        table = self._new_table(identifier, definition, base)
+        await self._runner.documents.create_directory(table)
+        return table
 
     async def create(
-        self, identifier: Identifier, asked: Object, request: IdempotentRequest | None = None
+        self, identifier: Identifier, definition: Object, request: IdempotentRequest | None = None
     ) -> CommittedTable:
-        table: TableMetadata | None = None
+        """Creates a table. Raises AlreadyExists and UnknownNamespace."""
+        new_table: TableMetadata | None = None
 
-        async def plan() -> Step[CommittedTable]:
-            nonlocal table  # the same uuid in every attempt
-            table = table or self._new(identifier, asked, await self._base(identifier.namespace))
-            made, uuid = table, str(table.uuid)
+        async def plan() -> Attempt[CommittedTable]:
+            nonlocal new_table  # every attempt creates the same UUID
+            new_table = new_table or self._new_table(identifier, definition, await self._base(identifier.namespace))
+            table, uuid = new_table, str(new_table.uuid)
             namespace = await self._relations.namespace(identifier.namespace)
             entry = await self._relations.entry(identifier)
             relation_plans.create(
                 identifier, TableRecord(uuid, "", 0), namespace, entry
             )  # refused before it is written
-            (location,) = await self._commits.write_all([(made, 0)])
-            record = TableRecord(uuid, location, 0)
-            planned = relation_plans.create(identifier, record, namespace, entry)
-            return Step(planned, CommittedTable(location, made), [location], is_once=True, noted=RequestResult([uuid]))
+            (location,) = await self._commits.write_all([(table, 0)])
+            transaction = relation_plans.create(identifier, TableRecord(uuid, location, 0), namespace, entry)
+            return Attempt(
+                transaction,
+                CommittedTable(location, table),
+                [location],
+                is_create=True,
+                request_result=RequestResult([uuid]),
+            )
 
-        return await self._steps.make([catalog_keys.relation_key(identifier)], plan, request, self._again(identifier))
+        return await self._runner.run_until_applied(
+            [catalog_keys.relation_key(identifier)], plan, request, self._answer_repeat(identifier)
+        )
 
-    def _again(self, identifier: Identifier) -> Again[CommittedTable]:
-        async def again(noted: RequestResult) -> CommittedTable:
-            found = await self.load(identifier)
-            noted.check([found.table.uuid or ""])
-            return found
+    def _answer_repeat(self, identifier: Identifier) -> AnswerRepeat[CommittedTable]:
+        async def answer_repeat(request_result: RequestResult) -> CommittedTable:
+            committed = await self.load(identifier)
+            request_result.check([committed.table.uuid or ""])
+            return committed
 
-        return again
+        return answer_repeat
 
     async def _base(self, namespace: Namespace) -> str:
-        """The location of a namespace, below which its tables lie; its own is used where the catalog may write there.
-        Raises UnknownNamespace."""
+        """The location below which new tables of a namespace lie. Raises UnknownNamespace."""
         record = namespace_plans.existing(namespace, await self._relations.namespace(namespace))
         return table_base(namespace, record.properties, self._warehouse, self._roots)
 
-    def _new(self, identifier: Identifier, asked: Object, base: str) -> TableMetadata:
-        """`base`: the location of its namespace."""
-        given_properties = values.optional_text_map(asked, "properties")
-        topic_properties.check_new(given_properties)
-        metadata_file.check_places(given_properties, self._roots)
-        given = values.optional_text(asked, "location")
-        uuid = self._steps.documents.new_uuid()
-        location = check_inside(given, self._roots) if given is not None else new_location(base, identifier.name, uuid)
-        return new_table_metadata(asked, location, uuid, self._steps.now_ms())
+    def _new_table(self, identifier: Identifier, definition: Object, base: str) -> TableMetadata:
+        """The metadata of a new table. `base`: the location of its namespace."""
+        table_properties = values.optional_text_map(definition, "properties")
+        topic_properties.check_new(table_properties)
+        metadata_file.check_places(table_properties, self._roots)
+        requested = values.optional_text(definition, "location")
+        uuid = self._runner.documents.new_uuid()
+        location = (
+            check_inside(requested, self._roots) if requested is not None else new_location(base, identifier.name, uuid)
+        )
+        return new_table_metadata(definition, location, uuid, self._runner.now_ms())
 
     async def register(
         self,
@@ -111,32 +126,39 @@ class TableOperations:
         is_overwriting: bool = False,
         request: IdempotentRequest | None = None,
     ) -> CommittedTable:
-        """A table from a metadata file that is there. What it names is made durable first (hazard 11)."""
+        """Registers a table from an existing metadata file. What that names is made durable first (hazard 11)."""
         location = check_inside(location, self._roots)
 
-        async def plan() -> Step[CommittedTable]:
+        async def plan() -> Attempt[CommittedTable]:
             namespace = await self._relations.namespace(identifier.namespace)
             entry = await self._relations.entry(identifier)
             namespace_plans.existing(identifier.namespace, namespace)
             if not is_overwriting or entry is None:
                 relation_plans.check_free(identifier, entry, relation_plans.TABLE)
-            table = await refusing_links(location, self._steps.documents.table(location))
-            bound = await self._steps.store.get(catalog_keys.bound_key(table.uuid or ""))
+            table = await refusing_links(location, self._runner.documents.table(location))
+            bound = await self._runner.store.get(catalog_keys.bound_key(table.uuid or ""))
             relation_plans.check_registrable(table.uuid, bound)
             places = metadata_file.data_places(table.location, table.properties)
-            await self._steps.documents.make_durable([location, *places])
+            await self._runner.documents.make_durable([location, *places])
             version = metadata_file.version_of(location)
             record = TableRecord(table.uuid or "", location, version, is_registered=True)
             if entry is None:
-                planned = relation_plans.create(identifier, record, namespace, entry)
+                transaction = relation_plans.create(identifier, record, namespace, entry)
             else:
-                planned = relation_plans.overwrite(identifier, record, entry)
-            key = catalog_keys.purge_key(record.uuid)
-            planned = relation_plans.rescued(planned, key, await self._steps.store.get(key))
-            noted = RequestResult([record.uuid])
-            return Step(planned, CommittedTable(location, table), is_once=not is_overwriting, noted=noted)
+                transaction = relation_plans.overwrite(identifier, record, entry)
+            purge_key = catalog_keys.purge_key(record.uuid)
+            purge_entry = await self._runner.store.get(purge_key)
+            transaction = relation_plans.cancel_purge(transaction, purge_key, purge_entry)
+            return Attempt(
+                transaction,
+                CommittedTable(location, table),
+                is_create=not is_overwriting,
+                request_result=RequestResult([record.uuid]),
+            )
 
-        return await self._steps.make([catalog_keys.relation_key(identifier)], plan, request, self._again(identifier))
+        return await self._runner.run_until_applied(
+            [catalog_keys.relation_key(identifier)], plan, request, self._answer_repeat(identifier)
+        )
 
     async def drop(
         self,
@@ -145,19 +167,21 @@ class TableOperations:
         is_forced: bool = False,
         request: IdempotentRequest | None = None,
     ) -> None:
-        """Its files stay; a purge is written down, and done later by whoever tidies up."""
-        first: list[str] = []
+        """Drops a table; its files stay. `is_purging` records a purge, which the clean-up carries out later.
+        `is_forced` also drops the table of a topic. Raises UnknownTable."""
+        first_uuid: list[str] = []
 
-        async def plan() -> Step[None]:
+        async def plan() -> Attempt[None]:
             entry = await self._relations.entry(identifier)
-            purge_ms = self._steps.now_ms() if is_purging else None
-            planned, record = relation_plans.drop_table(identifier, entry, is_forced, purge_ms)
-            if first and first[0] != record.uuid:
-                raise errors.UnknownTable(f"Table does not exist: {identifier}")  # another one of its name
-            first[:] = [record.uuid]
-            return Step(planned, None, was_done=self._relations.was_dropped(identifier, entry))
+            purge_ms = self._runner.now_ms() if is_purging else None
+            transaction, record = relation_plans.drop_table(identifier, entry, is_forced, purge_ms)
+            if first_uuid and first_uuid[0] != record.uuid:
+                # A table that was created under this name since the first attempt is not the one to drop.
+                raise errors.UnknownTable(f"Table does not exist: {identifier}")
+            first_uuid[:] = [record.uuid]
+            return Attempt(transaction, None, was_applied=self._relations.was_dropped(identifier, entry))
 
-        async def again(_: RequestResult) -> None:
+        async def answer_repeat(_: RequestResult) -> None:
             return None
 
-        await self._steps.make([catalog_keys.relation_key(identifier)], plan, request, again)
+        await self._runner.run_until_applied([catalog_keys.relation_key(identifier)], plan, request, answer_repeat)

@@ -1,7 +1,8 @@
-"""What operators ask about the tables of topics: bind, detach, adopt, rewind, recreate. The rules: catalog/topic.
+"""Operations of operators and the pipeline on the tables of topics: bind, detach, adopt, rewind, recreate. The rules
+are in catalog/topic_rules.
 
-Each is one transaction, or, as a dry run, only says what it would come to: with every consent given, so that all of it
-can be told, and with those that it needs.
+Each is one transaction. A dry run changes nothing and returns a preview of the effects, computed as if every consent
+were given, with the consents that the operation needs.
 """
 
 from __future__ import annotations
@@ -17,30 +18,46 @@ from icestream.catalog.operations.relation_lookup import RelationLookup
 from icestream.catalog.operations.table_commits import CommittedTable, TableCommits
 from icestream.catalog.plans import commit_plans, namespace_plans, relation_plans
 from icestream.catalog.plans.commit_plans import FirstTable
+from icestream.catalog.topic_bindings import TopicBindings, table_identifier
 from icestream.catalog.topic_rules import adopt, bind, recreate, rewind, undo
 from icestream.catalog.topic_rules.binding import Binding
 from icestream.catalog.topic_rules.commit_rules import CommitDecision, TableState
 from icestream.catalog.topic_rules.operation_preview import Consent, OperationPreview, TopicLog
 from icestream.catalog.topic_rules.rebinding import NO_FORMER_TABLE, FormerTable, Rebinding
-from icestream.catalog.transactions import Step, Steps
-from icestream.iceberg.identifier import Identifier, Namespace, check_namespace, identifier, join_levels
+from icestream.catalog.transactions import Attempt, Plan, TransactionRunner
+from icestream.iceberg.identifier import Identifier, Namespace, join_levels
 from icestream.iceberg.location import new_location
 from icestream.iceberg.values import Object
 from icestream.metadata.entry import Entry
 
 Decide = Callable[[TableState, Collection[Consent]], Awaitable[Rebinding]]
-_GONE = (errors.MetadataFileMissing, errors.MetadataFileDamaged)
+_UNREADABLE = (errors.MetadataFileMissing, errors.MetadataFileDamaged)
 
 
 class NewTopicTable(NamedTuple):
-    """A table that is to be made for a topic, by its name."""
+    """A table to be created for a topic."""
 
     log: TopicLog
     name: Identifier
     layout: Object
 
 
-Written = tuple[NewTopicTable, CommitDecision, str]  # with the location of its first metadata file
+class WrittenTable(NamedTuple):
+    """A new table whose first metadata file is on disk."""
+
+    table: NewTopicTable
+    decision: CommitDecision
+    location: str  # of the metadata file
+
+
+class LostTable(NamedTuple):
+    """The table of a topic whose metadata file is missing or damaged."""
+
+    identifier: Identifier
+    former: FormerTable
+    entry: Entry
+    record: TableRecord
+    topic_entry: Entry
 
 
 class OperationResult(NamedTuple):
@@ -48,75 +65,75 @@ class OperationResult(NamedTuple):
     committed: CommittedTable | None  # None: it was a dry run
 
 
-class TopicOperations:
-    def __init__(self, steps: Steps, found: RelationLookup, made: TableCommits, warehouse: str) -> None:
-        self._steps = steps
-        self._relations = found
-        self._commits = made
-        self._warehouse = warehouse
+CreatedTables = dict[int, tuple[CommittedTable, Binding]]  # by topic id
 
-    # --- looking ---
+
+class TopicOperations:
+    def __init__(
+        self, runner: TransactionRunner, relations: RelationLookup, commits: TableCommits, warehouse: str
+    ) -> None:
+        self._runner = runner
+        self._relations = relations
+        self._commits = commits
+        self._warehouse = warehouse
+        self._bindings = TopicBindings(runner.store)
+
+    # --- lookups ---
 
     async def table_of(self, topic_id: int) -> Identifier | None:
-        entry = await self._steps.store.get(catalog_keys.topic_key(topic_id))
-        return (
-            None
-            if entry is None
-            else _named(catalog_records.decode(TopicRecord, catalog_keys.topic_key(topic_id), entry))
-        )
+        return await self._bindings.find_table(topic_id)
 
     async def is_deleted(self, topic_id: int) -> bool:
-        """A topic that has a table still: they are parted in a moment (upkeep/partings.py)."""
-        return await self._steps.store.get(catalog_keys.deleted_topic_key(topic_id)) is not None
+        """True for a deleted topic that still has a table: the clean-up detaches it in a moment."""
+        return await self._bindings.is_released(topic_id)
 
-    async def parted(self, topic_id: int) -> DetachedRecord | None:
-        """What a topic without a table had."""
-        key = catalog_keys.parted_key(topic_id)
-        entry = await self._steps.store.get(key)
-        return None if entry is None else catalog_records.decode(DetachedRecord, key, entry)
+    async def find_detached(self, topic_id: int) -> DetachedRecord | None:
+        """The table that a topic without a table had before."""
+        return await self._bindings.find_detached(topic_id)
 
     # --- a table and its topic ---
 
     async def bind(
         self, table: Identifier, topic: str, topic_id: int, shards: Mapping[int, tuple[int, int]]
     ) -> CommittedTable:
-        """`shards`: the epoch of each, and the offset from which the table gets its messages. For callers that know
-        it; operators begin."""
+        """Binds an empty table to a topic. `shards`: the epoch of each shard, and the offset at which the table begins.
+        For callers that know these; operators use `bind_empty`."""
 
         async def decide(state: TableState) -> CommitDecision:
-            await self._former(topic, topic_id)
-            return bind.bind(state, topic, topic_id, shards, self._steps.now_ms())
+            await self._former_table(topic, topic_id)
+            return bind.bind(state, topic, topic_id, shards, self._runner.now_ms())
 
         return await self._commits.rebind(table, decide)
 
     async def widen(self, table: Identifier, topic_id: int, shards: Mapping[int, tuple[int, int]]) -> CommittedTable:
-        """The topic has grown: shards that its table does not know yet, with their epochs and first offsets."""
+        """Adds new shards of the topic to its binding, with their epochs and first offsets."""
 
         async def decide(state: TableState) -> CommitDecision:
-            return bind.widen(state, topic_id, shards, self._steps.now_ms())
+            return bind.widen(state, topic_id, shards, self._runner.now_ms())
 
         return await self._commits.rebind(table, decide)
 
-    async def begin(
+    async def bind_empty(
         self, table: Identifier, log: TopicLog, consents: Collection[Consent] = (), is_dry: bool = False
     ) -> OperationResult:
-        """`icestream lake bind`: a table without rows."""
+        """`icestream lake bind`: binds a table without rows to a topic without a table."""
 
-        async def decide(state: TableState, given: Collection[Consent]) -> Rebinding:
-            former = await self._former(log.topic, log.topic_id)
-            return bind.begin(state, log, former, given, self._steps.now_ms())
+        async def decide(state: TableState, consents: Collection[Consent]) -> Rebinding:
+            former = await self._former_table(log.topic, log.topic_id)
+            return bind.begin(state, log, former, consents, self._runner.now_ms())
 
-        return await self._rebound(table, decide, consents, is_dry)
+        return await self._rebind(table, decide, consents, is_dry)
 
     async def detach(self, table: Identifier, must_belong: bool = False) -> CommittedTable:
-        """`must_belong`: raises TopicTableConflict where there is nothing to part, for operators."""
+        """Detaches a table from its topic; it becomes an ordinary table. `must_belong`: raises TopicTableConflict if it
+        belongs to none."""
 
         async def decide(state: TableState) -> CommitDecision:
             if must_belong and state.binding is None:
                 raise errors.TopicTableConflict(
-                    f"{table} belongs to no topic", hint=f"there is nothing to part: `icestream lake describe {table}`"
+                    f"{table} does not belong to a topic", hint=f"nothing to detach: `icestream lake describe {table}`"
                 )
-            return bind.detach(state, self._steps.now_ms())
+            return bind.detach(state, self._runner.now_ms())
 
         return await self._commits.rebind(table, decide)
 
@@ -128,11 +145,11 @@ class TopicOperations:
         positions: Mapping[int, int] | None = None,
         is_dry: bool = False,
     ) -> OperationResult:
-        async def decide(state: TableState, given: Collection[Consent]) -> Rebinding:
-            former = await self._former(log.topic, log.topic_id)
-            return adopt.adopt(state, log, former, given, self._steps.now_ms(), positions)
+        async def decide(state: TableState, consents: Collection[Consent]) -> Rebinding:
+            former = await self._former_table(log.topic, log.topic_id)
+            return adopt.adopt(state, log, former, consents, self._runner.now_ms(), positions)
 
-        return await self._rebound(table, decide, consents, is_dry)
+        return await self._rebind(table, decide, consents, is_dry)
 
     async def rewind(
         self,
@@ -142,40 +159,40 @@ class TopicOperations:
         snapshot_id: int | None = None,
         is_dry: bool = False,
     ) -> OperationResult:
-        async def decide(state: TableState, given: Collection[Consent]) -> Rebinding:
-            return rewind.rewind(state, log, given, self._steps.now_ms(), snapshot_id)
+        async def decide(state: TableState, consents: Collection[Consent]) -> Rebinding:
+            return rewind.rewind(state, log, consents, self._runner.now_ms(), snapshot_id)
 
-        return await self._rebound(table, decide, consents, is_dry)
+        return await self._rebind(table, decide, consents, is_dry)
 
     async def undo_round(self, table: Identifier, log: TopicLog, snapshot_id: int) -> OperationResult:
-        """Takes back the round that made `snapshot_id`, which must be main (catalog/topic_rules/undo.py)."""
+        """Undoes the round that made `snapshot_id`, which must be main (topic_rules/undo.py)."""
 
-        async def decide(state: TableState, given: Collection[Consent]) -> Rebinding:
-            return undo.undo_round(state, log, snapshot_id, self._steps.now_ms())
+        async def decide(state: TableState, _consents: Collection[Consent]) -> Rebinding:
+            return undo.undo_round(state, log, snapshot_id, self._runner.now_ms())
 
-        return await self._rebound(table, decide, (), is_dry=False)
+        return await self._rebind(table, decide, (), is_dry=False)
 
-    async def _former(self, topic: str, topic_id: int) -> FormerTable:
-        """Raises AlreadyExists for a topic that has a table."""
-        store = self._steps.store
+    async def _former_table(self, topic: str, topic_id: int) -> FormerTable:
+        """What the topic had before. Raises AlreadyExists for a topic that has a table."""
+        store = self._runner.store
         commit_plans.check_unbound(topic, topic_id, await store.get(catalog_keys.topic_key(topic_id)))
-        return commit_plans.former(topic_id, await store.get(catalog_keys.parted_key(topic_id)))
+        return commit_plans.former_table(topic_id, await store.get(catalog_keys.detached_key(topic_id)))
 
-    async def _rebound(
+    async def _rebind(
         self, table: Identifier, decide: Decide, consents: Collection[Consent], is_dry: bool
     ) -> OperationResult:
         if is_dry:
             loaded = await self._commits.load(table)
             return OperationResult((await decide(loaded.state, [*Consent])).preview, None)
-        last: list[OperationPreview] = []
+        previews: list[OperationPreview] = []  # of the last attempt
 
-        async def decide_once(state: TableState) -> CommitDecision:
-            found = await decide(state, consents)
-            last[:] = [found.preview]
-            return found.decision
+        async def decide_attempt(state: TableState) -> CommitDecision:
+            rebinding = await decide(state, consents)
+            previews[:] = [rebinding.preview]
+            return rebinding.decision
 
-        committed = await self._commits.rebind(table, decide_once)
-        return OperationResult(last[0], committed)
+        committed = await self._commits.rebind(table, decide_attempt)
+        return OperationResult(previews[0], committed)
 
     # --- a fresh table ---
 
@@ -187,137 +204,144 @@ class TopicOperations:
         is_dry: bool = False,
         layout: Object | None = None,
     ) -> OperationResult:
-        """`table`: its name. In place of a table whose metadata file is gone it must be that one's. The pipeline makes
-        the first table of a topic with it, too: with its `layout`, and bound in the same step."""
-        uuid = self._steps.documents.new_uuid()
+        """Creates an empty table `table` for a topic without one, bound in the same transaction.
+
+        Also replaces a table whose metadata file is missing or damaged; `table` must then be its name. The pipeline
+        creates the first table of a topic with it, with a `layout`.
+        """
+        uuid = self._runner.documents.new_uuid()
         location = new_location(await self._base(table.namespace), table.name, uuid)
 
-        async def decide(given: Collection[Consent]) -> tuple[Rebinding, tuple[Entry, TableRecord, Entry] | None]:
-            lost = await self._lost(log)
-            if lost is not None and lost[0] != table:
-                raise errors.InvalidInput(f"the table that is gone is {lost[0]}", hint=f"recreate it as {lost[0]}")
-            former = lost[1] if lost else await self._former(log.topic, log.topic_id)
+        async def decide(consents: Collection[Consent]) -> tuple[Rebinding, LostTable | None]:
+            lost = await self._find_lost(log)
+            if lost is not None and lost.identifier != table:
+                raise errors.InvalidInput(
+                    f"the lost table of topic {log.topic} is {lost.identifier}, not {table}",
+                    hint=f"recreate it as {lost.identifier}",
+                )
+            former = lost.former if lost else await self._former_table(log.topic, log.topic_id)
             if lost is None:
                 commit_plans.check_name(log.topic, table, await self._relations.entry(table))
-            found = recreate.recreate(log, former, given, location, uuid, self._steps.now_ms(), layout)
-            return found, lost[2] if lost else None
+            rebinding = recreate.recreate(log, former, consents, location, uuid, self._runner.now_ms(), layout)
+            return rebinding, lost
 
         if is_dry:
             return OperationResult((await decide([*Consent]))[0].preview, None)
 
-        async def plan() -> Step[OperationResult]:
-            found, lost = await decide(consents)
+        async def plan() -> Attempt[OperationResult]:
+            rebinding, lost = await decide(consents)
             namespace = await self._relations.namespace(table.namespace)
             entry = await self._relations.entry(table)
-            outcome = found.decision
-            if lost is None:
-                commit_plans.recreate(
-                    table, commit_plans.record_of(outcome, uuid, "", 0), namespace, entry
-                )  # refused unwritten
-            (place,) = await self._commits.write_all([(outcome.table, 0)])
-            record = commit_plans.record_of(outcome, uuid, place, 0)
-            planned = (
+            decision = rebinding.decision
+            if lost is None:  # refused before its file is written
+                commit_plans.recreate(table, commit_plans.record_of(decision, uuid, "", 0), namespace, entry)
+            (file,) = await self._commits.write_all([(decision.table, 0)])
+            record = commit_plans.record_of(decision, uuid, file, 0)
+            transaction = (
                 commit_plans.recreate(table, record, namespace, entry)
                 if lost is None
-                else commit_plans.replace_lost(table, record, *lost)
+                else commit_plans.replace_lost(table, record, lost.entry, lost.record, lost.topic_entry)
             )
-            done = OperationResult(found.preview, CommittedTable(place, outcome.table))
-            return Step(planned.checked(), done, [place], is_once=True)
+            result = OperationResult(rebinding.preview, CommittedTable(file, decision.table))
+            return Attempt(transaction.checked(), result, [file], is_create=True)
 
-        return await self._steps.make([catalog_keys.relation_key(table)], plan)
+        return await self._runner.run_until_applied([catalog_keys.relation_key(table)], plan)
 
-    async def create_first(self, wanted: Sequence[NewTopicTable]) -> dict[int, tuple[CommittedTable, Binding]]:
-        """The first tables of topics, each bound to its topic, by topic id: their files with one sync, then
-        NEW_TABLES_MAX of them in a transaction (hazard 10). Left out are those of a transaction in which one of the
-        topics has or had a table, one of the names is taken, or a namespace is not there: `recreate` says which and
-        why."""
-        bases = {name: await self._base(name) for name in {one.name.namespace for one in wanted}}
-        outcomes = [(one, self._first(one, bases[one.name.namespace])) for one in wanted]
-        places = await self._steps.documents.write_new([outcome.table for _, outcome in outcomes])
-        written = [(*one, place) for one, place in zip(outcomes, places, strict=True)]
-        made: dict[int, tuple[CommittedTable, Binding]] = {}
+    async def create_first(self, new_tables: Sequence[NewTopicTable]) -> CreatedTables:
+        """Creates the first tables of topics, each bound to its topic; returns those that were created, by topic id.
+
+        Their files share one sync; a transaction creates NEW_TABLES_MAX of them (hazard 10). A transaction fails as a
+        whole if one of its topics has or had a table, a name is taken, or a namespace does not exist: its tables are
+        left out of the result, and `recreate` tells which one and why.
+        """
+        bases = {namespace: await self._base(namespace) for namespace in {table.name.namespace for table in new_tables}}
+        decisions = [self._decide_first(table, bases[table.name.namespace]) for table in new_tables]
+        locations = await self._runner.documents.write_new([decision.table for decision in decisions])
+        written = [
+            WrittenTable(table, decision, location)
+            for table, decision, location in zip(new_tables, decisions, locations, strict=True)
+        ]
+        created: CreatedTables = {}
         for begin in range(0, len(written), limits.NEW_TABLES_MAX):
-            some = written[begin : begin + limits.NEW_TABLES_MAX]
-            turns = [catalog_keys.relation_key(one.name) for one, _, _ in some]
+            batch = written[begin : begin + limits.NEW_TABLES_MAX]
+            lock_keys = [catalog_keys.relation_key(entry.table.name) for entry in batch]
             try:
-                together: dict[int, tuple[CommittedTable, Binding]] = await self._steps.make(turns, self._once(some))
-                made |= together
+                batch_tables: CreatedTables = await self._runner.run_until_applied(lock_keys, self._plan_first(batch))
+                created |= batch_tables
             except (errors.CommitConflict, errors.InvalidInput, errors.UnknownNamespace):
                 continue
-            except errors.IcestreamError:  # no transaction names the files of the others
-                await self._steps.take_back([place for _, _, place in written[begin + len(some) :]])
+            except errors.IcestreamError:
+                # No transaction names the files of the batches behind this one.
+                await self._runner.remove_files([entry.location for entry in written[begin + len(batch) :]])
                 raise
-        return made
+        return created
 
     async def _base(self, namespace: Namespace) -> str:
-        """The location of a namespace, below which its tables lie: its own where that is inside of the warehouse, for
-        the pipeline writes nowhere else. Of one that is not there, too: what makes a table in it says that."""
+        """The location below which tables of the namespace lie: its own if that is inside the warehouse, because the
+        pipeline writes nowhere else. A namespace that does not exist is refused by the transaction."""
         entry = await self._relations.namespace(namespace)
         properties = namespace_plans.existing(namespace, entry).properties if entry is not None else {}
         return table_base(namespace, properties, self._warehouse, [self._warehouse])
 
-    def _first(self, new: NewTopicTable, base: str) -> CommitDecision:
-        uuid = self._steps.documents.new_uuid()
-        location = new_location(base, new.name.name, uuid)
+    def _decide_first(self, new_table: NewTopicTable, base: str) -> CommitDecision:
+        uuid = self._runner.documents.new_uuid()
+        location = new_location(base, new_table.name.name, uuid)
         # What a retention dropped before there was a table is a declared gap of the log already.
         consents = [Consent.GAP]
+        now_ms = self._runner.now_ms()
         return recreate.recreate(
-            new.log, NO_FORMER_TABLE, consents, location, uuid, self._steps.now_ms(), new.layout
+            new_table.log, NO_FORMER_TABLE, consents, location, uuid, now_ms, new_table.layout
         ).decision
 
-    def _once(
-        self, written: Sequence[Written]
-    ) -> Callable[[], Awaitable[Step[dict[int, tuple[CommittedTable, Binding]]]]]:
-        """Plans a transaction of new tables by what is expected; planned again, it raises CommitConflict: something is
-        there that was not expected, or the transaction was done before others went on."""
+    def _plan_first(self, batch: Sequence[WrittenTable]) -> Plan[CreatedTables]:
+        """Plans a transaction of new tables, expecting that nothing stands in its way. Planned again it raises
+        CommitConflict: the expectation was wrong, or the transaction was applied and its reply lost."""
         is_again = False
 
-        async def plan() -> Step[dict[int, tuple[CommittedTable, Binding]]]:
+        async def plan() -> Attempt[CreatedTables]:
             nonlocal is_again
             if is_again:
-                raise errors.CommitConflict("one of the topics has a table, or one of the names is taken")
+                raise errors.CommitConflict("one of the topics has a table, or one of the table names is taken")
             is_again = True
-            places = [place for _, _, place in written]
-            tables, answer = [], {}
-            for one, outcome, place in written:
-                record = commit_plans.record_of(outcome, outcome.table.uuid or "", place, 0)
-                tables.append(FirstTable(one.name, record))
-                assert outcome.binding is not None
-                answer[one.log.topic_id] = CommittedTable(place, outcome.table), outcome.binding
+            locations = [entry.location for entry in batch]
+            tables, created = [], {}
+            for new_table, decision, location in batch:
+                record = commit_plans.record_of(decision, decision.table.uuid or "", location, 0)
+                tables.append(FirstTable(new_table.name, record))
+                assert decision.binding is not None
+                created[new_table.log.topic_id] = CommittedTable(location, decision.table), decision.binding
             try:
-                names = {one.name.namespace for one, _, _ in written}
-                entries = {name: await self._relations.namespace(name) for name in names}
-                planned = commit_plans.create_first(tables, entries)
-            except errors.IcestreamError:  # nothing was sent: nothing can point to them
-                await self._steps.take_back(places)
+                namespaces = {entry.table.name.namespace for entry in batch}
+                entries = {namespace: await self._relations.namespace(namespace) for namespace in namespaces}
+                transaction = commit_plans.create_first(tables, entries)
+            except errors.IcestreamError:  # no transaction was sent: no pointer leads to the files
+                await self._runner.remove_files(locations)
                 raise
-            return Step(planned, answer, places, is_once=True)
+            return Attempt(transaction, created, locations, is_create=True)
 
         return plan
 
-    async def _lost(self, log: TopicLog) -> tuple[Identifier, FormerTable, tuple[Entry, TableRecord, Entry]] | None:
-        """The topic's table, if it has one on paper and its metadata file is gone. One that is there is refused."""
+    async def _find_lost(self, log: TopicLog) -> LostTable | None:
+        """The topic's table if its record exists and its metadata file is missing or damaged; None if it has no table.
+        Raises AlreadyExists for a table that can be read."""
         key = catalog_keys.topic_key(log.topic_id)
-        topic = await self._steps.store.get(key)
-        if topic is None:
+        topic_entry = await self._runner.store.get(key)
+        if topic_entry is None:
             return None
-        named = _named(catalog_records.decode(TopicRecord, key, topic))
+        table = table_identifier(catalog_records.decode(TopicRecord, key, topic_entry))
         try:
-            await self._commits.load(named)
-        except _GONE:
-            entry, record = relation_plans.table_of(named, await self._relations.entry(named))
+            await self._commits.load(table)
+        except _UNREADABLE:
+            entry, record = relation_plans.table_of(table, await self._relations.entry(table))
         else:
             raise errors.AlreadyExists(
-                f"topic {log.topic} has its table, and it is readable: {named}",
-                hint=f"`icestream lake rewind {join_levels((*named.namespace, named.name))}` goes on with it",
+                f"topic {log.topic} has a readable table: {table}",
+                hint=f"`icestream lake rewind {join_levels((*table.namespace, table.name))}` resumes with it",
             )
         binding = record.binding
         if binding is None or binding.topic_id != log.topic_id:
             raise errors.MetadataDamaged(
-                f"{key} names {named}, which is not bound to topic {log.topic}", hint="restore it from a backup"
+                f"{key} names {table}, which is not bound to topic {log.topic}", hint="restore it from a backup"
             )
-        return named, FormerTable(binding.committed(), binding.pipeline_epoch), (entry, record, topic)
-
-
-def _named(record: TopicRecord) -> Identifier:
-    return identifier(check_namespace(record.namespace), record.name)
+        former = FormerTable(binding.committed(), binding.pipeline_epoch)
+        return LostTable(table, former, entry, record, topic_entry)

@@ -1,4 +1,4 @@
-"""What clients ask about views: create, load, replace, register, rename, drop, list."""
+"""Operations on views: create, load, replace, register, rename, drop, list."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import NamedTuple
 from icestream import errors
 from icestream.catalog import catalog_keys
 from icestream.catalog.catalog_records import ViewRecord
-from icestream.catalog.idempotency import IdempotentRequest, RequestResult
-from icestream.catalog.mover import LOOK_FIRST
+from icestream.catalog.idempotency import RELOAD_HINT, IdempotentRequest, RequestResult
 from icestream.catalog.operations.namespace_operations import NamePage
 from icestream.catalog.operations.relation_lookup import RelationLookup
 from icestream.catalog.plans import namespace_plans, relation_plans
-from icestream.catalog.transactions import Plan, Step, Steps
+from icestream.catalog.transactions import Attempt, Plan, TransactionRunner
 from icestream.iceberg import metadata_file, values
 from icestream.iceberg.file_io import refusing_links
 from icestream.iceberg.identifier import Identifier, Namespace
@@ -31,26 +30,28 @@ class LoadedView(NamedTuple):
 
 
 class ViewOperations:
-    def __init__(self, steps: Steps, found: RelationLookup, warehouse: str, roots: Sequence[str]) -> None:
-        self._steps = steps
-        self._relations = found
+    def __init__(
+        self, runner: TransactionRunner, relations: RelationLookup, warehouse: str, roots: Sequence[str]
+    ) -> None:
+        self._runner = runner
+        self._relations = relations
         self._warehouse = warehouse
         self._roots = roots
 
     async def load(self, identifier: Identifier) -> LoadedView:
-        _, _, found = await self._load(identifier)
-        return found
+        _, _, loaded = await self._load(identifier)
+        return loaded
 
     async def _load(self, identifier: Identifier) -> tuple[Entry, ViewRecord, LoadedView]:
         entry, record = relation_plans.view_of(identifier, await self._relations.entry(identifier))
 
-        async def location_now() -> str:
+        async def current_location() -> str:
             nonlocal entry, record
             entry, record = relation_plans.view_of(identifier, await self._relations.entry(identifier))
             return record.location
 
-        documents = self._steps.documents
-        location, view = await self._relations.document(record.location, location_now, documents.view)
+        documents = self._runner.documents
+        location, view = await self._relations.document(record.location, current_location, documents.view)
         return entry, record, LoadedView(location, view)
 
     async def exists(self, identifier: Identifier) -> None:
@@ -64,26 +65,28 @@ class ViewOperations:
         await self._relations.rename(source, target, relation_plans.VIEW, False, request)
 
     async def create(
-        self, identifier: Identifier, asked: Object, request: IdempotentRequest | None = None
+        self, identifier: Identifier, definition: Object, request: IdempotentRequest | None = None
     ) -> LoadedView:
-        given = values.optional_text(asked, "location")
-        uuid = self._steps.documents.new_uuid()
+        requested = values.optional_text(definition, "location")
+        uuid = self._runner.documents.new_uuid()
         location = (
-            check_inside(given, self._roots)
-            if given is not None
+            check_inside(requested, self._roots)
+            if requested is not None
             else new_location(namespace_location(self._warehouse, identifier.namespace), identifier.name, uuid)
         )
-        made = new_view_metadata(asked, location, uuid, self._steps.now_ms())
+        view = new_view_metadata(definition, location, uuid, self._runner.now_ms())
 
-        async def plan() -> Step[LoadedView]:
+        async def plan() -> Attempt[LoadedView]:
             namespace = await self._relations.namespace(identifier.namespace)
             entry = await self._relations.entry(identifier)
             relation_plans.create(identifier, ViewRecord(uuid, "", 0), namespace, entry)  # refused before it is written
-            written = await self._steps.documents.write(made, made.properties, 0)
-            planned = relation_plans.create(identifier, ViewRecord(uuid, written, 0), namespace, entry)
-            return Step(planned, LoadedView(written, made), [written], is_once=True, noted=RequestResult([uuid]))
+            file = await self._runner.documents.write(view, view.properties, 0)
+            transaction = relation_plans.create(identifier, ViewRecord(uuid, file, 0), namespace, entry)
+            return Attempt(
+                transaction, LoadedView(file, view), [file], is_create=True, request_result=RequestResult([uuid])
+            )
 
-        return await self._make(identifier, plan, request)
+        return await self._run(identifier, plan, request)
 
     async def replace(
         self,
@@ -92,69 +95,80 @@ class ViewOperations:
         updates: Sequence[Object],
         request: IdempotentRequest | None = None,
     ) -> LoadedView:
-        async def plan() -> Step[LoadedView]:
-            entry, record, found = await self._load(identifier)
-            made = commit(found.view, requirements, updates, self._steps.now_ms())
-            noted = RequestResult([record.uuid])
-            if made is found.view:
-                read = cmd.AtRevision(catalog_keys.relation_key(identifier), entry.mod_revision)
-                return Step(None, found, noted=noted, unchanged=[read])
-            if made.location != found.view.location:
-                check_inside(made.location, self._roots)
-            written = await self._steps.documents.write(made, made.properties, record.version + 1)
-            after = ViewRecord(record.uuid, written, record.version + 1)
-            moved = relation_plans.moved(identifier, entry, after)
-            was_done = self._was_replaced(identifier, entry, after)
-            return Step(moved.checked(), LoadedView(written, made), [written], was_done=was_done, noted=noted)
+        async def plan() -> Attempt[LoadedView]:
+            entry, record, loaded = await self._load(identifier)
+            view = commit(loaded.view, requirements, updates, self._runner.now_ms())
+            request_result = RequestResult([record.uuid])
+            if view is loaded.view:
+                unchanged = cmd.AtRevision(catalog_keys.relation_key(identifier), entry.mod_revision)
+                return Attempt(None, loaded, request_result=request_result, unchanged=[unchanged])
+            if view.location != loaded.view.location:
+                check_inside(view.location, self._roots)
+            file = await self._runner.documents.write(view, view.properties, record.version + 1)
+            new_record = ViewRecord(record.uuid, file, record.version + 1)
+            transaction = relation_plans.swap_pointer(identifier, entry, new_record)
+            return Attempt(
+                transaction.checked(),
+                LoadedView(file, view),
+                [file],
+                was_applied=self._was_replaced(identifier, entry, new_record),
+                request_result=request_result,
+            )
 
-        return await self._make(identifier, plan, request)
+        return await self._run(identifier, plan, request)
 
-    def _was_replaced(self, identifier: Identifier, before: Entry, ours: ViewRecord) -> Callable[[], Awaitable[bool]]:
-        """By a file that is not in force. It never was if the one that is has the number of ours."""
+    def _was_replaced(
+        self, identifier: Identifier, before: Entry, new_record: ViewRecord
+    ) -> Callable[[], Awaitable[bool]]:
+        """A check after a lost reply: False if the file in force has the version of ours, which then never was."""
 
-        async def look() -> bool:
-            now, record = relation_plans.view_of(identifier, await self._relations.entry(identifier))
-            if now.create_revision != before.create_revision or record.version != ours.version:
-                raise errors.OutcomeUnknown(f"others went on with {identifier}", hint=LOOK_FIRST)
+        async def check() -> bool:
+            entry, record = relation_plans.view_of(identifier, await self._relations.entry(identifier))
+            if entry.create_revision != before.create_revision or record.version != new_record.version:
+                raise errors.OutcomeUnknown(f"{identifier} was changed by another client meanwhile", hint=RELOAD_HINT)
             return False
 
-        return look
+        return check
 
     async def register(
         self, identifier: Identifier, location: str, request: IdempotentRequest | None = None
     ) -> LoadedView:
         location = check_inside(location, self._roots)
 
-        async def plan() -> Step[LoadedView]:
+        async def plan() -> Attempt[LoadedView]:
             namespace = await self._relations.namespace(identifier.namespace)
             entry = await self._relations.entry(identifier)
             namespace_plans.existing(identifier.namespace, namespace)
             relation_plans.check_free(identifier, entry, relation_plans.VIEW)
-            view = await refusing_links(location, self._steps.documents.view(location))
-            await self._steps.documents.make_durable([location])
+            view = await refusing_links(location, self._runner.documents.view(location))
+            await self._runner.documents.make_durable([location])
             record = ViewRecord(view.uuid, location, metadata_file.version_of(location))
-            planned = relation_plans.create(identifier, record, namespace, entry)
-            return Step(planned, LoadedView(location, view), is_once=True, noted=RequestResult([view.uuid]))
+            transaction = relation_plans.create(identifier, record, namespace, entry)
+            return Attempt(
+                transaction, LoadedView(location, view), is_create=True, request_result=RequestResult([view.uuid])
+            )
 
-        return await self._make(identifier, plan, request)
+        return await self._run(identifier, plan, request)
 
     async def drop(self, identifier: Identifier, request: IdempotentRequest | None = None) -> None:
-        async def plan() -> Step[None]:
+        async def plan() -> Attempt[None]:
             entry = await self._relations.entry(identifier)
-            was_done = self._relations.was_dropped(identifier, entry)
-            return Step(relation_plans.drop_view(identifier, entry), None, was_done=was_done)
+            was_dropped = self._relations.was_dropped(identifier, entry)
+            return Attempt(relation_plans.drop_view(identifier, entry), None, was_applied=was_dropped)
 
-        async def again(_: RequestResult) -> None:
+        async def answer_repeat(_: RequestResult) -> None:
             return None
 
-        await self._steps.make([catalog_keys.relation_key(identifier)], plan, request, again)
+        await self._runner.run_until_applied([catalog_keys.relation_key(identifier)], plan, request, answer_repeat)
 
-    async def _make(
+    async def _run(
         self, identifier: Identifier, plan: Plan[LoadedView], request: IdempotentRequest | None
     ) -> LoadedView:
-        async def again(noted: RequestResult) -> LoadedView:
-            found = await self.load(identifier)
-            noted.check([found.view.uuid])
-            return found
+        async def answer_repeat(request_result: RequestResult) -> LoadedView:
+            loaded = await self.load(identifier)
+            request_result.check([loaded.view.uuid])
+            return loaded
 
-        return await self._steps.make([catalog_keys.relation_key(identifier)], plan, request, again)
+        return await self._runner.run_until_applied(
+            [catalog_keys.relation_key(identifier)], plan, request, answer_repeat
+        )

@@ -1,4 +1,5 @@
-"""Planned commits: the pointers of one or several tables, with everything that must still hold when they move. Pure.
+"""Plans commits: the pointers of one or several tables, with everything that must still hold when they are swapped.
+Pure.
 
 A round compares the lease of its driver in the same transaction (hazard 10): by value, because a driver that renews its
 lease writes the same value again.
@@ -11,7 +12,14 @@ from typing import NamedTuple
 
 from icestream import errors, limits
 from icestream.catalog import catalog_keys, catalog_records
-from icestream.catalog.catalog_records import BoundRecord, DetachedRecord, LeaseRecord, TableRecord, TopicRecord
+from icestream.catalog.catalog_records import (
+    BoundRecord,
+    DetachedRecord,
+    LeaseRecord,
+    RetiredFilesRecord,
+    TableRecord,
+    TopicRecord,
+)
 from icestream.catalog.plans import relation_plans
 from icestream.catalog.plans.planned_transaction import PlannedTransaction
 from icestream.catalog.plans.snapshot_mark_plans import MarkWrites
@@ -28,20 +36,20 @@ class PlannedChange(NamedTuple):
 
     identifier: Identifier
     before: Entry | None  # None: the table is created
-    record: TableRecord  # to be
-    was_bound: Binding | None
+    record: TableRecord  # the new one
+    old_binding: Binding | None
     is_round: bool
     namespace: Entry | None = None  # of a table that is created
 
 
 def record_of(
-    outcome: CommitDecision, uuid: str, location: str, version: int, *, is_registered: bool = False
+    decision: CommitDecision, uuid: str, location: str, version: int, *, is_registered: bool = False
 ) -> TableRecord:
-    return TableRecord(uuid, location, version, outcome.binding, outcome.removals, is_registered)
+    return TableRecord(uuid, location, version, decision.binding, decision.removals, is_registered)
 
 
 class DriverLeaseEntry(NamedTuple):
-    """Of the driver that makes a round, as it is now."""
+    """The lease of the driver that commits a round, as read for this commit."""
 
     key: str
     entry: Entry
@@ -52,80 +60,103 @@ def lease_epoch(lease: DriverLeaseEntry | None) -> int | None:
 
 
 def check_unbound(topic: str, topic_id: int, entry: Entry | None) -> None:
-    """A topic has one table. `entry`: where the topic's table is written down."""
+    """Raises AlreadyExists for a topic that has a table. `entry`: at the topic's key."""
     if entry is not None:
-        there = catalog_records.decode(TopicRecord, catalog_keys.topic_key(topic_id), entry)
+        record = catalog_records.decode(TopicRecord, catalog_keys.topic_key(topic_id), entry)
         raise errors.AlreadyExists(
-            f"topic {topic} has its table: {join_levels((*there.namespace, there.name))}",
-            hint="part them first: `icestream lake detach`",
+            f"topic {topic} has a table: {join_levels((*record.namespace, record.name))}",
+            hint="detach it first: `icestream lake detach`",
         )
 
 
 def check_name(topic: str, identifier: Identifier, entry: Entry | None) -> None:
-    """The name of a fresh table for a topic without one is free. Raises AlreadyExists with the ways out."""
-    found = relation_plans.decode_relation_entry(identifier, entry)
-    if found is None:
+    """Raises AlreadyExists, with the ways out, if the name of a fresh table for a topic is taken."""
+    relation = relation_plans.decode_relation_entry(identifier, entry)
+    if relation is None:
         return
-    other = f"`icestream lake recreate {topic} --table OTHER` gives it another name"
-    if not isinstance(found.record, TableRecord):
-        raise errors.AlreadyExists(f"View with same name already exists: {identifier}", hint=other)
-    binding = found.record.binding
+    other_name = f"`icestream lake recreate {topic} --table OTHER` gives it another name"
+    if not isinstance(relation.record, TableRecord):
+        raise errors.AlreadyExists(f"View with same name already exists: {identifier}", hint=other_name)
+    binding = relation.record.binding
     if binding is None:
-        hint = f"{other}; `icestream lake adopt {identifier} {topic}` takes over the one that is there"
+        hint = f"{other_name}; `icestream lake adopt {identifier} {topic}` adopts the existing one"
         raise errors.AlreadyExists(f"Table already exists: {identifier}", hint=hint)
     owner = f"a deleted topic {topic}" if binding.topic == topic else f"topic {binding.topic}"
     raise errors.AlreadyExists(
         f"Table already exists: {identifier}, and belongs to {owner} (id {binding.topic_id})",
-        hint=f"{other}; `icestream lake detach {identifier}` parts the one that is there from its topic",
+        hint=f"{other_name}; `icestream lake detach {identifier}` detaches the existing one from its topic",
     )
 
 
-def former(topic_id: int, entry: Entry | None) -> FormerTable:
-    """What a topic without a table had before. `entry`: where that is written down."""
+def former_table(topic_id: int, entry: Entry | None) -> FormerTable:
+    """What the former table of a topic held. `entry`: at the topic's key of detached tables."""
     if entry is None:
         return NO_FORMER_TABLE
-    record = catalog_records.decode(DetachedRecord, catalog_keys.parted_key(topic_id), entry)
+    record = catalog_records.decode(DetachedRecord, catalog_keys.detached_key(topic_id), entry)
     return FormerTable(record.committed, record.pipeline_epoch)
 
 
 def commit(
-    changes: Sequence[PlannedChange], lease: DriverLeaseEntry | None, marked: Iterable[MarkWrites] = ()
+    changes: Sequence[PlannedChange],
+    lease: DriverLeaseEntry | None,
+    marks: Iterable[MarkWrites] = (),
+    retired_files: Sequence[str] = (),
+    now_ms: int = 0,
 ) -> PlannedTransaction:
-    """All of them or none. What became of the first tells what became of all. `marked`: what snapshots held that go
-    with it."""
+    """Plans a commit to all tables or none; the outcome for the first table is the outcome for all.
+
+    `marks`: of snapshots that the commit removes. `retired_files`: metadata files that no table names after it; they
+    are recorded in the same transaction, so that the clean-up of every process finds them. Raises InvalidInput.
+    """
     if not 0 < len(changes) <= limits.CATALOG_TRANSACTION_TABLES_MAX:
         raise errors.InvalidInput(
-            f"a transaction of {len(changes)} tables, at most {limits.CATALOG_TRANSACTION_TABLES_MAX}"
+            f"commit to {len(changes)} tables exceeds the limit of {limits.CATALOG_TRANSACTION_TABLES_MAX}"
         )
-    first, *others = (_planned(change) for change in changes)
-    for one in others:
-        first = first.with_more(one.compare, one.then)
-    for added in marked:
-        first = first.with_more(added.compare, added.then)
+    transaction, *others = (_plan_change(change) for change in changes)
+    for other in others:
+        transaction = transaction.with_more(other.comparisons, other.operations)
+    for writes in marks:
+        transaction = transaction.with_more(writes.comparisons, writes.operations)
+    if retired_files:
+        transaction = transaction.with_more([], [_retire(changes[0].record, retired_files, now_ms)])
     if any(change.is_round for change in changes):
         assert lease is not None  # judged with it
-        first = first.with_more([cmd.HasValue(lease.key, lease.entry.value)], [])
-    return first.checked()
+        transaction = transaction.with_more([cmd.HasValue(lease.key, lease.entry.value)], [])
+    return transaction.checked()
 
 
-def _planned(change: PlannedChange) -> PlannedTransaction:
+def _retire(record: TableRecord, files: Sequence[str], now_ms: int) -> cmd.Put:
+    """Records retired files under the first table of the commit: one operation, however many tables it has."""
+    budget, kept = limits.CATALOG_RETIRED_BYTES_MAX, []
+    for location in files:
+        budget -= len(location.encode())
+        if budget < 0:  # the rest is found by the scan for orphans
+            break
+        kept.append(location)
+    key = catalog_keys.retired_key(record.uuid, record.version)
+    return cmd.Put(key, catalog_records.encode(RetiredFilesRecord(now_ms, kept)))
+
+
+def _plan_change(change: PlannedChange) -> PlannedTransaction:
     if change.before is None:
         return relation_plans.create(change.identifier, change.record, change.namespace, None)
-    planned = relation_plans.moved(change.identifier, change.before, change.record)
-    bound, was_bound = change.record.binding, change.was_bound
-    if was_bound is not None and bound is None:
-        return planned.with_more([], relation_plans.parted(change.identifier, change.record, was_bound))
-    if bound is not None and was_bound is None:
-        return _bound(planned, change.identifier, change.record.uuid, bound)
-    return planned
+    transaction = relation_plans.swap_pointer(change.identifier, change.before, change.record)
+    new_binding, old_binding = change.record.binding, change.old_binding
+    if old_binding is not None and new_binding is None:
+        detach = relation_plans.detach_operations(change.identifier, change.record, old_binding)
+        return transaction.with_more([], detach)
+    if new_binding is not None and old_binding is None:
+        return _with_binding(transaction, change.identifier, change.record.uuid, new_binding)
+    return transaction
 
 
 def recreate(
     identifier: Identifier, record: TableRecord, namespace: Entry | None, entry: Entry | None
 ) -> PlannedTransaction:
-    """A fresh table with its topic, under a name that is free."""
+    """Plans a fresh table, bound to its topic, under a name that is free."""
     assert record.binding is not None
-    return _bound(relation_plans.create(identifier, record, namespace, entry), identifier, record.uuid, record.binding)
+    transaction = relation_plans.create(identifier, record, namespace, entry)
+    return _with_binding(transaction, identifier, record.uuid, record.binding)
 
 
 class FirstTable(NamedTuple):
@@ -136,53 +167,63 @@ class FirstTable(NamedTuple):
 
 
 def create_first(tables: Sequence[FirstTable], namespaces: Mapping[Namespace, Entry | None]) -> PlannedTransaction:
-    """First tables of topics that never had one, bound to them: all of them or none. What became of the first tells
-    what became of all. `namespaces`: the entry of each that is used. Raises InvalidInput where two have one name, or
-    where it is too much for one transaction (hazard 10)."""
-    if len({one.identifier for one in tables}) < len(tables):
-        raise errors.InvalidInput("two topics with one table name in a transaction", hint="make them one by one")
-    first, *others = (
-        recreate(one.identifier, one.record, namespaces[one.identifier.namespace], None) for one in tables
+    """Plans the first tables of topics that never had one, bound to them: all or none; the outcome for the first table
+    is the outcome for all. `namespaces`: the entry of each that is used.
+
+    Raises InvalidInput if two tables have one name, or if they are too many for one transaction (hazard 10).
+    """
+    if len({table.identifier for table in tables}) < len(tables):
+        raise errors.InvalidInput(
+            "two topics with the same table name in one transaction", hint="create them one by one"
+        )
+    transaction, *others = (
+        recreate(table.identifier, table.record, namespaces[table.identifier.namespace], None) for table in tables
     )
-    for one in others:
-        first = first.with_more(one.compare, one.then)
-    never_had = [
-        cmd.Absent(catalog_keys.parted_key(one.record.binding.topic_id)) for one in tables if one.record.binding
+    for other in others:
+        transaction = transaction.with_more(other.comparisons, other.operations)
+    never_detached = [
+        cmd.Absent(catalog_keys.detached_key(table.record.binding.topic_id)) for table in tables if table.record.binding
     ]
-    # each namespace is compared and touched once; no table was parted from these topics
-    compare: list[cmd.Compare] = list(dict.fromkeys([*first.compare, *never_had]))
-    then: list[cmd.Operation] = [one for one in dict.fromkeys(first.then) if not isinstance(one, cmd.Delete)]
-    return first._replace(compare=compare, then=then).checked()
+    # Tables of one namespace repeat its comparison and its put: one of each is enough. There is no record of a
+    # detached table to delete, which the comparisons make sure of.
+    comparisons: list[cmd.Compare] = list(dict.fromkeys([*transaction.comparisons, *never_detached]))
+    operations: list[cmd.Operation] = [
+        operation for operation in dict.fromkeys(transaction.operations) if not isinstance(operation, cmd.Delete)
+    ]
+    return transaction._replace(comparisons=comparisons, operations=operations).checked()
 
 
 def replace_lost(
-    identifier: Identifier, record: TableRecord, before: Entry, lost: TableRecord, topic: Entry
+    identifier: Identifier, record: TableRecord, before: Entry, lost: TableRecord, topic_entry: Entry
 ) -> PlannedTransaction:
-    """The same in place of a table whose metadata file is gone; its topic is the same one. `topic`: its entry."""
+    """Plans a fresh table in place of the table of the same topic whose metadata file is lost."""
     assert record.binding is not None
-    named = TopicRecord([*identifier.namespace], identifier.name, record.uuid)
-    bound = BoundRecord(record.binding.topic, record.binding.topic_id)
+    topic_record = TopicRecord([*identifier.namespace], identifier.name, record.uuid)
+    bound_record = BoundRecord(record.binding.topic, record.binding.topic_id)
     key = catalog_keys.topic_key(record.binding.topic_id)
-    planned = relation_plans.moved(identifier, before, record).with_more(
-        [cmd.HasValue(key, topic.value)],
+    transaction = relation_plans.swap_pointer(identifier, before, record).with_more(
+        [cmd.HasValue(key, topic_entry.value)],
         [
             cmd.Delete(catalog_keys.bound_key(lost.uuid)),
-            cmd.Put(key, catalog_records.encode(named)),
-            cmd.Put(catalog_keys.bound_key(record.uuid), catalog_records.encode(bound)),
+            cmd.Put(key, catalog_records.encode(topic_record)),
+            cmd.Put(catalog_keys.bound_key(record.uuid), catalog_records.encode(bound_record)),
         ],
     )
-    return planned.checked()
+    return transaction.checked()
 
 
-def _bound(planned: PlannedTransaction, identifier: Identifier, uuid: str, binding: Binding) -> PlannedTransaction:
-    """A topic has one table, a table one topic."""
-    topic, bound = catalog_keys.topic_key(binding.topic_id), catalog_keys.bound_key(uuid)
-    named = TopicRecord([*identifier.namespace], identifier.name, uuid)
-    return planned.with_more(
-        [cmd.Absent(topic), cmd.Absent(bound)],
+def _with_binding(
+    transaction: PlannedTransaction, identifier: Identifier, uuid: str, binding: Binding
+) -> PlannedTransaction:
+    """The transaction, which also binds the table to its topic. Neither may have another: a topic has one table, and a
+    table one topic."""
+    topic_key, bound_key = catalog_keys.topic_key(binding.topic_id), catalog_keys.bound_key(uuid)
+    topic_record = TopicRecord([*identifier.namespace], identifier.name, uuid)
+    return transaction.with_more(
+        [cmd.Absent(topic_key), cmd.Absent(bound_key)],
         [
-            cmd.Put(topic, catalog_records.encode(named)),
-            cmd.Put(bound, catalog_records.encode(BoundRecord(binding.topic, binding.topic_id))),
-            cmd.Delete(catalog_keys.parted_key(binding.topic_id)),
+            cmd.Put(topic_key, catalog_records.encode(topic_record)),
+            cmd.Put(bound_key, catalog_records.encode(BoundRecord(binding.topic, binding.topic_id))),
+            cmd.Delete(catalog_keys.detached_key(binding.topic_id)),
         ],
     )

@@ -1,8 +1,8 @@
-"""Planned changes of namespaces. Pure: entries that were read in, transactions out.
+"""Plans changes of namespaces. Pure: entries that were read in, transactions out.
 
-Whatever is made in a namespace puts the namespace's own entry again, with the same value: that raises its revision. A
-drop compares the revision, so it fails when anything was made in between; those who make something compare the value,
-so they do not disturb each other. Every change of properties raises the generation, so that a value never comes back.
+Whatever is created in a namespace also puts the namespace's own entry, with the same value, which raises its revision.
+A drop compares the revision, so it fails if anything was created meanwhile; creations compare the value, so they do not
+disturb each other. Every change of properties raises the generation, so that a value never comes back.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from icestream.metadata.entry import Entry
 
 
 class PropertyChanges(NamedTuple):
-    """What an update of properties answers."""
+    """The answer to an update of properties."""
 
     updated: list[str]
     removed: list[str]
@@ -31,13 +31,14 @@ class PropertyChanges(NamedTuple):
 
 
 def existing(namespace: Namespace, entry: Entry | None) -> NamespaceRecord:
+    """The record of a namespace. Raises UnknownNamespace."""
     if entry is None:
         raise errors.UnknownNamespace(f"Namespace does not exist: {join_levels(namespace)}")
     return catalog_records.decode(NamespaceRecord, catalog_keys.namespace_key(namespace), entry)
 
 
 def touch(namespace: Namespace, entry: Entry | None) -> tuple[cmd.Compare, cmd.Operation]:
-    """What goes with everything that is made in a namespace, which must exist."""
+    """The comparison and the put that go with everything that is created in a namespace. Raises UnknownNamespace."""
     existing(namespace, entry)
     assert entry is not None
     key = catalog_keys.namespace_key(namespace)
@@ -45,76 +46,88 @@ def touch(namespace: Namespace, entry: Entry | None) -> tuple[cmd.Compare, cmd.O
 
 
 def fence(namespace: Namespace, entry: Entry | None) -> cmd.Operation:
-    """Nothing that compares the present value can happen after it."""
+    """An operation after which no transaction that compares the present value can be applied."""
     record = existing(namespace, entry)
-    raised = msgspec.structs.replace(record, generation=record.generation + 1)
-    return cmd.Put(catalog_keys.namespace_key(namespace), catalog_records.encode(raised))
+    fenced = msgspec.structs.replace(record, generation=record.generation + 1)
+    return cmd.Put(catalog_keys.namespace_key(namespace), catalog_records.encode(fenced))
 
 
 def create(
-    namespace: Namespace, properties: Mapping[str, str], new_id: str, found: Entry | None, parent: Entry | None
+    namespace: Namespace,
+    properties: Mapping[str, str],
+    new_id: str,
+    entry: Entry | None,
+    parent_entry: Entry | None,
 ) -> PlannedTransaction:
-    if found is not None:
+    """Plans a new namespace. Raises AlreadyExists, and UnknownNamespace for a missing parent."""
+    if entry is not None:
         raise errors.AlreadyExists(f"Namespace already exists: {join_levels(namespace)}")
     key = catalog_keys.namespace_key(namespace)
     value = catalog_records.encode(NamespaceRecord(new_id, dict(properties)))
-    planned = PlannedTransaction(
-        [cmd.Absent(key)], [cmd.Put(key, value)], key, 0, lambda now: _has_id(key, now, new_id), cmd.Put(key, value)
+    transaction = PlannedTransaction(
+        [cmd.Absent(key)],
+        [cmd.Put(key, value)],
+        key,
+        0,
+        lambda current: _has_id(key, current, new_id),
+        cmd.Put(key, value),
     )
     if len(namespace) == 1:
-        return planned.checked()
-    above = namespace[:-1]
-    compare, then = touch(above, parent)
-    return planned.with_more([compare], [then])._replace(fence=fence(above, parent)).checked()
+        return transaction.checked()
+    parent = namespace[:-1]
+    comparison, operation = touch(parent, parent_entry)
+    transaction = transaction.with_more([comparison], [operation])
+    return transaction._replace(fence=fence(parent, parent_entry)).checked()
 
 
-def _has_id(key: str, now: Entry | None, wanted: str) -> bool:
-    return now is not None and catalog_records.decode(NamespaceRecord, key, now).id == wanted
+def _has_id(key: str, entry: Entry | None, namespace_id: str) -> bool:
+    return entry is not None and catalog_records.decode(NamespaceRecord, key, entry).id == namespace_id
 
 
 def change_properties(
-    namespace: Namespace, updates: Mapping[str, str], removals: Sequence[str], found: Entry | None
+    namespace: Namespace, updates: Mapping[str, str], removals: Sequence[str], entry: Entry | None
 ) -> tuple[PlannedTransaction | None, PropertyChanges]:
-    """None: there is nothing to change."""
+    """Plans an update of properties; no transaction if it changes nothing. Raises Contradiction for a property that is
+    both set and removed."""
     both = sorted(set(updates) & set(removals))
     if both:
         raise errors.Contradiction(
             f"Invalid namespace properties update: cannot simultaneously set and remove {short_repr(both)}"
         )
-    record = existing(namespace, found)
-    assert found is not None
-    wanted = dict.fromkeys(removals)
-    removed = [name for name in wanted if name in record.properties]
-    answer = PropertyChanges([*updates], removed, [name for name in wanted if name not in record.properties])
-    properties = {name: value for name, value in record.properties.items() if name not in wanted} | dict(updates)
+    record = existing(namespace, entry)
+    assert entry is not None
+    names = dict.fromkeys(removals)
+    removed = [name for name in names if name in record.properties]
+    changes = PropertyChanges([*updates], removed, [name for name in names if name not in record.properties])
+    properties = {name: value for name, value in record.properties.items() if name not in names} | dict(updates)
     if properties == record.properties:
-        return None, answer
+        return None, changes
     key = catalog_keys.namespace_key(namespace)
-    changed = msgspec.structs.replace(record, properties=properties, generation=record.generation + 1)
-    value = catalog_records.encode(changed)
-    planned = PlannedTransaction(
-        [cmd.AtRevision(key, found.mod_revision)],
+    new_record = msgspec.structs.replace(record, properties=properties, generation=record.generation + 1)
+    value = catalog_records.encode(new_record)
+    transaction = PlannedTransaction(
+        [cmd.AtRevision(key, entry.mod_revision)],
         [cmd.Put(key, value)],
         key,
-        found.mod_revision,
-        lambda now: now is not None and now.value == value,
-        fence(namespace, found),
+        entry.mod_revision,
+        lambda current: current is not None and current.value == value,
+        fence(namespace, entry),
     )
-    return planned.checked(), answer
+    return transaction.checked(), changes
 
 
-def drop(namespace: Namespace, found: Entry | None, is_empty: bool) -> PlannedTransaction:
-    """`is_empty`: as it was seen after the entry was read."""
-    record = existing(namespace, found)
-    assert found is not None
+def drop(namespace: Namespace, entry: Entry | None, is_empty: bool) -> PlannedTransaction:
+    """Plans a drop. `is_empty`: as read after the entry. Raises NotEmpty and UnknownNamespace."""
+    record = existing(namespace, entry)
+    assert entry is not None
     if not is_empty:
         raise errors.NotEmpty(f"Namespace {join_levels(namespace)} is not empty")
     key = catalog_keys.namespace_key(namespace)
     return PlannedTransaction(
-        [cmd.AtRevision(key, found.mod_revision)],
+        [cmd.AtRevision(key, entry.mod_revision)],
         [cmd.Delete(key)],
         key,
-        found.mod_revision,
-        lambda now: not _has_id(key, now, record.id),
-        cmd.Put(key, found.value),
+        entry.mod_revision,
+        lambda current: not _has_id(key, current, record.id),
+        cmd.Put(key, entry.value),
     )

@@ -1,16 +1,16 @@
-"""A planned transaction: what it compares and does, how to tell that it happened, and how to make sure that it never
-will (hazard 13).
+"""A planned transaction: its comparisons and operations, how to recognise that it was applied, and the fence that keeps
+it from being applied later (hazard 13).
 
-Every change of the catalog is one. When its outcome is unknown, `key` is read:
+Every change of the catalog is one. If the reply is lost, the record at `key` tells what became of it:
 
-    it is what the transaction would have made of it     it happened
-    it is at the revision that was compared              it has not happened yet, and may still be on its way: the fence
-                                                         changes a key that it compares, so that it never will
-    anything else                                        others went on: it did not happen, or it did before them, which
-                                                         only whoever planned it can tell
+    the record is what the transaction writes     COMMITTED
+    it is at the revision that was compared       undetermined: the transaction may still be in flight. The fence
+                                                  changes a key that it compares, so that it can no longer be applied
+    anything else                                 SUPERSEDED: another transaction changed the record. This one was not
+                                                  applied, or was applied before; only its planner can tell
 
-A fence is a transaction with the same comparisons. So either it holds, and what was on its way will not; or the other
-one was faster, and the next look shows it.
+The fence is a transaction with the same comparisons: either it commits, and the original cannot; or the original was
+applied first, and the next read shows it.
 """
 
 from __future__ import annotations
@@ -24,39 +24,40 @@ from icestream.metadata import command as cmd
 from icestream.metadata.bounds import refusal
 from icestream.metadata.entry import Entry
 
-Made = Callable[[Entry | None], bool]
+IsAppliedIn = Callable[[Entry | None], bool]
 
 
 class PlannedTransaction(NamedTuple):
-    compare: list[cmd.Compare]
-    then: list[cmd.Operation]
-    key: str  # where it can be seen
-    revision: int  # of that key as it was compared; 0: it was not there
-    made: Made  # whether what is there now was made by it
+    comparisons: list[cmd.Compare]
+    operations: list[cmd.Operation]
+    key: str  # of the record that shows whether the transaction was applied
+    revision: int  # of that record when it was compared; 0: it did not exist
+    is_applied_in: IsAppliedIn  # whether the record, as read now, was written by this transaction
     fence: cmd.Operation
 
     def checked(self) -> PlannedTransaction:
-        """Raises InvalidInput when no transaction can be that large (hazard 10)."""
-        rejected = refusal(cmd.Txn(self.compare, self.then))
+        """Returns itself. Raises InvalidInput if it is too large for one transaction of the store (hazard 10)."""
+        rejected = refusal(cmd.Txn(self.comparisons, self.operations))
         if rejected is not None:
             raise errors.InvalidInput(
-                f"Cannot be stored in one step: {rejected.message}",
+                f"transaction too large for the metadata store: {rejected.message}",
                 hint="commit fewer tables at once, or shorter properties",
             )
         return self
 
-    def with_more(self, compare: list[cmd.Compare], then: list[cmd.Operation]) -> PlannedTransaction:
-        return self._replace(compare=[*self.compare, *compare], then=[*self.then, *then])
+    def with_more(self, comparisons: list[cmd.Compare], operations: list[cmd.Operation]) -> PlannedTransaction:
+        return self._replace(comparisons=[*self.comparisons, *comparisons], operations=[*self.operations, *operations])
 
 
 class TransactionOutcome(Enum):
-    DONE = auto()
-    NOT_DONE = auto()  # and it never will be
-    OVERTAKEN = auto()  # others changed the key: it was not done, or it was before them
+    COMMITTED = auto()
+    CONFLICT = auto()  # not applied, and it never will be
+    SUPERSEDED = auto()  # another transaction changed the record; this one may have been applied before it
 
 
-def outcome_from_record(planned: PlannedTransaction, found: Entry | None) -> TransactionOutcome | None:
-    """What became of it, as far as its key tells; None: nothing yet."""
-    if planned.made(found):
-        return TransactionOutcome.DONE
-    return None if (found.mod_revision if found else 0) == planned.revision else TransactionOutcome.OVERTAKEN
+def outcome_from_record(transaction: PlannedTransaction, entry: Entry | None) -> TransactionOutcome | None:
+    """The outcome as far as the record at the transaction's key tells; None if it is undetermined."""
+    if transaction.is_applied_in(entry):
+        return TransactionOutcome.COMMITTED
+    revision = entry.mod_revision if entry else 0
+    return None if revision == transaction.revision else TransactionOutcome.SUPERSEDED

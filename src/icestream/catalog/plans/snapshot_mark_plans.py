@@ -1,4 +1,4 @@
-"""What a transaction writes down of snapshots that go with it, or that it makes where others let them go. Pure."""
+"""Plans what a transaction records about snapshots: the marks of those it removes, or adds in another catalog. Pure."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ class OpenBlock(NamedTuple):
     """The open block of a topic as it was read."""
 
     block: MarkBlock
-    revision: int  # 0: it is not there
+    revision: int  # 0: it does not exist yet
 
 
 class MarkWrites(NamedTuple):
-    """What the transaction compares and does, and what is open when it is done."""
+    """The part of a transaction that records marks, and the block that is open once it is applied."""
 
-    compare: list[cmd.Compare]
-    then: list[cmd.Operation]
+    comparisons: list[cmd.Compare]
+    operations: list[cmd.Operation]
     open_block: MarkBlock
 
 
-def plan_marks(topic_id: int, known: OpenBlock, marks: Iterable[SnapshotMark]) -> MarkWrites:
-    full, open_block = snapshot_block.add_marks(known.block, marks)
+def plan_marks(topic_id: int, open_block: OpenBlock, marks: Iterable[SnapshotMark]) -> MarkWrites:
+    """Plans to add marks to the open block of a topic, and to write the blocks that this fills."""
+    full_blocks, new_block = snapshot_block.add_marks(open_block.block, marks)
     key = catalog_keys.open_marks_key(topic_id)
-    compare: cmd.Compare = cmd.AtRevision(key, known.revision) if known.revision else cmd.Absent(key)
-    then: list[cmd.Operation] = [
-        cmd.Put(catalog_keys.marks_key(topic_id, one.number), snapshot_block.encode(one))
-        for one in full[-limits.SNAPSHOT_BLOCKS_MAX :]
+    comparison: cmd.Compare = cmd.AtRevision(key, open_block.revision) if open_block.revision else cmd.Absent(key)
+    operations: list[cmd.Operation] = [
+        cmd.Put(catalog_keys.marks_key(topic_id, block.number), snapshot_block.encode(block))
+        for block in full_blocks[-limits.SNAPSHOT_BLOCKS_MAX :]  # older ones would be overwritten at once
     ]
-    return MarkWrites([compare], [*then, cmd.Put(key, snapshot_block.encode(open_block))], open_block)
+    return MarkWrites([comparison], [*operations, cmd.Put(key, snapshot_block.encode(new_block))], new_block)

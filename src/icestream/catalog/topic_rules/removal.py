@@ -1,7 +1,7 @@
 """Committed rows that main of a topic's table lacks, told so that `verify` and readers know (hazard 21).
 
-What lacks follows from the lineage of main (standing.py): the snapshot of each round says how far it had come and what
-was missing then. Here stand the values, their bound, and their form in the summary of a snapshot.
+What lacks follows from the lineage of main (snapshot_progress.py): the snapshot of each round says how far it had come
+and what was missing then. Here stand the values, their bound, and their form in the summary of a snapshot.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 `committed` is JSON: per shard the first offset that is not in the table. `added`: per shard the offsets [start, end)
 that the round brought. What the snapshot says tells what is missing when main is moved to it, and which rows are back
-when it is cherry-picked (standing.py).
+when it is cherry-picked (snapshot_progress.py).
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ async def list_files(
 @router.get("/topics", response_model=TopicTable, summary="Show the table of a topic")
 async def table_of_topic(catalog: OwnCatalog, broker: Broker, topic: str) -> Any:
     log = await topic_log(broker, topic)
-    table, parted = await catalog.topics.table_of(log.topic_id), await catalog.topics.parted(log.topic_id)
+    table, parted = await catalog.topics.table_of(log.topic_id), await catalog.topics.find_detached(log.topic_id)
     committed: Mapping[int, int] = parted.committed if parted else {}
     if table is not None:
         binding = (await catalog.commits.load(table)).record.binding

@@ -139,7 +139,7 @@ class EmbeddedLedger:
     # --- making ---
 
     async def _made(self, topic: TopicBacklog) -> Identifier:
-        key = catalog_keys.parted_key(topic.topic_id)
+        key = catalog_keys.detached_key(topic.topic_id)
         if (entry := await self._store.get(key)) is not None:
             had = catalog_records.decode(DetachedRecord, key, entry)
             raise errors.TopicTableConflict(

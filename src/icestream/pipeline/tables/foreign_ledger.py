@@ -20,6 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from icestream import errors, limits
+from icestream.catalog.catalog_keys import foreign_table_key
 from icestream.catalog.snapshot_map import SnapshotMap
 from icestream.catalog.topic_rules import topic_schema
 from icestream.catalog.topic_rules.operation_preview import ShardLog
@@ -28,7 +29,7 @@ from icestream.catalog.topic_rules.snapshot_mark import SnapshotMark, marks_of_a
 from icestream.catalog.topic_rules.snapshot_progress import main_progress, missing_from_main
 from icestream.catalogs import topic_table_name
 from icestream.catalogs.highest_offset import highest_offset
-from icestream.catalogs.mirror import ForeignTableRecord, decode_foreign_table, foreign_table_key
+from icestream.catalogs.mirror import ForeignTableRecord, decode_foreign_table
 from icestream.catalogs.mirror_anchor import anchor, rows_of
 from icestream.catalogs.table_catalog import CommitDone, TableCatalog, TableChange
 from icestream.iceberg import table_metadata as tables
@@ -159,16 +160,14 @@ class ForeignLedger:
         then: list[cmd.Operation] = [
             cmd.Put(foreign_table_key(each), msgspec.json.encode(one)) for each, one in made.items()
         ]
-        marked = {
-            one.table.topic_id: await self._snapshots.adding(one.table.topic_id, self._marks(one)) for one in done
-        }
+        marked = {one.table.topic_id: await self._snapshots.plan(one.table.topic_id, self._marks(one)) for one in done}
         for added in marked.values():
-            compare, then = compare + added.compare, then + added.then
+            compare, then = compare + added.comparisons, then + added.operations
         answer = await self._store.txn(compare, then)
         if not answer.held:
             return False
         for topic_id, added in marked.items():
-            self._snapshots.done(topic_id, added, answer.revision)
+            self._snapshots.remember(topic_id, added, answer.revision)
         for one in done:
             topic_id = one.table.topic_id
             self._noted[topic_id] = made[topic_id], answer.revision
@@ -244,13 +243,13 @@ class ForeignLedger:
             rows=rows_of(table.snapshots.find(main)),
             removals=self._lacking(topic_id, table, ends),
         )
-        added = await self._snapshots.adding(topic_id, self._made_since(topic_id, table))
-        compare = [_unchanged(topic_id, self._noted.get(topic_id, (None, 0))[1]), *added.compare]
+        added = await self._snapshots.plan(topic_id, self._made_since(topic_id, table))
+        compare = [_unchanged(topic_id, self._noted.get(topic_id, (None, 0))[1]), *added.comparisons]
         put = cmd.Put(foreign_table_key(topic_id), msgspec.json.encode(noted))
-        answer = await self._store.txn(compare, [put, *added.then])
+        answer = await self._store.txn(compare, [put, *added.operations])
         if answer.held:
             self._noted[topic_id] = noted, answer.revision
-            self._snapshots.done(topic_id, added, answer.revision)
+            self._snapshots.remember(topic_id, added, answer.revision)
 
     async def _highest(self, topic_id: int, table: TableMetadata) -> int | None:
         """The highest offset in the files of main. Files that we looked at, or wrote ourselves, are not read again."""
