@@ -31,7 +31,7 @@ from icestream.model.scan_messages import ScanKind
 from icestream.readers import deletion_vector
 from icestream.readers.data_files import DataFile, DeleteFile, Partition, files_of
 from icestream.readers.sections import TYPES
-from icestream.readers.verify.report import Report, Weight
+from icestream.readers.verify.verify_report import VerifyReport, Weight
 from tests.support.topic_lake import TABLE, Row, TopicLake, damage, row, rows
 
 COUNT = 60
@@ -153,7 +153,7 @@ async def delivered(lake: TopicLake) -> dict[int, dict[str, Any]]:
     return found
 
 
-async def verified(lake: TopicLake) -> Report:
+async def verified(lake: TopicLake) -> VerifyReport:
     view = await lake.tables.fresh(lake.topic_id)
     assert view is not None
     return lake.scans.verifier(view, {}).verify(deep=True)

@@ -11,13 +11,13 @@ import pytest
 
 from icestream import errors, limits
 from icestream.model.scan_messages import ScanKind
-from icestream.readers.cache_options import CacheOptions
+from icestream.readers.row_group_cache_options import RowGroupCacheOptions
 from tests.support.topic_lake import TABLE, TopicLake, damage, remove, row, rows
 
 pytestmark = pytest.mark.asyncio
 
 
-async def filled(folder: Path, *ends: int, cache: CacheOptions | None = None) -> TopicLake:
+async def filled(folder: Path, *ends: int, cache: RowGroupCacheOptions | None = None) -> TopicLake:
     """One shard, one round and one file up to each of these offsets."""
     lake = TopicLake(folder, cache=cache)
     await lake.bind()
@@ -281,7 +281,7 @@ async def test_hazard_40_row_groups_are_decoded_once_whatever_is_committed(tmp_p
 
 
 async def test_a_cache_that_is_off_costs_reads_and_nothing_else(tmp_path: Path) -> None:
-    lake = await filled(tmp_path, 100, cache=CacheOptions(enabled=False))
+    lake = await filled(tmp_path, 100, cache=RowGroupCacheOptions(enabled=False))
     assert await lake.read_all(bytes_max=500) == (payloads((0, 100)), [])
     assert lake.reader.groups_read == 1  # what of it did not fit an answer was kept for the next
     await lake.read_all(bytes_max=500)

@@ -8,12 +8,12 @@ import pytest
 
 from icestream import limits
 from icestream.catalog.topic_rules.commit_rules import CommitRequest
-from icestream.readers.verify.report import Report, Weight
-from icestream.readers.verify.shard_in_log import ShardInLog
+from icestream.readers.verify.shard_in_log import ShardLogState
+from icestream.readers.verify.verify_report import VerifyReport, Weight
 from tests.support.topic_lake import TABLE, Row, TopicLake, damage, damage_footer, remove, row, rows
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.wrong_tables("most of them, on purpose")]
-LOG = {0: ShardInLog(0, 20)}
+LOG = {0: ShardLogState(0, 20)}
 
 
 async def filled(folder: Path, start: int = 0) -> TopicLake:
@@ -24,13 +24,13 @@ async def filled(folder: Path, start: int = 0) -> TopicLake:
     return lake
 
 
-async def verified(lake: TopicLake, deep: bool, log: dict[int, ShardInLog] | None = None) -> Report:
+async def verified(lake: TopicLake, deep: bool, log: dict[int, ShardLogState] | None = None) -> VerifyReport:
     view = await lake.tables.fresh(lake.topic_id)
     assert view is not None
     return lake.scans.verifier(view, LOG if log is None else log).verify(deep)
 
 
-def told(report: Report, weight: Weight) -> list[tuple[str, int, int]]:
+def told(report: VerifyReport, weight: Weight) -> list[tuple[str, int, int]]:
     return [(one.check, one.start, one.end) for one in report.findings if one.weight is weight]
 
 
@@ -48,10 +48,10 @@ async def test_hazard_38_a_declared_gap_is_green_and_named(tmp_path: Path, deep:
     lake = TopicLake(tmp_path)
     await lake.bind()
     await lake.round((0, 0, 20), entries=[await lake.write(rows(0, 5)), await lake.write(rows(9, 20))])
-    report = await verified(lake, deep, {0: ShardInLog(0, 20, [(5, 9, "power loss")])})
+    report = await verified(lake, deep, {0: ShardLogState(0, 20, [(5, 9, "power loss")])})
     assert (report.is_good, told(report, Weight.KNOWN)) == (True, [("dense", 5, 9)])
     assert "power loss" in report.findings[0].text
-    red = await verified(lake, deep, {0: ShardInLog(0, 20, [(5, 8, "power loss")])})
+    red = await verified(lake, deep, {0: ShardLogState(0, 20, [(5, 8, "power loss")])})
     assert (red.is_good, told(red, Weight.WRONG)) == (False, [("dense", 8, 9)])
 
 
@@ -90,7 +90,7 @@ async def test_hazard_38_more_rows_missing_than_engines_removed_is_red(tmp_path:
 
 @pytest.mark.parametrize("deep", [False, True])
 async def test_hazard_38_a_table_that_begins_later_is_green_and_named(tmp_path: Path, deep: bool) -> None:
-    report = await verified(await filled(tmp_path, start=100), deep, {0: ShardInLog(50, 130)})
+    report = await verified(await filled(tmp_path, start=100), deep, {0: ShardLogState(50, 130)})
     assert (report.is_good, told(report, Weight.KNOWN)) == (True, [("dense", 0, 100)])
 
 
@@ -98,7 +98,7 @@ async def test_hazard_38_what_is_known_exactly_is_not_counted_as_removed_by_an_e
     lake = await filled(tmp_path, start=100)
     left = await lake.write(rows(101, 110))
     await lake.replace([left, lake.live[1]], "overwrite", added_records="9", deleted_records="10")
-    report = await verified(lake, True, {0: ShardInLog(50, 130)})
+    report = await verified(lake, True, {0: ShardLogState(50, 130)})
     assert (report.is_good, told(report, Weight.KNOWN)) == (True, [("dense", 0, 100), ("dense", 100, 101)])
 
 
@@ -188,7 +188,7 @@ async def test_hazard_38_a_damaged_page_is_red_and_the_others_are_looked_at(tmp_
     await lake.round((0, 20, 30), entries=[written])
     await lake.round((0, 30, 40), entries=[await lake.write([*rows(30, 35), *rows(36, 40)])])
     path = damage(written)
-    report = await verified(lake, True, {0: ShardInLog(0, 40)})
+    report = await verified(lake, True, {0: ShardLogState(0, 40)})
     assert sorted(told(report, Weight.WRONG)) == [("dense", 20, 30), ("dense", 35, 36), ("files", 0, 0)]
     assert [f"{path} is damaged" in one.text for one in report.findings if one.check == "files"] == [True]
 
@@ -229,8 +229,8 @@ async def test_hazard_38_a_wrong_property_is_red(tmp_path: Path) -> None:
 
 async def test_hazard_38_a_log_that_does_not_go_on_where_the_table_ends_is_red(tmp_path: Path) -> None:
     lake = await filled(tmp_path)
-    assert told(await verified(lake, True, {0: ShardInLog(0, 18)}), Weight.WRONG) == [("log", 18, 20)]
-    assert told(await verified(lake, True, {0: ShardInLog(25, 30)}), Weight.WRONG) == [("log", 20, 25)]
+    assert told(await verified(lake, True, {0: ShardLogState(0, 18)}), Weight.WRONG) == [("log", 18, 20)]
+    assert told(await verified(lake, True, {0: ShardLogState(25, 30)}), Weight.WRONG) == [("log", 20, 25)]
 
 
 async def test_hazard_38_rows_behind_what_was_committed_are_red(tmp_path: Path) -> None:
@@ -256,12 +256,12 @@ async def test_hazard_38_rows_are_counted_where_files_overlap(tmp_path: Path) ->
     report = await verified(lake, deep=False)
     assert (report.is_good, report.is_complete, told(report, Weight.BOUNDS_ONLY)) == (True, False, [("dense", 0, 0)])
     await lake.round((0, 20, 1020), entries=[])
-    report = await verified(lake, False, {0: ShardInLog(0, 1020)})
+    report = await verified(lake, False, {0: ShardLogState(0, 1020)})
     assert told(report, Weight.WRONG) == [("dense", 0, 0)]
     (red,) = [one for one in report.findings if one.weight is Weight.WRONG]
     assert red.text == "the files have 20 rows, and 1020 offsets must be there"
-    assert (await verified(lake, False, {0: ShardInLog(0, 1020, [(20, 1020, "power loss")])})).is_good
-    assert not (await verified(lake, False, {0: ShardInLog(0, 1020, [(21, 1020, "power loss")])})).is_good
+    assert (await verified(lake, False, {0: ShardLogState(0, 1020, [(20, 1020, "power loss")])})).is_good
+    assert not (await verified(lake, False, {0: ShardLogState(0, 1020, [(21, 1020, "power loss")])})).is_good
 
 
 async def test_hazard_38_rows_are_counted_with_what_engines_took(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ async def test_hazard_38_too_many_rows_are_red_where_files_hold_several_shards(t
     await lake.bind(shards=2)
     both = [*rows(0, 10), *rows(0, 10, shard=1)]
     await lake.round((0, 0, 10), (1, 0, 10), entries=[await lake.write(both)])
-    log = {0: ShardInLog(0, 10), 1: ShardInLog(0, 10)}
+    log = {0: ShardLogState(0, 10), 1: ShardLogState(0, 10)}
     assert (await verified(lake, False, log)).is_good
     await lake.replace([*lake.live, await lake.write([row(3)])], "append")
     report = await verified(lake, False, log)
@@ -305,7 +305,7 @@ async def test_hazard_38_rows_without_a_place_in_the_topic_are_red(tmp_path: Pat
     """Their file has no bounds: only who reads the rows can tell."""
     lake = await filled(tmp_path)
     await lake.replace([*lake.live, await lake.write([row(20), stray], bounds=False, statistics=False)], "append")
-    report = await verified(lake, True, {0: ShardInLog(0, 21)})
+    report = await verified(lake, True, {0: ShardLogState(0, 21)})
     assert told(report, Weight.WRONG) == [("bounds", 20, 21), ("bounds", 0, 0)]
     assert "1 row without a place in this topic" in report.findings[-1].text
 
@@ -324,5 +324,5 @@ async def test_hazard_38_deletes_that_readers_cannot_apply_are_wrong(tmp_path: P
     report = await verified(lake, True)
     assert told(report, Weight.WRONG) == [("files", 0, 0)], "nobody counted: it may have been deleted"
     await lake.round((0, 20, 40), entries=[])
-    report = await verified(lake, True, {0: ShardInLog(0, 40)})
+    report = await verified(lake, True, {0: ShardLogState(0, 40)})
     assert (report.is_good, report.is_complete) == (False, False), "what came later was not deleted"

@@ -31,10 +31,10 @@ from icestream.pipeline.tables import table_policy
 from icestream.pipeline.tables.embedded_ledger import EmbeddedLedger
 from icestream.pipeline.tables.foreign_ledger import ForeignLedger
 from icestream.pipeline.tables.topic_table import TopicTable
-from icestream.readers.foreign_tables import ForeignTables
+from icestream.readers.embedded_table_views import EmbeddedTableViews
+from icestream.readers.foreign_table_views import ForeignTableViews
 from icestream.readers.snapshot_reader import SnapshotReader
-from icestream.readers.topic_tables import TopicTables
-from icestream.readers.topic_views import TopicViews
+from icestream.readers.table_views import TableViews
 from icestream.runtime.clock import Clock, SystemClock
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import InlineOffload
@@ -91,10 +91,10 @@ class Committing:
         if isinstance(self.store, MemoryStore):  # another may be away when the test has ended
             proof.note(lambda: self._tables(avro, is_foreign), self.files)
 
-    def _tables(self, avro: ManifestReader, is_foreign: bool) -> TopicViews:
+    def _tables(self, avro: ManifestReader, is_foreign: bool) -> TableViews:
         if is_foreign:
-            return ForeignTables(self.store, EmbeddedCatalog(self.making), SnapshotReader(avro), self.clock)
-        return TopicTables(self.making, avro, self.clock)
+            return ForeignTableViews(self.store, EmbeddedCatalog(self.making), SnapshotReader(avro), self.clock)
+        return EmbeddedTableViews(self.making, avro, self.clock)
 
     async def lease(self, epoch: int) -> None:
         self.epoch = epoch

@@ -31,14 +31,14 @@ from icestream.pipeline.driver.effects import Fault
 from icestream.pipeline.driver.topic_tables import HaltCause
 from icestream.pipeline.tables.embedded_ledger import EmbeddedLedger
 from icestream.pipeline.tables.foreign_ledger import ForeignLedger
-from icestream.readers.cache_options import CacheOptions
-from icestream.readers.foreign_tables import ForeignTables
-from icestream.readers.opening import Scans
+from icestream.readers.embedded_table_views import EmbeddedTableViews
+from icestream.readers.foreign_table_views import ForeignTableViews
+from icestream.readers.lazy_scanner import LazyScanner
+from icestream.readers.row_group_cache_options import RowGroupCacheOptions
 from icestream.readers.snapshot_reader import SnapshotReader
-from icestream.readers.topic_tables import TopicTables
-from icestream.readers.topic_views import TopicViews
-from icestream.readers.verify.report import Report
-from icestream.readers.verify.shard_in_log import ShardInLog
+from icestream.readers.table_views import TableViews
+from icestream.readers.verify.shard_in_log import ShardLogState
+from icestream.readers.verify.verify_report import VerifyReport
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.files import open_directory
 from icestream.runtime.randomness import SystemRandomness
@@ -233,12 +233,12 @@ class FaultWorld:
             for shard, messages in published.items():
                 assert self.log.shard(topic_id, shard).floor == max(messages) + 1
 
-    async def _verified(self, topic_id: int) -> Report:
-        scans = Scans(self._tables, self.files, CacheOptions())
+    async def _verified(self, topic_id: int) -> VerifyReport:
+        scans = LazyScanner(self._tables, self.files, RowGroupCacheOptions())
         view = await scans.tables.fresh(topic_id)
         assert view is not None
         log = {
-            key.shard: ShardInLog(
+            key.shard: ShardLogState(
                 self.log.reader.earliest(key),
                 self.log.shard(*key).synced,
                 [(gap.start, gap.end, gap.reason) for gap in self.log.gaps(key)],
@@ -250,10 +250,10 @@ class FaultWorld:
         scans.close()
         return report
 
-    def _tables(self) -> TopicViews:
+    def _tables(self) -> TableViews:
         if self.is_foreign:
-            return ForeignTables(self.store, self.catalog, SnapshotReader(self.avro), SystemClock())
-        return TopicTables(self.making, self.avro, SystemClock())
+            return ForeignTableViews(self.store, self.catalog, SnapshotReader(self.avro), SystemClock())
+        return EmbeddedTableViews(self.making, self.avro, SystemClock())
 
     async def paths(self, manifest_list: str) -> set[str]:
         """What a reader of the snapshot opens."""

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from icestream.model.scan_messages import ScanKind
-from icestream.readers.cache_options import CacheOptions
+from icestream.readers.row_group_cache_options import RowGroupCacheOptions
 from icestream.readers.sections import TYPES
 from tests.support.topic_lake import TopicLake
 
@@ -28,7 +28,7 @@ def peak_bytes() -> int:
 
 async def read(folder: Path, files: list[dict[str, Any]], end: int) -> dict[str, Any]:
     """`files`: path, rows, first and last offset of each."""
-    lake = TopicLake(folder, cache=CacheOptions(enabled=False))
+    lake = TopicLake(folder, cache=RowGroupCacheOptions(enabled=False))
     await lake.bind()
     numbers = {field["name"]: field["id"] for field in (await lake.table()).current_schema["fields"]}
     entries = []

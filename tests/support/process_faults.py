@@ -21,7 +21,7 @@ from typing import Any
 
 import icestream
 from icestream.pipeline.driver.effects import Effect, place_of
-from icestream.readers.verify.report import Finding, Report, Weight
+from icestream.readers.verify.verify_report import Finding, VerifyReport, Weight
 from tests.support.free_ports import free_ports
 from tests.support.lake_run import children_of, get, is_running, until
 from tests.support.pipeline_process import PipelineRun, state_of
@@ -201,12 +201,12 @@ class FaultRun:
         status, body = get(self._port, f"/v1/namespaces/{namespace}/tables/{name}")
         return json.loads(body) if status == 200 else {}
 
-    def _verified(self, topic: str) -> Report:
+    def _verified(self, topic: str) -> VerifyReport:
         status, body = until(lambda: _answer(self._port, f"/api/v1/lake/verify?topic={topic}&deep=true"))
         found = json.loads(body)
         assert status == 200, found
         findings = [Finding(**{**one, "weight": Weight(one["weight"])}) for one in found["findings"]]
-        return Report(found["topic"], found["table"], found["snapshot_id"], True, found["files"], findings)
+        return VerifyReport(found["topic"], found["table"], found["snapshot_id"], True, found["files"], findings)
 
 
 DEEDS: dict[Deed, Callable[[FaultRun, int], None]] = {

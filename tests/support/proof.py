@@ -11,17 +11,17 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from icestream.iceberg.file_io import TableFiles
-from icestream.readers.cache_options import CacheOptions
-from icestream.readers.opening import Scans
-from icestream.readers.topic_views import TopicViews
-from icestream.readers.verify.report import Report
-from icestream.readers.verify.shard_in_log import ShardInLog
+from icestream.readers.lazy_scanner import LazyScanner
+from icestream.readers.row_group_cache_options import RowGroupCacheOptions
+from icestream.readers.table_views import TableViews
+from icestream.readers.verify.shard_in_log import ShardLogState
+from icestream.readers.verify.verify_report import VerifyReport
 
-ShardsOf = Callable[[int], Mapping[int, ShardInLog]]
+ShardsOf = Callable[[int], Mapping[int, ShardLogState]]
 
 
 class _Noted(NamedTuple):
-    new_tables: Callable[[], TopicViews]
+    new_tables: Callable[[], TableViews]
     files: TableFiles
     shards_of: ShardsOf
 
@@ -29,7 +29,7 @@ class _Noted(NamedTuple):
 _noted: list[_Noted] = []
 
 
-def note(new_tables: Callable[[], TopicViews], files: TableFiles, shards_of: ShardsOf = lambda _: {}) -> None:
+def note(new_tables: Callable[[], TableViews], files: TableFiles, shards_of: ShardsOf = lambda _: {}) -> None:
     """`shards_of`: what the log has of a topic, where there is one."""
     _noted.append(_Noted(new_tables, files, shards_of))
 
@@ -42,12 +42,12 @@ def forget_all() -> None:
     _noted.clear()
 
 
-async def reports() -> list[Report]:
+async def reports() -> list[VerifyReport]:
     """Of every table that was noted, from all of its rows."""
-    found: list[Report] = []
+    found: list[VerifyReport] = []
     while _noted:
         one = _noted.pop()
-        scans = Scans(one.new_tables, one.files, CacheOptions())
+        scans = LazyScanner(one.new_tables, one.files, RowGroupCacheOptions())
         try:
             topics, _ = await scans.tables.bound("", 500)
             for topic in topics:

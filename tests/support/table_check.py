@@ -13,14 +13,14 @@ from pathlib import Path
 
 from pyiceberg.table import StaticTable, Table
 
-from icestream.readers.verify.report import Finding, Report, Weight
+from icestream.readers.verify.verify_report import Finding, VerifyReport, Weight
 
 Messages = Mapping[int, Mapping[int, bytes]]  # payloads, by shard and offset
 Gone = Mapping[int, AbstractSet[int]]  # offsets, by shard
 _NAMED: dict[str, set[str]] = {}  # what each manifest and each list of them names
 
 
-def check_table(location: str, published: Messages, report: Report | None, gone: Gone | None = None) -> None:
+def check_table(location: str, published: Messages, report: VerifyReport | None, gone: Gone | None = None) -> None:
     """`location`: of its metadata. No report: its catalog knows nothing of topics, and `verify` nothing of it."""
     table = StaticTable.from_metadata(location)
     found, gone = rows_of(table), gone or {}

@@ -17,7 +17,7 @@ from icestream.model import envelope
 from icestream.model.block import Block, iter_blocks
 from icestream.model.scan_messages import ScanRequest
 from icestream.model.shard import ShardKey
-from icestream.readers.cache_options import CacheOptions
+from icestream.readers.row_group_cache_options import RowGroupCacheOptions
 from icestream.wal.sink import Sink
 from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.broker_machine import TOPIC, BrokerMachine, quiet
@@ -55,7 +55,7 @@ class InProcessScanWorker:
 
 
 class TieredMachine(BrokerMachine):
-    def __init__(self, folder: Path, cache: CacheOptions | None = None, **options: Any) -> None:
+    def __init__(self, folder: Path, cache: RowGroupCacheOptions | None = None, **options: Any) -> None:
         super().__init__(**({"tail_bytes": 0} | options))
         self.lake = TopicLake(folder, self.store, self.clock, cache, str(TOPIC), 1)
         self.scan_requests: ScanRequests | None = None

@@ -27,13 +27,13 @@ from icestream.model import envelope
 from icestream.model.block import iter_blocks
 from icestream.model.pipeline_file_name import data_name
 from icestream.model.scan_messages import ScanKind, ScanRequest, ScanResponse
-from icestream.readers.cache_options import CacheOptions
+from icestream.readers.embedded_table_views import EmbeddedTableViews
 from icestream.readers.file_reader import FileReader
-from icestream.readers.group_cache import open_cache
-from icestream.readers.opening import Scans, opener
+from icestream.readers.lazy_scanner import LazyScanner, file_opener
+from icestream.readers.row_group_cache import open_row_group_cache
+from icestream.readers.row_group_cache_options import RowGroupCacheOptions
 from icestream.readers.scanner import Scanner
 from icestream.readers.sections import TYPES
-from icestream.readers.topic_tables import TopicTables
 from icestream.runtime.clock import Clock, SimulatedClock
 from icestream.runtime.randomness import SeededRandomness
 from icestream.runtime.tasks import InlineOffload
@@ -133,7 +133,7 @@ class TopicLake:
         folder: Path,
         store: MetadataStore | None = None,
         clock: Clock | None = None,
-        cache: CacheOptions | None = None,
+        cache: RowGroupCacheOptions | None = None,
         topic: str = TOPIC,
         topic_id: int = TOPIC_ID,
     ) -> None:
@@ -143,13 +143,15 @@ class TopicLake:
         self.files = LocalFiles(open_local, InlineOffload())
         self.catalog = Catalog(self.store, self.files, self.clock, SeededRandomness(5), f"file:{folder}")
         self.manifests = ManifestReader(self.files, InlineOffload())
-        self.scans = Scans(
-            lambda: TopicTables(self.catalog, self.manifests, self.clock), self.files, cache or CacheOptions()
+        self.scans = LazyScanner(
+            lambda: EmbeddedTableViews(self.catalog, self.manifests, self.clock),
+            self.files,
+            cache or RowGroupCacheOptions(),
         )
         self.tables = self.scans.tables
         if isinstance(self.store, MemoryStore):  # another may be away when the test has ended
             proof.note(self.scans.new_tables, self.files)
-        self.reader = FileReader(opener(self.files), open_cache(cache or CacheOptions()))
+        self.reader = FileReader(file_opener(self.files), open_row_group_cache(cache or RowGroupCacheOptions()))
         self.scanner = Scanner(self.tables, self.reader, InlineOffload())
         self.live: list[dict[str, Any]] = []  # entries of the current snapshot
         self._numbers = count(1)

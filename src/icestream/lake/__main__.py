@@ -50,7 +50,7 @@ def _run(given: argparse.Namespace) -> int:
     from icestream.lake.lake_options import TOKEN_VARIABLE, LakeOptions, elsewhere_from, store_from
     from icestream.lake.serving import serve
     from icestream.observability.log import get_logger, set_up_logging
-    from icestream.readers.cache_options import CacheOptions
+    from icestream.readers.row_group_cache_options import RowGroupCacheOptions
     from icestream.runtime.loop import loop_factory
 
     set_up_logging(given.log_level, given.log_format)
@@ -64,7 +64,7 @@ def _run(given: argparse.Namespace) -> int:
         given.token_file,
         given.share_keys,
         store_from(os.environ),
-        CacheOptions(given.cache_bytes > 0, given.cache_bytes, given.cache_ttl_ms),
+        RowGroupCacheOptions(given.cache_bytes > 0, given.cache_bytes, given.cache_ttl_ms),
         elsewhere_from(os.environ),
         given.log,
         given.namespace,

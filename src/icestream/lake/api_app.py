@@ -30,7 +30,7 @@ from icestream.lake.token_check import check_token
 from icestream.observability import metrics
 from icestream.observability.exposition import exposition
 from icestream.observability.health import Check, connections_check, failure
-from icestream.readers.opening import Scans
+from icestream.readers.lazy_scanner import LazyScanner
 from icestream.rpc.link_keeper import LinkKeeper
 
 # What readers do here. The registry as a whole is not shown: it has the broker's metrics too, all zero.
@@ -52,7 +52,7 @@ def build_app(
     catalog: Catalog | None = None,
     manifests: ManifestReader | None = None,
     tokens: Tokens | None = None,
-    scans: Scans | None = None,
+    scans: LazyScanner | None = None,
     operations: Operations | None = None,
     places: Places | None = None,
 ) -> FastAPI:

@@ -21,7 +21,7 @@ from icestream.lake.iceberg.access import NO_ACCESS, Access
 from icestream.lake.iceberg.app import IcebergFace, sending
 from icestream.lake.operations import Operations
 from icestream.lake.request_metrics import Requests
-from icestream.readers.opening import Scans
+from icestream.readers.lazy_scanner import LazyScanner
 from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.instance import HEADER, foreign_broker
 
@@ -66,7 +66,7 @@ def build_front(
     tokens: Tokens,
     manifests: ManifestReader | None = None,
     access: Access = NO_ACCESS,
-    scans: Scans | None = None,
+    scans: LazyScanner | None = None,
     operations: Operations | None = None,
     counted: Requests | None = None,
     places: Places | None = None,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from icestream import limits
 from icestream.catalogs.store_options import StoreOptions
 from icestream.catalogs.topic_table_name import fixed_namespace
-from icestream.readers.cache_options import CacheOptions
+from icestream.readers.row_group_cache_options import RowGroupCacheOptions
 
 if TYPE_CHECKING:
     from icestream.settings import Settings
@@ -39,7 +39,7 @@ class LakeOptions:
     token_file: Path | None = None  # with the bearer tokens of the catalog
     is_sharing_keys: bool = False  # clients that ask for the keys of the store get them
     store: StoreOptions = field(default_factory=StoreOptions)  # how the warehouse is reached, where it is no directory
-    cache: CacheOptions = field(default_factory=CacheOptions)
+    cache: RowGroupCacheOptions = field(default_factory=RowGroupCacheOptions)
     # The settings as a document where the tables are in another catalog, which is opened by them; else nothing.
     elsewhere: Mapping[str, Any] = field(default_factory=dict, repr=False)
     log: Path | None = None  # the folder of the broker's log
@@ -59,7 +59,7 @@ class LakeOptions:
             token_file=lake.token_file.absolute() if lake.token_file is not None else None,
             is_sharing_keys=lake.share_keys,
             store=StoreOptions.of(settings.storage.iceberg_config.object_store),
-            cache=CacheOptions(lake.cache_enabled, lake.cache_bytes, lake.cache_ttl_ms),
+            cache=RowGroupCacheOptions(lake.cache_enabled, lake.cache_bytes, lake.cache_ttl_ms),
             elsewhere={} if settings.catalog_embedded else _told(settings),
             log=settings.wal.base_path.absolute(),
             namespace=".".join(fixed_namespace(settings) or ()),

@@ -37,11 +37,11 @@ from icestream.lake.scan_worker import ScanWorker
 from icestream.metadata.remote_store import RemoteStore
 from icestream.observability.log import get_logger
 from icestream.observability.spans import set_up_spans
-from icestream.readers.foreign_tables import ForeignTables
-from icestream.readers.opening import Scans
+from icestream.readers.embedded_table_views import EmbeddedTableViews
+from icestream.readers.foreign_table_views import ForeignTableViews
+from icestream.readers.lazy_scanner import LazyScanner
 from icestream.readers.snapshot_reader import SnapshotReader
-from icestream.readers.topic_tables import TopicTables
-from icestream.readers.topic_views import TopicViews
+from icestream.readers.table_views import TableViews
 from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.connection_room import RoomState
@@ -106,7 +106,7 @@ async def _serve(
     warehouse = _object_warehouse(options)
     if objects is not None and warehouse:
         tasks.append(asyncio.create_task(guard_files(objects, warehouse, keeper, clock).run()))
-    scans: Scans | None = None
+    scans: LazyScanner | None = None
     elsewhere: TableCatalog | None = None
     operations: Operations | None = None
     fixed = tuple(options.namespace.split(".")) if options.namespace else None
@@ -115,11 +115,11 @@ async def _serve(
         manifests = ManifestReader(files, aside)
         if catalog is not None:
             tasks.append(asyncio.create_task(catalog.cleanup(manifests).run()))
-            scans = Scans(_own_tables(catalog, manifests), files, options.cache)
+            scans = LazyScanner(_own_tables(catalog, manifests), files, options.cache)
             operations = OwnOperations(catalog, fixed)
         elif options.elsewhere:
             elsewhere = open_catalog(Settings.model_validate(options.elsewhere), files=objects if warehouse else None)
-            scans = Scans(_foreign_tables(keeper, elsewhere, manifests), files, options.cache)
+            scans = LazyScanner(_foreign_tables(keeper, elsewhere, manifests), files, options.cache)
             store = RemoteStore(keeper, SystemClock(), SystemRandomness())
             operations = ForeignOperations(store, elsewhere, manifests, SystemClock(), fixed)
         if scans is not None:
@@ -161,13 +161,13 @@ def built_catalog(keeper: LinkKeeper, options: LakeOptions, files: TableFiles) -
         ) from None
 
 
-def _own_tables(catalog: Catalog, manifests: ManifestReader) -> Callable[[], TopicViews]:
-    return lambda: TopicTables(catalog, manifests, SystemClock())
+def _own_tables(catalog: Catalog, manifests: ManifestReader) -> Callable[[], TableViews]:
+    return lambda: EmbeddedTableViews(catalog, manifests, SystemClock())
 
 
-def _foreign_tables(keeper: LinkKeeper, catalog: TableCatalog, manifests: ManifestReader) -> Callable[[], TopicViews]:
+def _foreign_tables(keeper: LinkKeeper, catalog: TableCatalog, manifests: ManifestReader) -> Callable[[], TableViews]:
     store = RemoteStore(keeper, SystemClock(), SystemRandomness())
-    return lambda: ForeignTables(store, catalog, SnapshotReader(manifests), SystemClock())
+    return lambda: ForeignTableViews(store, catalog, SnapshotReader(manifests), SystemClock())
 
 
 def _connection_failed(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

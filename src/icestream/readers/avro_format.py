@@ -15,7 +15,7 @@ import fastavro
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from icestream import limits
-from icestream.readers.file_format import FileShape, GroupShape, Kinds, decoding, in_slices
+from icestream.readers.file_format import ColumnTypes, FileShape, RowGroupShape, decoding, in_slices
 from icestream.readers.stored_files import OpenFile
 
 _DECODED_RATIO: Final = 4  # decoded bytes for each stored one, about
@@ -43,18 +43,18 @@ class AvroFormat:
                 start = start if blocks else block.offset
                 rows, blocks, size = rows + block.num_records, blocks + 1, size + block.size
                 if size >= limits.SCAN_BATCH_BYTES:
-                    groups.append(GroupShape(rows, {}))
+                    groups.append(RowGroupShape(rows, {}))
                     runs.append(_Run(start, blocks, size))
                     rows = blocks = size = 0
             if blocks:
-                groups.append(GroupShape(rows, {}))
+                groups.append(RowGroupShape(rows, {}))
                 runs.append(_Run(start, blocks, size))
         return FileShape(sum(group.rows for group in groups), ids, tuple(groups), tuple(runs))
 
     def decoded_bytes(self, path: str, shape: FileShape, number: int, columns: list[str]) -> int:
         return int(shape.detail[number].bytes) * _DECODED_RATIO
 
-    def batches(self, path: str, shape: FileShape, number: int, kinds: Kinds, rows: int | None) -> Iterator[Any]:
+    def batches(self, path: str, shape: FileShape, number: int, kinds: ColumnTypes, rows: int | None) -> Iterator[Any]:
         run: _Run = shape.detail[number]
         with self._open(path) as source, decoding(path, Exception):
             reader = fastavro.block_reader(source)

@@ -17,10 +17,10 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from icestream import errors
 from icestream.readers.data_files import UNKNOWN, Bounds
 
-Kinds = Mapping[str, Any]  # columns by the file's own names, and the Arrow type that the caller wants of each
+ColumnTypes = Mapping[str, Any]  # columns by the file's own names, and the Arrow type that the caller wants of each
 
 
-class GroupShape(NamedTuple):
+class RowGroupShape(NamedTuple):
     rows: int
     bounds: Mapping[str, Bounds]  # by the file's own names; columns without statistics are absent
 
@@ -31,7 +31,7 @@ class GroupShape(NamedTuple):
 class FileShape(NamedTuple):
     rows: int
     ids: Mapping[str, int | None]  # of each top-level column its field id, where the file carries one
-    groups: tuple[GroupShape, ...]
+    groups: tuple[RowGroupShape, ...]
     detail: Any = None  # what the format itself needs to read a group
 
 
@@ -43,7 +43,7 @@ class FileFormat(Protocol):
     def decoded_bytes(self, path: str, shape: FileShape, number: int, columns: list[str]) -> int:
         """About how many bytes the columns of a group have once they are decoded."""
 
-    def batches(self, path: str, shape: FileShape, number: int, kinds: Kinds, rows: int | None) -> Iterator[Any]:
+    def batches(self, path: str, shape: FileShape, number: int, kinds: ColumnTypes, rows: int | None) -> Iterator[Any]:
         """The columns of a group as Arrow tables of at most so many rows, in the file's order. None: in one table."""
 
 

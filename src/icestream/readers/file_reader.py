@@ -21,14 +21,14 @@ from icestream import limits
 from icestream.readers.data_files import UNKNOWN, Bounds, DataFile, DeleteFile, TableColumns
 from icestream.readers.file_columns import PLACE, columns_in, conformed
 from icestream.readers.file_format import FileFormat, FileShape, decoding, unreadable
-from icestream.readers.group_cache import GroupCache, GroupKey
 from icestream.readers.parquet_format import ParquetFormat
-from icestream.readers.row_deletes import NONE, Deletes, RowDeletes, without
+from icestream.readers.row_deletes import NO_DELETES, Deletes, RowDeletes, without
+from icestream.readers.row_group_cache import RowGroupCache, RowGroupKey
 from icestream.readers.sections import APPEND_TIME, OFFSET, SHARD, TYPES, int64s
 from icestream.readers.stored_files import OpenFile
 
 
-class Group(NamedTuple):
+class RowGroup(NamedTuple):
     """A part of a data file that is decoded at a time: a row group, a stripe, some blocks."""
 
     file: DataFile
@@ -50,7 +50,7 @@ class OpenedFile(NamedTuple):
 
 
 class FileReader:
-    def __init__(self, open_file: OpenFile, cache: GroupCache) -> None:
+    def __init__(self, open_file: OpenFile, cache: RowGroupCache) -> None:
         self._open = open_file
         self._cache = cache
         self._formats: dict[str, FileFormat] = {}
@@ -61,7 +61,7 @@ class FileReader:
 
     # --- what is in a file ---
 
-    def groups(self, file: DataFile, table: TableColumns) -> list[Group]:
+    def groups(self, file: DataFile, table: TableColumns) -> list[RowGroup]:
         opened = self._file(file, table)
         shapes = opened.shape.groups
         groups, first = [], 0
@@ -70,7 +70,7 @@ class FileReader:
             if len(shapes) == 1:  # what the manifest says of the file is true of its only group
                 known = (file.shards, file.offsets, file.times)
                 bounds = [own if own != UNKNOWN else listed for own, listed in zip(bounds, known, strict=True)]
-            groups.append(Group(file, number, first, shape.rows, self._decoded_bytes(file, opened, number), *bounds))
+            groups.append(RowGroup(file, number, first, shape.rows, self._decoded_bytes(file, opened, number), *bounds))
             first += shape.rows
         return groups
 
@@ -108,7 +108,7 @@ class FileReader:
     # --- rows ---
 
     def shard_rows(
-        self, group: Group, table: TableColumns, shard: int, deletes: tuple[DeleteFile, ...], low: int, high: int
+        self, group: RowGroup, table: TableColumns, shard: int, deletes: tuple[DeleteFile, ...], low: int, high: int
     ) -> Any:
         """Rows of the shard with the offsets [low, high), in the order of their offsets."""
         if not self._has_places(group, table):
@@ -122,7 +122,7 @@ class FileReader:
         has_nulls = rows[SHARD].null_count or rows[OFFSET].null_count
         return between(in_order(rows if is_alone and not has_nulls else of_shard(rows, shard)), low, high)
 
-    def columns(self, group: Group, table: TableColumns, *names: str) -> Any:
+    def columns(self, group: RowGroup, table: TableColumns, *names: str) -> Any:
         """Some columns of a group, as they stand in it; not from the cache, and not into it. Rows without a place
         count too, but a file without the columns of a place has none."""
         if not self._has_places(group, table):
@@ -133,43 +133,43 @@ class FileReader:
                 rows = rows.append_column(name, pa.nulls(len(rows), TYPES[name]))
         return rows
 
-    def offsets(self, group: Group, table: TableColumns, shard: int, deletes: tuple[DeleteFile, ...]) -> Any:
+    def offsets(self, group: RowGroup, table: TableColumns, shard: int, deletes: tuple[DeleteFile, ...]) -> Any:
         """Of the rows of one shard that are not deleted, in the order in which they stand."""
         gone = self._gone(group, deletes, table)
         rows = self.columns(group, table, *{SHARD, OFFSET, *gone.columns})
         return of_shard(without(rows, group.first_row, gone), shard)[OFFSET]
 
-    def live_rows(self, group: Group, table: TableColumns, deletes: tuple[DeleteFile, ...]) -> int:
+    def live_rows(self, group: RowGroup, table: TableColumns, deletes: tuple[DeleteFile, ...]) -> int:
         gone = self._gone(group, deletes, table)
         if not gone.by_value:
             return group.rows - len(gone.positions)
         return len(without(self.columns(group, table, *gone.columns, OFFSET), group.first_row, gone))
 
-    def _has_places(self, group: Group, table: TableColumns) -> bool:
+    def _has_places(self, group: RowGroup, table: TableColumns) -> bool:
         return all(name in self._file(group.file, table).columns for name in PLACE)
 
-    def _gone(self, group: Group, deletes: tuple[DeleteFile, ...], table: TableColumns) -> Deletes:
+    def _gone(self, group: RowGroup, deletes: tuple[DeleteFile, ...], table: TableColumns) -> Deletes:
         gone = self._deletes.of(group.file, deletes, table)
         low = bisect_left(gone.positions, group.first_row)
         high = bisect_left(gone.positions, group.first_row + group.rows)
         return gone._replace(positions=gone.positions[low:high])
 
-    def _decoded(self, group: Group, table: TableColumns) -> Any:
-        key = GroupKey(group.file.path, group.number)
+    def _decoded(self, group: RowGroup, table: TableColumns) -> Any:
+        key = RowGroupKey(group.file.path, group.number)
         rows = self._cache.get(key)
         if rows is None:
             (rows,) = self._batches(group, table, tuple(TYPES), None)
             self._cache.put(key, rows)
         return rows
 
-    def live_batches(self, group: Group, table: TableColumns, gone: Deletes = NONE) -> Iterator[Any]:
+    def live_batches(self, group: RowGroup, table: TableColumns, gone: Deletes = NO_DELETES) -> Iterator[Any]:
         """All columns of a group, some rows at a time, without those that are deleted."""
         at = group.first_row
         for rows in self._batches(group, table, tuple(TYPES), _batch_rows(group)):
             yield without(rows, at, gone)
             at += len(rows)
 
-    def _batches(self, group: Group, table: TableColumns, names: tuple[str, ...], rows: int | None) -> Iterator[Any]:
+    def _batches(self, group: RowGroup, table: TableColumns, names: tuple[str, ...], rows: int | None) -> Iterator[Any]:
         self.groups_read += 1
         file, opened = group.file, self._file(group.file, table)
         kinds = {opened.columns[name]: TYPES[name] for name in names if name in opened.columns}
@@ -194,7 +194,7 @@ def _avro(open_file: OpenFile) -> FileFormat:
 FORMATS: Final[dict[str, Callable[[OpenFile], FileFormat]]] = {"parquet": ParquetFormat, "orc": _orc, "avro": _avro}
 
 
-def _batch_rows(group: Group) -> int:
+def _batch_rows(group: RowGroup) -> int:
     """So many that a batch is a part of a window, however long the rows are."""
     row_bytes = max(group.bytes // max(group.rows, 1), 1)
     return max(1, min(limits.SCAN_BATCH_ROWS, limits.SCAN_BATCH_BYTES // row_bytes))

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.orc as orc  # type: ignore[import-untyped]
 
-from icestream.readers.file_format import FileShape, GroupShape, Kinds, decoding, in_slices
+from icestream.readers.file_format import ColumnTypes, FileShape, RowGroupShape, decoding, in_slices
 from icestream.readers.stored_files import OpenFile
 
 _FIELD_ID: Final = b"iceberg.id"
@@ -29,12 +29,12 @@ class OrcFormat:
             ids = {field.name: _field_id(field) for field in file.schema}
             rows = _stripe_rows(file)
             size = file.content_length // max(len(rows), 1)
-        return FileShape(sum(rows), ids, tuple(GroupShape(count, {}) for count in rows), size)
+        return FileShape(sum(rows), ids, tuple(RowGroupShape(count, {}) for count in rows), size)
 
     def decoded_bytes(self, path: str, shape: FileShape, number: int, columns: list[str]) -> int:
         return int(shape.detail) * _DECODED_RATIO
 
-    def batches(self, path: str, shape: FileShape, number: int, kinds: Kinds, rows: int | None) -> Iterator[Any]:
+    def batches(self, path: str, shape: FileShape, number: int, kinds: ColumnTypes, rows: int | None) -> Iterator[Any]:
         with self._open(path) as source, decoding(path):
             if not kinds:  # no columns would mean all of them here
                 decoded = pa.table({"": pa.nulls(shape.groups[number].rows)}).select([])

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from icestream import limits
 from icestream.readers.data_files import Bounds
-from icestream.readers.file_format import FileShape, GroupShape, Kinds, decoding
+from icestream.readers.file_format import ColumnTypes, FileShape, RowGroupShape, decoding
 from icestream.readers.stored_files import OpenFile
 
 _FIELD_ID: Final = b"PARQUET:field_id"
@@ -27,7 +27,7 @@ class ParquetFormat:
             metadata = pq.read_metadata(source)
             ids = {field.name: _field_id(field) for field in metadata.schema.to_arrow_schema()}
             groups = map(metadata.row_group, range(metadata.num_row_groups))
-            shapes = tuple(GroupShape(group.num_rows, _bounds(group)) for group in groups)
+            shapes = tuple(RowGroupShape(group.num_rows, _bounds(group)) for group in groups)
         return FileShape(int(metadata.num_rows), ids, shapes, metadata)
 
     def decoded_bytes(self, path: str, shape: FileShape, number: int, columns: list[str]) -> int:
@@ -44,7 +44,7 @@ class ParquetFormat:
             rows = parquet.read_row_group(number, columns=names, use_threads=False)
         return sum(_value_bytes(chunk) for column in rows.columns for chunk in column.chunks)
 
-    def batches(self, path: str, shape: FileShape, number: int, kinds: Kinds, rows: int | None) -> Iterator[Any]:
+    def batches(self, path: str, shape: FileShape, number: int, kinds: ColumnTypes, rows: int | None) -> Iterator[Any]:
         """From an object store a group is fetched in few large requests; from a disk, each column as it is decoded."""
         source = self._open(path)
         pre_buffer = not isinstance(source, pa.OSFile)

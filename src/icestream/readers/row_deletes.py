@@ -21,7 +21,7 @@ from icestream.iceberg.manifests import EQUALITY_DELETES_CONTENT
 from icestream.readers import deletion_vector
 from icestream.readers.data_files import DataFile, DeleteFile, TableColumns
 from icestream.readers.file_columns import columns_in, conformed
-from icestream.readers.file_format import FileFormat, FileShape, FormatOf, Kinds, decoding, unreadable
+from icestream.readers.file_format import ColumnTypes, FileFormat, FileShape, FormatOf, decoding, unreadable
 from icestream.readers.sections import TYPES
 from icestream.readers.stored_files import OpenFile
 
@@ -49,7 +49,7 @@ class Deletes(NamedTuple):
         return {name for deletes in self.by_value for name in deletes.columns}
 
 
-NONE: Final = Deletes([])
+NO_DELETES: Final = Deletes([])
 
 
 class RowDeletes:
@@ -61,7 +61,7 @@ class RowDeletes:
 
     def of(self, file: DataFile, deletes: tuple[DeleteFile, ...], table: TableColumns) -> Deletes:
         if not deletes:
-            return NONE
+            return NO_DELETES
         positions: set[int] = set()
         by_value: list[ValueDeletes] = []
         _check_value_deletes(file, deletes)
@@ -127,7 +127,7 @@ class RowDeletes:
             )
         format_, shape = self._opened(delete)
         columns = columns_in(shape, table)
-        kinds: Kinds = {columns[name]: TYPES[name] for name in compared if name in columns}
+        kinds: ColumnTypes = {columns[name]: TYPES[name] for name in compared if name in columns}
         values: set[tuple[Any, ...]] = set()
         for number in range(len(shape.groups)):
             for rows in format_.batches(delete.path, shape, number, kinds, limits.SCAN_BATCH_ROWS):

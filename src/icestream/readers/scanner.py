@@ -23,18 +23,18 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from icestream import errors, limits
 from icestream.model.scan_messages import MissingRange, ScanKind, ScanRequest, ScanResponse, ScanSection
 from icestream.observability import metrics
-from icestream.readers import absence
+from icestream.readers import missing_offsets
 from icestream.readers.data_files import DataFile
 from icestream.readers.file_reader import FileReader, empty, in_order, of_shard, together
-from icestream.readers.group_units import GroupUnits
+from icestream.readers.offset_windows import SpanIndex
+from icestream.readers.row_group_index import RowGroupIndex
 from icestream.readers.sections import APPEND_TIME, OFFSET, SHARD, int64s, to_sections
 from icestream.readers.table_view import TableView
-from icestream.readers.topic_views import TopicViews
-from icestream.readers.window import Units
+from icestream.readers.table_views import TableViews
 from icestream.runtime.tasks import Offload
 
 
-class Stretch(NamedTuple):
+class DecodedWindow(NamedTuple):
     """Rows of a shard, in order, each once: everything that the table has of the offsets [start, stop)."""
 
     rows: Any
@@ -42,19 +42,19 @@ class Stretch(NamedTuple):
     start: int
     stop: int
 
-    def rest(self, position: int) -> Stretch:
+    def rest(self, position: int) -> DecodedWindow:
         """From there on."""
         at = bisect_left(self.offsets, position)
-        return Stretch(self.rows.slice(at), self.offsets[at:], position, self.stop)
+        return DecodedWindow(self.rows.slice(at), self.offsets[at:], position, self.stop)
 
 
-def stretch(rows: Any, start: int, stop: int) -> Stretch:
+def decoded_window(rows: Any, start: int, stop: int) -> DecodedWindow:
     """In one piece: answers are cut out of it without a look at what lies behind them."""
     whole = rows.combine_chunks()
-    return Stretch(whole, int64s(whole[OFFSET]), start, stop)
+    return DecodedWindow(whole, int64s(whole[OFFSET]), start, stop)
 
 
-class StretchKey(NamedTuple):
+class DecodedWindowKey(NamedTuple):
     uuid: str  # of the table
     snapshot_id: int | None
     shard: int
@@ -62,12 +62,12 @@ class StretchKey(NamedTuple):
 
 
 class Scanner:
-    def __init__(self, tables: TopicViews, files: FileReader, offload: Offload) -> None:
+    def __init__(self, tables: TableViews, files: FileReader, offload: Offload) -> None:
         self._tables = tables
         self._files = files
         self._offload = offload
-        self._kept: OrderedDict[StretchKey, Stretch] = OrderedDict()
-        self._units = GroupUnits(files)
+        self._kept: OrderedDict[DecodedWindowKey, DecodedWindow] = OrderedDict()
+        self._units = RowGroupIndex(files)
 
     async def answer(self, asked: ScanRequest) -> ScanResponse:
         """Raises TableUnreadable, or what kept it from reading."""
@@ -131,7 +131,7 @@ class Scanner:
         told = sum(section.rows for section in sections)
         next_offset = here.offsets[told] if told < len(here.offsets) else found.stop
         holes = _holes(asked.value, sections, next_offset)
-        key = StretchKey(view.uuid, view.table.current_snapshot_id, shard, found.stop)
+        key = DecodedWindowKey(view.uuid, view.table.current_snapshot_id, shard, found.stop)
         self._keep(key, found, is_over=next_offset >= found.stop)
         return ScanResponse(
             end,
@@ -141,7 +141,7 @@ class Scanner:
             is_cached=self._files.groups_read == before,
         )
 
-    def _kept_at(self, view: TableView, shard: int, position: int) -> Stretch | None:
+    def _kept_at(self, view: TableView, shard: int, position: int) -> DecodedWindow | None:
         """Of any place in it: whoever was told of it may have had no use for all of that, and others may be behind."""
         end, snapshot_id = view.end(shard), view.table.current_snapshot_id
         for key, found in list(self._kept.items()):  # another thread may be at it
@@ -153,7 +153,7 @@ class Scanner:
                 return found
         return None
 
-    def _keep(self, key: StretchKey, found: Stretch, *, is_over: bool) -> None:
+    def _keep(self, key: DecodedWindowKey, found: DecodedWindow, *, is_over: bool) -> None:
         """As long as somebody is in it, and no more than a few."""
         self._kept.pop(key, None)
         if not is_over:
@@ -167,7 +167,7 @@ class Scanner:
             found = self._first(view, shard, found.stop)
         return None if found is None else found.offsets[0]
 
-    def _first(self, view: TableView, shard: int, position: int) -> Stretch | None:
+    def _first(self, view: TableView, shard: int, position: int) -> DecodedWindow | None:
         """The next rows from a position on. None: there are none up to the end."""
         end = view.end(shard)
         for _ in range(limits.SCAN_WINDOWS_MAX):
@@ -179,24 +179,24 @@ class Scanner:
             if len(found.rows):
                 return found
             position = found.stop
-        return stretch(empty(), position, position) if position < end else None
+        return decoded_window(empty(), position, position) if position < end else None
 
-    def _window(self, view: TableView, shard: int, position: int, end: int) -> Stretch | None:
+    def _window(self, view: TableView, shard: int, position: int, end: int) -> DecodedWindow | None:
         shelf = view.shelf(shard)
         window = shelf.bounded.next_window(position, limits.OFFSET_MAX)
         files = [*(unit.what for unit in window.units), *shelf.loose] if window else shelf.loose
         stop = min(window.stop, end) if window else end
-        groups = Units(unit for file in files for unit in self._units.of_file(view, file, shard, position))
+        groups = SpanIndex(unit for file in files for unit in self._units.of_file(view, file, shard, position))
         inner = groups.next_window(position, limits.SCAN_WINDOW_BYTES)
         if inner is None or inner.start >= stop:
-            return stretch(empty(), position, stop) if window else None
+            return decoded_window(empty(), position, stop) if window else None
         stop = min(stop, inner.stop)
         groups_here = sorted((unit.what for unit in inner.units), key=lambda group: group.file.precedence)
         parts = [
             self._files.shard_rows(group, view.columns, shard, view.files.deletes_of(group.file), inner.start, stop)
             for group in groups_here
         ]
-        return stretch(_once(parts), position, stop)
+        return decoded_window(_once(parts), position, stop)
 
     # --- by time ---
 
@@ -263,7 +263,7 @@ def _holes(position: int, sections: list[ScanSection], stop: int) -> list[tuple[
 def _missing(view: TableView, shard: int, holes: list[tuple[int, int]]) -> list[MissingRange]:
     found = []
     for start, end in holes:
-        for one in absence.explained(start, end, shard, view.binding, view.record.removals):
+        for one in missing_offsets.explain(start, end, shard, view.binding, view.record.removals):
             metrics.READ_MISSING.labels(one.cause.value).inc(one.end - one.start)
-            found.append(MissingRange(one.start, one.end, absence.STATES[one.cause], one.reason))
+            found.append(MissingRange(one.start, one.end, missing_offsets.STATES[one.cause], one.reason))
     return found

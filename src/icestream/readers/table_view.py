@@ -12,13 +12,13 @@ from icestream.catalog.topic_rules.snapshot_progress import snapshot_progress
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.readers.data_files import DataFile, SnapshotFiles, table_columns
-from icestream.readers.window import Unit, Units
+from icestream.readers.offset_windows import OffsetSpan, SpanIndex
 
 
-class Shelf(NamedTuple):
+class ShardFiles(NamedTuple):
     """The files that can hold rows of one shard: by their bounds, and those without."""
 
-    bounded: Units[DataFile]
+    bounded: SpanIndex[DataFile]
     loose: tuple[DataFile, ...]
 
 
@@ -38,7 +38,7 @@ class TableView:
         self.table = table
         self.files = files
         self.columns = table_columns(table.current_schema, table.properties)
-        self._shelves: dict[int, Shelf] = {}
+        self._shelves: dict[int, ShardFiles] = {}
 
     @property
     def uuid(self) -> str:
@@ -57,17 +57,17 @@ class TableView:
         runs = self.binding.runs[shard]
         return next((run.epoch for run in reversed(runs) if offset >= run.start), runs[0].epoch)
 
-    def shelf(self, shard: int) -> Shelf:
+    def shelf(self, shard: int) -> ShardFiles:
         found = self._shelves.get(shard)
         if found is None:
             held = [file for file in self.files.data if file.shards.may_hold(shard)]
             units = [
-                Unit(file.offsets.low, file.offsets.high, file.rows, file.size_bytes, file)
+                OffsetSpan(file.offsets.low, file.offsets.high, file.rows, file.size_bytes, file)
                 for file in held
                 if file.offsets.low is not None and file.offsets.high is not None
             ]
             loose = tuple(file for file in held if None in file.offsets)
-            found = self._shelves[shard] = Shelf(Units(units), loose)
+            found = self._shelves[shard] = ShardFiles(SpanIndex(units), loose)
         return found
 
     def behind_snapshot(self, snapshot_id: int, shard: int) -> int | None:

@@ -15,7 +15,7 @@ from icestream.model.scan_messages import ScanKind, ScanResponse
 from icestream.model.shard import GapState, ShardKey
 from icestream.model.subscription import StartAt, SubscriptionStart, SubscriptionType
 from icestream.observability import metrics
-from icestream.readers.cache_options import CacheOptions
+from icestream.readers.row_group_cache_options import RowGroupCacheOptions
 from tests.support.broker_machine import EARLIEST, TOPIC, Reader, publish, quiet, subscribe
 from tests.support.tiers import InProcessScanWorker, TieredMachine
 from tests.support.topic_lake import damage
@@ -55,8 +55,8 @@ async def until(machine: TieredMachine, count: int, got: list[object]) -> None:
 
 
 @pytest.mark.parametrize("tail_bytes", [0, 100_000])
-@pytest.mark.parametrize("cache", [CacheOptions(), CacheOptions(enabled=False)])
-async def test_history_and_tail_have_no_seam(tmp_path: Path, tail_bytes: int, cache: CacheOptions) -> None:
+@pytest.mark.parametrize("cache", [RowGroupCacheOptions(), RowGroupCacheOptions(enabled=False)])
+async def test_history_and_tail_have_no_seam(tmp_path: Path, tail_bytes: int, cache: RowGroupCacheOptions) -> None:
     machine = TieredMachine(tmp_path, cache, tail_bytes=tail_bytes)
     broker = await with_history(machine)
     reader = await subscribe(broker)
@@ -70,7 +70,7 @@ async def test_history_and_tail_have_no_seam(tmp_path: Path, tail_bytes: int, ca
 async def test_reads_and_the_time_between_them_are_counted_by_tier(tmp_path: Path) -> None:
     before = {**metrics.READS.values}
     paused = {**metrics.READ_PAUSES.values}
-    machine = TieredMachine(tmp_path, CacheOptions(enabled=False), tail_bytes=0)
+    machine = TieredMachine(tmp_path, RowGroupCacheOptions(enabled=False), tail_bytes=0)
     broker = await with_history(machine)
     reader = await subscribe(broker)
     await until(machine, 60, reader.sink.got)
@@ -280,7 +280,7 @@ async def test_a_table_that_cannot_be_read_ends_the_consumer_with_the_reason(
 @pytest.mark.wrong_tables("its file is damaged")
 @pytest.mark.parametrize("kind", SubscriptionType)
 async def test_a_damaged_file_ends_the_consumer_with_the_reason(tmp_path: Path, kind: SubscriptionType) -> None:
-    machine = TieredMachine(tmp_path, CacheOptions(enabled=False))
+    machine = TieredMachine(tmp_path, RowGroupCacheOptions(enabled=False))
     broker = await with_history(machine)
     damage(machine.lake.live[0], "payload")
     reader = await subscribe(broker, kind=kind, start=SubscriptionStart(StartAt.OFFSET, 0))
@@ -495,7 +495,7 @@ async def test_a_read_without_an_answer_is_told_before_it_fails(
 async def test_a_table_that_can_be_read_again_is_noticed_without_a_consumer(
     tmp_path: Path, kind: SubscriptionType
 ) -> None:
-    machine = TieredMachine(tmp_path, CacheOptions(enabled=False))
+    machine = TieredMachine(tmp_path, RowGroupCacheOptions(enabled=False))
     broker = await with_history(machine)
     (file,) = machine.lake.live
     path = Path(file["data_file"]["file_path"].removeprefix("file:"))

@@ -24,18 +24,18 @@ from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.model.scan_messages import ScanKind, ScanRequest, ScanResponse
 from icestream.pipeline.commit.snapshot_builder import new_snapshot
 from icestream.pipeline.commit.snapshot_expiry import TagRetention
-from icestream.readers.cache_options import CacheOptions
 from icestream.readers.file_reader import FileReader
-from icestream.readers.foreign_tables import ForeignTables
-from icestream.readers.group_cache import open_cache
-from icestream.readers.opening import opener
+from icestream.readers.foreign_table_views import ForeignTableViews
+from icestream.readers.lazy_scanner import file_opener
+from icestream.readers.row_group_cache import open_row_group_cache
+from icestream.readers.row_group_cache_options import RowGroupCacheOptions
 from icestream.readers.scanner import Scanner
 from icestream.readers.snapshot_reader import SnapshotReader
 from icestream.readers.stored_files import StoredFiles
-from icestream.readers.topic_views import PartedTopic
-from icestream.readers.verify.report import Weight
-from icestream.readers.verify.shard_in_log import ShardInLog
+from icestream.readers.table_views import DetachedTopic
+from icestream.readers.verify.shard_in_log import ShardLogState
 from icestream.readers.verify.verifier import Verifier
+from icestream.readers.verify.verify_report import Weight
 from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.tasks import InlineOffload
 from tests.support.broker_machine import quiet
@@ -68,8 +68,8 @@ class ForeignWorld:
         self.clock = SimulatedClock()  # of the readers
         self.catalog = Counted(world.catalog)
         self.avro = ManifestReader(self.files, InlineOffload())
-        self.tables = ForeignTables(self.store, self.catalog, SnapshotReader(self.avro), self.clock)
-        self.reader = FileReader(opener(self.files), open_cache(CacheOptions()))
+        self.tables = ForeignTableViews(self.store, self.catalog, SnapshotReader(self.avro), self.clock)
+        self.reader = FileReader(file_opener(self.files), open_row_group_cache(RowGroupCacheOptions()))
         self.scanner = Scanner(self.tables, self.reader, InlineOffload())
         self.watching = asyncio.create_task(self.tables.run())
 
@@ -103,8 +103,8 @@ class ForeignWorld:
     async def verified(self, deep: bool = True) -> list[tuple[str, Weight, int, int]]:
         view = await self.tables.fresh(1)
         assert view is not None
-        log = {0: ShardInLog(0, self.broker.synced[1, 0])}
-        found = Verifier(view, self.reader, StoredFiles(opener(self.files)), log).verify(deep).findings
+        log = {0: ShardLogState(0, self.broker.synced[1, 0])}
+        found = Verifier(view, self.reader, StoredFiles(file_opener(self.files)), log).verify(deep).findings
         return [(one.check, one.weight, one.start, one.end) for one in found]
 
 
@@ -152,7 +152,7 @@ async def test_a_note_that_cannot_be_read_does_not_hide_the_others(world: Foreig
     found, after = await world.tables.bound("", 10)
     assert ([(one.topic, one.problem is None) for one in found], after) == ([("/default/t1", True), ("?", False)], None)
     assert f"{foreign_table_key(8)} in the metadata store is no mirror" in str(found[1].problem)
-    had = PartedTopic("/default/parted", 7, "a.b", {0: 7})
+    had = DetachedTopic("/default/parted", 7, "a.b", {0: 7})
     assert await world.tables.parted("", 10) == ([had], None)
     assert [await world.tables.parted_of(number) for number in (1, 7, 8, 9)] == [None, had, None, None]
 

@@ -7,11 +7,11 @@ import time
 import pyarrow as pa
 
 from icestream.observability import metrics
-from icestream.readers.cache_options import CacheOptions
-from icestream.readers.group_cache import GroupKey, NoCache, open_cache
+from icestream.readers.row_group_cache import NoRowGroupCache, RowGroupKey, open_row_group_cache
+from icestream.readers.row_group_cache_options import RowGroupCacheOptions
 
 ROWS = pa.table({"offset": pa.array(range(1_000), pa.int64())})
-FIRST, SECOND, THIRD = (GroupKey("a.parquet", number) for number in range(3))
+FIRST, SECOND, THIRD = (RowGroupKey("a.parquet", number) for number in range(3))
 
 
 def counted(outcome: str) -> float:
@@ -19,17 +19,17 @@ def counted(outcome: str) -> float:
 
 
 def test_a_row_group_is_found_by_its_file_and_its_number() -> None:
-    cache = open_cache(CacheOptions())
+    cache = open_row_group_cache(RowGroupCacheOptions())
     hits, misses = counted("hit"), counted("miss")
     assert cache.get(FIRST) is None
     cache.put(FIRST, ROWS)
     assert cache.get(FIRST) is ROWS
-    assert cache.get(GroupKey("b.parquet", 0)) is None
+    assert cache.get(RowGroupKey("b.parquet", 0)) is None
     assert (counted("hit") - hits, counted("miss") - misses) == (1, 2)
 
 
 def test_so_many_bytes_and_the_oldest_go_first() -> None:
-    cache = open_cache(CacheOptions(max_bytes=2 * ROWS.nbytes + 10))
+    cache = open_row_group_cache(RowGroupCacheOptions(max_bytes=2 * ROWS.nbytes + 10))
     for key in (FIRST, SECOND, THIRD):
         cache.put(key, ROWS)
     assert (cache.get(FIRST), cache.get(SECOND), cache.get(THIRD)) == (None, ROWS, ROWS)
@@ -37,14 +37,14 @@ def test_so_many_bytes_and_the_oldest_go_first() -> None:
 
 
 def test_one_that_is_larger_than_all_of_it_is_not_kept_and_takes_nobody_s_place() -> None:
-    cache = open_cache(CacheOptions(max_bytes=ROWS.nbytes + 100))
+    cache = open_row_group_cache(RowGroupCacheOptions(max_bytes=ROWS.nbytes + 100))
     cache.put(FIRST, ROWS)
     cache.put(SECOND, pa.concat_tables([ROWS, ROWS]))
     assert (cache.get(FIRST), cache.get(SECOND)) == (ROWS, None)
 
 
 def test_none_is_kept_longer_than_its_time() -> None:
-    cache = open_cache(CacheOptions(ttl_ms=20))
+    cache = open_row_group_cache(RowGroupCacheOptions(ttl_ms=20))
     cache.put(FIRST, ROWS)
     until = time.monotonic() + 10
     while cache.get(FIRST) is not None:
@@ -52,8 +52,8 @@ def test_none_is_kept_longer_than_its_time() -> None:
 
 
 def test_it_can_be_off() -> None:
-    for options in (CacheOptions(enabled=False), CacheOptions(max_bytes=0)):
-        cache = open_cache(options)
+    for options in (RowGroupCacheOptions(enabled=False), RowGroupCacheOptions(max_bytes=0)):
+        cache = open_row_group_cache(options)
         cache.put(FIRST, ROWS)
-        assert isinstance(cache, NoCache)
+        assert isinstance(cache, NoRowGroupCache)
         assert (cache.get(FIRST), cache.held_bytes) == (None, 0)

@@ -18,10 +18,10 @@ from icestream.lake.api_app import build_app
 from icestream.metadata.remote_store import RemoteStore
 from icestream.model.shard import Gap, GapState, ShardKey
 from icestream.model.topic_name import TopicName
-from icestream.readers.verify.lines import lines
-from icestream.readers.verify.offsets import Ranges, ranges_of, with_ranges, within
-from icestream.readers.verify.report import Finding, Progress, Report, Weight
-from icestream.readers.verify.shard_in_log import ShardInLog
+from icestream.readers.verify.offset_ranges import Ranges, append_ranges, ranges_of, within
+from icestream.readers.verify.report_stream import lines
+from icestream.readers.verify.shard_in_log import ShardLogState
+from icestream.readers.verify.verify_report import Finding, VerifyProgress, VerifyReport, Weight
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
 from tests.support.asgi import Asker
@@ -34,12 +34,12 @@ TOPIC = "/default/orders"
 class Said:
     """A verifier that says what it was given."""
 
-    def __init__(self, *told: Finding | Progress | Exception) -> None:
+    def __init__(self, *told: Finding | VerifyProgress | Exception) -> None:
         self.given = told
         self.said = 0
         self.is_closed = False
 
-    def told(self, deep: bool) -> Iterator[Finding | Progress]:
+    def told(self, deep: bool) -> Iterator[Finding | VerifyProgress]:
         try:
             for one in self.given:
                 if isinstance(one, Exception):
@@ -49,8 +49,8 @@ class Said:
         finally:
             self.is_closed = True
 
-    def report(self, deep: bool, findings: list[Finding]) -> Report:
-        return Report(TOPIC, "default.orders", 7, deep, 3, findings)
+    def report(self, deep: bool, findings: list[Finding]) -> VerifyReport:
+        return VerifyReport(TOPIC, "default.orders", 7, deep, 3, findings)
 
 
 async def documents(verifier: Any) -> list[Any]:
@@ -65,7 +65,7 @@ def finding(number: int, weight: Weight = Weight.KNOWN) -> Finding:
 @pytest.mark.asyncio
 async def test_every_finding_is_told_and_the_report_is_last() -> None:
     many = [finding(number) for number in range(5 * limits.VERIFY_LINES_MAX)]
-    found = await documents(Said(Progress(0, 9), *many, Progress(9, 9)))
+    found = await documents(Said(VerifyProgress(0, 9), *many, VerifyProgress(9, 9)))
     assert [one["finding"]["start"] for one in found if "finding" in one] == list(range(len(many)))
     assert found[0] == {"progress": {"done": 0, "all": 9}}
     report = found[-1]["report"]
@@ -149,7 +149,7 @@ def test_ranges_are_what_a_count_finds(offsets: list[int], one: int, other: int)
     assert within(array, start, stop).to_pylist() == [at for at in offsets if start <= at < stop]
     low, _ = ranges_of(within(array, 0, start))
     high, _ = ranges_of(within(array, start, 61))
-    with_ranges(low, high)
+    append_ranges(low, high)
     assert low == there, "window by window is the same"
 
 
@@ -171,10 +171,10 @@ async def test_overlapping_files_are_read_in_windows(tmp_path: Path, monkeypatch
     await lake.round((0, 0, 300), entries=entries)
     view = await lake.tables.fresh(lake.topic_id)
     assert view is not None
-    told = list(lake.scans.verifier(view, {0: ShardInLog(0, 300)}).told(deep=True))
+    told = list(lake.scans.verifier(view, {0: ShardLogState(0, 300)}).told(deep=True))
     findings = [(one.check, one.start, one.end) for one in told if isinstance(one, Finding)]
     assert sorted(findings) == [("dense", 77, 79), ("dense", 200, 201), ("unique", 10, 11)]
-    steps = [one for one in told if isinstance(one, Progress)]
+    steps = [one for one in told if isinstance(one, VerifyProgress)]
     assert len(steps) > 20
     assert [one.done for one in steps] == sorted(one.done for one in steps)
     assert steps[-1].done == steps[-1].all == 3 + 2 * 298  # the files, then each row by its values and by its offset

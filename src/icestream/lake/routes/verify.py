@@ -13,9 +13,9 @@ from icestream.catalogs.mirror import NOT_AGAIN
 from icestream.lake.broker_calls import PREFIX, Broker, BrokerCalls, Page
 from icestream.lake.lake_models import BoundTopic, PartedTopic, VerifyReport
 from icestream.lake.models import Listing
-from icestream.readers.opening import Scans
-from icestream.readers.verify.lines import lines, summary
-from icestream.readers.verify.shard_in_log import ShardInLog
+from icestream.readers.lazy_scanner import LazyScanner
+from icestream.readers.verify.report_stream import lines, summary
+from icestream.readers.verify.shard_in_log import ShardLogState
 
 if TYPE_CHECKING:
     from icestream.readers.verify.verifier import Verifier
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 router = APIRouter(prefix=f"{PREFIX}/lake", tags=["lake"])
 
 
-def scans_of(request: Request) -> Scans:
-    found: Scans | None = request.app.state.scans
+def scans_of(request: Request) -> LazyScanner:
+    found: LazyScanner | None = request.app.state.scans
     if found is None:
         raise errors.InvalidInput("this node reads no tables", hint="its settings name no catalog")
     return found
 
 
-TopicScans = Annotated[Scans, Depends(scans_of)]
+TopicScans = Annotated[LazyScanner, Depends(scans_of)]
 
 
 @router.get("/bound", response_model=Listing[BoundTopic], summary="List the topics that have a table")
@@ -65,7 +65,7 @@ async def verify_topic_in_lines(scans: TopicScans, broker: Broker, topic: str, d
     return StreamingResponse(lines(verifier, deep), media_type="application/x-ndjson")
 
 
-async def prepared(scans: Scans, broker: BrokerCalls, topic: str) -> Verifier:
+async def prepared(scans: LazyScanner, broker: BrokerCalls, topic: str) -> Verifier:
     """The log is asked before and behind the table: commits go on meanwhile, and neither may look shorter than it was
     when the other was looked at."""
     before = await broker("inspect_topic", topic=topic)
@@ -80,7 +80,7 @@ async def prepared(scans: Scans, broker: BrokerCalls, topic: str) -> Verifier:
         raise errors.UnknownTopic(f"topic {topic} was deleted meanwhile", hint="ask again")
     earliest = {one["shard"]: one["earliest"] for one in before["shard_offsets"]}
     log = {
-        one["shard"]: ShardInLog(
+        one["shard"]: ShardLogState(
             earliest.get(one["shard"], 0), one["synced"], await _gaps(broker, topic, one), _stopped(after, one["shard"])
         )
         for one in after["shard_offsets"]
@@ -97,7 +97,7 @@ def _stopped(topic: dict[str, Any], shard: int) -> list[tuple[int, str]]:
     ]
 
 
-async def _check_not_parted(scans: Scans, topic: dict[str, Any]) -> None:
+async def _check_not_parted(scans: LazyScanner, topic: dict[str, Any]) -> None:
     parted = await scans.tables.parted_of(topic["id"])
     if parted is not None:
         raise errors.TopicTableConflict(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from icestream.readers.verify.report import Progress
+from icestream.readers.verify.verify_report import VerifyProgress
 
 
 class ProgressCount:
@@ -10,17 +10,17 @@ class ProgressCount:
         self._done = 0
         self._all = 0
 
-    def more(self, found: int) -> Progress:
+    def more(self, found: int) -> VerifyProgress:
         """There is more to do than was known."""
         self._all += found
         return self.now()
 
-    def further(self, done: int) -> Progress:
+    def further(self, done: int) -> VerifyProgress:
         self._done += done
         return self.now()
 
-    def now(self) -> Progress:
-        return Progress(min(self._done, self._all), self._all)
+    def now(self) -> VerifyProgress:
+        return VerifyProgress(min(self._done, self._all), self._all)
 
-    def end(self) -> Progress:
-        return Progress(self._all, self._all)
+    def end(self) -> VerifyProgress:
+        return VerifyProgress(self._all, self._all)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class ShardInLog(NamedTuple):
+class ShardLogState(NamedTuple):
     """Where its log begins and ends, the gaps that it declared, and readers that the table has stopped: at which offset
     and why."""
 

@@ -35,53 +35,57 @@ from icestream.readers.data_files import DataFile, DeleteFile
 from icestream.readers.file_reader import FileReader
 from icestream.readers.stored_files import StoredFiles
 from icestream.readers.table_view import TableView
-from icestream.readers.verify import shallow_look
-from icestream.readers.verify.deep_look import DeepLook
-from icestream.readers.verify.density import Density
-from icestream.readers.verify.offsets import Held, Ranges
-from icestream.readers.verify.other_snapshots import OtherSnapshots
+from icestream.readers.verify import manifest_check
+from icestream.readers.verify.density_check import DensityCheck
+from icestream.readers.verify.history_check import HistoryCheck
+from icestream.readers.verify.offset_ranges import Ranges, ShardOffsets
 from icestream.readers.verify.progress_count import ProgressCount
-from icestream.readers.verify.report import Finding, Report, Told, Weight, red
-from icestream.readers.verify.shard_in_log import ShardInLog
+from icestream.readers.verify.row_check import RowCheck
+from icestream.readers.verify.shard_in_log import ShardLogState
+from icestream.readers.verify.verify_report import Finding, VerifyEvent, VerifyReport, Weight, failure
 
 
 class Verifier:
-    def __init__(self, view: TableView, files: FileReader, stored: StoredFiles, log: Mapping[int, ShardInLog]) -> None:
+    def __init__(
+        self, view: TableView, files: FileReader, stored: StoredFiles, log: Mapping[int, ShardLogState]
+    ) -> None:
         self._view = view
         self._files = files
         self._stored = stored
         self._log = log
-        self._density = Density(view, log)
+        self._density = DensityCheck(view, log)
         self._progress = ProgressCount()
-        self._deep = DeepLook(view, files, self._progress)
+        self._deep = RowCheck(view, files, self._progress)
 
-    def verify(self, deep: bool) -> Report:
+    def verify(self, deep: bool) -> VerifyReport:
         return self.report(deep, [one for one in self.told(deep) if isinstance(one, Finding)])
 
-    def report(self, deep: bool, findings: list[Finding]) -> Report:
+    def report(self, deep: bool, findings: list[Finding]) -> VerifyReport:
         view = self._view
         table = f"{view.identifier}"
-        return Report(view.binding.topic, table, view.table.current_snapshot_id, deep, len(view.files.data), findings)
+        return VerifyReport(
+            view.binding.topic, table, view.table.current_snapshot_id, deep, len(view.files.data), findings
+        )
 
-    def told(self, deep: bool) -> Iterator[Told]:
+    def told(self, deep: bool) -> Iterator[VerifyEvent]:
         named = self._view.files
         rows = sum(file.rows for file in named.data) if deep else 0
         yield self._progress.more(len(named.data) + len(named.deletes) + 2 * rows)
         yield from self._check_property()
         whole: list[DataFile] = []
         yield from self._check_files(whole)
-        yield from OtherSnapshots(self._view, self._stored, self._progress).told()
+        yield from HistoryCheck(self._view, self._stored, self._progress).told()
         if deep:
             yield from self._deep.values(whole)
         yield from self._check_offsets(deep, whole)
         yield from self._density.check_removed()
         yield self._progress.end()
 
-    def _check_offsets(self, deep: bool, whole: Sequence[DataFile]) -> Iterator[Told]:
+    def _check_offsets(self, deep: bool, whole: Sequence[DataFile]) -> Iterator[VerifyEvent]:
         shards = sorted(self._view.binding.runs)
         unlooked: list[int] = []
         for shard in shards:
-            held = Held([])
+            held = ShardOffsets([])
             yield from self._deep.shard(shard, whole, held) if deep else self._shallow(shard, whole, held)
             if held.is_known:
                 yield from self._density.check(shard, held.ranges)
@@ -90,7 +94,7 @@ class Verifier:
             yield from self._check_log(shard)
         yield from self._check_counts(unlooked, whole)
         is_read = deep and not unlooked
-        for stray in shallow_look.strays(shards, self._view.files):
+        for stray in manifest_check.strays(shards, self._view.files):
             if not is_read or stray.weight is Weight.WRONG:
                 yield stray
         if is_read:
@@ -109,27 +113,27 @@ class Verifier:
             found = None
         known = self._view.binding.committed()
         if found != known:
-            yield red("property", f"the table says {COMMITTED} {told}, but {known} is committed")
+            yield failure("property", f"the table says {COMMITTED} {told}, but {known} is committed")
 
     def _check_mirror(self, mirror: Mapping[int, int]) -> Iterator[Finding]:
         """In a catalog that is not ours: main's snapshots and our own note. The note may lag until the next round."""
         binding = self._view.binding
         main = main_progress(self._view.table, binding.topic_id, binding.base)
         if not main.is_known:
-            yield red("property", "the history of main is cut off: no snapshot says how far it has come")
+            yield failure("property", "the history of main is cut off: no snapshot says how far it has come")
         for shard, end in sorted(binding.committed().items()):
             noted, told = mirror.get(shard, 0), main.progress.committed.get(shard, 0)
             if noted > told:
-                yield red("property", f"{end} was committed, and main says {told}", shard, told, noted)
+                yield failure("property", f"{end} was committed, and main says {told}", shard, told, noted)
 
-    def _check_files(self, whole: list[DataFile]) -> Iterator[Told]:
+    def _check_files(self, whole: list[DataFile]) -> Iterator[VerifyEvent]:
         """Several at a time: in an object store each is a wait for its answers."""
         files: list[DataFile | DeleteFile] = [*self._view.files.data, *self._view.files.deletes]
         pool = ThreadPoolExecutor(limits.VERIFY_FILES_AT_ONCE, "verify")
         try:
             for file, (is_whole, wrong) in zip(files, pool.map(self._check_file, files), strict=True):
                 if wrong:
-                    yield red("files", wrong)
+                    yield failure("files", wrong)
                 if is_whole and isinstance(file, DataFile):
                     whole.append(file)
                 yield self._progress.further(1)
@@ -154,12 +158,12 @@ class Verifier:
 
     # --- offsets ---
 
-    def _shallow(self, shard: int, files: Sequence[DataFile], held: Held) -> Iterator[Finding]:
-        return shallow_look.look(shard, _of_shards([shard], files), bool(self._view.files.deletes), held)
+    def _shallow(self, shard: int, files: Sequence[DataFile], held: ShardOffsets) -> Iterator[Finding]:
+        return manifest_check.look(shard, _of_shards([shard], files), bool(self._view.files.deletes), held)
 
     def _check_counts(self, shards: Sequence[int], files: Sequence[DataFile]) -> Iterator[Finding]:
         """Each shard that has files of its own; the others together."""
-        alone = [shard for shard in shards if shallow_look.is_alone(shard, _of_shards([shard], files))]
+        alone = [shard for shard in shards if manifest_check.is_alone(shard, _of_shards([shard], files))]
         mixed = [shard for shard in shards if shard not in alone]
         deletes = self._view.files.deletes
         is_counted = all(one.content != EQUALITY_DELETES_CONTENT for one in deletes)
@@ -174,15 +178,15 @@ class Verifier:
         if log is None:
             return
         for offset, reason in log.stopped:
-            yield red("readers", reason, shard, offset, offset + 1)
+            yield failure("readers", reason, shard, offset, offset + 1)
         if log.synced < end:
             text = f"the log ends at {log.synced}, before what is committed, {end}"
-            yield red("log", text, shard, log.synced, end)
+            yield failure("log", text, shard, log.synced, end)
         elif log.earliest > end:
             left: Ranges = []
             yield from self._density.declared(shard, end, log.earliest, left)
             for start, stop in left:
-                yield red("log", "neither in the table nor in the log", shard, start, stop)
+                yield failure("log", "neither in the table nor in the log", shard, start, stop)
 
 
 def _of_shards(shards: Sequence[int], files: Sequence[DataFile]) -> list[DataFile]:

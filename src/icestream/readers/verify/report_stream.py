@@ -20,7 +20,7 @@ import msgspec
 
 from icestream import errors, limits
 from icestream.observability.log import get_logger
-from icestream.readers.verify.report import Finding, Progress, Report, Weight
+from icestream.readers.verify.verify_report import Finding, VerifyProgress, VerifyReport, Weight
 
 if TYPE_CHECKING:
     from icestream.readers.verify.verifier import Verifier
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _log = get_logger("verify")
 
 
-def summary(report: Report) -> dict[str, Any]:
+def summary(report: VerifyReport) -> dict[str, Any]:
     found = report._asdict()
     count = len(found.pop("findings"))
     found["snapshot_id"] = None if report.snapshot_id is None else str(report.snapshot_id)
@@ -54,7 +54,7 @@ def _told(verifier: Verifier, deep: bool) -> Generator[bytes]:
                     count += 1
                     weights.add(one.weight)
                     yield _line("finding", one._asdict())
-                case Progress():
+                case VerifyProgress():
                     yield _line("progress", one._asdict())
     except errors.IcestreamError as error:
         yield _line("problem", {"code": error.code, "detail": error.message, "hint": error.hint})

@@ -11,12 +11,12 @@ from icestream.catalogs.object_files import SchemeFiles
 from icestream.iceberg.file_io import TableFiles
 from icestream.iceberg.location import normalize
 from icestream.model.scan_messages import ScanRequest, ScanResponse
-from icestream.readers.cache_options import CacheOptions
-from icestream.readers.group_cache import NoCache, open_cache
+from icestream.readers.row_group_cache import NoRowGroupCache, open_row_group_cache
+from icestream.readers.row_group_cache_options import RowGroupCacheOptions
 from icestream.readers.stored_files import OpenFile, StoredFiles
 from icestream.readers.table_view import TableView
-from icestream.readers.topic_views import TopicViews
-from icestream.readers.verify.shard_in_log import ShardInLog
+from icestream.readers.table_views import TableViews
+from icestream.readers.verify.shard_in_log import ShardLogState
 from icestream.runtime.tasks import ThreadOffload
 
 if TYPE_CHECKING:
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from icestream.readers.verify.verifier import Verifier
 
 
-class Scans:
-    def __init__(self, new_tables: Callable[[], TopicViews], files: TableFiles, cache: CacheOptions) -> None:
+class LazyScanner:
+    def __init__(self, new_tables: Callable[[], TableViews], files: TableFiles, cache: RowGroupCacheOptions) -> None:
         """`new_tables`: such that know nothing yet: a proof does not rely on what was read before."""
         self.new_tables = new_tables
         self.tables = new_tables()
-        self._open = opener(files)
+        self._open = file_opener(files)
         self._cache = cache
         self._offload = ThreadOffload("scan", limits.SCAN_THREADS)
         self._scanner: Scanner | None = None
@@ -46,14 +46,14 @@ class Scans:
         from icestream.readers.file_reader import FileReader
         from icestream.readers.scanner import Scanner
 
-        return Scanner(self.tables, FileReader(self._open, open_cache(self._cache)), self._offload)
+        return Scanner(self.tables, FileReader(self._open, open_row_group_cache(self._cache)), self._offload)
 
-    def verifier(self, view: TableView, log: Mapping[int, ShardInLog]) -> Verifier:
+    def verifier(self, view: TableView, log: Mapping[int, ShardLogState]) -> Verifier:
         """Blocks: Parquet may have to be loaded. Nothing of what readers have read is believed."""
         from icestream.readers.file_reader import FileReader
         from icestream.readers.verify.verifier import Verifier
 
-        return Verifier(view, FileReader(self._open, NoCache()), StoredFiles(self._open), log)
+        return Verifier(view, FileReader(self._open, NoRowGroupCache()), StoredFiles(self._open), log)
 
     def close(self) -> None:
         self._offload.close()
@@ -63,7 +63,7 @@ def _load() -> None:
     import icestream.readers.scanner  # noqa: F401
 
 
-def opener(files: TableFiles) -> OpenFile:
+def file_opener(files: TableFiles) -> OpenFile:
     """How pyarrow opens a data file. Raises FileNotFoundError."""
 
     def open_file(location: str) -> Any:

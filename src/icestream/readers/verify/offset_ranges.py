@@ -15,7 +15,7 @@ NONE: Final = pa.array([], pa.int64())
 
 
 @dataclass
-class Held:
+class ShardOffsets:
     """The offsets of a shard that the table holds."""
 
     ranges: Ranges
@@ -47,7 +47,7 @@ def _joined_values(ordered: Any) -> Ranges:
     return _joined(ordered, pc.subtract(ordered.slice(1), ordered.slice(0, len(ordered) - 1)))
 
 
-def with_ranges(held: Ranges, more: Ranges) -> None:
+def append_ranges(held: Ranges, more: Ranges) -> None:
     """Adds ranges that lie behind those that are there."""
     for start, end in more:
         if held and held[-1][1] == start:

@@ -24,13 +24,13 @@ from icestream.metadata.watch import Changes
 from icestream.observability.log import get_logger
 from icestream.readers.snapshot_reader import SnapshotReader
 from icestream.readers.table_view import TableView
-from icestream.readers.topic_views import BoundTopic, PartedTopic
+from icestream.readers.table_views import BoundTopic, DetachedTopic
 from icestream.runtime.clock import Clock
 
 _log = get_logger("scan")
 
 
-class TopicTables:
+class EmbeddedTableViews:
     def __init__(self, catalog: Catalog, manifests: ManifestReader, clock: Clock) -> None:
         self._catalog = catalog
         self._snapshots = SnapshotReader(manifests)
@@ -49,14 +49,14 @@ class TopicTables:
         items = [_bound(key, entry) for key, entry in found]
         return items, found[-1][0].removeprefix(catalog_keys.BOUND) if len(found) == limit else None
 
-    async def parted(self, after: str, limit: int) -> tuple[list[PartedTopic], str | None]:
+    async def parted(self, after: str, limit: int) -> tuple[list[DetachedTopic], str | None]:
         found = await self._catalog.store.list(
             catalog_keys.DETACHED, catalog_keys.DETACHED + after if after else "", limit
         )
         items = [_parted(key, entry) for key, entry in found]
         return items, found[-1][0].removeprefix(catalog_keys.DETACHED) if len(found) == limit else None
 
-    async def parted_of(self, topic_id: int) -> PartedTopic | None:
+    async def parted_of(self, topic_id: int) -> DetachedTopic | None:
         key = catalog_keys.detached_key(topic_id)
         entry = await self._catalog.store.get(key)
         return None if entry is None else _parted(key, entry)
@@ -155,11 +155,11 @@ def _bound(key: str, entry: Entry) -> BoundTopic:
     return BoundTopic(found.topic, found.topic_id)
 
 
-def _parted(key: str, entry: Entry) -> PartedTopic:
+def _parted(key: str, entry: Entry) -> DetachedTopic:
     topic_id = int(key.removeprefix(catalog_keys.DETACHED))
     try:
         found = catalog_records.decode(DetachedRecord, key, entry)
     except errors.MetadataDamaged as error:
-        return PartedTopic("?", topic_id, "?", {}, str(error))
+        return DetachedTopic("?", topic_id, "?", {}, str(error))
     table = Identifier(tuple(found.namespace), found.name)
-    return PartedTopic(found.topic, topic_id, str(table), found.committed)
+    return DetachedTopic(found.topic, topic_id, str(table), found.committed)

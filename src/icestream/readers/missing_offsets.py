@@ -18,7 +18,7 @@ from icestream.catalog.topic_rules.removal import Removals
 from icestream.model.shard import GapState
 
 
-class Cause(StrEnum):
+class MissingCause(StrEnum):
     REMOVED = "removed"
     TAKEN_OVER = "taken-over"
     BEFORE = "before"
@@ -26,25 +26,25 @@ class Cause(StrEnum):
 
 
 STATES: Final = {
-    Cause.REMOVED: GapState.DROPPED,
-    Cause.TAKEN_OVER: GapState.PENDING,
-    Cause.BEFORE: GapState.LOST,
-    Cause.UNEXPLAINED: GapState.LOST,
+    MissingCause.REMOVED: GapState.DROPPED,
+    MissingCause.TAKEN_OVER: GapState.PENDING,
+    MissingCause.BEFORE: GapState.LOST,
+    MissingCause.UNEXPLAINED: GapState.LOST,
 }
 
 
-class Absence(NamedTuple):
+class MissingRange(NamedTuple):
     start: int
     end: int
-    cause: Cause
+    cause: MissingCause
     reason: str
     is_exact: bool = True  # False: some offsets of this range are known to be absent, not these
 
 
-def explained(start: int, end: int, shard: int, binding: Binding, removals: Removals) -> list[Absence]:
+def explain(start: int, end: int, shard: int, binding: Binding, removals: Removals) -> list[MissingRange]:
     """The offsets [start, end) of a shard, cut where the reason is another one. What is known exactly says more."""
     known = _known(shard, binding, removals)
-    found: list[Absence] = []
+    found: list[MissingRange] = []
     at = start
     while at < end:
         rank, covering = next(
@@ -57,16 +57,16 @@ def explained(start: int, end: int, shard: int, binding: Binding, removals: Remo
     return found
 
 
-def _unexplained(end: int) -> Absence:
-    return Absence(0, end, Cause.UNEXPLAINED, "not in the table, and nothing says why")
+def _unexplained(end: int) -> MissingRange:
+    return MissingRange(0, end, MissingCause.UNEXPLAINED, "not in the table, and nothing says why")
 
 
-def _known(shard: int, binding: Binding, removals: Removals) -> list[Absence]:
+def _known(shard: int, binding: Binding, removals: Removals) -> list[MissingRange]:
     """The better one first."""
     removed = [
-        Absence(
+        MissingRange(
             *one.ranges[shard],
-            Cause.REMOVED,
+            MissingCause.REMOVED,
             f"removed from the table by {one.words}",
             one.is_exact,
         )
@@ -76,12 +76,12 @@ def _known(shard: int, binding: Binding, removals: Removals) -> list[Absence]:
     return sorted([*removed, *_outside_of_runs(binding.runs.get(shard, ()))], key=lambda one: not one.is_exact)
 
 
-def _outside_of_runs(runs: OffsetRuns) -> list[Absence]:
+def _outside_of_runs(runs: OffsetRuns) -> list[MissingRange]:
     found = [
-        Absence(one.next, after.start, Cause.TAKEN_OVER, f"of an owner before epoch {after.epoch}")
+        MissingRange(one.next, after.start, MissingCause.TAKEN_OVER, f"of an owner before epoch {after.epoch}")
         for one, after in pairwise(runs)
         if one.next < after.start
     ]
     if runs and runs[0].start:
-        found.append(Absence(0, runs[0].start, Cause.BEFORE, f"the table begins at offset {runs[0].start}"))
+        found.append(MissingRange(0, runs[0].start, MissingCause.BEFORE, f"the table begins at offset {runs[0].start}"))
     return found

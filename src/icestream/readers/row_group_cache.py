@@ -9,48 +9,48 @@ from typing import Any, NamedTuple, Protocol
 from cachebox import TTLCache
 
 from icestream.observability import metrics
-from icestream.readers.cache_options import CacheOptions
+from icestream.readers.row_group_cache_options import RowGroupCacheOptions
 
 
-class GroupKey(NamedTuple):
+class RowGroupKey(NamedTuple):
     path: str
     group: int
 
 
-class GroupCache(Protocol):
-    def get(self, key: GroupKey) -> Any | None: ...
+class RowGroupCache(Protocol):
+    def get(self, key: RowGroupKey) -> Any | None: ...
 
-    def put(self, key: GroupKey, rows: Any) -> None: ...
+    def put(self, key: RowGroupKey, rows: Any) -> None: ...
 
     @property
     def held_bytes(self) -> int: ...
 
 
-class NoCache:
+class NoRowGroupCache:
     held_bytes = 0
 
-    def get(self, key: GroupKey) -> Any | None:
+    def get(self, key: RowGroupKey) -> Any | None:
         return None
 
-    def put(self, key: GroupKey, rows: Any) -> None:
+    def put(self, key: RowGroupKey, rows: Any) -> None:
         """It is forgotten."""
 
 
-class BoundedCache:
+class BoundedRowGroupCache:
     """So many bytes, and none older than `ttl_ms`; the oldest go first. For several threads."""
 
-    def __init__(self, options: CacheOptions) -> None:
+    def __init__(self, options: RowGroupCacheOptions) -> None:
         self._max_bytes = options.max_bytes
-        self._groups: TTLCache[GroupKey, Any] = TTLCache(
+        self._groups: TTLCache[RowGroupKey, Any] = TTLCache(
             options.max_bytes, options.ttl_ms / 1000, getsizeof=lambda _, rows: rows.nbytes + 1
         )
 
-    def get(self, key: GroupKey) -> Any | None:
+    def get(self, key: RowGroupKey) -> Any | None:
         found = self._groups.get(key)
         metrics.GROUP_CACHE.labels("miss" if found is None else "hit").inc()
         return found
 
-    def put(self, key: GroupKey, rows: Any) -> None:
+    def put(self, key: RowGroupKey, rows: Any) -> None:
         if rows.nbytes < self._max_bytes:
             self._groups.insert(key, rows)
             metrics.GROUP_CACHE_BYTES.set(self._groups.current_size())
@@ -60,5 +60,5 @@ class BoundedCache:
         return self._groups.current_size()
 
 
-def open_cache(options: CacheOptions) -> GroupCache:
-    return BoundedCache(options) if options.enabled and options.max_bytes else NoCache()
+def open_row_group_cache(options: RowGroupCacheOptions) -> RowGroupCache:
+    return BoundedRowGroupCache(options) if options.enabled and options.max_bytes else NoRowGroupCache()

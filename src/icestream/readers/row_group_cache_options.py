@@ -9,7 +9,7 @@ from icestream import limits
 
 
 @dataclass(frozen=True, slots=True)
-class CacheOptions:
+class RowGroupCacheOptions:
     """Bounds of the cache of decoded row groups (group_cache.py)."""
 
     enabled: bool = True

@@ -18,20 +18,20 @@ from icestream.readers.data_files import files_of
 from icestream.readers.stored_files import StoredFiles
 from icestream.readers.table_view import TableView
 from icestream.readers.verify.progress_count import ProgressCount
-from icestream.readers.verify.report import Finding, Told, Weight, red
+from icestream.readers.verify.verify_report import Finding, VerifyEvent, Weight, failure
 
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 _UNREAD: Final = (errors.MetadataFileMissing, errors.MetadataFileDamaged, errors.TableUnreadable)
 
 
-class Needed(NamedTuple):
+class NeededFile(NamedTuple):
     path: str
     snapshot_id: int  # one that needs it
     size_bytes: int = 0
 
 
-class OtherSnapshots:
+class HistoryCheck:
     def __init__(self, view: TableView, stored: StoredFiles, progress: ProgressCount) -> None:
         self._view = view
         self._stored = stored
@@ -40,51 +40,53 @@ class OtherSnapshots:
         for name, one in view.table.references.items():
             self._names.setdefault(int(one["snapshot-id"]), f" ({one.get('type', 'branch')} {name})")
 
-    def told(self) -> Iterator[Told]:
+    def told(self) -> Iterator[VerifyEvent]:
         if all(one["snapshot-id"] == self._view.table.current_snapshot_id for one in self._view.table.snapshots):
             return
         pool = ThreadPoolExecutor(limits.VERIFY_FILES_AT_ONCE, "verify")
         try:
-            manifests: dict[str, Needed] = {}
+            manifests: dict[str, NeededFile] = {}
             yield from self._manifests(pool, manifests)
-            files: dict[str, Needed] = {}
+            files: dict[str, NeededFile] = {}
             yield from self._files(pool, [*manifests.values()], files)
             yield self._progress.more(len(files))
             for one, wrong in _each(pool, self._wrong_with, [*files.values()]):
                 if wrong:
-                    yield red("files", f"{wrong}: {self._words(one)} needs it")
+                    yield failure("files", f"{wrong}: {self._words(one)} needs it")
                 yield self._progress.further(1)
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _manifests(self, pool: ThreadPoolExecutor, found: dict[str, Needed]) -> Iterator[Told]:
+    def _manifests(self, pool: ThreadPoolExecutor, found: dict[str, NeededFile]) -> Iterator[VerifyEvent]:
         """Those that main does not have."""
         main = self._view.table.current_snapshot_id
         named = sorted(self._view.table.snapshots, key=lambda one: one["snapshot-id"] not in self._names)
-        lists = [Needed(str(one["manifest-list"]), one["snapshot-id"]) for one in named if one.get("manifest-list")]
+        lists = [NeededFile(str(one["manifest-list"]), one["snapshot-id"]) for one in named if one.get("manifest-list")]
         of_main: set[str] = set()
         yield self._progress.more(len(lists))
         for one in _inline(named):
             found.setdefault(one.path, one)
         for one, (paths, wrong) in _each(pool, self._listed, lists):
             if wrong:
-                yield red("files", f"{wrong}: {self._words(one)} needs it")
+                yield failure("files", f"{wrong}: {self._words(one)} needs it")
             elif one.snapshot_id == main:
                 of_main.update(paths)
             for path in paths:
-                found.setdefault(path, Needed(path, one.snapshot_id))
+                found.setdefault(path, NeededFile(path, one.snapshot_id))
             yield self._progress.further(1)
         for path in of_main:
             found.pop(path, None)
 
-    def _files(self, pool: ThreadPoolExecutor, manifests: Sequence[Needed], found: dict[str, Needed]) -> Iterator[Told]:
+    def _files(
+        self, pool: ThreadPoolExecutor, manifests: Sequence[NeededFile], found: dict[str, NeededFile]
+    ) -> Iterator[VerifyEvent]:
         named = self._view.files
         of_main = {file.path for file in named.data} | {file.path for file in named.deletes}
         left_out = 0
         yield self._progress.more(len(manifests))
         for one, (files, wrong) in _each(pool, self._named, manifests):
             if wrong:
-                yield red("files", f"{wrong}: {self._words(one)} needs it")
+                yield failure("files", f"{wrong}: {self._words(one)} needs it")
             for file in files:
                 if file.path in of_main or file.path in found:
                     continue
@@ -97,22 +99,22 @@ class OtherSnapshots:
             text = f"only {len(found)} of the files that older snapshots need were looked for, and {left_out} not"
             yield Finding("files", Weight.BOUNDS_ONLY, text)
 
-    def _words(self, one: Needed) -> str:
+    def _words(self, one: NeededFile) -> str:
         return f"snapshot {one.snapshot_id}{self._names.get(one.snapshot_id, '')}"
 
     # --- one file; by several threads ---
 
-    def _listed(self, one: Needed) -> tuple[list[str], str]:
+    def _listed(self, one: NeededFile) -> tuple[list[str], str]:
         try:
             return [manifest.path for manifest in decode_manifest_list(one.path, self._read(one.path))], ""
         except _UNREAD as error:
             return [], error.message
 
-    def _named(self, one: Needed) -> tuple[list[Needed], str]:
+    def _named(self, one: NeededFile) -> tuple[list[NeededFile], str]:
         try:
             data = self._read(one.path)
             files = decode_entries(one.path, data, lambda entries: files_of(entries, 0, {}))
-            return [Needed(file.path, one.snapshot_id, file.size_bytes) for file in files], ""
+            return [NeededFile(file.path, one.snapshot_id, file.size_bytes) for file in files], ""
         except _UNREAD as error:
             return [], error.message
 
@@ -122,7 +124,7 @@ class OtherSnapshots:
             raise errors.MetadataFileMissing(f"{path} is not there")
         return data
 
-    def _wrong_with(self, one: Needed) -> str:
+    def _wrong_with(self, one: NeededFile) -> str:
         try:
             size = self._stored.size(one.path)
         except errors.TableUnreadable as error:
@@ -132,11 +134,11 @@ class OtherSnapshots:
         return "" if size == one.size_bytes else f"{one.path} has {size} bytes, and its manifest says {one.size_bytes}"
 
 
-def _inline(snapshots: Sequence[Object]) -> Iterator[Needed]:
+def _inline(snapshots: Sequence[Object]) -> Iterator[NeededFile]:
     """Manifests that a snapshot of an old writer names by itself."""
     for one in snapshots:
         for path in () if one.get("manifest-list") else one.get("manifests") or ():
-            yield Needed(str(path), one["snapshot-id"])
+            yield NeededFile(str(path), one["snapshot-id"])
 
 
 def _each(

@@ -16,7 +16,7 @@ from typing import Generic, NamedTuple, TypeVar
 What = TypeVar("What")
 
 
-class Unit(NamedTuple, Generic[What]):
+class OffsetSpan(NamedTuple, Generic[What]):
     """Something that can hold the offsets [low, high], both inclusive."""
 
     low: int
@@ -26,14 +26,14 @@ class Unit(NamedTuple, Generic[What]):
     what: What
 
 
-class Window(NamedTuple, Generic[What]):
+class OffsetWindow(NamedTuple, Generic[What]):
     start: int  # nothing is held between the position asked for and this
     stop: int
-    units: list[Unit[What]]
+    units: list[OffsetSpan[What]]
 
 
-class Units(Generic[What]):
-    def __init__(self, units: Iterable[Unit[What]]) -> None:
+class SpanIndex(Generic[What]):
+    def __init__(self, units: Iterable[OffsetSpan[What]]) -> None:
         self._units = sorted(units, key=lambda one: (one.low, one.high))
         # the highest offset up to each: everything before the first that reaches a position lies below it
         self._reach = list(accumulate((one.high for one in self._units), max))
@@ -41,11 +41,11 @@ class Units(Generic[What]):
     def __len__(self) -> int:
         return len(self._units)
 
-    def next_window(self, position: int, bytes_max: int) -> Window[What] | None:
+    def next_window(self, position: int, bytes_max: int) -> OffsetWindow[What] | None:
         """None: nothing lies at the position or behind it."""
         start: int | None = None
         stop: int | None = None
-        here: list[Unit[What]] = []
+        here: list[OffsetSpan[What]] = []
         for at in range(bisect_left(self._reach, position), len(self._units)):
             unit = self._units[at]
             if unit.high < position:
@@ -59,10 +59,10 @@ class Units(Generic[What]):
         if start is None:
             return None
         reach = max(unit.high for unit in here) + 1
-        return Window(start, min(reach, stop or reach, start + _width(here, bytes_max)), here)
+        return OffsetWindow(start, min(reach, stop or reach, start + _width(here, bytes_max)), here)
 
 
-def _width(units: list[Unit[What]], bytes_max: int) -> int:
+def _width(units: list[OffsetSpan[What]], bytes_max: int) -> int:
     """How many offsets, when every unit had a row for each of them. All of them, where all rows fit anyway."""
     if sum(unit.bytes for unit in units) <= bytes_max:
         return max(unit.high for unit in units) + 1

@@ -37,7 +37,7 @@ from icestream.metadata.watch import Changes
 from icestream.observability.log import get_logger
 from icestream.readers.snapshot_reader import SnapshotReader
 from icestream.readers.table_view import TableView
-from icestream.readers.topic_views import BoundTopic, PartedTopic
+from icestream.readers.table_views import BoundTopic, DetachedTopic
 from icestream.runtime.clock import Clock
 
 _log = get_logger("scan")
@@ -49,7 +49,7 @@ class _Known(NamedTuple):
     read_ns: int
 
 
-class ForeignTables:
+class ForeignTableViews:
     def __init__(self, store: MetadataStore, catalog: TableCatalog, snapshots: SnapshotReader, clock: Clock) -> None:
         self._store = store
         self._catalog = catalog
@@ -69,16 +69,16 @@ class ForeignTables:
         items = [one for key, entry in found if isinstance(one := _listed(key, entry), BoundTopic)]
         return items, found[-1][0].removeprefix(FOREIGN_TABLES) if len(found) == limit else None
 
-    async def parted(self, after: str, limit: int) -> tuple[list[PartedTopic], str | None]:
+    async def parted(self, after: str, limit: int) -> tuple[list[DetachedTopic], str | None]:
         found = await self._store.list(FOREIGN_TABLES, FOREIGN_TABLES + after if after else "", limit)
-        items = [one for key, entry in found if isinstance(one := _listed(key, entry), PartedTopic)]
+        items = [one for key, entry in found if isinstance(one := _listed(key, entry), DetachedTopic)]
         return items, found[-1][0].removeprefix(FOREIGN_TABLES) if len(found) == limit else None
 
-    async def parted_of(self, topic_id: int) -> PartedTopic | None:
+    async def parted_of(self, topic_id: int) -> DetachedTopic | None:
         key = foreign_table_key(topic_id)
         entry = await self._store.get(key)
         found = None if entry is None else _listed(key, entry)
-        return found if isinstance(found, PartedTopic) else None
+        return found if isinstance(found, DetachedTopic) else None
 
     async def view(self, topic_id: int) -> TableView | None:
         self._wanted.set()
@@ -191,7 +191,7 @@ class ForeignTables:
             self._known[topic_id] = known._replace(read_ns=LONG_AGO_NS)
 
 
-def _listed(key: str, entry: Entry) -> BoundTopic | PartedTopic:
+def _listed(key: str, entry: Entry) -> BoundTopic | DetachedTopic:
     topic_id = int(key.removeprefix(FOREIGN_TABLES))
     try:
         mirror = decode_foreign_table(key, entry)
@@ -200,7 +200,7 @@ def _listed(key: str, entry: Entry) -> BoundTopic | PartedTopic:
     if not mirror.is_parted:
         return BoundTopic(_topic(topic_id, mirror), topic_id)
     table = Identifier(tuple(mirror.namespace), mirror.name)
-    return PartedTopic(_topic(topic_id, mirror), topic_id, str(table), mirror.committed)
+    return DetachedTopic(_topic(topic_id, mirror), topic_id, str(table), mirror.committed)
 
 
 def _topic(topic_id: int, mirror: ForeignTableRecord) -> str:

@@ -21,21 +21,21 @@ class Finding(NamedTuple):
     end: int = 0
 
 
-def red(check: str, text: str, shard: int | None = None, start: int = 0, end: int = 0) -> Finding:
+def failure(check: str, text: str, shard: int | None = None, start: int = 0, end: int = 0) -> Finding:
     return Finding(check, Weight.WRONG, text, shard, start, end)
 
 
-class Progress(NamedTuple):
+class VerifyProgress(NamedTuple):
     """Files that were looked at and, where rows are read, rows; of how many."""
 
     done: int
     all: int
 
 
-Told = Finding | Progress
+VerifyEvent = Finding | VerifyProgress
 
 
-class Report(NamedTuple):
+class VerifyReport(NamedTuple):
     topic: str
     table: str
     snapshot_id: int | None

@@ -16,30 +16,30 @@ from icestream import errors, limits
 from icestream.observability.words import counted
 from icestream.readers.data_files import DataFile
 from icestream.readers.file_format import decoding
-from icestream.readers.file_reader import FileReader, Group
-from icestream.readers.group_units import GroupUnits
+from icestream.readers.file_reader import FileReader, RowGroup
+from icestream.readers.offset_windows import OffsetSpan, OffsetWindow, SpanIndex
+from icestream.readers.row_group_index import RowGroupIndex
 from icestream.readers.sections import check_values
 from icestream.readers.table_view import TableView
-from icestream.readers.verify.offsets import NONE, Held, ranges_of, together, with_ranges, within
+from icestream.readers.verify.offset_ranges import NONE, ShardOffsets, append_ranges, ranges_of, together, within
 from icestream.readers.verify.progress_count import ProgressCount
-from icestream.readers.verify.report import Finding, Told, Weight, red
-from icestream.readers.window import Unit, Units, Window
+from icestream.readers.verify.verify_report import Finding, VerifyEvent, Weight, failure
 
 _ROW_BYTES: Final = 24  # shard and offset of a row, and its place in the order
 
 
-class DeepLook:
+class RowCheck:
     def __init__(self, view: TableView, files: FileReader, progress: ProgressCount) -> None:
         self._view = view
         self._files = files
-        self._units = GroupUnits(files)
+        self._units = RowGroupIndex(files)
         self._progress = progress
         self._seen = 0  # rows of the topic's shards, those that are there twice, too
         self._damaged: dict[str, str] = {}  # what is wrong with files that cannot be decoded, by their paths
         self._told: set[str] = set()  # paths
         self._is_counted = True  # the rows of every file could be counted
 
-    def values(self, files: Sequence[DataFile]) -> Iterator[Told]:
+    def values(self, files: Sequence[DataFile]) -> Iterator[VerifyEvent]:
         for file in files:
             try:
                 for group in self._files.groups(file, self._view.columns):
@@ -51,27 +51,27 @@ class DeepLook:
                 self._note(file, error)
                 yield from self._check_damaged(None)
             except FileNotFoundError as error:
-                yield red("files", f"{error} went while it was read")
+                yield failure("files", f"{error} went while it was read")
 
-    def shard(self, shard: int, files: Sequence[DataFile], held: Held) -> Iterator[Told]:
+    def shard(self, shard: int, files: Sequence[DataFile], held: ShardOffsets) -> Iterator[VerifyEvent]:
         mine = [file for file in files if file.shards.may_hold(shard)]
         try:
-            units = Units(unit for file in mine for unit in self._units_of(file, shard))
+            units = SpanIndex(unit for file in mine for unit in self._units_of(file, shard))
             position = 0
             while (window := units.next_window(position, limits.SCAN_WINDOW_BYTES)) is not None:
                 there, twice = ranges_of(offsets := self._offsets(window, shard))
-                with_ranges(held.ranges, there)
+                append_ranges(held.ranges, there)
                 for start, end in twice:
-                    yield red("unique", "there more than once", shard, start, end)
+                    yield failure("unique", "there more than once", shard, start, end)
                 self._seen += len(offsets)
                 yield self._progress.further(len(offsets))
                 position = window.stop
             yield from self._check_damaged(shard)
         except errors.TableUnreadable as error:  # deletes that cannot be applied
-            yield red("files", f"consumers cannot read it: {error.message}; {error.hint}", shard)
+            yield failure("files", f"consumers cannot read it: {error.message}; {error.hint}", shard)
             yield Finding("dense", Weight.BOUNDS_ONLY, "its offsets were not looked at", shard)
         except FileNotFoundError as error:
-            yield red("files", f"{error} went while it was read", shard)
+            yield failure("files", f"{error} went while it was read", shard)
         else:
             held.is_known = True
 
@@ -87,7 +87,7 @@ class DeepLook:
         )
         if there > self._seen:
             words = counted(there - self._seen, "row")
-            yield red("bounds", f"{words} without a place in this topic: of another shard, or without an offset")
+            yield failure("bounds", f"{words} without a place in this topic: of another shard, or without an offset")
 
     def _note(self, file: DataFile, error: errors.TableDamaged) -> None:
         self._damaged.setdefault(file.path, error.message)
@@ -96,9 +96,9 @@ class DeepLook:
         """Each file once. Where its offsets cannot be decoded, its rows count as missing."""
         for path in sorted(self._damaged.keys() - self._told):
             self._told.add(path)
-            yield red("files", self._damaged[path], shard)
+            yield failure("files", self._damaged[path], shard)
 
-    def _units_of(self, file: DataFile, shard: int) -> list[Unit[Group]]:
+    def _units_of(self, file: DataFile, shard: int) -> list[OffsetSpan[RowGroup]]:
         """Of each row two numbers are held."""
         try:
             found = self._units.of_file(self._view, file, shard, 0)
@@ -108,12 +108,12 @@ class DeepLook:
             return []
         return [unit._replace(bytes=_ROW_BYTES * unit.rows) for unit in found]
 
-    def _offsets(self, window: Window[Group], shard: int) -> Any:
+    def _offsets(self, window: OffsetWindow[RowGroup], shard: int) -> Any:
         return within(
             together([self._offsets_of(unit.what, shard) for unit in window.units]), window.start, window.stop
         )
 
-    def _offsets_of(self, group: Group, shard: int) -> Any:
+    def _offsets_of(self, group: RowGroup, shard: int) -> Any:
         view = self._view
         try:
             return self._files.offsets(group, view.columns, shard, view.files.deletes_of(group.file))

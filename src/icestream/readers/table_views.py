@@ -16,7 +16,7 @@ class BoundTopic(NamedTuple):
     problem: str | None = None  # why the note cannot be read; then the others are not known
 
 
-class PartedTopic(NamedTuple):
+class DetachedTopic(NamedTuple):
     """A topic that had a table, and has none."""
 
     topic: str
@@ -26,7 +26,7 @@ class PartedTopic(NamedTuple):
     problem: str | None = None
 
 
-class TopicViews(Protocol):
+class TableViews(Protocol):
     async def view(self, topic_id: int) -> TableView | None:
         """As far as we know. None: the topic has no table."""
 
@@ -39,10 +39,10 @@ class TopicViews(Protocol):
     async def bound(self, after: str, limit: int) -> tuple[list[BoundTopic], str | None]:
         """Topics that have a table, and where the next page begins. One that cannot be read does not end it."""
 
-    async def parted(self, after: str, limit: int) -> tuple[list[PartedTopic], str | None]:
+    async def parted(self, after: str, limit: int) -> tuple[list[DetachedTopic], str | None]:
         """The same of topics that had one: detached, dropped or replaced by force."""
 
-    async def parted_of(self, topic_id: int) -> PartedTopic | None: ...
+    async def parted_of(self, topic_id: int) -> DetachedTopic | None: ...
 
     async def run(self) -> None:
         """Follows what changes, until it is cancelled."""

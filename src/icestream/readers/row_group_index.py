@@ -10,18 +10,18 @@ from cachebox import LRUCache
 
 from icestream import limits
 from icestream.readers.data_files import DataFile
-from icestream.readers.file_reader import FileReader, Group, of_shard
+from icestream.readers.file_reader import FileReader, RowGroup, of_shard
+from icestream.readers.offset_windows import OffsetSpan
 from icestream.readers.sections import OFFSET, SHARD
 from icestream.readers.table_view import TableView
-from icestream.readers.window import Unit
 
 
-class GroupUnits:
+class RowGroupIndex:
     def __init__(self, files: FileReader) -> None:
         self._files = files
         self._bounds: LRUCache[tuple[str, int, int], tuple[int, int] | None] = LRUCache(limits.SCAN_FOOTERS_MAX)
 
-    def of_file(self, view: TableView, file: DataFile, shard: int, position: int) -> list[Unit[Group]]:
+    def of_file(self, view: TableView, file: DataFile, shard: int, position: int) -> list[OffsetSpan[RowGroup]]:
         """Those that can hold offsets of the shard from a position on."""
         found = []
         for group in self._files.groups(file, view.columns):
@@ -33,10 +33,10 @@ class GroupUnits:
                 if bounds is None or bounds[1] < position:
                     continue
                 low, high = bounds
-            found.append(Unit(low, high, group.rows, group.bytes, group))
+            found.append(OffsetSpan(low, high, group.rows, group.bytes, group))
         return found
 
-    def _bounds_of(self, view: TableView, group: Group, shard: int) -> tuple[int, int] | None:
+    def _bounds_of(self, view: TableView, group: RowGroup, shard: int) -> tuple[int, int] | None:
         """Of the rows of one shard in a row group with several, or without statistics."""
         key = (group.file.path, group.number, shard)
         if key not in self._bounds:

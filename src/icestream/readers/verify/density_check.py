@@ -12,16 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from icestream.catalog.topic_rules.removal import removed_rows_total
 from icestream.observability.words import are, counted, were
-from icestream.readers import absence
-from icestream.readers.absence import Cause
+from icestream.readers import missing_offsets
+from icestream.readers.missing_offsets import MissingCause
 from icestream.readers.table_view import TableView
-from icestream.readers.verify.offsets import Ranges
-from icestream.readers.verify.report import Finding, Weight, red
-from icestream.readers.verify.shard_in_log import ShardInLog
+from icestream.readers.verify.offset_ranges import Ranges
+from icestream.readers.verify.shard_in_log import ShardLogState
+from icestream.readers.verify.verify_report import Finding, Weight, failure
 
 
-class Density:
-    def __init__(self, view: TableView, log: Mapping[int, ShardInLog]) -> None:
+class DensityCheck:
+    def __init__(self, view: TableView, log: Mapping[int, ShardLogState]) -> None:
         self._view = view
         self._log = log
         self._suspected = 0  # rows that are missing, and that an engine may have removed
@@ -33,7 +33,7 @@ class Density:
         end = self._view.end(shard)
         for start, stop in held:
             if stop > end:
-                yield red("bounds", f"rows behind what was committed, {end}", shard, max(start, end), stop)
+                yield failure("bounds", f"rows behind what was committed, {end}", shard, max(start, end), stop)
         at = 0
         for start, stop in [*held, (end, end)]:
             if at < min(start, end):
@@ -45,7 +45,7 @@ class Density:
         if self._removed is not None and self._suspected > self._removed:
             missing = f"{counted(self._suspected, 'row')} {are(self._suspected)} missing"
             text = f"{missing} that engines may have removed, but they removed {self._removed}"
-            yield red("dense", text)
+            yield failure("dense", text)
 
     def check_count(self, shards: Sequence[int], rows: int, deleted: int | None) -> Iterator[Finding]:
         """Of shards whose offsets are not looked at. `rows`: in their files; of these not more than `deleted` are
@@ -57,12 +57,12 @@ class Density:
         excused = suspected if self._removed is None else min(suspected, self._removed)
         if rows < wanted - excused:
             needed = counted(wanted - excused, "offset")
-            yield red("dense", f"the files have {counted(rows, 'row')}, and {needed} must be there", one_shard)
+            yield failure("dense", f"the files have {counted(rows, 'row')}, and {needed} must be there", one_shard)
         self._suspected += max(0, min(wanted - rows, suspected))
         committed = sum(self._view.end(shard) for shard in shards)
         if deleted is not None and rows - deleted > committed:
             ends = f"{counted(committed, 'offset')} {were(committed)} committed"
-            yield red("unique", f"the files have {counted(rows, 'row')}, and {ends}", one_shard)
+            yield failure("unique", f"the files have {counted(rows, 'row')}, and {ends}", one_shard)
 
     def _explain(self, shard: int, start: int, end: int) -> Iterator[Finding]:
         for one, is_exact in self._explained(shard, start, end):
@@ -74,9 +74,9 @@ class Density:
         left: Ranges = []
         yield from ((one, True) for one in self.declared(shard, start, end, left))
         for piece in left:
-            for one in absence.explained(*piece, shard, self._view.binding, self._view.record.removals):
-                if one.cause is Cause.UNEXPLAINED:
-                    yield red("dense", "rows are missing, and nothing says why", shard, one.start, one.end), True
+            for one in missing_offsets.explain(*piece, shard, self._view.binding, self._view.record.removals):
+                if one.cause is MissingCause.UNEXPLAINED:
+                    yield failure("dense", "rows are missing, and nothing says why", shard, one.start, one.end), True
                 else:
                     yield Finding("dense", Weight.KNOWN, one.reason, shard, one.start, one.end), one.is_exact
 

@@ -8,29 +8,29 @@ from itertools import pairwise
 
 from icestream.observability.words import counted
 from icestream.readers.data_files import DataFile, SnapshotFiles
-from icestream.readers.verify.offsets import Held, with_ranges
-from icestream.readers.verify.report import Finding, Weight, red
+from icestream.readers.verify.offset_ranges import ShardOffsets, append_ranges
+from icestream.readers.verify.verify_report import Finding, Weight, failure
 
 
-def look(shard: int, files: Sequence[DataFile], has_deletes: bool, held: Held) -> Iterator[Finding]:
+def look(shard: int, files: Sequence[DataFile], has_deletes: bool, held: ShardOffsets) -> Iterator[Finding]:
     if not is_alone(shard, files) or any(None in file.offsets for file in files) or has_deletes:
         yield _unlooked(shard, "files hold several shards, lack bounds, or have rows deleted")
         return
     ranges = sorted((_int(file.offsets.low), _int(file.offsets.high) + 1, file) for file in files)
     for (low, end, one), (start, high, other) in pairwise(ranges):
         if start < end and one.rows + other.rows > max(end, high) - low:
-            yield red("unique", f"{one.path} and {other.path} have more rows than offsets", shard, start, end)
+            yield failure("unique", f"{one.path} and {other.path} have more rows than offsets", shard, start, end)
         if start < end:
             yield _unlooked(shard, f"{one.path} and {other.path} overlap")
             return
     for start, end, file in ranges:
         if file.rows > end - start:
             text = f"{file.path} has {counted(file.rows, 'row')} in {counted(end - start, 'offset')}"
-            yield red("unique", text, shard, start, end)
+            yield failure("unique", text, shard, start, end)
     if any(file.rows < end - start for start, end, file in ranges):
         yield _unlooked(shard, "files have offsets without a row in between")
         return
-    with_ranges(held.ranges, [(start, end) for start, end, _ in ranges])
+    append_ranges(held.ranges, [(start, end) for start, end, _ in ranges])
     held.is_known = True
 
 
@@ -47,7 +47,7 @@ def strays(shards: Collection[int], named: SnapshotFiles) -> Iterator[Finding]:
             if named.deletes_of(file):
                 yield _unlooked(shard, f"{words}, or had some")
             else:
-                yield red("bounds", words, shard)
+                yield failure("bounds", words, shard)
 
 
 def _unlooked(shard: int, why: str) -> Finding:
