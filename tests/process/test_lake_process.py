@@ -22,7 +22,7 @@ CPU_SHARE_MAX = 0.02
 
 def test_the_api_is_there_and_a_stop_ends_both_in_order(tmp_path: Path) -> None:
     with LakeRun(tmp_path / "data") as run:
-        assert "lake: it is being started" in run.health() or "lake: listens" in run.health()
+        assert "lake: starting" in run.health() or "lake: listens" in run.health()
         assert get(run.http_port, "/readyz")[0] == 200, "the broker waits for nobody"
         run.until_api()
         status, made = request(
@@ -45,7 +45,7 @@ def test_a_lake_process_that_dies_is_started_again_and_the_broker_stays_ready(tm
         first = run.lake_pid
         os.kill(first, signal.SIGKILL)
         said = until(lambda: found if "started again" in (found := run.health()) else "")
-        assert "[!] lake: it ended with code -9; it is started again after 0.5 s" in said
+        assert "[!] lake: ended with exit code -9; next start in 0.5 s" in said
         assert said.endswith("ready\n")
         run.until_api()
         assert run.lake_pid != first
@@ -70,11 +70,11 @@ def test_the_greeting_names_the_port_of_the_lake_process_or_the_place_that_says_
     """That of a port which is taken: test_startup.py."""
     with LakeRun(tmp_path / "first") as first:
         health = f"http://127.0.0.1:{first.http_port}/readyz?verbose"
-        assert f"  API and catalog, in a moment, at any free port: `lake` in {health} says which\n" in first.said
+        assert f"  HTTP API and Iceberg REST catalog (starting): at a free port, see `lake` in {health}\n" in first.said
     (port,) = free_ports(1)
     with LakeRun(tmp_path / "second", "--set", f"ports.lake={port}") as second:
-        assert f"  API, in a moment: http://127.0.0.1:{port}/api/v1 (the lake process)\n" in second.said
-        assert f"  catalog (Iceberg REST), there too: http://127.0.0.1:{port}\n" in second.said
+        assert f"  HTTP API (starting): http://127.0.0.1:{port}/api/v1\n" in second.said
+        assert f"  Iceberg REST catalog: http://127.0.0.1:{port}\n" in second.said
         assert second.until_lake() == port
 
 
@@ -188,9 +188,9 @@ def test_readiness_follows_a_lake_process_that_is_run_by_hand(tmp_path: Path) ->
             stderr=subprocess.DEVNULL,
         )
         try:
-            until(lambda: lake_line() == f"[+] lake: it is connected, and should listen on port {port}")
+            until(lambda: lake_line() == f"[+] lake: connected, expected on port {port}")
             lake.send_signal(signal.SIGSTOP)  # its connection stays, and its port answers nobody
-            until(lambda: lake_line().startswith("[!] lake: it does not serve: "))
+            until(lambda: lake_line().startswith("[!] lake: not serving: "))
             lake.send_signal(signal.SIGCONT)
             until(lambda: lake_line().startswith("[+] lake: "))
         finally:

@@ -169,7 +169,7 @@ def test_a_machine_without_java_is_said_once_and_the_broker_serves(tmp_path: Pat
     (tmp_path / "no-java").mkdir()
     sets = ("lake.managed=false", "pipeline.managed=true", f"pipeline.java_home={tmp_path / 'no-java'}")
     with LakeRun(tmp_path / "data", *(word for one in sets for word in ("--set", one))) as run:
-        reason = until(lambda: re.search(r"\[!\] pipeline: (?!it is being started)(.*)", run.health()))[1]
+        reason = until(lambda: re.search(r"\[!\] pipeline: (?!starting)(.*)", run.health()))[1]
         assert "no-java" in reason
         assert "started again" not in reason
         status, metrics = get(run.http_port, "/metrics")

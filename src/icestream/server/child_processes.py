@@ -1,17 +1,17 @@
-"""The processes that a broker starts and keeps alive: they never outlive it (hazard 39, runtime/parent*.py).
+"""The child processes of a broker: started, restarted, and never left behind (hazard 39, runtime/parent*.py).
 
-    starting --it says on which port it listens--> up --it ends--> waiting --after a while--> starting
-        └──────────────── it ends ───────────────────────────────────┘
+    starting --reports its port--> up --ends--> waiting --after a backoff--> starting
+        └──────────────── ends ───────────────────────┘
     any of them --stop--> stopped      its stdin is closed, which asks it to stop; after CHILD_STOP_SECONDS it is killed
 
-How long it waits doubles with each failure and begins anew after CHILD_STEADY_SECONDS of good work. The broker waits
-for none of this: it serves without its children.
+The backoff doubles with each failure and is reset after CHILD_STEADY_SECONDS of running. The broker does not wait for
+its children: it serves without them.
 
-A child says one line on its stdout when it is ready, {"port": …}; what it logs goes to the broker's stderr. One that
-cannot run on this machine says {"missing": …} instead: it is not started again, and the broker says so once. One that
-cannot be used as it is configured says {"refused": …}, such as a port that another process has: it is started again,
-for the port may become free. Later lines tell when all connections of its listener are taken, and when they are no
-longer: {"connections": […]}, a RoomState.
+A child writes one line to its stdout when it is ready: {"port": …}. Its log messages go to the broker's stderr. A child
+that cannot run on this machine writes {"missing": …} instead: it is not restarted, and the broker logs it once. A child
+with a configuration that cannot be used, such as a port that another process has, writes {"refused": …}: it is
+restarted, because the port may become free. Later lines report when all connections of its listener are taken, and when
+they are no longer: {"connections": […]}, a RoomState.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class StatusLine(msgspec.Struct):
 
 
 def backoff_seconds(failures: int) -> float:
-    """How long to wait after so many failures in a row, from 1."""
+    """The backoff after this many consecutive failures, from 1."""
     return min(limits.CHILD_RETRY_SECONDS_MIN * 2.0 ** min(failures - 1, 30), limits.CHILD_RETRY_SECONDS_MAX)
 
 
@@ -55,26 +55,27 @@ class ChildProcess:
         command: Sequence[str],
         clock: Clock,
         environment: Callable[[], Mapping[str, str]] = dict,
-        without: str = "",
+        missing_message: str = "",
         *,
         is_refusal_critical: bool = False,
     ) -> None:
-        """`environment`: added to our own, asked at each start. `without`: what a broker lacks that cannot have it.
-        `is_refusal_critical`: a node whose child refuses its configuration is not ready."""
+        """`environment` is called at each start; its variables are added to those of the broker. `missing_message` is
+        the log message if the child cannot run here. `is_refusal_critical`: while the child refuses its configuration,
+        the node is not ready."""
         self.name = name
         self._environment = environment
-        self._without = without
+        self._missing_message = missing_message
         self._missing = ""
         self._refused = ""
         self._is_refusal_critical = is_refusal_critical
-        self.room: RoomState | None = None  # the connections of its listener, as it told last
+        self.room: RoomState | None = None  # the connections of its listener, as last reported
         self.port = 0
         self.restarts = 0
         self._command = command
         self._clock = clock
         self._process: Process | None = None
         self._creating = asyncio.Lock()
-        self._reason = "it is being started"
+        self._reason = "starting"
         self._stopping = asyncio.Event()
 
     @property
@@ -91,30 +92,32 @@ class ChildProcess:
         return Check(self.name, False, self._reason, is_needed=bool(self._refused) and self._is_refusal_critical)
 
     async def run(self) -> None:
-        """Starts it, again and again, until it is stopped."""
+        """Runs the child and restarts it, until `stop`."""
         failures = 0
         while not self._stopping.is_set():
             began_ns = self._clock.monotonic_ns()
-            ended = await self._live()
+            end_reason = await self._run_once()
             if self._stopping.is_set():
                 break
             if self._missing:
                 self._reason = self._missing
-                _log.warning(self._without or "a child process cannot run", process=self.name, reason=self._missing)
+                _log.warning(
+                    self._missing_message or "a child process cannot run", process=self.name, reason=self._missing
+                )
                 return
             lived_seconds = (self._clock.monotonic_ns() - began_ns) / 1e9
             failures = 1 if lived_seconds >= limits.CHILD_STEADY_SECONDS else failures + 1
             pause = backoff_seconds(failures)
-            self._reason = f"{ended}; it is started again after {pause:g} s"
-            _log.warning("a child process ended", process=self.name, reason=ended, again_seconds=pause)
+            self._reason = f"{end_reason}; next start in {pause:g} s"
+            _log.warning("a child process ended", process=self.name, reason=end_reason, again_seconds=pause)
             await self._clock.sleep(pause)
             self.restarts += 1
-        self._reason = "it was stopped"
+        self._reason = "stopped"
 
-    async def _live(self) -> str:
-        """One life of it; how it ended."""
+    async def _run_once(self) -> str:
+        """Runs the child until it ends; returns why it ended."""
         try:
-            # a session of its own: a Ctrl-C at the terminal is the broker's to answer, which then stops it in order
+            # A session of its own: Ctrl-C at the terminal reaches only the broker, which stops its children in order.
             async with self._creating:
                 process = self._process = await asyncio.create_subprocess_exec(
                     *self._command,
@@ -124,25 +127,25 @@ class ChildProcess:
                     env={**os.environ, **self._environment()},
                 )
         except OSError as error:
-            return f"it cannot be started: {error}"
+            return f"cannot be started: {error}"
         try:
-            await self._listen_to(process)
+            await self._read_status_lines(process)
             code = await process.wait()
-            ended = self._refused or f"it ended with code {code}"
+            end_reason = self._refused or f"ended with exit code {code}"
         finally:
             self.port = 0
             self.room = None
             self._process = None
             _kill(process)
-        return ended
+        return end_reason
 
-    async def _listen_to(self, process: Process) -> None:
-        """Until it says no more. A line that is none of ours is skipped."""
+    async def _read_status_lines(self, process: Process) -> None:
+        """Reads the stdout of the child until its end; lines of another form are skipped."""
         assert process.stdout is not None
         with contextlib.suppress(ValueError, msgspec.MsgspecError):
             first = await process.stdout.readline()
-            said = msgspec.json.decode(first, type=ReadyLine) if first else ReadyLine()
-            self.port, self._missing, self._refused = said.port, said.missing, said.refused
+            ready = msgspec.json.decode(first, type=ReadyLine) if first else ReadyLine()
+            self.port, self._missing, self._refused = ready.port, ready.missing, ready.refused
             self._reason = self._refused or self._reason
         while True:
             try:
@@ -154,9 +157,9 @@ class ChildProcess:
                 continue
 
     async def stop(self) -> None:
-        """Gone when this returns."""
+        """Returns when the process has ended."""
         self._stopping.set()
-        async with self._creating:  # one that is half started could not be told to stop
+        async with self._creating:  # wait for a process that is being created: it has no stdin to close yet
             process = self._process
         if process is None:
             return
@@ -166,7 +169,7 @@ class ChildProcess:
             async with asyncio.timeout(limits.CHILD_STOP_SECONDS):
                 await process.wait()
         except TimeoutError:
-            _log.warning("a child process did not stop and is killed", process=self.name)
+            _log.warning("killing a child process that did not stop in time", process=self.name)
             _kill(process)
             await process.wait()
 

@@ -1,4 +1,4 @@
-"""What each component needs to know of the settings."""
+"""Derives the options of each component from the settings."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ def broker_options(settings: Settings) -> BrokerOptions:
 
 
 def frame_bytes_max(settings: Settings) -> int:
-    """The largest frame of a client: one message of the largest size that is allowed always fits."""
+    """The largest frame of a client; a message of the maximum size always fits."""
     return max(limits.FRAME_BYTES_MAX_DEFAULT, settings.wal.max_message_bytes + limits.FRAME_OVERHEAD_BYTES)

@@ -1,10 +1,10 @@
-"""The fence of a warehouse in an object store, as the broker knows it: by the reports of its other processes (ADR 48).
+"""The warehouse fence in an object store, as the broker learns of it: by reports of its child processes (ADR 48).
 
-    {meta_store.data_dir}.fenced    JSON, a FenceReport: this node was fenced off. It is refused at its next start at
-                                    once, and not after its lake process has looked; a cluster with another id passes
+    {meta_store.data_dir}.fenced    JSON, a FenceReport: this node was fenced off. Its next start is refused at once,
+                                    before its lake process has read the fence; another cluster id is accepted
 
-The broker reaches no object store. A node that is fenced off stops with ForeignCluster, as with a directory
-(warehouse_fence.py).
+The broker itself does not access the object store. A node that is fenced off stops with ForeignCluster, as with a
+warehouse directory (warehouse_fence.py).
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from icestream.settings import Settings
 
 class ObjectFenceMonitor:
     def __init__(self, store: NodeStore, warehouse: str, note: Path, clock: Clock, *, has_children: bool) -> None:
-        """`note`: where it is written down that this node was fenced off. `has_children`: processes that look at the
-        fence are started with the node."""
+        """`note` is the file that records that this node was fenced off. `has_children`: the node starts processes that
+        read the fence."""
         self._store = store
         self._warehouse = warehouse
         self._note = note
         self._clock = clock
         self._has_children = has_children
-        self._began_ns = clock.monotonic_ns()
-        self._last: FenceReport | None = None
+        self._started_ns = clock.monotonic_ns()
+        self._last_report: FenceReport | None = None
 
     async def terms(self) -> FenceTerms:
         keys = [key for key, _ in await self._store.list_all(SUPERSEDED_CLUSTERS)]
@@ -46,11 +46,13 @@ class ObjectFenceMonitor:
         return self._store.identity.cluster_id.hex()
 
     async def report(self, report: FenceReport) -> None:
-        """Stops the node when it is fenced off. One on behalf of another cluster is passed over: it was on its way
-        when the broker was started anew."""
+        """Records a report; stops the node if it is fenced off.
+
+        A report for another cluster id is ignored: it was sent before this broker was restarted with a new one.
+        """
         if not report.failure and report.cluster != self._cluster:
             return
-        self._last = report
+        self._last_report = report
         if report.successor:
             error = warehouse_fence_record.replaced_error(report, self._warehouse, [str(self._note)])
             try:
@@ -59,23 +61,26 @@ class ObjectFenceMonitor:
                 self._store.node.fail(error)
 
     def check(self) -> Check:
-        """Needed shortly after the start only: an old member must not take messages before it knows what it is. Later
-        it is the object store that is away, from all nodes, or the lake process; both are shown by themselves."""
-        last = self._last
-        if last is None:
-            seconds = (self._clock.monotonic_ns() - self._began_ns) / 1e9
+        """Required only shortly after the start: a member of a replaced cluster must not take messages before it knows.
+
+        Later a missing report means that the object store is unreachable, for all nodes, or the lake process is down;
+        both have checks of their own.
+        """
+        report = self._last_report
+        if report is None:
+            seconds = (self._clock.monotonic_ns() - self._started_ns) / 1e9
             is_needed = self._has_children and seconds < limits.WAREHOUSE_FENCE_WAIT_SECONDS
-            return Check("fence", False, f"the fence of {self._warehouse} was not read yet", is_needed)
-        if last.failure:
-            reason = f"the fence of {self._warehouse} cannot be read: {last.failure}"
+            return Check("fence", False, f"the fence of {self._warehouse} has not been read yet", is_needed)
+        if report.failure:
+            reason = f"the fence of {self._warehouse} cannot be read: {report.failure}"
             return Check("fence", False, reason, is_needed=False)
-        if last.successor:
-            return Check("fence", False, warehouse_fence_record.replaced_error(last, self._warehouse).message)
+        if report.successor:
+            return Check("fence", False, warehouse_fence_record.replaced_error(report, self._warehouse).message)
         return Check("fence", True, f"cluster {self._cluster[:8]} may use {self._warehouse}", is_needed=False)
 
 
 def open_fence_monitor(settings: Settings, store: NodeStore, clock: Clock) -> ObjectFenceMonitor | None:
-    """None where the warehouse is not in an object store."""
+    """None if the warehouse is not in an object store."""
     warehouse = warehouse_fence_record.object_warehouse_of(settings)
     if not warehouse:
         return None
@@ -89,8 +94,7 @@ def fenced_note_path(settings: Settings) -> Path:
 
 
 def check_fenced_note(settings: Settings, store: NodeStore) -> None:
-    """Raises ForeignCluster for a node that was fenced off the warehouse when it ran, ConfigurationError for a note
-    that cannot be read."""
+    """Raises ForeignCluster if an earlier run of this node was fenced off, ConfigurationError for a damaged note."""
     warehouse, path = warehouse_fence_record.object_warehouse_of(settings), fenced_note_path(settings)
     if not warehouse:
         return
@@ -101,7 +105,7 @@ def check_fenced_note(settings: Settings, store: NodeStore) -> None:
     except (OSError, msgspec.MsgspecError, ValueError) as error:
         raise errors.ConfigurationError(
             f"{path} is not the note of a node that was fenced off its warehouse: {error}",
-            hint="remove it; the fence in the warehouse is looked at again",
+            hint="remove it; the fence in the warehouse is read again",
         ) from None
     if report.cluster == store.identity.cluster_id.hex():
         raise warehouse_fence_record.replaced_error(report, warehouse, [str(path)])

@@ -1,16 +1,16 @@
-"""Which log this node has had, by the metadata store: a start without it, or with another one, is refused (hazard 5).
+"""The id of this node's log in the metadata store: a start without that log, or with another, is refused (hazard 5).
 
-A directory in which everything was deleted, or whose disk is not mounted, looks like a log that was never begun; a
-start would give out offsets again that were acked. The log of another node, mounted by mistake, does the same to the
-shards that it does not know, and mixes the messages of two nodes.
+A directory whose files were deleted, or whose disk is not mounted, looks like a new log; a start would assign offsets
+again that were acked. The log of another node, mounted by mistake, does the same to shards that it does not know, and
+mixes the messages of two nodes.
 
-    /node_logs/{node}    the id of the log, which every file of it carries. Written once in the life of a log, when it
-                         is open and before any message is taken. A start that dies in between leaves a log without a
-                         record, as older versions do: the next start writes it
-    a node that joined   answers for the logs of its predecessors (cluster/rejoin.py) until it has a record of its own,
-    anew                 and for their topics: whoever has topics has had a log, with or without a record
-    a repair             of a lost log leaves a log with an id that nobody knows yet (wal/lost_log.py). It is recorded
-                         before that log is opened: a start that dies behind it finds the id that it expects
+    /node_logs/{node}    the log id, which every log file contains. Written once for a log, when it is open and before
+                         any message is accepted. A crash in between leaves a log without a record, as older versions
+                         do: the next start writes it
+    a node that          answers for the logs and topics of its predecessors (cluster/rejoin.py) until it has a record
+    rejoined             of its own: a node with topics has had a log, with or without a record
+    a repaired log       has a new id (wal/lost_log.py), which is recorded before that log is opened, so that a crash
+                         afterwards leaves the expected id
 """
 
 from __future__ import annotations
@@ -31,31 +31,33 @@ from icestream.runtime.files import open_directory
 from icestream.wal.lost_log import replaces_lost_log
 from icestream.wal.survey import survey
 
-# A repair of a log in which no file says the id any more (wal/damage.py): it belongs to whoever has it.
-_NAMELESS: Final = bytes(16).hex()
+# The id after a repair of a log whose files had all lost their id (wal/damage.py): any node may open it.
+_UNKNOWN_ID: Final = bytes(16).hex()
 
 
 class LogRecords(NamedTuple):
-    """Ids of logs in hex digits by the ids of nodes; an empty one is that of an older version, which noted none."""
+    """Log ids in hex, by node id; an empty log id was written by an older version, which did not record it."""
 
-    own: Mapping[str, str]  # of this node; where it has no record, of those that it succeeds
+    own: Mapping[str, str]  # of this node; if it has no record, of its predecessors
     others: Mapping[str, str]
 
     def is_expected(self, log_id: str) -> bool:
-        """Whether a log with that id may be opened by this node."""
-        if log_id == _NAMELESS:
+        """Whether this node may open a log with this id."""
+        if log_id == _UNKNOWN_ID:
             return True
         expected = set(self.own.values())
         return log_id in expected or (self.owner_of(log_id) is None and (not expected or "" in expected))
 
     def owner_of(self, log_id: str) -> str | None:
-        """The other node whose log it is, as far as the metadata store says so."""
+        """The other node that has recorded this log id, if any."""
         return next((node for node, log in self.others.items() if log == log_id), None)
 
 
 async def check_log(store: MetadataStore, neighbours: TopicOwners, path: Path, *, has_topics: bool) -> bool:
-    """Whether there must be a log in `path`. Raises ForeignLog where there is the log of another node. `has_topics`:
-    this node owns some."""
+    """Returns whether a log must exist in `path`. Raises ForeignLog for the log of another node.
+
+    `has_topics`: this node owns topics.
+    """
     logs = await _log_records(store, neighbours)
     log_id = await asyncio.to_thread(_log_id_in, path)
     if log_id and not logs.is_expected(log_id):
@@ -66,11 +68,11 @@ async def check_log(store: MetadataStore, neighbours: TopicOwners, path: Path, *
 
 
 async def record_log(store: MetadataStore, neighbours: TopicOwners, log_id: bytes) -> None:
-    """Called with the log open. Costs writes of the metadata store only where the record does not say it yet."""
+    """Records the id of the open log, unless it is recorded already."""
     await _write(store, neighbours, log_id.hex())
     for node in (await _all_records(store)).keys() - {neighbours.own}:
         if neighbours.is_own(node):
-            await store.delete(NODE_LOGS + node)  # its log is the one that is recorded now, or was given up
+            await store.delete(NODE_LOGS + node)  # a predecessor: its log is the recorded one now, or was given up
 
 
 async def _write(store: MetadataStore, neighbours: TopicOwners, log_id: str) -> None:
@@ -95,7 +97,7 @@ async def _log_records(store: MetadataStore, neighbours: TopicOwners) -> LogReco
 
 
 def _log_id_in(path: Path) -> str:
-    """Empty where there is no log, or none that can be looked at: opening it says why."""
+    """Empty without a log, or if it cannot be read: opening it will raise the reason."""
     if not path.is_dir():
         return ""
     directory = open_directory(path, read_only=True)

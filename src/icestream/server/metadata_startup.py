@@ -1,12 +1,11 @@
-"""The metadata store of a node as the settings want it: on its own, or with the others of its cluster.
+"""Opens the metadata store of a node according to its settings: for a single node, or as a member of a cluster.
 
-    no seed nodes, and a log that knows no others    on its own, ready at once; nobody is listened to
-    seed nodes, or `--join`                          listens at `ports.raft`, and is ready when there is a leader
-    neither, but a log that knows others             the same: a node does not forget its cluster
+    no seed nodes, and a metadata log without other members    a single node: ready at once, no Raft listener
+    seed nodes, or `--join`                                    listens at `ports.raft`; ready when there is a leader
+    neither, but a metadata log with other members             the same: a node does not forget its cluster
 
-A node with others proves that its warehouse is theirs before it is let in, and before it is ready (hazard 27).
-
-Whoever waits for other nodes can be stopped at any moment.
+A member proves that its warehouse is the cluster's before it is admitted and before it is ready (hazard 27). The wait
+for other nodes can be interrupted at any moment.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from icestream.server.warehouse_mark import read_or_create_mark, warehouse_direc
 from icestream.settings import Settings
 from icestream.settings.seed_place import place_of
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 Stop = asyncio.Future[None]
 
 
@@ -48,52 +47,54 @@ class OpenedStore:
 
 
 async def open_store(settings: Settings, join: str = "", stop: Stop | None = None) -> OpenedStore:
-    """Ready to be used. Raises ShuttingDown when `stop` comes while it waits for others."""
-    wants_others = bool(settings.meta_store.seed_nodes or join)
+    """Returns the store once it is ready. Raises ShuttingDown if `stop` is set while it waits for other nodes."""
+    wants_cluster = bool(settings.meta_store.seed_nodes or join)
     predecessor = read_predecessor(settings.meta_store.data_dir)
-    if predecessor is not None and not wants_others:
+    if predecessor is not None and not wants_cluster:
         raise errors.ConfigurationError(
-            "this node left its metadata log to join its cluster anew, and does not know where that is",
+            "this node gave up its metadata log to rejoin its cluster, and no address of the cluster is configured",
             hint="start it with `meta_store.seed_nodes`, or with --join HOST:PORT, the Raft port of another node",
         )
-    if wants_others:
+    if wants_cluster:
         check_raft_available()
-    options_of_cluster = _options(settings, place_of(settings), join)  # refused before anything is opened
-    options_of_cluster = dataclasses.replace(options_of_cluster, predecessor=predecessor)
+    cluster_options = _cluster_options(settings, place_of(settings), join)  # raises before anything is opened
+    cluster_options = dataclasses.replace(cluster_options, predecessor=predecessor)
     randomness, clock = SystemRandomness(), SystemClock()
     options = MetadataOptions(node_id=new_node_id(randomness))
     opened = await open_directory(settings.meta_store.data_dir, clock, options)
-    if not (wants_others or opened.knows_others):
+    if not (wants_cluster or opened.knows_others):
         store = await start_alone(opened, options, randomness, SoloCore)
         try:
             await store.ready()
-            await _keep_fence(settings, store)
+            await _enforce_fences(settings, store)
         except BaseException:
             await store.close()
             raise
         return OpenedStore(store)
     try:
         check_raft_available()
-        options_of_cluster = await _with_warehouse(options_of_cluster, settings)
+        cluster_options = await _add_warehouse_mark(cluster_options, settings)
     except BaseException:
         await opened.close()
         raise
-    cluster = await _unless(stop, ClusterNode.start(opened, options_of_cluster, clock, randomness))
+    cluster = await _unless_stopped(stop, ClusterNode.start(opened, cluster_options, clock, randomness))
     try:
-        await _unless(stop, cluster.running.ready())
-        await _unless(stop, cluster.check_warehouse())
-        await _keep_fence(settings, cluster.running)
+        await _unless_stopped(stop, cluster.running.ready())
+        await _unless_stopped(stop, cluster.check_warehouse())
+        await _enforce_fences(settings, cluster.running)
     except BaseException:
         await cluster.running.close()
         raise
     if predecessor is not None:
-        forget_predecessor(settings.meta_store.data_dir)  # the state of the cluster has it
+        forget_predecessor(settings.meta_store.data_dir)  # recorded in the state of the cluster now
     return OpenedStore(cluster.running, cluster)
 
 
-async def _keep_fence(settings: Settings, store: NodeStore) -> None:
-    """Raises ForeignCluster for a node of a cluster that was replaced. The fence in an object store is read by the lake
-    process and the pipeline, once they run (fence_monitor.py)."""
+async def _enforce_fences(settings: Settings, store: NodeStore) -> None:
+    """Raises ForeignCluster for a node of a cluster that was replaced.
+
+    The fence in an object store is read by the lake process and the pipeline, once they run (fence_monitor.py).
+    """
     check_fenced_note(settings, store)
     location = warehouse_directory(settings)
     if location:
@@ -101,16 +102,16 @@ async def _keep_fence(settings: Settings, store: NodeStore) -> None:
 
 
 def check_raft_available() -> None:
-    """Raises MissingPart on a machine without the native part."""
+    """Raises MissingPart without the native part, which contains Raft."""
     if not has_raft_core():
         raise errors.MissingPart(
-            "several nodes need the native part, which is not here",
+            "a cluster needs the native part, which is not installed",
             hint="install Rust (for example with rustup), then: make native",
         )
 
 
-async def _with_warehouse(options: ClusterOptions, settings: Settings) -> ClusterOptions:
-    """With what this node sees of the warehouse, where that is a directory: the others must see the same."""
+async def _add_warehouse_mark(options: ClusterOptions, settings: Settings) -> ClusterOptions:
+    """Adds the mark of the warehouse directory to the node record: all members must see the same mark."""
     location = warehouse_directory(settings)
     if not location:
         return options
@@ -120,7 +121,7 @@ async def _with_warehouse(options: ClusterOptions, settings: Settings) -> Cluste
 
 
 def node_record(settings: Settings, native_port: int, danube_url: str) -> NodeRecord:
-    """What the cluster knows of this node, but its Raft address. A port that is not known yet is left out."""
+    """The node record for the cluster, without the Raft address. A port that is not open yet is left out."""
     lake = settings.ports.lake if settings.lake.managed else 0
     return NodeRecord(
         settings.node.name,
@@ -131,7 +132,7 @@ def node_record(settings: Settings, native_port: int, danube_url: str) -> NodeRe
     )
 
 
-def _options(settings: Settings, place: str, join: str) -> ClusterOptions:
+def _cluster_options(settings: Settings, seed_address: str, join: str) -> ClusterOptions:
     danube = settings.danube
     scheme = "https" if danube.tls_certificate is not None else "http"
     port = settings.ports.danube if danube.enable else 0
@@ -140,7 +141,7 @@ def _options(settings: Settings, place: str, join: str) -> ClusterOptions:
     return ClusterOptions(
         bind_host=settings.node.bind_host,
         port=settings.ports.raft,
-        address=place or advertised_address(settings, settings.ports.raft),
+        address=seed_address or advertised_address(settings, settings.ports.raft),
         seeds=settings.meta_store.seed_nodes,
         join=join,
         record=node_record(settings, settings.ports.native, url),
@@ -150,13 +151,14 @@ def _options(settings: Settings, place: str, join: str) -> ClusterOptions:
 
 
 def _tls(settings: Settings) -> PeerTls | None:
-    given = settings.meta_store
-    if given.tls_certificate is None or given.tls_key is None or given.tls_authority is None:
+    meta_store = settings.meta_store
+    if meta_store.tls_certificate is None or meta_store.tls_key is None or meta_store.tls_authority is None:
         return None
-    return PeerTls(given.tls_certificate, given.tls_key, given.tls_authority)
+    return PeerTls(meta_store.tls_certificate, meta_store.tls_key, meta_store.tls_authority)
 
 
-async def _unless(stop: Stop | None, work: Coroutine[Any, Any, Answer]) -> Answer:
+async def _unless_stopped(stop: Stop | None, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`. Raises ShuttingDown if `stop` is set first; the work is cancelled."""
     if stop is None:
         return await work
     task = asyncio.ensure_future(work)
@@ -168,5 +170,5 @@ async def _unless(stop: Stop | None, work: Coroutine[Any, Any, Answer]) -> Answe
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
     if task.cancelled():
-        raise errors.ShuttingDown("the node was stopped while it waited for the others")
+        raise errors.ShuttingDown("the node was stopped while it waited for other nodes")
     return task.result()

@@ -1,13 +1,13 @@
-"""The health checks of a node: what `/readyz`, `icestream doctor` and `GET /api/v1/health` show.
+"""The health checks of a node, as `/readyz`, `icestream doctor` and `GET /api/v1/health` show them.
 
-PROBES lists them in the order in which they are shown. A probe is a function of the node that returns Check rows from
-what the components know already: it does no I/O and does not wait, for it runs on the loop for every question. To add
-one, write the function beside its component or below, return no row where there is nothing to say, and list it.
+PROBES lists them in display order. A probe is a function of the node that returns Check rows from what the components
+know already: it does no I/O and does not wait, because it runs on the event loop for every request. To add a check,
+write the function beside its component or below, return no row where there is nothing to report, and list it.
 
-A check is needed (`Check.is_needed`: without it the node answers 503) only where a client at this node fails and would
-succeed at another node, or where its answers would be wrong. What every node of the cluster would have at the same
-time, what a single topic or subscription has, and what will be a problem later is shown, and does not take the node out
-of a load balancer: that would turn a part that fails into a whole that fails. docs/operate.md has the table.
+A check is required (`Check.is_needed`: without it the node answers 503) only if a client fails at this node and would
+succeed at another node, or would get wrong data. What affects every node of the cluster, or a single topic or
+subscription, or will become a problem later, is informational and does not take the node out of a load balancer: that
+would turn a partial failure into a total one. docs/operate.md has the table.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from icestream.settings import Settings
     from icestream.wal.write_ahead_log import WriteAheadLog
 
-OPENING: Final = "it is being opened"
+OPENING: Final = "opening"
 Probe = Callable[["BrokerNode"], Iterable[Check]]
 _log = get_logger("server")
 
 
 def checks(node: BrokerNode | None) -> list[Check]:
-    """The rows of all probes; `node` is None while it starts. A probe that raises is shown as a failed check."""
+    """The rows of all probes; `node` is None while it starts. A probe that raises becomes a failed check."""
     if node is None:
         return [Check(name, False, OPENING) for name in ("metadata", "log", "broker")]
     return [check for probe in PROBES for check in _rows(probe, node)]
@@ -44,7 +44,7 @@ def checks(node: BrokerNode | None) -> list[Check]:
 def _rows(probe: Probe, node: BrokerNode) -> list[Check]:
     try:
         return list(probe(node))
-    except Exception as error:  # noqa: BLE001 (a mistake in one check must not hide the others)
+    except Exception as error:  # noqa: BLE001 (a bug in one check must not hide the others)
         _log.exception("a health check failed", check=probe.__name__)
         return [Check(probe.__name__, False, f"the check itself failed: {error!r}", is_needed=False)]
 
@@ -56,12 +56,12 @@ def metadata(node: BrokerNode) -> Iterator[Check]:
     elif store.stopped is not None:
         yield Check("metadata", False, str(store.stopped))
     else:
-        yield Check("metadata", store.is_ready, "" if store.is_ready else "it still reads its log")
+        yield Check("metadata", store.is_ready, "" if store.is_ready else "still reading its log")
 
 
 def consensus(node: BrokerNode) -> Iterator[Check]:
-    """Needed: a node that follows no leader can neither write metadata nor read it with certainty, and another node may
-    be on the side of the majority."""
+    """Required: without a leader a node can neither write metadata nor read it consistently, while another node may be
+    on the side of the majority."""
     if node.cluster is not None and isinstance(node.store, NodeStore) and node.store.stopped is None:
         raft = node.store.node
         silent_seconds = (node.clock.monotonic_ns() - raft.heard_ns) / 1e9
@@ -69,16 +69,19 @@ def consensus(node: BrokerNode) -> Iterator[Check]:
 
 
 def leader_check(leader: int, is_self: bool, silent_seconds: float, voters: int) -> Check:
-    """`leader` is 0 for none. A leader without a majority steps down by itself within an election timeout; a follower
-    that may not vote would never notice that its leader is gone, so the time since the last message counts too."""
+    """`leader` is 0 for none.
+
+    A leader without a majority steps down within an election timeout. A learner would never notice that its leader is
+    gone, so the time since the last message of the leader counts too.
+    """
     majority = f"{voters // 2 + 1} of {voters} voting nodes must reach each other"
     if not leader:
-        return Check("consensus", False, f"no leader: nothing can be changed; {majority}")
+        return Check("consensus", False, f"no leader: metadata cannot be changed; {majority}")
     if is_self:
         return Check("consensus", True, "this node leads")
     if silent_seconds > limits.LEADER_SILENT_SECONDS_MAX:
         silent = f"the leader, node {leader:016x}, has been silent for {silent_seconds:.0f} s"
-        return Check("consensus", False, f"{silent}: nothing can be changed; {majority}")
+        return Check("consensus", False, f"{silent}: metadata cannot be changed; {majority}")
     return Check("consensus", True, f"node {leader:016x} leads")
 
 
@@ -127,13 +130,13 @@ def certificates(node: BrokerNode) -> Iterator[Check]:
 
 def broker(node: BrokerNode) -> Iterator[Check]:
     if node.broker.is_closing:
-        yield Check("broker", False, "it is shutting down")
+        yield Check("broker", False, "shutting down")
     else:
-        yield Check("broker", node.broker.is_ready, "" if node.broker.is_ready else "it still reads its topics")
+        yield Check("broker", node.broker.is_ready, "" if node.broker.is_ready else "still reading its topics")
 
 
 def subscriptions(node: BrokerNode) -> Iterator[Check]:
-    """Shown only: the other subscriptions are served, and another node has the same messages."""
+    """Informational: other subscriptions are served, and another node would have the same problem."""
     yield from node.broker.delivery_health.checks()
 
 
@@ -158,7 +161,7 @@ def children(node: BrokerNode) -> Iterator[Check]:
         yield around.pipeline.check()
 
 
-# In the order in which they are shown; the first needed one that fails is the reason of the 503.
+# In display order; the first required check that fails is the reason of the 503.
 PROBES: Final[tuple[Probe, ...]] = (
     metadata,
     consensus,

@@ -1,7 +1,7 @@
-"""What a changed setting does to a running node. Every key that is marked online stands here, in one of two lists.
+"""Applies changed settings to a running node. Every key that is marked online is in one of two lists.
 
-APPLIED     its component is told
-UNREAD      no component reads it yet; the one that does will ask for the present value each time it needs it
+APPLIED        the component is notified
+NOT_APPLIED    reserved, or read by the pipeline, which gets the present values with each backlog
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _log = get_logger("config")
 
 
 def apply_settings(broker: Broker, log: WriteAheadLog | None, old: Settings, new: Settings) -> None:
-    """In force when this returns; `WriteAheadLog.change_options` says what that means for the log."""
+    """The settings are in force when this returns; `WriteAheadLog.change_options` says what that means for the log."""
     changed = {path for path in KEYS if value_at(old, path) != value_at(new, path)}
     if changed & LOG_MESSAGES:
         change_log_level(new.log.level, new.log.format)
     if changed & BROKER:
-        wanted = broker_options(new)
-        broker.options = replace(broker.options, auto_create_topics=wanted.auto_create_topics)
+        options = broker_options(new)
+        broker.options = replace(broker.options, auto_create_topics=options.auto_create_topics)
     if changed & WAL and log is not None:
         log.change_options(log_options(new))
     for path in sorted(changed):
-        _log.info("a setting has changed", key=path, value=KEYS[path].show(value_at(new, path)))
+        _log.info("setting changed", key=path, value=KEYS[path].show(value_at(new, path)))

@@ -1,11 +1,11 @@
-"""Which clusters may not use a warehouse any more: `.icestream-fence` in it, where it is a directory (ADR 46).
+"""The fence of a warehouse directory: which clusters may not use it any more, in `.icestream-fence` (ADR 46).
 
-`icestream cluster force-new-cluster` makes a new cluster out of one node. The members of the old one may still run, or
-start again, and know nothing of it: they would write the same tables. So the new cluster fences the old one before it
-serves anything, and a node looks at the fence when it starts and every WAREHOUSE_FENCE_LOOK_SECONDS.
+`icestream cluster force-new-cluster` creates a new cluster from one node. Members of the old cluster may still run or
+start again, without knowing of it, and would write the same tables. So the new cluster fences off the old one before it
+serves, and every node checks the fence when it starts and every WAREHOUSE_FENCE_LOOK_SECONDS.
 
-    the file    a document in JSON: {"fenced": {id of a cluster: id of the one that replaced it}}
-    keys        /cluster/superseded/<id of a cluster>: what the new cluster fences (cluster/force_new_cluster.py)
+    the file    JSON: {"fenced": {id of a cluster: id of the cluster that replaced it}}
+    keys        /cluster/superseded/<id of a cluster>: clusters to fence off (cluster/force_new_cluster.py)
 """
 
 from __future__ import annotations
@@ -55,8 +55,10 @@ def check_fence(fence: WarehouseFence, cluster: str, directory: Path) -> None:
 
 
 def check_rivals(fence: WarehouseFence, superseded: frozenset[str], cluster: str, directory: Path) -> None:
-    """Raises ForeignCluster for a cluster of which a part was made into another cluster before: two of them, made of
-    two members of the same old cluster, would write the same tables."""
+    """Raises ForeignCluster if another cluster has replaced the same old cluster before.
+
+    Two new clusters, created from two members of one old cluster, would write the same tables.
+    """
     for replaced in sorted(superseded & fence.fenced.keys()):
         successor = fence.fenced[replaced]
         if successor != cluster and successor not in superseded:
@@ -69,7 +71,7 @@ def check_rivals(fence: WarehouseFence, superseded: frozenset[str], cluster: str
 
 
 def raise_fence(directory: Path, superseded: frozenset[str], cluster: str) -> None:
-    """Fences these clusters, synced. Nothing is written when all of them are. Raises ForeignCluster."""
+    """Fences off these clusters durably; writes nothing if all of them are fenced off. Raises ForeignCluster."""
     fence = read_fence(directory)
     check_fence(fence, cluster, directory)
     check_rivals(fence, superseded, cluster, directory)
@@ -84,23 +86,23 @@ def raise_fence(directory: Path, superseded: frozenset[str], cluster: str) -> No
         file.flush()
         os.fsync(file.fileno())
     temporary.rename(path)
-    number = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(number)
+        os.fsync(descriptor)
     finally:
-        os.close(number)
+        os.close(descriptor)
 
 
 async def enforce_fence(store: NodeStore, location: str, clock: Clock) -> None:
-    """Before anything is served, and from then on while the node runs. Raises ForeignCluster."""
+    """Raises the fence and checks it now and while the node runs. Raises ForeignCluster."""
     directory, cluster = Path(location.removeprefix("file:")), store.identity.cluster_id.hex()
     keys = [key for key, _ in await store.list_all(SUPERSEDED_CLUSTERS)]
     superseded = frozenset(key.removeprefix(SUPERSEDED_CLUSTERS) for key in keys)
     await asyncio.to_thread(raise_fence, directory, superseded, cluster)
-    store.node.tasks.start(_watch(store, directory, cluster, clock), "warehouse-fence")
+    store.node.tasks.start(_recheck(store, directory, cluster, clock), "warehouse-fence")
 
 
-async def _watch(store: NodeStore, directory: Path, cluster: str, clock: Clock) -> None:
+async def _recheck(store: NodeStore, directory: Path, cluster: str, clock: Clock) -> None:
     while True:
         await clock.sleep(limits.WAREHOUSE_FENCE_LOOK_SECONDS)
         try:
@@ -109,4 +111,4 @@ async def _watch(store: NodeStore, directory: Path, cluster: str, clock: Clock) 
             store.node.fail(error)
             return
         except errors.ConfigurationError:
-            continue  # it is being written, or the share is away: looked at again
+            continue  # the file is being written, or the share is unreachable: retry

@@ -1,9 +1,9 @@
-"""The mark of a warehouse that is a directory: by it the nodes of a cluster prove that they see the same one.
+"""The mark of a warehouse directory, by which the nodes of a cluster prove that they see the same directory.
 
-    {warehouse}/.icestream-warehouse    32 hexadecimal digits by chance and a new line; written once, then only read
+    {warehouse}/.icestream-warehouse    32 random hexadecimal digits and a newline; written once, then only read
 
-Whoever finds none writes one. Two nodes that do so at once meet in the name, which only one of them can make; the other
-one waits until it is written, which another machine may see later.
+A node that finds no mark creates one. Of two nodes that do so at once, only one can create the file; the other waits
+until it is written, which may become visible later on another machine.
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ _BYTES: Final = 33
 
 
 def warehouse_directory(settings: Settings) -> str:
-    """The location of the warehouse, where it is a directory in which this node places tables; else empty."""
+    """The location of the warehouse if it is a directory in which this node creates tables; else empty."""
     location = normalize(settings.storage.iceberg_config.warehouse)
-    is_ours = settings.catalog_embedded or settings.catalog.type != "rest"  # another server places them itself
+    is_ours = (
+        settings.catalog_embedded or settings.catalog.type != "rest"
+    )  # another catalog server chooses locations itself
     return location if is_ours and location.startswith("file:/") else ""
 
 
 async def read_or_create_mark(location: str, clock: Clock, randomness: Randomness) -> str:
-    """Raises ConfigurationError for a directory that cannot be used, and for a file that is no mark."""
+    """Raises ConfigurationError for a directory that cannot be used, and for a file that is not a mark."""
     path = Path(location.removeprefix("file:"))
     for _ in range(limits.WAREHOUSE_MARK_LOOKS):
-        found = await asyncio.to_thread(_found_or_made, path, randomness)
-        if (mark := _MARK.fullmatch(found)) is not None:
+        content = await asyncio.to_thread(_read_or_create, path, randomness)
+        if (mark := _MARK.fullmatch(content)) is not None:
             return mark[1].decode()
-        if len(found) >= _BYTES:
+        if len(content) >= _BYTES:
             break
         await clock.sleep(limits.WAREHOUSE_MARK_LOOK_SECONDS)
     raise errors.ConfigurationError(
@@ -48,21 +50,21 @@ async def read_or_create_mark(location: str, clock: Clock, randomness: Randomnes
     )
 
 
-def _found_or_made(path: Path, randomness: Randomness) -> bytes:
+def _read_or_create(path: Path, randomness: Randomness) -> bytes:
     directory = open_directory(path)
     try:
-        return _read(path) or _made(directory, randomness)
+        return _read(path) or _create(directory, randomness)
     except OSError as error:
         raise errors.ConfigurationError(
             f"{path / MARK_NAME} cannot be read or written: {error.strerror}",
-            hint="check who owns the warehouse, and which account runs this",
+            hint="check the owner of the warehouse, and the account of this process",
         ) from error
     finally:
         directory.close()
 
 
 def _read(path: Path) -> bytes:
-    """Empty: there is none, or somebody is about to write it."""
+    """Empty if there is no mark, or another node is about to write it."""
     try:
         with (path / MARK_NAME).open("rb") as file:
             return file.read(_BYTES + 1)
@@ -70,12 +72,12 @@ def _read(path: Path) -> bytes:
         return b""
 
 
-def _made(directory: LocalDirectory, randomness: Randomness) -> bytes:
+def _create(directory: LocalDirectory, randomness: Randomness) -> bytes:
     mark = randomness.token(16).hex().encode() + b"\n"
     try:
         file = directory.create(MARK_NAME)
     except FileExistsError:
-        return b""  # somebody else was faster: looked at again
+        return b""  # another node created it first: read it again
     try:
         file.write_at(0, mark)
         file.sync()

@@ -59,7 +59,7 @@ def test_it_is_up_when_it_says_so_and_down_after_a_stop() -> None:
     child = ChildProcess("lake", python(UNTIL_ASKED), SimulatedClock())
 
     async def look() -> int:
-        assert child.check() == ("lake", False, "it is being started", False)
+        assert child.check() == ("lake", False, "starting", False)
         await until(lambda: child.is_up)
         assert child.check() == ("lake", True, "listens on port 7", False)
         assert child.pid is not None
@@ -80,7 +80,7 @@ def test_one_that_ends_is_started_again_slower_and_slower() -> None:
     async def look() -> None:
         for restarts, pause in enumerate((0.5, 1.0, 2.0)):
             await until(lambda: "started again" in child.check().reason and clock._sleepers)
-            assert child.check().reason == f"it ended with code 3; it is started again after {pause:g} s"
+            assert child.check().reason == f"ended with exit code 3; next start in {pause:g} s"
             assert child.restarts == restarts
             clock.advance(pause - 0.01)
             await asyncio.sleep(0.01)
@@ -102,7 +102,7 @@ def test_good_work_is_rewarded_with_a_short_pause() -> None:
             assert child.pid is not None
             os.kill(child.pid, 9)
             await until(lambda: clock._sleepers)
-            assert child.check().reason == "it ended with code -9; it is started again after 0.5 s"
+            assert child.check().reason == "ended with exit code -9; next start in 0.5 s"
             clock.advance(0.6)
 
     asyncio.run(lived(child, look()))
@@ -137,7 +137,7 @@ def test_a_program_that_is_not_there_is_said_and_tried_again() -> None:
 
     async def look() -> None:
         await until(lambda: clock._sleepers)
-        assert child.check().reason.startswith("it cannot be started: ")
+        assert child.check().reason.startswith("cannot be started: ")
 
     asyncio.run(lived(child, look()))
 
@@ -174,7 +174,7 @@ def test_a_child_that_refuses_its_configuration_says_why_and_is_started_again(is
     child = ChildProcess("lake", python(refusing), SimulatedClock(), is_refusal_critical=is_critical)
 
     async def look() -> None:
-        await until(lambda: "port 8181 is taken; it is started again after" in child.check().reason)
+        await until(lambda: "port 8181 is taken; next start in" in child.check().reason)
         assert (child.check().ok, child.check().is_needed) == (False, is_critical)
 
     asyncio.run(lived(child, look()))

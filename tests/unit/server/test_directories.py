@@ -36,7 +36,7 @@ def test_a_file_is_refused_wherever_it_stands(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(errors.ConfigurationError, match=r"file \(data_dir\) is a file"):
         check_directory("data_dir", tmp_path / "file")
-    with pytest.raises(errors.ConfigurationError, match=r"below \(data_dir\) cannot be made: .*/file is a file"):
+    with pytest.raises(errors.ConfigurationError, match=r"below \(data_dir\) cannot be created: .*/file is a file"):
         check_directory("data_dir", tmp_path / "file" / "below")
 
 
@@ -59,7 +59,7 @@ def test_a_directory_that_the_account_may_not_write_is_refused(public_folder: Pa
     with another_account():
         with pytest.raises(errors.ConfigurationError, match=r"data \(data_dir\) cannot be written by this account"):
             check_directory("data_dir", folder)
-        with pytest.raises(errors.ConfigurationError, match=r"below \(data_dir\) cannot be made: Permission denied"):
+        with pytest.raises(errors.ConfigurationError, match=r"below \(data_dir\) cannot be created: Permission denied"):
             check_directory("data_dir", folder / "below")
 
 
@@ -69,7 +69,7 @@ def test_a_warehouse_that_cannot_be_written_is_refused_and_none_is_made(public_f
     with another_account():
         with pytest.raises(errors.ConfigurationError, match=r"warehouse\) cannot be written by this account"):
             check_warehouse(folder, is_written=True)
-        with pytest.raises(errors.ConfigurationError, match=r"cannot be made: .*/warehouse cannot be written"):
+        with pytest.raises(errors.ConfigurationError, match=r"cannot be created: .*/warehouse cannot be written"):
             check_warehouse(folder / "below", is_written=True)
         check_warehouse(folder, is_written=False)  # a lake process of another account writes it
     check_warehouse(public_folder / "new" / "one", is_written=True)

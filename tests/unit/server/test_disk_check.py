@@ -27,15 +27,18 @@ def test_a_disk_with_room_is_well_and_tells_what_is_used() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"is_ballast_in_use": True}, "it is full, what was kept for draining is in use"),
-        ({"prepare_error": "No space left on device"}, "no room for another file: No space left on device"),
-        ({"used_bytes": 50 * GIB}, "the quota is reached, producers are refused"),
-        ({"used_bytes": 40 * GIB}, "the quota is near, producers are slowed"),
-        ({"free_bytes": 4 * GIB}, "it is nearly full (4.0 GiB of 200.0 GiB are free); free some space"),
+        ({"is_ballast_in_use": True}, "disk full: the emergency reserve (ballast) is in use"),
+        ({"prepare_error": "No space left on device"}, "cannot create another log file: No space left on device"),
+        ({"used_bytes": 50 * GIB}, "quota reached: producers are refused"),
+        ({"used_bytes": 40 * GIB}, "quota nearly reached: producers are slowed down"),
+        ({"free_bytes": 4 * GIB}, "disk nearly full (4.0 GiB of 200.0 GiB are free); free some space"),
         # at the start there were 12 GiB: half of them is the quota
         ({"free_bytes": 12 * GIB, "quota_bytes": 6 * GIB, "slow_bytes": 5 * GIB}, "the quota fell with the free space"),
         # somebody else took the space since the start
-        ({"free_bytes": 48 * GIB}, "it is full before the quota is reached (48.0 GiB of 200.0 GiB are free)"),
+        (
+            {"free_bytes": 48 * GIB},
+            "the free space is smaller than the rest of the quota (48.0 GiB of 200.0 GiB are free)",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_and_leaves_the_node_ready(change: dict[str, int], words: str) -> None:

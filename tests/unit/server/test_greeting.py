@@ -32,7 +32,7 @@ async def test_a_node_of_a_cluster_says_who_leads(tmp_path: Path) -> None:
     try:
         (line,) = [line for line in greeting(node) if "of cluster" in line]
         assert "node node-1 of cluster" in line
-        assert f"it leads; 1 voter, 0 learners; other nodes reach it at 127.0.0.1:{port}" in line
+        assert f"this node is the leader; 1 voter, 0 learners; other nodes reach it at 127.0.0.1:{port}" in line
         assert f"icestream cluster status --broker {tmp_path}" in "".join(example_commands(node))
     finally:
         await node.stop()
@@ -44,7 +44,7 @@ async def test_a_disk_that_is_full_before_its_quota_is_told_at_the_start(tmp_pat
     try:
         warnings = [line for line in greeting(node) if line.startswith("  warning: ")]
         assert len(warnings) == 1
-        assert "warning: disk: it is full before the quota is reached" in warnings[0]
+        assert "warning: disk: the free space is smaller than the rest of the quota" in warnings[0]
         assert announcement(node)["warnings"] == [warnings[0].removeprefix("  warning: ")]
     finally:
         await node.stop()

@@ -69,7 +69,7 @@ async def test_while_the_metadata_store_is_opened_it_says_so(
         ports.append(self.http.port)
         reply = await (await connect(self.http.port)).get("/readyz?verbose")
         assert reply.status == 503
-        assert reply.body.startswith(b"[-] metadata: it is being opened\n")
+        assert reply.body.startswith(b"[-] metadata: opening\n")
         assert (await (await connect(self.http.port)).get("/livez")).status == 200
         assert numbers((await (await connect(self.http.port)).get("/metrics")).body.decode())["icestream_ready"] == 0
 
@@ -92,11 +92,11 @@ async def test_a_quota_that_is_near_or_reached_is_shown_and_consumers_are_still_
     await node.broker.publish(producer, 0, encode_block(1, {envelope.PAYLOAD: [bytes(900)]}))
     used = node.log.lifecycle.used_bytes
     node.log.quota = Quota(int(used / 0.9), used)
-    near = f"[!] disk: the quota is near, producers are slowed: the log uses {size_text(used)} of "
+    near = f"[!] disk: quota nearly reached: producers are slowed down: the log uses {size_text(used)} of "
     assert near in await text(connect, node, "/readyz?verbose")
     node.log.quota = Quota(used, used)
     said = await text(connect, node, "/readyz?verbose")
-    assert "[!] disk: the quota is reached, producers are refused" in said
+    assert "[!] disk: quota reached: producers are refused" in said
     assert said.endswith("\nready\n")
 
 

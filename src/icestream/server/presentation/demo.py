@@ -1,7 +1,7 @@
-"""The first minute with a broker: a few messages are published, and shown where they have become rows.
+"""The demo of `icestream serve --demo`, which `make run` uses: publishes a few messages and shows them as table rows.
 
-`icestream serve --demo`, and with it `make run`. Only a broker without any topic does it, so that no later start adds
-anything. Nobody waits for it: where the pipeline cannot run, the broker has said so, and the messages stay in the log.
+It runs only on a broker without topics, so that later starts add nothing. Nothing waits for it: where the pipeline
+cannot run, the broker has reported it, and the messages stay in the log.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MESSAGES: Final = (b"hello", b"from", b"icestream")
 
 
 class FirstSnapshot(NamedTuple):
-    table: list[str]  # level by level
+    table: list[str]  # the identifier by levels
     id: int
 
 
@@ -33,20 +33,20 @@ def should_run_demo(node: BrokerNode) -> bool:
     return node.ingest is not None and node.services.pipeline is not None and not len(node.broker.topics)
 
 
-async def run_demo(node: BrokerNode, say: Callable[[str], None]) -> None:
-    """Until the messages are rows, or somebody stops it."""
+async def run_demo(node: BrokerNode, print_line: Callable[[str], None]) -> None:
+    """Publishes the messages and returns when they are rows. Cancel it to stop earlier."""
     ingest = node.ingest
     assert ingest is not None
     await publish(node)
-    say(f"Demo: {len(MESSAGES)} messages are in the log, in {TOPIC}. Spark is being started; soon they are rows.")
+    print_line(f"Demo: {len(MESSAGES)} messages are in the log of {TOPIC}. Starting Spark; they become rows soon.")
     await request_commit(node.store)
-    found = await _committed(ingest)
-    for line in demo_lines(node, found):
-        say(line)
+    snapshot = await _wait_for_snapshot(ingest)
+    for line in demo_lines(node, snapshot):
+        print_line(line)
 
 
 async def publish(node: BrokerNode) -> None:
-    """As any producer would."""
+    """Publishes the messages like any producer."""
     columns: dict[envelope.EnvelopeColumn, Any] = {
         envelope.PAYLOAD: list(MESSAGES),
         envelope.PUBLISH_TIME: ConstantColumn(SystemClock().wall_us()),
@@ -58,29 +58,29 @@ async def publish(node: BrokerNode) -> None:
         node.broker.close_producer(producer)
 
 
-async def _committed(ingest: PipelineService) -> FirstSnapshot:
-    """The driver tells after each round."""
-    told = asyncio.Event()
-    ingest.on_told = told.set
+async def _wait_for_snapshot(ingest: PipelineService) -> FirstSnapshot:
+    """Waits for the first snapshot of the demo's table, which the driver reports after its round."""
+    reported = asyncio.Event()
+    ingest.on_told = reported.set
     try:
-        while (found := first_snapshot(ingest.state["state"])) is None:
-            await told.wait()
-            told.clear()
+        while (snapshot := first_snapshot(ingest.state["state"])) is None:
+            await reported.wait()
+            reported.clear()
     finally:
         ingest.on_told = None
-    return found
+    return snapshot
 
 
 def first_snapshot(state: dict[str, Any] | None) -> FirstSnapshot | None:
-    """Of the demo's table, in what a driver says of itself."""
-    for one in (state or {}).get("first_snapshots", ()):
-        if one.get("topic") == str(TOPIC):
-            return FirstSnapshot(list(one["table"]), int(one["snapshot_id"]))
+    """The first snapshot of the demo's table in the state that a driver reports."""
+    for entry in (state or {}).get("first_snapshots", ()):
+        if entry.get("topic") == str(TOPIC):
+            return FirstSnapshot(list(entry["table"]), int(entry["snapshot_id"]))
     return None
 
 
-def demo_lines(node: BrokerNode, found: FirstSnapshot) -> Iterator[str]:
-    table = ".".join(found.table)
-    yield f"Demo: {TOPIC} is the Iceberg table {table}; its first snapshot, {found.id}, has {len(MESSAGES)} rows."
-    for line in read_commands(found.table, catalog_url(node)):
+def demo_lines(node: BrokerNode, snapshot: FirstSnapshot) -> Iterator[str]:
+    table = ".".join(snapshot.table)
+    yield f"Demo: {TOPIC} is the Iceberg table {table}; its first snapshot, {snapshot.id}, has {len(MESSAGES)} rows."
+    for line in read_commands(snapshot.table, catalog_url(node)):
         yield f"  {line}"

@@ -1,4 +1,4 @@
-"""What a start says to the person who started it."""
+"""The greeting that `icestream serve` prints when the broker is ready, and the same facts as JSON for programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from icestream.wal.recovery import RecoveryReport
 
 GAPS_SHOWN = 10
 TOPIC = TopicName("default", "hello")
-DEFAULT_ADDRESS = "127.0.0.1:6651"  # where a command looks when nobody says where
+DEFAULT_ADDRESS = "127.0.0.1:6651"  # the default of the --broker option
 
 
 def greeting(node: BrokerNode) -> Iterator[str]:
@@ -30,7 +30,7 @@ def greeting(node: BrokerNode) -> Iterator[str]:
     where = "in memory" if log is None else str(settings.wal.base_path)
     yield f"Icestream: the broker is ready ({where}), sync mode {settings.wal.sync_mode}"
     if node.cluster is not None:
-        yield f"  {_of_the_cluster(node, node.cluster)}"
+        yield f"  {_cluster_line(node, node.cluster)}"
     if native is None:
         yield "  without the native part: syncs run on the event loop, encoding and scanning in Python (slower)"
     if log is not None:
@@ -47,7 +47,7 @@ def greeting(node: BrokerNode) -> Iterator[str]:
     if around.http.port:
         yield f"  health and metrics: {_url(host, around.http.port)}/readyz?verbose, /livez, /metrics"
     if around.lake is not None:
-        yield from _of_the_lake(node)
+        yield from _lake_lines(node)
     yield "Try, in another terminal:"
     for command in example_commands(node):
         yield f"  {command}"
@@ -55,38 +55,38 @@ def greeting(node: BrokerNode) -> Iterator[str]:
 
 
 def startup_warnings(node: BrokerNode) -> list[str]:
-    """What does not keep a broker from its work yet, and will."""
+    """Problems that do not stop the broker now, but will."""
     checks = (*health.disk(node), *health.certificates(node))
     return [f"{check.name}: {check.reason}" for check in checks if not check.ok]
 
 
-def _of_the_lake(node: BrokerNode) -> Iterator[str]:
-    """Its port, where any will do, is known when it listens: then health says it."""
+def _lake_lines(node: BrokerNode) -> Iterator[str]:
+    """A free port that the lake process chooses itself is not known yet; the health endpoint shows it later."""
     settings, host = node.settings, node.settings.node.bind_host
     if not settings.ports.lake:
-        served = "API and catalog" if settings.catalog_embedded else "API"
+        services = "HTTP API and Iceberg REST catalog" if settings.catalog_embedded else "HTTP API"
         health = f"{_url(host, node.services.http.port)}/readyz?verbose"
-        yield f"  {served}, in a moment, at any free port: `lake` in {health} says which"
+        yield f"  {services} (starting): at a free port, see `lake` in {health}"
         return
     url = _url(host, settings.ports.lake)
-    yield f"  API, in a moment: {url}/api/v1 (the lake process)"
+    yield f"  HTTP API (starting): {url}/api/v1"
     if settings.catalog_embedded:
-        yield f"  catalog (Iceberg REST), there too: {url}"
+        yield f"  Iceberg REST catalog: {url}"
 
 
 def catalog_url(node: BrokerNode) -> str:
-    """Of the embedded catalog; empty where there is none, or its port is not known yet."""
+    """The URL of the embedded catalog; empty without one, or while its port is unknown."""
     settings, lake = node.settings, node.services.lake
     port = settings.ports.lake or (lake.port if lake is not None else 0)
     return _url(settings.node.bind_host, port) if settings.catalog_embedded and port else ""
 
 
-def _of_the_cluster(node: BrokerNode, cluster: ClusterNode) -> str:
+def _cluster_line(node: BrokerNode, cluster: ClusterNode) -> str:
     info = cluster.info()
-    known = node.broker.topics.neighbours.node(f"{info.leader:016x}") if info.leader else None
-    leads = f"{known.name} leads" if known is not None else "nobody leads yet"
+    leader = node.broker.topics.neighbours.node(f"{info.leader:016x}") if info.leader else None
+    leads = f"{leader.name} is the leader" if leader is not None else "no leader yet"
     if info.leader == info.node:
-        leads = "it leads"
+        leads = "this node is the leader"
     members = members_text(info, len(node.settings.meta_store.seed_nodes))
     return (
         f"node {node.settings.node.name} of cluster {info.cluster.hex()[:8]}: {leads}; {members}; "
@@ -95,22 +95,22 @@ def _of_the_cluster(node: BrokerNode, cluster: ClusterNode) -> str:
 
 
 def members_text(info: NodeInfo, seeds: int) -> str:
-    """A first start is ready as soon as somebody leads, when the others are about to join and to vote."""
-    here, votes = len(info.voters) + len(info.learners), len(info.voters)
-    nodes = max(here, seeds)
-    wanted = voters_wanted(nodes)
-    told = f"{counted(votes, 'voter')}, {counted(len(info.learners), 'learner')}"
-    if here < seeds or votes < wanted:
-        are, vote = "is" if here == 1 else "are", "votes" if votes == 1 else "vote"
-        so_far = f"{here} of {nodes} nodes {are} in it so far, {votes} of {wanted} voters {vote}"
+    """The members of the cluster. A first start is ready as soon as there is a leader, while others still join."""
+    members, votes = len(info.voters) + len(info.learners), len(info.voters)
+    nodes = max(members, seeds)
+    voters = voters_wanted(nodes)
+    summary = f"{counted(votes, 'voter')}, {counted(len(info.learners), 'learner')}"
+    if members < seeds or votes < voters:
+        are, vote = "is" if members == 1 else "are", "votes" if votes == 1 else "vote"
+        so_far = f"{members} of {nodes} nodes {are} in it so far, {votes} of {voters} voters {vote}"
         return f"{so_far}; the others follow once they are there"
     if info.node not in (*info.voters, *info.learners):
-        return f"this node is being let in; {told} as far as it knows"
-    return told
+        return f"this node is being let in; {summary} as far as it knows"
+    return summary
 
 
 def announcement(node: BrokerNode) -> dict[str, object]:
-    """The same for a program: where everything is. A port of the lake process that is not fixed is null."""
+    """The JSON document for programs: addresses and state. The lake port is null unless it is configured."""
     settings, around = node.settings, node.services
     host, log = settings.node.bind_host, node.log
     api = _url(host, settings.ports.lake) if around.lake is not None and settings.ports.lake else None
@@ -137,15 +137,15 @@ def announcement(node: BrokerNode) -> dict[str, object]:
 
 
 def _contents(node: BrokerNode) -> str:
-    words = counted(len(node.broker.topics), "topic")
+    contents = counted(len(node.broker.topics), "topic")
     if node.log is None:
-        return words
+        return contents
     used, quota = node.log.lifecycle.used_bytes, node.log.quota.node_bytes
-    return f"{words}, the log uses {size_text(used)} of {size_text(quota)}"
+    return f"{contents}, the log uses {size_text(used)} of {size_text(quota)}"
 
 
 def _address(host: str, port: int) -> str:
-    """Where one connects, on this machine."""
+    """The address for clients on this machine."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -155,30 +155,31 @@ def _url(host: str, port: int) -> str:
 
 
 def example_commands(node: BrokerNode) -> Iterator[str]:
-    """Some that work as they stand, whatever the settings."""
+    """Commands that work as printed, with these settings."""
     settings = node.settings
     address = _address(settings.node.bind_host, node.native.port)
-    at = "" if address == DEFAULT_ADDRESS else f" --broker {address}"
-    called = shlex.quote(program_path())
-    yield f"echo hello | {called} produce {TOPIC}{at}"
-    yield f"{called} consume {TOPIC}{at}"
-    yield f"{called} topic describe {TOPIC}{at if node.services.local is None else _socket_option(settings)}"
+    broker_option = "" if address == DEFAULT_ADDRESS else f" --broker {address}"
+    program = shlex.quote(program_path())
+    yield f"echo hello | {program} produce {TOPIC}{broker_option}"
+    yield f"{program} consume {TOPIC}{broker_option}"
+    admin_option = broker_option if node.services.local is None else _socket_option(settings)
+    yield f"{program} topic describe {TOPIC}{admin_option}"
     if node.cluster is not None and node.services.local is not None:
-        yield f"{called} cluster status{_socket_option(settings)}"
+        yield f"{program} cluster status{_socket_option(settings)}"
     if node.services.pipeline is not None and node.services.local is not None:
         table = table_for_topic(TOPIC, fixed_namespace(settings))
-        yield f"{called} lake commit-now{_socket_option(settings)}   # the same message as a row: {table}"
+        yield f"{program} lake commit-now{_socket_option(settings)}   # the same message as a row: {table}"
 
 
 def _socket_option(settings: Settings) -> str:
-    """Nothing where a command finds the local socket by itself."""
+    """Empty if commands find the local socket by default."""
     if str(settings.data_dir) == DATA_DIR_DEFAULT:
         return ""
     return f" --broker {shlex.quote(str(settings.data_dir.absolute()))}"
 
 
 def recovery_lines(report: RecoveryReport) -> Iterator[str]:
-    """What the start found and did, in sentences."""
+    """The results of recovery, a sentence for each."""
     if report.clean and not report.last_lsn:
         yield "a new log"
     elif report.clean:

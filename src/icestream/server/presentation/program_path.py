@@ -1,4 +1,4 @@
-"""How the command line is called here: by its name, in the folder of a checkout, or where Python is."""
+"""The command by which a user starts `icestream` here: its name, a path in the checkout, or beside Python."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 
 def program_path() -> str:
+    """The shortest command that works in this directory."""
     if shutil.which("icestream") is not None:
         return "icestream"
     if Path(".venv/bin/icestream").exists():

@@ -1,4 +1,4 @@
-"""What to type to read a table of this broker's catalog: our own command, PyIceberg, DuckDB, Spark. Pure."""
+"""Commands to read a table of this broker's catalog: our own, PyIceberg, DuckDB, Spark. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from icestream.settings.derive import LAKE_PORT_DEFAULT
 
 
 def read_commands(table: Sequence[str], url: str) -> Iterator[str]:
-    """`table`: level by level. `url`: of the embedded catalog; empty: the tables are in another one."""
+    """`table` is the identifier by levels, `url` that of the embedded catalog; empty for another catalog."""
     if not url:
-        yield "Read it with any engine that has the catalog of these settings (docs/engines.md)."
+        yield "Read it with any engine that is configured for the catalog of these settings (docs/engines.md)."
         return
     yield _own(".".join(table), url.rpartition(":")[2])
     yield f"PyIceberg:  python -c {shlex.quote(_pyiceberg('.'.join(table), url))}"
@@ -23,13 +23,15 @@ def read_commands(table: Sequence[str], url: str) -> Iterator[str]:
 
 
 def _own(table: str, port: str) -> str:
-    where = "" if port == str(LAKE_PORT_DEFAULT) else f" --set ports.lake={port}"
-    return f"{shlex.quote(program_path())} lake describe {table}{where}"
+    option = "" if port == str(LAKE_PORT_DEFAULT) else f" --set ports.lake={port}"
+    return f"{shlex.quote(program_path())} lake describe {table}{option}"
 
 
 def _pyiceberg(table: str, url: str) -> str:
-    loaded = f'RestCatalog("ice", uri="{url}").load_table("{table}")'
-    return f'from pyiceberg.catalog.rest import RestCatalog; print({loaded}.scan().to_arrow()["payload"].to_pylist())'
+    expression = f'RestCatalog("ice", uri="{url}").load_table("{table}")'
+    return (
+        f'from pyiceberg.catalog.rest import RestCatalog; print({expression}.scan().to_arrow()["payload"].to_pylist())'
+    )
 
 
 def _duckdb(table: Sequence[str], url: str) -> str:
@@ -42,6 +44,6 @@ def _spark(table: Sequence[str], url: str) -> list[str]:
     name = ".".join(f"`{level}`" for level in table)
     catalog = "spark.sql.catalog.ice"
     words = ["spark-sql", "--packages", pinned_versions.ICEBERG_SPARK.coordinates]
-    for one in (f"{catalog}=org.apache.iceberg.spark.SparkCatalog", f"{catalog}.type=rest", f"{catalog}.uri={url}"):
-        words += ["--conf", one]
+    for setting in (f"{catalog}=org.apache.iceberg.spark.SparkCatalog", f"{catalog}.type=rest", f"{catalog}.uri={url}"):
+        words += ["--conf", setting]
     return [*words, "-e", f"SELECT `offset`, CAST(payload AS STRING) FROM ice.{name}"]
