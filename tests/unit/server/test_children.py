@@ -79,7 +79,7 @@ def test_one_that_ends_is_started_again_slower_and_slower() -> None:
 
     async def look() -> None:
         for restarts, pause in enumerate((0.5, 1.0, 2.0)):
-            await until(lambda: "started again" in child.check().reason and clock._sleepers)
+            await until(lambda: "next start" in child.check().reason and clock._sleepers)
             assert child.check().reason == f"ended with exit code 3; next start in {pause:g} s"
             assert child.restarts == restarts
             clock.advance(pause - 0.01)
