@@ -1,18 +1,18 @@
-"""The door for blocks that come from outside, and what a broker does with blocks without decoding them.
+"""Validation of blocks that come from outside, and operations on encoded blocks without decoding them.
 
-    check_block   what is in the block; raises for everything that `model/block.py` does not allow, and for a batch that
-                  is small only because its columns are CONSTANT: whoever makes rows of it needs the memory of all of
+    check_block   validates a block; raises for everything that `model/block.py` does not allow, and for a batch that is
+                  small only because its columns are CONSTANT: converting it to rows would need the memory of all of
                   them (hazard 9: what is acked can always become a row)
-    select_rows   a body of some rows of a body; whole blocks as they are, the others cut
-    pick_rows     a body of rows that need not follow one another
-    row_keys      for each row what decides its order in a key-shared subscription
+    select_rows   returns a body with a range of rows of a body; whole blocks are copied as they are, others are cut
+    pick_rows     returns a body with rows that need not be consecutive
+    row_keys      returns for each row the key that decides its order in a key-shared subscription
 
-A body is one or more blocks, one behind the other. A block that is cut keeps its producer, and its first sequence moves
-by the rows that are left out in front of it, so that every row keeps its number. Where rows do not follow one another
-their numbers stand in columns instead, as those of rows from a table do.
+A body is one or more blocks, one behind the other. A block that is cut keeps its producer, and its first sequence is
+increased by the rows left out in front of it, so that every row keeps its sequence number. If rows are not consecutive
+their sequence numbers are stored in columns instead, like those of rows from a table.
 
-Each has a native twin of the same verdict, text and result (tests compare them); `…_python` is the oracle, and the
-fallback where there is no native build. Refusals are InvalidInput: nothing was changed.
+Each function has a native twin with the same verdict, error text and result (tests compare them); `…_python` is the
+oracle, and the fallback without a native build. Refusals are InvalidInput: nothing was changed.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _HINT: Final = "docs/protocol.md describes blocks; docs/log-format.md their colu
 
 
 def column_bits(ids: Iterable[int]) -> int:
-    """A bit for each id below 63, bit 63 for all others together."""
+    """Returns a bit for each id below 63, and bit 63 for all others together."""
     return reduce(or_, (1 << min(column_id, _OTHER_COLUMNS) for column_id in ids), 0)
 
 
 def check_block(data: bytes) -> tuple[BlockHead, int]:
-    """The head and which columns there are (`column_bits`). Everything that passes can be read without a further check,
-    and be stored."""
+    """Returns the head of a block and its columns (`column_bits`). A block that passes can be stored, and read without
+    further checks. Raises InvalidInput, MessageTooLarge."""
     try:
         rows, producer, epoch, sequence, columns, repeated = _check_block(data)
     except (ValueError, errors.DecodeError) as error:
@@ -71,7 +71,7 @@ def check_block(data: bytes) -> tuple[BlockHead, int]:
 
 
 def select_rows(body: bytes, first_row: int, rows: int) -> bytes:
-    """A body of only the rows [first_row, first_row + rows); at least one."""
+    """Returns a body with the rows [first_row, first_row + rows), at least one. Raises InvalidInput."""
     try:
         return _select_rows(body, first_row, rows)
     except (ValueError, OverflowError, errors.DecodeError) as error:
@@ -79,7 +79,7 @@ def select_rows(body: bytes, first_row: int, rows: int) -> bytes:
 
 
 def pick_rows(body: bytes, rows: Sequence[int]) -> bytes:
-    """A body of only these rows, which rise; at least one."""
+    """Returns a body with these rows, which rise, at least one. Raises InvalidInput."""
     try:
         return _pick_rows(body, rows)
     except (ValueError, OverflowError, errors.DecodeError) as error:
@@ -87,7 +87,8 @@ def pick_rows(body: bytes, rows: Sequence[int]) -> bytes:
 
 
 def row_keys(body: bytes) -> list[bytes]:
-    """The key of each row; where it is null the bytes of its producer's name, and where that is null nothing."""
+    """Returns the key of each row; if it is null the bytes of its producer's name; empty if that is null too. Raises
+    InvalidInput."""
     try:
         return _row_keys(body)
     except (ValueError, errors.DecodeError) as error:
@@ -102,7 +103,7 @@ def _invalid(error: ValueError | OverflowError | errors.DecodeError) -> errors.I
 
 
 def check_block_python(data: bytes) -> tuple[int, int, int, int, int, int]:
-    """Rows, producer, epoch, first sequence; `column_bits` of the columns; bytes that every row repeats."""
+    """Returns rows, producer, epoch, first sequence, `column_bits` of the columns, and bytes that each row repeats."""
     block.check_block(data)
     rows, _, producer, epoch, count, _, sequence = HEAD.unpack_from(data)
     directory = list(COLUMN.iter_unpack(data[HEAD.size : HEAD.size + COLUMN.size * count]))
@@ -113,26 +114,26 @@ def check_block_python(data: bytes) -> tuple[int, int, int, int, int, int]:
 def select_rows_python(body: bytes, first_row: int, rows: int) -> bytes:
     if first_row < 0 or rows < 1:
         raise errors.DecodeError(f"{rows} rows from row {first_row} on are not a part of a body")
-    view, skip, left = memoryview(body), first_row, rows
+    view, skip, missing = memoryview(body), first_row, rows
     pieces: list[bytes | memoryview] = []
-    while left:
+    while missing:
         if not view:
-            raise errors.DecodeError(f"the body ends {left} rows too early")
+            raise errors.DecodeError(f"the body ends {missing} rows too early")
         head = decode_block_head(view)
         here, view = view[: head.block_bytes], view[head.block_bytes :]
         if skip >= head.rows:
             skip -= head.rows
             continue
-        take = min(head.rows - skip, left)
+        take = min(head.rows - skip, missing)
         pieces.append(here if take == head.rows else _cut(here, skip, take))
-        left -= take
+        missing -= take
         skip = 0
     return b"".join(pieces)
 
 
 def _cut(data: memoryview, first: int, count: int) -> bytes:
-    """A new block of the rows [first, first + count) of one."""
-    Block(data)  # head and directory add up
+    """Returns a block with the rows [first, first + count) of a block."""
+    Block(data)  # raises DecodeError if head and directory are inconsistent
     rows, _, producer, epoch, column_count, flags, sequence = HEAD.unpack_from(data)
     at = HEAD.size + COLUMN.size * column_count
     directory: list[bytes] = []
@@ -184,52 +185,52 @@ def _cut_variable(column: EnvelopeColumn, data: bytes, rows: int, first: int, co
 def pick_rows_python(body: bytes, rows: Sequence[int]) -> bytes:
     if not rows or rows[0] < 0 or any(before >= after for before, after in pairwise(rows)):
         raise errors.DecodeError(f"{len(rows)} rows that do not rise are not a part of a body")
-    view, base, left = memoryview(body), 0, list(rows)
+    view, base, remaining = memoryview(body), 0, list(rows)
     pieces: list[bytes | memoryview] = []
-    while left:
+    while remaining:
         if not view:
-            raise errors.DecodeError(f"the body ends {len(left)} rows too early")
+            raise errors.DecodeError(f"the body ends {len(remaining)} rows too early")
         head = decode_block_head(view)
         here, view = view[: head.block_bytes], view[head.block_bytes :]
-        count = bisect_left(left, base + head.rows)
-        wanted, left = [row - base for row in left[:count]], left[count:]
+        count = bisect_left(remaining, base + head.rows)
+        picked, remaining = [row - base for row in remaining[:count]], remaining[count:]
         base += head.rows
         if count == head.rows:
             pieces.append(here)
-        elif wanted and wanted[-1] - wanted[0] + 1 == count:
-            pieces.append(_cut(here, wanted[0], count))
-        elif wanted:
-            pieces.append(_gathered(here, wanted))
+        elif picked and picked[-1] - picked[0] + 1 == count:
+            pieces.append(_cut(here, picked[0], count))
+        elif picked:
+            pieces.append(_gather(here, picked))
     return b"".join(pieces)
 
 
-def _gathered(data: memoryview, wanted: list[int]) -> bytes:
-    """A new block of some rows of one, which do not follow one another."""
-    Block(data)  # head and directory add up
+def _gather(data: memoryview, picked: list[int]) -> bytes:
+    """Returns a block with some rows of a block, which are not consecutive."""
+    Block(data)  # raises DecodeError if head and directory are inconsistent
     rows, _, _, _, column_count, flags, _ = HEAD.unpack_from(data)
     at = HEAD.size + COLUMN.size * column_count
     columns: dict[int, tuple[int, int, bytes]] = {}
     for id_, encoding, column_flags, size in COLUMN.iter_unpack(data[HEAD.size : at]):
         content = bytes(data[at : at + size])
         if encoding != CONSTANT:
-            content = _gathered_column(COLUMN_BY_ID[id_], encoding, column_flags, content, rows, wanted)
+            content = _gather_column(COLUMN_BY_ID[id_], encoding, column_flags, content, rows, picked)
         columns[id_] = (encoding, column_flags, content)
         at += size + -size % 8
     numbering = decode_block_head(data).numbering
     if numbering is not None:
         columns[envelope.PRODUCER_ID.id] = (CONSTANT, 0, numbering.producer_id.to_bytes(8, "little"))
-        numbers = array("q", [numbering.first_sequence + row for row in wanted])
+        numbers = array("q", [numbering.first_sequence + row for row in picked])
         columns[envelope.SEQUENCE.id] = (FIXED, 0, numbers.tobytes())
     directory, contents = b"", b""
     for id_, (encoding, column_flags, content) in sorted(columns.items()):
         directory += COLUMN.pack(id_, encoding, column_flags, len(content))
         contents += content + bytes(-len(content) % 8)
     size = HEAD.size + len(directory) + len(contents)
-    return HEAD.pack(len(wanted), size, -1, 0, len(columns), flags, NOT_NUMBERED) + directory + contents
+    return HEAD.pack(len(picked), size, -1, 0, len(columns), flags, NOT_NUMBERED) + directory + contents
 
 
-def _gathered_column(
-    column: EnvelopeColumn, encoding: int, flags: int, data: bytes, rows: int, wanted: list[int]
+def _gather_column(
+    column: EnvelopeColumn, encoding: int, flags: int, data: bytes, rows: int, picked: list[int]
 ) -> bytes:
     bitmap = b""
     if flags & NULLS:
@@ -237,14 +238,14 @@ def _gathered_column(
         if len(data) < bitmap_bytes:
             raise errors.DecodeError(f"column {column.name}: bitmap cut off")
         valid, data = int.from_bytes(data[:bitmap_bytes], "little"), data[bitmap_bytes:]
-        bits = sum((valid >> row & 1) << number for number, row in enumerate(wanted))
-        bitmap = bits.to_bytes(_bitmap_bytes(len(wanted)), "little")
+        bits = sum((valid >> row & 1) << number for number, row in enumerate(picked))
+        bitmap = bits.to_bytes(_bitmap_bytes(len(picked)), "little")
     if encoding == FIXED:
         width = _WIDTH.get(column.kind)
         if width is None or len(data) != width * rows:
             raise errors.DecodeError(f"column {column.name}: {len(data)} bytes for {rows} fixed values")
-        return bitmap + b"".join(data[width * row : width * (row + 1)] for row in wanted)
-    values = [_cut_variable(column, data, rows, row, 1)[8:] for row in wanted]
+        return bitmap + b"".join(data[width * row : width * (row + 1)] for row in picked)
+    values = [_cut_variable(column, data, rows, row, 1)[8:] for row in picked]
     ends = array("I", accumulate(map(len, values), initial=0))
     return bitmap + ends.tobytes() + b"".join(values)
 
@@ -254,14 +255,14 @@ def _bitmap_bytes(rows: int) -> int:
 
 
 def row_keys_python(body: bytes) -> list[bytes]:
-    found: list[bytes] = []
-    for one in iter_blocks(body):
-        keys = one.values(envelope.KEY)
+    row_keys: list[bytes] = []
+    for body_block in iter_blocks(body):
+        keys = body_block.values(envelope.KEY)
         if None in keys:
-            names = one.values(envelope.PRODUCER_NAME)
+            names = body_block.values(envelope.PRODUCER_NAME)
             keys = [_key_or_name(key, name) for key, name in zip(keys, names, strict=True)]
-        found += keys  # type: ignore[arg-type]  # a column of bytes without nulls
-    return found
+        row_keys += keys  # type: ignore[arg-type]  # a column of bytes without nulls
+    return row_keys
 
 
 def _key_or_name(key: block.Value, name: block.Value) -> block.Value:
@@ -274,6 +275,6 @@ _check_block: Final[Callable[[bytes], tuple[int, int, int, int, int, int]]] = (
     native.check_block if native else check_block_python
 )
 _select_rows: Final[Callable[[bytes, int, int], bytes]] = native.select_rows if native else select_rows_python
-# An older build does not have it.
+# Native builds before PICK frames do not have it.
 _pick_rows: Final[Callable[[bytes, Sequence[int]], bytes]] = getattr(native, "pick_rows", pick_rows_python)
 _row_keys: Final[Callable[[bytes], list[bytes]]] = native.row_keys if native else row_keys_python

@@ -1,16 +1,16 @@
-"""The handshake of the native protocol: what each side says of itself, and what both keep to afterwards.
+"""The handshake of the native protocol: what each side announces, and what both keep to afterwards.
 
-    HELLO     version          the highest that the client speaks
-              version_min      the lowest; `version` when it is not said
+    HELLO     version          the highest version that the client supports
+              version_min      the lowest; `version` if it is missing
               client           a name for logs and metrics, may be empty
-              frame_bytes_max  the largest frame that the client takes (the size field of a frame, see frame.py)
-              compression      names in the order in which the client likes them; unknown ones are passed over
-    WELCOME   version          the one that counts: the highest that both speak
+              frame_bytes_max  the largest frame that the client accepts (the size field of a frame, see frame.py)
+              compression      names, the client's favourite first; unknown ones are ignored
+    WELCOME   version          the version in use: the highest that both support
               node             the name of the broker
-              frame_bytes_max  the largest frame that the broker takes
-              compression      the one that counts, empty for none
+              frame_bytes_max  the largest frame that the broker accepts
+              compression      the one in use; empty for none
               time_us          the broker's clock, microseconds since 1970
-              instance         the id of this life of the broker (runtime/instance.py); empty from one that has none
+              instance         the id of this run of the broker (runtime/instance.py); empty if it has none
 
 `Agreement` is what follows from both. Each side may then send frames up to what the other accepts; for a compressed
 body this bound applies to the uncompressed size too.
@@ -34,6 +34,8 @@ _TIME_MAX: Final = 2**63 - 1
 
 
 class Hello(NamedTuple):
+    """A HELLO."""
+
     version: int = VERSION
     version_min: int = VERSION_MIN
     client: str = ""
@@ -42,6 +44,8 @@ class Hello(NamedTuple):
 
 
 class Welcome(NamedTuple):
+    """A WELCOME."""
+
     version: int
     node: str
     frame_bytes_max: int
@@ -51,11 +55,11 @@ class Welcome(NamedTuple):
 
 
 class Agreement(NamedTuple):
-    """What one side keeps to after the handshake."""
+    """The result of the handshake, for one side."""
 
     version: int
-    frame_bytes_max: int  # that this side takes
-    send_bytes_max: int  # that the other side takes
+    frame_bytes_max: int  # that this side accepts
+    send_bytes_max: int  # that the other side accepts
     compression: Compression | None
 
 
@@ -67,16 +71,19 @@ def encode_hello(hello: Hello, *, ends_http_request: bool = False) -> bytes:
 
 
 def decode_hello(body: bytes) -> Hello:
+    """Raises DecodeError."""
     if body[: len(MAGIC)] != MAGIC:
-        raise errors.DecodeError("a HELLO without its magic", hint="is the other side speaking the native protocol?")
-    found = document.decode(body[len(MAGIC) :])
-    version = document.number_of(found, "version", 1, _VERSION_MAX)
+        raise errors.DecodeError(
+            "HELLO does not begin with the magic bytes", hint="is the other side speaking the native protocol?"
+        )
+    fields = document.decode(body[len(MAGIC) :])
+    version = document.number_of(fields, "version", 1, _VERSION_MAX)
     return Hello(
         version,
-        document.number_of(found, "version_min", 1, version, version),
-        document.text_of(found, "client", limits.NAME_BYTES_MAX, ""),
-        document.number_of(found, "frame_bytes_max", 0, _BYTES_MAX, limits.FRAME_BYTES_MAX_DEFAULT),
-        document.texts_of(found, "compression", limits.COMPRESSIONS_MAX, limits.NAME_BYTES_MAX),
+        document.number_of(fields, "version_min", 1, version, version),
+        document.text_of(fields, "client", limits.NAME_BYTES_MAX, ""),
+        document.number_of(fields, "frame_bytes_max", 0, _BYTES_MAX, limits.FRAME_BYTES_MAX_DEFAULT),
+        document.texts_of(fields, "compression", limits.COMPRESSIONS_MAX, limits.NAME_BYTES_MAX),
     )
 
 
@@ -85,29 +92,30 @@ def encode_welcome(welcome: Welcome) -> bytes:
 
 
 def decode_welcome(body: bytes) -> Welcome:
-    found = document.decode(body)
+    """Raises DecodeError."""
+    fields = document.decode(body)
     return Welcome(
-        document.number_of(found, "version", 1, _VERSION_MAX),
-        document.text_of(found, "node", limits.NAME_BYTES_MAX, ""),
-        document.number_of(found, "frame_bytes_max", 0, _BYTES_MAX),
-        document.text_of(found, "compression", limits.NAME_BYTES_MAX, ""),
-        document.number_of(found, "time_us", -_TIME_MAX, _TIME_MAX, 0),
-        document.text_of(found, "instance", limits.NAME_BYTES_MAX, ""),
+        document.number_of(fields, "version", 1, _VERSION_MAX),
+        document.text_of(fields, "node", limits.NAME_BYTES_MAX, ""),
+        document.number_of(fields, "frame_bytes_max", 0, _BYTES_MAX),
+        document.text_of(fields, "compression", limits.NAME_BYTES_MAX, ""),
+        document.number_of(fields, "time_us", -_TIME_MAX, _TIME_MAX, 0),
+        document.text_of(fields, "instance", limits.NAME_BYTES_MAX, ""),
     )
 
 
-# --- the broker's part ------------------------------------------------------------------------------------------------
+# --- the broker's side ------------------------------------------------------------------------------------------------
 
 
 def make_welcome(
     hello: Hello, node: str, frame_bytes_max: int, time_us: int, compressions: tuple[str, ...], instance: str = ""
 ) -> Welcome:
-    """Raises UnknownVersion or InvalidInput, for the ERROR that closes the connection."""
+    """Returns the answer to a HELLO. Raises UnknownVersion or InvalidInput: the connection is refused."""
     version = min(hello.version, VERSION)
     if version < max(hello.version_min, VERSION_MIN):
         raise errors.UnknownVersion(
-            f"the client speaks versions {hello.version_min} to {hello.version} of the protocol",
-            hint=f"this broker speaks {VERSION_MIN} to {VERSION}; use a client or a broker of another version",
+            f"the client supports versions {hello.version_min} to {hello.version} of the protocol",
+            hint=f"this broker supports {VERSION_MIN} to {VERSION}; use a client or a broker of another version",
         )
     _check_bound(hello.frame_bytes_max, "the client")
     compression = next((name for name in hello.compression if name in compressions), "")
@@ -116,7 +124,7 @@ def make_welcome(
 
 @dataclass(frozen=True, slots=True)
 class HandshakeServer:
-    """What a broker says to everybody who connects."""
+    """The broker's side of every handshake."""
 
     node: str
     now_us: Callable[[], int]
@@ -125,8 +133,9 @@ class HandshakeServer:
     instance: str = ""
 
     def agree(self, first: Frame) -> tuple[Agreement, bytes]:
-        """What counts from now on, and the body of the WELCOME."""
-        hello = decode_hello(_expected(first, FrameKind.HELLO))
+        """Returns the agreement that follows from a connection's first frame, and the body of the WELCOME. Raises
+        DecodeError, UnknownVersion or InvalidInput."""
+        hello = decode_hello(_expected_body(first, FrameKind.HELLO))
         compressions = (ZSTD,) if self.compression else ()
         welcome = make_welcome(hello, self.node, self.frame_bytes_max, self.now_us(), compressions, self.instance)
         send_bytes_max = min(hello.frame_bytes_max, limits.FRAME_BYTES_MAX)
@@ -135,59 +144,61 @@ class HandshakeServer:
         return agreed, encode_welcome(welcome)
 
 
-# --- the client's part ------------------------------------------------------------------------------------------------
+# --- the client's side ------------------------------------------------------------------------------------------------
 
 
 def accept_welcome(hello: Hello, first: Frame, compression: Compression | None = None) -> tuple[Agreement, Welcome]:
-    """What follows from the broker's answer to `hello`. Raises its error, or why its answer is none."""
+    """Returns the agreement that follows from the broker's answer to `hello`. Raises the broker's error,
+    UnknownVersion, InvalidInput or DecodeError."""
     if first.kind == FrameKind.ERROR:
-        raise document.decode_error(_expected(first, FrameKind.ERROR))
-    welcome = decode_welcome(_expected(first, FrameKind.WELCOME))
+        raise document.decode_error(_expected_body(first, FrameKind.ERROR))
+    welcome = decode_welcome(_expected_body(first, FrameKind.WELCOME))
     if not hello.version_min <= welcome.version <= hello.version:
         raise errors.UnknownVersion(
             f"the broker chose version {welcome.version} of the protocol",
-            hint=f"this client speaks {hello.version_min} to {hello.version}",
+            hint=f"this client supports {hello.version_min} to {hello.version}",
         )
     if welcome.compression and (compression is None or welcome.compression not in hello.compression):
         raise errors.DecodeError("the broker chose a compression that was not offered")
     _check_bound(welcome.frame_bytes_max, "the broker")
     send_bytes_max = min(welcome.frame_bytes_max, limits.FRAME_BYTES_MAX)
-    chosen = compression if welcome.compression else None
-    return Agreement(welcome.version, hello.frame_bytes_max, send_bytes_max, chosen), welcome
+    agreed_compression = compression if welcome.compression else None
+    return Agreement(welcome.version, hello.frame_bytes_max, send_bytes_max, agreed_compression), welcome
 
 
-def _expected(first: Frame, kind: FrameKind) -> bytes:
+def _expected_body(first: Frame, kind: FrameKind) -> bytes:
     if first.kind != kind or first.flags:
-        raise errors.DecodeError(f"a frame of kind {first.kind} where {kind.name} was expected")
+        raise errors.DecodeError(f"frame of kind {first.kind} where {kind.name} was expected")
     return first.body
 
 
-def _check_bound(frame_bytes_max: int, who: str) -> None:
+def _check_bound(frame_bytes_max: int, side: str) -> None:
     if frame_bytes_max < limits.FRAME_BYTES_MIN:
         raise errors.InvalidInput(
-            f"{who} takes frames of {frame_bytes_max} bytes",
-            hint=f"every side takes at least {limits.FRAME_BYTES_MIN}: the largest answers need it",
+            f"{side} accepts frames of {frame_bytes_max} bytes only",
+            hint=f"each side must accept at least {limits.FRAME_BYTES_MIN}: the largest answers need it",
         )
 
 
-# --- afterwards -------------------------------------------------------------------------------------------------------
+# --- frames after the handshake ---------------------------------------------------------------------------------------
 
 
 def incoming_frame(frame: Frame, agreed: Agreement) -> Frame:
-    """A frame that came in, with its body unpacked. Raises DecodeError."""
+    """Returns a received frame with its body decompressed. Raises DecodeError."""
     if not frame.flags & COMPRESSED:
         return frame
     if agreed.compression is None:
-        raise errors.DecodeError("a compressed frame, and the handshake chose no compression")
+        raise errors.DecodeError("compressed frame, but the handshake chose no compression")
     body = agreed.compression.decompress(frame.body, agreed.frame_bytes_max - SIZE_MIN)
     return frame._replace(flags=frame.flags & ~COMPRESSED, body=body)
 
 
 def outgoing_frame(kind: int, number: int, body: bytes, agreed: Agreement) -> bytes:
-    """A frame that goes out, compressed where that was agreed and helps. Raises MessageTooLarge: nothing was sent."""
+    """Returns the bytes of a frame to send, compressed if that was agreed and helps. Raises MessageTooLarge."""
     if SIZE_MIN + len(body) > agreed.send_bytes_max:
         raise errors.MessageTooLarge(
-            f"a frame of {SIZE_MIN + len(body)} bytes", hint=f"the other side takes {agreed.send_bytes_max}"
+            f"frame too large: {SIZE_MIN + len(body)} bytes, limit {agreed.send_bytes_max}",
+            hint="the other side announced this limit in the handshake",
         )
     flags, packed = (0, body) if agreed.compression is None else agreed.compression.compress(body)
     return encode_frame(kind, number, packed, flags)

@@ -1,9 +1,9 @@
-"""Sockets of this machine, by the name of a file: only the account that made one may use it (0600).
+"""Local (Unix domain) sockets: only the account that created one may use it (mode 0600).
 
-The address of such a socket has room for about a hundred bytes, the path of a data directory may be longer: then the
-directory is opened, and the socket is named through that (`/proc/self/fd/<number>/<name>`).
+The address of such a socket holds about a hundred bytes, the path of a data directory may be longer: then the directory
+is opened, and the socket is addressed through it (`/proc/self/fd/<number>/<name>`).
 
-A file that a dead process left behind is replaced: nobody answers there. One that somebody answers is left alone.
+A socket file of a dead process is replaced: nothing listens there. One with a live listener is left alone.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ MODE = 0o600
 
 
 def bind(path: Path) -> socket.socket:
-    """A socket that can listen there. Raises ConfigurationError when another process does, or it cannot be made."""
-    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    """Returns a socket bound to `path`. Raises ConfigurationError if another process listens there or binding fails."""
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if is_listening(path):
             raise errors.ConfigurationError(
                 f"another broker listens at {path}", hint="stop it, or give this one its own data_dir"
             )
         path.unlink(missing_ok=True)
-        os.fchmod(found.fileno(), MODE)  # before there is a file: nobody comes in between
+        os.fchmod(bound.fileno(), MODE)  # before the file exists, so that it is never open to others
         with _address(path) as address:
-            found.bind(address)
+            bound.bind(address)
     except OSError as error:
-        found.close()
+        bound.close()
         raise errors.ConfigurationError(
             f"cannot listen at {path}: {error}", hint="check the permissions of data_dir"
         ) from None
     except BaseException:
-        found.close()
+        bound.close()
         raise
-    return found
+    return bound
 
 
 def connect(path: Path) -> socket.socket:
-    """A connected socket that does not block. Raises ConnectionLost when nobody listens there."""
+    """Returns a connected, non-blocking socket. Raises ConnectionLost if no process listens there."""
     try:
         return _connected(path)
     except OSError as error:
@@ -51,20 +51,20 @@ def connect(path: Path) -> socket.socket:
 
 
 def _connected(path: Path) -> socket.socket:
-    """On one machine it is there at once, or the queue of the listener is full (BlockingIOError)."""
-    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    found.setblocking(False)
+    """Connects without waiting: locally it succeeds immediately, or the listener's queue is full (BlockingIOError)."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.setblocking(False)
     try:
         with _address(path) as address:
-            found.connect(address)
+            connection.connect(address)
     except BaseException:
-        found.close()
+        connection.close()
         raise
-    return found
+    return connection
 
 
 def is_listening(path: Path) -> bool:
-    """Whether a live process listens there."""
+    """Whether a live process listens at `path`."""
     try:
         _connected(path).close()
     except BlockingIOError:

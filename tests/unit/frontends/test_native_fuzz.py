@@ -122,7 +122,7 @@ async def heard(client: RawClient, broker: TestBroker) -> list[Frame]:
         try:
             found.append(await client.read(0.05))
         except TimeoutError:
-            if connection is not None and connection._stream.held_bytes and not connection._is_closing:
+            if connection is not None and connection._stream.incomplete_bytes and not connection._is_closing:
                 break
         except Closed:
             assert found, "it was closed without a word"

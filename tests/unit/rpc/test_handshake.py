@@ -113,14 +113,14 @@ def test_a_client_refuses_a_version_that_it_did_not_offer() -> None:
 def test_a_bound_that_cannot_be_kept_is_refused() -> None:
     least = limits.FRAME_BYTES_MIN
     assert server().agree(hello_frame(Hello(frame_bytes_max=least)))[0].send_bytes_max == least
-    with pytest.raises(errors.InvalidInput, match="the client takes"):
+    with pytest.raises(errors.InvalidInput, match="the client accepts"):
         server().agree(hello_frame(Hello(frame_bytes_max=least - 1)))
     for size in (least, least - 1):
         answer = Frame(FrameKind.WELCOME, 0, 9, handshake.encode_welcome(Welcome(VERSION, "n", size, "", 0)))
         if size == least:
             assert handshake.accept_welcome(Hello(), answer)[0].send_bytes_max == least
         else:
-            with pytest.raises(errors.InvalidInput, match="the broker takes"):
+            with pytest.raises(errors.InvalidInput, match="the broker accepts"):
                 handshake.accept_welcome(Hello(), answer)
 
 
