@@ -187,7 +187,7 @@ async def test_hazard_22_a_file_that_stays_away_is_an_error_after_four_plans(
         return await fresh(topic_id)
 
     monkeypatch.setattr(lake.tables, "fresh", counted)
-    with pytest.raises(errors.TableUnreadable, match="not there"):
+    with pytest.raises(errors.TableUnreadable, match="does not exist"):
         await lake.ask(ScanKind.READ, 0)
     assert len(plans) == 1 + limits.SCAN_PLANS_MAX
 

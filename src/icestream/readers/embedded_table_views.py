@@ -92,7 +92,7 @@ class EmbeddedTableViews:
         if known is not None and known.record == loaded.record:
             return known
         table = loaded.state.table
-        return TableView(identifier, loaded.record, table, await self._snapshots.files_of_main(table))
+        return TableView(identifier, loaded.record, table, await self._snapshots.current_files(table))
 
     def _keep(self, topic_id: int, key: str, view: TableView) -> None:
         while len(self._views) >= limits.SCAN_VIEWS_MAX:

@@ -129,7 +129,7 @@ class ForeignTableViews:
         if before is not None and before.view.record == record:
             view = before.view
         else:
-            view = TableView(identifier, record, table, await self._snapshots.files_of_main(table), mirror.committed)
+            view = TableView(identifier, record, table, await self._snapshots.current_files(table), mirror.committed)
         self._keep(topic_id, _Known(view, LONG_AGO_NS if topic_id in self._moved else began_ns))
         return view
 

@@ -1,8 +1,8 @@
-"""Why offsets that were committed are no rows: pure. Readers say it in gap events, `verify` in its report.
+"""Explains why committed offsets have no row in the table, for gap events of readers and for `verify`. Pure.
 
-removed       an engine took rows away, and the catalog knows which (removals beside the pointer, hazard 21)
-taken over    between two runs of the shard: the log of a dead owner had them, or nobody (hazard 2)
-before        the table got the messages of its topic from a later offset on
+removed       an engine removed rows, and the catalog recorded which (removals beside the pointer, hazard 21)
+taken over    between two runs of the shard: only the log of the previous owner had them, if at all (hazard 2)
+before        the table receives the messages of its topic from a later offset on
 unexplained   none of these, as far as the catalog knows. The broker's own declared gaps are not known here
 """
 
@@ -18,70 +18,68 @@ from icestream.catalog.topic_rules.removal import Removals
 from icestream.model.shard import GapState
 
 
-class MissingCause(StrEnum):
+class GapCause(StrEnum):
     REMOVED = "removed"
     TAKEN_OVER = "taken-over"
     BEFORE = "before"
     UNEXPLAINED = "unexplained"
 
 
-STATES: Final = {
-    MissingCause.REMOVED: GapState.DROPPED,
-    MissingCause.TAKEN_OVER: GapState.PENDING,
-    MissingCause.BEFORE: GapState.LOST,
-    MissingCause.UNEXPLAINED: GapState.LOST,
+GAP_STATES: Final = {
+    GapCause.REMOVED: GapState.DROPPED,
+    GapCause.TAKEN_OVER: GapState.PENDING,
+    GapCause.BEFORE: GapState.LOST,
+    GapCause.UNEXPLAINED: GapState.LOST,
 }
 
 
-class MissingRange(NamedTuple):
+class ExplainedGap(NamedTuple):
     start: int
     end: int
-    cause: MissingCause
+    cause: GapCause
     reason: str
-    is_exact: bool = True  # False: some offsets of this range are known to be absent, not these
+    is_exact: bool = True  # False: some offsets of this range are missing, but it is not recorded which
 
 
-def explain(start: int, end: int, shard: int, binding: Binding, removals: Removals) -> list[MissingRange]:
-    """The offsets [start, end) of a shard, cut where the reason is another one. What is known exactly says more."""
-    known = _known(shard, binding, removals)
-    found: list[MissingRange] = []
-    at = start
-    while at < end:
+def explain(start: int, end: int, shard: int, binding: Binding, removals: Removals) -> list[ExplainedGap]:
+    """Splits the missing offsets [start, end) of a shard by cause. Exact explanations take precedence."""
+    explanations = _explanations(shard, binding, removals)
+    gaps: list[ExplainedGap] = []
+    position = start
+    while position < end:
         rank, covering = next(
-            ((rank, one) for rank, one in enumerate(known) if one.start <= at < one.end),
-            (len(known), _unexplained(end)),
+            ((rank, gap) for rank, gap in enumerate(explanations) if gap.start <= position < gap.end),
+            (len(explanations), _unexplained(end)),
         )
-        stop = min([min(covering.end, end), *(one.start for one in known[:rank] if at < one.start)])
-        found.append(covering._replace(start=at, end=stop))
-        at = stop
-    return found
+        # An explanation ends early where one of higher precedence begins.
+        stop = min([min(covering.end, end), *(gap.start for gap in explanations[:rank] if position < gap.start)])
+        gaps.append(covering._replace(start=position, end=stop))
+        position = stop
+    return gaps
 
 
-def _unexplained(end: int) -> MissingRange:
-    return MissingRange(0, end, MissingCause.UNEXPLAINED, "not in the table, and nothing says why")
+def _unexplained(end: int) -> ExplainedGap:
+    return ExplainedGap(0, end, GapCause.UNEXPLAINED, "not in the table, and nothing says why")
 
 
-def _known(shard: int, binding: Binding, removals: Removals) -> list[MissingRange]:
-    """The better one first."""
+def _explanations(shard: int, binding: Binding, removals: Removals) -> list[ExplainedGap]:
+    """Returns all recorded reasons, exact ones first."""
     removed = [
-        MissingRange(
-            *one.ranges[shard],
-            MissingCause.REMOVED,
-            f"removed from the table by {one.words}",
-            one.is_exact,
+        ExplainedGap(
+            *removal.ranges[shard], GapCause.REMOVED, f"removed from the table by {removal.words}", removal.is_exact
         )
-        for one in removals
-        if shard in one.ranges
+        for removal in removals
+        if shard in removal.ranges
     ]
-    return sorted([*removed, *_outside_of_runs(binding.runs.get(shard, ()))], key=lambda one: not one.is_exact)
+    return sorted([*removed, *_gaps_between_runs(binding.runs.get(shard, ()))], key=lambda gap: not gap.is_exact)
 
 
-def _outside_of_runs(runs: OffsetRuns) -> list[MissingRange]:
-    found = [
-        MissingRange(one.next, after.start, MissingCause.TAKEN_OVER, f"of an owner before epoch {after.epoch}")
-        for one, after in pairwise(runs)
-        if one.next < after.start
+def _gaps_between_runs(runs: OffsetRuns) -> list[ExplainedGap]:
+    gaps = [
+        ExplainedGap(run.next, after.start, GapCause.TAKEN_OVER, f"of an owner before epoch {after.epoch}")
+        for run, after in pairwise(runs)
+        if run.next < after.start
     ]
     if runs and runs[0].start:
-        found.append(MissingRange(0, runs[0].start, MissingCause.BEFORE, f"the table begins at offset {runs[0].start}"))
-    return found
+        gaps.append(ExplainedGap(0, runs[0].start, GapCause.BEFORE, f"the table begins at offset {runs[0].start}"))
+    return gaps

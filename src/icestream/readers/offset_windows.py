@@ -1,9 +1,9 @@
-"""Which stretch of offsets is read next, and from what: pure, for files of a table and for row groups of files alike.
+"""Chooses the next window of offsets to read, and the files or row groups to read it from. Pure.
 
-Ours cover disjoint ranges, so a window is a part of one. Where others made them overlap, a window [start, stop) names
-everything that can hold one of its offsets, and it is no wider than its bytes allow: a reader holds one window, however
-the table was sorted (hazard 22). `stop` never passes the next unit that begins behind `start`, so that each window has
-as few units as there can be.
+Files of the pipeline cover disjoint ranges, so a window is a part of one file. Where other engines wrote overlapping
+ones, a window [start, stop) names everything that can hold one of its offsets, and is no wider than its bytes allow: a
+reader holds one window in memory, however the table is sorted (hazard 22). `stop` never passes the next span that
+begins after `start`, so that each window has as few spans as possible.
 """
 
 from __future__ import annotations
@@ -13,58 +13,59 @@ from collections.abc import Iterable
 from itertools import accumulate
 from typing import Generic, NamedTuple, TypeVar
 
-What = TypeVar("What")
+Source = TypeVar("Source")
 
 
-class OffsetSpan(NamedTuple, Generic[What]):
-    """Something that can hold the offsets [low, high], both inclusive."""
+class OffsetSpan(NamedTuple, Generic[Source]):
+    """A file or row group that can hold the offsets [low, high], both inclusive."""
 
     low: int
     high: int
     rows: int
     bytes: int
-    what: What
+    source: Source
 
 
-class OffsetWindow(NamedTuple, Generic[What]):
-    start: int  # nothing is held between the position asked for and this
+class OffsetWindow(NamedTuple, Generic[Source]):
+    start: int  # no span holds an offset between the requested position and this
     stop: int
-    units: list[OffsetSpan[What]]
+    spans: list[OffsetSpan[Source]]
 
 
-class SpanIndex(Generic[What]):
-    def __init__(self, units: Iterable[OffsetSpan[What]]) -> None:
-        self._units = sorted(units, key=lambda one: (one.low, one.high))
-        # the highest offset up to each: everything before the first that reaches a position lies below it
-        self._reach = list(accumulate((one.high for one in self._units), max))
+class SpanIndex(Generic[Source]):
+    def __init__(self, spans: Iterable[OffsetSpan[Source]]) -> None:
+        self._spans = sorted(spans, key=lambda span: (span.low, span.high))
+        # The highest offset of all spans up to each one. It rises, so a binary search finds the first span that can
+        # hold a position: all spans before it end below the position.
+        self._highest = list(accumulate((span.high for span in self._spans), max))
 
     def __len__(self) -> int:
-        return len(self._units)
+        return len(self._spans)
 
-    def next_window(self, position: int, bytes_max: int) -> OffsetWindow[What] | None:
-        """None: nothing lies at the position or behind it."""
+    def next_window(self, position: int, bytes_max: int) -> OffsetWindow[Source] | None:
+        """Returns the first window at or after the position; None if no span reaches it."""
         start: int | None = None
         stop: int | None = None
-        here: list[OffsetSpan[What]] = []
-        for at in range(bisect_left(self._reach, position), len(self._units)):
-            unit = self._units[at]
-            if unit.high < position:
+        spans: list[OffsetSpan[Source]] = []
+        for number in range(bisect_left(self._highest, position), len(self._spans)):
+            span = self._spans[number]
+            if span.high < position:
                 continue
             if start is None:
-                start = max(position, unit.low)
-            if unit.low > start:
-                stop = unit.low
+                start = max(position, span.low)
+            if span.low > start:
+                stop = span.low
                 break
-            here.append(unit)
+            spans.append(span)
         if start is None:
             return None
-        reach = max(unit.high for unit in here) + 1
-        return OffsetWindow(start, min(reach, stop or reach, start + _width(here, bytes_max)), here)
+        spans_end = max(span.high for span in spans) + 1
+        return OffsetWindow(start, min(spans_end, stop or spans_end, start + _width(spans, bytes_max)), spans)
 
 
-def _width(units: list[OffsetSpan[What]], bytes_max: int) -> int:
-    """How many offsets, when every unit had a row for each of them. All of them, where all rows fit anyway."""
-    if sum(unit.bytes for unit in units) <= bytes_max:
-        return max(unit.high for unit in units) + 1
-    bytes_of_an_offset = sum(unit.bytes / max(unit.rows, 1) for unit in units)
-    return max(1, int(bytes_max / bytes_of_an_offset))
+def _width(spans: list[OffsetSpan[Source]], bytes_max: int) -> int:
+    """Returns how many offsets fit `bytes_max` if every span has a row for each of them; unbounded if all rows fit."""
+    if sum(span.bytes for span in spans) <= bytes_max:
+        return max(span.high for span in spans) + 1
+    bytes_per_offset = sum(span.bytes / max(span.rows, 1) for span in spans)
+    return max(1, int(bytes_max / bytes_per_offset))

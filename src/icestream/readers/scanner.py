@@ -1,13 +1,13 @@
-"""Answers questions about the tables of topics (model/scan_messages.py): the reader's contract of hazard 22.
+"""Answers scan requests about topic tables (model/scan_messages.py): the reader's contract of hazard 22.
 
-    order      offsets rise strictly. What is doubled, or stands below the position, is dropped and counted
-    windows    one window of offsets is held at a time (window.py), whatever order the files are in
-    absence    offsets below the end of the table that are no rows are told, with the reason (absence.py)
-    moving     a file that is gone was compacted or expired away: the table is planned again, SCAN_PLANS_MAX times
-    no pins    nothing of a snapshot is held for a reader. What of a window did not fit an answer is kept for whoever
-               goes on there, until the table has another snapshot: that one may have rows deleted
+    order       offsets rise strictly. Duplicates and rows below the position are dropped and counted
+    windows     one window of offsets is in memory at a time (offset_windows.py), whatever order the files are in
+    gaps        committed offsets without a row are reported with the reason (missing_offsets.py)
+    replanning  a missing file was compacted or expired: the scan is planned again, up to SCAN_PLANS_MAX times
+    no pins     a reader pins no snapshot. The rest of a window that did not fit a response is kept as read-ahead until
+                the table has another snapshot, which may have deleted rows
 
-A row that has not been committed yet is not told: the broker's log has it.
+Rows that are not committed yet are not returned: the broker's log has them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from icestream.runtime.tasks import Offload
 
 
 class DecodedWindow(NamedTuple):
-    """Rows of a shard, in order, each once: everything that the table has of the offsets [start, stop)."""
+    """The rows of a shard with the offsets [start, stop), by offset, without duplicates."""
 
     rows: Any
     offsets: memoryview  # of these rows
@@ -43,15 +43,15 @@ class DecodedWindow(NamedTuple):
     stop: int
 
     def rest(self, position: int) -> DecodedWindow:
-        """From there on."""
-        at = bisect_left(self.offsets, position)
-        return DecodedWindow(self.rows.slice(at), self.offsets[at:], position, self.stop)
+        """Returns the rows from the position on."""
+        row = bisect_left(self.offsets, position)
+        return DecodedWindow(self.rows.slice(row), self.offsets[row:], position, self.stop)
 
 
 def decoded_window(rows: Any, start: int, stop: int) -> DecodedWindow:
-    """In one piece: answers are cut out of it without a look at what lies behind them."""
-    whole = rows.combine_chunks()
-    return DecodedWindow(whole, int64s(whole[OFFSET]), start, stop)
+    """Combines the chunks, so that responses are slices of it without copying the rest."""
+    combined = rows.combine_chunks()
+    return DecodedWindow(combined, int64s(combined[OFFSET]), start, stop)
 
 
 class DecodedWindowKey(NamedTuple):
@@ -66,204 +66,218 @@ class Scanner:
         self._tables = tables
         self._files = files
         self._offload = offload
-        self._kept: OrderedDict[DecodedWindowKey, DecodedWindow] = OrderedDict()
-        self._units = RowGroupIndex(files)
+        self._read_ahead: OrderedDict[DecodedWindowKey, DecodedWindow] = OrderedDict()
+        self._row_groups = RowGroupIndex(files)
 
-    async def answer(self, asked: ScanRequest) -> ScanResponse:
-        """Raises TableUnreadable, or what kept it from reading."""
-        view = await self._view(asked)
+    async def answer(self, request: ScanRequest) -> ScanResponse:
+        """Returns the response. Raises TableUnreadable, or the error that kept it from reading."""
+        view = await self._view(request)
         if view is None:
             return ScanResponse()
-        if asked.question is ScanKind.SNAPSHOT:
-            return ScanResponse(view.end(asked.shard), await self._behind_snapshot(view, asked))
+        if request.question is ScanKind.SNAPSHOT:
+            return ScanResponse(view.end(request.shard), await self._committed_at_snapshot(view, request))
         for _ in range(limits.SCAN_PLANS_MAX):
-            if view is None or asked.shard not in view.binding.runs:
+            if view is None or request.shard not in view.binding.runs:
                 return ScanResponse()
             try:
-                return await self._offload.run(lambda view=view: self._answer(view, asked))  # type: ignore[misc]
+                return await self._offload.run(lambda view=view: self._answer(view, request))  # type: ignore[misc]
             except FileNotFoundError as error:
-                missing = error
-                view = await self._tables.fresh(asked.topic_id)
+                missing_file = error
+                view = await self._tables.fresh(request.topic_id)
         raise errors.TableUnreadable(
-            f"the table of topic {asked.topic} names a file that is not there: {missing}",
-            hint=f"`icestream verify {asked.topic}` says what is missing",
+            f"the table of topic {request.topic} names a file that does not exist: {missing_file}",
+            hint=f"`icestream verify {request.topic}` lists what is missing",
         )
 
-    async def _view(self, asked: ScanRequest) -> TableView | None:
-        """Whoever asks for what is not in it yet, or for a snapshot, may know more than we do."""
-        found = await self._tables.view(asked.topic_id)
-        if found is None or asked.question is ScanKind.SNAPSHOT or found.end(asked.shard) <= asked.value:
-            return await self._tables.fresh(asked.topic_id)
-        return found
+    async def _view(self, request: ScanRequest) -> TableView | None:
+        """Returns a fresh view for requests by snapshot or beyond the cached view: the client may know more."""
+        view = await self._tables.view(request.topic_id)
+        if view is None or request.question is ScanKind.SNAPSHOT or view.end(request.shard) <= request.value:
+            return await self._tables.fresh(request.topic_id)
+        return view
 
-    async def _behind_snapshot(self, view: TableView, asked: ScanRequest) -> int:
-        if (found := view.behind_snapshot(asked.value, asked.shard)) is not None:
-            return found
-        mark = await self._tables.mark(asked.topic_id, asked.value)
+    async def _committed_at_snapshot(self, view: TableView, request: ScanRequest) -> int:
+        committed = view.committed_at_snapshot(request.value, request.shard)
+        if committed is not None:
+            return committed
+        # Expired snapshots of the recent past are recorded in the metadata store.
+        mark = await self._tables.mark(request.topic_id, request.value)
         if mark is None:
             raise errors.InvalidInput(
-                f"table {view.identifier} has no snapshot {asked.value}, and it is none of its last ones that expired",
-                hint="start at a time or an offset instead; `icestream lake snapshots` lists those that it has",
+                f"table {view.identifier} has no snapshot {request.value}, and it is not one of the recently expired",
+                hint="start at a time or an offset instead; `icestream lake snapshots` lists the table's snapshots",
             )
-        return mark.committed.get(asked.shard, 0)
+        return mark.committed.get(request.shard, 0)
 
-    def _answer(self, view: TableView, asked: ScanRequest) -> ScanResponse:
-        match asked.question:
+    def _answer(self, view: TableView, request: ScanRequest) -> ScanResponse:
+        match request.question:
             case ScanKind.READ:
-                return self._read(view, asked)
+                return self._read(view, request)
             case ScanKind.EARLIEST:
-                return ScanResponse(view.end(asked.shard), self._earliest(view, asked.shard))
+                return ScanResponse(view.end(request.shard), self._earliest(view, request.shard))
             case _:
-                return ScanResponse(view.end(asked.shard), self._first_at_time(view, asked.shard, asked.value))
+                return ScanResponse(view.end(request.shard), self._first_at_time(view, request.shard, request.value))
 
     # --- by offset ---
 
-    def _read(self, view: TableView, asked: ScanRequest) -> ScanResponse:
-        shard, end = asked.shard, view.end(asked.shard)
-        if asked.value >= end:
-            return ScanResponse(end, next_offset=asked.value)
-        before = self._files.groups_read
-        found = self._kept_at(view, shard, asked.value) or self._first(view, shard, asked.value)
-        if found is None:
-            return ScanResponse(end, missing=_missing(view, shard, [(asked.value, end)]), next_offset=end)
-        here = found.rest(asked.value)
-        sections = _sections(here.rows, lambda at: view.epoch_of(shard, at), asked.bytes_max)
-        told = sum(section.rows for section in sections)
-        next_offset = here.offsets[told] if told < len(here.offsets) else found.stop
-        holes = _holes(asked.value, sections, next_offset)
-        key = DecodedWindowKey(view.uuid, view.table.current_snapshot_id, shard, found.stop)
-        self._keep(key, found, is_over=next_offset >= found.stop)
+    def _read(self, view: TableView, request: ScanRequest) -> ScanResponse:
+        shard, end = request.shard, view.end(request.shard)
+        if request.value >= end:
+            return ScanResponse(end, next_offset=request.value)
+        groups_read_before = self._files.groups_read
+        window = self._find_read_ahead(view, shard, request.value) or self._next_rows(view, shard, request.value)
+        if window is None:
+            return ScanResponse(end, missing=_missing(view, shard, [(request.value, end)]), next_offset=end)
+        rest = window.rest(request.value)
+        sections = _sections(rest.rows, lambda offset: view.epoch_of(shard, offset), request.bytes_max)
+        returned_rows = sum(section.rows for section in sections)
+        next_offset = rest.offsets[returned_rows] if returned_rows < len(rest.offsets) else window.stop
+        gaps = _gaps(request.value, sections, next_offset)
+        key = DecodedWindowKey(view.uuid, view.table.current_snapshot_id, shard, window.stop)
+        self._keep(key, window, is_exhausted=next_offset >= window.stop)
         return ScanResponse(
             end,
             sections=sections,
-            missing=_missing(view, shard, holes),
+            missing=_missing(view, shard, gaps),
             next_offset=next_offset,
-            is_cached=self._files.groups_read == before,
+            is_cached=self._files.groups_read == groups_read_before,
         )
 
-    def _kept_at(self, view: TableView, shard: int, position: int) -> DecodedWindow | None:
-        """Of any place in it: whoever was told of it may have had no use for all of that, and others may be behind."""
+    def _find_read_ahead(self, view: TableView, shard: int, position: int) -> DecodedWindow | None:
+        """Returns a kept window that contains the position; windows of older snapshots are dropped.
+
+        Any position in the window will do: the client may not have used all of the last response, and other readers may
+        be behind.
+        """
         end, snapshot_id = view.end(shard), view.table.current_snapshot_id
-        for key, found in list(self._kept.items()):  # another thread may be at it
+        for key, window in list(self._read_ahead.items()):  # a copy: other threads modify it
             if key.uuid != view.uuid:
                 continue
             if key.snapshot_id != snapshot_id:
-                self._kept.pop(key, None)
-            elif key.shard == shard and found.start <= position < found.stop <= end:
-                return found
+                self._read_ahead.pop(key, None)
+            elif key.shard == shard and window.start <= position < window.stop <= end:
+                return window
         return None
 
-    def _keep(self, key: DecodedWindowKey, found: DecodedWindow, *, is_over: bool) -> None:
-        """As long as somebody is in it, and no more than a few."""
-        self._kept.pop(key, None)
-        if not is_over:
-            self._kept[key] = found
-        while len(self._kept) > limits.SCAN_KEPT_MAX:
-            self._kept.popitem(last=False)
+    def _keep(self, key: DecodedWindowKey, window: DecodedWindow, *, is_exhausted: bool) -> None:
+        """Keeps a window until its last row was returned, and at most SCAN_KEPT_MAX of them."""
+        self._read_ahead.pop(key, None)
+        if not is_exhausted:
+            self._read_ahead[key] = window
+        while len(self._read_ahead) > limits.SCAN_KEPT_MAX:
+            self._read_ahead.popitem(last=False)
 
     def _earliest(self, view: TableView, shard: int) -> int | None:
-        found = self._first(view, shard, 0)
-        while found is not None and not len(found.rows):
-            found = self._first(view, shard, found.stop)
-        return None if found is None else found.offsets[0]
+        window = self._next_rows(view, shard, 0)
+        while window is not None and not len(window.rows):
+            window = self._next_rows(view, shard, window.stop)
+        return None if window is None else window.offsets[0]
 
-    def _first(self, view: TableView, shard: int, position: int) -> DecodedWindow | None:
-        """The next rows from a position on. None: there are none up to the end."""
+    def _next_rows(self, view: TableView, shard: int, position: int) -> DecodedWindow | None:
+        """Returns the first window with rows at or after the position; None if there is none up to the end.
+
+        A request looks at SCAN_WINDOWS_MAX windows at most. If all are empty, the result is an empty window that tells
+        where to continue.
+        """
         end = view.end(shard)
         for _ in range(limits.SCAN_WINDOWS_MAX):
             if position >= end:
                 return None
-            found = self._window(view, shard, position, end)
-            if found is None:
+            window = self._decode_window(view, shard, position, end)
+            if window is None:
                 return None
-            if len(found.rows):
-                return found
-            position = found.stop
+            if len(window.rows):
+                return window
+            position = window.stop
         return decoded_window(empty(), position, position) if position < end else None
 
-    def _window(self, view: TableView, shard: int, position: int, end: int) -> DecodedWindow | None:
-        shelf = view.shelf(shard)
-        window = shelf.bounded.next_window(position, limits.OFFSET_MAX)
-        files = [*(unit.what for unit in window.units), *shelf.loose] if window else shelf.loose
-        stop = min(window.stop, end) if window else end
-        groups = SpanIndex(unit for file in files for unit in self._units.of_file(view, file, shard, position))
-        inner = groups.next_window(position, limits.SCAN_WINDOW_BYTES)
-        if inner is None or inner.start >= stop:
-            return decoded_window(empty(), position, stop) if window else None
-        stop = min(stop, inner.stop)
-        groups_here = sorted((unit.what for unit in inner.units), key=lambda group: group.file.precedence)
+    def _decode_window(self, view: TableView, shard: int, position: int, end: int) -> DecodedWindow | None:
+        """Decodes the next window: first the files are chosen by their bounds, then row groups of these files."""
+        shard_files = view.shard_files(shard)
+        file_window = shard_files.bounded.next_window(position, limits.OFFSET_MAX)
+        bounded = [span.source for span in file_window.spans] if file_window else []
+        files = [*bounded, *shard_files.unbounded]
+        stop = min(file_window.stop, end) if file_window else end
+        groups = SpanIndex(span for file in files for span in self._row_groups.spans(view, file, shard, position))
+        window = groups.next_window(position, limits.SCAN_WINDOW_BYTES)
+        if window is None or window.start >= stop:
+            return decoded_window(empty(), position, stop) if file_window else None
+        stop = min(stop, window.stop)
+        groups_by_precedence = sorted((span.source for span in window.spans), key=lambda group: group.file.precedence)
         parts = [
-            self._files.shard_rows(group, view.columns, shard, view.files.deletes_of(group.file), inner.start, stop)
-            for group in groups_here
+            self._files.shard_rows(group, view.columns, shard, view.files.deletes_of(group.file), window.start, stop)
+            for group in groups_by_precedence
         ]
-        return decoded_window(_once(parts), position, stop)
+        return decoded_window(_deduplicate(parts), position, stop)
 
     # --- by time ---
 
     def _first_at_time(self, view: TableView, shard: int, time_us: int) -> int | None:
-        """The smallest offset whose append time is at least this. Times need not rise with offsets (hazard 32), so
-        every file counts that can have an earlier one than what was found."""
-        best: int | None = None
+        """Returns the smallest committed offset whose append time is at least this; None if there is none.
+
+        Times need not rise with offsets (hazard 32), so every file that can hold a smaller offset is searched.
+        """
+        smallest: int | None = None
         files = sorted(view.files.data, key=lambda file: file.offsets.low or 0)
         for file in files:
-            if best is not None and (file.offsets.low or 0) > best:
+            if smallest is not None and (file.offsets.low or 0) > smallest:
                 break
             if not file.shards.may_hold(shard) or (file.times.high is not None and file.times.high < time_us):
                 continue
-            found = self._first_in_file(view, file, shard, time_us)
-            best = found if best is None or (found is not None and found < best) else best
+            offset = self._first_in_file(view, file, shard, time_us)
+            smallest = offset if smallest is None or (offset is not None and offset < smallest) else smallest
         end = view.end(shard)
-        return best if best is not None and best < end else None
+        return smallest if smallest is not None and smallest < end else None
 
     def _first_in_file(self, view: TableView, file: DataFile, shard: int, time_us: int) -> int | None:
-        found: list[int] = []
+        offsets: list[int] = []
         deletes = view.files.deletes_of(file)
         for group in self._files.groups(file, view.columns):
             if not group.shards.may_hold(shard) or (group.times.high is not None and group.times.high < time_us):
                 continue
             if deletes:
                 rows = self._files.shard_rows(group, view.columns, shard, deletes, 0, limits.OFFSET_MAX)
-                if APPEND_TIME not in rows.column_names:  # they have no time, so none of them is at it or later
+                if APPEND_TIME not in rows.column_names:  # rows without a time are at no time
                     continue
             else:
                 rows = self._files.columns(group, view.columns, SHARD, OFFSET, APPEND_TIME)
                 rows = of_shard(rows, shard)
             later = rows.filter(pc.greater_equal(rows[APPEND_TIME].cast(pa.int64()), time_us))
             if len(later):
-                found.append(pc.min(later[OFFSET]).as_py())
-        return min(found, default=None)
+                offsets.append(pc.min(later[OFFSET]).as_py())
+        return min(offsets, default=None)
 
 
 def _sections(rows: Any, epoch_of: Callable[[int], int], bytes_max: int) -> list[ScanSection]:
     return to_sections(rows, epoch_of, bytes_max) if len(rows) else []
 
 
-def _once(parts: list[Any]) -> Any:
-    """Together, in order, each offset once: of several rows the one of the first part that has it."""
+def _deduplicate(parts: list[Any]) -> Any:
+    """Returns the rows of all parts by offset, each offset once. Of duplicates the row of the first part is kept."""
     rows = in_order(together(parts)) if len(parts) > 1 else parts[0]
     last = len(rows) - 1
     if last < 1:
         return rows
     offsets = rows[OFFSET]
     is_new = pc.not_equal(offsets.slice(1), offsets.slice(0, last))
-    doubled = last - (pc.sum(is_new).as_py() or 0)
-    if not doubled:
+    duplicates = last - (pc.sum(is_new).as_py() or 0)
+    if not duplicates:
         return rows
-    metrics.READ_DOUBLED.inc(doubled)
+    metrics.READ_DOUBLED.inc(duplicates)
     return rows.filter(pa.chunked_array([pa.array([True]), *is_new.chunks]))
 
 
-def _holes(position: int, sections: list[ScanSection], stop: int) -> list[tuple[int, int]]:
-    """The offsets from a position to `stop` that are in no section."""
+def _gaps(position: int, sections: list[ScanSection], stop: int) -> list[tuple[int, int]]:
+    """Returns the ranges of offsets from the position to `stop` that are in no section."""
     ends = [position, *(section.base_offset + section.rows for section in sections)]
     starts = [*(section.base_offset for section in sections), stop]
     return [(end, start) for end, start in zip(ends, starts, strict=True) if end < start]
 
 
-def _missing(view: TableView, shard: int, holes: list[tuple[int, int]]) -> list[MissingRange]:
-    found = []
-    for start, end in holes:
-        for one in missing_offsets.explain(start, end, shard, view.binding, view.record.removals):
-            metrics.READ_MISSING.labels(one.cause.value).inc(one.end - one.start)
-            found.append(MissingRange(one.start, one.end, missing_offsets.STATES[one.cause], one.reason))
-    return found
+def _missing(view: TableView, shard: int, gaps: list[tuple[int, int]]) -> list[MissingRange]:
+    missing = []
+    for start, end in gaps:
+        for gap in missing_offsets.explain(start, end, shard, view.binding, view.record.removals):
+            metrics.READ_MISSING.labels(gap.cause.value).inc(gap.end - gap.start)
+            missing.append(MissingRange(gap.start, gap.end, missing_offsets.GAP_STATES[gap.cause], gap.reason))
+    return missing

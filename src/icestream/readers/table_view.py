@@ -1,4 +1,4 @@
-"""One table of a topic as its readers see it: a snapshot, the binding beside the pointer, the files by offset."""
+"""A topic's table as readers see it: a snapshot, the binding to the topic, and the files by shard and offset."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from icestream.readers.offset_windows import OffsetSpan, SpanIndex
 
 
 class ShardFiles(NamedTuple):
-    """The files that can hold rows of one shard: by their bounds, and those without."""
+    """The files that can hold rows of one shard."""
 
     bounded: SpanIndex[DataFile]
-    loose: tuple[DataFile, ...]
+    unbounded: tuple[DataFile, ...]  # without bounds of the offset: each may hold any
 
 
 class TableView:
@@ -31,14 +31,14 @@ class TableView:
         files: SnapshotFiles,
         mirror: Mapping[int, int] | None = None,
     ) -> None:
-        """`mirror`: how far it has come by our own note, where it is in another catalog."""
+        """`mirror`: for a table in another catalog, the committed offsets in our own metadata store."""
         self.identifier = identifier
         self.mirror = mirror
         self.record = record
         self.table = table
         self.files = files
         self.columns = table_columns(table.current_schema, table.properties)
-        self._shelves: dict[int, ShardFiles] = {}
+        self._shard_files: dict[int, ShardFiles] = {}
 
     @property
     def uuid(self) -> str:
@@ -46,39 +46,39 @@ class TableView:
 
     @property
     def binding(self) -> Binding:
-        assert self.record.binding is not None  # whoever makes a view sees to it
+        assert self.record.binding is not None  # views are made of bound tables only
         return self.record.binding
 
     def end(self, shard: int) -> int:
-        """Behind the last offset that was committed."""
+        """Returns the committed offset of the shard: one past the last committed message."""
         return self.binding.committed().get(shard, 0)
 
     def epoch_of(self, shard: int, offset: int) -> int:
         runs = self.binding.runs[shard]
         return next((run.epoch for run in reversed(runs) if offset >= run.start), runs[0].epoch)
 
-    def shelf(self, shard: int) -> ShardFiles:
-        found = self._shelves.get(shard)
-        if found is None:
-            held = [file for file in self.files.data if file.shards.may_hold(shard)]
-            units = [
+    def shard_files(self, shard: int) -> ShardFiles:
+        shard_files = self._shard_files.get(shard)
+        if shard_files is None:
+            files = [file for file in self.files.data if file.shards.may_hold(shard)]
+            spans = [
                 OffsetSpan(file.offsets.low, file.offsets.high, file.rows, file.size_bytes, file)
-                for file in held
+                for file in files
                 if file.offsets.low is not None and file.offsets.high is not None
             ]
-            loose = tuple(file for file in held if None in file.offsets)
-            found = self._shelves[shard] = ShardFiles(SpanIndex(units), loose)
-        return found
+            unbounded = tuple(file for file in files if None in file.offsets)
+            shard_files = self._shard_files[shard] = ShardFiles(SpanIndex(spans), unbounded)
+        return shard_files
 
-    def behind_snapshot(self, snapshot_id: int, shard: int) -> int | None:
-        """The first offset that was not committed when the snapshot was made: its last round says it. None: the table
-        has no such snapshot, or none any more."""
+    def committed_at_snapshot(self, snapshot_id: int, shard: int) -> int | None:
+        """Returns the committed offset of the shard when the snapshot was made; None if the table does not have the
+        snapshot. Raises InvalidInput if no round in the snapshot's history tells."""
         if self.table.snapshots.find(snapshot_id) is None:
             return None
-        found = snapshot_progress(self.table, snapshot_id, self.binding.topic_id, self.binding.base)
-        if not found.is_known:
+        state = snapshot_progress(self.table, snapshot_id, self.binding.topic_id, self.binding.base)
+        if not state.is_known:
             raise errors.InvalidInput(
-                f"what snapshot {snapshot_id} of table {self.identifier} holds is not known any more",
+                f"the offsets in snapshot {snapshot_id} of table {self.identifier} are no longer known",
                 hint="start at a time, or at a snapshot that a round of the pipeline made",
             )
-        return found.progress.committed.get(shard, 0)
+        return state.progress.committed.get(shard, 0)

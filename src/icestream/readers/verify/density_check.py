@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from icestream.catalog.topic_rules.removal import removed_rows_total
 from icestream.observability.words import are, counted, were
 from icestream.readers import missing_offsets
-from icestream.readers.missing_offsets import MissingCause
+from icestream.readers.missing_offsets import GapCause
 from icestream.readers.table_view import TableView
 from icestream.readers.verify.offset_ranges import Ranges
 from icestream.readers.verify.shard_in_log import ShardLogState
@@ -75,7 +75,7 @@ class DensityCheck:
         yield from ((one, True) for one in self.declared(shard, start, end, left))
         for piece in left:
             for one in missing_offsets.explain(*piece, shard, self._view.binding, self._view.record.removals):
-                if one.cause is MissingCause.UNEXPLAINED:
+                if one.cause is GapCause.UNEXPLAINED:
                     yield failure("dense", "rows are missing, and nothing says why", shard, one.start, one.end), True
                 else:
                     yield Finding("dense", Weight.KNOWN, one.reason, shard, one.start, one.end), one.is_exact

@@ -32,7 +32,7 @@ class RowCheck:
     def __init__(self, view: TableView, files: FileReader, progress: ProgressCount) -> None:
         self._view = view
         self._files = files
-        self._units = RowGroupIndex(files)
+        self._row_groups = RowGroupIndex(files)
         self._progress = progress
         self._seen = 0  # rows of the topic's shards, those that are there twice, too
         self._damaged: dict[str, str] = {}  # what is wrong with files that cannot be decoded, by their paths
@@ -54,11 +54,11 @@ class RowCheck:
                 yield failure("files", f"{error} went while it was read")
 
     def shard(self, shard: int, files: Sequence[DataFile], held: ShardOffsets) -> Iterator[VerifyEvent]:
-        mine = [file for file in files if file.shards.may_hold(shard)]
+        shard_files = [file for file in files if file.shards.may_hold(shard)]
         try:
-            units = SpanIndex(unit for file in mine for unit in self._units_of(file, shard))
+            spans = SpanIndex(span for file in shard_files for span in self._spans_of(file, shard))
             position = 0
-            while (window := units.next_window(position, limits.SCAN_WINDOW_BYTES)) is not None:
+            while (window := spans.next_window(position, limits.SCAN_WINDOW_BYTES)) is not None:
                 there, twice = ranges_of(offsets := self._offsets(window, shard))
                 append_ranges(held.ranges, there)
                 for start, end in twice:
@@ -98,19 +98,19 @@ class RowCheck:
             self._told.add(path)
             yield failure("files", self._damaged[path], shard)
 
-    def _units_of(self, file: DataFile, shard: int) -> list[OffsetSpan[RowGroup]]:
+    def _spans_of(self, file: DataFile, shard: int) -> list[OffsetSpan[RowGroup]]:
         """Of each row two numbers are held."""
         try:
-            found = self._units.of_file(self._view, file, shard, 0)
+            spans = self._row_groups.spans(self._view, file, shard, 0)
         except errors.TableDamaged as error:
             self._note(file, error)
             self._is_counted = False
             return []
-        return [unit._replace(bytes=_ROW_BYTES * unit.rows) for unit in found]
+        return [span._replace(bytes=_ROW_BYTES * span.rows) for span in spans]
 
     def _offsets(self, window: OffsetWindow[RowGroup], shard: int) -> Any:
         return within(
-            together([self._offsets_of(unit.what, shard) for unit in window.units]), window.start, window.stop
+            together([self._offsets_of(span.source, shard) for span in window.spans]), window.start, window.stop
         )
 
     def _offsets_of(self, group: RowGroup, shard: int) -> Any:
