@@ -1,4 +1,5 @@
-"""Frames, streams, handshakes and links: how the processes and nodes of Icestream talk to each other and to clients.
+"""Frames, streams, handshakes and connections: how clients, processes and nodes of Icestream talk to each other.
 
-The codecs are pure; `link` and `link_keeper` are the dialling end that reconnects, `local_socket` the listening path.
+The codecs are pure; `dialled_connection`, `pending_calls` and `backoff` are shared by every side that opens connections
+(clients, `link` and `link_keeper` of processes, links between nodes); `local_socket` is where a broker listens locally.
 """

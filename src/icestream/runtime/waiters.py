@@ -1,4 +1,4 @@
-"""Tasks that wait until something has changed, and look again then."""
+"""Waiters: tasks that wait for a change, and check their condition again when they are woken."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Waiters:
         await future
 
     def wake(self) -> None:
-        """All of them; one that was cancelled meanwhile is gone."""
+        """Wakes all tasks."""
         futures, self._futures = self._futures, []
         for future in futures:
-            if not future.done():
+            if not future.done():  # its task may have been cancelled
                 future.set_result(None)

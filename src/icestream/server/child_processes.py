@@ -27,6 +27,7 @@ import msgspec
 from icestream import limits
 from icestream.observability.health import Check
 from icestream.observability.log import get_logger
+from icestream.rpc.backoff import backoff_seconds
 from icestream.runtime.clock import Clock
 from icestream.runtime.connection_room import RoomState
 
@@ -41,11 +42,6 @@ class ReadyLine(msgspec.Struct):
 
 class StatusLine(msgspec.Struct):
     connections: RoomState | None = None
-
-
-def backoff_seconds(failures: int) -> float:
-    """The backoff after this many consecutive failures, from 1."""
-    return min(limits.CHILD_RETRY_SECONDS_MIN * 2.0 ** min(failures - 1, 30), limits.CHILD_RETRY_SECONDS_MAX)
 
 
 class ChildProcess:
@@ -107,7 +103,7 @@ class ChildProcess:
                 return
             lived_seconds = (self._clock.monotonic_ns() - began_ns) / 1e9
             failures = 1 if lived_seconds >= limits.CHILD_STEADY_SECONDS else failures + 1
-            pause = backoff_seconds(failures)
+            pause = backoff_seconds(failures, limits.CHILD_RETRY_SECONDS_MIN, limits.CHILD_RETRY_SECONDS_MAX)
             self._reason = f"{end_reason}; next start in {pause:g} s"
             _log.warning("a child process ended", process=self.name, reason=end_reason, again_seconds=pause)
             await self._clock.sleep(pause)

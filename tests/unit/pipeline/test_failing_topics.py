@@ -17,8 +17,8 @@ from icestream import limits
 from icestream.catalogs.table_catalog import CommitUnknown
 from icestream.iceberg.identifier import Identifier
 from icestream.model.task_messages import TaskError, TaskErrorKind, TopicTaskResult
-from icestream.pipeline.driver.retry_pause import retry_pause_seconds
 from icestream.pipeline.driver.unresolved_commits import UnresolvedCommit
+from icestream.rpc.backoff import backoff_seconds
 from icestream.runtime.clock import SimulatedClock
 from tests.support.committing import Committing, topic
 from tests.support.paper_pipeline import PaperPipeline
@@ -292,5 +292,5 @@ async def test_files_are_brought_to_the_table_that_they_were_written_for_as_it_w
 
 
 async def test_a_pause_has_a_bound_however_long_it_lasts() -> None:
-    found = [retry_pause_seconds(failures, 0.2, 30.0) for failures in (1, 2, 3, 8, 9, 10, 100_000)]
+    found = [backoff_seconds(failures, 0.2, 30.0) for failures in (1, 2, 3, 8, 9, 10, 100_000)]
     assert found == [0.2, 0.4, 0.8, 25.6, 30.0, 30.0, 30.0]

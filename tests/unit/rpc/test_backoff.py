@@ -24,3 +24,10 @@ def test_success_starts_again_from_the_first_step() -> None:
 def test_two_clients_do_not_wait_in_step() -> None:
     one, other = RetryBackoff(SeededRandomness(1)), RetryBackoff(SeededRandomness(2))
     assert [one.next_seconds() for _ in range(5)] != [other.next_seconds() for _ in range(5)]
+
+
+def test_without_randomness_each_wait_is_the_whole_step() -> None:
+    backoff = RetryBackoff(None, 0.1, 0.3)
+    assert [backoff.next_seconds() for _ in range(4)] == [0.1, 0.2, 0.3, 0.3]
+    backoff.reset()
+    assert backoff.next_seconds() == 0.1

@@ -12,9 +12,10 @@ from typing import TypeVar
 import pytest
 
 from icestream import limits
+from icestream.rpc.backoff import backoff_seconds
 from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.connection_room import RoomState
-from icestream.server.child_processes import ChildProcess, backoff_seconds
+from icestream.server.child_processes import ChildProcess
 
 Found = TypeVar("Found")
 HANGS_SECONDS = 20.0
@@ -51,8 +52,9 @@ async def lived(child: ChildProcess, work: Awaitable[Found]) -> Found:
 
 
 def test_the_pause_doubles_and_has_an_end() -> None:
-    assert [backoff_seconds(failures) for failures in (1, 2, 3)] == [0.5, 1.0, 2.0]
-    assert {backoff_seconds(failures) for failures in range(7, 2000)} == {limits.CHILD_RETRY_SECONDS_MAX}
+    first, last = limits.CHILD_RETRY_SECONDS_MIN, limits.CHILD_RETRY_SECONDS_MAX
+    assert [backoff_seconds(failures, first, last) for failures in (1, 2, 3)] == [0.5, 1.0, 2.0]
+    assert {backoff_seconds(failures, first, last) for failures in range(7, 2000)} == {last}
 
 
 def test_it_is_up_when_it_says_so_and_down_after_a_stop() -> None:

@@ -38,7 +38,6 @@ from icestream.pipeline.driver.driver_report import DriverReport, RoundReport
 from icestream.pipeline.driver.effects import Effect, Effects
 from icestream.pipeline.driver.lease import DriverLease
 from icestream.pipeline.driver.offset_sync import OffsetSync
-from icestream.pipeline.driver.retry_pause import retry_pause_seconds
 from icestream.pipeline.driver.round_commit import RoundCommit
 from icestream.pipeline.driver.topic_tables import TopicTables
 from icestream.pipeline.file_cleanup.cleaner import FileCleaner
@@ -46,6 +45,7 @@ from icestream.pipeline.planner import plan_round
 from icestream.pipeline.round_judgement import judge_round
 from icestream.pipeline.round_plan import RoundBudget, RoundPlan
 from icestream.pipeline.tables.topic_table import StopReason
+from icestream.rpc.backoff import backoff_seconds
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Offload
 
@@ -121,9 +121,7 @@ class Driver:
                 self._topics.forget()
             except errors.IcestreamError as error:
                 failures += 1
-                pause = retry_pause_seconds(
-                    failures, limits.PIPELINE_RETRY_SECONDS_MIN, limits.PIPELINE_RETRY_SECONDS_MAX
-                )
+                pause = backoff_seconds(failures, limits.PIPELINE_RETRY_SECONDS_MIN, limits.PIPELINE_RETRY_SECONDS_MAX)
                 self.report.say("waiting", error.message)
                 _log.warning("a round failed and is tried again", reason=error.message, again_seconds=pause)
                 await self.report.tell()

@@ -27,12 +27,12 @@ from icestream.pipeline.commit.offset_ledger import OffsetLedger, TopicCommit
 from icestream.pipeline.driver.driver_report import DriverReport, RoundReport
 from icestream.pipeline.driver.effects import Effect, Effects
 from icestream.pipeline.driver.lease import DriverLease
-from icestream.pipeline.driver.retry_pause import retry_pause_seconds
 from icestream.pipeline.driver.topic_tables import HaltCause, TopicTables
 from icestream.pipeline.driver.unresolved_commits import UnresolvedCommit, UnresolvedCommits
 from icestream.pipeline.file_cleanup.cleaner import FileCleaner
 from icestream.pipeline.round_judgement import TopicVerdict
 from icestream.pipeline.tables.topic_table import StopReason, TopicTable
+from icestream.rpc.backoff import backoff_seconds
 from icestream.runtime.clock import Clock
 
 Positions = list[tuple[int, int, int]]  # topic, shard, offset
@@ -239,9 +239,7 @@ class RoundCommit:
                 metrics.PIPELINE_COMMIT_RETRIES.inc()
                 self._report.say("committing", f"the catalog is away: {error.message}")
                 await self._report.tell()
-                pause = retry_pause_seconds(
-                    failures, limits.PIPELINE_RETRY_SECONDS_MIN, limits.PIPELINE_RETRY_SECONDS_MAX
-                )
+                pause = backoff_seconds(failures, limits.PIPELINE_RETRY_SECONDS_MIN, limits.PIPELINE_RETRY_SECONDS_MAX)
                 await self._clock.sleep(pause)
                 self._report.say("committing")
 

@@ -23,10 +23,10 @@ from icestream.observability import metrics
 from icestream.observability.log import get_logger
 from icestream.pipeline.commit.offset_ledger import OffsetLedger
 from icestream.pipeline.driver.effects import Effect, Effects
-from icestream.pipeline.driver.retry_pause import retry_pause_seconds, with_jitter
 from icestream.pipeline.round_plan import TableTarget
 from icestream.pipeline.tables import table_policy
 from icestream.pipeline.tables.topic_table import StopReason, TopicTable
+from icestream.rpc.backoff import backoff_seconds, with_jitter
 from icestream.runtime.clock import Clock
 from icestream.runtime.randomness import Randomness
 
@@ -119,7 +119,7 @@ class TopicTables:
             self._failures[topic_id] = _Failure(stopped, 0)
             return
         self._failures[topic_id] = _Failure(stopped, known.times + 1)
-        pause = retry_pause_seconds(known.times + 1, limits.PIPELINE_RETRY_SECONDS_MIN, limits.TOPIC_RETRY_SECONDS_MAX)
+        pause = backoff_seconds(known.times + 1, limits.PIPELINE_RETRY_SECONDS_MIN, limits.TOPIC_RETRY_SECONDS_MAX)
         self.halt(topic_id, topic, stopped, cause, with_jitter(pause, self._randomness))
 
     def written(self, topic_id: int) -> None:
