@@ -24,7 +24,7 @@ from icestream.pipeline.planner import plan_round
 from icestream.pipeline.round_judgement import judge_round
 from icestream.pipeline.round_plan import RoundBudget, RoundPlan, TableTarget
 from icestream.pipeline.spark.spark_options import SparkOptions
-from icestream.pipeline.spark.writer import SparkWriter
+from icestream.pipeline.spark.writer import SparkRuntime, SparkWriter
 from icestream.pipeline.spark_setup.spark_install import SetupPaths, install_spark
 from icestream.pipeline.task import job
 from icestream.pipeline.task.task_run import read_bundle
@@ -92,13 +92,13 @@ def timed(run: Callable[[], object]) -> dict[str, float]:
 def main(folder: Path, rows: int, repeats: int, *names: str) -> None:
     """`names`: of those logs alone; else of all, and bare."""
     engine = install_spark(SetupPaths.of(load(None, {}, ()).settings, os.environ), say=lambda _: None)
-    writer = SparkWriter(engine, SparkOptions("local[2]", scratch=folder / "scratch"))
+    writer = SparkWriter(SparkOptions("local[2]", scratch=folder / "scratch"), lambda: SparkRuntime(engine))
     sizes = {"small": (1, 1000, 1000), "topics": (200, 500, 50), "one": (1, 100_000, 50), "large": (1, rows, 1000)}
     logs = {name: make_log(folder / name, *size) for name, size in sizes.items() if not names or name in names}
     found: dict[str, Any] = {name: [] for name in (*logs, "bare")}
 
     def write(plan: RoundPlan) -> None:
-        assert all(one.is_whole for one in judge_round(plan, writer.write(plan)))
+        assert all(one.is_complete for one in judge_round(plan, writer.write(plan)))
 
     for number in range(repeats + 1):
         for name, backlog in logs.items():

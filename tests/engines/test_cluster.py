@@ -15,7 +15,7 @@ from pyiceberg.catalog.rest import RestCatalog
 from icestream import limits
 from icestream.client.client import connect
 from icestream.model.task_messages import TaskErrorKind
-from icestream.pipeline.driver.broker_api import BrokerLink
+from icestream.pipeline.driver.broker_api import BrokerClient
 from icestream.pipeline.log_bytes.log_sources import LogOwner
 from icestream.pipeline.planner import plan_round
 from icestream.pipeline.round_judgement import judge_round
@@ -82,7 +82,7 @@ async def test_executors_read_the_log_over_the_network_alone(master: str, tmp_pa
         async with connect(f"icestream://127.0.0.1:{node.native.port}") as client:
             producer = await client.producer("/default/orders")
             await asyncio.gather(*(producer.send(payload) for payload in PAYLOADS))
-        plan = await leased_plan(BrokerLink(keeper), tmp_path)
+        plan = await leased_plan(BrokerClient(keeper), tmp_path)
         assert sum(one.end - one.start for one in plan.ranges) > 1_500_000
         await asyncio.to_thread(check_on_cluster, plan, master, tmp_path)
         await asyncio.to_thread(check_refusals, plan)
@@ -92,9 +92,9 @@ async def test_executors_read_the_log_over_the_network_alone(master: str, tmp_pa
         await node.stop()
 
 
-async def leased_plan(broker: BrokerLink, folder: Path) -> RoundPlan:
+async def leased_plan(broker: BrokerClient, folder: Path) -> RoundPlan:
     """As if the tasks ran on another machine: they are told of no folder."""
-    backlog = msgspec.structs.replace(await broker.backlog(0, 0), directory="")
+    backlog = msgspec.structs.replace(await broker.backlog(0), directory="")
     (topic,) = backlog.topics
     target = target_in(folder / "tables")
     plan = plan_round(backlog, {topic.topic_id: {0: 0}}, {topic.topic_id: target}, RoundBudget(age_due_ms=0), NOW_US)
@@ -105,7 +105,7 @@ async def leased_plan(broker: BrokerLink, folder: Path) -> RoundPlan:
 def check_on_cluster(plan: RoundPlan, master: str, folder: Path) -> None:
     with round_process(folder, master, *CONF) as rounds:
         (judged,) = judge_round(plan, rounds.write(plan))
-    assert judged.is_whole
+    assert judged.is_complete
     assert [(claim.shard, claim.start, claim.end) for claim in judged.claims] == [(0, 0, len(PAYLOADS))]
     assert [row["payload"] for row in all_rows(judged.files)] == PAYLOADS
 

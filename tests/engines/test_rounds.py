@@ -43,7 +43,7 @@ def test_one_job_brings_every_row_into_its_table(spark: Spark, log: LogInFolder,
     assert (plan.bundles, plan.writers) == ((1, 0) if tasks == 1 else (2, 2))
     written = spark.round(plan)
     for judged in judge_round(plan, written):
-        assert judged.is_whole
+        assert judged.is_complete
         assert len(judged.files) == 1
         assert all_rows(judged.files) == log.expected(judged.topic.topic_id)
 
@@ -61,11 +61,11 @@ def test_a_session_that_dies_is_told_and_made_anew(log: LogInFolder, tmp_path: P
     """Java is killed between two rounds; the classes of the session that ended well are kept for the next."""
     with round_process(tmp_path, "local[1]") as rounds:
         plan = log.plan(tmp_path / "tables")
-        assert all(judged.is_whole for judged in judge_round(plan, rounds.write(plan)))
+        assert all(judged.is_complete for judged in judge_round(plan, rounds.write(plan)))
         os.kill(rounds.java(), signal.SIGKILL)
         with pytest.raises(errors.EngineFailed, match="did not finish the round"):
             rounds.write(plan)
         written = rounds.write(plan)
-        assert all(judged.is_whole for judged in judge_round(plan, written))
+        assert all(judged.is_complete for judged in judge_round(plan, written))
         rounds.close()
         assert [path.suffix for path in (tmp_path / "cache" / "classes").iterdir()] == [".jsa"]

@@ -20,6 +20,7 @@ from icestream.model.pipeline_file_name import PipelineFileKind, parse_pipeline_
 from icestream.observability import metrics
 from icestream.pipeline.commit.snapshot_expiry import TagRetention
 from icestream.pipeline.driver.effects import Effect, Fault
+from icestream.pipeline.file_cleanup.cleanup_job import FileCleanupJob
 from tests.support.driver_life import DriverLife, Struck
 from tests.support.fault_world import FaultWorld, name_of
 from tests.support.meddler import Meddler
@@ -44,7 +45,7 @@ async def rounds(world: FaultWorld, one: DriverLife, count: int) -> None:
 
 async def pass_time(world: FaultWorld, one: DriverLife, seconds: int) -> None:
     """Nobody holds a lease over it."""
-    await one.lease.give_up()
+    await one.lease.release()
     world.clock.shift(seconds)
 
 
@@ -98,7 +99,7 @@ async def test_hazard_01_data_that_others_replaced_goes_with_the_last_snapshot_t
     await rounds(world, one, 1)
     await world.clean(one)
     assert not data & await world.present(1)
-    await one.lease.give_up()
+    await one.lease.release()
     await finished(world)
     assert await world.present(1) == await world.needed(1), "what the attempt wrote that was refused, too"
     await world.check()
@@ -150,11 +151,11 @@ async def test_hazard_01_a_driver_that_begins_anew_waits_for_the_delay_too(world
     """What it finds in the folders may have expired a second ago."""
     one = world.driver()
     one.cleaner = None
-    one.driver._cleaner = None
+    one.driver.jobs.remove(FileCleanupJob.name)
     await rounds(world, one, 3)
     await pass_time(world, one, HALF_AN_HOUR)
     await rounds(world, one, 1)  # expires, and ends
-    await one.lease.give_up()
+    await one.lease.release()
     world.clean_up_delay_ms = 3_600_000
     second = world.driver()
     await rounds(world, second, 1)
@@ -176,7 +177,7 @@ async def test_hazard_01_a_table_that_is_not_ours_to_clean_keeps_all(world: Faul
     assert isinstance(await world.catalog.commit(name_of(1), TableChange([], [change])), CommitDone)
     before = _all_files(world)
     await pass_time(world, one, HALF_AN_HOUR)
-    one.topics.forget()
+    one.topics.clear()
     await rounds(world, one, 1)
     await world.clean(one)
     assert before <= _all_files(world)
@@ -245,7 +246,7 @@ class Sequence:
         await self.world.drain(self.one)
 
     async def _killed(self) -> None:
-        await self.one.lease.give_up()
+        await self.one.lease.release()
         fault = Fault(self.dice.random() < 0.5, self.dice.choice(KILLS), 1)
         self.one = self.world.driver(fault, wrap=self._wrap)
         with pytest.raises(Struck):
@@ -257,7 +258,7 @@ class Sequence:
     async def _answers(self) -> None:
         """A late one lands with a later commit, or never."""
         self.moody = Moody(self.world.catalog, self.dice.choice(["lost", "never sent", "late", "away"]))
-        await self.one.lease.give_up()
+        await self.one.lease.release()
         self.one = self.world.driver(wrap=self._wrap)
         await self._round()
 
@@ -283,7 +284,7 @@ async def test_hazard_01_after_any_sequence_all_that_is_needed_is_there_and_noth
     sequence = Sequence(world, seed)
     for _ in range(12):
         await sequence.step()
-    await sequence.one.lease.give_up()
+    await sequence.one.lease.release()
     await finished(world)
     await world.check()
     for topic_id in (1, 2):

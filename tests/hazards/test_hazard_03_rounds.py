@@ -48,7 +48,7 @@ async def test_hazard_03_a_driver_looks_twice_at_a_gap_before_anything_is_due(tm
     for _ in range(3):
         await one.driver.turn()
         assert not one.topics.halted
-    one.driver.hurry()
+    one.driver.expedite()
     await world.drain(one)
     await world.check()
     await world.close()

@@ -150,14 +150,14 @@ async def test_hazard_21_rewinding_moves_main_and_the_topic_together(lake: Forei
 @pytest.mark.wrong_tables("rows come twice, as was agreed")
 async def test_hazard_21_rows_of_others_need_a_word_and_stop_nobody_afterwards(lake: Foreign) -> None:
     await lake.rounds(1)
-    table = await lake.pipeline.world.books.look(lake.pipeline.topics[1])
+    table = await lake.pipeline.world.books.refresh(lake.pipeline.topics[1])
     brought = lake.pipeline.world.brought(table, 40)
     await lake.pipeline.world.commit(brought._replace(table=table))
     metadata = (await lake.catalog.load(TABLE)).metadata
     metadata["snapshots"][-1]["summary"] = {"operation": "append", "added-records": "40"}
     await lake.catalog.drop(TABLE)
     await recreate_with(lake, metadata)
-    lake.pipeline.topics.doubt([1])
+    lake.pipeline.topics.mark_stale([1])
     await lake.publish(4)
     assert "a row of offset 43, and 4 is what comes next" in lake.stopped()[0]
     with pytest.raises(errors.TopicTableConflict, match="rows may come twice"):
@@ -182,7 +182,7 @@ async def test_hazard_21_a_detached_table_gets_nothing_until_it_is_adopted(lake:
         await lake.operations.detach(TABLE)
     with pytest.raises(errors.TopicTableConflict, match="belongs to no topic"):
         await lake.rewind()
-    lake.pipeline.topics.doubt([1])
+    lake.pipeline.topics.mark_stale([1])
     await lake.publish(4)
     assert "had the table default.t1 and has none now" in lake.stopped()[0]
     assert lake.broker.floors == {(1, 0): 12}, "the messages stay in the log"
@@ -283,6 +283,6 @@ async def test_hazard_21_positions_on_an_operators_word_are_said_of_one_snapshot
     with pytest.raises(errors.TopicTableConflict, match="never committed"):
         await lake.adopt(theirs, Consent.DUPLICATES, positions={0: 8})
     await lake.adopt(theirs, Consent.DUPLICATES, Consent.GAP, positions={0: 8})
-    lake.pipeline.topics.doubt([1])
+    lake.pipeline.topics.mark_stale([1])
     await lake.publish(3)
     assert (lake.stopped(), await lake.rows(theirs)) == ([], [*range(8), *range(8, 12)])

@@ -144,7 +144,7 @@ async def test_hazard_21_maintenance_behind_a_note_that_came_late(lake: Maintain
 async def check_stops(lake: Maintained) -> None:
     for _ in range(2):  # a driver that knows the table, and one that does not
         await lake.publish()
-        assert "no snapshot in the history of main says" in lake.stopped()[0]
+        assert "no snapshot in the history of main records" in lake.stopped()[0]
         await lake.restart()
     assert lake.broker.floors == {(1, 0): 10}
 

@@ -109,7 +109,7 @@ class World:
         one.broker.on_empty = stop.set
         async with asyncio.timeout(HANGS_SECONDS):
             await one.driver.run(stop)
-        await one.lease.give_up()
+        await one.lease.release()
         await self.settle()
 
     async def settle(self) -> None:
@@ -140,7 +140,7 @@ class IngestBroker:
         self._ingest = ingest
         self.on_empty: Any = lambda: None
 
-    async def backlog(self, wait_ms: int, after_lsn: int, passed_over: Collection[int] = ()) -> Backlog:
+    async def backlog(self, wait_ms: int, passed_over: Collection[int] = ()) -> Backlog:
         found = await self._ingest.backlog()
         if not found.topics:
             self.on_empty()
@@ -155,7 +155,7 @@ class IngestBroker:
     async def advance(self, positions: Iterable[tuple[int, int, int]], reopenings: int) -> None:
         await self._ingest.committed(list(positions), reopenings)
 
-    async def tell(self, state: dict[str, Any]) -> None:
+    async def send_state(self, state: dict[str, Any]) -> None:
         self._ingest.tell(state)
 
 
@@ -283,7 +283,7 @@ async def test_hazard_49_a_topic_of_the_same_name_has_another_table_and_waits_fo
     one = world.driver()
     backlog = await world.ingest.backlog()
     assert len(backlog.topics) == 2
-    await one.driver.round(backlog, is_hurried=True)
+    await one.driver.round(backlog, is_expedited=True)
     assert await world.rows() == [b"old", b"old rest"]
     assert len(one.topics.halted) == 1, "the name is taken"
     await one.end()

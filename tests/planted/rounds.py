@@ -41,7 +41,7 @@ async def _rounds(folder: Path) -> None:
             await world.publish_some()
         await world.drain(one)
     await world.check()
-    await one.lease.give_up()
+    await one.lease.release()
     await world.close()
 
 

@@ -158,7 +158,7 @@ def test_a_stop_in_order_says_nothing_of_what_others_raise(tmp_path: Path) -> No
         run.produce("/default/orders", 10)
         run.icestream("lake", "commit-now", "--wait", "120")
         said = run.stop()
-    assert "a round is done" in said
+    assert "round committed" in said
     assert "stopped in order" in said
     assert "Traceback" not in said
     assert "Exception" not in said

@@ -26,9 +26,12 @@ from icestream.pipeline.driver.driver import Driver
 from icestream.pipeline.driver.driver_options import DriverOptions
 from icestream.pipeline.driver.driver_report import DriverReport
 from icestream.pipeline.driver.effects import Effects, Fault
+from icestream.pipeline.driver.ingest_job import IngestJob
+from icestream.pipeline.driver.job import JobRegistry
 from icestream.pipeline.driver.lease import DriverLease
-from icestream.pipeline.driver.topic_tables import TopicTables
+from icestream.pipeline.driver.topic_table_set import TopicTableSet
 from icestream.pipeline.file_cleanup.cleaner import FileCleaner
+from icestream.pipeline.file_cleanup.cleanup_job import FileCleanupJob
 from icestream.pipeline.file_cleanup.referenced_files import ReferencedFiles
 from icestream.pipeline.round_plan import RoundBudget, RoundPlan
 from icestream.runtime.clock import Clock
@@ -156,16 +159,14 @@ class DriverLife:
         offload: Any = Watched(InlineOffload(), life)
         self.broker: Any = outside.broker
         self.effects = effects
-        self.topics = TopicTables(books, watched, effects, clock, SystemRandomness(), {})
+        self.topics = TopicTableSet(books, watched, effects, clock, SystemRandomness(), {})
         committer = Committer(watched, books, files, outside.reader(), clock, SystemRandomness(), outside.history)
         self.lease = DriverLease(store, clock, owner, LEASE_MS)
         options = DriverOptions(RoundBudget(age_due_ms=age_due_ms), wait_ms=0)
         report = DriverReport("here", 1, 1)
-        self.cleaner: FileCleaner | None = None
-        if outside.clean_up_delay_ms is not None:
-            named = ReferencedFiles(ManifestReader(files, InlineOffload()))
-            self.cleaner = FileCleaner(store, watched, files, named, clock, outside.clean_up_delay_ms)
-        self.driver = Driver(
+        jobs = JobRegistry()
+        own_clock = HastyClock(clock)
+        self.ingest = IngestJob(
             broker,
             self.lease,
             books,
@@ -174,11 +175,18 @@ class DriverLife:
             TaskWriter(),
             offload,
             effects,
-            HastyClock(clock),
+            own_clock,
             options,
             report,
-            self.cleaner,
+            jobs,
         )
+        jobs.add(self.ingest)
+        self.cleaner: FileCleaner | None = None
+        if outside.clean_up_delay_ms is not None:
+            named = ReferencedFiles(ManifestReader(files, InlineOffload()))
+            self.cleaner = FileCleaner(store, watched, files, named, clock, outside.clean_up_delay_ms)
+            jobs.add(FileCleanupJob(self.cleaner, self.lease, effects))
+        self.driver = Driver(broker, self.lease, self.topics, jobs, effects, own_clock, options, report)
 
     async def end(self) -> None:
         """Whatever it still has under way ends with it."""

@@ -28,7 +28,7 @@ from icestream.model.block import encode_block
 from icestream.pipeline.commit.offset_ledger import OffsetLedger
 from icestream.pipeline.commit.snapshot_expiry import TagRetention
 from icestream.pipeline.driver.effects import Fault
-from icestream.pipeline.driver.topic_tables import HaltCause
+from icestream.pipeline.driver.topic_table_set import HaltCause
 from icestream.pipeline.tables.embedded_ledger import EmbeddedLedger
 from icestream.pipeline.tables.foreign_ledger import ForeignLedger
 from icestream.readers.embedded_table_views import EmbeddedTableViews
@@ -82,7 +82,7 @@ class LogBroker:
         self.on_empty: Callable[[], None] = lambda: None
         self.is_stopped: Callable[[int], bool] = lambda topic_id: False
 
-    async def backlog(self, wait_ms: int, after_lsn: int, passed_over: Collection[int] = ()) -> Backlog:
+    async def backlog(self, wait_ms: int, passed_over: Collection[int] = ()) -> Backlog:
         found = await self._ingest.backlog()
         if all(self.is_stopped(one.topic_id) for one in found.topics):
             self.on_empty()
@@ -108,7 +108,7 @@ class LogBroker:
         await self._ingest.committed(told, reopenings)
         await self._ingest.log.checkpoint()
 
-    async def tell(self, state: dict[str, Any]) -> None:
+    async def send_state(self, state: dict[str, Any]) -> None:
         self._ingest.tell(state)
 
 

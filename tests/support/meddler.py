@@ -23,7 +23,7 @@ from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 from icestream.model import ShardKey
 from icestream.model.task_messages import WrittenFile
-from icestream.pipeline.commit.snapshot_builder import Appended, new_snapshot
+from icestream.pipeline.commit.snapshot_builder import ManifestChange, build_snapshot
 from icestream.pipeline.commit.snapshot_expiry import TagRetention
 from icestream.pipeline.tables import table_policy
 from icestream.runtime.clock import SystemClock
@@ -170,16 +170,16 @@ class Meddler:
             spec = table_policy.default_spec(table)
             layout = reader.layout(table, table.current_schema, spec)
             kept = paths if self._deed == "compaction" else paths[1:]
-            appended, manifests = [Appended(layout, [_together(table, kept)])], []
+            appended, manifests = [ManifestChange(layout, [_together(table, kept)])], []
             summary = {"operation": "replace"}
             if self._deed == "delete":
                 gone = {"deleted-data-files": str(len(paths)), "deleted-records": str(sum(map(_rows, paths)))}
                 summary = {"operation": "delete", **gone}  # all files went, and one came
         now_ms = SystemClock().wall_us() // 1000
         token, number = uuid.uuid4().bytes, uuid.uuid4().int >> 66
-        made = new_snapshot(table, manifests, appended, {}, number, 0, token, now_ms, TagRetention(), summary)
+        made = build_snapshot(table, manifests, appended, {}, number, 0, token, now_ms, TagRetention(), summary)
         for file in made.files:
-            await self._world.files.create(file.location, file.pieces)
+            await self._world.files.create(file.location, file.chunks)
         return made.updates
 
 

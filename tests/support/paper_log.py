@@ -92,7 +92,7 @@ class PaperLog:
             if not one.start <= record.position < one.end:
                 continue
             for topic, shard, epoch, start, end in record.sections:
-                for wanted in one.wanted:
+                for wanted in one.offsets:
                     if (wanted.topic_id, wanted.shard, wanted.epoch) != (topic, shard, epoch):
                         continue
                     first, last = max(start, wanted.start), min(end, wanted.end)

@@ -15,9 +15,12 @@ from icestream.pipeline.driver.driver import Driver
 from icestream.pipeline.driver.driver_options import DriverOptions
 from icestream.pipeline.driver.driver_report import DriverReport
 from icestream.pipeline.driver.effects import Effects
+from icestream.pipeline.driver.ingest_job import IngestJob
+from icestream.pipeline.driver.job import JobRegistry
 from icestream.pipeline.driver.lease import DriverLease
-from icestream.pipeline.driver.topic_tables import TopicTables
+from icestream.pipeline.driver.topic_table_set import TopicTableSet
 from icestream.pipeline.file_cleanup.cleaner import FileCleaner
+from icestream.pipeline.file_cleanup.cleanup_job import FileCleanupJob
 from icestream.pipeline.file_cleanup.referenced_files import ReferencedFiles
 from icestream.pipeline.round_plan import RoundPlan
 from icestream.runtime.randomness import SeededRandomness
@@ -46,7 +49,7 @@ class PaperBroker:
         self.synced[key] = self.synced.get(key, 0) + rows
         self.floors.setdefault(key, 0)
 
-    async def backlog(self, wait_ms: int, after_lsn: int, passed_over: Collection[int] = ()) -> Backlog:
+    async def backlog(self, wait_ms: int, passed_over: Collection[int] = ()) -> Backlog:
         self._check()
         topics = [self._topic(topic_id) for topic_id in self.names if topic_id not in passed_over]
         waiting = [topic for topic in topics if topic.rows]
@@ -91,7 +94,7 @@ class PaperBroker:
             assert offset <= self.synced[key], "a floor beyond synced"
             self.floors[key] = max(self.floors[key], offset)
 
-    async def tell(self, state: dict[str, Any]) -> None:
+    async def send_state(self, state: dict[str, Any]) -> None:
         self.told.append(state)
 
     def _check(self) -> None:
@@ -100,7 +103,7 @@ class PaperBroker:
 
 
 class PaperWriter:
-    def __init__(self, world: Committing, topics: TopicTables) -> None:
+    def __init__(self, world: Committing, topics: TopicTableSet) -> None:
         self._world = world
         self._topics = topics
         self.rounds = 0
@@ -139,12 +142,13 @@ class PaperPipeline:
         self.broker = broker or PaperBroker()
         self.world = Committing(folder, **world)
         effects = effects or Effects()
-        self.topics = TopicTables(
+        self.topics = TopicTableSet(
             self.world.books, self.world.catalog, effects, self.world.clock, SeededRandomness(1), {}
         )
         self.writer = PaperWriter(self.world, self.topics)
         self.lease = DriverLease(self.world.store, self.world.clock, owner)
-        self.driver = Driver(
+        options, report, jobs = options or DriverOptions(), DriverReport("paper", 1, 1), JobRegistry()
+        self.ingest = IngestJob(
             self.broker,
             self.lease,
             self.world.books,
@@ -154,30 +158,29 @@ class PaperPipeline:
             InlineOffload(),
             effects,
             self.world.clock,
-            options or DriverOptions(),
-            DriverReport("paper", 1, 1),
-            FileCleaner(
-                self.world.store,
-                self.world.catalog,
-                self.world.files,
-                ReferencedFiles(ManifestReader(self.world.files, InlineOffload())),
-                self.world.clock,
-                0,
-            )
-            if self.world.books.is_own
-            else None,
+            options,
+            report,
+            jobs,
         )
+        jobs.add(self.ingest)
+        if self.world.books.is_embedded:
+            references = ReferencedFiles(ManifestReader(self.world.files, InlineOffload()))
+            cleaner = FileCleaner(
+                self.world.store, self.world.catalog, self.world.files, references, self.world.clock, 0
+            )
+            jobs.add(FileCleanupJob(cleaner, self.lease, effects))
+        self.driver = Driver(self.broker, self.lease, self.topics, jobs, effects, self.world.clock, options, report)
 
     async def round(self) -> None:
         """Everything that waits goes."""
-        backlog = await self.broker.backlog(0, 0)
+        backlog = await self.broker.backlog(0)
         if backlog.topics:
-            await self.driver.round(backlog, is_hurried=True)
+            await self.driver.round(backlog, is_expedited=True)
 
     def pass_pauses(self) -> None:
         """As if the time were over for which topics stand still."""
         for topic_id, halt in self.topics.halted.items():
-            self.topics.halted[topic_id] = halt._replace(again_ns=0)
+            self.topics.halted[topic_id] = halt._replace(retry_at_ns=0)
 
     async def close(self) -> None:
-        await self.lease.give_up()
+        await self.lease.release()

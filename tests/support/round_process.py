@@ -23,7 +23,7 @@ from icestream.model.task_messages import TopicTaskResult
 from icestream.pipeline.round_plan import RoundPlan
 from icestream.pipeline.spark.class_archive import ClassArchive
 from icestream.pipeline.spark.spark_options import SparkOptions
-from icestream.pipeline.spark.writer import SparkWriter
+from icestream.pipeline.spark.writer import SparkRuntime, SparkWriter
 from icestream.pipeline.task.job import decode_written
 from tests.support.spark import engine, environment
 from tests.tidy.tree import ROOT
@@ -85,7 +85,8 @@ def round_process(folder: Path, master: str, *conf: str) -> Iterator[RoundProces
 
 def main(number: int, folder: Path, master: str, conf: dict[str, str]) -> None:
     options = SparkOptions(master, conf, scratch=folder / "scratch")
-    writer = SparkWriter(engine(), options, ClassArchive(engine(), folder / "cache", is_making=True))
+    archive = ClassArchive(engine(), folder / "cache", is_archiving=True)
+    writer = SparkWriter(options, lambda: SparkRuntime(engine(), archive))
     asked = Connection(number)
     while True:
         try:

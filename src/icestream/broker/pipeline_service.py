@@ -53,11 +53,11 @@ class PipelineService:
     # --- what is to be written ---
 
     async def backlog(
-        self, wait_ms: int = 0, files_max: int = limits.BACKLOG_FILES_MAX, after_lsn: int = 0,
+        self, wait_ms: int = 0, files_max: int = limits.BACKLOG_FILES_MAX,
         leaving: asyncio.Event | None = None, passed_over: Set[int] = frozenset(),
     ) -> Backlog:  # fmt: skip
-        """Waits until something is in no table and the log has come beyond `after_lsn`; not longer than `wait_ms`, nor
-        when the one who asks has left. `passed_over`: topics of which only sums are told, and that nobody waits for."""
+        """Returns what is in no table. Waits until there is something, `wait_ms` at most, and not after `leaving` is
+        set. `passed_over`: topics of which only sums are returned, and that are not waited for."""
         until_ns = self._clock.monotonic_ns() + min(wait_ms, limits.BACKLOG_WAIT_MS_MAX) * 1_000_000
         files_max = max(1, min(files_max, limits.BACKLOG_FILES_MAX))
         await self.log.lifecycle.update_ballast()  # whoever asks is about to write to this disk
@@ -65,19 +65,18 @@ class PipelineService:
             self._went_back.clear()
             reopenings, lsn = self._reopenings, await self.log.sync()
             is_late = self._clock.monotonic_ns() >= until_ns or (leaving is not None and leaving.is_set())
-            if is_late or lsn > after_lsn:
-                found = await self.log.backlog.snapshot(files_max, passed_over)
-                if found.topics or is_late:
-                    topics = [self._with_policy(topic) for topic in found.topics]
-                    log_id = self.log.log_id.hex()
-                    return Backlog(
-                        log_id, *self.place, topics, found.files, found.is_cut, lsn, reopenings,
-                        passed_over=found.passed_over,
-                    )  # fmt: skip
+            found = await self.log.backlog.snapshot(files_max, passed_over)
+            if found.topics or is_late:
+                topics = [self._with_policy(topic) for topic in found.topics]
+                log_id = self.log.log_id.hex()
+                return Backlog(
+                    log_id, *self.place, topics, found.files, found.is_cut, lsn, reopenings,
+                    passed_over=found.passed_over,
+                )  # fmt: skip
             if passed_over:
                 look_ns = self._clock.monotonic_ns() + int(limits.BACKLOG_LOOK_SECONDS * 1e9)
                 await self._wait(None, min(until_ns, look_ns), leaving)
-            await self._wait(max(lsn, after_lsn) + 1, until_ns, leaving)
+            await self._wait(lsn + 1, until_ns, leaving)
 
     def _with_policy(self, topic: TopicBacklog) -> TopicBacklog:
         said = self._table_policy(topic.name, topic.topic_id)

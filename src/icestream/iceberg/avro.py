@@ -43,6 +43,18 @@ def _encode_zigzag(value: int) -> bytes:
 _SMALL_LONGS: Final = [_encode_zigzag(value) for value in range(1_024)]
 
 
+def decode_long(data: bytes, position: int) -> tuple[int, int]:
+    """Returns the number encoded at this position, and the position behind it."""
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1), position
+
+
 def encode_optional_long(value: int | None) -> bytes:
     """Encodes a value of the union [null, long]."""
     return b"\x00" if value is None else b"\x02" + encode_long(value)

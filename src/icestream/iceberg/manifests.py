@@ -337,6 +337,7 @@ def decode_entries(location: str, data: bytes, select: Callable[[Iterator[Manife
 _NULL: Final = b"\x00"
 _NOT_NULL: Final = b"\x02"  # the second branch of a union with null
 _ARRAY_END: Final = b"\x00"
+_DATA_CONTENT: Final = encode_long(DATA_CONTENT)  # the first field of an encoded data file; its path follows
 
 
 class EncodedEntry(NamedTuple):
@@ -348,15 +349,29 @@ class EncodedEntry(NamedTuple):
     snapshot_id: int
     sequence_number: int | None = None  # None: new, inherited from the commit that adds it
     file_sequence_number: int | None = None
+    size_bytes: int = 0  # of the data file
+    is_deleted: bool = False
 
     @property
     def is_new(self) -> bool:
         return self.sequence_number is None
 
+    @property
+    def file_path(self) -> str:
+        """Decoded from the data file: only commits that remove files need it."""
+        length, start = avro.decode_long(self.data_file, len(_DATA_CONTENT))
+        return self.data_file[start : start + length].decode()
+
+    def as_deleted(self, snapshot_id: int) -> EncodedEntry:
+        """Returns the entry that records the removal of the file by this snapshot. The file keeps its sequence
+        numbers."""
+        return self._replace(snapshot_id=snapshot_id, is_deleted=True)
+
     def encode(self) -> bytes:
+        status = DELETED if self.is_deleted else ADDED if self.is_new else EXISTING
         return b"".join(
             (
-                encode_long(ADDED if self.is_new else EXISTING),
+                encode_long(status),
                 encode_optional_long(self.snapshot_id),
                 encode_optional_long(self.sequence_number),
                 encode_optional_long(self.file_sequence_number),
@@ -372,7 +387,8 @@ class EncodedEntry(NamedTuple):
 
 
 def new_entry(layout: ManifestLayout, file: WrittenFile, snapshot_id: int) -> EncodedEntry:
-    return EncodedEntry(_encode_data_file(layout, file), file.rows, tuple(file.partition), snapshot_id)
+    data_file = _encode_data_file(layout, file)
+    return EncodedEntry(data_file, file.rows, tuple(file.partition), snapshot_id, size_bytes=file.size_bytes)
 
 
 def reencode_entries(
@@ -396,6 +412,7 @@ def reencode_entries(
                 entry.snapshot_id or snapshot_id,
                 sequence_number if number is None else number,
                 sequence_number if file_number is None else file_number,
+                file.size_bytes,
             )
         )
     return encoded
@@ -405,7 +422,7 @@ def _encode_data_file(layout: ManifestLayout, file: WrittenFile) -> bytes:
     partition = zip(layout.partition, file.partition, strict=True)
     return b"".join(
         (
-            encode_long(DATA_CONTENT),
+            _DATA_CONTENT,
             encode_bytes(file.location.encode()),
             encode_bytes(b"PARQUET"),
             *(_encode_partition_value(partition_field.value_type, value) for partition_field, value in partition),
@@ -527,8 +544,9 @@ def new_manifest_file(
 ) -> ManifestFile:
     """Returns the description of a new manifest with these entries. The numbers are those of the commit."""
     added = [entry for entry in entries if entry.is_new]
-    added_rows = sum(entry.rows for entry in added)
-    existing_rows = sum(entry.rows for entry in entries) - added_rows
+    deleted = [entry for entry in entries if entry.is_deleted]
+    added_rows, deleted_rows = sum(entry.rows for entry in added), sum(entry.rows for entry in deleted)
+    existing_rows = sum(entry.rows for entry in entries) - added_rows - deleted_rows
     numbers = [sequence_number if entry.sequence_number is None else entry.sequence_number for entry in entries]
     return _manifest_file(
         {
@@ -540,11 +558,11 @@ def new_manifest_file(
             "min_sequence_number": min(numbers),
             "added_snapshot_id": snapshot_id,
             "added_files_count": len(added),
-            "existing_files_count": len(entries) - len(added),
-            "deleted_files_count": 0,
+            "existing_files_count": len(entries) - len(added) - len(deleted),
+            "deleted_files_count": len(deleted),
             "added_rows_count": added_rows,
             "existing_rows_count": existing_rows,
-            "deleted_rows_count": 0,
+            "deleted_rows_count": deleted_rows,
             "partitions": [_partition_summary(layout, number, entries) for number in range(len(layout.partition))],
         }
     )

@@ -1,9 +1,8 @@
 """The calls of the pipeline driver on the local socket.
 
 method              arguments                      result
-pipeline_backlog    wait_ms, files_max, after_lsn  backlog: an encoded Backlog. Waits until some message is in no
-                    passed_over                    table and the log is beyond after_lsn, wait_ms at most. For topics in
-                                                   passed_over it contains only sums
+pipeline_backlog    wait_ms, files_max,            backlog: an encoded Backlog. Waits until some message is in no table,
+                    passed_over                    wait_ms at most. For topics in passed_over it contains only sums
 pipeline_lease      lease, epoch, files, ttl_ms    nothing. Leases these log files; repeat to renew; no files to end it
 pipeline_committed  positions, reopenings          nothing. Raises committed offsets: [[topic_id, shard, offset], …]
 pipeline_reopen     positions                      floors, in the same form: lowered as far as the log has the messages
@@ -43,7 +42,6 @@ _SECTION: Final = "storage.iceberg_config."
 class GetBacklog(msgspec.Struct):
     wait_ms: int = 0
     files_max: int = limits.BACKLOG_FILES_MAX
-    after_lsn: int = 0
     passed_over: list[int] = []
 
 
@@ -91,7 +89,7 @@ class PipelineCalls:
     async def pipeline_backlog(self, connection: NativeConnection, arguments: Document) -> Document:
         request = decode_arguments(GetBacklog, arguments)
         backlog = await self._service.backlog(
-            request.wait_ms, request.files_max, request.after_lsn, connection.leaving, frozenset(request.passed_over)
+            request.wait_ms, request.files_max, connection.leaving, frozenset(request.passed_over)
         )
         backlog = msgspec.structs.replace(backlog, changed_settings=self._changed_settings())
         return {"backlog": encode_backlog(backlog)}

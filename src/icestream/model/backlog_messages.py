@@ -11,7 +11,7 @@ A file is named by its number, which is its generation too: a file that was used
 
 The calls on the broker's local socket (internal_api/pipeline_calls.py); a Backlog crosses as the bytes of
 `encode_backlog`, because a document may not have so many values:
-    pipeline_backlog     wait_ms, files_max, after_lsn,   backlog: bytes
+    pipeline_backlog     wait_ms, files_max,              backlog: bytes
                          passed_over: topic ids
     pipeline_lease       lease, epoch, files, ttl_ms      nothing. No file: the lease ends. LeaseLost: one with a higher
                                                           epoch was here. PositionGone: a file is not there any more
@@ -84,7 +84,7 @@ class Backlog(msgspec.Struct, frozen=True):
     topics: list[TopicBacklog]
     files: list[BacklogFile]
     is_cut: bool = False  # there is more: ask again after this is committed
-    lsn: int = 0  # the last record that this knows of: `after_lsn` of a call that is to wait for more
+    lsn: int = 0  # the last record that this covers
     reopenings: int = 0  # grows when floors go back, and from one life of the broker to the next
     # Settings `writer_…` that were changed while the broker runs: they go before those that the driver started with.
     changed_settings: dict[str, int] = {}

@@ -1,1 +1,3 @@
-"""The pipeline from the log into the tables. Today: what it runs on, found and set up."""
+"""The pipeline: the process that brings messages from the log into Iceberg tables, round by round, with Spark.
+
+Owns planning, writing and committing rounds, the clean-up of files, and the set-up of Spark."""

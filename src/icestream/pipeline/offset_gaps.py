@@ -1,4 +1,4 @@
-"""Declared gaps of a shard: offsets that hold no message and are no hole."""
+"""Declared gaps of a shard: offsets that hold no message, and whose absence is not a hole. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Gaps = Iterable[tuple[int, int]]
 
 
 def past(gaps: Gaps, offset: int) -> int:
-    """The first offset from here on that lies in no gap."""
+    """Returns the first offset from here on that lies in no gap."""
     for start, end in sorted(gaps):
         if start <= offset < end:
             offset = end
@@ -16,6 +16,6 @@ def past(gaps: Gaps, offset: int) -> int:
 
 
 def rows_between(gaps: Gaps, start: int, end: int) -> int:
-    """How many messages [start, end) holds. Gaps do not overlap each other."""
+    """Returns how many messages [start, end) holds. Gaps do not overlap each other."""
     missing = sum(max(0, min(end, gap_end) - max(start, gap_start)) for gap_start, gap_end in gaps)
     return end - start - missing

@@ -1,8 +1,9 @@
-"""Plans a round: which topics are due, what each gives, which bytes each task reads. Pure, small enough to be searched.
+"""Plans a round: which topics are due, which offsets each contributes, which bytes each task reads. Pure, and small
+enough that tests search its inputs.
 
-A topic is due by rows, bytes or age. The age limit is stretched when many topics are active (hazard 24), the same for
-all of them, and told. Those that have waited longest come first, so that a budget that is too small makes topics late,
-never forgotten; the first one always gets its turn.
+A topic is due by rows, bytes or age. The age limit is stretched when many topics are active (hazard 24), by the same
+factor for all of them, and reported. Topics that waited longest come first, so that a budget that is too small delays
+topics and never starves one; the first topic always gets its turn.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from icestream.pipeline.topic_share import Piece, Share, by_shard, in_order, sha
 Positions = Mapping[int, Mapping[int, int]]
 
 
-class _Waiting(NamedTuple):
+class _WaitingTopic(NamedTuple):
     topic: TopicBacklog
     share: Share
     waited_us: int
@@ -30,121 +31,122 @@ class _Waiting(NamedTuple):
 
     @property
     def rows(self) -> int:
-        return sum(piece.wanted.end - piece.wanted.start for piece in self.share.pieces)
+        return sum(piece.offsets.end - piece.offsets.start for piece in self.share.pieces)
 
 
 def plan_round(
     backlog: Backlog, positions: Positions, targets: Mapping[int, TableTarget], budget: RoundBudget, now_us: int
 ) -> RoundPlan:
-    """`positions`: per topic and shard the next offset by the catalog; a topic without one, or without a target, waits.
-    `now_us`: the wall clock, in microseconds."""
+    """`positions`: the next offset by the catalog, by topic id and shard; a topic without one, or without a target, is
+    left for later. `now_us`: the wall clock."""
     files = in_order(backlog.files)
-    held = by_shard(files)
-    waiting: list[_Waiting] = []
+    stretches = by_shard(files)
+    waiting: list[_WaitingTopic] = []
     left_out: list[LeftOut] = []
     for topic in backlog.topics:
         if topic.topic_id not in targets or topic.topic_id not in positions:
             continue
-        share = share_of(topic, positions[topic.topic_id], held)
+        share = share_of(topic, positions[topic.topic_id], stretches)
         if share.pieces:
-            waiting.append(_Waiting(topic, share, max(0, now_us - topic.oldest_us)))
+            waiting.append(_WaitingTopic(topic, share, max(0, now_us - topic.oldest_us)))
         if share.fault:
             left_out.append(LeftOut(topic.topic_id, topic.name, share.fault))
     limit_us = age_limit_us(budget, len(waiting))
     due = _due(waiting, budget, limit_us)
-    chosen = _within(due, targets, budget)
-    late = {one.topic.topic_id for one, why in due if why is not Due.COMPANY}
-    topics = [_topic_plan(one, why, taken, positions) for one, why, taken in chosen]
-    parts = split(files, [piece for _, _, taken in chosen for piece in taken], topics, budget.tasks_max)
+    selected = _within_budget(due, targets, budget)
+    due_ids = {entry.topic.topic_id for entry, reason in due if reason is not Due.COMPANY}
+    topics = [_topic_plan(entry, reason, pieces, positions) for entry, reason, pieces in selected]
+    task_split = split(files, [piece for _, _, pieces in selected for piece in pieces], topics, budget.tasks_max)
     return RoundPlan(
         LogSource(backlog.log_id, backlog.directory, backlog.address, backlog.token),
-        parts.topics,
-        {one.topic_id: targets[one.topic_id] for one in topics},
-        parts.ranges,
-        parts.bundles,
-        parts.writers,
+        task_split.topics,
+        {topic.topic_id: targets[topic.topic_id] for topic in topics},
+        task_split.ranges,
+        task_split.bundles,
+        task_split.writers,
         limit_us // 1000,
-        _next_due_us(waiting, late, chosen, limit_us, now_us, is_cut=backlog.is_cut),
+        _next_due_us(waiting, due_ids, selected, limit_us, now_us, is_cut=backlog.is_cut),
         left_out,
     )
 
 
 def age_limit_us(budget: RoundBudget, active_topics: int) -> int:
-    """How long a message may wait when so many topics have some (hazard 24)."""
+    """How long a message may wait when so many topics have messages (hazard 24)."""
     fresh = limits.ROUND_FRESH_TOPICS
     return budget.age_due_ms * 1000 * max(active_topics, fresh) // fresh
 
 
-def _due(waiting: Sequence[_Waiting], budget: RoundBudget, limit_us: int) -> list[tuple[_Waiting, Due]]:
-    """The longest waiting first. Without one that is due there is no company."""
-    found = [(one, why) for one in waiting if (why := _reason(one, budget, limit_us)) is not None]
-    if all(why is Due.COMPANY for _, why in found):
+def _due(waiting: Sequence[_WaitingTopic], budget: RoundBudget, limit_us: int) -> list[tuple[_WaitingTopic, Due]]:
+    """The topics of the round, those that waited longest first. Topics that are nearly due come along only if another
+    one is due."""
+    due = [(entry, reason) for entry in waiting if (reason := _due_reason(entry, budget, limit_us)) is not None]
+    if all(reason is Due.COMPANY for _, reason in due):
         return []
-    return sorted(found, key=lambda one: (one[1] is Due.COMPANY, one[0].topic.oldest_us, one[0].topic.topic_id))
+    return sorted(due, key=lambda pair: (pair[1] is Due.COMPANY, pair[0].topic.oldest_us, pair[0].topic.topic_id))
 
 
-def _reason(one: _Waiting, budget: RoundBudget, limit_us: int) -> Due | None:
-    if one.rows >= budget.rows_due:
+def _due_reason(entry: _WaitingTopic, budget: RoundBudget, limit_us: int) -> Due | None:
+    if entry.rows >= budget.rows_due:
         return Due.ROWS
-    if one.bytes >= budget.bytes_due:
+    if entry.bytes >= budget.bytes_due:
         return Due.BYTES
-    if one.waited_us >= limit_us:
+    if entry.waited_us >= limit_us:
         return Due.AGE
-    return Due.COMPANY if one.waited_us * 100 >= limit_us * limits.ROUND_COMPANY_PERCENT else None
+    return Due.COMPANY if entry.waited_us * 100 >= limit_us * limits.ROUND_COMPANY_PERCENT else None
 
 
-_Chosen = tuple[_Waiting, Due, list[Piece]]
+_Selected = tuple[_WaitingTopic, Due, list[Piece]]
 
 
-def _within(
-    due: Sequence[tuple[_Waiting, Due]], targets: Mapping[int, TableTarget], budget: RoundBudget
-) -> list[_Chosen]:
-    """What the budget allows: whole topics while it lasts, the front of the one where it ends."""
-    chosen: list[_Chosen] = []
+def _within_budget(
+    due: Sequence[tuple[_WaitingTopic, Due]], targets: Mapping[int, TableTarget], budget: RoundBudget
+) -> list[_Selected]:
+    """What the budget allows: whole topics while it lasts, the first pieces of the topic where it ends."""
+    selected: list[_Selected] = []
     bytes_left, files_left = budget.bytes_max, budget.files_max
-    for one, why in due[: budget.commits_max]:
-        taken: list[Piece] = []
-        for piece in one.share.pieces:
-            if piece.bytes > bytes_left and (chosen or taken):
+    for entry, reason in due[: budget.commits_max]:
+        pieces: list[Piece] = []
+        for piece in entry.share.pieces:
+            if piece.bytes > bytes_left and (selected or pieces):
                 break
-            taken.append(piece)
+            pieces.append(piece)
             bytes_left -= piece.bytes
-        files_left -= 1 + sum(piece.bytes for piece in taken) // targets[one.topic.topic_id].target_bytes
-        if not taken or (files_left < 0 and chosen):
+        files_left -= 1 + sum(piece.bytes for piece in pieces) // targets[entry.topic.topic_id].target_bytes
+        if not pieces or (files_left < 0 and selected):
             break
-        chosen.append((one, why, taken))
-    return chosen
+        selected.append((entry, reason, pieces))
+    return selected
 
 
-def _topic_plan(one: _Waiting, why: Due, taken: Sequence[Piece], positions: Positions) -> TopicPlan:
-    topic = one.topic
+def _topic_plan(entry: _WaitingTopic, reason: Due, pieces: Sequence[Piece], positions: Positions) -> TopicPlan:
+    topic = entry.topic
     return TopicPlan(
         topic.topic_id,
         topic.name,
         topic.incarnation,
-        why,
-        one.waited_us // 1000,
-        shard_plans(topic, positions[topic.topic_id], taken),
-        sum(piece.bytes for piece in taken),
+        reason,
+        entry.waited_us // 1000,
+        shard_plans(topic, positions[topic.topic_id], pieces),
+        sum(piece.bytes for piece in pieces),
     )
 
 
 def _next_due_us(
-    waiting: Sequence[_Waiting],
-    late: Collection[int],
-    chosen: Sequence[_Chosen],
+    waiting: Sequence[_WaitingTopic],
+    due_ids: Collection[int],
+    selected: Sequence[_Selected],
     limit_us: int,
     now_us: int,
     *,
     is_cut: bool,
 ) -> int | None:
-    """At once, when something that is due does not fit this round."""
-    whole = {one.topic.topic_id for one, _, taken in chosen if len(taken) == len(one.share.pieces)}
+    """When the next topic is due: now, if something that is due does not fit this round."""
+    complete_ids = {entry.topic.topic_id for entry, _, pieces in selected if len(pieces) == len(entry.share.pieces)}
     times = [
-        now_us if one.topic.topic_id in late else max(one.topic.oldest_us + limit_us, now_us)
-        for one in waiting
-        if one.topic.topic_id not in whole
+        now_us if entry.topic.topic_id in due_ids else max(entry.topic.oldest_us + limit_us, now_us)
+        for entry in waiting
+        if entry.topic.topic_id not in complete_ids
     ]
-    if chosen and is_cut:
+    if selected and is_cut:
         times.append(now_us)
     return min(times, default=None)

@@ -1,8 +1,8 @@
-"""What of a round may be committed: per topic the longest part that goes on where its table ends, without a hole.
+"""What of a round may be committed: per topic the longest part that continues its table without a hole. Pure.
 
-Every result is looked at as it is; which task wrote it, and in which order, does not matter. One is taken when all of
-its shards begin where the table, or what was taken before, ends (declared gaps stepped over), and its files hold
-as many rows as its offsets. All shards of a result go together, because they share files (hazard 29).
+Every task result is judged by itself; which task wrote it, and in which order, does not matter. A result is accepted if
+all of its shards start where the table, or the results accepted before, end (declared gaps are stepped over), and its
+files hold as many rows as its offsets. All shards of a result go together, because they share files (hazard 29).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from icestream.pipeline.round_plan import RoundPlan, ShardPlan, TopicPlan
 
 
 class OffsetClaim(msgspec.Struct, frozen=True, array_like=True):
-    """Offsets [start, end) of one shard, which one commit adds to its run."""
+    """Offsets [start, end) of one shard, which one commit adds to its table."""
 
     shard: int
     epoch: int
@@ -27,88 +27,94 @@ class OffsetClaim(msgspec.Struct, frozen=True, array_like=True):
 
 class TopicVerdict(msgspec.Struct, frozen=True):
     topic: TopicPlan
-    claims: list[OffsetClaim]  # of the shards that go on
-    files: list[WrittenFile]  # what is to be committed
-    left_over: list[WrittenFile]  # what was written and is not: for the clean-up (hazard 1)
-    errors: list[TaskError]  # why it is not everything that was planned
-    is_cut: bool = False  # it had too many partition values: the rest comes with another round
+    claims: list[OffsetClaim]  # of the shards with accepted results
+    files: list[WrittenFile]  # to be committed
+    left_over: list[WrittenFile]  # written and not committed: for the clean-up (hazard 1)
+    errors: list[TaskError]  # why not everything that was planned is committed
+    is_cut: bool = False  # it had too many partition values: the rest follows with the next round
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         return not self.errors
 
 
-def judge_round(plan: RoundPlan, written: Iterable[TopicTaskResult]) -> list[TopicVerdict]:
-    """One for each topic of the plan, in its order."""
-    found: dict[int, list[TopicTaskResult]] = {topic.topic_id: [] for topic in plan.topics}
-    for one in written:
-        found[one.topic_id].append(one)
-    return [_judge_topic(topic, found[topic.topic_id]) for topic in plan.topics]
+def judge_round(plan: RoundPlan, results: Iterable[TopicTaskResult]) -> list[TopicVerdict]:
+    """Returns a verdict for each topic of the plan, in its order."""
+    results_by_topic: dict[int, list[TopicTaskResult]] = {topic.topic_id: [] for topic in plan.topics}
+    for result in results:
+        results_by_topic[result.topic_id].append(result)
+    return [_judge_topic(topic, results_by_topic[topic.topic_id]) for topic in plan.topics]
 
 
-def _judge_topic(topic: TopicPlan, written: Sequence[TopicTaskResult]) -> TopicVerdict:
+def _judge_topic(topic: TopicPlan, results: Sequence[TopicTaskResult]) -> TopicVerdict:
     shards = {shard.shard: shard for shard in topic.shards}
-    errors = [one.error for one in written if one.error is not None]
-    waiting = []
-    for one in written:
-        fault = _fault(one, shards)
+    errors = [result.error for result in results if result.error is not None]
+    pending = []
+    for result in results:
+        fault = _fault(result, shards)
         if fault:
-            errors.append(TaskError(TaskErrorKind.FAILED, f"range {one.range_number} of {topic.name}: {fault}"))
-        elif one.covered:
-            waiting.append(one)
+            errors.append(TaskError(TaskErrorKind.FAILED, f"range {result.range_number} of {topic.name}: {fault}"))
+        elif result.covered:
+            pending.append(result)
     ends = {shard.shard: shard.start for shard in topic.shards}
-    taken: list[TopicTaskResult] = []
-    while (fitting := next((one for one in waiting if _goes_on(one, ends, shards)), None)) is not None:
-        waiting.remove(fitting)
-        taken.append(fitting)
-        ends.update((one.shard, one.end) for one in fitting.covered)
+    accepted: list[TopicTaskResult] = []
+    while (following := next((result for result in pending if _continues(result, ends, shards)), None)) is not None:
+        pending.remove(following)
+        accepted.append(following)
+        ends.update((covered.shard, covered.end) for covered in following.covered)
     claims = [claim for shard in topic.shards if (claim := _claim(shard, ends[shard.shard])) is not None]
-    used = [file for one in taken for file in one.files]
-    names = {file.location for file in used}
-    left_over = [file for one in written for file in one.files if file.location not in names]
-    if any(one.is_cut for one in taken):  # whatever lies behind is not reached yet, and comes again
-        return TopicVerdict(topic, claims, used, left_over, [], is_cut=True)
+    files = [file for result in accepted for file in result.files]
+    locations = {file.location for file in files}
+    left_over = [file for result in results for file in result.files if file.location not in locations]
+    if any(result.is_cut for result in accepted):
+        # What lies behind the cut was written by no task yet: it is planned again, and is no error.
+        return TopicVerdict(topic, claims, files, left_over, [], is_cut=True)
     missing = _missing(topic, ends)
     if missing and not errors:
-        errors.append(TaskError(TaskErrorKind.STALE, f"not all of {topic.name} was found: {missing}"))
-    return TopicVerdict(topic, claims, used, left_over, errors)
+        errors.append(TaskError(TaskErrorKind.STALE, f"not all offsets of {topic.name} were read: {missing}"))
+    return TopicVerdict(topic, claims, files, left_over, errors)
 
 
-def _fault(one: TopicTaskResult, shards: dict[int, ShardPlan]) -> str:
-    """What is wrong with a result by itself."""
-    numbers = [covered.shard for covered in one.covered]
+def _fault(result: TopicTaskResult, shards: dict[int, ShardPlan]) -> str:
+    """What is wrong with a result by itself; empty if nothing is."""
+    numbers = [covered.shard for covered in result.covered]
     if len(set(numbers)) < len(numbers):
-        return "a shard is there twice"
-    for covered in one.covered:
+        return "a shard occurs twice"
+    for covered in result.covered:
         shard = shards.get(covered.shard)
         if shard is None or not shard.start <= covered.start < covered.end <= shard.end:
-            return f"offsets {covered.start} to {covered.end} of shard {covered.shard} were not asked for"
-    rows = sum(offset_gaps.rows_between(shards[one.shard].gaps, one.start, one.end) for one in one.covered)
-    if rows != (held := sum(file.rows for file in one.files)):
-        return f"{rows} offsets and {held} rows"
+            return f"offsets {covered.start} to {covered.end} of shard {covered.shard} were not planned"
+    expected_rows = sum(
+        offset_gaps.rows_between(shards[covered.shard].gaps, covered.start, covered.end) for covered in result.covered
+    )
+    file_rows = sum(file.rows for file in result.files)
+    if expected_rows != file_rows:
+        return f"{expected_rows} offsets and {file_rows} rows"
     return ""
 
 
-def _goes_on(one: TopicTaskResult, ends: dict[int, int], shards: dict[int, ShardPlan]) -> bool:
-    return all(_follows(covered, ends[covered.shard], shards[covered.shard]) for covered in one.covered)
+def _continues(result: TopicTaskResult, ends: dict[int, int], shards: dict[int, ShardPlan]) -> bool:
+    return all(_follows(covered, ends[covered.shard], shards[covered.shard]) for covered in result.covered)
 
 
 def _follows(covered: CoveredRange, end: int, shard: ShardPlan) -> bool:
     return covered.start == offset_gaps.past(shard.gaps, end)
 
 
-def _end(shard: ShardPlan, end: int) -> int:
-    """A gap behind the last row goes with it, so that the next round begins behind it."""
+def _end_past_gap(shard: ShardPlan, end: int) -> int:
+    """A gap behind the last row is claimed with it, so that the next round starts behind it."""
     return max(end, min(offset_gaps.past(shard.gaps, end), shard.end))
 
 
 def _claim(shard: ShardPlan, end: int) -> OffsetClaim | None:
-    return None if end == shard.start else OffsetClaim(shard.shard, shard.epoch, shard.start, _end(shard, end))
+    if end == shard.start:
+        return None
+    return OffsetClaim(shard.shard, shard.epoch, shard.start, _end_past_gap(shard, end))
 
 
 def _missing(topic: TopicPlan, ends: dict[int, int]) -> str:
     return ", ".join(
         f"shard {shard.shard} ends at {ends[shard.shard]} instead of {shard.end}"
         for shard in topic.shards
-        if _end(shard, ends[shard.shard]) < shard.end
+        if _end_past_gap(shard, ends[shard.shard]) < shard.end
     )

@@ -1,12 +1,12 @@
-"""A round of the pipeline, as it is planned (docs/adr/0025): what goes into which tables, and who reads and writes it.
+"""The plan of a round (docs/adr/0025): which offsets go into which tables, and which task reads and writes them.
 
     RoundPlan    one Spark job
-    TopicPlan    one commit: per shard the offsets [start, end) that it will claim when all goes well
-    Range        the bytes [start, end) of one log file, which one task reads once, and what is wanted of them
-    bundle       the ranges of one task: neighbours in the log
+    TopicPlan    one commit: per shard the offsets [start, end) that it claims if all tasks succeed
+    Range        the bytes [start, end) of one log file, which one task reads once, and the offsets it takes
+    bundle       the ranges of one task, adjacent in the log
     gathered     a topic whose rows go through a shuffle to one writer; any other is written by the tasks that read it
 
-Values only. `plan_round` (planner.py) makes them, `judge` (judgement.py) compares them with what was written.
+Values only. `plan_round` (planner.py) makes them, `judge_round` (round_judgement.py) compares them with the results.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Due(StrEnum):
     ROWS = "rows"
     BYTES = "bytes"
     AGE = "age"
-    COMPANY = "company"  # nearly: another one is due
+    COMPANY = "company"  # nearly due, while another topic is due
 
 
 class RoundBudget(msgspec.Struct, frozen=True):
-    """When a topic is due, and what one round may take."""
+    """When a topic is due, and how much one round may take."""
 
     rows_due: int = limits.WRITER_BATCH_SIZE_DEFAULT
     bytes_due: int = limits.WRITER_MEMORY_BYTES_DEFAULT
@@ -45,20 +45,20 @@ class RoundBudget(msgspec.Struct, frozen=True):
 
 
 class TableTarget(msgspec.Struct, frozen=True):
-    """The table of a topic, for those who write its files. `schema` and `spec` are Iceberg's own JSON objects."""
+    """The table of a topic, for the tasks that write its files. `schema` and `spec` are Iceberg's own JSON objects."""
 
-    location: str  # of the folder that gets the files: `file:/…` or `s3://…`
+    location: str  # of the folder for the files: `file:/…` or `s3://…`
     schema: dict[str, Any]
     spec: dict[str, Any]
     codec: str = "zstd"
     codec_level: int | None = None
     target_bytes: int = limits.DATA_FILE_BYTES_TARGET
-    storage: dict[str, Any] = {}  # `msgspec.to_builtins` of StoreOptions, with its secrets; empty for files
+    storage: dict[str, Any] = {}  # `msgspec.to_builtins` of StoreOptions, with its secrets; empty for local files
     epoch: int = 0  # of the pipeline: files carry it in their names
 
 
 class LogSource(msgspec.Struct, frozen=True):
-    """Where the tasks find the log: its folder if they can see it, else the broker that owns it."""
+    """Where tasks read the log: in its folder if that is on their machine, else from the broker that owns it."""
 
     log_id: str
     directory: str
@@ -78,7 +78,7 @@ class OffsetRange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LogRange(msgspec.Struct, frozen=True):
-    """`wanted` is what the whole file has for this round: a part of the file holds a part of it."""
+    """`offsets` is what the whole file holds for this round; a range of the file holds a part of it."""
 
     number: int
     bundle: int
@@ -86,13 +86,13 @@ class LogRange(msgspec.Struct, frozen=True):
     lsn: int  # of the record at `start`
     start: int
     end: int
-    wanted: list[OffsetRange]
+    offsets: list[OffsetRange]
 
 
 class ShardPlan(msgspec.Struct, frozen=True, array_like=True):
     shard: int
     epoch: int
-    start: int  # what the catalog says comes next
+    start: int  # the next offset by the catalog
     end: int
     gaps: list[tuple[int, int]] = []
 
@@ -105,11 +105,11 @@ class TopicPlan(msgspec.Struct, frozen=True):
     waited_ms: int
     shards: list[ShardPlan]  # those with something to write
     bytes: int
-    writer: int | None = None  # gathered: the number of the task of the second stage that writes it
+    writer: int | None = None  # if gathered: the number of the task of the second stage that writes it
 
 
 class LeftOut(msgspec.Struct, frozen=True):
-    """A topic that has something to write and cannot be planned."""
+    """A topic that has messages and cannot be planned."""
 
     topic_id: int
     name: str
@@ -123,16 +123,17 @@ class RoundPlan(msgspec.Struct, frozen=True):
     ranges: list[LogRange]
     bundles: int
     writers: int  # tasks of the second stage; 0 when nothing is gathered
-    age_limit_ms: int  # the effective freshness: how long a message may wait at present (hazard 24)
-    next_due_us: int | None  # wall clock: when the next topic is due, if nothing comes; None: nothing waits
+    age_limit_ms: int  # how long a message may wait at present (hazard 24)
+    next_due_us: int | None  # wall clock: when the next topic is due if no message arrives; None: nothing waits
     left_out: list[LeftOut] = []
 
     @property
     def files(self) -> list[int]:
-        """The log files that must stay while this is written: what is leased."""
-        return sorted({one.file for one in self.ranges})
+        """The numbers of the log files that must be held while the round runs."""
+        return sorted({log_range.file for log_range in self.ranges})
 
     def leased(self, lease: str, epoch: int) -> RoundPlan:
+        """The plan for the tasks: with the name under which the log files are held, and the epoch of the driver."""
         replace = msgspec.structs.replace
         targets = {topic: replace(target, epoch=epoch) for topic, target in self.targets.items()}
         return replace(self, source=replace(self.source, lease=lease), targets=targets)

@@ -1,8 +1,9 @@
-"""Who reads what: the wanted bytes of the log, cut at marks into bundles of about the same size, one for each task.
+"""Which task reads what: the bytes of the log that a round needs, cut at marks into bundles of about the same size, one
+for each task.
 
-A bundle is a stretch of the log, so that a topic's rows in it follow each other and become one file. A topic that lies
-in several bundles and is small is gathered: its rows go through a shuffle to one writer (fewer, larger files). Where
-there are more files than bytes to share out, all small topics are, so that the second stage shares out the files.
+A bundle is a stretch of the log, so that a topic's rows in it follow each other and become one file. A small topic that
+lies in several bundles is gathered: its rows go through a shuffle to one writer (fewer, larger files). If there is more
+work in files than in bytes, all small topics are gathered, so that the second stage shares out the files.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from icestream.pipeline.round_plan import LogRange, OffsetRange, TopicPlan
 from icestream.pipeline.topic_share import Piece
 
 
-class Split(NamedTuple):
+class TaskSplit(NamedTuple):
     topics: list[TopicPlan]
     ranges: list[LogRange]
     bundles: int
@@ -27,43 +28,47 @@ class Split(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """Bytes between two marks."""
+    """The bytes between two marks of a file."""
 
-    place: int
+    file: int  # its index in the order of files
     lsn: int
     start: int
     end: int
 
 
-def split(files: Sequence[BacklogFile], pieces: Sequence[Piece], topics: Sequence[TopicPlan], tasks_max: int) -> Split:
+def split(
+    files: Sequence[BacklogFile], pieces: Sequence[Piece], topics: Sequence[TopicPlan], tasks_max: int
+) -> TaskSplit:
     cuts = _cuts(files, pieces)
     read_bytes = sum(cut.end - cut.start for cut in cuts)
-    tasks = _tasks(read_bytes + limits.ROUND_FILE_COST_BYTES * len(topics), tasks_max)
-    wanted: dict[int, list[OffsetRange]] = {}
+    tasks = _task_count(read_bytes + limits.ROUND_FILE_COST_BYTES * len(topics), tasks_max)
+    offsets_by_file: dict[int, list[OffsetRange]] = {}
     for piece in pieces:
-        wanted.setdefault(piece.file, []).append(piece.wanted)
-    ranges = _ranges(files, cuts, read_bytes, tasks, wanted)
-    bundles = 1 + max((one.bundle for one in ranges), default=-1)
-    placed = _gather(topics, ranges, bundles, tasks)
-    writers = 1 + max((one.writer for one in placed if one.writer is not None), default=-1)
-    return Split(placed, ranges, bundles, writers)
+        offsets_by_file.setdefault(piece.file, []).append(piece.offsets)
+    ranges = _ranges(files, cuts, read_bytes, tasks, offsets_by_file)
+    bundles = 1 + max((log_range.bundle for log_range in ranges), default=-1)
+    assigned = _assign_writers(topics, ranges, bundles, tasks)
+    writers = 1 + max((topic.writer for topic in assigned if topic.writer is not None), default=-1)
+    return TaskSplit(assigned, ranges, bundles, writers)
 
 
-def _tasks(cost_bytes: int, tasks_max: int) -> int:
+def _task_count(cost_bytes: int, tasks_max: int) -> int:
     return max(1, min(tasks_max, -(-cost_bytes // limits.ROUND_TASK_BYTES_MIN)))
 
 
 def _cuts(files: Sequence[BacklogFile], pieces: Sequence[Piece]) -> list[_Cut]:
-    """Each file that is wanted, from the mark before its first wanted record to its end."""
-    first: dict[int, int] = {}
+    """The cuts of each file that is read, from the mark before its first needed record to its end."""
+    first_positions: dict[int, int] = {}
     for piece in pieces:
-        first[piece.file] = min(first.get(piece.file, piece.position), piece.position)
+        first_positions[piece.file] = min(first_positions.get(piece.file, piece.position), piece.position)
     cuts: list[_Cut] = []
-    for place in sorted(first):
-        marks = files[place].marks
-        begin = max(bisect_right(marks, first[place], key=lambda mark: mark[0]) - 1, 0)
-        ends = [position for position, _ in marks[begin + 1 :]] + [files[place].end]
-        cuts += [_Cut(place, lsn, at, end) for (at, lsn), end in zip(marks[begin:], ends, strict=True) if at < end]
+    for index in sorted(first_positions):
+        marks = files[index].marks
+        begin = max(bisect_right(marks, first_positions[index], key=lambda mark: mark[0]) - 1, 0)
+        ends = [position for position, _ in marks[begin + 1 :]] + [files[index].end]
+        cuts += [
+            _Cut(index, lsn, start, end) for (start, lsn), end in zip(marks[begin:], ends, strict=True) if start < end
+        ]
     return cuts
 
 
@@ -72,40 +77,45 @@ def _ranges(
     cuts: Sequence[_Cut],
     read_bytes: int,
     tasks: int,
-    wanted: dict[int, list[OffsetRange]],
+    offsets_by_file: dict[int, list[OffsetRange]],
 ) -> list[LogRange]:
-    """Goes to the next bundle where the middle of a cut lies behind the present one's share of all bytes."""
+    """Assigns cuts to bundles: each bundle gets about the same number of bytes, by the middle of each cut."""
     ranges: list[LogRange] = []
-    before = bundle = share = 0
+    bytes_before = bundle = last_share = 0
     for cut in cuts:
         size = cut.end - cut.start
-        place = min(tasks - 1, (2 * before + size) * tasks // (2 * read_bytes))
-        bundle += ranges != [] and place > share
-        share, before = place, before + size
+        share = min(tasks - 1, (2 * bytes_before + size) * tasks // (2 * read_bytes))
+        bundle += ranges != [] and share > last_share
+        last_share, bytes_before = share, bytes_before + size
         last = ranges[-1] if ranges else None
-        if last is not None and last.bundle == bundle and last.file == files[cut.place].number:
+        number = files[cut.file].number
+        if last is not None and last.bundle == bundle and last.file == number:
             ranges[-1] = msgspec.structs.replace(last, end=cut.end)
         else:
-            number = files[cut.place].number
-            ranges.append(LogRange(len(ranges), bundle, number, cut.lsn, cut.start, cut.end, wanted[cut.place]))
+            offsets = offsets_by_file[cut.file]
+            ranges.append(LogRange(len(ranges), bundle, number, cut.lsn, cut.start, cut.end, offsets))
     return ranges
 
 
-def _gather(topics: Sequence[TopicPlan], ranges: Sequence[LogRange], bundles: int, tasks: int) -> list[TopicPlan]:
-    seen: dict[int, set[int]] = {}
-    for one in ranges:
-        for wanted in one.wanted:
-            seen.setdefault(wanted.topic_id, set()).add(one.bundle)
+def _assign_writers(
+    topics: Sequence[TopicPlan], ranges: Sequence[LogRange], bundles: int, tasks: int
+) -> list[TopicPlan]:
+    """Gathers small topics: each goes to the writer with the least work."""
+    bundles_by_topic: dict[int, set[int]] = {}
+    for log_range in ranges:
+        for offsets in log_range.offsets:
+            bundles_by_topic.setdefault(offsets.topic_id, set()).add(log_range.bundle)
     small = [
         topic
         for topic in topics
-        if topic.bytes <= limits.ROUND_GATHER_BYTES_MAX and (len(seen[topic.topic_id]) > 1 or bundles < tasks)
+        if topic.bytes <= limits.ROUND_GATHER_BYTES_MAX
+        and (len(bundles_by_topic[topic.topic_id]) > 1 or bundles < tasks)
     ]
     if bundles < tasks and len(small) <= 1:
         return list(topics)
     load = [0] * tasks
     writers: dict[int, int] = {}
-    for topic in sorted(small, key=lambda one: (-one.bytes, one.topic_id)):
+    for topic in sorted(small, key=lambda topic: (-topic.bytes, topic.topic_id)):
         writer = load.index(min(load))
         load[writer] += topic.bytes + limits.ROUND_FILE_COST_BYTES
         writers[topic.topic_id] = writer

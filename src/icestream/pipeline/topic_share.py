@@ -1,7 +1,7 @@
-"""What one topic could give to a round: its stretches of the log from where its table ends, without a hole.
+"""What one topic could contribute to a round: its stretches of the log from the end of its table on, without a hole.
 
-Per shard the stretches follow each other in the order of their offsets and are of one epoch (a commit extends one run).
-They are offered file by file; files of a spill log come first, because they hold what is older (hazard 8).
+The stretches of a shard follow each other in the order of their offsets and are of one epoch, because a commit extends
+one run. They are offered file by file; files of a spill log come first, because they hold older messages (hazard 8).
 """
 
 from __future__ import annotations
@@ -13,87 +13,97 @@ from icestream.model.backlog_messages import BacklogFile, BacklogRange, ShardBac
 from icestream.pipeline import offset_gaps
 from icestream.pipeline.round_plan import OffsetRange, ShardPlan
 
-# A place in the order of files, and the stretch.
-Held = tuple[int, BacklogRange]
+# The index of a file in the order of files, and a stretch in it.
+FileStretch = tuple[int, BacklogRange]
 
 
 class Piece(NamedTuple):
-    place: int  # of the first file that may hold what follows it, too
-    file: int  # which of the files
+    order: int  # index of the first file from which on this piece may be taken without a hole
+    file: int  # index of the file that holds it
     position: int
-    wanted: OffsetRange
+    offsets: OffsetRange
     bytes: int
 
 
 class Share(NamedTuple):
-    pieces: list[Piece]  # taking any number from the front leaves no hole
-    fault: str = ""  # why there is none, although there should be
+    pieces: list[Piece]  # any number from the front leaves no hole
+    fault: str = ""  # why a shard contributes nothing although it should
 
 
 def in_order(files: Sequence[BacklogFile]) -> list[BacklogFile]:
     return sorted(files, key=lambda file: (not file.spill, file.number))
 
 
-def by_shard(files: Sequence[BacklogFile]) -> dict[tuple[int, int], list[Held]]:
-    found: dict[tuple[int, int], list[Held]] = {}
-    for place, file in enumerate(files):
+def by_shard(files: Sequence[BacklogFile]) -> dict[tuple[int, int], list[FileStretch]]:
+    """The stretches of each (topic id, shard), by rising offsets."""
+    stretches: dict[tuple[int, int], list[FileStretch]] = {}
+    for index, file in enumerate(files):
         for stretch in file.stretches:
-            found.setdefault((stretch.topic_id, stretch.shard), []).append((place, stretch))
-    for held in found.values():
-        held.sort(key=lambda one: one[1].start)
-    return found
+            stretches.setdefault((stretch.topic_id, stretch.shard), []).append((index, stretch))
+    for entries in stretches.values():
+        entries.sort(key=lambda entry: entry[1].start)
+    return stretches
 
 
-def share_of(topic: TopicBacklog, positions: Mapping[int, int], held: Mapping[tuple[int, int], list[Held]]) -> Share:
+def share_of(
+    topic: TopicBacklog, positions: Mapping[int, int], stretches: Mapping[tuple[int, int], list[FileStretch]]
+) -> Share:
+    """`positions`: the next offset of each shard. `stretches`: of `by_shard`."""
     pieces: list[Piece] = []
     faults: list[str] = []
     for shard in topic.shards:
-        stretches = held.get((topic.topic_id, shard.shard), [])
         if shard.shard not in positions:
-            faults.append(f"the catalog knows no position of shard {shard.shard}")
+            faults.append(f"the catalog has no position of shard {shard.shard}")
             continue
-        found, fault = _of_shard(topic.topic_id, shard, positions[shard.shard], stretches)
-        pieces += found
+        shard_stretches = stretches.get((topic.topic_id, shard.shard), [])
+        shard_pieces, fault = _shard_pieces(topic.topic_id, shard, positions[shard.shard], shard_stretches)
+        pieces += shard_pieces
         faults += [fault] if fault else []
-    pieces.sort(key=lambda piece: piece.place)
+    pieces.sort(key=lambda piece: piece.order)
     return Share(pieces, "; ".join(faults))
 
 
-def _of_shard(topic_id: int, shard: ShardBacklog, start: int, held: list[Held]) -> tuple[list[Piece], str]:
+def _shard_pieces(
+    topic_id: int, shard: ShardBacklog, start: int, stretches: list[FileStretch]
+) -> tuple[list[Piece], str]:
     pieces: list[Piece] = []
     next_offset = offset_gaps.past(shard.gaps, start)
-    place = epoch = -1
-    for at, stretch in held:
+    order = epoch = -1
+    for index, stretch in stretches:
         end = min(stretch.end, shard.synced)
         if end <= next_offset:
             continue
         if pieces and stretch.epoch != epoch:
             break
         if stretch.start > next_offset:
-            fault = f"shard {shard.shard}: the table ends at {start}, the log goes on at {stretch.start}"
+            fault = f"shard {shard.shard}: the table ends at {start}, the log continues at {stretch.start}"
             return pieces, "" if pieces else fault
-        place, epoch = max(place, at), stretch.epoch
-        wanted = OffsetRange(topic_id, shard.shard, epoch, next_offset, end)
+        order, epoch = max(order, index), stretch.epoch
+        offsets = OffsetRange(topic_id, shard.shard, epoch, next_offset, end)
         size = stretch.bytes * (end - next_offset) // (stretch.end - stretch.start)
-        pieces.append(Piece(place, at, stretch.position, wanted, size))
+        pieces.append(Piece(order, index, stretch.position, offsets, size))
         next_offset = offset_gaps.past(shard.gaps, end)
     return pieces, ""
 
 
-def shard_plans(topic: TopicBacklog, positions: Mapping[int, int], taken: Sequence[Piece]) -> list[ShardPlan]:
-    ends: dict[int, OffsetRange] = {}
-    for piece in taken:
-        last = ends.get(piece.wanted.shard)
-        if last is None or last.end < piece.wanted.end:
-            ends[piece.wanted.shard] = piece.wanted
+def shard_plans(topic: TopicBacklog, positions: Mapping[int, int], pieces: Sequence[Piece]) -> list[ShardPlan]:
+    """The offsets that a commit of these pieces claims."""
+    last_ranges: dict[int, OffsetRange] = {}
+    for piece in pieces:
+        last = last_ranges.get(piece.offsets.shard)
+        if last is None or last.end < piece.offsets.end:
+            last_ranges[piece.offsets.shard] = piece.offsets
     return [
         ShardPlan(
-            one.shard,
-            ends[one.shard].epoch,
-            positions[one.shard],
-            min(offset_gaps.past(one.gaps, ends[one.shard].end), max(one.synced, ends[one.shard].end)),
-            one.gaps,
+            shard.shard,
+            last_ranges[shard.shard].epoch,
+            positions[shard.shard],
+            min(
+                offset_gaps.past(shard.gaps, last_ranges[shard.shard].end),
+                max(shard.synced, last_ranges[shard.shard].end),
+            ),
+            shard.gaps,
         )
-        for one in topic.shards
-        if one.shard in ends
+        for shard in topic.shards
+        if shard.shard in last_ranges
     ]

@@ -220,7 +220,7 @@ def test_where_a_topic_goes_on(
     [
         (TableProgress("other", {0: 5}, 4), MIRROR, "another table"),
         (TableProgress("u", None, None), MIRROR, "no snapshot in the history"),
-        (TableProgress("u", None, 7), None, "no snapshot says whose"),
+        (TableProgress("u", None, 7), None, "no snapshot records which topic"),
         (TableProgress("u", {0: 4}, 3), MIRROR, "5 was committed"),
         (TableProgress("u", {0: 5}, 5), MIRROR, "a row of offset 5"),
     ],

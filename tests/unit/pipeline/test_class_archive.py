@@ -19,10 +19,10 @@ def engine(spark: str = "spark", *, is_whole: bool = True) -> SparkInstall:
 
 def made(cache: Path, spark: str = "spark") -> ClassArchive:
     """By a session that ended well."""
-    archive = ClassArchive(engine(spark), cache, is_making=True)
+    archive = ClassArchive(engine(spark), cache, is_archiving=True)
     written = archive.java_options().partition("-XX:ArchiveClassesAtExit=")[2]
     Path(written).write_bytes(b"classes")
-    archive.keep(is_whole=True)
+    archive.finish(is_complete=True)
     return archive
 
 
@@ -40,15 +40,15 @@ def test_what_the_set_up_made_is_used(tmp_path: Path) -> None:
 
 
 def test_half_an_archive_is_none(tmp_path: Path) -> None:
-    archive = ClassArchive(engine(), tmp_path, is_making=True)
+    archive = ClassArchive(engine(), tmp_path, is_archiving=True)
     Path(archive.java_options().partition("-XX:ArchiveClassesAtExit=")[2]).write_bytes(b"half")
-    archive.keep(is_whole=False)
+    archive.finish(is_complete=False)
     assert archive.is_missing
     assert not [*(tmp_path / "classes").iterdir()]
 
 
 def test_a_java_that_cannot_is_not_asked(tmp_path: Path) -> None:
-    archive = ClassArchive(engine(is_whole=False), tmp_path, is_making=True)
+    archive = ClassArchive(engine(is_whole=False), tmp_path, is_archiving=True)
     assert (archive.java_options(), archive.is_missing) == (PLAIN_OPTIONS, False)
 
 

@@ -113,7 +113,9 @@ def _moves(world: World, number: int, driver: Driver, is_own: bool, rule: Rule) 
     if driver.has_committed or rule is not may_remove:
         seen = TableState(is_own, world.table_epoch, {0: len(world.rows)}, world.version, frozenset(world.rows))
         for candidate in world.written:
-            plain = candidate._replace(ends=dict(candidate.ends or ()), has_landed=candidate.location in world.landed)
+            plain = candidate._replace(
+                ends=dict(candidate.ends or ()), was_committed=candidate.location in world.landed
+            )
             if candidate.location in world.files and rule(plain, seen, world.holder == number):
                 yield world._replace(files=world.files - {candidate.location})
 
@@ -174,16 +176,16 @@ def test_no_order_of_events_removes_a_file_that_a_table_names(is_own: bool) -> N
 
 
 def not_named(one: Candidate, seen: TableState, is_holder: bool) -> bool:
-    return one.location not in seen.named
+    return one.location not in seen.referenced
 
 
 def holders_only(one: Candidate, seen: TableState, is_holder: bool) -> bool:
-    return is_holder and one.location not in seen.named
+    return is_holder and one.location not in seen.referenced
 
 
 def sent_is_landed(one: Candidate, seen: TableState, is_holder: bool) -> bool:
     """Who takes what it sent, and what the catalog may have taken, for what was in the table."""
-    return may_remove(one._replace(has_landed=True), seen, is_holder)
+    return may_remove(one._replace(was_committed=True), seen, is_holder)
 
 
 @pytest.mark.parametrize("is_own", [True, False], ids=["our own catalog", "another catalog"])
@@ -203,7 +205,7 @@ def test_clean_up_does_happen() -> None:
     assert not may_remove(lost, TableState(True, 2, {0: 1}, 1, ("a",)), True)
     assert not may_remove(lost, TableState(True, 2, {0: 1}, 1, ()), False)
     assert not may_remove(lost._replace(ends=None), TableState(False, 2, {0: 1}, 1, ()), True)
-    landed = lost._replace(has_landed=True)
+    landed = lost._replace(was_committed=True)
     for is_own in (True, False):
         assert may_remove(landed, TableState(is_own, 1, {0: 1}, 1, ()), True)
         assert not may_remove(landed, TableState(is_own, 1, {0: 1}, 1, ("a",)), True)

@@ -52,28 +52,28 @@ def sizes(*files: int) -> list[ManifestFile]:
 
 
 def test_the_eighth_of_a_size_makes_one_of_the_next() -> None:
-    assert manifest_merge.merged(sizes(1, 1, 1, 1, 1, 1), 0, 1) == []
-    assert len(manifest_merge.merged(sizes(1, 1, 1, 1, 1, 1, 1), 0, 1)) == 7
-    assert len(manifest_merge.merged(sizes(*[1] * 7, *[8] * 6), 0, 1)) == 7
-    assert len(manifest_merge.merged(sizes(*[1] * 7, *[8] * 7, 64), 0, 1)) == 14
+    assert manifest_merge.select_merged(sizes(1, 1, 1, 1, 1, 1), 0, 1) == []
+    assert len(manifest_merge.select_merged(sizes(1, 1, 1, 1, 1, 1, 1), 0, 1)) == 7
+    assert len(manifest_merge.select_merged(sizes(*[1] * 7, *[8] * 6), 0, 1)) == 7
+    assert len(manifest_merge.select_merged(sizes(*[1] * 7, *[8] * 7, 64), 0, 1)) == 14
 
 
 def test_what_is_not_ours_stays() -> None:
     others = [manifest(1, "spark-1"), manifest(1, spec_id=1), manifest(1, content=1)]
-    assert manifest_merge.merged([*others, *sizes(*[1] * 6)], 0, 1) == []
-    assert manifest_merge.merged([*others, *sizes(*[1] * 7)], 0, 1) == sizes(*[1] * 7)
+    assert manifest_merge.select_merged([*others, *sizes(*[1] * 6)], 0, 1) == []
+    assert manifest_merge.select_merged([*others, *sizes(*[1] * 7)], 0, 1) == sizes(*[1] * 7)
 
 
 def test_a_manifest_has_a_largest_size() -> None:
     large = limits.MANIFEST_FILES_MAX // 4
-    assert manifest_merge.merged(sizes(*[large] * 20), 0, large) == []
+    assert manifest_merge.select_merged(sizes(*[large] * 20), 0, large) == []
 
 
 def test_hazard_24_a_table_never_has_many_manifests_and_each_file_is_copied_seldom() -> None:
     held: list[ManifestFile] = []
     copied = most = 0
     for _ in range(5_000):
-        gone = manifest_merge.merged(held, 0, 1)
+        gone = manifest_merge.select_merged(held, 0, 1)
         copied += sum(one.live_files for one in gone)
         held = [manifest(1 + sum(one.live_files for one in gone)), *held[len(gone) :]]
         most = max(most, len(held))

@@ -39,7 +39,7 @@ async def test_rows_are_there_for_others(world: Committing) -> None:
     assert found == {1: CommittedSnapshot(brought.snapshot_id)}
     assert await rows(world, table) == [(0, offset) for offset in range(10)]
     assert table.positions[0].next == 10
-    assert (await world.books.look(table)).positions[0].next == 10
+    assert (await world.books.refresh(table)).positions[0].next == 10
 
 
 async def test_manifests_stay_few_and_keep_their_numbers(world: Committing) -> None:

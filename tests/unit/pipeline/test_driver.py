@@ -113,7 +113,7 @@ async def test_hazard_29_files_that_stay_on_another_machine_stop_their_topic_alo
     await pipeline.round()
     assert pipeline.broker.floors == {(1, 0): 0, (2, 0): 3}
     (halted,) = pipeline.topics.halted.values()
-    assert ("bytes of" if is_cut else "is not there") in halted.stopped.reason
+    assert ("bytes of" if is_cut else "does not exist") in halted.stopped.reason
     assert "share" in halted.stopped.hint
     assert await offsets(pipeline, "t1") == []
     assert await offsets(pipeline, "t2") == upto(3)
@@ -196,7 +196,7 @@ async def test_a_shard_that_cannot_go_on_does_not_hold_up_the_others_of_its_topi
     assert await offsets(pipeline, "t1") == upto(7) + upto(3, 1)
     await pipeline.round()
     (stopped,) = pipeline.driver.report.as_document()["stopped_topics"]
-    assert "shard 1: the table ends at 3, the log goes on at 5" in stopped["reason"], "nothing else of it waits"
+    assert "shard 1: the table ends at 3, the log continues at 5" in stopped["reason"], "nothing else of it waits"
     del pipeline.broker.begins[1, 1]
     clock.advance(limits.TOPIC_HALT_SECONDS)
     await pipeline.round()
@@ -239,14 +239,14 @@ async def test_hazard_24_who_cannot_wait_waits_for_no_second_interval_however_ma
             broker.oldest_us[topic] = found.world.clock.wall_us()
 
     publish(*range(1, 6))
-    found.driver.hurry()
+    found.driver.expedite()
     found.writer.between = lambda: publish(6, 7, 8)  # with each round, more than one takes
     for done in ({1, 2}, {1, 2, 3, 4}, {1, 2, 3, 4, 5, 6}):
-        assert found.driver._hurry.is_set()
+        assert found.driver.is_expedited
         await found.driver.turn()
         assert {topic for (topic, _), end in broker.floors.items() if end} == done
     await found.driver.turn()
-    assert not found.driver._hurry.is_set()
+    assert not found.driver.is_expedited
     await found.close()
 
 
@@ -263,7 +263,7 @@ async def test_who_cannot_wait_is_not_forgotten_when_the_round_fails(pipeline: P
 
     pipeline.broker.backlog, pipeline.broker.hold = backlog, away  # type: ignore[method-assign, assignment]
     pipeline.broker.publish(1, 3)
-    pipeline.driver.hurry()
+    pipeline.driver.expedite()
     with pytest.raises(errors.ConnectionLost):
         await pipeline.driver.turn()
     pipeline.broker.hold = hold  # type: ignore[method-assign]

@@ -11,9 +11,9 @@ from tests.support.paper_pipeline import PaperPipeline
 
 
 def test_whoever_comes_to_the_place_that_a_file_names_takes_it_and_is_struck(tmp_path: Path) -> None:
-    assert Effects.of({})._asked is None
+    assert Effects.of({})._fault_file is None
     asked, struck = tmp_path / "fault", list[str]()
-    first, second = (Effects(strike=lambda name=name: struck.append(name), asked=asked) for name in "ab")  # type: ignore[misc]
+    first, second = (Effects(strike=lambda name=name: struck.append(name), fault_file=asked) for name in "ab")  # type: ignore[misc]
 
     def pass_by(one: Effects) -> None:
         with one.happens(Effect.COMMIT), one.happens(Effect.NOTE):
@@ -28,7 +28,7 @@ def test_whoever_comes_to_the_place_that_a_file_names_takes_it_and_is_struck(tmp
     asked.write_text("before:commit")
     pass_by(first)
     assert struck == ["b", "a"]
-    assert Effects.of({VARIABLE: str(asked)})._asked == asked
+    assert Effects.of({VARIABLE: str(asked)})._fault_file == asked
 
 
 class Struck(BaseException):

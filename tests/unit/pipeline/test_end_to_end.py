@@ -17,7 +17,7 @@ from icestream.iceberg.identifier import Identifier
 from icestream.metadata.remote_store import RemoteStore
 from icestream.model.task_messages import TopicTaskResult
 from icestream.model.topic_name import TopicName
-from icestream.pipeline.driver.broker_api import BrokerLink
+from icestream.pipeline.driver.broker_api import BrokerClient
 from icestream.pipeline.driver.driver_options import DriverOptions
 from icestream.pipeline.round_plan import RoundBudget, RoundPlan
 from icestream.rpc.link_keeper import LinkKeeper
@@ -46,8 +46,8 @@ async def running(path: Path) -> AsyncIterator[tuple[BrokerNode, PaperPipeline]]
     await keeper.wait_connected(10)
     try:
         store = RemoteStore(keeper, SystemClock(), SystemRandomness())
-        pipeline = PaperPipeline(path / "warehouse", broker=BrokerLink(keeper), store=store)  # type: ignore[arg-type]
-        pipeline.driver._writer = TaskWriter()
+        pipeline = PaperPipeline(path / "warehouse", broker=BrokerClient(keeper), store=store)  # type: ignore[arg-type]
+        pipeline.ingest.writer = TaskWriter()
         yield node, pipeline
         await pipeline.close()
     finally:
@@ -73,7 +73,7 @@ async def test_what_is_published_is_a_row(tmp_path: Path) -> None:
         assert [row["payload"] for row in rows] == [b"payload %d" % number for number in range(10)]
         assert [row["offset"] for row in rows] == list(range(10))
         assert rows[3]["headers"] == [("n", "3")]
-        assert (await pipeline.broker.backlog(0, 0)).topics == []
+        assert (await pipeline.broker.backlog(0)).topics == []
 
 
 @pytest.mark.asyncio
@@ -129,12 +129,12 @@ async def test_a_driver_follows_the_settings_while_it_runs(tmp_path: Path) -> No
         await online.set(f"{section}.writer_flush_interval_ms", "1d")
         for rows, is_due in ((4, False), (3, True)):
             await online.set(f"{section}.writer_batch_size", rows)
-            plan = await pipeline.driver.round(await pipeline.broker.backlog(0, 0))
-            assert (plan.age_limit_ms, bool(plan.topics)) == (86_400_000, is_due)
+            turn = await pipeline.driver.round(await pipeline.broker.backlog(0))
+            assert (pipeline.driver.report.age_limit_ms, bool(turn.report.topics)) == (86_400_000, is_due)
 
 
 def test_what_the_broker_says_goes_before_what_the_driver_started_with() -> None:
     own = DriverOptions(RoundBudget(rows_due=1, bytes_due=2, age_due_ms=3, tasks_max=4))
-    assert own.budget_now({}) == own.budget
+    assert own.current_budget({}) == own.budget
     changed = {"writer_batch_size": 10, "writer_max_memory_bytes": 20, "writer_flush_interval_ms": 30, "of_later": 5}
-    assert own.budget_now(changed) == RoundBudget(rows_due=10, bytes_due=20, age_due_ms=30, tasks_max=4)
+    assert own.current_budget(changed) == RoundBudget(rows_due=10, bytes_due=20, age_due_ms=30, tasks_max=4)

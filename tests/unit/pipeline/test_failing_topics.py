@@ -125,7 +125,7 @@ async def test_a_topic_that_was_mended_begins_anew_with_a_short_pause(pipeline: 
     pipeline.broker.publish(1, 5)
     pipeline.writer.failing = lambda topic_id: True
     await pipeline.round()
-    assert pipeline.topics.next_look_seconds <= limits.PIPELINE_RETRY_SECONDS_MIN
+    assert pipeline.topics.next_retry_seconds <= limits.PIPELINE_RETRY_SECONDS_MIN
 
 
 async def test_a_failing_topic_that_fills_a_round_does_not_hold_up_the_others(pipeline: PaperPipeline) -> None:
@@ -141,9 +141,9 @@ async def test_the_broker_passes_over_who_stands_still_until_its_time(pipeline: 
     asked: list[tuple[int, list[int]]] = []
     ask = pipeline.broker.backlog
 
-    async def backlog(wait_ms: int, after_lsn: int, passed_over: Collection[int] = ()) -> Any:
+    async def backlog(wait_ms: int, passed_over: Collection[int] = ()) -> Any:
         asked.append((wait_ms, list(passed_over)))
-        return await ask(wait_ms, after_lsn, passed_over)
+        return await ask(wait_ms, passed_over)
 
     pipeline.broker.backlog = backlog  # type: ignore[method-assign]
     pipeline.broker.publish(1, 5)
@@ -151,7 +151,7 @@ async def test_the_broker_passes_over_who_stands_still_until_its_time(pipeline: 
     pipeline.writer.failing = lambda topic_id: topic_id == 1
     for _ in range(2):
         await pipeline.driver.turn()
-    until_ms = pipeline.topics.next_look_seconds * 1000
+    until_ms = pipeline.topics.next_retry_seconds * 1000
     assert asked == [(limits.BACKLOG_WAIT_MS_MAX // 2, []), (int(until_ms) + 1, [1])]
     assert 0 < until_ms <= limits.PIPELINE_RETRY_SECONDS_MIN * 1000
     assert pipeline.lease.is_held, "what is kept of a round is of this epoch"
@@ -257,7 +257,7 @@ async def test_a_driver_with_another_epoch_writes_its_files_again(pipeline: Pape
     pipeline.broker.publish(1, 3)
     catalog.is_mute = True
     await pipeline.round()
-    await pipeline.lease.give_up()
+    await pipeline.lease.release()
     catalog.is_mute = False
     assert await turns(pipeline, 10) == 1
     assert pipeline.broker.floors == {(1, 0): 3}
@@ -282,13 +282,13 @@ async def test_files_are_brought_to_the_table_that_they_were_written_for_as_it_w
     world = Committing(tmp_path / "warehouse")
     table = await world.open(topic())
     kept = UnresolvedCommit(world.brought(table, 3), table.table.uuid)
-    assert kept.why_not(table) == ""
-    assert "another table" in kept._replace(table_uuid="another").why_not(table)
+    assert kept.obstacle(table) == ""
+    assert "another table" in kept._replace(table_uuid="another").obstacle(table)
     table.positions = table.advanced({0: 2})
-    assert "gone on" in kept.why_not(table)
+    assert "advanced the table" in kept.obstacle(table)
     table.positions = table.advanced({0: 0})
-    gone = [msgspec.structs.replace(one, spec_id=7) for one in kept.brought.files]
-    assert "spec 7 is gone" in kept._replace(brought=kept.brought._replace(files=gone)).why_not(table)
+    gone = [msgspec.structs.replace(one, spec_id=7) for one in kept.commit.files]
+    assert "spec 7 is gone" in kept._replace(commit=kept.commit._replace(files=gone)).obstacle(table)
 
 
 async def test_a_pause_has_a_bound_however_long_it_lasts() -> None:

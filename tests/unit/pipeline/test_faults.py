@@ -20,7 +20,7 @@ from icestream.catalog.topic_rules.operation_preview import Consent, ShardLog, T
 from icestream.catalogs.table_catalog import CommitDone, CommitOutcome, CommitUnknown, TableCatalog, TableChange
 from icestream.iceberg.identifier import Identifier
 from icestream.pipeline.driver.effects import Effect, Fault
-from icestream.pipeline.driver.topic_tables import Halt
+from icestream.pipeline.driver.topic_table_set import Halt
 from tests.support.driver_life import DriverLife, Stop, Struck
 from tests.support.fault_world import HANGS_SECONDS, FaultWorld
 from tests.support.meddler import FOREIGN, OWN, Answer, Meddler
@@ -118,7 +118,7 @@ CALLS = {
     Effect.WRITE: Stop(True, "run"),
     Effect.COMMIT: Stop(True, "commit_all"),
     Effect.LOOK_AGAIN: Stop(True, "exists"),
-    Effect.NOTE: Stop(True, "note"),
+    Effect.NOTE: Stop(True, "record"),
     Effect.ADVANCE: Stop(True, "advance"),
     Effect.RELEASE_FILES: Stop(True, "hold", 2),
     Effect.CLEAN_UP: Stop(True, "names"),
@@ -138,13 +138,13 @@ async def test_a_driver_that_stands_still_while_another_takes_over(
         await either.publish_some()
         maker = either.driver()
         await either.drain(maker)
-        await maker.lease.give_up()
+        await maker.lease.release()
         either.policies = {1: {"partitioning": "day"}}
     call = CALLS[effect]
     if either.is_foreign and effect is Effect.COMMIT:
         call = Stop(True, "commit")
     if not either.is_foreign and effect is Effect.MAKE_TABLE:
-        call = Stop(True, "make_all")
+        call = Stop(True, "create_all")
     await either.publish_some()
     old = either.driver(stop=call._replace(is_before=is_before), owner="old")
     stopped = asyncio.create_task(either.drain(old))
@@ -156,7 +156,7 @@ async def test_a_driver_that_stands_still_while_another_takes_over(
     await either.drain(new)
     await either.check()
     await either.publish_some()
-    await new.lease.give_up()
+    await new.lease.release()
     old.life.goes_on.set()
     await stopped
     await either.check()
@@ -269,7 +269,7 @@ async def meddled(world: FaultWorld, deed: str, answer: Answer) -> Halt | None:
     assert found[0].was_refused == (answer is Answer.REFUSED)
     await world.check(may_stop)
     assert one.topics.halted.keys() == may_stop
-    await one.lease.give_up()
+    await one.lease.release()
     return one.topics.halted.get(1)
 
 

@@ -15,11 +15,11 @@ from icestream.pipeline.spark_setup.java_choice import (
     choose_java,
     major,
     read_release,
-    read_spoken,
+    read_version_output,
     refusal,
     shim,
 )
-from icestream.pipeline.spark_setup.java_search import installed_java, look, spark_home_of
+from icestream.pipeline.spark_setup.java_search import examine_java, installed_java, spark_home_of
 
 FAKE_JAVA = """#!/bin/sh
 echo 'openjdk version "{version}" 2025-04-15' >&2
@@ -60,7 +60,7 @@ def test_the_first_number_of_a_version(version: str, number: int | None) -> None
         ("22", "does not start Spark 4.1"),
         ("18.0.1", "is not a Java that Spark is tested with"),
         ("1.8.0_392", "is not a Java that Spark is tested with"),
-        ("", "does not say its version"),
+        ("", "does not report its version"),
     ],
 )
 def test_an_unfit_java_is_refused_with_the_reason(version: str, says: str) -> None:
@@ -109,7 +109,7 @@ def test_what_an_installation_says_of_itself(text: str, found: tuple[str, bool])
     ],
 )
 def test_what_a_started_java_says(text: str, version: str) -> None:
-    assert read_spoken(text) == version
+    assert read_version_output(text) == version
 
 
 def install(home: Path, version: str, *, release: bool = True, modules: str = "") -> Path:
@@ -142,13 +142,13 @@ def test_they_are_found_in_the_order_of_the_table_and_each_once(tmp_path: Path) 
 def test_a_place_without_java_that_somebody_named_is_told(tmp_path: Path) -> None:
     found = list(installed_java(None, {"JAVA_HOME": str(tmp_path / "gone")}, ()))
     assert found[0] == JavaInstall(tmp_path / "gone", JavaOrigin.VARIABLE, "")
-    assert "does not say its version" in choose_java(found[:1]).refused[0]
+    assert "does not report its version" in choose_java(found[:1]).refused[0]
 
 
 def test_a_java_without_the_module_gets_a_shim_that_leaves_it_out(tmp_path: Path) -> None:
     home = install(tmp_path / "it's here", "21.0.8", modules='MODULES="java.base"\n')
     (home / "bin" / "java").write_text(SHOWS_ARGUMENTS)
-    given = look(home, JavaOrigin.PACKAGE)
+    given = examine_java(home, JavaOrigin.PACKAGE)
     for _ in range(2):  # the second time it is there
         shimmed = spark_home_of(given, tmp_path / "cache")
     command = [shimmed / "bin" / "java", "-cp", "a b", "--add-modules=jdk.incubator.vector", "", "Main"]
@@ -162,7 +162,7 @@ def test_a_java_without_the_module_gets_a_shim_that_leaves_it_out(tmp_path: Path
 
 def test_a_whole_java_is_used_as_it_is(tmp_path: Path) -> None:
     home = install(tmp_path / "j", "17.0.1")
-    assert spark_home_of(look(home, JavaOrigin.USUAL), tmp_path / "cache") == home
+    assert spark_home_of(examine_java(home, JavaOrigin.USUAL), tmp_path / "cache") == home
     assert not (tmp_path / "cache").exists()
 
 
@@ -172,4 +172,8 @@ def test_a_real_java_says_the_same_in_its_file_and_when_started(tmp_path: Path) 
         pytest.skip("there is no java on the path")
     home = Path(found).resolve().parent.parent
     (tmp_path / "bin").symlink_to(home / "bin")  # the same one, without its file
-    assert major(look(tmp_path, JavaOrigin.PATH).version) == major(look(home, JavaOrigin.PATH).version) is not None
+    assert (
+        major(examine_java(tmp_path, JavaOrigin.PATH).version)
+        == major(examine_java(home, JavaOrigin.PATH).version)
+        is not None
+    )

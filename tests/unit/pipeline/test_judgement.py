@@ -47,7 +47,7 @@ def test_of_five_ranges_those_before_the_first_failure_are_committed(bad: set[in
     assert found.claims == ([OffsetClaim(0, 3, 0, 10 * good)] if good else [])
     assert sorted(file.location for file in found.files) == [f"file-{number}" for number in range(good)]
     assert len(found.left_over) == 5 - len(bad) - good
-    assert found.is_whole == (not bad)
+    assert found.is_complete == (not bad)
 
 
 def test_shards_of_one_result_go_together_or_not_at_all() -> None:
@@ -65,7 +65,7 @@ def test_declared_gaps_are_stepped_over_and_one_at_the_end_goes_with_the_rows() 
     plan = plan_of(ShardPlan(0, 1, 5, 33, [(5, 8), (20, 25), (30, 33)]))
     found = judged(plan, result(1, CoveredRange(0, 25, 30)), result(0, CoveredRange(0, 8, 20)))
     assert found.claims == [OffsetClaim(0, 1, 5, 33)]
-    assert found.is_whole
+    assert found.is_complete
     inside = judged(plan, result(0, CoveredRange(0, 8, 30), rows=17))
     assert inside.claims == [OffsetClaim(0, 1, 5, 33)]
 
@@ -74,9 +74,9 @@ def test_declared_gaps_are_stepped_over_and_one_at_the_end_goes_with_the_rows() 
     ("bad", "reason"),
     [
         (result(0, CoveredRange(0, 0, 10), rows=9), "10 offsets and 9 rows"),
-        (result(0, CoveredRange(0, 0, 11)), "not asked for"),
-        (result(0, CoveredRange(0, 4, 4)), "not asked for"),
-        (result(0, CoveredRange(9, 0, 10)), "not asked for"),
+        (result(0, CoveredRange(0, 0, 11)), "not planned"),
+        (result(0, CoveredRange(0, 4, 4)), "not planned"),
+        (result(0, CoveredRange(9, 0, 10)), "not planned"),
         (result(0, CoveredRange(0, 0, 5), CoveredRange(0, 5, 10)), "twice"),
     ],
 )

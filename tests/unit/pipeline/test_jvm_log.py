@@ -20,15 +20,15 @@ EMPTY = "WARNING: Using incubator modules: jdk.incubator.vector"
 )
 def test_only_what_somebody_can_use_is_a_warning(line: str, levels: list[str]) -> None:
     with capture_logs() as said:
-        jvm_log.say(line)
+        jvm_log.log_line(line)
     assert [one["log_level"] for one in said] == levels
     assert [one["line"] for one in said] == [line][: len(levels)]
 
 
 def test_a_process_is_heard_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[str] = []
-    monkeypatch.setattr(jvm_log, "say", heard.append)
-    with jvm_log.heard() as stderr:
+    monkeypatch.setattr(jvm_log, "log_line", heard.append)
+    with jvm_log.stderr_pipe() as stderr:
         words = "import sys; sys.stderr.write('one\\n' + 'x' * 5000 + '\\nlast')"
         (listening,) = [one for one in threading.enumerate() if one.name == "spark-words"]
         subprocess.run([sys.executable, "-c", words], stderr=stderr, check=True)

@@ -36,10 +36,10 @@ async def test_it_is_held_as_long_as_it_is_renewed() -> None:
     lease = DriverLease(store, clock)
     with pytest.raises(errors.LeaseLost):
         lease.check()
-    await lease.take()
+    await lease.acquire()
     await pass_time(clock, 10 * TTL)
     assert lease.check() == await holder(store)
-    await lease.give_up()
+    await lease.release()
     assert await holder(store) is None
     assert not lease.is_held
     await store.close()
@@ -49,8 +49,8 @@ async def test_a_second_one_waits_until_the_first_is_gone() -> None:
     clock = SimulatedClock()
     store = MemoryStore(clock)
     first, second = DriverLease(store, clock, "a"), DriverLease(store, clock, "b")
-    await first.take()
-    waiting = asyncio.create_task(second.take())
+    await first.acquire()
+    waiting = asyncio.create_task(second.acquire())
     await pass_time(clock, 3 * TTL)
     assert not waiting.done()
     assert first._renewing is not None
@@ -59,7 +59,7 @@ async def test_a_second_one_waits_until_the_first_is_gone() -> None:
     await waiting
     assert not first.is_held
     assert second.check() > first.epoch
-    await second.give_up()
+    await second.release()
     await store.close()
 
 
@@ -67,7 +67,7 @@ async def test_who_stands_still_knows_that_it_is_lost_before_another_has_it() ->
     clock = SimulatedClock()
     store = MemoryStore(clock)
     lease = DriverLease(store, clock)
-    await lease.take()
+    await lease.acquire()
     assert lease._renewing is not None
     lease._renewing.cancel()
     clock.advance(TTL - 0.001)
@@ -82,14 +82,14 @@ async def test_the_next_child_of_a_broker_need_not_wait() -> None:
     clock = SimulatedClock()
     store = MemoryStore(clock)
     first, second = DriverLease(store, clock, "node-1/child"), DriverLease(store, clock, "node-1/child")
-    await first.take()
-    await second.take()
+    await first.acquire()
+    await second.acquire()
     assert await holder(store) == second.epoch
     await pass_time(clock, TTL)
     assert not first.is_held
-    await first.give_up()
+    await first.release()
     assert await holder(store) == second.epoch
-    await second.give_up()
+    await second.release()
     await store.close()
 
 
@@ -98,16 +98,16 @@ async def test_the_epoch_is_above_that_of_whoever_had_it_meanwhile() -> None:
     clock = SimulatedClock()
     store = MemoryStore(clock)
     first, second, third = (DriverLease(store, clock) for _ in range(3))
-    await first.take()
-    waiting = asyncio.create_task(second.take())
+    await first.acquire()
+    waiting = asyncio.create_task(second.acquire())
     await pass_time(clock, 1)
-    await first.give_up()
-    await third.take()
-    await third.give_up()
+    await first.release()
+    await third.acquire()
+    await third.release()
     await pass_time(clock, TTL)
     await waiting
     assert second.epoch > third.epoch > first.epoch
-    await second.give_up()
+    await second.release()
     await store.close()
 
 
@@ -115,14 +115,14 @@ async def test_who_is_cut_off_while_he_gives_it_up_can_do_it_again() -> None:
     clock = SimulatedClock()
     store = MemoryStore(clock)
     lease = DriverLease(store, clock)
-    await lease.take()
-    giving = asyncio.create_task(lease.give_up())
+    await lease.acquire()
+    giving = asyncio.create_task(lease.release())
     await asyncio.sleep(0)
     giving.cancel()
     await asyncio.gather(giving, return_exceptions=True)
     assert not lease.is_held
     assert await holder(store) is not None
-    await lease.give_up()
+    await lease.release()
     assert await holder(store) is None
     await store.close()
 
@@ -132,8 +132,8 @@ async def test_nodes_of_a_cluster_hold_one_each_under_epochs_that_nobody_shares(
     store = MemoryStore(clock)
     held = [DriverLease(store, clock, name=name) for name in ("", "00000000000000aa", "00000000000000bb")]
     for lease in held:
-        await lease.take()
+        await lease.acquire()
     assert len({lease.check() for lease in held}) == 3
     for lease in held:
-        await lease.give_up()
+        await lease.release()
     await store.close()

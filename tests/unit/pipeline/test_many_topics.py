@@ -77,7 +77,7 @@ def test_hazard_24_a_round_is_bounded_however_many_topics_are_due(all_at_once: R
     plan = all_at_once
     assert len(plan.topics) == limits.ROUND_COMMITS_MAX
     assert plan.targets.keys() == {topic.topic_id for topic in plan.topics}
-    assert sum(len(one.wanted) for one in plan.ranges) <= plan.bundles * limits.ROUND_COMMITS_MAX
+    assert sum(len(one.offsets) for one in plan.ranges) <= plan.bundles * limits.ROUND_COMMITS_MAX
     assert plan.bundles <= RoundBudget().tasks_max
     assert limits.ROUND_COMMITS_MAX <= limits.BACKLOG_TOPICS_MAX, "what is told at once fills a round"
 

@@ -66,7 +66,7 @@ def test_rounds_bring_every_row_over_once_whatever_the_budget(
         if not plan.topics:
             break
         for judged in judge_round(plan, log.written(plan)):
-            assert judged.is_whole
+            assert judged.is_complete
             assert judged.claims
             assert not judged.left_over
             for claim in judged.claims:

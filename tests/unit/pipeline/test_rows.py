@@ -14,7 +14,7 @@ from icestream import errors
 from icestream.model import envelope
 from icestream.model.block import ConstantColumn, encode_block
 from icestream.pipeline.round_plan import OffsetRange
-from icestream.pipeline.rows.log_sections import Sections, packed, sections_of, unpacked, wanted_of
+from icestream.pipeline.rows.log_sections import Sections, pack, sections_of, select_offsets, unpack
 from icestream.pipeline.rows.topic_rows import Span, TopicRows, topic_rows
 from icestream.wal.format import RecordSection, SectionKind
 from icestream.wal.record_scan import scan_records
@@ -65,7 +65,7 @@ def test_rows_are_those_of_the_blocks(records: list[tuple[list[tuple[int, int, b
         log.append(*content, time_us=time_us)
     found = found_in(log)
     check(log, found)
-    check(log, unpacked(packed(found)))
+    check(log, unpack(pack(found)))
 
 
 def test_an_empty_text_behind_the_last_byte_is_no_null() -> None:
@@ -88,7 +88,7 @@ def test_only_wanted_offsets_become_rows(records: list[list[tuple[int, int, byte
         spans.append(span._replace(start=start, end=data.draw(st.integers(start + 1, span.end))))
     spans = data.draw(st.lists(st.sampled_from(spans), min_size=1, unique=True).map(sorted))
     wanted = [OffsetRange(one.topic_id, one.shard, 1, one.start, one.end) for one in spans]
-    found = {one.topic_id: as_rows(one) for one in topic_rows(wanted_of(found_in(log), wanted), spans)}
+    found = {one.topic_id: as_rows(one) for one in topic_rows(select_offsets(found_in(log), wanted), spans)}
     bounds = {(one.topic_id, one.shard): range(one.start, one.end) for one in spans}
     assert found == {
         topic: [row for row in log.expected(topic) if row["offset"] in bounds.get((topic, row["shard"]), ())]
@@ -101,8 +101,8 @@ def test_sections_of_another_epoch_are_not_wanted() -> None:
     body = encode_block(2, {envelope.PAYLOAD: [b"a", b"b"]})
     log.append((1, 0, body), epoch=1)
     log.append((1, 0, body), epoch=2)
-    assert len(wanted_of(found_in(log), [OffsetRange(1, 0, 1, 0, 4)])) == 1
-    assert len(wanted_of(found_in(log), [])) == 0
+    assert len(select_offsets(found_in(log), [OffsetRange(1, 0, 1, 0, 4)])) == 1
+    assert len(select_offsets(found_in(log), [])) == 0
 
 
 def test_many_small_blocks_and_one_large() -> None:
@@ -158,5 +158,5 @@ def test_a_section_that_counts_otherwise_than_its_blocks_is_refused(rows: int) -
     log = LogBytes()
     body = encode_block(2, {envelope.PAYLOAD: [b"a", b"b"]})
     log.add([RecordSection(1, 0, SectionKind.MESSAGES, 0, 1, 0, 0, rows, 0, body)])
-    with pytest.raises(errors.DecodeError, match="different numbers"):
+    with pytest.raises(errors.DecodeError, match="another number of messages"):
         topic_rows(found_in(log), [Span(1, 0, 0, rows)])

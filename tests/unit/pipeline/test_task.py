@@ -275,7 +275,7 @@ def test_a_damaged_section_costs_its_topic_and_no_other(log: LogInFolder, tables
     damage(log, 0, position + 64 + 2 * 64 + 40)  # the body of the first section
     plan = log.plan(tables)
     first, second = judge_round(plan, write_here(plan))
-    assert second.is_whole
+    assert second.is_complete
     assert first.errors[0].trouble is TaskErrorKind.DAMAGED
     assert first.claims == [OffsetClaim(0, 1, 0, 4), OffsetClaim(1, 1, 0, 8)]
     assert all_rows(first.files) == [row for row in log.expected(1) if row["offset"] < 4 or row["shard"] == 1]
@@ -321,7 +321,7 @@ def test_blocks_that_cannot_be_read_cost_their_topic_alone(log: LogInFolder, tab
     log.save()
     plan = log.plan(tables)
     first, second = judge_round(plan, write_here(plan))
-    assert second.is_whole
+    assert second.is_complete
     assert not first.claims
     assert first.errors[0].trouble is TaskErrorKind.FAILED
 
@@ -338,7 +338,7 @@ def test_a_hole_ends_a_topic(log: LogInFolder, tables: Path) -> None:
     log.gaps[1, 0] = [(4, 14)]
     plan = log.plan(tables)
     (judged,) = judge_round(plan, write_here(plan))
-    assert judged.is_whole
+    assert judged.is_complete
     assert judged.claims == [OffsetClaim(0, 1, 0, 15), OffsetClaim(1, 1, 0, 4)]
 
 

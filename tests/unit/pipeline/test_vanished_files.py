@@ -177,7 +177,7 @@ async def test_a_topic_whose_committed_files_cannot_be_looked_at_stops_alone(
         await pipeline.round()
         assert pipeline.broker.floors == {(1, 0): 0, (2, 0): 5, (3, 0): 5}
         (halted,) = pipeline.topics.halted.values()
-        assert "cannot be looked at" in halted.stopped.reason
+        assert "cannot be checked" in halted.stopped.reason
         pipeline.pass_pauses()
     monkeypatch.setattr(LocalFiles, "exists", exists)
     await pipeline.round()

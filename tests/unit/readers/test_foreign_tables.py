@@ -22,7 +22,7 @@ from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.manifest_cache import ManifestCache
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.model.scan_messages import ScanKind, ScanRequest, ScanResponse
-from icestream.pipeline.commit.snapshot_builder import new_snapshot
+from icestream.pipeline.commit.snapshot_builder import build_snapshot
 from icestream.pipeline.commit.snapshot_expiry import TagRetention
 from icestream.readers.file_reader import FileReader
 from icestream.readers.foreign_table_views import ForeignTableViews
@@ -89,11 +89,11 @@ class ForeignWorld:
         table = tables.load((await self.catalog.inner.load(NAME)).metadata)
         manifests = (await ManifestCache(self.avro).current_manifests(table))[:-1]
         told = {"operation": "delete", "deleted-records": "4"}
-        made = new_snapshot(
+        made = build_snapshot(
             table, manifests, [], {}, uuid.uuid4().int >> 66, 0, uuid.uuid4().bytes, 1, TagRetention(), told
         )  # fmt: skip
         for file in made.files:
-            await self.files.create(file.location, file.pieces)
+            await self.files.create(file.location, file.chunks)
         await self.change(made.updates)
 
     async def roll_back(self) -> None:

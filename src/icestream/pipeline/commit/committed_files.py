@@ -1,7 +1,7 @@
-"""Whether the files of a commit are there: looked at behind the commit, before the log lets go of its messages.
+"""Checks that the files of a commit exist: after the commit, before the log lets go of its messages.
 
-Files of a commit that is on its way are in no table. An engine that removes orphan files with a retention of zero takes
-them away, and the commit lands all the same (docs/adr/0042).
+The files of a commit in flight belong to no table yet. An engine that removes orphan files with a retention of zero
+removes them, and the commit lands all the same (docs/adr/0042).
 """
 
 from __future__ import annotations
@@ -23,29 +23,30 @@ class CommittedFiles:
         self._manifests = manifests
         self._gate = asyncio.Semaphore(limits.FILES_LOOKED_AT_ONCE)
 
-    async def gone(self, locations: Iterable[str]) -> set[str]:
-        """Those that are not there. Raises what the storage raises when it cannot be asked."""
+    async def missing(self, locations: Iterable[str]) -> set[str]:
+        """Returns those that do not exist. Raises StorageUnavailable and the like if the storage cannot be asked."""
 
-        async def is_gone(location: str) -> bool:
+        async def is_missing(location: str) -> bool:
             async with self._gate:
                 return not await self._files.exists(location)
 
-        wanted = list(dict.fromkeys(locations))
-        answers = await asyncio.gather(*map(is_gone, wanted))
-        return {location for location, is_missing in zip(wanted, answers, strict=True) if is_missing}
+        distinct = list(dict.fromkeys(locations))
+        flags = await asyncio.gather(*map(is_missing, distinct))
+        return {location for location, flag in zip(distinct, flags, strict=True) if flag}
 
-    async def gone_of_newest(self, table: TableMetadata) -> dict[int, list[str]]:
-        """By snapshot what is gone of the files that the newest ones of main brought, the newest first: for a table
-        that another driver wrote. Of a snapshot whose manifests cannot be read that is its manifest list."""
-        found: dict[int, list[str]] = {}
+    async def missing_of_newest(self, table: TableMetadata) -> dict[int, list[str]]:
+        """Returns the missing files that the newest snapshots of main added, by snapshot id, the newest first; for a
+        table that another driver wrote. If the manifests of a snapshot cannot be read, that is its manifest list."""
+        missing_by_snapshot: dict[int, list[str]] = {}
         for snapshot in islice(lineage(table, table.current_snapshot_id), limits.SNAPSHOTS_LOOKED_AT):
-            number, place = int(snapshot["snapshot-id"]), str(snapshot["manifest-list"])
+            snapshot_id, list_location = int(snapshot["snapshot-id"]), str(snapshot["manifest-list"])
             try:
-                manifests = [one for one in await self._manifests.list_manifests(place) if one.snapshot_id == number]
-                added = [location for one in manifests for location in await self._manifests.added_files(one)]
-                missing = await self.gone(added)
+                manifests = await self._manifests.list_manifests(list_location)
+                own = [manifest for manifest in manifests if manifest.snapshot_id == snapshot_id]
+                added = [location for manifest in own for location in await self._manifests.added_files(manifest)]
+                missing = await self.missing(added)
             except errors.MetadataFileMissing:
-                missing = {place}
+                missing = {list_location}
             if missing:
-                found[number] = sorted(missing)
-        return found
+                missing_by_snapshot[snapshot_id] = sorted(missing)
+        return missing_by_snapshot

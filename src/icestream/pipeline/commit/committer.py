@@ -1,11 +1,11 @@
-"""Brings the files of a round into their tables: builds the snapshots, writes manifests, sends, judges each answer.
+"""Commits the files of a round to their tables: builds the snapshots, writes manifests, sends, judges each outcome.
 
-All tables go in one request where the catalog can (a saving, not a promise). A table that stands in the way is left
-out and tried by itself, on the table as it is then; the data files stay the same. Whatever a catalog answers, no file
-is removed here (hazard 1).
+All tables go in one request if the catalog can take them (a saving, not a promise). A table that is in the way is taken
+out and retried by itself, on the table as it is then, with the same data files. Whatever a catalog answers, no file is
+removed here (hazard 1).
 
-    catalog away         StorageUnavailable: nothing was changed, the caller keeps the round and comes again with it
-    a table's own fault  that table's topic alone: `StopReason`
+    catalog unreachable       StorageUnavailable: nothing was changed; the caller keeps the commits and retries
+    a fault of one table      `StopReason` for the topic of that table alone
 """
 
 from __future__ import annotations
@@ -25,268 +25,309 @@ from icestream.iceberg.manifests import EncodedEntry
 from icestream.iceberg.snapshots import MAIN
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
-from icestream.observability.log import get_logger
 from icestream.pipeline.commit import manifest_merge, schema_compat
 from icestream.pipeline.commit.committed_files import CommittedFiles
 from icestream.pipeline.commit.file_presence import FilePresenceCheck
 from icestream.pipeline.commit.offset_ledger import OffsetLedger, TopicCommit
 from icestream.pipeline.commit.partition_check import check_partition
-from icestream.pipeline.commit.snapshot_builder import Appended, NewSnapshot, new_snapshot
+from icestream.pipeline.commit.snapshot_builder import ManifestChange, NewSnapshot, build_snapshot
 from icestream.pipeline.commit.snapshot_expiry import TagRetention
 from icestream.pipeline.commit.verdict import OutcomeVerdict, verdict
 from icestream.pipeline.tables.topic_table import StopReason
 from icestream.runtime.clock import Clock
 from icestream.runtime.randomness import Randomness
 
-_log = get_logger("pipeline.commit")
-
 
 class CommittedSnapshot(NamedTuple):
     snapshot_id: int
-    is_repeat: bool = False
+    is_repeat: bool = False  # the catalog had committed this round before
 
 
 class NotCommitted(NamedTuple):
-    """It is not in the table and will not be under this round, or nobody knows (`is_open`)."""
+    """The commit is not in the table and never will be; or its outcome is unknown (`is_unresolved`)."""
 
     reason: str
-    is_open: bool = False
+    is_unresolved: bool = False
 
 
 Result = CommittedSnapshot | NotCommitted | StopReason
 
 
 class CommitDraft(NamedTuple):
-    brought: TopicCommit
-    made: NewSnapshot
+    """A commit, ready to be sent."""
+
+    commit: TopicCommit
+    snapshot: NewSnapshot
     change: TableChange
-    gone: list[str]  # manifests that were merged
+    merged_paths: list[str]  # manifests that are replaced by new ones
 
 
 class Committer:
     def __init__(
         self,
         catalog: TableCatalog,
-        books: OffsetLedger,
+        ledger: OffsetLedger,
         files: TableFiles,
         manifests: ManifestCache,
         clock: Clock,
         randomness: Randomness,
-        history: TagRetention,
-        arrival: FilePresenceCheck | None = None,
+        tag_retention: TagRetention,
+        file_presence: FilePresenceCheck | None = None,
     ) -> None:
-        """`arrival`: looks at the files that executors of a cluster wrote. None: tasks write where we see it."""
+        """`file_presence`: for files that executors of a cluster wrote. None: tasks write to this machine's disks, or
+        to an object store."""
         self._catalog = catalog
-        self._books = books
+        self._ledger = ledger
         self._files = files
         self._manifests = manifests
         self._clock = clock
         self._randomness = randomness
-        self._history = history
-        self._arrival = arrival
+        self._tag_retention = tag_retention
+        self._file_presence = file_presence
         self._committed_files = CommittedFiles(files, manifests)
-        self._made: dict[int, list[str]] = {}  # per topic the manifests of its last commit
-        self._away: errors.StorageUnavailable | None = None
+        self._metadata_files: dict[int, list[str]] = {}  # by topic id: manifests and list of its last commit
+        self._unavailable: errors.StorageUnavailable | None = None
         self.retries = 0  # since the start
 
-    async def commit(self, rounds: Sequence[TopicCommit], found: dict[int, Result]) -> None:
-        """`found`: what became of each, by topic id; those that are there are not asked again. Raises
-        StorageUnavailable when some have no answer and nothing was changed for them; LeaseLost when another driver took
-        over."""
+    async def commit(self, commits: Sequence[TopicCommit], results: dict[int, Result]) -> None:
+        """Fills `results`, by topic id; topics that are in it already are left alone.
+
+        Raises StorageUnavailable if some topics have no result and nothing was changed for them; LeaseLost if another
+        driver took over.
+        """
         alone: list[TopicCommit] = []
-        for begin in range(0, len(rounds), limits.COMMIT_TABLES_MAX):
-            some = rounds[begin : begin + limits.COMMIT_TABLES_MAX]
-            together = [one for one in some if one.table.topic_id not in found]
-            while together:
-                again: list[TopicCommit] = []
-                for one, outcome in await self._sent(together, found):
-                    match self._settled(one, outcome, found):
+        for begin in range(0, len(commits), limits.COMMIT_TABLES_MAX):
+            batch = commits[begin : begin + limits.COMMIT_TABLES_MAX]
+            pending = [commit for commit in batch if commit.table.topic_id not in results]
+            while pending:
+                retried: list[TopicCommit] = []
+                for draft, outcome in await self._send(pending, results):
+                    match self._apply_outcome(draft, outcome, results):
                         case OutcomeVerdict.TOGETHER:
-                            again.append(one.brought)
+                            retried.append(draft.commit)
                         case OutcomeVerdict.ALONE:
-                            alone.append(one.brought)
-                self.retries += bool(again)
-                if len(again) == len(together):  # everybody stood by and nobody was in the way
-                    alone += again
+                            alone.append(draft.commit)
+                self.retries += bool(retried)
+                if len(retried) == len(pending):
+                    # Each table was refused because of another one, and none for itself: sending them together again
+                    # would not end.
+                    alone += retried
                     break
-                together = again
-        for brought in alone:
-            if (result := await self._alone(brought)) is not None:
-                found[brought.table.topic_id] = result
-        if self._away is not None and any(one.table.topic_id not in found for one in rounds):
-            error, self._away = self._away, None
+                pending = retried
+        for commit in alone:
+            if (result := await self._commit_alone(commit)) is not None:
+                results[commit.table.topic_id] = result
+        if self._unavailable is not None and any(commit.table.topic_id not in results for commit in commits):
+            error, self._unavailable = self._unavailable, None
             raise error
 
-    async def gone(self, done: Sequence[TopicCommit]) -> dict[int, list[str] | errors.IcestreamError]:
-        """By topic the files of these rounds that are not there any more, with the manifests that name them; or what
-        keeps its storage from being asked. Raises StorageUnavailable: then none can be asked."""
-        wanted = {
-            one.table.topic_id: [*(file.location for file in one.files), *self._made.pop(one.table.topic_id, ())]
-            for one in done
+    async def missing_files(self, commits: Sequence[TopicCommit]) -> dict[int, list[str] | errors.IcestreamError]:
+        """Returns, by topic id, the files of these commits that do not exist, manifests included; or the error that
+        keeps them from being checked. Raises StorageUnavailable if no file can be checked."""
+        locations_by_topic = {
+            commit.table.topic_id: [
+                *(file.location for file in commit.files),
+                *self._metadata_files.pop(commit.table.topic_id, ()),
+            ]
+            for commit in commits
         }
-        missing = await asyncio.gather(*map(self._missing, wanted.values()))
-        return {topic_id: files for topic_id, files in zip(wanted, missing, strict=True) if files}
+        missing = await asyncio.gather(*map(self._missing, locations_by_topic.values()))
+        return {topic_id: files for topic_id, files in zip(locations_by_topic, missing, strict=True) if files}
 
     async def _missing(self, locations: Sequence[str]) -> list[str] | errors.IcestreamError:
         try:
-            gone = await self._committed_files.gone(locations)
+            missing = await self._committed_files.missing(locations)
         except errors.StorageUnavailable:
             raise
         except errors.IcestreamError as error:
             return error
-        return [location for location in locations if location in gone]
+        return [location for location in locations if location in missing]
 
-    async def gone_of_newest(self, table: TableMetadata) -> dict[int, list[str]]:
-        """The same of what is in a table already, by snapshot (committed_files.py)."""
-        return await self._committed_files.gone_of_newest(table)
+    async def missing_files_of_newest(self, table: TableMetadata) -> dict[int, list[str]]:
+        """Returns the missing files that the newest snapshots of a table added, by snapshot id."""
+        return await self._committed_files.missing_of_newest(table)
 
-    async def _alone(self, brought: TopicCommit) -> Result | None:
-        """A table that others changed: on it as it is now. None: the catalog is away."""
+    async def _commit_alone(self, commit: TopicCommit) -> Result | None:
+        """Retries a commit to a table that others changed, on the table as it is now. None: catalog unreachable."""
         for _ in range(limits.COMMIT_ATTEMPTS_MAX):
             self.retries += 1
             try:
-                table = await self._books.look(brought.table)
+                table = await self._ledger.refresh(commit.table)
             except errors.StorageUnavailable:
                 raise
             except errors.IcestreamError as error:
                 return StopReason(error.message, error.hint or "")
-            brought = brought._replace(table=table)
-            if any(table.positions.get(one.shard, (-1, -1))[1] != one.start for one in brought.claims):
-                return NotCommitted("the table has gone on without it")
-            if reason := schema_compat.incompatibility(table.table, brought.files):
-                return NotCommitted(f"the files do not fit the table any more: {reason}")
-            found: dict[int, Result] = {}
-            for one, outcome in await self._sent([brought], found):
-                self._settled(one, outcome, found)
-            if brought.table.topic_id in found:
-                return found[brought.table.topic_id]
-            if self._away is not None:
+            commit = commit._replace(table=table)
+            if any(table.positions.get(claim.shard, (-1, -1))[1] != claim.start for claim in commit.claims):
+                return NotCommitted("the table was advanced by another commit")
+            if reason := schema_compat.incompatibility(table.table, commit.files):
+                return NotCommitted(f"the files are not compatible with the table any more: {reason}")
+            results: dict[int, Result] = {}
+            for draft, outcome in await self._send([commit], results):
+                self._apply_outcome(draft, outcome, results)
+            if commit.table.topic_id in results:
+                return results[commit.table.topic_id]
+            if self._unavailable is not None:
                 return None
-        return NotCommitted(f"others were faster {limits.COMMIT_ATTEMPTS_MAX} times")
+        return NotCommitted(f"commit conflict: gave up after {limits.COMMIT_ATTEMPTS_MAX} attempts")
 
     # --- one request ---
 
-    async def _sent(
-        self, rounds: Sequence[TopicCommit], found: dict[int, Result]
+    async def _send(
+        self, commits: Sequence[TopicCommit], results: dict[int, Result]
     ) -> list[tuple[CommitDraft, CommitOutcome]]:
-        """Those that could be built, with their answers; what went wrong with others is in `found`."""
+        """Sends the commits that can be built and returns their outcomes; `results` gets what is wrong with others."""
         drafts: dict[Identifier, CommitDraft] = {}
-        for brought in rounds:
+        for commit in commits:
             try:
-                drafts[brought.table.identifier] = await self._draft(brought)
+                drafts[commit.table.identifier] = await self._draft(commit)
             except errors.StorageUnavailable:
                 raise
             except errors.IcestreamError as error:
-                found[brought.table.topic_id] = StopReason(error.message, error.hint or "")
+                results[commit.table.topic_id] = StopReason(error.message, error.hint or "")
         if not drafts:
             return []
         await self._files.create_all(
-            [(file.location, file.pieces) for one in drafts.values() for file in one.made.files]
+            [(file.location, file.chunks) for draft in drafts.values() for file in draft.snapshot.files]
         )
-        if len(drafts) == 1 or not self._books.is_own:
-            return await self._one_by_one(drafts.values(), found)
+        if len(drafts) == 1 or not self._ledger.is_embedded:
+            return await self._send_one_by_one(drafts.values(), results)
         try:
-            answers = await self._catalog.commit_all({name: one.change for name, one in drafts.items()})
+            outcomes = await self._catalog.commit_all({name: draft.change for name, draft in drafts.items()})
         except errors.StorageUnavailable as error:
-            self._away = error
+            self._unavailable = error
             return []
         except errors.IcestreamError:
-            return await self._one_by_one(drafts.values(), found)
-        return [(drafts[name], outcome) for name, outcome in answers.items()]
+            # One of them is refused for what it is: find out which, so that the others are committed.
+            return await self._send_one_by_one(drafts.values(), results)
+        return [(drafts[name], outcome) for name, outcome in outcomes.items()]
 
-    async def _one_by_one(
-        self, drafts: Iterable[CommitDraft], found: dict[int, Result]
+    async def _send_one_by_one(
+        self, drafts: Iterable[CommitDraft], results: dict[int, Result]
     ) -> list[tuple[CommitDraft, CommitOutcome]]:
-        """One of them is refused for what it is, and the others shall not suffer; or the catalog knows no other way."""
-        answers: list[tuple[CommitDraft, CommitOutcome]] = []
-        for one in drafts:
+        outcomes: list[tuple[CommitDraft, CommitOutcome]] = []
+        for draft in drafts:
+            table = draft.commit.table
             try:
-                answers.append((one, await self._catalog.commit(one.brought.table.identifier, one.change)))
+                outcomes.append((draft, await self._catalog.commit(table.identifier, draft.change)))
             except errors.StorageUnavailable as error:
-                self._away = error
+                self._unavailable = error
                 break
-            except (errors.UnknownTable, errors.UnknownNamespace) as error:  # the next look says what to do about it
-                one.brought.table.is_stale = True
-                found[one.brought.table.topic_id] = NotCommitted(error.message)
+            except (errors.UnknownTable, errors.UnknownNamespace) as error:
+                # Reloading the table reports what an operator can do about it.
+                table.is_stale = True
+                results[table.topic_id] = NotCommitted(error.message)
             except errors.IcestreamError as error:
-                found[one.brought.table.topic_id] = StopReason(error.message, error.hint or "")
-        return answers
+                results[table.topic_id] = StopReason(error.message, error.hint or "")
+        return outcomes
 
-    def _settled(self, one: CommitDraft, outcome: CommitOutcome, found: dict[int, Result]) -> OutcomeVerdict:
-        table, judged = one.brought.table, verdict(outcome)
-        match judged:
+    def _apply_outcome(self, draft: CommitDraft, outcome: CommitOutcome, results: dict[int, Result]) -> OutcomeVerdict:
+        table, outcome_verdict = draft.commit.table, verdict(outcome)
+        match outcome_verdict:
             case OutcomeVerdict.DONE:
                 assert isinstance(outcome, CommitDone)
-                found[table.topic_id] = self._done(one, outcome)
+                results[table.topic_id] = self._apply_commit(draft, outcome)
             case OutcomeVerdict.OPEN:
                 table.is_stale = True
-                found[table.topic_id] = NotCommitted(getattr(outcome, "reason", ""), is_open=True)
+                results[table.topic_id] = NotCommitted(getattr(outcome, "reason", ""), is_unresolved=True)
             case OutcomeVerdict.TAKEN:
                 table.is_stale = True
-                found[table.topic_id] = NotCommitted(getattr(outcome, "reason", ""))
+                results[table.topic_id] = NotCommitted(getattr(outcome, "reason", ""))
             case OutcomeVerdict.LEASE_LOST:
                 raise errors.LeaseLost(
-                    "another pipeline has taken over", hint="nothing is lost: it goes on where this one ended"
+                    "another pipeline has taken over", hint="no message is lost: it continues where this one ended"
                 )
-        return judged
+        return outcome_verdict
 
-    def _done(self, one: CommitDraft, outcome: CommitDone) -> CommittedSnapshot:
-        """The table as it is now: our own commit is applied to what we know, nothing is asked."""
-        table = one.brought.table
-        table.positions = table.advanced(one.brought.ends)
-        self._made[table.topic_id] = [file.location for file in one.made.files]
+    def _apply_commit(self, draft: CommitDraft, outcome: CommitDone) -> CommittedSnapshot:
+        """Applies our own commit to the table in memory, so that nothing has to be loaded."""
+        table = draft.commit.table
+        table.positions = table.advanced(draft.commit.ends)
+        self._metadata_files[table.topic_id] = [file.location for file in draft.snapshot.files]
         if outcome.repeated is not None or outcome.was_read_back:
+            # Other commits may have landed since: what the table looks like is not known from the draft.
             table.is_stale = True
-            return CommittedSnapshot(outcome.repeated or one.made.snapshot_id, is_repeat=outcome.repeated is not None)
-        table.table = _applied(table.table, one.made.updates, self._now_ms())
-        table.manifests = one.made.manifests
-        self._manifests.remember(one.made.entries, one.gone)
-        return CommittedSnapshot(one.made.snapshot_id)
+            snapshot_id = outcome.repeated or draft.snapshot.snapshot_id
+            return CommittedSnapshot(snapshot_id, is_repeat=outcome.repeated is not None)
+        table.table = table_commit.apply_updates(table.table, None, draft.snapshot.updates, self._now_ms())
+        table.manifests = draft.snapshot.manifests
+        self._manifests.remember(draft.snapshot.entries, draft.merged_paths)
+        return CommittedSnapshot(draft.snapshot.snapshot_id)
 
-    # --- a snapshot ---
+    # --- building a snapshot ---
 
     def _now_ms(self) -> int:
         return self._clock.wall_us() // 1000
 
-    async def _draft(self, brought: TopicCommit) -> CommitDraft:
-        table = brought.table
-        if self._arrival is not None:
-            await self._arrival.check(brought.files)
+    async def _draft(self, commit: TopicCommit) -> CommitDraft:
+        table = commit.table
+        if self._file_presence is not None:
+            await self._file_presence.check(commit.files)
         if table.manifests is None:
             table.manifests = await self._manifests.current_manifests(table.table)
-        appended = [
-            await self._appended(brought, spec_id) for spec_id in sorted({one.spec_id for one in brought.files})
+        changes = [
+            self._manifest_change(commit, spec_id) for spec_id in sorted({file.spec_id for file in commit.files})
         ]
-        merged = [manifest for one in appended for manifest in one.merged]
+        if commit.removed_files:
+            changes = await self._with_removals(commit, changes)
+        merged = [manifest for change in changes for manifest in change.merged]
         entries: dict[str, Sequence[EncodedEntry]] = {}
-        for one in appended:
-            entries |= await self._manifests.entries(one.layout, one.merged)
-        made = new_snapshot(
+        for change in changes:
+            entries |= await self._manifests.entries(change.layout, change.merged)
+        snapshot = build_snapshot(
             table.table,
             table.manifests,
-            appended,
+            changes,
             entries,
-            brought.snapshot_id,
-            brought.epoch,
+            commit.snapshot_id,
+            commit.epoch,
             self._randomness.token(16),
             self._now_ms(),
-            self._history,
-            self._books.summary(brought),
+            self._tag_retention,
+            self._ledger.summary(commit),
+            commit.operation,
         )
-        change = TableChange([*_requirements(table.table), *self._books.requirements(brought)], made.updates)
-        return CommitDraft(brought, made, change, [one.path for one in merged])
+        requirements = [*_requirements(table.table), *self._ledger.requirements(commit)]
+        table_change = TableChange(requirements, snapshot.updates)
+        return CommitDraft(commit, snapshot, table_change, [manifest.path for manifest in merged])
 
-    async def _appended(self, brought: TopicCommit, spec_id: int) -> Appended:
-        table = brought.table.table
-        written = [file for file in brought.files if file.spec_id == spec_id]
+    def _manifest_change(self, commit: TopicCommit, spec_id: int) -> ManifestChange:
+        table = commit.table.table
+        added = [file for file in commit.files if file.spec_id == spec_id]
         spec = values.find(table.fields["partition-specs"], "spec-id", spec_id)
-        schema = values.find(table.fields["schemas"], "schema-id", written[0].schema_id)
+        schema = values.find(table.fields["schemas"], "schema-id", added[0].schema_id)
         if spec is None or schema is None:
-            raise errors.CommitConflict(f"{brought.table.identifier}: files of a spec or schema that is gone")
+            raise errors.CommitConflict(
+                f"{commit.table.identifier}: the partition spec or schema of the files is gone from the table"
+            )
         layout = self._manifests.layout(table, schema, spec)
-        for file in written:
+        for file in added:
             check_partition(file, layout.partition)
-        return Appended(layout, written, manifest_merge.merged(brought.table.manifests or (), spec_id, len(written)))
+        merged = manifest_merge.select_merged(commit.table.manifests or (), spec_id, len(added))
+        return ManifestChange(layout, added, merged)
+
+    async def _with_removals(self, commit: TopicCommit, changes: Sequence[ManifestChange]) -> list[ManifestChange]:
+        """Has each change rewrite the manifests that hold removed files of its spec. Raises CommitConflict if a removed
+        file is not in the table any more: another engine has rewritten it."""
+        remaining = set(commit.removed_files)
+        extended = []
+        for change in changes:
+            merged, removed = list(change.merged), set()
+            for manifest in commit.table.manifests or ():
+                if manifest.spec_id != change.layout.spec_id or not manifest_merge.is_ours(manifest):
+                    continue
+                entries = (await self._manifests.entries(change.layout, [manifest]))[manifest.path]
+                matches = remaining.intersection(entry.file_path for entry in entries)
+                if matches and manifest not in merged:
+                    merged.append(manifest)
+                removed |= matches
+                remaining -= matches
+            extended.append(change._replace(merged=merged, removed=frozenset(removed)))
+        if remaining:
+            raise errors.CommitConflict(
+                f"{commit.table.identifier}: {min(remaining)} is not in a manifest of the pipeline any more"
+            )
+        return extended
 
     def new_snapshot_id(self) -> int:
         return int.from_bytes(self._randomness.token(8), "big") >> 1 or 1
@@ -296,13 +337,10 @@ class Committer:
 
 
 def _requirements(table: TableMetadata) -> list[Object]:
+    """What every commit requires: the table has not changed since it was loaded."""
     return [
         {"type": "assert-table-uuid", "uuid": table.uuid},
         {"type": "assert-ref-snapshot-id", "ref": MAIN, "snapshot-id": table.current_snapshot_id},
         {"type": "assert-current-schema-id", "current-schema-id": table.fields["current-schema-id"]},
         {"type": "assert-default-spec-id", "default-spec-id": table.fields["default-spec-id"]},
     ]
-
-
-def _applied(table: TableMetadata, updates: Sequence[Object], now_ms: int) -> TableMetadata:
-    return table_commit.apply_updates(table, None, updates, now_ms)

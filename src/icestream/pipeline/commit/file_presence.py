@@ -1,9 +1,11 @@
-"""Whether what tasks wrote elsewhere is there for everybody, looked at before a commit names it (hazard 29).
+"""Checks that the files which tasks wrote on other machines are visible here, before a commit refers to them (hazard
+29).
 
-Executors of a cluster may be other machines. A warehouse of `file:` that these do not share takes their files on a disk
-of each of them: the table would name files that nobody else has, and the log would let the messages go. So each file is
-looked at from here, where the commit is made: that it is there, and as long as its task said. An object store is one
-place for all, and tasks of a local master write to the disks that we see: there nothing is looked at.
+Executors of a Spark cluster may be other machines. If the warehouse is a `file:` directory that they do not share, each
+writes to its own disk: the table would refer to files that no other machine has, and the log would drop the messages.
+So each file is looked up from here, where the commit is made: it must exist with the size that its task reported. An
+object store is shared by all machines, and the tasks of a local master write to this machine's disks: neither is
+checked.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ class FilePresenceCheck:
 
     async def check(self, written: Sequence[WrittenFile]) -> None:
         """Raises ConfigurationError for a file that is not here as it was written."""
-        local = [one for one in written if one.location.startswith("file:")]
-        sizes = await asyncio.gather(*(self._files.size(one.location) for one in local))
-        for file, size in zip(local, sizes, strict=True):
+        local_files = [file for file in written if file.location.startswith("file:")]
+        sizes = await asyncio.gather(*(self._files.size(file.location) for file in local_files))
+        for file, size in zip(local_files, sizes, strict=True):
             if size != file.size_bytes:
-                there = f"it has {size} bytes of {file.size_bytes}" if size else "it is not there"
+                problem = f"it has {size} bytes of {file.size_bytes}" if size else "it does not exist"
                 raise errors.ConfigurationError(
-                    f"an executor wrote {file.location}, and on this machine {there}",
+                    f"an executor wrote {file.location}, but on this machine {problem}",
                     hint="storage.iceberg_config.warehouse must be a directory that all machines of the Spark cluster "
                     "and this one share under the same path, or an object store (docs/pipeline.md)",
                 )

@@ -1,9 +1,13 @@
-"""How each offset gets into its table once: by our own catalog, or by what we compare ourselves.
+"""`OffsetLedger`: how each offset gets into its table exactly once, in our own catalog or in any other.
 
-OwnBooks       the catalog is ours: the commit claims its offsets, and the catalog lets each in once (hazard 14)
-ForeignBooks   any other: the snapshot says how far the table has come, and so does a mirror in our metadata store.
-               Before each attempt and after each answer that says too little, both and the bounds of the files are
-               compared (hazards 13, 21)
+EmbeddedLedger   our own catalog: a commit claims its offsets, and the catalog accepts each offset once (hazard 14)
+ForeignLedger    any other catalog: the snapshot records the next offsets of the table, and so does a mirror in our
+                 metadata store. Before each retry and after each unknown outcome, both and the column bounds of the
+                 files are compared (hazards 13, 21)
+
+A commit that adds no offsets, such as a rewrite that replaces files, has no claims. It leaves the next offsets of its
+table as they are, and requires like every commit that main is the snapshot that it was built on: so it never undoes,
+repeats or hides an append that landed in between.
 """
 
 from __future__ import annotations
@@ -17,23 +21,26 @@ from icestream.catalog.topic_rules.operation_preview import ShardLog
 from icestream.iceberg.values import Object
 from icestream.model.backlog_messages import TopicBacklog
 from icestream.model.task_messages import WrittenFile
+from icestream.pipeline.commit.snapshot_builder import Operation
 from icestream.pipeline.round_judgement import OffsetClaim
 from icestream.pipeline.tables.topic_table import TopicTable
 
 
 class TopicCommit(NamedTuple):
-    """What a round brings to one table."""
+    """A commit to the table of one topic."""
 
     table: TopicTable
     round_id: bytes
     epoch: int  # of the pipeline
     claims: Sequence[OffsetClaim]
-    files: Sequence[WrittenFile]
+    files: Sequence[WrittenFile]  # to add
     snapshot_id: int
+    operation: Operation = Operation.APPEND
+    removed_files: Sequence[str] = ()  # locations of data files in the table whose rows are in `files` now
 
     @property
     def ends(self) -> dict[int, int]:
-        return {one.shard: one.end for one in self.claims}
+        return {claim.shard: claim.end for claim in self.claims}
 
     @property
     def rows(self) -> int:
@@ -42,45 +49,49 @@ class TopicCommit(NamedTuple):
 
 class OffsetLedger(Protocol):
     @property
-    def is_own(self) -> bool:
-        """Our own catalog: all tables of a round go in one request."""
+    def is_embedded(self) -> bool:
+        """True for our own catalog: it takes all tables of a round in one request."""
 
     async def open(self, topic: TopicBacklog) -> TopicTable:
-        """The table of a topic, made where it has none. Raises TopicTable where somebody must decide."""
+        """Returns the table of a topic, created if it never had one. Raises TopicTableConflict if an operator must
+        decide."""
 
-    async def make_all(self, topics: Sequence[TopicBacklog]) -> dict[int, TopicTable]:
-        """Tables of topics that have none, as far as many can be made at once; the others are opened one by one, which
-        says what is wrong with them."""
+    async def create_all(self, topics: Sequence[TopicBacklog]) -> dict[int, TopicTable]:
+        """Creates the tables of new topics together. Returns those that were created, by topic id; the others are
+        opened one by one, which reports what is wrong with them."""
 
-    async def look(self, known: TopicTable) -> TopicTable:
-        """The same, as it is now. Raises TopicTable where table and topic do not agree any more."""
+    async def refresh(self, table: TopicTable) -> TopicTable:
+        """Reloads the table in place and returns it. Raises TopicTableConflict if table and topic do not agree any
+        more."""
 
-    async def widen(self, known: TopicTable, topic: TopicBacklog) -> TopicTable:
-        """The topic has shards that the table does not know yet."""
+    async def add_shards(self, table: TopicTable, topic: TopicBacklog) -> TopicTable:
+        """Adds the shards of the topic that the table does not know yet."""
 
     async def undo(self, table: TopicTable, snapshot_id: int, shards: Mapping[int, ShardLog]) -> None:
-        """Takes back a commit whose files are gone: main goes to the parent of `snapshot_id`, which must be main. The
-        table must be looked at again. `shards`: what the log has. Raises CommitConflict or TopicTable where that cannot
-        be."""
+        """Undoes a commit whose files are missing: sets main to the parent of `snapshot_id`, which must be main. The
+        table must be refreshed afterwards. `shards`: what the log has. Raises CommitConflict or TopicTableConflict if
+        that is not possible."""
 
-    def requirements(self, brought: TopicCommit) -> list[Object]:
-        """What a commit requires beyond what every commit does."""
+    def requirements(self, commit: TopicCommit) -> list[Object]:
+        """What the commit requires beyond the requirements of every commit."""
 
-    def summary(self, brought: TopicCommit) -> Mapping[str, str]:
-        """What its snapshot says."""
+    def summary(self, commit: TopicCommit) -> Mapping[str, str]:
+        """The entries that the ledger needs in the summary of the snapshot."""
 
-    async def note(self, done: Sequence[TopicCommit]) -> Collection[int]:
-        """These are in their tables. Returns the topics whose rows do not count, because an operator gave the topic
-        another table or another position meanwhile: their messages stay in the log."""
+    async def record(self, commits: Sequence[TopicCommit]) -> Collection[int]:
+        """Records commits that succeeded. Returns the ids of topics whose commit does not count, because an operator
+        gave the topic another table or another position meanwhile: their messages stay in the log."""
 
 
-def claim(brought: TopicCommit) -> Object:
+def claim_requirement(commit: TopicCommit) -> Object:
+    """The requirement by which our own catalog accepts each offset once."""
     return {
         "type": CLAIM_TYPE,
-        "topic-id": brought.table.topic_id,
-        "round-id": str(uuid.UUID(bytes=brought.round_id)),
-        "pipeline-epoch": brought.epoch,
+        "topic-id": commit.table.topic_id,
+        "round-id": str(uuid.UUID(bytes=commit.round_id)),
+        "pipeline-epoch": commit.epoch,
         "ranges": [
-            {"shard": one.shard, "epoch": one.epoch, "start": one.start, "end": one.end} for one in brought.claims
+            {"shard": claim.shard, "epoch": claim.epoch, "start": claim.start, "end": claim.end}
+            for claim in commit.claims
         ],
     }

@@ -1,8 +1,8 @@
-"""Does a file hold rows of its partition value alone? The last look before a commit (hazard 12). Pure.
+"""Checks that a file holds rows of its partition value alone: the last check before a commit (hazard 12). Pure.
 
-Engines leave out files by their partition value: rows that do not belong to it are gone from their answers, without a
-word. So the bounds of the column that the value comes from are looked at: what the transform makes of both must be the
-value. A bucket cannot be told from bounds, unless the column has one value.
+Engines skip files by their partition value: rows that do not belong to it would silently be missing from query results.
+So the bounds of the partition's source column are checked: the transform of both must be the partition value. A bucket
+cannot be derived from bounds, unless the column has a single value.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _months(time_us: int) -> int:
     return (date.year - 1970) * 12 + date.month - 1
 
 
-_OF_TIME: Final[Mapping[str, Callable[[int], int]]] = {
+_TIME_TRANSFORMS: Final[Mapping[str, Callable[[int], int]]] = {
     "hour": lambda time_us: time_us // (3_600 * _US),
     "day": lambda time_us: time_us // (86_400 * _US),
     "month": _months,
@@ -37,7 +37,7 @@ _OF_TIME: Final[Mapping[str, Callable[[int], int]]] = {
 
 
 def check_partition(written: WrittenFile, fields: tuple[PartitionField, ...]) -> None:
-    """Raises Contradiction for a file that engines would leave out although they need it."""
+    """Raises Contradiction for a file that engines would skip although it has rows that they need."""
     if len(written.partition) != len(fields):
         raise _contradiction(written, f"{len(written.partition)} values for {len(fields)} partition fields")
     for field, value in zip(fields, written.partition, strict=True):
@@ -46,10 +46,11 @@ def check_partition(written: WrittenFile, fields: tuple[PartitionField, ...]) ->
             continue
         if lower is None or upper is None:
             _check_all_null(written, field, value)
-        elif field.transform in _OF_TIME:
-            made = {_OF_TIME[field.transform](struct.unpack("<q", one)[0]) for one in (lower, upper)}
-            if made != {value}:
-                raise _contradiction(written, f"{field.name} is {value}, but the rows are of {sorted(made)}")
+        elif field.transform in _TIME_TRANSFORMS:
+            transform = _TIME_TRANSFORMS[field.transform]
+            row_values = {transform(struct.unpack("<q", bound)[0]) for bound in (lower, upper)}
+            if row_values != {value}:
+                raise _contradiction(written, f"{field.name} is {value}, but the rows are of {sorted(row_values)}")
         elif field.transform == "identity":
             _check_same(written, field, value, lower, upper)
 
@@ -57,13 +58,13 @@ def check_partition(written: WrittenFile, fields: tuple[PartitionField, ...]) ->
 def _check_all_null(written: WrittenFile, field: PartitionField, value: Any) -> None:
     nulls = written.null_counts.get(field.source_id)
     if nulls == written.rows and value is not None:
-        raise _contradiction(written, f"{field.name} is {value!r}, but no row has one")
+        raise _contradiction(written, f"{field.name} is {value!r}, but all rows are null")
     if nulls == 0 and value is None:
         raise _contradiction(written, f"{field.name} is null, but no row is")
 
 
 def _check_same(written: WrittenFile, field: PartitionField, value: Any, lower: bytes, upper: bytes) -> None:
-    """Bounds of long values are cut off: then they say as much as they say."""
+    """Bounds of long values are truncated, so that only their common prefix can be compared."""
     if not isinstance(value, bytes):
         return
     if not value.startswith(lower) or (upper != value and not value.startswith(upper[:-1])):
@@ -72,8 +73,8 @@ def _check_same(written: WrittenFile, field: PartitionField, value: Any, lower: 
         raise _contradiction(written, f"{field.name} is {value!r}, but some rows are null")
 
 
-def _contradiction(written: WrittenFile, what: str) -> errors.Contradiction:
+def _contradiction(written: WrittenFile, problem: str) -> errors.Contradiction:
     return errors.Contradiction(
-        f"{written.location} holds rows of another partition: {what}",
-        hint="a mistake of ours: please report it; the rows are still in the log",
+        f"{written.location} holds rows of another partition: {problem}",
+        hint="this is a bug of Icestream: please report it; the rows are still in the log",
     )

@@ -1,15 +1,21 @@
-"""A snapshot that appends files to a table: its manifests, its manifest list, and the updates that bring it. Pure.
+"""Builds a snapshot: its manifests, its manifest list, and the table updates that add it. Pure.
 
-What is to be read for it (entries of manifests that are merged) comes in, what is to be written goes out. The manifests
-of a table are kept from commit to commit: nothing is read while nobody else commits.
+The entries of manifests that are rewritten are an input, the files to write are an output. A table's manifests are kept
+from commit to commit, so that nothing is read while no other engine commits.
+
+    append    adds files. Small manifests are merged on the way (manifest_merge.py)
+    replace   adds files and removes others that hold the same rows, such as a compaction: every offset stays in the
+              table. The manifests of the removed files are rewritten with their entries as DELETED
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import Final, NamedTuple
 
+from icestream import errors
 from icestream.iceberg import avro
 from icestream.iceberg.manifests import (
     EncodedEntry,
@@ -25,134 +31,203 @@ from icestream.iceberg.values import Object
 from icestream.model.pipeline_file_name import list_name, manifest_name
 from icestream.model.task_messages import WrittenFile
 from icestream.pipeline.commit import snapshot_expiry
+from icestream.pipeline.commit.manifest_merge import is_ours
 from icestream.pipeline.commit.snapshot_expiry import TagRetention
 
+# Totals of the summary, with the counts that are added to and subtracted from those of the parent.
 _TOTALS: Final = {
-    "total-data-files": "added-data-files",
-    "total-records": "added-records",
-    "total-files-size": "added-files-size",
+    "total-data-files": ("added-data-files", "deleted-data-files"),
+    "total-records": ("added-records", "deleted-records"),
+    "total-files-size": ("added-files-size", "removed-files-size"),
 }
 _OTHER_TOTALS: Final = ("total-delete-files", "total-position-deletes", "total-equality-deletes")
 
 
-class Appended(NamedTuple):
-    """Files of one spec that are new, with those of manifests that go into the same one."""
+class Operation(StrEnum):
+    """The operation of a snapshot, as Iceberg names it."""
+
+    APPEND = "append"
+    REPLACE = "replace"
+
+
+class ManifestChange(NamedTuple):
+    """A new manifest of one partition spec: files to add, and older manifests whose entries it takes over."""
 
     layout: ManifestLayout
-    written: Sequence[WrittenFile]
+    added: Sequence[WrittenFile]
     merged: Sequence[ManifestFile] = ()
+    removed: frozenset[str] = frozenset()  # locations; each is in one of the merged manifests
 
 
 class NewFile(NamedTuple):
     location: str
-    pieces: list[bytes]
+    chunks: list[bytes]
 
 
 class NewSnapshot(NamedTuple):
     snapshot_id: int
     parent_id: int | None
-    sequence: int
+    sequence_number: int
     files: list[NewFile]  # to be written and synced before the commit is sent
-    manifests: list[ManifestFile]  # of the table when it is in force, the newest first
-    entries: dict[str, list[EncodedEntry]]  # of the new manifests, as the next commit finds them
+    manifests: list[ManifestFile]  # of the table after the commit, the newest first
+    entries: dict[str, list[EncodedEntry]]  # live entries of the new manifests, as the next commit needs them
     updates: list[Object]
 
 
-def new_snapshot(
+def build_snapshot(
     table: TableMetadata,
     manifests: Sequence[ManifestFile],
-    appended: Sequence[Appended],
+    changes: Sequence[ManifestChange],
     entries: Mapping[str, Sequence[EncodedEntry]],
     snapshot_id: int,
     epoch: int,
     token: bytes,
     now_ms: int,
-    history: TagRetention,
+    tag_retention: TagRetention,
     summary: Mapping[str, str],
+    operation: Operation = Operation.APPEND,
 ) -> NewSnapshot:
-    """`manifests`: of the table's current snapshot, the newest first. `entries`: of those that are merged. `epoch`: of
-    the pipeline. `token`: 16 bytes of chance; both are for the names of files. `summary`: what the snapshot says
-    beyond the counts."""
+    """Builds the next snapshot of main.
+
+    `manifests`: of the current snapshot, the newest first. `entries`: of the merged manifests, by path. `epoch`: of the
+    pipeline, and `token`: 16 random bytes, both for the names of files. `summary`: entries beyond the counts. Raises
+    Contradiction for a replace that changes the number of rows, or that removes a file that is not in its manifests.
+    """
     name, folder = str(uuid.UUID(bytes=token, version=4)), metadata_folder(table)
-    parent = table.current_snapshot_id
-    sequence = table.fields["last-sequence-number"] + 1
+    parent_id = table.current_snapshot_id
+    sequence_number = table.fields["last-sequence-number"] + 1
     files: list[NewFile] = []
-    new: list[ManifestFile] = []
-    kept_entries: dict[str, list[EncodedEntry]] = {}
-    for number, one in enumerate(appended):
-        added = [new_entry(one.layout, file, snapshot_id) for file in one.written]
-        together = [*added, *(entry for manifest in one.merged for entry in entries[manifest.path])]
+    new_manifests: list[ManifestFile] = []
+    live_entries: dict[str, list[EncodedEntry]] = {}
+    deleted_entries: list[EncodedEntry] = []
+    for number, change in enumerate(changes):
+        live = [new_entry(change.layout, file, snapshot_id) for file in change.added]
+        deleted: list[EncodedEntry] = []
+        for entry in (entry for manifest in change.merged for entry in entries[manifest.path]):
+            if change.removed and entry.file_path in change.removed:
+                deleted.append(entry.as_deleted(snapshot_id))
+            else:
+                live.append(entry)
         location = f"{folder}/{manifest_name(epoch, name, number)}"
-        pieces = avro.encode_file(one.layout.header, [entry.encode() for entry in together], token)
-        files.append(NewFile(location, pieces))
-        length = sum(map(len, pieces))
-        new.append(new_manifest_file(one.layout, location, length, together, snapshot_id, sequence))
-        kept_entries[location] = [entry.with_sequence_number(sequence) for entry in together]
-    gone = {manifest.path for one in appended for manifest in one.merged}
-    left = [*new, *(one for one in manifests if one.path not in gone)]
-    list_file = f"{folder}/{list_name(snapshot_id, epoch, name)}"
-    files.append(
-        NewFile(
-            list_file,
-            avro.encode_file(encode_list_header(snapshot_id, parent, sequence), [one.encode() for one in left], token),
+        chunks = avro.encode_file(change.layout.header, [entry.encode() for entry in (*live, *deleted)], token)
+        files.append(NewFile(location, chunks))
+        length = sum(map(len, chunks))
+        new_manifests.append(
+            new_manifest_file(change.layout, location, length, [*live, *deleted], snapshot_id, sequence_number)
         )
-    )
-    made: Object = {
+        live_entries[location] = [entry.with_sequence_number(sequence_number) for entry in live]
+        deleted_entries += deleted
+    _check_operation(operation, changes, deleted_entries)
+    merged_paths = {manifest.path for change in changes for manifest in change.merged}
+    # A manifest whose entries are all DELETED belongs to the snapshot that deleted them, and to no later one. Only
+    # ours: manifest lists of format v1 need not state the counts.
+    carried = [
+        manifest
+        for manifest in manifests
+        if manifest.path not in merged_paths and (manifest.live_files or not is_ours(manifest))
+    ]
+    all_manifests = [*new_manifests, *carried]
+    list_location = f"{folder}/{list_name(snapshot_id, epoch, name)}"
+    list_header = encode_list_header(snapshot_id, parent_id, sequence_number)
+    list_records = [manifest.encode() for manifest in all_manifests]
+    files.append(NewFile(list_location, avro.encode_file(list_header, list_records, token)))
+    snapshot: Object = {
         "snapshot-id": snapshot_id,
-        "sequence-number": sequence,
-        "timestamp-ms": max(now_ms, _time_ms(table)),
-        "manifest-list": list_file,
-        "summary": {**_counts(table, appended), **summary},
+        "sequence-number": sequence_number,
+        # Never before the parent: history does not go back in time, whatever the clock does.
+        "timestamp-ms": max(now_ms, _current_snapshot_ms(table)),
+        "manifest-list": list_location,
+        "summary": {**_counts(table, operation, changes, deleted_entries), **summary},
         "schema-id": table.fields["current-schema-id"],
     }
-    if parent is not None:
-        made["parent-snapshot-id"] = parent
-    updates = [{"action": "add-snapshot", "snapshot": made}, _main(table, snapshot_id)]
-    updates += snapshot_expiry.tag_updates(table, history, now_ms)
-    tagged = {one["snapshot-id"] for one in updates if one["action"] == "set-snapshot-ref"}
-    untagged = {one["ref-name"] for one in updates if one["action"] == "remove-snapshot-ref"}
-    if expired := [one for one in snapshot_expiry.expired(table, now_ms, untagged) if one not in tagged]:
-        updates.append({"action": "remove-snapshots", "snapshot-ids": expired})
-    return NewSnapshot(snapshot_id, parent, sequence, files, left, kept_entries, updates)
+    if parent_id is not None:
+        snapshot["parent-snapshot-id"] = parent_id
+    updates = [{"action": "add-snapshot", "snapshot": snapshot}, _set_main(table, snapshot_id)]
+    updates += snapshot_expiry.tag_updates(table, tag_retention, now_ms)
+    tagged_ids = {update["snapshot-id"] for update in updates if update["action"] == "set-snapshot-ref"}
+    removed_tags = {update["ref-name"] for update in updates if update["action"] == "remove-snapshot-ref"}
+    expired_ids = [
+        expired_id
+        for expired_id in snapshot_expiry.expired(table, now_ms, removed_tags)
+        if expired_id not in tagged_ids
+    ]
+    if expired_ids:
+        updates.append({"action": "remove-snapshots", "snapshot-ids": expired_ids})
+    return NewSnapshot(snapshot_id, parent_id, sequence_number, files, all_manifests, live_entries, updates)
+
+
+def _check_operation(
+    operation: Operation, changes: Sequence[ManifestChange], deleted_entries: Sequence[EncodedEntry]
+) -> None:
+    removed = [location for change in changes for location in change.removed]
+    if operation is Operation.APPEND:
+        if removed:
+            raise errors.Contradiction(f"an append removes {len(removed)} files, such as {removed[0]}")
+        return
+    missing = set(removed) - {entry.file_path for entry in deleted_entries}
+    if missing:
+        raise errors.Contradiction(f"a replace removes {min(missing)}, which is not in the manifests that it rewrites")
+    added_rows = sum(file.rows for change in changes for file in change.added)
+    deleted_rows = sum(entry.rows for entry in deleted_entries)
+    if added_rows != deleted_rows:
+        raise errors.Contradiction(
+            f"a replace removes {deleted_rows} rows and adds {added_rows}: offsets would be lost"
+        )
 
 
 def metadata_folder(table: TableMetadata) -> str:
     return (table.properties.get("write.metadata.path") or f"{table.location}/metadata").rstrip("/")
 
 
-def _time_ms(table: TableMetadata) -> int:
-    """Of the current snapshot: no history goes back in time, whatever the clock does."""
-    found = None if table.current_snapshot_id is None else table.snapshots.find(table.current_snapshot_id)
-    return int(found["timestamp-ms"]) if found is not None else 0
+def _current_snapshot_ms(table: TableMetadata) -> int:
+    snapshot = None if table.current_snapshot_id is None else table.snapshots.find(table.current_snapshot_id)
+    return int(snapshot["timestamp-ms"]) if snapshot is not None else 0
 
 
-def _main(table: TableMetadata, snapshot_id: int) -> Object:
-    """Main keeps what it says about its history."""
-    kept = {name: value for name, value in (table.references.get(MAIN) or {}).items() if name != "snapshot-id"}
-    return {"type": "branch", **kept, "action": "set-snapshot-ref", "ref-name": MAIN, "snapshot-id": snapshot_id}
+def _set_main(table: TableMetadata, snapshot_id: int) -> Object:
+    """The update that moves main. The retention options of the branch are kept."""
+    options = {name: value for name, value in (table.references.get(MAIN) or {}).items() if name != "snapshot-id"}
+    return {"type": "branch", **options, "action": "set-snapshot-ref", "ref-name": MAIN, "snapshot-id": snapshot_id}
 
 
-def _counts(table: TableMetadata, appended: Sequence[Appended]) -> dict[str, str]:
-    written = [file for one in appended for file in one.written]
-    added = {
-        "added-data-files": len(written),
-        "added-records": sum(file.rows for file in written),
-        "added-files-size": sum(file.size_bytes for file in written),
-        "changed-partition-count": len({repr(file.partition) for file in written}),
+def _counts(
+    table: TableMetadata,
+    operation: Operation,
+    changes: Sequence[ManifestChange],
+    deleted_entries: Sequence[EncodedEntry],
+) -> dict[str, str]:
+    added = [file for change in changes for file in change.added]
+    partitions = {repr(list(file.partition)) for file in added}
+    counts = {
+        "added-data-files": len(added),
+        "added-records": sum(file.rows for file in added),
+        "added-files-size": sum(file.size_bytes for file in added),
     }
-    return {"operation": "append", **{name: str(value) for name, value in added.items()}, **_totals(table, added)}
+    if deleted_entries:
+        partitions |= {repr(list(entry.partition)) for entry in deleted_entries}
+        counts |= {
+            "deleted-data-files": len(deleted_entries),
+            "deleted-records": sum(entry.rows for entry in deleted_entries),
+            "removed-files-size": sum(entry.size_bytes for entry in deleted_entries),
+        }
+    counts["changed-partition-count"] = len(partitions)
+    return {
+        "operation": str(operation),
+        **{name: str(value) for name, value in counts.items()},
+        **_totals(table, counts),
+    }
 
 
-def _totals(table: TableMetadata, added: Mapping[str, int]) -> dict[str, str]:
-    """Of the parent, and what is added; none where the parent does not say."""
+def _totals(table: TableMetadata, counts: Mapping[str, int]) -> dict[str, str]:
+    """The totals of the parent with the counts applied; those that the parent does not state are left out."""
     parent = None if table.current_snapshot_id is None else table.snapshots.find(table.current_snapshot_id)
-    before = {} if parent is None else parent.get("summary") or {}
-    found = {}
-    for total, more in _TOTALS.items():
-        known = "0" if parent is None else before.get(total, "")
-        if known.isascii() and known.isdigit():
-            found[total] = str(int(known) + added[more])
-    for total in _OTHER_TOTALS:
-        if (known := "0" if parent is None else before.get(total)) is not None:
-            found[total] = known
-    return found
+    parent_summary = {} if parent is None else parent.get("summary") or {}
+    totals = {}
+    for name, (added, removed) in _TOTALS.items():
+        before = "0" if parent is None else parent_summary.get(name, "")
+        if before.isascii() and before.isdigit():
+            totals[name] = str(int(before) + counts[added] - counts.get(removed, 0))
+    for name in _OTHER_TOTALS:
+        if (value := "0" if parent is None else parent_summary.get(name)) is not None:
+            totals[name] = value
+    return totals

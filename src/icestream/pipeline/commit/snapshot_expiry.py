@@ -1,19 +1,21 @@
-"""Which snapshots and tags go with a commit, and which tags come (hazard 23). Pure.
+"""Which snapshots and tags a commit removes, and which tags it adds (hazard 23). Pure.
 
-    younger than 10 minutes       never goes: somebody reads it
-    younger than 30 minutes       goes only where there are more than 500, the oldest first
-    older                         goes
+    age of the snapshot           expires
+    below 10 minutes              never: queries may be reading it
+    below 30 minutes              only if the table has more than 500 snapshots, the oldest first
+    above                         yes
 
-The age of a snapshot counts from when its successor was made: until then it was main, and queries and rewrites began
-with it, however old it was. That of the last one has not begun.
+The age of a snapshot counts from the time of its successor: until then it was main, and queries and rewrites started
+from it, however old it was. The age of the current snapshot has not begun.
 
-It stays anyway when the table says so (`history.expire.max-snapshot-age-ms`, `history.expire.min-snapshots-to-keep`),
-or a branch or tag names it. Snapshots that are not in the history of main are others' business: staged ones, other
-branches. But one that loses a tag of ours goes with it: its children have gone, so nobody would find it later.
+A snapshot stays anyway if the table's properties say so (`history.expire.max-snapshot-age-ms`,
+`history.expire.min-snapshots-to-keep`), or if a branch or tag refers to it. Snapshots outside the history of main are
+left alone: staged ones, other branches. An exception is a snapshot that loses a tag of ours: it expires with the tag,
+because its children have expired, so nothing would find it later.
 
-So that time travel reaches back days, the last snapshot of an hour and of a day gets a tag when the next one has
-begun; it goes when its time is over. What a snapshot held stays readable as long as it has one. The files of what went
-are removed an hour later (pipeline/file_cleanup/cleaner.py).
+For time travel over days, the last snapshot of each hour and day gets a tag when the next hour or day has begun; the
+tag is removed after its retention. A tagged snapshot stays readable. The files of expired snapshots are removed an hour
+later (pipeline/file_cleanup/cleaner.py).
 """
 
 from __future__ import annotations
@@ -36,71 +38,78 @@ _DAY_MS: Final = 24 * _HOUR_MS
 
 
 class TagRetention(NamedTuple):
-    """How long what is kept. 0: no such tags."""
+    """How long hourly and daily tags are kept. 0: no such tags."""
 
     hourly_tags_ms: int = limits.HOURLY_TAGS_MS_DEFAULT
     daily_tags_ms: int = limits.DAILY_TAGS_MS_DEFAULT
 
 
-def expired(table: TableMetadata, now_ms: int, gone_tags: Collection[str] = ()) -> list[int]:
-    """The snapshots that go when another one is added to main now, the oldest first."""
+def expired(table: TableMetadata, now_ms: int, removed_tags: Collection[str] = ()) -> list[int]:
+    """Returns the ids of the snapshots that expire when another one is added to main now, the oldest first."""
     age_ms = max(limits.SNAPSHOT_AGE_MS, _number(table, MAX_AGE))
-    kept_min = max(1, _number(table, MIN_KEPT))
-    named = {one["snapshot-id"] for name, one in table.references.items() if name not in gone_tags}
-    history = _history(table, now_ms)
-    left = {table.references[name]["snapshot-id"] for name in gone_tags} - {one.snapshot_id for one in history}
-    history = [*reversed(history[kept_min - 1 :])]
-    untagged = (one for one in table.snapshots if one["snapshot-id"] in left)
-    history = [*(_Aged(one["snapshot-id"], one["timestamp-ms"]) for one in untagged), *history]
-    old = [one.snapshot_id for one in history if one.since_ms < now_ms - age_ms]
+    min_kept = max(1, _number(table, MIN_KEPT))
+    referenced_ids = {
+        reference["snapshot-id"] for name, reference in table.references.items() if name not in removed_tags
+    }
+    history = _main_history(table, now_ms)
+    history_ids = {aged.snapshot_id for aged in history}
+    untagged_ids = {table.references[name]["snapshot-id"] for name in removed_tags} - history_ids
+    untagged = [
+        _AgedSnapshot(snapshot["snapshot-id"], snapshot["timestamp-ms"])
+        for snapshot in table.snapshots
+        if snapshot["snapshot-id"] in untagged_ids
+    ]
+    candidates = [*untagged, *reversed(history[min_kept - 1 :])]
+    expired_ids = [aged.snapshot_id for aged in candidates if aged.since_ms < now_ms - age_ms]
     surplus = len(table.snapshots) + 1 - limits.SNAPSHOTS_MAX
-    if surplus > len(old) and not _number(table, MAX_AGE):
-        floor_ms = now_ms - limits.SNAPSHOT_AGE_MS_MIN
-        old = [one.snapshot_id for one in history if one.since_ms < floor_ms][:surplus]
-    return [one for one in old if one not in named]
+    if surplus > len(expired_ids) and not _number(table, MAX_AGE):
+        limit_ms = now_ms - limits.SNAPSHOT_AGE_MS_MIN
+        expired_ids = [aged.snapshot_id for aged in candidates if aged.since_ms < limit_ms][:surplus]
+    return [snapshot_id for snapshot_id in expired_ids if snapshot_id not in referenced_ids]
 
 
-class _Aged(NamedTuple):
+class _AgedSnapshot(NamedTuple):
     snapshot_id: int
-    since_ms: int  # when its successor was made
+    since_ms: int  # the time of its successor
 
 
-def _history(table: TableMetadata, now_ms: int) -> list[_Aged]:
-    """Of main, the newest first. What follows it is made now."""
-    found, since_ms = [], now_ms
-    for one in lineage(table, table.current_snapshot_id):
-        found.append(_Aged(one["snapshot-id"], since_ms))
-        since_ms = one["timestamp-ms"]
-    return found
+def _main_history(table: TableMetadata, now_ms: int) -> list[_AgedSnapshot]:
+    """The history of main, the newest first. The successor of the current snapshot is made now."""
+    history, since_ms = [], now_ms
+    for snapshot in lineage(table, table.current_snapshot_id):
+        history.append(_AgedSnapshot(snapshot["snapshot-id"], since_ms))
+        since_ms = snapshot["timestamp-ms"]
+    return history
 
 
 def _number(table: TableMetadata, name: str) -> int:
-    found = table.properties.get(name, "")
-    return int(found) if found.isascii() and found.isdigit() else 0
+    """A table property as a number; 0 if it is not set or not a number."""
+    text = table.properties.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
-def tag_updates(table: TableMetadata, history: TagRetention, now_ms: int) -> list[Object]:
-    """For a commit that makes a snapshot now: tags that its parent gets, and tags that go."""
-    current = table.current_snapshot_id
-    parent = None if current is None else table.snapshots.find(current)
+def tag_updates(table: TableMetadata, retention: TagRetention, now_ms: int) -> list[Object]:
+    """Returns the updates of tags for a commit that adds a snapshot now: new tags of its parent, and tags to remove."""
+    current_id = table.current_snapshot_id
+    parent = None if current_id is None else table.snapshots.find(current_id)
     if parent is None:
         return []
-    found: list[Object] = []
-    for prefix, length_ms, kept_ms in (
-        (HOUR_TAG, _HOUR_MS, history.hourly_tags_ms),
-        (DAY_TAG, _DAY_MS, history.daily_tags_ms),
+    updates: list[Object] = []
+    for prefix, period_ms, retention_ms in (
+        (HOUR_TAG, _HOUR_MS, retention.hourly_tags_ms),
+        (DAY_TAG, _DAY_MS, retention.daily_tags_ms),
     ):
-        made_ms = parent["timestamp-ms"]
-        name = tag_name(prefix, made_ms)
-        is_over = made_ms // length_ms < now_ms // length_ms
-        if is_over and kept_ms and made_ms > now_ms - kept_ms and name not in table.references:
-            found.append(_tag(name, parent["snapshot-id"], kept_ms))
-        found += [
+        parent_ms = parent["timestamp-ms"]
+        name = tag_name(prefix, parent_ms)
+        is_period_over = parent_ms // period_ms < now_ms // period_ms
+        if is_period_over and retention_ms and parent_ms > now_ms - retention_ms and name not in table.references:
+            updates.append(_set_tag(name, parent["snapshot-id"], retention_ms))
+        updates += [
             {"action": "remove-snapshot-ref", "ref-name": tag}
             for tag, reference in table.references.items()
-            if tag.startswith(prefix) and _age_ms(table, reference, now_ms) > kept_ms
+            if tag.startswith(prefix) and _age_ms(table, reference, now_ms) > retention_ms
         ]
-    return found
+    return updates
 
 
 def tag_name(prefix: str, time_ms: int) -> str:
@@ -108,17 +117,17 @@ def tag_name(prefix: str, time_ms: int) -> str:
     return prefix + datetime.fromtimestamp(time_ms / 1000, UTC).strftime(form)
 
 
-def _tag(name: str, snapshot_id: int, kept_ms: int) -> Object:
-    """With its age, so that other engines that expire let it go too."""
+def _set_tag(name: str, snapshot_id: int, retention_ms: int) -> Object:
+    """The tag carries its retention, so that other engines that expire snapshots remove it too."""
     return {
         "action": "set-snapshot-ref",
         "ref-name": name,
         "type": "tag",
         "snapshot-id": snapshot_id,
-        "max-ref-age-ms": kept_ms,
+        "max-ref-age-ms": retention_ms,
     }
 
 
 def _age_ms(table: TableMetadata, reference: Object, now_ms: int) -> int:
-    found = table.snapshots.find(reference["snapshot-id"])
-    return now_ms - found["timestamp-ms"] if found is not None else 0
+    snapshot = table.snapshots.find(reference["snapshot-id"])
+    return now_ms - snapshot["timestamp-ms"] if snapshot is not None else 0

@@ -1,11 +1,12 @@
-"""What a catalog's answer about one table means for the round that asked. Pure (hazards 13, 14, 47).
+"""What the outcome of a commit to one table means for the round. Pure (hazards 13, 14, 47).
 
-Done                                          DONE        the offsets are in the table; a repeat says so too
-Conflict, another table stood in the way      TOGETHER    send it again, without that one
-Conflict, the driver has lost its lease       LEASE_LOST  nothing more is committed by this driver
-Conflict, these offsets are not next          TAKEN       they are in the table, or cannot come now: plan anew
-any other Conflict                            ALONE       others changed the table: look, build anew on that, by itself
-Unknown                                       OPEN        it may still happen: look before anything else is done
+outcome                                       verdict     consequence
+CommitDone                                          DONE        the offsets are in the table; also of a repeated commit
+CommitRefused, another table was refused           TOGETHER    retry without that table
+CommitRefused, the driver has lost its lease       LEASE_LOST  this driver commits nothing more
+CommitRefused, these offsets are not next          TAKEN       they are in the table, or cannot be added now: plan again
+any other Conflict                            ALONE       the table was changed: reload it, rebuild, retry by itself
+Unknown                                       OPEN        it may still be applied: reload before anything else is done
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ class OutcomeVerdict(Enum):
     OPEN = auto()
 
 
-# Reasons of our own catalog (catalog/topic_rules/claim_check.py).
-_TAKEN: Final = frozenset(("not_next", "other_epoch", "unknown_shard", "other_topic", "round_reused", "not_bound"))
+# Reasons that our own catalog gives (catalog/topic_rules/claim_check.py).
+_TAKEN_REASONS: Final = frozenset(
+    ("not_next", "other_epoch", "unknown_shard", "other_topic", "round_reused", "not_bound")
+)
 
 
 def verdict(outcome: CommitOutcome) -> OutcomeVerdict:
@@ -39,4 +42,4 @@ def verdict(outcome: CommitOutcome) -> OutcomeVerdict:
     reason = outcome.details.get("reason")
     if reason == "stale_pipeline":
         return OutcomeVerdict.LEASE_LOST
-    return OutcomeVerdict.TAKEN if reason in _TAKEN else OutcomeVerdict.ALONE
+    return OutcomeVerdict.TAKEN if reason in _TAKEN_REASONS else OutcomeVerdict.ALONE

@@ -1,6 +1,6 @@
-"""The broker as the driver sees it: six calls over its local socket (model/backlog_messages.py).
+"""The calls of the driver to its broker, over the broker's local socket (model/backlog_messages.py).
 
-A broker that is away is waited for: nothing of a round is lost by that, and nobody else can tell what is to be done.
+While the broker is away the driver waits: nothing of a round is lost by that, and only the broker knows the backlog.
 """
 
 from __future__ import annotations
@@ -15,54 +15,58 @@ from icestream.rpc.link_keeper import LinkKeeper
 
 
 class BrokerApi(Protocol):
-    async def backlog(self, wait_ms: int, after_lsn: int, passed_over: Collection[int] = ()) -> Backlog:
-        """`passed_over`: topics that stand still; nothing is told of them but sums, and nobody waits for them."""
+    async def backlog(self, wait_ms: int, passed_over: Collection[int] = ()) -> Backlog:
+        """Returns what is in no table yet; waits up to `wait_ms` for something. `passed_over`: ids of halted topics, of
+        which only sums are returned and for which the call does not wait."""
 
-    async def hold(self, lease: str, epoch: int, files: Sequence[int], ttl_ms: int) -> None: ...
+    async def hold(self, lease: str, epoch: int, files: Sequence[int], ttl_ms: int) -> None:
+        """Keeps these log files for so long; again to renew it. No files: releases them."""
 
     async def advance(self, positions: Iterable[tuple[int, int, int]], reopenings: int) -> None:
-        """Topic, shard, offset: everything below is in the table. `reopenings`: of the backlog that it was known by."""
+        """Everything below these positions (topic id, shard, offset) is in the table. `reopenings`: of the backlog
+        from which they were derived."""
 
     async def reopen(self, positions: Iterable[tuple[int, int, int]]) -> None:
-        """Everything from there on is in the table no longer."""
+        """Everything from these positions on is in the table no longer."""
 
-    async def tell(self, state: dict[str, Any]) -> None: ...
+    async def send_state(self, state: dict[str, Any]) -> None:
+        """Reports the state of the driver, for `icestream pipeline status`."""
 
 
-class BrokerLink:
+class BrokerClient:
     def __init__(self, keeper: LinkKeeper) -> None:
         self._keeper = keeper
 
-    async def backlog(self, wait_ms: int, after_lsn: int, passed_over: Collection[int] = ()) -> Backlog:
+    async def backlog(self, wait_ms: int, passed_over: Collection[int] = ()) -> Backlog:
         await self._keeper.wait_connected()
-        asked = {"wait_ms": wait_ms, "after_lsn": after_lsn, "passed_over": list(passed_over)}
-        found = (await self._keeper.call("pipeline_backlog", asked)).get("backlog")
-        if not isinstance(found, bytes):
-            raise errors.DecodeError("the broker's answer is no backlog")
-        return decode_backlog(found)
+        arguments = {"wait_ms": wait_ms, "passed_over": list(passed_over)}
+        encoded = (await self._keeper.call("pipeline_backlog", arguments)).get("backlog")
+        if not isinstance(encoded, bytes):
+            raise errors.DecodeError("pipeline_backlog: the response of the broker has no field 'backlog'")
+        return decode_backlog(encoded)
 
     async def hold(self, lease: str, epoch: int, files: Sequence[int], ttl_ms: int) -> None:
-        asked = {"lease": lease, "epoch": epoch, "files": list(files), "ttl_ms": ttl_ms}
-        await self._keeper.call("pipeline_lease", asked)
+        arguments = {"lease": lease, "epoch": epoch, "files": list(files), "ttl_ms": ttl_ms}
+        await self._keeper.call("pipeline_lease", arguments)
 
     async def advance(self, positions: Iterable[tuple[int, int, int]], reopenings: int) -> None:
-        for part in _parts(positions):
-            await self._keeper.call("pipeline_committed", {"positions": part, "reopenings": reopenings})
+        for batch in _batches(positions):
+            await self._keeper.call("pipeline_committed", {"positions": batch, "reopenings": reopenings})
 
     async def reopen(self, positions: Iterable[tuple[int, int, int]]) -> None:
-        for part in _parts(positions):
-            await self._keeper.call("pipeline_reopen", {"positions": part})
+        for batch in _batches(positions):
+            await self._keeper.call("pipeline_reopen", {"positions": batch})
 
-    async def name(self) -> str:
-        """Of the lease of its driver: the id of a node of a cluster."""
+    async def lease_name(self) -> str:
+        """The name of the lease of this broker's driver: in a cluster the id of its node."""
         await self._keeper.wait_connected()
         return document.text_of(await self._keeper.call("pipeline_name", {}), "name", limits.NAME_BYTES_MAX)
 
-    async def tell(self, state: dict[str, Any]) -> None:
+    async def send_state(self, state: dict[str, Any]) -> None:
         await self._keeper.call("pipeline_state", {"state": state})
 
 
-def _parts(positions: Iterable[tuple[int, int, int]]) -> Iterator[list[list[int]]]:
-    told, most = [list(one) for one in positions], limits.PIPELINE_POSITIONS_MAX
-    for begin in range(0, len(told), most):
-        yield told[begin : begin + most]
+def _batches(positions: Iterable[tuple[int, int, int]]) -> Iterator[list[list[int]]]:
+    entries, batch_max = [list(position) for position in positions], limits.PIPELINE_POSITIONS_MAX
+    for begin in range(0, len(entries), batch_max):
+        yield entries[begin : begin + batch_max]

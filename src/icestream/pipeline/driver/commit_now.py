@@ -1,7 +1,7 @@
-"""`icestream lake commit-now`: a key of the metadata store that the driver watches. Waiting for it costs nothing.
+"""`icestream lake commit-now`: a key of the metadata store that the driver watches, so that waiting costs nothing.
 
-Whoever writes it wants everything that is synced now in its table, whatever the age limit says; the key goes away by
-itself.
+Writing the key requests that everything synced now is committed to its table, whatever the age limit. The key has a
+time to live: a request that no driver saw does not wait for one that starts much later.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ KEY: Final = "/pipeline/commit_now"
 TTL_MS: Final = 60_000
 
 
-async def watch_requests(store: MetadataStore, clock: Clock, hurry: Callable[[], None]) -> None:
-    """Until it is cancelled. A watch that fails is begun again."""
+async def watch_requests(store: MetadataStore, clock: Clock, expedite: Callable[[], None]) -> None:
+    """Calls `expedite` for each request, until it is cancelled. A watch that fails is started again."""
     while True:
         try:
-            after = await store.revision()
+            revision = await store.revision()
             if await store.get(KEY) is not None:
-                hurry()
-            async for _ in store.watch(KEY, after):
+                expedite()
+            async for _ in store.watch(KEY, revision):
                 if await store.get(KEY) is not None:
-                    hurry()
+                    expedite()
         except errors.IcestreamError:
             await clock.sleep(limits.PIPELINE_RETRY_SECONDS_MAX)
 

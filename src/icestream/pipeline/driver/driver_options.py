@@ -1,4 +1,4 @@
-"""What a driver is told at its start, from the settings; and what of it the broker's changes replace while it runs."""
+"""The options of a driver, from the settings at its start; the broker may override some of them while it runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from icestream import limits
 from icestream.pipeline.round_plan import RoundBudget
 from icestream.settings import Settings
 
-_BUDGET_OF: Final = {
+_BUDGET_FIELDS: Final = {
     "writer_batch_size": "rows_due",
     "writer_max_memory_bytes": "bytes_due",
     "writer_flush_interval_ms": "age_due_ms",
@@ -37,7 +37,8 @@ class DriverOptions:
         )
         return cls(budget, storage=storage or {})
 
-    def budget_now(self, changed_settings: Mapping[str, int]) -> RoundBudget:
-        """Names that a newer broker may have are passed over."""
-        changes = {_BUDGET_OF[name]: value for name, value in changed_settings.items() if name in _BUDGET_OF}
+    def current_budget(self, changed_settings: Mapping[str, int]) -> RoundBudget:
+        """The budget with the settings that were changed while the broker runs. Unknown names, which a newer broker may
+        send, are ignored."""
+        changes = {_BUDGET_FIELDS[name]: value for name, value in changed_settings.items() if name in _BUDGET_FIELDS}
         return msgspec.structs.replace(self.budget, **changes)

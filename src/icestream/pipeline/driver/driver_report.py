@@ -1,11 +1,12 @@
-"""What the driver says of itself: to the broker (`icestream pipeline status`, health) and as metrics."""
+"""The state of the driver: for the broker (`icestream pipeline status`, readiness) and as metrics."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from icestream import errors, limits
@@ -18,22 +19,22 @@ from icestream.pipeline.commit.offset_ledger import TopicCommit
 
 @dataclass
 class RoundReport:
-    """One round that did something."""
+    """The figures of one round."""
 
     time_ms: int
-    topics: int
+    topics: int  # that were planned
     rows: int = 0
     files: int = 0
     bytes: int = 0
     committed: int = 0  # topics
     seconds: dict[str, float] = field(default_factory=dict)  # by step
 
-    def add(self, one: TopicCommit) -> None:
-        """It is committed."""
+    def add(self, commit: TopicCommit) -> None:
+        """Counts a commit that succeeded."""
         self.committed += 1
-        self.rows += one.rows
-        self.files += len(one.files)
-        self.bytes += sum(file.size_bytes for file in one.files)
+        self.rows += commit.rows
+        self.files += len(commit.files)
+        self.bytes += sum(file.size_bytes for file in commit.files)
 
     def as_document(self) -> dict[str, Any]:
         return {
@@ -49,90 +50,84 @@ class RoundReport:
 
 class DriverReport:
     def __init__(self, master: str, pid: int, port: int) -> None:
+        """`master`: Spark's. `port`: where the pipeline serves its metrics."""
         self._fixed = {"master": master, "pid": pid, "metrics_port": port}
         self.phase = "starting"
-        self.reason = ""  # why it does not get on; empty: it does
+        self.reason = ""  # why the driver makes no progress; empty if it does
         self.epoch = 0
         self.rounds = 0
         self.rows = 0
-        self.vanished_files = 0  # that were gone behind their commit, which was then taken back
-        self.last: RoundReport | None = None
+        self.vanished_files = 0  # files that were missing after their commit, which was then undone
+        self.last_round: RoundReport | None = None
         self.age_limit_ms = 0
         self.halted: Mapping[int, Any] = {}
-        self.on_told: Callable[[dict[str, Any]], Awaitable[None]] | None = None
+        self.send: Callable[[dict[str, Any]], Awaitable[None]] | None = None
         self._first_snapshots: deque[dict[str, Any]] = deque(maxlen=limits.REPORTED_TOPICS_MAX)
 
-    def say(self, phase: str, reason: str = "") -> None:
+    def set_phase(self, phase: str, reason: str = "") -> None:
         self.phase, self.reason = phase, reason
 
-    async def tell(self) -> None:
-        """To the broker. One that is away hears it later."""
-        if self.on_told is not None:
+    async def publish(self) -> None:
+        """Sends the report to the broker. Errors are ignored: the next report replaces this one."""
+        if self.send is not None:
             with contextlib.suppress(errors.IcestreamError):
-                await self.on_told(self.as_document())
+                await self.send(self.as_document())
 
-    def waiting(self, backlog: Backlog, now_us: int) -> None:
-        """Also of topics that stand still."""
-        standing, topics = backlog.passed_over, backlog.topics
-        ages_us = [topic.oldest_us for topic in topics] + [standing.oldest_us or now_us]
-        metrics.PIPELINE_BACKLOG_ROWS.set(standing.rows + sum(topic.rows for topic in topics))
-        metrics.PIPELINE_BACKLOG_BYTES.set(standing.bytes + sum(topic.bytes for topic in topics))
-        metrics.PIPELINE_LAG_SECONDS.set(max(0, now_us - min(ages_us)) / 1e6)
+    def set_backlog(self, backlog: Backlog, now_us: int) -> None:
+        """Exports the backlog, that of halted topics too."""
+        left_out, topics = backlog.passed_over, backlog.topics
+        oldest_times_us = [topic.oldest_us for topic in topics] + [left_out.oldest_us or now_us]
+        metrics.PIPELINE_BACKLOG_ROWS.set(left_out.rows + sum(topic.rows for topic in topics))
+        metrics.PIPELINE_BACKLOG_BYTES.set(left_out.bytes + sum(topic.bytes for topic in topics))
+        metrics.PIPELINE_LAG_SECONDS.set(max(0, now_us - min(oldest_times_us)) / 1e6)
 
-    def written(self, rows: int, now_us: int) -> None:
-        """So many are in files; none is in a table before `settled`."""
+    def set_uncommitted(self, rows: int, now_us: int) -> None:
+        """Rows that are in files and not in a table yet."""
         metrics.PIPELINE_UNCOMMITTED_ROWS.set(rows)
         metrics.PIPELINE_UNCOMMITTED_SINCE.set(now_us / 1e6 if rows else 0)
 
-    def settled(self, is_committed: bool, now_us: int) -> None:
-        """Of whatever was written: the outcome is known, or it is planned anew."""
-        self.written(0, now_us)
+    def clear_uncommitted(self, is_committed: bool, now_us: int) -> None:
+        """The written rows are committed, or planned again."""
+        self.set_uncommitted(0, now_us)
         if is_committed:
             metrics.PIPELINE_COMMIT_TIME.set(now_us / 1e6)
 
-    def begun(self, topic: str, table: Identifier, snapshot_id: int) -> None:
-        """A topic has its first rows."""
-        said = {"topic": topic, "table": [*table.namespace, table.name], "snapshot_id": snapshot_id}
-        self._first_snapshots.append(said)
+    def add_first_snapshot(self, topic: str, table: Identifier, snapshot_id: int) -> None:
+        entry = {"topic": topic, "table": [*table.namespace, table.name], "snapshot_id": snapshot_id}
+        self._first_snapshots.append(entry)
 
-    def done(self, one: RoundReport) -> None:
+    def add_round(self, report: RoundReport) -> None:
         self.rounds += 1
-        self.rows += one.rows
-        self.last = one
+        self.rows += report.rows
+        self.last_round = report
         metrics.PIPELINE_ROUNDS.inc()
-        metrics.PIPELINE_ROWS.inc(one.rows)
-        metrics.PIPELINE_FILES.inc(one.files)
-        metrics.PIPELINE_BYTES.inc(one.bytes)
-        metrics.PIPELINE_COMMIT_SECONDS.set(one.seconds.get("commit", 0.0))
-        for name, value in one.seconds.items():
+        metrics.PIPELINE_ROWS.inc(report.rows)
+        metrics.PIPELINE_FILES.inc(report.files)
+        metrics.PIPELINE_BYTES.inc(report.bytes)
+        metrics.PIPELINE_COMMIT_SECONDS.set(report.seconds.get("commit", 0.0))
+        for name, value in report.seconds.items():
             metrics.PIPELINE_STEP_SECONDS.labels(name).inc(value)
 
     def as_document(self) -> dict[str, Any]:
-        stopped = [
-            {"topic": one.topic, "reason": one.stopped.reason, "hint": one.stopped.hint}
-            for one in self._few(self.halted.values())
-        ]
+        # Bounded, because the broker keeps the whole document as one value.
+        halts = islice(self.halted.values(), limits.REPORTED_TOPICS_MAX)
+        stopped = [{"topic": halt.topic, "reason": halt.stopped.reason, "hint": halt.stopped.hint} for halt in halts]
         return {
             **self._fixed,
             "ok": not self.reason and not stopped,
-            "reason": self._said(stopped),
+            "reason": self._summary(stopped),
             "phase": self.phase,
             "epoch": self.epoch,
             "rounds": self.rounds,
             "rows": self.rows,
             "vanished_files": self.vanished_files,
             "age_limit_ms": self.age_limit_ms,
-            "last_round": self.last.as_document() if self.last else None,
+            "last_round": self.last_round.as_document() if self.last_round else None,
             "stopped_topics": stopped,
             "first_snapshots": list(self._first_snapshots),
         }
 
-    @staticmethod
-    def _few(found: Iterable[Any]) -> list[Any]:
-        """The whole is one value of a bounded size."""
-        return list(found)[: limits.REPORTED_TOPICS_MAX]
-
-    def _said(self, stopped: list[dict[str, str]]) -> str:
+    def _summary(self, stopped: list[dict[str, str]]) -> str:
         if self.reason:
             return self.reason
         if stopped:

@@ -1,8 +1,9 @@
-"""Everything a round does to the world, by name and in order (docs/adr/0025). Fault tests are made from this list: the
-driver, or whoever it works with, is ended or stopped before and after each of them, and nothing may be lost or doubled.
+"""The external effects of a round, by name and in order (docs/adr/0025). Fault tests are generated from this list: the
+driver, or a process that it works with, is killed or stopped before and after each effect, and no message may be lost
+or doubled.
 
-`_ICESTREAM_PIPELINE_FAULT` names a file, for tests alone. When it says `before:commit`, the driver that comes there
-first takes it away and stands still by SIGSTOP: the others can be dealt with at that very moment.
+`_ICESTREAM_PIPELINE_FAULT` names a file, for tests alone. When the file says `before:commit`, the first driver that
+gets there removes the file and stops itself with SIGSTOP, so that a test can act at that very moment.
 """
 
 from __future__ import annotations
@@ -19,59 +20,62 @@ VARIABLE: Final = "_ICESTREAM_PIPELINE_FAULT"
 
 
 class Effect(StrEnum):
-    ASK = "ask"  # the broker syncs its log and tells what is in no table
+    ASK = "ask"  # the broker syncs its log and returns the backlog
     TAKE_LEASE = "take_lease"  # /pipeline/lease
-    MAKE_TABLE = "make_table"  # and bind it
+    MAKE_TABLE = "make_table"  # create it and bind it to its topic
     EVOLVE_TABLE = "evolve_table"  # columns and partitions
     HOLD_FILES = "hold_files"  # log files stay for the round
     WRITE = "write"  # Spark: data files, synced
-    COMMIT = "commit"  # manifests written and synced, then the request; `after`: its answer is here
-    LOOK_AGAIN = "look_again"  # whether the committed files are there; a commit without them is taken back
-    NOTE = "note"  # the mirror of a table in another catalog
-    ADVANCE = "advance"  # the broker's floors
+    COMMIT = "commit"  # manifests written and synced, then the request; `after`: its response has arrived
+    LOOK_AGAIN = "look_again"  # verifies that the committed files exist; a commit without them is undone
+    NOTE = "note"  # the ledger records the commit: the mirror of a table in another catalog
+    ADVANCE = "advance"  # the broker's committed offsets
     RELEASE_FILES = "release_files"
-    CLEAN_UP = "clean_up"  # files that no table needs any more, a few
+    CLEAN_UP = "clean_up"  # removes a few files that no table needs any more
 
 
 class Fault(NamedTuple):
     is_before: bool
     effect: Effect
-    number: int = 1  # which time
+    number: int = 1  # the occurrence of the effect, counted from 1
 
 
 class Effects:
     def __init__(
-        self, fault: Fault | None = None, strike: Callable[[], None] | None = None, asked: Path | None = None
+        self, fault: Fault | None = None, strike: Callable[[], None] | None = None, fault_file: Path | None = None
     ) -> None:
-        """`strike`: what happens at the fault; else this process stands still. `asked`: the file that names a fault."""
+        """`strike`: called at the fault; by default this process stops itself. `fault_file`: the file that names a
+        fault."""
         self._fault = fault
         self._strike = strike or (lambda: os.kill(os.getpid(), signal.SIGSTOP))
-        self._asked = asked
+        self._fault_file = fault_file
         self.counts: dict[Effect, int] = dict.fromkeys(Effect, 0)
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Effects:
-        place = environment.get(VARIABLE)
-        return cls(asked=Path(place) if place else None)
+        path = environment.get(VARIABLE)
+        return cls(fault_file=Path(path) if path else None)
 
     @contextmanager
     def happens(self, effect: Effect) -> Iterator[None]:
+        """Encloses the code that has this effect."""
         self.counts[effect] += 1
-        self._meet(effect, is_before=True)
+        self._strike_if_due(effect, is_before=True)
         yield
-        self._meet(effect, is_before=False)
+        self._strike_if_due(effect, is_before=False)
 
-    def _meet(self, effect: Effect, is_before: bool) -> None:
-        if self._fault == (is_before, effect, self.counts[effect]) or self._is_asked(effect, is_before):
+    def _strike_if_due(self, effect: Effect, is_before: bool) -> None:
+        if self._fault == (is_before, effect, self.counts[effect]) or self._claim_fault_file(effect, is_before):
             self._strike()
 
-    def _is_asked(self, effect: Effect, is_before: bool) -> bool:
-        if self._asked is None:
+    def _claim_fault_file(self, effect: Effect, is_before: bool) -> bool:
+        """Whether the file names this place; it is removed, so that only one driver stops."""
+        if self._fault_file is None:
             return False
         try:
-            if self._asked.read_text(encoding="ascii") != place_of(effect, is_before):
+            if self._fault_file.read_text(encoding="ascii") != place_of(effect, is_before):
                 return False
-            self._asked.unlink()
+            self._fault_file.unlink()
         except FileNotFoundError:  # another driver was here first
             return False
         return True

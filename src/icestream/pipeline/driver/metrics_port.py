@@ -1,6 +1,6 @@
-"""The pipeline's own port: its metrics, and whether it runs.
+"""The HTTP port of the pipeline: its metrics and its health.
 
-/livez      200 while its loop turns
+/livez      200 while its event loop runs
 /readyz     200 while it is connected to its broker, else 503
 /metrics    Prometheus text
 """
@@ -18,23 +18,23 @@ from icestream.runtime.instance import HEADER
 
 
 def metrics_listener(keeper: LinkKeeper) -> HttpListener:
-    """`keeper`: the connection to the broker, whose instance every answer names (runtime/instance.py)."""
+    """`keeper`: the connection to the broker, whose instance every response names (runtime/instance.py)."""
 
-    async def answer(request: Request) -> Response:
-        response = _answer(request.path, is_connected=keeper.is_connected)
+    async def respond(request: Request) -> Response:
+        response = _response(request.path, is_connected=keeper.is_connected)
         return response._replace(headers=((HEADER, keeper.instance),)) if keeper.instance else response
 
-    return HttpListener(answer, name="pipeline", setting="ports.pipeline_metrics")
+    return HttpListener(respond, name="pipeline", setting="ports.pipeline_metrics")
 
 
-def _answer(path: str, *, is_connected: bool) -> Response:
+def _response(path: str, *, is_connected: bool) -> Response:
     match path:
         case "/livez":
             return Response(HTTPStatus.OK, b"ok\n")
         case "/readyz" if is_connected:
             return Response(HTTPStatus.OK, b"ready\n")
         case "/readyz":
-            return Response(HTTPStatus.SERVICE_UNAVAILABLE, b"not ready: broker: it is away\n")
+            return Response(HTTPStatus.SERVICE_UNAVAILABLE, b"not ready: no connection to the broker\n")
         case "/metrics":
             return Response(HTTPStatus.OK, generate_latest(REGISTRY), CONTENT_TYPE_LATEST)
-    return Response(HTTPStatus.NOT_FOUND, b"there are /livez, /readyz and /metrics\n")
+    return Response(HTTPStatus.NOT_FOUND, b"not found: use /livez, /readyz or /metrics\n")

@@ -1,12 +1,14 @@
-"""The broker's floors follow the tables: by what the catalog answered, never by what a driver remembers.
+"""Keeps the broker's committed offsets in line with the tables: by what the catalog answered, never from memory.
 
-    the table is ahead    a driver ended between commit and advance, or the broker was away: the floor goes up
-    the floor is ahead    an operator rewound the table, or made it anew (hazard 21): the floor goes down as far as the
-                          log still has it, and that is written again. What the log has no longer stops the topic: it is
-                          lost only on somebody's word
-    either                the table is looked at again before anything is done about it
+    the table is ahead     a driver ended between commit and advance, or the broker was away: the committed offset
+                           goes up
+    the broker is ahead    an operator rewound the table, or created it anew (hazard 21): the committed offset goes down
+                           as far as the log still has the messages, which are then written again. Messages that the log
+                           has no longer halt the topic: they are given up only by an operator's decision
+    either                 the table is reloaded before anything is done about it
 
-A word to the broker names the backlog that it was known by: when the shard went back since, it counts for nothing.
+Each request to the broker names the backlog that it was derived from: the broker ignores it for a shard that was
+reopened since.
 """
 
 from __future__ import annotations
@@ -18,77 +20,81 @@ from icestream.model.backlog_messages import Backlog
 from icestream.pipeline import offset_gaps
 from icestream.pipeline.driver.broker_api import BrokerApi
 from icestream.pipeline.driver.effects import Effect, Effects
-from icestream.pipeline.driver.topic_tables import TopicTables
+from icestream.pipeline.driver.topic_table_set import TopicTableSet
 from icestream.pipeline.tables.topic_table import TopicTable
 
-Positions = list[tuple[int, int, int]]  # topic, shard, offset
-Passable = Callable[[Backlog, Sequence[TopicTable], Positions], Awaitable[Positions]]
+Positions = list[tuple[int, int, int]]  # topic id, shard, offset
+VerifyFiles = Callable[[Backlog, Sequence[TopicTable], Positions], Awaitable[Positions]]
 
 
 class OffsetDivergence(NamedTuple):
-    """Where floors and tables disagree, by what the tables say."""
+    """Shards whose committed offset in the broker differs from their table, with the offset of the table."""
 
-    behind: Positions
-    ahead: Positions
+    broker_behind: Positions
+    broker_ahead: Positions
 
     @property
-    def topics(self) -> set[int]:
-        return {topic_id for topic_id, _, _ in (*self.behind, *self.ahead)}
+    def topic_ids(self) -> set[int]:
+        return {topic_id for topic_id, _, _ in (*self.broker_behind, *self.broker_ahead)}
 
 
 def find_divergence(backlog: Backlog, positions: Mapping[int, Mapping[int, int]]) -> OffsetDivergence:
-    """Of the topics with positions. A table that is ahead of what is synced counts up to there. A floor that is ahead
-    by a gap alone is where it should be: a retention takes it there. By a table that ends before a gap no floor goes
-    over it: it goes when the table does."""
-    found = OffsetDivergence([], [])
+    """Compares the topics that have positions. Pure.
+
+    A table that is ahead of the synced offset counts up to there. A broker that is ahead by a declared gap alone is
+    right: retention moved it. The broker never steps over a gap before the table has: it follows the table.
+    """
+    divergence = OffsetDivergence([], [])
     for topic in backlog.topics:
-        ends = positions.get(topic.topic_id, {})
+        next_offsets = positions.get(topic.topic_id, {})
         for shard in topic.shards:
-            end = min(ends.get(shard.shard, shard.committed), shard.synced)
-            if end > shard.committed:
-                found.behind.append((topic.topic_id, shard.shard, end))
-            elif (goes_on := offset_gaps.past(shard.gaps, end)) < shard.committed:
-                found.ahead.append((topic.topic_id, shard.shard, goes_on))
-    return found
+            next_offset = min(next_offsets.get(shard.shard, shard.committed), shard.synced)
+            if next_offset > shard.committed:
+                divergence.broker_behind.append((topic.topic_id, shard.shard, next_offset))
+            elif (past_gap := offset_gaps.past(shard.gaps, next_offset)) < shard.committed:
+                divergence.broker_ahead.append((topic.topic_id, shard.shard, past_gap))
+    return divergence
 
 
 class OffsetSync:
-    def __init__(self, broker: BrokerApi, topics: TopicTables, effects: Effects, passable: Passable) -> None:
-        """`passable`: which positions of tables that another driver wrote a floor may follow (commits.py)."""
+    def __init__(self, broker: BrokerApi, tables: TopicTableSet, effects: Effects, verify_files: VerifyFiles) -> None:
+        """`verify_files`: returns the positions, of tables that another driver wrote, whose files exist."""
         self._broker = broker
-        self._passable = passable
-        self._topics = topics
+        self._verify_files = verify_files
+        self._tables = tables
         self._effects = effects
-        self._reopenings = 0  # of the backlog that the round is planned by
+        self._reopenings = 0  # of the backlog that the round is planned from
 
-    async def settled(self, backlog: Backlog) -> tuple[Backlog, list[TopicTable]]:
-        """The backlog as it is when its floors agree with the tables, as far as they can; and the tables."""
-        tables, found = await self._looked_at(backlog)
-        if found.ahead:
+    async def align(self, backlog: Backlog) -> tuple[Backlog, list[TopicTable]]:
+        """Brings broker and tables in line, as far as possible. Returns the backlog as it is then, and the tables."""
+        tables, divergence = await self._compare(backlog)
+        if divergence.broker_ahead:
             with self._effects.happens(Effect.ADVANCE):
-                await self._broker.reopen(found.ahead)
+                await self._broker.reopen(divergence.broker_ahead)
             with self._effects.happens(Effect.ASK):
-                backlog = await self._broker.backlog(0, 0, self._topics.standing())
-            tables, found = await self._looked_at(backlog)
+                backlog = await self._broker.backlog(0, self._tables.halted_ids())
+            tables, divergence = await self._compare(backlog)
         self._reopenings = backlog.reopenings
-        if found.behind:
+        if divergence.broker_behind:
+            # The driver that committed this may have ended before it verified its files: that is done here instead.
             with self._effects.happens(Effect.LOOK_AGAIN):
-                behind = await self._passable(backlog, tables, found.behind)
-            await self.advance(behind)
-            if len(behind) < len(found.behind):
-                tables = await self._topics.ready(backlog.topics)
+                verified = await self._verify_files(backlog, tables, divergence.broker_behind)
+            await self.advance(verified)
+            if len(verified) < len(divergence.broker_behind):
+                tables = await self._tables.open_all(backlog.topics)
         return backlog, tables
 
-    async def _looked_at(self, backlog: Backlog) -> tuple[list[TopicTable], OffsetDivergence]:
-        tables = await self._topics.ready(backlog.topics)
-        found = find_divergence(backlog, self._topics.positions(tables))
-        if found.topics:
-            self._topics.doubt(found.topics)
-            tables = await self._topics.ready(backlog.topics)
-            found = find_divergence(backlog, self._topics.positions(tables))
-        return tables, found
+    async def _compare(self, backlog: Backlog) -> tuple[list[TopicTable], OffsetDivergence]:
+        tables = await self._tables.open_all(backlog.topics)
+        divergence = find_divergence(backlog, self._tables.positions(tables))
+        if divergence.topic_ids:
+            self._tables.mark_stale(divergence.topic_ids)
+            tables = await self._tables.open_all(backlog.topics)
+            divergence = find_divergence(backlog, self._tables.positions(tables))
+        return tables, divergence
 
     async def advance(self, positions: Sequence[tuple[int, int, int]]) -> None:
+        """Moves the broker's committed offsets up to these positions."""
         if positions:
             with self._effects.happens(Effect.ADVANCE):
                 await self._broker.advance(positions, self._reopenings)

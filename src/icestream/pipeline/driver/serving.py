@@ -1,4 +1,4 @@
-"""The pipeline process: the parts of a driver put together, until somebody stops it.
+"""The pipeline process: puts the parts of a driver together and runs it until it is stopped.
 
 Spark is started with the first messages: an idle pipeline is one small process.
 """
@@ -31,16 +31,19 @@ from icestream.pipeline.commit.committer import Committer
 from icestream.pipeline.commit.file_presence import FilePresenceCheck
 from icestream.pipeline.commit.offset_ledger import OffsetLedger
 from icestream.pipeline.commit.snapshot_expiry import TagRetention
-from icestream.pipeline.driver.broker_api import BrokerLink
+from icestream.pipeline.driver.broker_api import BrokerClient
 from icestream.pipeline.driver.commit_now import watch_requests
-from icestream.pipeline.driver.driver import Driver, RoundWriter
+from icestream.pipeline.driver.driver import Driver
 from icestream.pipeline.driver.driver_options import DriverOptions
 from icestream.pipeline.driver.driver_report import DriverReport
 from icestream.pipeline.driver.effects import Effects
+from icestream.pipeline.driver.ingest_job import IngestJob, RoundWriter
+from icestream.pipeline.driver.job import JobRegistry
 from icestream.pipeline.driver.lease import DriverLease
 from icestream.pipeline.driver.metrics_port import metrics_listener
-from icestream.pipeline.driver.topic_tables import TopicTables
+from icestream.pipeline.driver.topic_table_set import TopicTableSet
 from icestream.pipeline.file_cleanup.cleaner import FileCleaner
+from icestream.pipeline.file_cleanup.cleanup_job import FileCleanupJob
 from icestream.pipeline.file_cleanup.referenced_files import ReferencedFiles
 from icestream.pipeline.spark.spark_options import SparkOptions
 from icestream.pipeline.tables.embedded_ledger import EmbeddedLedger
@@ -59,8 +62,9 @@ _log = get_logger("pipeline")
 
 
 async def serve(settings: Settings, on_ready: Callable[[int], None], *, is_child: bool = False) -> None:
-    """`on_ready` is told the port of the metrics. Raises MissingPart on a machine without what Spark runs on."""
-    from icestream.pipeline.spark.spark_startup import open_writer
+    """Runs the pipeline until a signal, or the end of its parent. `on_ready` gets the port of the metrics. Raises
+    MissingPart on a machine without Java or PySpark."""
+    from icestream.pipeline.spark.writer import open_writer
 
     set_up_spans("pipeline")
     stop = asyncio.Event()
@@ -72,7 +76,7 @@ async def serve(settings: Settings, on_ready: Callable[[int], None], *, is_child
             await metrics.listen(settings.node.bind_host, settings.ports.pipeline_metrics)
             try:
                 on_ready(metrics.port)
-                async with _driver(settings, keeper, writer, metrics.port, is_child) as driver:
+                async with _open_driver(settings, keeper, writer, metrics.port, is_child) as driver:
                     _log.info("the pipeline is ready", metrics_port=metrics.port)
                     await driver.run(stop)
             finally:
@@ -83,19 +87,19 @@ async def serve(settings: Settings, on_ready: Callable[[int], None], *, is_child
 
 
 @contextlib.asynccontextmanager
-async def _driver(
+async def _open_driver(
     settings: Settings, keeper: LinkKeeper, writer: RoundWriter, port: int, is_child: bool
 ) -> AsyncIterator[Driver]:
     clock, randomness = SystemClock(), SystemRandomness()
     keeping = asyncio.create_task(keeper.run())
-    disk, aside, spark = (
+    warehouse_threads, manifest_thread, spark_thread = (
         ThreadOffload("warehouse", limits.CATALOG_WRITES_AT_ONCE),
         ThreadOffload("manifests"),
         ThreadOffload("spark"),
     )
     store = RemoteStore(keeper, clock, randomness)
-    options = StoreOptions.of(settings.storage.iceberg_config.object_store)
-    files = open_files(options, clock, randomness, disk)
+    store_options = StoreOptions.of(settings.storage.iceberg_config.object_store)
+    files = open_files(store_options, clock, randomness, warehouse_threads)
     catalog = open_catalog(_with_token(settings), clock, randomness, instance=_instance(settings, keeper), files=files)
     effects = Effects.of(os.environ)
     tasks = [keeping]
@@ -103,65 +107,89 @@ async def _driver(
         tasks.append(asyncio.create_task(guard_files(files, warehouse, keeper, clock).run()))
     try:
         await store.ready()
-        avro = ManifestReader(files, aside)
-        link = BrokerLink(keeper)
-        name = await link.name()
-        books = _books(settings, store, catalog, files, avro, name)
-        storage = {} if options.kind == "local" else dataclasses.asdict(options)
-        topics = TopicTables(books, catalog, effects, clock, randomness, storage)
-        history = TagRetention(settings.pipeline.hourly_tags_kept_ms, settings.pipeline.daily_tags_kept_ms)
-        reader = ManifestCache(avro)
-        arrival = None if SparkOptions.of(settings).is_local else FilePresenceCheck(files)
-        committer = Committer(catalog, books, files, reader, clock, randomness, history, arrival)
+        broker = BrokerClient(keeper)
+        lease_name = await broker.lease_name()
+        manifest_reader = ManifestReader(files, manifest_thread)
+        ledger = _ledger(settings, store, catalog, files, manifest_reader, lease_name)
+        storage = {} if store_options.kind == "local" else dataclasses.asdict(store_options)
+        tables = TopicTableSet(ledger, catalog, effects, clock, randomness, storage)
+        committer = Committer(
+            catalog,
+            ledger,
+            files,
+            ManifestCache(manifest_reader),
+            clock,
+            randomness,
+            TagRetention(settings.pipeline.hourly_tags_kept_ms, settings.pipeline.daily_tags_kept_ms),
+            None if SparkOptions.of(settings).is_local else FilePresenceCheck(files),
+        )
+        # A child of a broker takes over its predecessor's lease at once: its parent has seen it die.
         owner = f"{settings.node.name}/child" if is_child else ""
-        lease = DriverLease(store, clock, owner, name=name)
+        lease = DriverLease(store, clock, owner, name=lease_name)
         report = DriverReport(writer.master, os.getpid(), port)
-        own = DriverOptions.of(settings, writer.tasks_max, storage)
-        cleaner = _cleaner(settings, store, catalog, files, avro)
-        driver = Driver(link, lease, books, topics, committer, writer, spark, effects, clock, own, report, cleaner)
-        tasks.append(asyncio.create_task(watch_requests(store, clock, driver.hurry)))
+        options = DriverOptions.of(settings, writer.tasks_max, storage)
+        jobs = JobRegistry()
+        jobs.add(
+            IngestJob(
+                broker, lease, ledger, tables, committer, writer, spark_thread, effects, clock, options, report, jobs
+            )
+        )
+        if (cleaner := _cleaner(settings, store, catalog, files, manifest_reader)) is not None:
+            jobs.add(FileCleanupJob(cleaner, lease, effects))
+        driver = Driver(broker, lease, tables, jobs, effects, clock, options, report)
+        tasks.append(asyncio.create_task(watch_requests(store, clock, driver.expedite)))
         yield driver
-        await lease.give_up()
+        await lease.release()
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await catalog.close()
-        for one in (disk, aside, spark):
-            one.close()
+        for offload in (warehouse_threads, manifest_thread, spark_thread):
+            offload.close()
 
 
 def _instance(settings: Settings, keeper: LinkKeeper) -> Callable[[], str] | None:
-    """The instance that must answer for the catalog: this node's own lake process is asked. Another node of the cluster
-    may be named as the catalog of the same tables: then nothing is compared."""
+    """The broker instance that the catalog must belong to, if it is this node's own lake process. Another node of the
+    cluster may be configured as the catalog of the same tables: then it is not compared."""
     own_uri = lake_uri(settings.node.bind_host, settings.ports.lake)
     return (lambda: keeper.instance) if settings.catalog_embedded and settings.catalog.uri == own_uri else None
 
 
 def _with_token(settings: Settings) -> Settings:
-    """Our own catalog asks for a token where the node has a file of them."""
+    """The settings with a token for our own catalog, if the node has a token file."""
     token = first_token(settings.lake.token_file) if settings.catalog_embedded else None
     if token is None or settings.catalog.token is not None:
         return settings
-    told = as_document(settings)
-    told["storage"]["iceberg_config"]["catalog"]["token"] = token
-    return Settings.model_validate(told)
+    document = as_document(settings)
+    document["storage"]["iceberg_config"]["catalog"]["token"] = token
+    return Settings.model_validate(document)
 
 
 def _cleaner(
-    settings: Settings, store: MetadataStore, catalog: TableCatalog, files: TableFiles, avro: ManifestReader
+    settings: Settings,
+    store: MetadataStore,
+    catalog: TableCatalog,
+    files: TableFiles,
+    manifest_reader: ManifestReader,
 ) -> FileCleaner | None:
-    """Another catalog may be somebody else's too: nobody but him knows who needs its files."""
+    """None for a foreign catalog: only its owner knows which other readers need its files."""
     if not settings.catalog_embedded or not settings.pipeline.clean_up:
         return None
-    return FileCleaner(store, catalog, files, ReferencedFiles(avro), SystemClock(), settings.pipeline.clean_up_delay_ms)
+    references = ReferencedFiles(manifest_reader)
+    return FileCleaner(store, catalog, files, references, SystemClock(), settings.pipeline.clean_up_delay_ms)
 
 
-def _books(
-    settings: Settings, store: MetadataStore, catalog: TableCatalog, files: TableFiles, avro: ManifestReader, lease: str
+def _ledger(
+    settings: Settings,
+    store: MetadataStore,
+    catalog: TableCatalog,
+    files: TableFiles,
+    manifest_reader: ManifestReader,
+    lease_name: str,
 ) -> OffsetLedger:
-    fixed = fixed_namespace(settings)
+    namespace = fixed_namespace(settings)
     if not settings.catalog_embedded:
-        return ForeignLedger(store, catalog, avro, fixed)
-    making = Catalog(store, files, SystemClock(), SystemRandomness(), settings.storage.iceberg_config.warehouse)
-    return EmbeddedLedger(store, catalog, making, fixed, lease)
+        return ForeignLedger(store, catalog, manifest_reader, namespace)
+    own_catalog = Catalog(store, files, SystemClock(), SystemRandomness(), settings.storage.iceberg_config.warehouse)
+    return EmbeddedLedger(store, catalog, own_catalog, namespace, lease_name)

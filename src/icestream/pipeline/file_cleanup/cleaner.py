@@ -1,17 +1,18 @@
-"""Removes the files of tables that nobody needs any more, a few with each round (hazards 1, 11, 23).
+"""Removes the files of tables that are not needed any more, a few with each round (hazards 1, 11, 23).
 
-    gone          what snapshots named that expired: lists, merged manifests, data files that others have replaced
-    strays        what rounds left that were cut off, refused or overtaken: found in the folders of a table, once for
-                  each life of a driver, a day later again, and after a round that did not end plainly; but none of the
-                  epoch that the table has committed under last
+    expired     files that only expired snapshots refer to: manifest lists, merged manifests, data files that another
+                engine has replaced
+    orphans     files that a commit left which was cut off, refused or overtaken: found by listing the folders of a
+                table, once in the life of a driver, daily, and after a commit that needed more than one attempt; never
+                those of the epoch under which the table was last committed
 
-Both wait for the delay, so that whoever reads by an older look finds its files; then they are compared with the table
-as it is (`clean_up.may_go`), and go: data first, then manifests, the list that names them last. A crash anywhere leaves
-strays for the next driver.
+Both wait for the delay, so that readers of an older snapshot still find their files. Then they are compared with the
+table as it is (`removal_rule.may_remove`) and removed: data files first, then manifests, the list that refers to them
+last. After a crash anywhere the rest are orphans for the next driver.
 
-Only tables in a place of their own that our catalog made, only what lies in it, and none where the table says
-gc.enabled=false. What is decided here stays right however late it is carried out: no snapshot comes back, and no commit
-of an epoch below the table's is ever taken. So a driver that was overtaken does no harm either.
+Only tables in a folder of their own that our catalog created are cleaned, only files in that folder, and none if the
+table's properties say gc.enabled=false. A decision stays right however late it is carried out: no snapshot comes back,
+and no commit of an epoch below the table's is ever accepted. So a driver that was overtaken does no harm.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ _log = get_logger("pipeline.clean_up")
 
 
 class LiveTable(NamedTuple):
-    """A table, loaded after what it has committed under was read."""
+    """A table, loaded after the epoch under which it was last committed was read."""
 
-    table: TableMetadata
-    home: str
+    metadata: TableMetadata
+    folder: str
     epoch: int
     lists: frozenset[str]
     statistics: frozenset[str]
@@ -58,17 +59,17 @@ class LiveTable(NamedTuple):
 
 class RemovableFile(NamedTuple):
     location: str
-    bytes: int | None  # None: nobody has said
-    has_landed: bool
+    bytes: int | None  # None: not known yet
+    was_committed: bool
 
 
 class RemovalPlan(NamedTuple):
-    """By location; the lists in the order in which they go, last."""
+    """Files by location; the lists in the order in which they are removed, last."""
 
     data: dict[str, RemovableFile]
     manifests: dict[str, RemovableFile]
     lists: list[RemovableFile]
-    read: set[str]  # manifests whose files are in `data`
+    read_manifests: set[str]  # manifests whose files are in `data`
 
 
 class FileCleaner:
@@ -77,52 +78,51 @@ class FileCleaner:
         store: MetadataStore,
         catalog: TableCatalog,
         files: TableFiles,
-        named: ReferencedFiles,
+        references: ReferencedFiles,
         clock: Clock,
         delay_ms: int = limits.CATALOG_FILE_GRACE_MS,
     ) -> None:
+        """`delay_ms`: how long a file stays after nothing refers to it any more."""
         self._store = store
         self._catalog = catalog
         self._files = files
-        self._named = named
+        self._references = references
         self._clock = clock
         self._delay_ns = delay_ms * 1_000_000
-        self._look_ns = min(limits.CLEAN_UP_LOOK_MS, delay_ms) * 1_000_000
+        self._check_interval_ns = min(limits.CLEAN_UP_LOOK_MS, delay_ms) * 1_000_000
         self._tables: dict[int, WatchedTable] = {}
         self._work: AsyncGenerator[None] | None = None
 
-    # --- what it is told ---
-
-    def committed(self, table: TopicTable) -> None:
-        """Something came into it, and something may have expired."""
+    def table_committed(self, table: TopicTable) -> None:
+        """A commit to this table may have expired snapshots."""
         watched = self._tables.get(table.topic_id)
         if watched is None or watched.uuid != table.table.uuid or watched.identifier != table.identifier:
             self._tables[table.topic_id] = WatchedTable(table.topic_id, table.identifier, table.table.uuid or "")
         else:
-            watched.learn(table.table)
-            watched.look_before(self._clock.monotonic_ns() + self._look_ns)
+            watched.add_current_snapshot(table.table)
+            watched.check_by(self._clock.monotonic_ns() + self._check_interval_ns)
 
-    def left_something(self, table: TopicTable) -> None:
-        """A round of it did not end plainly: its files may be in no table."""
+    def files_left_behind(self, table: TopicTable) -> None:
+        """A commit to this table needed more than one attempt, or failed: its files may be in no table."""
         watched = self._tables.get(table.topic_id)
         if watched is not None:
-            watched.folders_ns = min(watched.folders_ns, self._clock.monotonic_ns() + self._delay_ns)
-            watched.look_before(watched.folders_ns)
+            watched.list_folders_ns = min(watched.list_folders_ns, self._clock.monotonic_ns() + self._delay_ns)
+            watched.check_by(watched.list_folders_ns)
 
     @property
     def is_due(self) -> bool:
-        if self._work is not None:  # in the middle of it
+        if self._work is not None:  # the last call of `work` ended in the middle
             return True
         now_ns = self._clock.monotonic_ns()
-        return any(one.look_ns is not None and one.look_ns <= now_ns for one in self._tables.values())
+        return any(table.check_ns is not None and table.check_ns <= now_ns for table in self._tables.values())
 
-    # --- work ---
+    # --- work in small steps ---
 
-    async def work(self, check: Callable[[], object]) -> None:
-        """Some of what is due; the rest with the next round. `check` raises when the lease is not ours any more."""
-        until_ns = self._clock.monotonic_ns() + int(limits.CLEAN_UP_SECONDS * 1e9)
+    async def work(self, check_lease: Callable[[], object]) -> None:
+        """Does some of what is due; the next call continues. `check_lease` raises LeaseLost."""
+        deadline_ns = self._clock.monotonic_ns() + int(limits.CLEAN_UP_SECONDS * 1e9)
         for _ in range(limits.CLEAN_UP_STEPS):
-            check()
+            check_lease()
             if self._work is None:
                 self._work = self._steps()
             try:
@@ -133,103 +133,102 @@ class FileCleaner:
             except BaseException:
                 self._work = None
                 raise
-            if self._clock.monotonic_ns() >= until_ns:
+            if self._clock.monotonic_ns() >= deadline_ns:
                 return
 
     async def _steps(self) -> AsyncGenerator[None]:
-        """Each of them reads or removes a few files."""
-        for one in list(self._tables.values()):
+        """Each step reads or removes a few files."""
+        for table in list(self._tables.values()):
             now_ns = self._clock.monotonic_ns()
-            if one.look_ns is None or one.look_ns > now_ns:
+            if table.check_ns is None or table.check_ns > now_ns:
                 continue
-            one.look_ns = None
+            table.check_ns = None
             try:
-                async for _ in self._look(one):
+                async for _ in self._clean_table(table):
                     yield
             except (errors.IcestreamError, OSError) as error:
-                _log.warning(
-                    "files that nobody needs could not be removed", table=str(one.identifier), reason=str(error)
-                )
-                one.look_before(now_ns + max(self._look_ns, limits.CLEAN_UP_RETRY_MS * 1_000_000))
+                _log.warning("unneeded files could not be removed", table=str(table.identifier), reason=str(error))
+                table.check_by(now_ns + max(self._check_interval_ns, limits.CLEAN_UP_RETRY_MS * 1_000_000))
             else:
-                for due_ns in (one.next_due_ns, one.folders_ns):
+                for due_ns in (table.next_due_ns, table.list_folders_ns):
                     if due_ns is not None:
-                        one.look_before(due_ns)
+                        table.check_by(due_ns)
 
-    async def _look(self, one: WatchedTable) -> AsyncGenerator[None]:
-        """First what the table has committed under, then the table: whatever came under a lower epoch came before, and
-        is in it."""
-        epoch = await self._epoch(one)
+    async def _clean_table(self, table: WatchedTable) -> AsyncGenerator[None]:
+        # The epoch first, then the table: every commit under a lower epoch was accepted before, and is in the table.
+        epoch = await self._committed_epoch(table)
         if epoch is None:
-            self._tables.pop(one.topic_id, None)
+            self._tables.pop(table.topic_id, None)
             return
-        live = _live(one, tables.load((await self._catalog.load(one.identifier)).metadata), epoch)
+        live = _live_table(table, tables.load((await self._catalog.load(table.identifier)).metadata), epoch)
         now_ns = self._clock.monotonic_ns()
         if live is None:
-            one.forget(now_ns + limits.CLEAN_UP_FOLDERS_MS * 1_000_000)
+            table.reset(now_ns + limits.CLEAN_UP_FOLDERS_MS * 1_000_000)
             return
-        one.observe(live.table, now_ns + self._delay_ns)  # before anything else is committed
+        table.observe(live.metadata, now_ns + self._delay_ns)  # before the next commit, so that no snapshot is missed
         yield
-        if one.folders_ns <= now_ns:
-            one.folders_ns = now_ns + limits.CLEAN_UP_FOLDERS_MS * 1_000_000
-            async for _ in self._strays(one, live, now_ns + self._delay_ns):
+        if table.list_folders_ns <= now_ns:
+            table.list_folders_ns = now_ns + limits.CLEAN_UP_FOLDERS_MS * 1_000_000
+            async for _ in self._find_orphans(table, live, now_ns + self._delay_ns):
                 yield
-        while due := one.due(self._clock.monotonic_ns()):
-            async for _ in self._remove_due(one, live, due):
+        while due := table.due(self._clock.monotonic_ns()):
+            async for _ in self._remove_due(table, live, due):
                 yield
-            one.done(due)
+            table.drop(due)
 
-    async def _epoch(self, one: WatchedTable) -> int | None:
-        """None: it is not the topic's table any more."""
-        key = catalog_keys.relation_key(one.identifier)
+    async def _committed_epoch(self, table: WatchedTable) -> int | None:
+        """The epoch of the last commit; None if it is not the topic's table any more."""
+        key = catalog_keys.relation_key(table.identifier)
         entry = await self._store.get(key)
         record = None if entry is None else catalog_records.decode_relation(key, entry)
-        if not isinstance(record, TableRecord) or record.uuid != one.uuid or record.binding is None:
+        if not isinstance(record, TableRecord) or record.uuid != table.uuid or record.binding is None:
             return None
-        return record.binding.pipeline_epoch if record.binding.topic_id == one.topic_id else None
+        return record.binding.pipeline_epoch if record.binding.topic_id == table.topic_id else None
 
-    async def _manifests(self, lists: Iterable[str], left: Iterable[str], found: set[str]) -> AsyncGenerator[None]:
-        """What live lists name, and lists that wait."""
-        for one in lists:
-            found.update(await self._named.manifests_in(one))
+    async def _collect_manifests(
+        self, live_lists: Iterable[str], pending_lists: Iterable[str], manifests: set[str]
+    ) -> AsyncGenerator[None]:
+        """Fills `manifests` with those of live lists, and of lists that still wait for their removal."""
+        for location in live_lists:
+            manifests.update(await self._references.manifests_in(location))
             yield
-        for one in left:
-            found.update(await self._named.manifests_left_in(one))
+        for location in pending_lists:
+            manifests.update(await self._references.manifests_in_unreferenced(location))
             yield
 
-    async def _without_named(self, candidates: set[str], manifests: Iterable[str]) -> AsyncGenerator[None]:
-        """Takes those data files out that the manifests name."""
+    async def _subtract_live_files(self, candidates: set[str], manifests: Iterable[str]) -> AsyncGenerator[None]:
+        """Removes the data files of the manifests from `candidates`."""
         for manifest in manifests:
             if not candidates:
                 return
-            candidates.difference_update(one.location for one in await self._named.live_files(manifest))
+            candidates.difference_update(file.location for file in await self._references.live_files(manifest))
             yield
 
-    # --- strays ---
+    # --- orphans ---
 
-    async def _strays(self, one: WatchedTable, live: LiveTable, due_ns: int) -> AsyncGenerator[None]:
-        """What lies in the folders of a table under names of ours, cannot come into it any more, and is not in it."""
-        found: dict[PipelineFileKind, set[str]] = {kind: set() for kind in PipelineFileKind}
-        for folder in sorted({metadata_folder(live.table), data_folder(live.table)}):
-            where = normalize_or_none(folder)
-            if where is None or not is_inside(where, live.home):
+    async def _find_orphans(self, table: WatchedTable, live: LiveTable, due_ns: int) -> AsyncGenerator[None]:
+        """Finds files in the folders of the table with names of ours that are not in it and cannot get into it."""
+        candidates: dict[PipelineFileKind, set[str]] = {kind: set() for kind in PipelineFileKind}
+        for folder in sorted({metadata_folder(live.metadata), data_folder(live.metadata)}):
+            location = normalize_or_none(folder)
+            if location is None or not is_inside(location, live.folder):
                 continue
-            for name, _ in await self._files.names(where):
-                ours = parse_pipeline_file(name)
-                if ours is not None and ours.epoch < live.epoch:
-                    found[ours.kind].add(f"{where}/{name}")
+            for name, _ in await self._files.names(location):
+                file_name = parse_pipeline_file(name)
+                if file_name is not None and file_name.epoch < live.epoch:
+                    candidates[file_name.kind].add(f"{location}/{name}")
             yield
         manifests: set[str] = set()
-        async for _ in self._manifests(live.lists, one.lists_waiting(), manifests):
+        async for _ in self._collect_manifests(live.lists, table.pending_lists(), manifests):
             yield
-        async for _ in self._without_named(found[PipelineFileKind.DATA], manifests):
+        async for _ in self._subtract_live_files(candidates[PipelineFileKind.DATA], manifests):
             yield
-        one.add(
-            PendingRemoval(due_ns, location, is_list=True)
-            for location in sorted(found[PipelineFileKind.LIST] - live.lists)
+        lists = sorted(candidates[PipelineFileKind.LIST] - live.lists)
+        table.add(PendingRemoval(due_ns, location, is_list=True) for location in lists)
+        table.add(
+            PendingRemoval(due_ns, location) for location in sorted(candidates[PipelineFileKind.MANIFEST] - manifests)
         )
-        one.add(PendingRemoval(due_ns, location) for location in sorted(found[PipelineFileKind.MANIFEST] - manifests))
-        one.add(PendingRemoval(due_ns, location) for location in sorted(found[PipelineFileKind.DATA]))
+        table.add(PendingRemoval(due_ns, location) for location in sorted(candidates[PipelineFileKind.DATA]))
 
     # --- removal ---
 
@@ -237,78 +236,84 @@ class FileCleaner:
         self, table: WatchedTable, live: LiveTable, due: Sequence[PendingRemoval]
     ) -> AsyncGenerator[None]:
         manifests: set[str] = set()
-        async for _ in self._manifests(live.lists, table.lists_waiting(besides=due), manifests):
+        async for _ in self._collect_manifests(live.lists, table.pending_lists(besides=due), manifests):
             yield
-        named = live.lists | live.statistics | manifests
-        seen = TableState(True, live.epoch, {}, live.table.current_snapshot_id, named)
-        going = RemovalPlan({}, {}, [], set())
-        for one in due:
-            doomed = RemovableFile(one.location, None, one.has_landed)
-            if not _goes(doomed, seen, live.home):
+        referenced = live.lists | live.statistics | manifests
+        state = TableState(True, live.epoch, {}, live.metadata.current_snapshot_id, referenced)
+        plan = RemovalPlan({}, {}, [], set())
+        for pending in due:
+            file = RemovableFile(pending.location, None, pending.was_committed)
+            if not _may_remove(file, state, live.folder):
                 continue
-            if one.is_list:
-                going.lists.append(doomed)
-                async for _ in self._named_by(one, seen, live.home, going):
+            if pending.is_list:
+                plan.lists.append(file)
+                async for _ in self._plan_list(pending, state, live.folder, plan):
                     yield
             else:
-                found = parse_pipeline_file(one.location)
-                is_manifest = found is not None and found.kind is PipelineFileKind.MANIFEST
-                (going.manifests if is_manifest else going.data).setdefault(one.location, doomed)
-        left = set(going.data)
-        async for _ in self._without_named(left, manifests):
+                file_name = parse_pipeline_file(pending.location)
+                is_manifest = file_name is not None and file_name.kind is PipelineFileKind.MANIFEST
+                (plan.manifests if is_manifest else plan.data).setdefault(pending.location, file)
+        unreferenced = set(plan.data)
+        async for _ in self._subtract_live_files(unreferenced, manifests):
             yield
-        data = [one for one in going.data.values() if one.location in left and _goes(one, seen, live.home)]
-        async for _ in self._remove(live, [*data, *going.manifests.values(), *going.lists]):
+        data = [
+            file
+            for file in plan.data.values()
+            if file.location in unreferenced and _may_remove(file, state, live.folder)
+        ]
+        async for _ in self._remove(live, [*data, *plan.manifests.values(), *plan.lists]):
             yield
 
-    async def _named_by(
-        self, one: PendingRemoval, seen: TableState, home: str, going: RemovalPlan
+    async def _plan_list(
+        self, pending: PendingRemoval, state: TableState, folder: str, plan: RemovalPlan
     ) -> AsyncGenerator[None]:
-        """The manifests of a list that goes, and unless a later one has them, their files."""
-        for manifest in await self._named.manifests(one.location):
+        """Adds the manifests of a list that is removed; and their files, unless a later list has them all."""
+        for manifest in await self._references.manifests(pending.location):
             yield
-            # What others wrote was in the table that the list was made for.
-            has_landed = one.has_landed or parse_pipeline_file(manifest.location) is None
-            doomed = RemovableFile(manifest.location, manifest.bytes, has_landed)
-            if not _goes(doomed, seen, home):
+            # Manifests of other engines were in the table that the list was written for.
+            was_committed = pending.was_committed or parse_pipeline_file(manifest.location) is None
+            file = RemovableFile(manifest.location, manifest.bytes, was_committed)
+            if not _may_remove(file, state, folder):
                 continue
-            going.manifests.setdefault(manifest.location, doomed)
-            if not one.is_carried and manifest.location not in going.read:
-                going.read.add(manifest.location)
-                for file in await self._named.files(manifest.location):
-                    going.data.setdefault(file.location, RemovableFile(file.location, file.bytes, has_landed))
+            plan.manifests.setdefault(manifest.location, file)
+            if not pending.is_carried and manifest.location not in plan.read_manifests:
+                plan.read_manifests.add(manifest.location)
+                for data_file in await self._references.files(manifest.location):
+                    removable = RemovableFile(data_file.location, data_file.bytes, was_committed)
+                    plan.data.setdefault(data_file.location, removable)
 
-    async def _remove(self, live: LiveTable, doomed: Sequence[RemovableFile]) -> AsyncGenerator[None]:
-        total = 0
-        for begin in range(0, len(doomed), limits.CLEAN_UP_FILES_AT_ONCE):
-            some = doomed[begin : begin + limits.CLEAN_UP_FILES_AT_ONCE]
-            sizes = await asyncio.gather(*(self._removed(one) for one in some))
-            metrics.PIPELINE_REMOVED_FILES.inc(len(some))
+    async def _remove(self, live: LiveTable, files: Sequence[RemovableFile]) -> AsyncGenerator[None]:
+        total_bytes = 0
+        for begin in range(0, len(files), limits.CLEAN_UP_FILES_AT_ONCE):
+            batch = files[begin : begin + limits.CLEAN_UP_FILES_AT_ONCE]
+            sizes = await asyncio.gather(*(self._remove_file(file) for file in batch))
+            metrics.PIPELINE_REMOVED_FILES.inc(len(batch))
             metrics.PIPELINE_REMOVED_BYTES.inc(sum(sizes))
-            total += sum(sizes)
+            total_bytes += sum(sizes)
             yield
-        if doomed:
-            _log.info("files that nobody needs are removed", table=live.home, files=len(doomed), bytes=total)
+        if files:
+            _log.info("removed unneeded files", table=live.folder, files=len(files), bytes=total_bytes)
 
-    async def _removed(self, one: RemovableFile) -> int:
-        size = await self._files.size(one.location) if one.bytes is None else one.bytes
-        await self._files.remove(one.location)
+    async def _remove_file(self, file: RemovableFile) -> int:
+        """Returns the size of the removed file."""
+        size = await self._files.size(file.location) if file.bytes is None else file.bytes
+        await self._files.remove(file.location)
         return size
 
 
-def _live(one: WatchedTable, table: TableMetadata, epoch: int) -> LiveTable | None:
-    """None: it is not ours to clean."""
-    home = normalize(table.location)
-    is_at_home = table.uuid == one.uuid and home.endswith(f"-{one.uuid}")
-    if not is_at_home or not as_flag(table.properties, GC_ENABLED, True):
+def _live_table(table: WatchedTable, metadata: TableMetadata, epoch: int) -> LiveTable | None:
+    """None if the table is not ours to clean."""
+    folder = normalize(metadata.location)
+    has_own_folder = metadata.uuid == table.uuid and folder.endswith(f"-{table.uuid}")
+    if not has_own_folder or not as_flag(metadata.properties, GC_ENABLED, True):
         return None
-    paths = [normalize_or_none(snapshot.get("manifest-list") or "") for snapshot in table.snapshots]
-    lists = frozenset(path for path in paths if path is not None)
-    return LiveTable(table, home, epoch, lists, frozenset(statistics_of(table)))
+    locations = [normalize_or_none(snapshot.get("manifest-list") or "") for snapshot in metadata.snapshots]
+    lists = frozenset(location for location in locations if location is not None)
+    return LiveTable(metadata, folder, epoch, lists, frozenset(statistics_of(metadata)))
 
 
-def _goes(one: RemovableFile, seen: TableState, home: str) -> bool:
-    ours = parse_pipeline_file(one.location)
-    epoch = _UNKNOWN_EPOCH if ours is None else ours.epoch
-    candidate = Candidate(one.location, epoch, has_landed=one.has_landed)
-    return is_inside(one.location, home) and may_remove(candidate, seen, is_holder=True)
+def _may_remove(file: RemovableFile, state: TableState, folder: str) -> bool:
+    file_name = parse_pipeline_file(file.location)
+    epoch = _UNKNOWN_EPOCH if file_name is None else file_name.epoch
+    candidate = Candidate(file.location, epoch, was_committed=file.was_committed)
+    return is_inside(file.location, folder) and may_remove(candidate, state, is_holder=True)

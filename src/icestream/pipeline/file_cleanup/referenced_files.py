@@ -1,5 +1,5 @@
-"""What manifest lists and manifests name, in the one form of locations, with sizes. Lists are asked for at every look
-and never change: the last ones are remembered."""
+"""Reads which files manifest lists and manifests refer to, with normalized locations and sizes. Manifest lists are
+needed at every check and never change: the most recent ones are cached."""
 
 from __future__ import annotations
 
@@ -22,43 +22,43 @@ class ReferencedFiles:
     def __init__(self, reader: ManifestReader) -> None:
         self._reader = reader
         self._lists: OrderedDict[str, tuple[str, ...]] = OrderedDict()
-        self._shared: dict[str, str] = {}  # the same manifest is in many lists
+        self._shared: dict[str, str] = {}  # interned, because the same manifest is in many lists
 
     async def manifests_in(self, manifest_list: str) -> tuple[str, ...]:
-        """Raises when it cannot be read: then nobody knows what the table needs."""
-        found = self._lists.get(manifest_list)
-        if found is not None:
+        """Raises if the list cannot be read: then it is not known what the table needs."""
+        cached = self._lists.get(manifest_list)
+        if cached is not None:
             self._lists.move_to_end(manifest_list)
-            return found
-        named = await self._manifests(manifest_list)
+            return cached
+        manifests = await self._manifests(manifest_list)
         if len(self._shared) > limits.CLEAN_UP_MANIFESTS_REMEMBERED:
             self._shared.clear()
-        found = tuple(self._shared.setdefault(one.location, one.location) for one in named)
-        self._lists[manifest_list] = found
+        locations = tuple(self._shared.setdefault(file.location, file.location) for file in manifests)
+        self._lists[manifest_list] = locations
         while len(self._lists) > limits.CLEAN_UP_LISTS_REMEMBERED:
             self._lists.popitem(last=False)
-        return found
+        return locations
 
-    async def manifests_left_in(self, manifest_list: str) -> tuple[str, ...]:
-        """The same of a list that no snapshot names any more: others may have removed it."""
+    async def manifests_in_unreferenced(self, manifest_list: str) -> tuple[str, ...]:
+        """The same for a list that no snapshot refers to any more: empty if another engine has removed it."""
         try:
             return await self.manifests_in(manifest_list)
         except (errors.MetadataFileMissing, errors.MetadataFileDamaged):
             return ()
 
     async def live_files(self, manifest: str) -> list[ReferencedFile]:
-        """Of a manifest that is in the table: what readers of it read."""
+        """The files of a manifest that readers read."""
         return await self._reader.select_entries(manifest, lambda entries: list(_files(entries)))
 
     async def manifests(self, manifest_list: str) -> list[ReferencedFile]:
-        """None where it is gone, or was cut off while it was written."""
+        """Empty if the list does not exist, or was cut off while it was written."""
         try:
             return await self._manifests(manifest_list)
         except (errors.MetadataFileMissing, errors.MetadataFileDamaged):
             return []
 
     async def files(self, manifest: str) -> list[ReferencedFile]:
-        """The same of a manifest, with those that it says are deleted."""
+        """All files of a manifest, those that it records as deleted too; empty if it cannot be read."""
         try:
             return await self._reader.select_entries(manifest, lambda entries: list(_files(entries, with_deleted=True)))
         except (errors.MetadataFileMissing, errors.MetadataFileDamaged):

@@ -1,17 +1,18 @@
 """Which files may be removed: those that are in no table and can never get into one (hazard 1). Pure.
 
-Nobody removes a file because of an answer: a refusal, a time-out and a lost answer all look the same to a driver whose
-commit has landed. Only the holder of the lease removes, by what it loads after a commit of its own, and only what
+No file is removed because of a catalog's answer: a refusal, a timeout and a lost reply all look the same to a driver
+whose commit has landed. Only the holder of the lease removes files, by the table that it loads after a commit of its
+own, and only files that
 
-    no snapshot of the table names, whichever branch or tag leads to it, and
-    any catalog          was in the table once: the offsets of the round that brought it are committed, and its commit
-                         was made for a main that is past. It went with the last snapshot that named it
-    our own catalog      was written under an epoch below the one that the table has committed under: a claim of such an
-                         epoch is refused for ever
-    another catalog      belongs to a round all of whose offsets are in the table, and whose commit was made for a main
-                         that is not the present one: its requirement can never hold again
+    no snapshot of the table refers to, whichever branch or tag leads to it, and
+    any catalog          were in the table once: the offsets of their round are committed, and their commit was built on
+                         a main that is past. They went with the last snapshot that referred to them
+    our own catalog      were written under an epoch below the one that the table was last committed under: a claim of
+                         such an epoch is refused for ever
+    another catalog      belong to a round all of whose offsets are in the table, and whose commit was built on a main
+                         that is not the current one: its requirement can never hold again
 
-Every attempt writes under a new random name, so no file is needed twice. Searched in all orders of events by
+Every attempt writes under a new random name, so no file is needed twice. All orders of events are searched by
 tests/unit/pipeline/test_clean_up_model.py.
 """
 
@@ -23,29 +24,30 @@ from typing import NamedTuple
 
 class Candidate(NamedTuple):
     location: str
-    epoch: int  # of the pipeline when it was written, or the highest that it can have been
-    ends: Mapping[int, int] | None = None  # per shard of its round; None: nobody knows any more
-    base: int | None = None  # the snapshot that was main when its commit was made
-    has_landed: bool = False  # somebody saw the table name it
+    epoch: int  # of the pipeline when it was written, or the highest possible one
+    ends: Mapping[int, int] | None = None  # the end offsets of its round by shard; None: not known any more
+    base: int | None = None  # the snapshot that its commit was built on
+    was_committed: bool = False  # a snapshot of the table referred to it
 
 
 class TableState(NamedTuple):
     """The table, loaded after a commit of our own."""
 
-    is_own: bool  # in our own catalog
-    epoch: int  # that it has committed under
+    is_embedded: bool  # in our own catalog
+    epoch: int  # of its last commit
     committed: Mapping[int, int]
     main: int | None
-    named: Collection[str]  # by any snapshot
+    referenced: Collection[str]  # locations that any snapshot refers to
 
 
-def may_remove(one: Candidate, seen: TableState, is_holder: bool) -> bool:
-    if not is_holder or one.location in seen.named:
+def may_remove(file: Candidate, table: TableState, is_holder: bool) -> bool:
+    """`is_holder`: the caller holds the lease."""
+    if not is_holder or file.location in table.referenced:
         return False
-    if one.has_landed:
+    if file.was_committed:
         return True
-    if seen.is_own:
-        return one.epoch < seen.epoch
-    if one.ends is None or one.base == seen.main:
+    if table.is_embedded:
+        return file.epoch < table.epoch
+    if file.ends is None or file.base == table.main:
         return False
-    return all(end <= seen.committed.get(shard, 0) for shard, end in one.ends.items())
+    return all(end <= table.committed.get(shard, 0) for shard, end in file.ends.items())

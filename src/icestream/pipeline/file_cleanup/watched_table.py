@@ -1,11 +1,11 @@
-"""What the driver remembers of a table between two looks, to know which of its files nobody needs any more. Pure.
+"""What the driver remembers of a table between two checks, to find files that are not needed any more. Pure.
 
-    known      the snapshots at the last look. One that is not there at the next has gone: whatever only it named was in
-               the table and is no more
-    waiting    what seems to be needed by nobody, until the delay is over. Then it is compared with the table again
+    snapshots   at the last check. A snapshot that is missing at the next check has expired: files that only it refers
+                to were in the table and are no more
+    pending     files that seem to be unneeded, until the delay is over. Then they are compared with the table again
 
-A snapshot whose child only appended left all its data files to the child: they are looked at when the child goes. So a
-table that only we write is kept clean without reading its manifests.
+A snapshot whose child only appended left all its data files to the child: they are considered when the child expires.
+So a table that only the pipeline writes is kept clean without reading its manifests.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from icestream.iceberg.values import Object
 _APPEND = "append"
 
 
-class KnownSnapshot(NamedTuple):
+class WatchedSnapshot(NamedTuple):
     manifest_list: str
-    parent: int | None
+    parent_id: int | None
     operation: str
 
 
@@ -34,8 +34,8 @@ class PendingRemoval(NamedTuple):
     due_ns: int
     location: str
     is_list: bool = False
-    has_landed: bool = False  # the table named it
-    is_carried: bool = False  # a list whose data files are all in a later one
+    was_committed: bool = False  # the table referred to it
+    is_carried: bool = False  # a list whose data files are all in a later list
 
 
 @dataclass
@@ -43,74 +43,85 @@ class WatchedTable:
     topic_id: int
     identifier: Identifier
     uuid: str
-    look_ns: int | None = 0  # when it is looked at next; None: not before something changes
-    folders_ns: int = 0  # when its folders are looked through next
-    known: dict[int, KnownSnapshot] = field(default_factory=dict)
+    check_ns: int | None = 0  # when it is checked next; None: not before something changes
+    list_folders_ns: int = 0  # when its folders are listed next
+    snapshots: dict[int, WatchedSnapshot] = field(default_factory=dict)
     statistics: set[str] = field(default_factory=set)
-    waiting: deque[PendingRemoval] = field(default_factory=lambda: deque(maxlen=limits.CLEAN_UP_WAITING_MAX))
+    pending: deque[PendingRemoval] = field(default_factory=lambda: deque(maxlen=limits.CLEAN_UP_WAITING_MAX))
 
-    def look_before(self, time_ns: int) -> None:
-        self.look_ns = time_ns if self.look_ns is None else min(self.look_ns, time_ns)
+    def check_by(self, time_ns: int) -> None:
+        """Has the table checked at this time at the latest."""
+        self.check_ns = time_ns if self.check_ns is None else min(self.check_ns, time_ns)
 
-    def learn(self, table: TableMetadata) -> None:
-        """Our own commit: its snapshot may go before the next look, where the driver was held up."""
+    def add_current_snapshot(self, table: TableMetadata) -> None:
+        """Remembers the snapshot of our own commit: it may expire before the next check, if the driver is delayed."""
         current = None if table.current_snapshot_id is None else table.snapshots.find(table.current_snapshot_id)
-        known = None if current is None else _known(current)
-        if current is not None and known is not None:
-            self.known[current["snapshot-id"]] = known
+        watched = None if current is None else _watched(current)
+        if current is not None and watched is not None:
+            self.snapshots[current["snapshot-id"]] = watched
 
-    def forget(self, folders_ns: int) -> None:
-        """It is not ours to clean, at present."""
-        self.known.clear()
+    def reset(self, list_folders_ns: int) -> None:
+        """Drops everything: the table is not ours to clean at present."""
+        self.snapshots.clear()
         self.statistics.clear()
-        self.waiting.clear()
-        self.folders_ns = folders_ns
+        self.pending.clear()
+        self.list_folders_ns = list_folders_ns
 
     def observe(self, table: TableMetadata, due_ns: int) -> None:
-        """The table as it is now: what went since the last look waits from now on."""
-        before, statistics = self.known, self.statistics
-        self.known = {one["snapshot-id"]: known for one in table.snapshots if (known := _known(one)) is not None}
+        """Compares the table with the last check: files of what has gone since become pending."""
+        before, statistics_before = self.snapshots, self.statistics
+        self.snapshots = {
+            snapshot["snapshot-id"]: watched
+            for snapshot in table.snapshots
+            if (watched := _watched(snapshot)) is not None
+        }
         self.statistics = set(statistics_of(table))
-        everyone = (before | self.known).values()
-        carried = {one.parent for one in everyone if one.operation == _APPEND}
-        for number, one in before.items():
-            if number not in self.known:
-                self.waiting.append(PendingRemoval(due_ns, one.manifest_list, True, True, number in carried))
-        self.add(PendingRemoval(due_ns, one, has_landed=True) for one in sorted(statistics - self.statistics))
+        carried_ids = {
+            snapshot.parent_id for snapshot in (before | self.snapshots).values() if snapshot.operation == _APPEND
+        }
+        for snapshot_id, snapshot in before.items():
+            if snapshot_id not in self.snapshots:
+                is_carried = snapshot_id in carried_ids
+                self.pending.append(PendingRemoval(due_ns, snapshot.manifest_list, True, True, is_carried))
+        gone_statistics = sorted(statistics_before - self.statistics)
+        self.add(PendingRemoval(due_ns, location, was_committed=True) for location in gone_statistics)
 
-    def add(self, found: Iterable[PendingRemoval]) -> None:
-        there = {one.location for one in self.waiting}
-        self.waiting.extend(one for one in found if one.location not in there)
+    def add(self, removals: Iterable[PendingRemoval]) -> None:
+        locations = {pending.location for pending in self.pending}
+        self.pending.extend(removal for removal in removals if removal.location not in locations)
 
     def due(self, now_ns: int) -> list[PendingRemoval]:
-        """Some of what has waited long enough; `done` lets go of them."""
-        return [one for one in self.waiting if one.due_ns <= now_ns][: limits.CLEAN_UP_LISTS_AT_ONCE]
+        """A few files whose delay is over. They stay pending until `drop`."""
+        return [pending for pending in self.pending if pending.due_ns <= now_ns][: limits.CLEAN_UP_LISTS_AT_ONCE]
 
-    def done(self, some: Sequence[PendingRemoval]) -> None:
-        gone = set(some)
-        kept = [one for one in self.waiting if one not in gone]
-        self.waiting.clear()
-        self.waiting.extend(kept)
+    def drop(self, removals: Sequence[PendingRemoval]) -> None:
+        dropped = set(removals)
+        remaining = [pending for pending in self.pending if pending not in dropped]
+        self.pending.clear()
+        self.pending.extend(remaining)
 
-    def lists_waiting(self, besides: Sequence[PendingRemoval] = ()) -> list[str]:
-        """Whoever reads by them still may: what they name stays."""
-        gone = set(besides)
-        return [one.location for one in self.waiting if one.is_list and one not in gone]
+    def pending_lists(self, besides: Sequence[PendingRemoval] = ()) -> list[str]:
+        """Lists whose delay is not over: queries may still read by them, so that their files stay."""
+        excluded = set(besides)
+        return [pending.location for pending in self.pending if pending.is_list and pending not in excluded]
 
     @property
     def next_due_ns(self) -> int | None:
-        return min((one.due_ns for one in self.waiting), default=None)
+        return min((pending.due_ns for pending in self.pending), default=None)
 
 
-def _known(one: Object) -> KnownSnapshot | None:
-    manifest_list = normalize_or_none(one.get("manifest-list") or "")
+def _watched(snapshot: Object) -> WatchedSnapshot | None:
+    manifest_list = normalize_or_none(snapshot.get("manifest-list") or "")
     if manifest_list is None:
         return None
-    operation = (one.get("summary") or {}).get("operation", "")
-    return KnownSnapshot(manifest_list, one.get("parent-snapshot-id"), operation)
+    operation = (snapshot.get("summary") or {}).get("operation", "")
+    return WatchedSnapshot(manifest_list, snapshot.get("parent-snapshot-id"), operation)
 
 
 def statistics_of(table: TableMetadata) -> list[str]:
+    """The locations of the table's statistics files."""
     names = ("statistics", "partition-statistics")
-    paths = [normalize_or_none(one["statistics-path"]) for name in names for one in table.fields.get(name) or ()]
-    return [one for one in paths if one is not None]
+    locations = [
+        normalize_or_none(entry["statistics-path"]) for name in names for entry in table.fields.get(name) or ()
+    ]
+    return [location for location in locations if location is not None]

@@ -1,1 +1,1 @@
-"""Rows as data files of Iceberg tables: partition values, Parquet, metrics, and where the bytes go."""
+"""Data files: rows of a topic as Parquet, split by partition value, written durably to disk or object store."""

@@ -1,4 +1,4 @@
-"""One Parquet file in memory, and what a manifest says about it, from the writer's own metadata."""
+"""Encodes one Parquet file in memory, with the column metrics for its manifest entry, from the writer's metadata."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from icestream import limits
 from icestream.iceberg.conversions import lower_bound, upper_bound
 from icestream.pipeline.files.parquet_layout import ParquetColumn, ParquetLayout, writer_options
 
-# zstd's own is 3. Most of a file's time is compression, and payloads seldom get much smaller by more of it.
+# zstd's default is 3. Most of the time of a file is compression, and payloads seldom get much smaller at higher levels.
 _ZSTD_LEVEL: Final = 1
-# Of a row group, decoded: readers hold one as a whole, and our own keep a few of them (limits.SCAN_GROUP_BYTES_MAX).
+# Of a decoded row group: readers hold one as a whole, and our own cache a few of them (limits.SCAN_GROUP_BYTES_MAX).
 _ROW_GROUP_ROWS: Final = 1_048_576
 _ROW_GROUP_BYTES: Final = 32 * limits.MIB
-_FEW_ROWS: Final = 16_384  # one row group, unless they are large by what they take in memory
-# Not worth a bound: their first 16 bytes say nothing about the rows.
+_FEW_ROWS: Final = 16_384  # these fit one row group, unless they are large in memory
+# Without bounds: the first 16 bytes of these columns do not help to skip files.
 _WITHOUT_BOUNDS: Final = frozenset({"payload", "wire", "headers"})
 
 
 class ColumnMetrics(NamedTuple):
-    """By field id."""
+    """Metrics of columns, by field id."""
 
     column_sizes: dict[int, int]
     value_counts: dict[int, int]
@@ -33,20 +33,20 @@ class ColumnMetrics(NamedTuple):
     split_offsets: list[int]
 
 
-def encoded(table: Any, layout: ParquetLayout, codec: str, level: int | None) -> tuple[Any, ColumnMetrics]:
-    """The bytes as an Arrow buffer. `codec`: zstd, snappy, gzip, lz4, or uncompressed."""
+def encode_parquet(table: Any, layout: ParquetLayout, codec: str, level: int | None) -> tuple[Any, ColumnMetrics]:
+    """Returns the file as an Arrow buffer, and its metrics. `codec`: zstd, snappy, gzip, lz4, or uncompressed."""
     name = codec.lower()
     compression = {"uncompressed": "none", "lz4": "lz4_raw"}.get(name, name)
     if name == "zstd" and level is None:
         level = _ZSTD_LEVEL
-    compared = [one for one in table.schema.names if one not in _WITHOUT_BOUNDS]
+    bounded_columns = [column for column in table.schema.names if column not in _WITHOUT_BOUNDS]
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(
         sink,
         table.schema,
         compression=compression,
         compression_level=level if name in ("zstd", "gzip", "brotli") else None,
-        write_statistics=compared,
+        write_statistics=bounded_columns,
         store_schema=False,
         **writer_options(table),
     ) as writer:
@@ -55,7 +55,8 @@ def encoded(table: Any, layout: ParquetLayout, codec: str, level: int | None) ->
 
 
 def _group_rows(table: Any) -> int:
-    """So many rows are in a row group, however often its values repeat. Small files are not looked at."""
+    """The number of rows in a row group, so that it stays small when decoded, however often its values repeat. Small
+    files are not measured."""
     if table.num_rows <= _FEW_ROWS and table.nbytes <= _ROW_GROUP_BYTES:
         return _FEW_ROWS
     row_bytes = sum(_decoded_bytes(column) for column in table.columns) / max(table.num_rows, 1)
@@ -74,23 +75,23 @@ def _decoded_bytes(column: Any) -> int:
 
 
 def _metrics(table: Any, layout: ParquetLayout, metadata: Any) -> ColumnMetrics:
-    found = ColumnMetrics({}, {}, {}, {}, {}, [])
+    metrics = ColumnMetrics({}, {}, {}, {}, {}, [])
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    found.split_offsets.extend(_offset(group.column(0)) for group in groups)
+    metrics.split_offsets.extend(_offset(group.column(0)) for group in groups)
     places = {metadata.schema.column(number).path: number for number in range(metadata.num_columns)}
     for column in layout.columns:
         if column.type == "map":
-            _add_map(found, column, table, groups, places)
+            _add_map(metrics, column, table, groups, places)
             continue
         rows = table.num_rows
         place = places.get(column.name)
-        found.value_counts[column.field_id] = rows
-        found.null_counts[column.field_id] = rows if place is None else table.column(column.name).null_count
+        metrics.value_counts[column.field_id] = rows
+        metrics.null_counts[column.field_id] = rows if place is None else table.column(column.name).null_count
         if place is not None:
             chunks = [group.column(place) for group in groups]
-            found.column_sizes[column.field_id] = sum(chunk.total_compressed_size for chunk in chunks)
-            _add_bounds(found, column, chunks)
-    return found
+            metrics.column_sizes[column.field_id] = sum(chunk.total_compressed_size for chunk in chunks)
+            _add_bounds(metrics, column, chunks)
+    return metrics
 
 
 def _offset(chunk: Any) -> int:
@@ -99,25 +100,26 @@ def _offset(chunk: Any) -> int:
 
 
 def _add_map(
-    found: ColumnMetrics, column: ParquetColumn, table: Any, groups: list[Any], places: dict[str, int]
+    metrics: ColumnMetrics, column: ParquetColumn, table: Any, groups: list[Any], places: dict[str, int]
 ) -> None:
-    """Sizes and counts of keys and values: Iceberg keeps no bounds of what repeats in a row."""
+    """Adds sizes and counts of keys and values: Iceberg has no bounds of repeated fields."""
     for part, field_id in (("key", column.key_id), ("value", column.value_id)):
         place = places.get(f"{column.name}.key_value.{part}")
         if place is None:
             continue
         chunks = [group.column(place) for group in groups]
-        found.column_sizes[field_id] = sum(chunk.total_compressed_size for chunk in chunks)
-        found.value_counts[field_id] = sum(chunk.num_values for chunk in chunks)
+        metrics.column_sizes[field_id] = sum(chunk.total_compressed_size for chunk in chunks)
+        metrics.value_counts[field_id] = sum(chunk.num_values for chunk in chunks)
 
 
-def _add_bounds(found: ColumnMetrics, column: ParquetColumn, chunks: list[Any]) -> None:
+def _add_bounds(metrics: ColumnMetrics, column: ParquetColumn, chunks: list[Any]) -> None:
     statistics = [chunk.statistics for chunk in chunks]
-    known = [one for one in statistics if one is not None and one.has_min_max]
-    has_values = [one is None or one.num_values > 0 for one in statistics]
-    if not known or len(known) < sum(has_values):
+    complete = [chunk for chunk in statistics if chunk is not None and chunk.has_min_max]
+    has_values = [chunk is None or chunk.num_values > 0 for chunk in statistics]
+    # Bounds must cover every chunk with values, or engines would skip rows.
+    if not complete or len(complete) < sum(has_values):
         return
-    found.lower_bounds[column.field_id] = lower_bound(column.type, min(one.min_raw for one in known))
-    upper = upper_bound(column.type, max(one.max_raw for one in known))
+    metrics.lower_bounds[column.field_id] = lower_bound(column.type, min(chunk.min_raw for chunk in complete))
+    upper = upper_bound(column.type, max(chunk.max_raw for chunk in complete))
     if upper is not None:
-        found.upper_bounds[column.field_id] = upper
+        metrics.upper_bounds[column.field_id] = upper

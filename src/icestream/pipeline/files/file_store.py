@@ -1,10 +1,10 @@
-"""Where data files go: a folder, or an object store. Everything has a fresh name, and there is nothing of that name.
+"""Stores of data files: a folder, or an object store. Every file has a fresh name that exists nowhere.
 
     put      takes a file; may write it later
-    settle   all of them are durable, with their names, when this returns; what could not be written is told by location
+    settle   when it returns, all files and their directory entries are durable; returns the failures by location
 
-Local syncs run in threads of their own beside the work on the next file, and folders are synced once, at the end. Of
-many files those behind the first share one sync of their disk, which has all folders too.
+Local syncs run in threads while the next file is encoded, and folders are synced once, at the end. If there are many
+files, those after the first few share one sync of their disk, which covers all folders too.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from icestream.iceberg.file_io import TableFiles, sync_disk
 from icestream.iceberg.location import normalize
 
 Failures = dict[str, str]
-# Folders whose own names are on disk, as this process knows: one that it finds may come from a task that was killed
-# before it could see to that.
-_lasting: set[Path] = set()
+# Folders whose own directory entries are durable, as this process knows. A folder that exists may come from a task that
+# was killed before it synced it.
+_durable_folders: set[Path] = set()
 
 
 class FileStore(Protocol):
@@ -39,8 +39,8 @@ class FolderStore:
         self._pool = ThreadPoolExecutor(threads)
         self._syncs: dict[str, Future[None]] = {}
         self._folders: dict[Path, list[str]] = {}
-        self._above: set[Path] = set()  # folders with a folder in them that is new, or new to this process
-        self._disks: dict[int, int] = {}  # descriptors: an error of the disk counts from when one was opened
+        self._above: set[Path] = set()  # parents of folders that are new, or new to this process
+        self._disks: dict[int, int] = {}  # descriptors by device: syncfs reports errors since the descriptor was opened
         self._files = 0
         self._failures: Failures = {}
 
@@ -48,20 +48,20 @@ class FolderStore:
         path = Path(normalize(location).removeprefix("file:"))
         self._files += 1
         try:
-            number = self._created(path)
+            descriptor = self._create(path)
             try:
-                _write(number, data)
+                _write(descriptor, data)
             except BaseException:
-                os.close(number)
+                os.close(descriptor)
                 raise
         except OSError as error:
             self._failures[location] = f"{path}: {error.strerror}"
             return
         self._folders.setdefault(path.parent, []).append(location)
         if self._is_many:
-            os.close(number)
+            os.close(descriptor)
         else:
-            self._syncs[location] = self._pool.submit(_sync, number)
+            self._syncs[location] = self._pool.submit(_sync, descriptor)
 
     @property
     def _is_many(self) -> bool:
@@ -86,9 +86,12 @@ class FolderStore:
 
     def _sync_folders(self) -> None:
         below = {folder: [*self._folders.get(folder, ())] for folder in (*self._folders, *self._above)}
-        for folder in self._above:  # what lies in a new folder is lost with its name
+        for folder in self._above:  # the files in a new folder are lost with its directory entry
             below[folder] += [
-                one for at, locations in self._folders.items() if folder in at.parents for one in locations
+                location
+                for below_folder, locations in self._folders.items()
+                if folder in below_folder.parents
+                for location in locations
             ]
         for folder, locations in below.items():
             try:
@@ -100,11 +103,11 @@ class FolderStore:
         for number in self._disks.values():
             try:
                 sync_disk(number)
-            except OSError as error:  # which of them is lost nobody knows
-                told = (one for locations in self._folders.values() for one in locations)
-                self._failures |= dict.fromkeys(told, f"the disk: {error.strerror}")
+            except OSError as error:  # it is not known which of the files are lost
+                all_locations = (location for locations in self._folders.values() for location in locations)
+                self._failures |= dict.fromkeys(all_locations, f"the disk: {error.strerror}")
 
-    def _created(self, path: Path) -> int:
+    def _create(self, path: Path) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         if path.parent not in self._folders:
             self._make_folder(path.parent)
@@ -117,12 +120,12 @@ class FolderStore:
             self._disks[number] = _opened(folder)
 
     def _make_folder(self, folder: Path) -> None:
-        """With those above it that are new."""
+        """Creates the folder and its parents, those that do not exist."""
         if not folder.is_dir():
             self._make_folder(folder.parent)
             folder.mkdir(exist_ok=True)
             self._above.add(folder.parent)
-        elif folder not in _lasting:
+        elif folder not in _durable_folders:
             self._above.add(folder.parent)
 
 
@@ -131,9 +134,9 @@ def _opened(folder: Path) -> int:
 
 
 def _remember(folders: Iterable[Path]) -> None:
-    if len(_lasting) > limits.DATA_FOLDERS_REMEMBERED_MAX:
-        _lasting.clear()
-    _lasting.update(folders)
+    if len(_durable_folders) > limits.DATA_FOLDERS_REMEMBERED_MAX:
+        _durable_folders.clear()
+    _durable_folders.update(folders)
 
 
 def _write(number: int, data: Any) -> None:
@@ -150,10 +153,10 @@ def _sync(number: int) -> None:
 
 
 class BucketStore:
-    """`s3://…` and the like: all uploads run at the end, some at a time. A finished one is durable."""
+    """`s3://…` and the like: all uploads run at the end, some at a time. A finished upload is durable."""
 
     def __init__(self, open_files: Callable[[], TableFiles]) -> None:
-        """`open_files`: called inside the loop that uses them."""
+        """`open_files` is called inside the event loop that uses the files."""
         self._open = open_files
         self._waiting: dict[str, Any] = {}
 
@@ -166,15 +169,15 @@ class BucketStore:
     async def _upload(self) -> Failures:
         files = self._open()
         failures: Failures = {}
-        turns = asyncio.Semaphore(limits.DATA_FILE_UPLOADS)
+        gate = asyncio.Semaphore(limits.DATA_FILE_UPLOADS)
 
         async def upload(location: str, data: Any) -> None:
-            async with turns:
+            async with gate:
                 try:
                     await files.create(location, [memoryview(data).tobytes()])
                 except errors.IcestreamError as error:
                     failures[location] = error.message
 
-        uploads: list[Coroutine[Any, Any, None]] = [upload(*one) for one in self._waiting.items()]
+        uploads: list[Coroutine[Any, Any, None]] = [upload(location, data) for location, data in self._waiting.items()]
         await asyncio.gather(*uploads)
         return failures

@@ -1,4 +1,4 @@
-"""The files of one topic: its rows by partition value, each value in one file, or in some where it is too large."""
+"""Writes the files of one topic: its rows by partition value, each value in one file, or in several if it is large."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from icestream.model.pipeline_file_name import data_name
 from icestream.model.task_messages import CoveredRange, WrittenFile
-from icestream.pipeline.files.data_file import ColumnMetrics, encoded
+from icestream.pipeline.files.data_file import ColumnMetrics, encode_parquet
 from icestream.pipeline.files.file_store import FileStore
 from icestream.pipeline.files.parquet_layout import layout_of
 from icestream.pipeline.files.partition_groups import PartitionGroup, group_by_partition
@@ -20,23 +20,22 @@ from icestream.pipeline.rows.topic_rows import TopicRows
 
 class TopicFiles(NamedTuple):
     files: list[WrittenFile]
-    ends: dict[int, int] | None = None  # where each shard ends, of those with rows in the files; None: all was written
+    ends: dict[int, int] | None = None  # the end of each shard with rows in the files; None: all rows were written
 
 
 def write_topic(
     parts: Sequence[TopicRows], target: TableTarget, store: FileStore, name: Callable[[], str]
 ) -> TopicFiles:
-    """All of its rows, or their front where they have too many partition values; or an error: then nothing of it
-    counts."""
+    """Writes all rows, or the first ones if they have too many partition values. If it raises, no file counts."""
     layout = layout_of(target)
-    table = layout.table(_joined(parts), sum(part.rows for part in parts))
+    table = layout.table(_join(parts), sum(part.rows for part in parts))
     names = {column.field_id: column.name for column in layout.columns}
     ids = {name: field_id for field_id, name in names.items()}
     files = []
     grouped = group_by_partition(table, target.spec, names)
     for group in grouped.groups:
         for rows in _sized(_rows_of(table, group), target.target_bytes):
-            data, metrics = encoded(rows, layout, target.codec, target.codec_level)
+            data, metrics = encode_parquet(rows, layout, target.codec, target.codec_level)
             location = f"{target.location.rstrip('/')}/{data_name(target.epoch, name())}"
             store.put(location, data)
             covered = _covered(rows, metrics, ids)
@@ -58,23 +57,23 @@ def write_topic(
 
 def _ends(table: Any, taken: Any) -> dict[int, int]:
     shard, offset = (table.column(name).to_numpy()[taken] for name in ("shard", "offset"))
-    return {int(one): int(offset[shard == one].max()) + 1 for one in np.unique(shard)}
+    return {int(number): int(offset[shard == number].max()) + 1 for number in np.unique(shard)}
 
 
-def _joined(parts: Sequence[TopicRows]) -> dict[str, Any]:
-    """Where one of them has no such column, its rows have nulls."""
+def _join(parts: Sequence[TopicRows]) -> dict[str, Any]:
+    """Joins the columns of all parts. A part without a column has nulls in it."""
     if len(parts) == 1:
         return parts[0].columns
     types = {name: column.type for part in parts for name, column in part.columns.items()}
-    found: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     for name, kind in types.items():
         chunks = [part.columns.get(name) for part in parts]
         plain = [
             pa.nulls(part.rows, kind) if chunk is None else chunk for part, chunk in zip(parts, chunks, strict=True)
         ]
         joined = pa.chunked_array(plain, kind)
-        found[name] = joined.unify_dictionaries() if pa.types.is_dictionary(kind) else joined
-    return found
+        columns[name] = joined.unify_dictionaries() if pa.types.is_dictionary(kind) else joined
+    return columns
 
 
 def _rows_of(table: Any, group: PartitionGroup) -> Any:
@@ -82,7 +81,7 @@ def _rows_of(table: Any, group: PartitionGroup) -> Any:
 
 
 def _sized(table: Any, target_bytes: int) -> Iterator[Any]:
-    """Slices that are not larger than the target even where nothing can be compressed."""
+    """Yields slices that are not larger than the target even if nothing can be compressed."""
     count = max(1, -(-table.nbytes // max(target_bytes, 1)))
     rows = -(-table.num_rows // count)
     for start in range(0, table.num_rows, rows):
@@ -90,16 +89,16 @@ def _sized(table: Any, target_bytes: int) -> Iterator[Any]:
 
 
 def _covered(rows: Any, metrics: ColumnMetrics, ids: Mapping[str, int]) -> list[CoveredRange]:
-    """From the first to the last offset of each shard. Where a table is partitioned others may lie in between. Most
-    files are of one shard: then their statistics say it."""
-    low, high = (_bound(one, ids["shard"]) for one in (metrics.lower_bounds, metrics.upper_bounds))
+    """The first to the last offset of each shard; in a partitioned table other files may have offsets in between. Most
+    files have one shard: then the column bounds are used."""
+    low, high = (_bound(bounds, ids["shard"]) for bounds in (metrics.lower_bounds, metrics.upper_bounds))
     if low == high:
         offset = ids["offset"]
         return [CoveredRange(low, _bound(metrics.lower_bounds, offset), _bound(metrics.upper_bounds, offset) + 1)]
     shard, offset = rows.column("shard").to_numpy(), rows.column("offset").to_numpy()
     return [
-        CoveredRange(int(one), int(offset[shard == one].min()), int(offset[shard == one].max()) + 1)
-        for one in np.unique(shard)
+        CoveredRange(int(number), int(offset[shard == number].min()), int(offset[shard == number].max()) + 1)
+        for number in np.unique(shard)
     ]
 
 

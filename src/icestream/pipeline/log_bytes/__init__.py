@@ -1,1 +1,1 @@
-"""The bytes of a range, for a task: from the log's own file where it is at hand, else from the broker that owns it."""
+"""Reading the log for a task: from its own files if they are on this machine, else from the broker that owns them."""

@@ -1,7 +1,7 @@
-"""Two places to read the log from. Each copies (hazard 15) and tells what is wrong as a value.
+"""Two sources of log bytes. Each copies the bytes (hazard 15) and returns errors as values.
 
-LogFolder   the file by its name and number, with pread. Whoever holds an open file may see it used again: records of
-            another generation do not pass for ours, and `is_there` looks again afterwards (hazard 29)
+LogFolder   the file by its number, with pread. A file that is open may be recycled meanwhile: records of another
+            generation are not accepted, and `has_file` checks again afterwards (hazard 29)
 LogOwner    GET /wal/{number}?from=…&to=…&lease=… of the broker, in pieces, over one connection
 """
 
@@ -22,10 +22,10 @@ from icestream.wal.format import RECORDS_START
 
 class LogReadSource(Protocol):
     def read(self, number: int, start: int, end: int) -> bytes | TaskError:
-        """The bytes [start, end) of a log file; fewer are an error."""
+        """Returns the bytes [start, end) of a log file; fewer are an error."""
 
-    def is_there(self, number: int) -> bool:
-        """Whether the file is still the one of this number."""
+    def has_file(self, number: int) -> bool:
+        """Whether the log still has the file of this number."""
 
 
 class LogFolder:
@@ -40,7 +40,7 @@ class LogFolder:
             return TaskError(TaskErrorKind.STALE, f"{self._path(number)}: {error.strerror}")
         try:
             if not self._is_ours(file, number):
-                return TaskError(TaskErrorKind.STALE, f"{self._path(number)} is another file now")
+                return TaskError(TaskErrorKind.STALE, f"{self._path(number)} was recycled")
             data = _read(file, start, end - start)
         except OSError as error:
             return TaskError(TaskErrorKind.UNREACHABLE, f"{self._path(number)}: {error.strerror}")
@@ -50,7 +50,7 @@ class LogFolder:
             return TaskError(TaskErrorKind.STALE, f"{self._path(number)} ends at {start + len(data)}, not at {end}")
         return data
 
-    def is_there(self, number: int) -> bool:
+    def has_file(self, number: int) -> bool:
         try:
             file = self._open(number)
         except OSError:
@@ -63,7 +63,7 @@ class LogFolder:
             os.close(file)
 
     def _open(self, number: int) -> int:
-        """A number is of one file, of the log or of a spill log (hazard 8)."""
+        """Opens the file of this number, of the log or of a spill log: they share the numbers (hazard 8)."""
         try:
             return os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -81,13 +81,13 @@ class LogFolder:
 
 
 def _read(file: int, start: int, size: int) -> bytes:
-    """One call where the kernel gives all at once, which it does below 2 GiB."""
+    """Reads with one call below 2 GiB, which is as much as the kernel returns at once."""
     first = os.pread(file, size, start)
     if len(first) == size or not first:
         return first
     parts = [first]
-    while (had := sum(map(len, parts))) < size and (more := os.pread(file, size - had, start + had)):
-        parts.append(more)
+    while (read := sum(map(len, parts))) < size and (part := os.pread(file, size - read, start + read)):
+        parts.append(part)
     return b"".join(parts)
 
 
@@ -109,7 +109,7 @@ class LogOwner:
             start += len(piece)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def is_there(self, number: int) -> bool:
+    def has_file(self, number: int) -> bool:
         return not isinstance(self._piece(number, RECORDS_START, RECORDS_START + 8), TaskError)
 
     def close(self) -> None:
@@ -118,43 +118,45 @@ class LogOwner:
             self._connection = None
 
     def _piece(self, number: int, start: int, end: int) -> bytes | TaskError:
-        """A connection that was closed meanwhile is made anew, once."""
+        """Reads a piece. Reconnects once if the connection was closed meanwhile."""
         if self._connection is not None:
             try:
-                return self._asked(number, start, end)
+                return self._request(number, start, end)
             except (OSError, http.client.HTTPException):
                 self.close()
         try:
-            return self._asked(number, start, end)
+            return self._request(number, start, end)
         except (OSError, http.client.HTTPException) as error:
             self.close()
             return TaskError(TaskErrorKind.UNREACHABLE, f"{self._source.address}: {type(error).__name__} {error}")
 
-    def _asked(self, number: int, start: int, end: int) -> bytes | TaskError:
+    def _request(self, number: int, start: int, end: int) -> bytes | TaskError:
         if self._connection is None:
-            where = urlsplit(self._source.address if "//" in self._source.address else f"//{self._source.address}")
-            kind = http.client.HTTPSConnection if where.scheme == "https" else http.client.HTTPConnection
-            self._connection = kind(where.hostname or "", where.port, timeout=limits.LOG_PIECE_SECONDS_MAX)
+            address = urlsplit(self._source.address if "//" in self._source.address else f"//{self._source.address}")
+            connection_type = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
+            self._connection = connection_type(
+                address.hostname or "", address.port, timeout=limits.LOG_PIECE_SECONDS_MAX
+            )
         query = urlencode({"from": start, "to": end, "lease": self._source.lease})
         self._connection.request(
             "GET", f"/wal/{number}?{query}", headers={"Authorization": f"Bearer {self._source.token}"}
         )
-        answer = self._connection.getresponse()
-        body = answer.read()
-        if answer.status == http.client.OK:
+        response = self._connection.getresponse()
+        body = response.read()
+        if response.status == http.client.OK:
             return body
-        trouble = {410: TaskErrorKind.STALE, 404: TaskErrorKind.STALE}.get(answer.status, TaskErrorKind.UNREACHABLE)
-        said = body[:200].decode("utf-8", "replace")
-        return TaskError(trouble, f"log file {number} of {self._source.address}: {answer.status} {said}")
+        trouble = {410: TaskErrorKind.STALE, 404: TaskErrorKind.STALE}.get(response.status, TaskErrorKind.UNREACHABLE)
+        text = body[:200].decode("utf-8", "replace")
+        return TaskError(trouble, f"log file {number} of {self._source.address}: {response.status} {text}")
 
 
 def sources_of(source: LogSource, number: int, owner: LogOwner) -> tuple[LogReadSource, LogReadSource]:
-    """Where to read a file, and where to read it again when it seems damaged: at its owner. Another machine may have
-    another log at the same path, so the file is looked at first."""
+    """Returns the source of a file, and the source for a second read if it seems damaged: the broker that owns it.
+    Another machine may have another log at the same path, so the header of the file is checked first."""
     if source.directory:
         folder = LogFolder(Path(source.directory), bytes.fromhex(source.log_id))
         if not source.address:
             return folder, folder
-        if folder.is_there(number):
+        if folder.has_file(number):
             return folder, owner
     return owner, owner

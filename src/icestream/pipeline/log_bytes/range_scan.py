@@ -1,8 +1,8 @@
-"""The good sections of a range, and what is wrong with the rest.
+"""Scans a range of the log: its good sections, and what is wrong with the rest.
 
-A record whose header is good and whose section is not costs the topic of that section, and no other one (hazard 19). A
-header that is not good ends the range: what follows cannot be found. Whether that is damage or a file that was used
-again meanwhile, whoever read the bytes finds out by looking again (hazard 29).
+A bad section of a record with a good header affects the topic of that section and no other (hazard 19). A bad header
+ends the range, because the next record cannot be located. The caller finds out whether that is damage or a file that
+was recycled meanwhile (hazard 29).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _DATA: Final = (wire.RecordKind.DATA, wire.RecordKind.REPAIR)
 @dataclass(frozen=True)
 class RangeScan:
     sections: list[Sections]
-    bad_topics: dict[int, int] = field(default_factory=dict)  # the position of the first bad section of a topic
-    bad_from: int | None = None  # a position from which on nothing can be read
+    bad_topics: dict[int, int] = field(default_factory=dict)  # by topic id: the position of its first bad section
+    bad_from: int | None = None  # the position from which on nothing can be read
 
     @property
     def is_good(self) -> bool:
@@ -31,24 +31,24 @@ class RangeScan:
 
 
 def scan_range(data: bytes, start: int, number: int, lsn: int) -> RangeScan:
-    """`data`: the bytes of file `number` from `start` on, where the record `lsn` stands."""
-    found: list[Sections] = []
+    """`data`: the bytes of file `number` from `start` on, where the record `lsn` begins."""
+    sections: list[Sections] = []
     bad_topics: dict[int, int] = {}
     view = memoryview(data)
     position, end = start, start + len(data)
     while position < end:
         records, stop, lsn, _ = scan_records(view[position - start :], position, number, lsn)
         if records:
-            found.append(sections_of(data, start, records))
+            sections.append(sections_of(data, start, records))
         if stop == end:
             break
         header = decode_good_header(data, stop - start, stop, number)
         if header is None or header.kind not in _DATA or header.lsn < lsn or header.end > end:
-            return RangeScan(found, bad_topics, stop)
+            return RangeScan(sections, bad_topics, stop)
         _note_bad_sections(data, start, header, bad_topics)
-        found.append(_good_part(data, start, header, bad_topics))
+        sections.append(_good_part(data, start, header, bad_topics))
         position, lsn = header.end, header.lsn + 1
-    return RangeScan(found, bad_topics)
+    return RangeScan(sections, bad_topics)
 
 
 def _note_bad_sections(data: bytes, start: int, header: wire.RecordHeader, bad_topics: dict[int, int]) -> None:
@@ -61,4 +61,4 @@ def _note_bad_sections(data: bytes, start: int, header: wire.RecordHeader, bad_t
 def _good_part(data: bytes, start: int, header: wire.RecordHeader, bad_topics: dict[int, int]) -> Sections:
     record = (header.position, header.lsn, header.kind, 0, 0, header.header_bytes, header.record_bytes)
     whole = sections_of(data, start, [(*record, header.section_count)])
-    return whole.chosen(~np.isin(whole.topic_id, list(bad_topics)))
+    return whole.select(~np.isin(whole.topic_id, list(bad_topics)))

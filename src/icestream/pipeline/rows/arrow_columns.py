@@ -1,9 +1,9 @@
 """One column of many blocks as an Arrow array, without an object for each message or block.
 
-A column's *elements* are what is stored: one for a block that says it once for all rows (CONSTANT), one for each row
-otherwise. `Elements` says where each lies in the bytes and which one each row has. Values of variable length are taken
-by Arrow from one array over the bytes themselves, in which every second item is an element and the others are what lies
-between two of them: 34 ns for each value, whatever the blocks are like.
+A column's *elements* are its stored values: one per block if it has the same value in all rows (CONSTANT), else one per
+row. `Elements` has the position of each element in the bytes, and the element of each row. Values of variable length
+are taken by Arrow from one array over the bytes themselves, in which every second item is an element and the others are
+what lies between two of them: 34 ns for each value, whatever the blocks are like.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Elements:
         rows = blocks.rows[stored.block]
         is_constant = stored.encoding == CONSTANT
         if np.any((stored.encoding == VARIABLE) != (width is None), where=~is_constant):
-            raise errors.DecodeError("a column is stored in a way that does not fit its type")
+            raise errors.DecodeError("the encoding of a column does not fit its type")
         self.count: Ints = np.where(is_constant, 1, rows)
         self.first: Ints = np.cumsum(self.count) - self.count
         number = np.arange(int(self.count.sum())) - np.repeat(self.first, self.count)
@@ -47,7 +47,7 @@ class Elements:
             self._forget_nulls(blocks, stored, number)
 
     def _forget_nulls(self, blocks: Blocks, stored: StoredColumn, number: Ints) -> None:
-        # a column without nulls has no bitmap, and one that is empty may lie behind the last byte: it is not looked at
+        # a column without nulls has no bitmap, and an empty one may lie behind the last byte: its value is ignored
         byte = np.minimum(np.repeat(stored.start, self.count) + (number >> 3), len(blocks.octets) - 1)
         is_set = (blocks.octets[byte] >> (number & 7).astype(np.uint8)) & 1
         is_null = (is_set == 0) & np.repeat(stored.has_nulls, self.count)
@@ -57,7 +57,7 @@ class Elements:
 
 def _check(is_right: NDArray[np.bool_]) -> None:
     if not is_right.all():
-        raise errors.DecodeError("a column has not as many values as its block has messages")
+        raise errors.DecodeError("a column has another number of values than its block has messages")
 
 
 def _variable(
@@ -97,8 +97,9 @@ def _row(blocks: Blocks, stored: StoredColumn, is_constant: NDArray[np.bool_], f
     return np.repeat(base, blocks.rows) + np.repeat(step, blocks.rows) * number
 
 
-def bytes_taken(data: Any, start: Ints, end: Ints, which: Any, kind: Any) -> Any:
-    """An Arrow array of bytes or text: the pieces [start, end) of the data, which rise, at `which` (None: all)."""
+def bytes_taken(data: Any, start: Ints, end: Ints, indices: Any, kind: Any) -> Any:
+    """Returns an Arrow array of bytes or text: the pieces [start, end) of the data, which rise, at these indices (None:
+    all; -1: null)."""
     count = len(start)
     is_large = len(data) > _OFFSET_MAX
     ends = np.empty(2 * count + 1, np.int64 if is_large else np.int32)
@@ -109,14 +110,14 @@ def bytes_taken(data: Any, start: Ints, end: Ints, which: Any, kind: Any) -> Any
         raise errors.DecodeError("values of a column overlap")
     wide = {pa.binary(): pa.large_binary(), pa.utf8(): pa.large_utf8()}[kind] if is_large else kind
     source = pa.Array.from_buffers(wide, 2 * count, [None, pa.py_buffer(ends), pa.py_buffer(data)])
-    places = 2 * np.arange(count) + 1 if which is None else 2 * which + 1
-    return source.take(pa.array(places, pa.int64(), mask=None if which is None else which < 0))
+    items = 2 * np.arange(count) + 1 if indices is None else 2 * indices + 1
+    return source.take(pa.array(items, pa.int64(), mask=None if indices is None else indices < 0))
 
 
-def numbers_taken(blocks: Blocks, elements: Elements, which: Ints, width: int) -> tuple[NDArray[Any], Any]:
-    """The values at `which`, and a mask of those that are null (None: none is)."""
+def numbers_taken(blocks: Blocks, elements: Elements, indices: Ints, width: int) -> tuple[NDArray[Any], Any]:
+    """Returns the values at these indices, and a mask of those that are null (None if none is)."""
     source = blocks.viewed(width)
-    is_null = which < 0
-    values = source[elements.start // width][np.maximum(which, 0)]
+    is_null = indices < 0
+    values = source[elements.start // width][np.maximum(indices, 0)]
     signed = values.view({8: np.int64, 4: np.int32, 1: np.uint8}[width])
     return signed, is_null if is_null.any() else None

@@ -1,7 +1,8 @@
-"""The blocks of many sections at once (model/block.py has their bytes): rows, numbers, and where each column's data is.
+"""The blocks of many sections at once (model/block.py defines their bytes): rows, numbers, and where each column's data
+is.
 
-What is read here passed the door of the broker and its CRC. So a value is not checked again; but nothing in here may
-lead outside of the bytes, because Arrow would follow it: DecodeError then.
+These bytes passed the validation of the broker and their CRC, so values are not checked again. But no length may lead
+outside of the bytes, because Arrow would follow it: that raises DecodeError.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Blocks:
 
     def __init__(self, sections: Sections) -> None:
         self.data = sections.data
-        self.section, self.start = _walked(sections)
+        self.section, self.start = _block_starts(sections)
         at = self.start >> 3
         head = self.words[at]
         self.rows: Ints = (head & _LOW).astype(np.int64)
@@ -49,7 +50,7 @@ class Blocks:
         first_block = np.searchsorted(self.section, np.arange(len(sections)))
         counted = np.add.reduceat(self.rows, first_block) if len(sections) else self.rows
         if not np.array_equal(counted, sections.rows):
-            raise errors.DecodeError("blocks and their section tell different numbers of messages")
+            raise errors.DecodeError("the blocks of a section have another number of messages than the section")
         self.base: Ints = sections.base[self.section] + self.first_row - self.first_row[first_block][self.section]
 
     def __len__(self) -> int:
@@ -88,15 +89,15 @@ class Blocks:
         encoding = (entry >> np.uint64(16)) & np.uint64(0xFF)
         nulls = (entry >> np.uint64(24)) & np.uint64(1) != 0
         size = (entry >> _HALF).astype(np.int64)
-        places = self._places(block, size, ends - count)
+        starts = self._data_starts(block, size, ends - count)
         return {
-            int(one): StoredColumn(block[mask], encoding[mask], nulls[mask], places[mask], size[mask])
-            for one in np.unique(ids)
-            for mask in (ids == one,)
+            int(column_id): StoredColumn(block[mask], encoding[mask], nulls[mask], starts[mask], size[mask])
+            for column_id in np.unique(ids)
+            for mask in (ids == column_id,)
         }
 
-    def _places(self, block: Ints, size: Ints, first_entry: Ints) -> Ints:
-        """Where each column's data starts: behind the directory, one behind the other, each at a multiple of 8."""
+    def _data_starts(self, block: Ints, size: Ints, first_entry: Ints) -> Ints:
+        """Where each column's data starts: after the directory, one after the other, each at a multiple of 8."""
         space = (size + 7) & ~7
         before = np.cumsum(space) - space
         has_any = self.column_count > 0
@@ -108,18 +109,18 @@ class Blocks:
         return start
 
 
-def _walked(sections: Sections) -> tuple[Ints, Ints]:
-    """For each block which section it is in, and where it starts. Most sections are one block."""
+def _block_starts(sections: Sections) -> tuple[Ints, Ints]:
+    """Returns, for each block, the index of its section and its start. Most sections have one block."""
     if not len(sections):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     if len(sections.data) % 8:
-        raise errors.DecodeError("the bytes of sections are no multiple of 8")
+        raise errors.DecodeError("the bytes of sections are not a multiple of 8")
     end = sections.start + sections.size
     if np.any(sections.start & 7) or np.any(end > len(sections.data)) or np.any(sections.size < HEAD.size):
         raise errors.DecodeError("a section does not lie in its bytes")
     words = np.frombuffer(sections.data, "<u8", len(sections.data) // 8)
-    is_one = (words[sections.start >> 3] >> _HALF).astype(np.int64) == sections.size
-    if is_one.all():
+    is_single = (words[sections.start >> 3] >> _HALF).astype(np.int64) == sections.size
+    if is_single.all():
         return np.arange(len(sections)), sections.start
     numbers: list[int] = []
     starts: list[int] = []
@@ -130,7 +131,7 @@ def _walked(sections: Sections) -> tuple[Ints, Ints]:
             starts.append(at << 2)
             size = halves[at + 1]
             if size < HEAD.size or size & 7:
-                raise errors.DecodeError(f"a block of {size} bytes")
+                raise errors.DecodeError(f"a block declares an invalid size of {size} bytes")
             at += size >> 2  # noqa: PLW2901
         if at != stop:
             raise errors.DecodeError("blocks do not fill their section")

@@ -17,7 +17,7 @@ from icestream.pipeline.rows.log_sections import Ints
 
 
 def header_maps(blocks: Blocks, elements: Elements) -> Any:
-    """A map for each element."""
+    """Returns an Arrow map for each element. Raises DecodeError."""
     octets, at = blocks.octets, elements.start
     is_short = elements.end - at < 2
     counts = np.where(is_short, 0, _number(octets, np.minimum(at, len(octets) - 2), 2))
@@ -34,8 +34,8 @@ def header_maps(blocks: Blocks, elements: Elements) -> Any:
         values[:, slot] = _piece(octets, keys[1, slot], 4, stop)
         at = values[1, slot]
     _check_ends(elements, counts, offsets, values)
-    found = [bytes_taken(blocks.data, one[0], one[1], None, pa.utf8()) for one in (keys, values)]
-    return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), *found)
+    texts = [bytes_taken(blocks.data, bounds[0], bounds[1], None, pa.utf8()) for bounds in (keys, values)]
+    return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), *texts)
 
 
 def _number(octets: Any, at: Ints, width: int) -> Ints:
@@ -46,17 +46,17 @@ def _number(octets: Any, at: Ints, width: int) -> Ints:
 
 
 def _piece(octets: Any, at: Ints, width: int, stop: Ints) -> tuple[Ints, Ints]:
-    """Start and end of a key or a value whose length stands at `at`."""
+    """Returns start and end of a key or value whose length is at `at`."""
     if np.any(at + width > stop):
-        raise errors.DecodeError("headers cut off")
+        raise errors.DecodeError("headers end before their declared length")
     start = at + width
     end = start + _number(octets, at, width)
     if np.any(end > stop):
-        raise errors.DecodeError("headers cut off")
+        raise errors.DecodeError("headers end before their declared length")
     return start, end
 
 
 def _check_ends(elements: Elements, counts: Ints, offsets: Ints, values: Any) -> None:
     has_any = counts > 0
     if np.any(values[1, offsets[1:][has_any] - 1] != elements.end[has_any]):
-        raise errors.DecodeError("headers do not end where they should")
+        raise errors.DecodeError("headers do not end with their element")

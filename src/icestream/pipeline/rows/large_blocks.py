@@ -1,6 +1,7 @@
-"""Columns of large blocks: each block's values stand one behind the other already, so they are copied block by block.
+"""Columns of large blocks: the values of a block are contiguous already, so they are copied block by block.
 
-Only where every block has the column, with a value for each row, and blocks have many rows; columns.py does the rest.
+Only if every block has the column, with a value for each row, and blocks have many rows; arrow_columns.py decodes the
+others.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from numpy.typing import NDArray
 from icestream import errors
 from icestream.pipeline.rows.block_columns import Blocks, StoredColumn
 
-# Below so many rows for each block the copies cost more than what they save.
+# With fewer rows per block the copies cost more than they save.
 _ROWS_PER_BLOCK_MIN: Final = 64
 _OFFSET_MAX: Final = 2**31 - 1
 
 
 def is_large(blocks: Blocks, stored: StoredColumn, encoding: int) -> bool:
-    """`encoding`: which one fits the column's values."""
+    """`encoding`: the one that fits the type of the column."""
     return (
         len(stored.block) == len(blocks)
         and blocks.row_count >= _ROWS_PER_BLOCK_MIN * len(blocks)
@@ -31,7 +32,7 @@ def is_large(blocks: Blocks, stored: StoredColumn, encoding: int) -> bool:
 
 def numbers_copied(blocks: Blocks, stored: StoredColumn, width: int) -> NDArray[Any]:
     if np.any(stored.size != width * blocks.rows):
-        raise errors.DecodeError("a column has not as many values as its block has messages")
+        raise errors.DecodeError("a column has another number of values than its block has messages")
     source = blocks.viewed(width)
     first = (stored.start // width).tolist()
     parts = [source[at : at + rows] for at, rows in zip(first, blocks.rows.tolist(), strict=True)]
@@ -39,11 +40,11 @@ def numbers_copied(blocks: Blocks, stored: StoredColumn, width: int) -> NDArray[
 
 
 def bytes_copied(blocks: Blocks, stored: StoredColumn, kind: Any) -> Any | None:
-    """None: too much for one array of 32-bit offsets."""
+    """Returns None if the values are too large for one array of 32-bit offsets."""
     heads = 4 * (blocks.rows + 1)
     sizes = stored.size - heads
     if np.any(sizes < 0):
-        raise errors.DecodeError("a column has not as many values as its block has messages")
+        raise errors.DecodeError("a column has another number of values than its block has messages")
     total = int(sizes.sum())
     if total > _OFFSET_MAX:
         return None
@@ -52,13 +53,13 @@ def bytes_copied(blocks: Blocks, stored: StoredColumn, kind: Any) -> Any | None:
     bodies: list[memoryview] = []
     row = before = 0
     for start, rows, size in zip(stored.start.tolist(), blocks.rows.tolist(), sizes.tolist(), strict=True):
-        own = blocks.halves[start >> 2 : (start >> 2) + rows + 1]
-        if own[0] or own[-1] != size:
-            raise errors.DecodeError("ends of a column do not rise to its size")
-        np.add(own[1:], before, out=ends[row + 1 : row + 1 + rows], casting="unsafe")
+        value_ends = blocks.halves[start >> 2 : (start >> 2) + rows + 1]
+        if value_ends[0] or value_ends[-1] != size:
+            raise errors.DecodeError("the value ends of a column do not rise to its size")
+        np.add(value_ends[1:], before, out=ends[row + 1 : row + 1 + rows], casting="unsafe")
         body = start + 4 * (rows + 1)
         bodies.append(view[body : body + size])
         row, before = row + rows, before + size
     if np.any(ends[1:] < ends[:-1]):
-        raise errors.DecodeError("ends of a column fall")
+        raise errors.DecodeError("the value ends of a column fall")
     return pa.Array.from_buffers(kind, blocks.row_count, [None, pa.py_buffer(ends), pa.py_buffer(b"".join(bodies))])

@@ -1,6 +1,6 @@
-"""The sections of a round's topics in a stretch of the log, as columns: nothing is made for each section or message.
+"""The sections of a stretch of the log as columns: no object is created for each section or message.
 
-A `Sections` holds bytes and, for each section, where its body lies in them; sections stand in the order of their bytes.
+`Sections` holds bytes and, for each section, where its body is in them; sections are in the order of their bytes.
 Entries are read as 64-bit words: everything in the log starts at a multiple of 8 (wal/format.py).
 """
 
@@ -37,9 +37,9 @@ class Sections:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def chosen(self, which: NDArray[Any]) -> Sections:
-        """Those of a mask, or of rising numbers."""
-        return Sections(self.data, *(getattr(self, name)[which] for name in _FIELDS))
+    def select(self, indices: NDArray[Any]) -> Sections:
+        """Returns the sections of a mask, or of rising indices."""
+        return Sections(self.data, *(getattr(self, name)[indices] for name in _FIELDS))
 
     @property
     def end(self) -> Ints:
@@ -50,17 +50,18 @@ class Sections:
         return int(self.size.sum())
 
 
-def nothing() -> Sections:
+def no_sections() -> Sections:
     return Sections(b"", *(np.empty(0, np.int64) for _ in _FIELDS))
 
 
 def sections_of(data: Any, position: int, records: Sequence[tuple[int, ...]]) -> Sections:
-    """All MESSAGES sections of good records, as `scan_records` tells them. `data` begins at `position` of its file."""
+    """Returns all MESSAGES sections of good records, as `scan_records` returns them. `data` begins at `position` of its
+    file."""
     if not records:
-        return nothing()
+        return no_sections()
     places = np.array([(record[0], record[7]) for record in records], np.int64)
     first = np.repeat(places[:, 0] - position + HEADER_BYTES, places[:, 1])
-    entries = first + ENTRY_BYTES * _counted(places[:, 1])
+    entries = first + ENTRY_BYTES * _count_up(places[:, 1])
     words = np.frombuffer(data, "<u8", len(data) // 8)
     at = entries >> 3
     kinds = (words[at + 1] >> _HIGH) & np.uint64(0xFF)
@@ -79,57 +80,59 @@ def sections_of(data: Any, position: int, records: Sequence[tuple[int, ...]]) ->
     )
 
 
-def _counted(counts: Ints) -> Ints:
+def _count_up(counts: Ints) -> Ints:
     """0, 1, … counts[0] - 1, 0, 1, … counts[1] - 1, …"""
     ends = np.cumsum(counts)
     return np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)
 
 
-def wanted_of(found: Sections, wanted: Iterable[OffsetRange]) -> Sections:
-    """Those that hold a wanted offset of their shard, under its epoch."""
+def select_offsets(sections: Sections, ranges: Iterable[OffsetRange]) -> Sections:
+    """Returns the sections that hold an offset of one of the ranges, under its epoch."""
     spans: dict[tuple[int, int, int], tuple[int, int]] = {}
-    for one in wanted:
-        key = one.topic_id, one.shard, one.epoch
-        start, end = spans.get(key, (one.start, one.end))
-        spans[key] = min(start, one.start), max(end, one.end)
-    if not spans or not len(found):
-        return found.chosen(np.zeros(len(found), bool))
+    for offsets in ranges:
+        key = offsets.topic_id, offsets.shard, offsets.epoch
+        start, end = spans.get(key, (offsets.start, offsets.end))
+        spans[key] = min(start, offsets.start), max(end, offsets.end)
+    if not spans or not len(sections):
+        return sections.select(np.zeros(len(sections), bool))
     keys = np.array(sorted(spans), np.int64)
     bounds = np.array([spans[tuple(key)] for key in keys.tolist()], np.int64)
-    place = places_of(keys, np.stack((found.topic_id, found.shard, found.epoch), axis=1))
-    is_wanted = place >= 0
-    is_wanted &= (found.base < bounds[place, 1]) & (found.end > bounds[place, 0])
-    return found.chosen(is_wanted)
+    index = indices_of(keys, np.stack((sections.topic_id, sections.shard, sections.epoch), axis=1))
+    is_selected = index >= 0
+    is_selected &= (sections.base < bounds[index, 1]) & (sections.end > bounds[index, 0])
+    return sections.select(is_selected)
 
 
-def places_of(keys: Ints, sought: Ints) -> Ints:
-    """Which of the keys (distinct rows) each sought row is; -1 for none."""
-    _, codes = np.unique(np.concatenate((keys, sought)), axis=0, return_inverse=True)
-    place = np.full(int(codes.max(initial=-1)) + 1, -1, np.int64)
-    place[codes[: len(keys)]] = np.arange(len(keys))
-    return place[codes[len(keys) :]]
+def indices_of(keys: Ints, rows: Ints) -> Ints:
+    """Returns, for each row, the index of the equal key (keys are distinct); -1 if there is none."""
+    _, codes = np.unique(np.concatenate((keys, rows)), axis=0, return_inverse=True)
+    index = np.full(int(codes.max(initial=-1)) + 1, -1, np.int64)
+    index[codes[: len(keys)]] = np.arange(len(keys))
+    return index[codes[len(keys) :]]
 
 
-def joined(parts: Sequence[Sections]) -> Sections:
-    """Only the bodies of the sections, one behind the other: small enough to be sent."""
+def join(parts: Sequence[Sections]) -> Sections:
+    """Returns all sections, with their bodies alone one after the other: small enough to be sent."""
     bodies: list[memoryview] = []
     for part in parts:
         view = memoryview(part.data)
-        bodies += [view[a : a + b] for a, b in zip(part.start.tolist(), part.size.tolist(), strict=True)]
+        bodies += [
+            view[start : start + size] for start, size in zip(part.start.tolist(), part.size.tolist(), strict=True)
+        ]
     columns = [np.concatenate([getattr(part, name) for part in parts]) for name in _FIELDS]
     size = columns[-1]
     columns[-2] = np.cumsum(size) - size
     return Sections(b"".join(bodies), *columns)
 
 
-def packed(sections: Sections) -> bytes:
-    """For another process: the number of sections, the columns, the bodies."""
-    whole = joined([sections])
-    columns = [np.array([len(whole)], "<i8"), *(getattr(whole, name) for name in _FIELDS)]
-    return b"".join((*(column.tobytes() for column in columns), whole.data))
+def pack(sections: Sections) -> bytes:
+    """Encodes sections for another process: their number, the columns, the bodies."""
+    compact = join([sections])
+    columns = [np.array([len(compact)], "<i8"), *(getattr(compact, name) for name in _FIELDS)]
+    return b"".join((*(column.tobytes() for column in columns), compact.data))
 
 
-def unpacked(data: bytes) -> Sections:
+def unpack(data: bytes) -> Sections:
     count = int(np.frombuffer(data, "<i8", 1)[0])
     columns = np.frombuffer(data, "<i8", count * len(_FIELDS), 8).reshape(len(_FIELDS), count)
     start = 8 + columns.nbytes

@@ -1,7 +1,7 @@
-"""The rows of some sections: their offsets in order, and each envelope column as an Arrow array.
+"""The rows of sections: each column of the envelope as an Arrow array.
 
-Rows stand in the order of topic, shard and offset, whatever the order in the log was, so that a topic is a slice.
-Columns that no row has are not there: a file without a column means nulls.
+Rows are in the order of topic, shard and offset, whatever their order in the log, so that a topic is a slice. Columns
+without a value in any row are left out: a file without a column means nulls.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from icestream.pipeline.rows.arrow_columns import Elements, bytes_taken, numbers
 from icestream.pipeline.rows.block_columns import Blocks, StoredColumn
 from icestream.pipeline.rows.headers import header_maps
 from icestream.pipeline.rows.large_blocks import bytes_copied, is_large, numbers_copied
-from icestream.pipeline.rows.log_sections import Ints, Sections, places_of
+from icestream.pipeline.rows.log_sections import Ints, Sections, indices_of
 
 _WIDTHS: Final = {ColumnKind.INT32: 4, ColumnKind.INT64: 8, ColumnKind.TIMESTAMP_US: 8, ColumnKind.BOOLEAN: 1}
 _NUMBERS: Final = (envelope.PRODUCER_ID, envelope.SEQUENCE)
@@ -34,7 +34,7 @@ class TopicRows(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Offsets [start, end) of one shard that are wanted."""
+    """Offsets [start, end) of one shard."""
 
     topic_id: int
     shard: int
@@ -43,25 +43,26 @@ class Span(NamedTuple):
 
 
 def topic_rows(sections: Sections, spans: Sequence[Span]) -> list[TopicRows]:
-    """`spans` rise by topic and shard; each is found whole (declared gaps aside)."""
+    """Decodes the rows of the spans, which rise by topic and shard. Each span is completely in the sections, apart from
+    declared gaps. Raises DecodeError."""
     blocks = Blocks(sections)
     order, ends = _order(sections, blocks, spans)
     columns = _columns(sections, blocks, order)
-    found: list[TopicRows] = []
+    topic_slices: list[TopicRows] = []
     start = 0
     topics = [span.topic_id for span in spans]
     for number, end in enumerate(ends):
         if number + 1 == len(topics) or topics[number + 1] != topics[number]:
-            found.append(_slice(topics[number], columns, start, end))
+            topic_slices.append(_slice(topics[number], columns, start, end))
             start = end
-    return found
+    return topic_slices
 
 
 def _order(sections: Sections, blocks: Blocks, spans: Sequence[Span]) -> tuple[Ints | None, list[int]]:
-    """The rows in their order (None: all, as they are), and where each span ends in it."""
+    """Returns the row indices in their order (None: all rows as they are), and the end of each span in it."""
     keys = np.array([span[:2] for span in spans], np.int64).reshape(-1, 2)
     bounds = np.array([span[2:] for span in spans], np.int64).reshape(-1, 2)
-    span = places_of(keys, np.stack((sections.topic_id, sections.shard), axis=1))[blocks.section]
+    span = indices_of(keys, np.stack((sections.topic_id, sections.shard), axis=1))[blocks.section]
     by = np.lexsort((blocks.base, span))
     by = by[span[by] >= 0]
     low = np.maximum(blocks.base, bounds[span, 0])[by]
@@ -125,8 +126,8 @@ def _column(blocks: Blocks, column: EnvelopeColumn, stored: StoredColumn, order:
 def _large_column(blocks: Blocks, column: EnvelopeColumn, stored: StoredColumn, width: int | None) -> Any:
     if width is not None:
         return _numbers(column, numbers_copied(blocks, stored, width))
-    found = bytes_copied(blocks, stored, ARROW_TYPES[column.kind])
-    return found if found is None or column.kind is ColumnKind.BINARY else found.dictionary_encode()
+    array = bytes_copied(blocks, stored, ARROW_TYPES[column.kind])
+    return array if array is None or column.kind is ColumnKind.BINARY else array.dictionary_encode()
 
 
 def _numbers(column: EnvelopeColumn, values: Any, is_null: Any = None) -> Any:
@@ -135,36 +136,36 @@ def _numbers(column: EnvelopeColumn, values: Any, is_null: Any = None) -> Any:
     )
 
 
-def _add_numbering(found: dict[str, Any], blocks: Blocks, number: Ints, repeated: Any, placed: Any) -> None:
-    """Who numbered the rows, and with which numbers, where the block has no column that says so."""
+def _add_numbering(columns: dict[str, Any], blocks: Blocks, number: Ints, repeated: Any, placed: Any) -> None:
+    """Adds producer ids and sequence numbers, for blocks without columns of them."""
     is_numbered = blocks.first_sequence != NOT_NUMBERED
     if not is_numbered.any():
         return
     missing = repeated(~is_numbered)
     sequences = placed(np.repeat(blocks.first_sequence, blocks.rows) + number)
     for column, values in zip(_NUMBERS, (repeated(blocks.producer_id), sequences), strict=True):
-        own = pa.array(values, pa.int64(), mask=missing)
-        had = found.get(column.name)
-        found[column.name] = own if had is None else pa.compute.coalesce(had, own)
+        numbers = pa.array(values, pa.int64(), mask=missing)
+        stored = columns.get(column.name)
+        columns[column.name] = numbers if stored is None else pa.compute.coalesce(stored, numbers)
 
 
 def _slice(topic_id: int, columns: dict[str, Any], start: int, end: int) -> TopicRows:
-    mine: dict[str, Any] = {}
+    sliced: dict[str, Any] = {}
     for name, column in columns.items():
         part = column.slice(start, end - start)
         if part.null_count < len(part):
-            mine[name] = _own_words(part) if pa.types.is_dictionary(part.type) else part
-    return TopicRows(topic_id, mine, end - start)
+            sliced[name] = _own_dictionary(part) if pa.types.is_dictionary(part.type) else part
+    return TopicRows(topic_id, sliced, end - start)
 
 
-def _own_words(part: Any) -> Any:
-    """Only the words that the rows use: those of other topics do not belong into the file."""
+def _own_dictionary(part: Any) -> Any:
+    """Reduces the dictionary to the words that these rows use: those of other topics do not belong into the file."""
     if len(part.dictionary) == 1:
         return part
     codes = part.indices
     used = np.bincount(codes.drop_null().to_numpy(), minlength=len(part.dictionary)) > 0
     if used.all():
         return part
-    anew = np.cumsum(used, dtype=np.int32) - np.int32(1)
-    moved = pa.array(anew).take(codes)
-    return pa.DictionaryArray.from_arrays(moved, part.dictionary.filter(pa.array(used)))
+    new_codes = np.cumsum(used, dtype=np.int32) - np.int32(1)
+    indices = pa.array(new_codes).take(codes)
+    return pa.DictionaryArray.from_arrays(indices, part.dictionary.filter(pa.array(used)))

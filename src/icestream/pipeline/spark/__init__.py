@@ -1,1 +1,1 @@
-"""Spark as the engine of rounds: its session, its Python workers, and a round as one job."""
+"""Spark sessions: starting and ending them, their Python workers, and a round as one job."""

@@ -1,11 +1,11 @@
 """The parent of Spark's Python workers (`spark.python.daemon.module`), instead of PySpark's own.
 
-Two things make a task 0.6 ms instead of 150 (measured): Spark puts its zip and jar on the path of its workers and has
-every task search all of it anew; what is installed here is enough. And everything that a task needs is imported once,
-before the workers are forked, and kept out of their garbage collection.
+Two changes make a task take 0.6 ms instead of 150 (measured). Spark puts its zip and jar on the path of its workers and
+has every task search all of it again; the installed packages are enough. And everything that a task needs is imported
+once, before the workers are forked, and excluded from their garbage collection.
 
-Java leaves its workers when a session ends. A worker has a last word for it then, which nobody takes: PySpark prints a
-page about that on stderr. What a task finds wrong goes to Java over the same connection and is not concerned.
+Java drops the connections to its workers when a session ends, while a worker still writes to it: PySpark prints a
+traceback about that on stderr. Errors of tasks reach Java over the same connection and are not affected.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from typing import Any
 
 
 def main() -> None:
-    sys.path[:] = [place for place in sys.path if not place.endswith((".zip", ".jar"))]
+    sys.path[:] = [path for path in sys.path if not path.endswith((".zip", ".jar"))]
     import pyarrow.parquet  # type: ignore[import-untyped]  # noqa: F401
     from pyspark import daemon
 
     import icestream.pipeline.spark.stages
     import icestream.pipeline.task.task_run  # noqa: F401
 
-    daemon.worker = until_java_leaves(daemon.worker)
+    daemon.worker = until_java_disconnects(daemon.worker)
     gc.collect()
     gc.freeze()
     daemon.manager()
 
 
-def until_java_leaves(worker: Callable[..., int]) -> Callable[..., int]:
-    """The task of a worker, again and again; one that has nobody to talk to ends."""
+def until_java_disconnects(worker: Callable[..., int]) -> Callable[..., int]:
+    """Returns the worker's main function with a lost connection as its normal end."""
 
-    def work(*given: Any) -> int:
+    def work(*arguments: Any) -> int:
         try:
-            return worker(*given)
+            return worker(*arguments)
         except ConnectionError:
             return 1
 

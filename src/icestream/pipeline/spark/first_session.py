@@ -1,4 +1,4 @@
-"""Spark, started once at the set-up: whether it runs here at all, and the archive of its classes for later starts."""
+"""Starts Spark once at set-up: to see that it runs on this machine, and to archive its classes for later starts."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from pathlib import Path
 
 from icestream.pipeline.spark.class_archive import ClassArchive
 from icestream.pipeline.spark.spark_options import SparkOptions
-from icestream.pipeline.spark.writer import SparkWriter
+from icestream.pipeline.spark.writer import SparkRuntime, SparkWriter
 from icestream.pipeline.spark_setup.spark_install import SparkInstall
 
 
-def archive_classes(engine: SparkInstall, cache: Path, say: Callable[[str], None]) -> None:
-    """Where there is one already, nothing is done and nothing is said. Raises EngineFailed when Spark does not run."""
-    archive = ClassArchive(engine, cache, is_making=True)
+def archive_classes(install: SparkInstall, cache: Path, say: Callable[[str], None]) -> None:
+    """Does nothing if there is an archive already. Raises EngineFailed if Spark does not run."""
+    archive = ClassArchive(install, cache, is_archiving=True)
     if not archive.is_missing:
         return
     say("setup: starting Spark once, so that each later start takes a quarter of the time")
-    writer = SparkWriter(engine, SparkOptions("local[1]"), archive)
+    writer = SparkWriter(SparkOptions("local[1]"), lambda: SparkRuntime(install, archive))
     try:
-        writer.try_out()
+        writer.run_empty_job()
     finally:
         writer.close()

@@ -1,6 +1,6 @@
-"""What Java and Spark's Python workers write on stderr, as messages of our log.
+"""Forwards what Java and Spark's Python workers write to stderr to our log.
 
-A start says lines that mean nothing to anybody: they are for `log.level: debug`. Whatever else comes is a warning.
+Lines that every start prints go to `log.level: debug`; every other line is a warning.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from icestream import limits
 from icestream.observability.log import get_logger
 
 _log = get_logger("spark")
-# Spark loads this module of Java, which says so each time.
-_EMPTY_WORDS: Final = ("WARNING: Using incubator modules",)
+# Spark loads this module of Java, which prints so each time.
+_USUAL_LINES: Final = ("WARNING: Using incubator modules",)
 LOG_OPTION: Final = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
 
 
 @contextlib.contextmanager
-def heard() -> Iterator[int]:
-    """The end of a pipe, to be the stderr of a process. Listened to until the last who has it is gone."""
+def stderr_pipe() -> Iterator[int]:
+    """A file descriptor to be the stderr of a process. A thread reads it until the last process has closed it."""
     reading, writing = os.pipe()
-    threading.Thread(target=_listen, args=(reading,), name="spark-words", daemon=True).start()
+    threading.Thread(target=_forward, args=(reading,), name="spark-stderr", daemon=True).start()
     try:
         yield writing
     finally:
         os.close(writing)
 
 
-def _listen(reading: int) -> None:
-    with os.fdopen(reading, "rb") as words:
-        while line := words.readline(limits.SPARK_LINE_BYTES_MAX):
-            say(line.decode(errors="replace").rstrip())
+def _forward(descriptor: int) -> None:
+    with os.fdopen(descriptor, "rb") as stderr:
+        while line := stderr.readline(limits.SPARK_LINE_BYTES_MAX):
+            log_line(line.decode(errors="replace").rstrip())
 
 
-def say(line: str) -> None:
+def log_line(line: str) -> None:
     if not line:
         return
-    if line.startswith(_EMPTY_WORDS):
-        _log.debug("Spark says", line=line)
+    if line.startswith(_USUAL_LINES):
+        _log.debug("Spark stderr", line=line)
     else:
-        _log.warning("Spark says", line=line)
+        _log.warning("Spark stderr", line=line)

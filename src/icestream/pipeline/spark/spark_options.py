@@ -1,4 +1,4 @@
-"""What the session of the ingest is given. Pure; the reasons stand beside the values."""
+"""The options of the Spark session of the pipeline. Pure; reasons are beside the values."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ class SparkOptions:
     master: str = "local[*]"
     conf: dict[str, str] = field(default_factory=dict)
     scratch: Path | None = None  # for shuffles; None: Spark's own choice
-    archive: Path | None = None  # of loaded classes (class_archive.py)
 
     @classmethod
     def of(cls, settings: Settings) -> SparkOptions:
-        own = settings.pipeline.spark
-        return cls(own.master, parsed(own.conf))
+        spark = settings.pipeline.spark
+        return cls(spark.master, parse_conf(spark.conf))
 
     @property
     def is_local(self) -> bool:
@@ -32,28 +31,29 @@ class SparkOptions:
 
     @property
     def tasks_max(self) -> int:
-        """Tasks at a time; of a cluster as many as it is told (`spark.default.parallelism`), else two."""
-        found = _LOCAL.fullmatch(self.master)
-        if found is None:
+        """How many tasks run at a time; in a cluster `spark.default.parallelism`, by default two."""
+        match = _LOCAL.fullmatch(self.master)
+        if match is None:
             return int(self.conf.get("spark.default.parallelism", "2"))
-        return (os.cpu_count() or 1) if found[1] == "*" else int(found[1] or 1)
+        return (os.cpu_count() or 1) if match[1] == "*" else int(match[1] or 1)
 
 
-def parsed(given: tuple[str, ...]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for one in given:
-        key, equals, value = one.partition("=")
+def parse_conf(entries: tuple[str, ...]) -> dict[str, str]:
+    """Parses `key=value` entries. Raises ConfigurationError."""
+    conf: dict[str, str] = {}
+    for entry in entries:
+        key, equals, value = entry.partition("=")
         if not equals or not key.startswith("spark."):
             raise errors.ConfigurationError(
-                f"pipeline.spark.conf: {one!r} is no setting of Spark", hint="such as spark.executor.memory=2g"
+                f"pipeline.spark.conf: {entry!r} is not a setting of Spark", hint="such as spark.executor.memory=2g"
             )
-        found[key] = value
-    return found
+        conf[key] = value
+    return conf
 
 
 def spark_conf(options: SparkOptions, java_options: str) -> dict[str, str]:
-    """The user's own come last and win, except for what a round cannot do without."""
-    found = {
+    """The configuration of the session. The user's entries override ours, except for those that a round relies on."""
+    conf = {
         "spark.app.name": "icestream-pipeline",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -66,15 +66,15 @@ def spark_conf(options: SparkOptions, java_options: str) -> dict[str, str]:
         "spark.cleaner.periodicGC.interval": "24h",
     }
     if options.is_local:
-        found |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        conf |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     if options.scratch is not None:
-        found["spark.local.dir"] = str(options.scratch)
-    found |= options.conf
-    own = options.conf.get("spark.driver.extraJavaOptions", "")
-    return found | {
+        conf["spark.local.dir"] = str(options.scratch)
+    conf |= options.conf
+    user_java_options = options.conf.get("spark.driver.extraJavaOptions", "")
+    return conf | {
         "spark.master": options.master,
-        "spark.driver.extraJavaOptions": f"{java_options} {LOG_OPTION} {own}".strip(),
+        "spark.driver.extraJavaOptions": f"{java_options} {LOG_OPTION} {user_java_options}".strip(),
         "spark.python.daemon.module": "icestream.pipeline.spark.daemon",
         "spark.python.worker.reuse": "true",
-        "spark.speculation": "false",  # hazard 1: nobody writes a round twice at the same time
+        "spark.speculation": "false",  # hazard 1: a task must not run twice at the same time
     }

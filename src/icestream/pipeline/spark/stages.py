@@ -1,7 +1,7 @@
-"""The functions that Spark calls, known to the workers by name. Everything that crosses is bytes.
+"""The functions that Spark calls, known to the workers by name. Everything that crosses processes is bytes.
 
 first stage    (ReadJob, [(writer, WriteJob)])  ->  (writer, tagged bytes)
-second stage   what was sent to one writer      ->  TopicWritten
+second stage   what was sent to one writer      ->  TopicTaskResult
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ from typing import Final
 from icestream.pipeline.task import job as jobs
 from icestream.pipeline.task.task_run import WRITTEN, read_bundle, write_handed
 
-Given = tuple[bytes, list[tuple[int, bytes]]]
+Input = tuple[bytes, list[tuple[int, bytes]]]
 _JOB: Final = b"J"
 _HANDED: Final = b"H"
 _WRITTEN: Final = b"W"
 
 
-def read_only(given: Iterable[Given]) -> Iterator[bytes]:
-    """A round in which nothing is gathered is one stage."""
-    for reading, _ in given:
-        for _, told in read_bundle(reading):
-            yield told
+def read_only(inputs: Iterable[Input]) -> Iterator[bytes]:
+    """The only stage of a round in which no topic is gathered."""
+    for read_job, _ in inputs:
+        for _, result in read_bundle(read_job):
+            yield result
 
 
-def read(given: Iterable[Given]) -> Iterator[tuple[int, bytes]]:
-    for reading, writing in given:
-        for writer, job in writing:
+def read(inputs: Iterable[Input]) -> Iterator[tuple[int, bytes]]:
+    for read_job, write_jobs in inputs:
+        for writer, job in write_jobs:
             yield writer, _JOB + job
-        for writer, told in read_bundle(reading):
-            yield (0, _WRITTEN + told) if writer == WRITTEN else (writer, _HANDED + told)
+        for writer, result in read_bundle(read_job):
+            yield (0, _WRITTEN + result) if writer == WRITTEN else (writer, _HANDED + result)
 
 
-def place_of(writer: int) -> int:
+def partition_of(writer: int) -> int:
     return writer
 
 
-def write(sent: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
+def write(messages: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
     job = b""
     handed: list[bytes] = []
-    for _, data in sent:
+    for _, data in messages:
         match data[:1]:
             case b"J":
                 job = data[1:]

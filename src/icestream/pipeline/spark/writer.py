@@ -1,7 +1,8 @@
-"""A round as one Spark job. `write` blocks; it is called from one thread at a time.
+"""Writes a round as one Spark job. `write` blocks; it is called from one thread at a time.
 
-The session begins with the first round. When Java or the job dies, the round fails with EngineFailed, what is left of
-the session is ended, and the next round begins a new one: nothing of a round is kept in it.
+Spark starts with the first round: a node without messages needs no Spark. When Java or the job fails, the round fails
+with EngineFailed, the rest of the session is ended, and the next round starts a new one: a session keeps no state of a
+round.
 """
 
 from __future__ import annotations
@@ -13,75 +14,101 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from icestream import errors, limits
+from icestream.errors import MissingPart
 from icestream.model.task_messages import TopicTaskResult
+from icestream.observability.log import get_logger
 from icestream.pipeline.round_plan import RoundPlan
 from icestream.pipeline.spark import jvm_log, stages
+from icestream.pipeline.spark.accumulator_server import ignore_java_disconnect
 from icestream.pipeline.spark.class_archive import PLAIN_OPTIONS, ClassArchive
 from icestream.pipeline.spark.spark_options import SparkOptions, spark_conf
-from icestream.pipeline.spark.update_server import let_java_leave
-from icestream.pipeline.spark_setup.spark_install import SparkInstall
+from icestream.pipeline.spark_setup import python_packages
+from icestream.pipeline.spark_setup.spark_install import JAVA_HINT, SetupPaths, SparkInstall, examine, install_spark
 from icestream.pipeline.task import job as jobs
+from icestream.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
+_log = get_logger("pipeline")
+SETUP_HINT = "`icestream pipeline setup` installs what is missing; then start the broker again"
+
+
+class SparkRuntime(NamedTuple):
+    """What a session runs on."""
+
+    install: SparkInstall
+    archive: ClassArchive | None = None
+
 
 class SparkWriter:
-    def __init__(self, engine: SparkInstall, options: SparkOptions, archive: ClassArchive | None = None) -> None:
+    def __init__(self, options: SparkOptions, prepare: Callable[[], SparkRuntime]) -> None:
+        """`prepare` is called once, before the first session: it may have to install parts of Spark."""
         self.master = options.master
         self.tasks_max = options.tasks_max
-        self._engine = engine
         self._options = options
-        self._archive = archive
+        self._prepare = prepare
+        self._runtime: SparkRuntime | None = None
         self._context: SparkContext | None = None
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Begins the session, if there is none. It takes seconds."""
+        """Starts the session, if there is none. That takes seconds."""
         with self._lock:
-            self._started()
-
-    def try_out(self) -> None:
-        """The smallest job there is, through Java and Python."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)  # PySpark leaves the socket of a result to the collector
-            self._run(lambda context: context.parallelize([0], 1).mapPartitions(list).collect())
+            self._started_context()
 
     def write(self, plan: RoundPlan) -> list[TopicTaskResult]:
-        return [jobs.decode_written(one) for one in self._run(lambda context: run_round(context, plan))]
+        with self._session() as context:
+            results = run_round(context, plan)
+        return [jobs.decode_written(result) for result in results]
 
-    def _run(self, job: Callable[[SparkContext], list[Any]]) -> list[Any]:
-        with self._lock:
-            context = self._started()
-            try:
-                return job(context)
-            except Exception as error:  # noqa: BLE001  # the job, Java, or the way to it: its words say which
-                self._end()
-                raise _failed(error) from None
+    def run_empty_job(self) -> None:
+        """Runs the smallest possible job, through Java and a Python worker."""
+        with warnings.catch_warnings():
+            # PySpark leaves closing the socket of a result to the garbage collector.
+            warnings.simplefilter("ignore", ResourceWarning)
+            with self._session() as context:
+                context.parallelize([0], 1).mapPartitions(list).collect()
 
     def close(self) -> None:
         with self._lock:
-            self._end()
+            if self._runtime is not None:
+                self._end()
 
-    def _started(self) -> SparkContext:
+    @contextlib.contextmanager
+    def _session(self) -> Iterator[SparkContext]:
+        """A running session. An error ends it and is raised as EngineFailed."""
+        with self._lock:
+            context = self._started_context()
+            try:
+                yield context
+            except Exception as error:  # noqa: BLE001  # of the job, of Java, or of the connection to it
+                self._end()
+                raise _engine_failed(error) from None
+
+    def _started_context(self) -> SparkContext:
         if self._context is None:
             try:
-                self._context = self._begin()
+                self._context = self._start()
             except errors.IcestreamError:
                 raise
-            except Exception as error:  # noqa: BLE001  # whatever PySpark raises when Java does not come up
+            except Exception as error:  # noqa: BLE001  # PySpark raises exceptions of any class when Java fails to start
                 self._end()
-                raise _failed(error) from None
+                raise _engine_failed(error) from None
         return self._context
 
-    def _begin(self) -> SparkContext:
+    def _start(self) -> SparkContext:
+        if self._runtime is None:
+            _log.info("starting Spark", master=self.master)
+            self._runtime = self._prepare()
+        install, archive = self._runtime
         os.environ.update(
-            JAVA_HOME=str(self._engine.java_home),
-            SPARK_HOME=str(self._engine.spark_home),
+            JAVA_HOME=str(install.java_home),
+            SPARK_HOME=str(install.spark_home),
             PYSPARK_PYTHON=sys.executable,
         )
         if self._options.is_local:
@@ -89,77 +116,110 @@ class SparkWriter:
         from pyspark import SparkConf, SparkContext
         from pyspark.java_gateway import launch_gateway
 
-        for logger in (logging.getLogger(), logging.getLogger("py4j")):  # pages about a Java that is gone
+        # py4j logs long tracebacks about a Java that has ended; EngineFailed says the same in a line.
+        for logger in (logging.getLogger(), logging.getLogger("py4j")):
             logger.addFilter(_is_not_py4j)
-        java_options = PLAIN_OPTIONS if self._archive is None else self._archive.java_options()
+        java_options = PLAIN_OPTIONS if archive is None else archive.java_options()
         conf = SparkConf(loadDefaults=False)
         for key, value in spark_conf(self._options, java_options).items():
             conf.set(key, value)
-        with jvm_log.heard() as stderr:
+        with jvm_log.stderr_pipe() as stderr:
             gateway = launch_gateway(conf, {"stderr": stderr})
         context = SparkContext(conf=conf, gateway=gateway)
-        let_java_leave(context._accumulatorServer)
+        ignore_java_disconnect(context._accumulatorServer)
         return context
 
     def _end(self) -> None:
-        """Also what died already. The next session gets a Java of its own."""
+        """Ends the session, also one whose Java has died. The next session gets a new Java process."""
         from pyspark import SparkContext
 
         context, self._context = self._context, None
         gateway: Any = SparkContext._gateway
         process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
-        # Java ends its session by itself when its input ends; PySpark's own part of it takes half a second meanwhile.
-        of_python = getattr(context, "_accumulatorServer", None)
-        for owner, end in ((gateway, "shutdown"), (getattr(process, "stdin", None), "close"), (of_python, "shutdown")):
+        # Java ends its session by itself when its stdin closes; SparkContext.stop() would take half a second longer.
+        accumulator_server = getattr(context, "_accumulatorServer", None)
+        stdin = getattr(process, "stdin", None)
+        for owner, method in ((gateway, "shutdown"), (stdin, "close"), (accumulator_server, "shutdown")):
             if owner is not None:
-                _quietly(getattr(owner, end))
+                with contextlib.suppress(Exception):
+                    getattr(owner, method)()
         SparkContext._active_spark_context = None
         SparkContext._gateway = SparkContext._jvm = None
-        ended = _waited(process)
-        if self._archive is not None:
-            self._archive.keep(is_whole=ended)
+        has_ended = _wait_for_exit(process)
+        if self._runtime is not None and self._runtime.archive is not None:
+            self._runtime.archive.finish(is_complete=has_ended)
 
 
 def run_round(context: SparkContext, plan: RoundPlan) -> list[bytes]:
-    """Bundles are partitions as they are: nothing is distributed anew."""
-    reading = [jobs.encode(one) for one in jobs.read_jobs(plan)]
-    if not reading:
+    """Runs the tasks of a round and returns their encoded results. Each bundle is one partition: Spark must not
+    distribute them differently."""
+    read_jobs = [jobs.encode(job) for job in jobs.read_jobs(plan)]
+    if not read_jobs:
         return []
-    writing = [(number, jobs.encode(one)) for number, one in enumerate(jobs.write_jobs(plan))]
-    given = [(job, writing[number :: len(reading)]) for number, job in enumerate(reading)]
-    rows: Any = context.parallelize(given, len(given))
-    if not writing:
-        found: list[bytes] = rows.mapPartitions(stages.read_only).collect()
-        return found
-    sent = rows.mapPartitions(stages.read).partitionBy(len(writing), stages.place_of)
-    found = sent.mapPartitions(stages.write).collect()
-    return found
+    write_jobs = [(number, jobs.encode(job)) for number, job in enumerate(jobs.write_jobs(plan))]
+    inputs = [(job, write_jobs[number :: len(read_jobs)]) for number, job in enumerate(read_jobs)]
+    rows: Any = context.parallelize(inputs, len(inputs))
+    results: list[bytes]
+    if not write_jobs:
+        results = rows.mapPartitions(stages.read_only).collect()
+        return results
+    shuffled = rows.mapPartitions(stages.read).partitionBy(len(write_jobs), stages.partition_of)
+    results = shuffled.mapPartitions(stages.write).collect()
+    return results
+
+
+# --- composition ------------------------------------------------------------------------------------------------------
+
+
+def check_requirements(settings: Settings) -> None:
+    """Raises MissingPart if Spark cannot run on this machine. Installs nothing."""
+    parts = examine(SetupPaths.of(settings, os.environ))
+    if fault := python_packages.pyspark_fault(parts.pyspark):
+        raise MissingPart(fault, hint=SETUP_HINT)
+    if parts.java.java is None:
+        reasons = "; ".join(parts.java.refused) or "no Java was found"
+        raise MissingPart(reasons, hint=f"{SETUP_HINT}, or {JAVA_HINT}")
+
+
+@contextlib.contextmanager
+def open_writer(settings: Settings) -> Iterator[SparkWriter]:
+    """The writer of the pipeline process. Raises MissingPart at once if Spark cannot run here."""
+    check_requirements(settings)
+
+    def prepare() -> SparkRuntime:
+        paths = SetupPaths.of(settings, os.environ)
+        install = install_spark(paths, say=_log.info)
+        return SparkRuntime(install, ClassArchive(install, paths.cache))
+
+    writer = SparkWriter(SparkOptions.of(settings), prepare)
+    try:
+        yield writer
+    finally:
+        writer.close()
+
+
+# --- errors and the end of Java ---------------------------------------------------------------------------------------
 
 
 def _is_not_py4j(record: logging.LogRecord) -> bool:
     return "py4j" not in record.pathname
 
 
-def _failed(error: Exception) -> errors.EngineFailed:
-    java = getattr(error, "java_exception", None)
+def _engine_failed(error: Exception) -> errors.EngineFailed:
+    java_error = getattr(error, "java_exception", None)
     try:
-        said = str(error) if java is None else str(java.toString())
-    except Exception:  # noqa: BLE001  # Java that is gone cannot say more
-        said = type(error).__name__
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+        text = str(error) if java_error is None else str(java_error.toString())
+    except Exception:  # noqa: BLE001  # the call goes to Java, which may have ended
+        text = type(error).__name__
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return errors.EngineFailed(
         f"Spark did not finish the round: {' / '.join(lines[:3])[:500] or type(error).__name__}",
-        hint="the next round begins a new session; nothing was committed",
+        hint="the next round starts a new session; nothing was committed",
     )
 
 
-def _quietly(end: Callable[[], object]) -> None:
-    with contextlib.suppress(Exception):
-        end()
-
-
-def _waited(process: subprocess.Popen[bytes] | None) -> bool:
-    """Whether Java has ended by itself. It does when its input ends; one that does not is killed."""
+def _wait_for_exit(process: subprocess.Popen[bytes] | None) -> bool:
+    """Returns True if Java ended by itself, as it does when its stdin closes. Otherwise it is killed."""
     if process is None:
         return False
     try:

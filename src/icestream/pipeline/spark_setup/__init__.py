@@ -1,0 +1,1 @@
+"""Finds or installs what Spark runs on: a Java, PySpark and the jars of Iceberg. Imports no PySpark."""

@@ -1,9 +1,9 @@
-"""Which copy of a jar is used: the first with the right size and digest. Pure; jar_files.py looks around and fetches.
+"""Which copy of a jar is used: the first with the right size and digest. Pure; jar_files.py finds and fetches them.
 
 order   from                                        a wrong one is
-1       ICESTREAM_JARS (`pipeline.jars`)            an error: somebody put it there
-2       the cache directory                         replaced by a fresh one
-3       the folders of Ivy and Maven of this user   passed over; a right one is copied into the cache
+1       ICESTREAM_JARS (`pipeline.jars`)            an error, because it was put there on purpose
+2       the cache directory                         replaced by a new one
+3       the folders of Ivy and Maven of this user   skipped; a right one is copied into the cache
 4       Maven Central, through Spark's own resolver an error
 """
 
@@ -27,7 +27,7 @@ class JarOrigin(StrEnum):
 
 
 class JarCopy(NamedTuple):
-    """A file that could be it. `sha256` is empty where the size is wrong already."""
+    """A file that may be the jar. `sha256` is empty if the size is wrong already."""
 
     path: Path
     origin: JarOrigin
@@ -37,17 +37,17 @@ class JarCopy(NamedTuple):
 
 @dataclass(frozen=True)
 class JarChoice:
-    """The copy to use; `refused` says of others what is wrong with them, `is_final` that nothing else may be tried."""
+    """The copy to use; why others were refused; `is_final`: no other may be tried."""
 
     copy: JarCopy | None
     refused: tuple[str, ...] = ()
     is_final: bool = False
 
 
-def choose_copy(jar: PinnedJar, found: Iterable[JarCopy]) -> JarChoice:
-    """`found` in the order of the table above; it is asked for no more than is needed."""
+def choose_copy(jar: PinnedJar, copies: Iterable[JarCopy]) -> JarChoice:
+    """`copies`: in the order of the table above; consumed only as far as needed."""
     refused: list[str] = []
-    for copy in found:
+    for copy in copies:
         reason = fault(jar, copy)
         if not reason:
             return JarChoice(copy, tuple(refused))
@@ -58,32 +58,34 @@ def choose_copy(jar: PinnedJar, found: Iterable[JarCopy]) -> JarChoice:
 
 
 def fault(jar: PinnedJar, copy: JarCopy) -> str:
-    """What is wrong with this file; empty when nothing is."""
-    where = f"{copy.path} ({copy.origin})"
+    """Returns what is wrong with this file; empty if it is right."""
+    location = f"{copy.path} ({copy.origin})"
     if copy.bytes != jar.bytes:
-        return f"{where} has {copy.bytes} bytes, {jar.file_name} has {jar.bytes}"
+        return f"{location} has {copy.bytes} bytes, {jar.file_name} has {jar.bytes}"
     if copy.sha256 != jar.sha256:
-        return f"{where} is not {jar.file_name}: its SHA-256 is {copy.sha256}, that of the tested one is {jar.sha256}"
+        return (
+            f"{location} is not {jar.file_name}: its SHA-256 is {copy.sha256}, that of the tested one is {jar.sha256}"
+        )
     return ""
 
 
 def jar_locations(
-    jar: PinnedJar, given: Iterable[Path], cache: Path, home: Path | None
+    jar: PinnedJar, setting: Iterable[Path], cache: Path, home: Path | None
 ) -> list[tuple[JarOrigin, Path]]:
-    """Where a copy may lie. What is given is a folder, or the file itself."""
-    found = [
-        (JarOrigin.SETTING, one if one.suffix == ".jar" else one / jar.file_name)
-        for one in given
-        if one.suffix != ".jar" or one.name == jar.file_name
+    """Returns where a copy may be. `setting`: folders, or the file itself."""
+    locations = [
+        (JarOrigin.SETTING, path if path.suffix == ".jar" else path / jar.file_name)
+        for path in setting
+        if path.suffix != ".jar" or path.name == jar.file_name
     ]
-    found.append((JarOrigin.CACHE, cached(jar, cache)))
+    locations.append((JarOrigin.CACHE, cached(jar, cache)))
     if home is not None:
-        for ivy in (".ivy2", ".ivy2.5.2"):  # Spark 4 has a folder of its own
-            found.append((JarOrigin.IVY, home / ivy / "jars" / f"{jar.group}_{jar.file_name}"))
-            found.append((JarOrigin.IVY, home / ivy / "cache" / jar.group / jar.artifact / "jars" / jar.file_name))
+        for ivy in (".ivy2", ".ivy2.5.2"):  # Spark 4 uses a folder of its own
+            locations.append((JarOrigin.IVY, home / ivy / "jars" / f"{jar.group}_{jar.file_name}"))
+            locations.append((JarOrigin.IVY, home / ivy / "cache" / jar.group / jar.artifact / "jars" / jar.file_name))
         folder = Path(*jar.group.split("."), jar.artifact, jar.version)
-        found.append((JarOrigin.MAVEN, home / ".m2" / "repository" / folder / jar.file_name))
-    return found
+        locations.append((JarOrigin.MAVEN, home / ".m2" / "repository" / folder / jar.file_name))
+    return locations
 
 
 def cached(jar: PinnedJar, cache: Path) -> Path:

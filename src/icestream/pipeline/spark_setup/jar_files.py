@@ -1,8 +1,8 @@
-"""Copies of a jar on this machine, and the one that is fetched. jar.py decides which is used.
+"""Finds copies of a jar on this machine, and fetches one. jar_choice.py decides which is used.
 
-Every fetch works in a folder of its own beside its goal and ends with a rename, after the digest was found right and
-the bytes were synced. So set-ups at the same time do not disturb each other, and one that was interrupted leaves a
-folder that nobody looks at; it is removed after a day.
+Every fetch works in a temporary folder beside its target and ends with a rename, after the digest was checked and the
+bytes were synced. So concurrent set-ups do not disturb each other, and an interrupted one leaves a folder that is never
+read; it is removed after a day.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LINES_SHOWN: Final = 5
 
 
 def copies(jar: PinnedJar, places: Iterable[tuple[JarOrigin, Path]]) -> Iterator[JarCopy]:
-    """Those that are there. A digest is computed only where the size is right."""
+    """Yields the copies that exist. The digest is computed only if the size is right."""
     for origin, path in places:
         try:
             yield read_copy(jar, path, origin)
@@ -39,36 +39,37 @@ def copies(jar: PinnedJar, places: Iterable[tuple[JarOrigin, Path]]) -> Iterator
 
 def read_copy(jar: PinnedJar, path: Path, origin: JarOrigin) -> JarCopy:
     with path.open("rb") as file:
-        found = os.fstat(file.fileno()).st_size
-        digest = hashlib.file_digest(file, "sha256").hexdigest() if found == jar.bytes else ""
-    return JarCopy(path, origin, found, digest)
+        size = os.fstat(file.fileno()).st_size
+        digest = hashlib.file_digest(file, "sha256").hexdigest() if size == jar.bytes else ""
+    return JarCopy(path, origin, size, digest)
 
 
 def keep(jar: PinnedJar, source: Path, cache: Path) -> Path:
-    """A right copy from elsewhere, into the cache: what others clean away must not stop us."""
-    with _workplace(cache) as work:
+    """Copies a right file from another folder into the cache, because other programs may clean that folder."""
+    with _temporary_folder(cache) as work:
         shutil.copyfile(source, work / jar.file_name)
-        return _settle(jar, work / jar.file_name, JarOrigin.CACHE, cache)
+        return _install(jar, work / jar.file_name, JarOrigin.CACHE, cache)
 
 
 def fetch(jar: PinnedJar, cache: Path, spark_home: Path, environment: Mapping[str, str]) -> Path:
-    """Has Spark's resolver bring the jar, as `--packages` does; mirrors that Spark was told of are honoured."""
-    with _workplace(cache) as work:
+    """Fetches the jar with Spark's resolver, as `--packages` does; mirrors in Spark's configuration are honoured.
+    Raises MissingPart."""
+    with _temporary_folder(cache) as work:
         program = work / "nothing.py"
         program.write_text("", "utf-8")
         command = [
             str(spark_home / "bin" / "spark-submit"), "--master", "local[1]", "--packages", jar.coordinates,
             "--conf", f"spark.jars.ivy={work}", "--conf", "spark.ui.enabled=false", str(program),
         ]  # fmt: skip
-        said = _run(command, {**environment, "SPARK_HOME": str(spark_home), "PYSPARK_PYTHON": sys.executable}, work)
-        found = work / "jars" / f"{jar.group}_{jar.file_name}"
-        if not found.is_file():
-            raise MissingPart(f"{jar.coordinates} could not be fetched: {said}", hint=by_hand(jar))
-        return _settle(jar, found, JarOrigin.FETCHED, cache)
+        output = _run(command, {**environment, "SPARK_HOME": str(spark_home), "PYSPARK_PYTHON": sys.executable}, work)
+        path = work / "jars" / f"{jar.group}_{jar.file_name}"
+        if not path.is_file():
+            raise MissingPart(f"{jar.coordinates} could not be fetched: {output}", hint=by_hand(jar))
+        return _install(jar, path, JarOrigin.FETCHED, cache)
 
 
 def by_hand(jar: PinnedJar) -> str:
-    """What to do where Maven cannot be reached."""
+    """The hint for machines from which Maven cannot be reached."""
     return (
         f"without a way to Maven from here: bring {jar.file_name} (SHA-256 {jar.sha256[:12]}…) by other means "
         "and name its folder in ICESTREAM_JARS"
@@ -76,9 +77,9 @@ def by_hand(jar: PinnedJar) -> str:
 
 
 def _run(command: list[str], environment: Mapping[str, str], work: Path) -> str:
-    """The last words of it, for the case that it brought nothing."""
+    """Runs the command and returns the last lines of its output, for an error message."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             env=environment,
             cwd=work,
@@ -94,26 +95,26 @@ def _run(command: list[str], environment: Mapping[str, str], work: Path) -> str:
         return f"it took longer than {limits.FETCH_SECONDS_MAX} s"
     except OSError as error:
         return str(error)
-    lines = [line.strip() for line in done.stdout.splitlines() if line.strip() and not line.startswith("\tat ")]
-    return " / ".join(lines[-_LINES_SHOWN:]) or f"spark-submit ended with {done.returncode} and said nothing"
+    lines = [line.strip() for line in process.stdout.splitlines() if line.strip() and not line.startswith("\tat ")]
+    return " / ".join(lines[-_LINES_SHOWN:]) or f"spark-submit exited with code {process.returncode} and no output"
 
 
-def _settle(jar: PinnedJar, path: Path, origin: JarOrigin, cache: Path) -> Path:
+def _install(jar: PinnedJar, path: Path, origin: JarOrigin, cache: Path) -> Path:
     reason = fault(jar, read_copy(jar, path, origin))
     if reason:
-        raise MissingPart(f"refused: {reason}", hint=f"what answers there is not Maven Central; {by_hand(jar)}")
-    goal = cached(jar, cache)
-    goal.parent.mkdir(parents=True, exist_ok=True)
+        raise MissingPart(f"refused: {reason}", hint=f"the server is not Maven Central; {by_hand(jar)}")
+    target = cached(jar, cache)
+    target.parent.mkdir(parents=True, exist_ok=True)
     with path.open("rb") as file:
         os.fsync(file.fileno())
-    path.replace(goal)
-    return goal
+    path.replace(target)
+    return target
 
 
 @contextmanager
-def _workplace(cache: Path) -> Iterator[Path]:
+def _temporary_folder(cache: Path) -> Iterator[Path]:
     cache.mkdir(parents=True, exist_ok=True)
-    forget_old(cache, f"{_WORK}*")
+    remove_old(cache, f"{_WORK}*")
     work = Path(tempfile.mkdtemp(prefix=_WORK, dir=cache))
     try:
         yield work
@@ -121,15 +122,15 @@ def _workplace(cache: Path) -> Iterator[Path]:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def forget_old(folder: Path, names: str) -> None:
-    """What somebody who was interrupted left behind. Nobody works for a day, so nobody's work is disturbed."""
-    old = time.time() - limits.FETCH_FORGOTTEN_SECONDS
-    for one in folder.glob(names):
+def remove_old(folder: Path, names: str) -> None:
+    """Removes what interrupted processes left behind: no set-up takes a day."""
+    limit = time.time() - limits.FETCH_FORGOTTEN_SECONDS
+    for path in folder.glob(names):
         try:
-            is_old = one.stat().st_mtime < old
+            is_old = path.stat().st_mtime < limit
         except FileNotFoundError:
             continue
-        if is_old and one.is_dir():
-            shutil.rmtree(one, ignore_errors=True)
+        if is_old and path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
         elif is_old:
-            one.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)

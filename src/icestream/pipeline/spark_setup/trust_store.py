@@ -2,8 +2,8 @@
 
     magic FEEDFEED | version 2 | count | per certificate: 2 | alias | time in ms | "X.509" | length | DER | SHA-1
 
-A Java from a Python package knows only the public authorities. Where a proxy of the house or a mirror has one of its
-own, pip gets through, because the machine trusts it, and Java would not.
+A Java from a Python package knows only the public authorities. If a proxy or a mirror has a certificate of a private
+authority, pip can connect, because the machine trusts it, and Java could not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 _MAGIC: Final = 0xFEEDFEED
 _VERSION: Final = 2
 _TRUSTED: Final = 2
-# What every Java uses for its own; it protects nothing, there is no secret in this file.
+# The default password of every Java; it protects nothing, because the file has no secret.
 PASSWORD: Final = "changeit"
 _SALT: Final = b"Mighty Aphrodite"
 

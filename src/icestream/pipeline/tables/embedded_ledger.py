@@ -1,10 +1,10 @@
-"""The tables of topics in our own catalog. Which table belongs to which topic, and how far it has come, stands beside
-the table's pointer (catalog/topic_rules/binding.py); a commit claims its offsets there.
+"""The tables of topics in our own catalog. The binding beside the table's pointer (catalog/topic_rules/binding.py)
+records which topic a table belongs to and the next offset of each shard; a commit claims its offsets there.
 
     the topic has a table        it is loaded, with its positions
-    it had one                   nobody gives it another by himself: rows would be missing (`icestream lake adopt`, …)
-    it never had one             a table is made and bound in one transaction: a crash leaves both or none. Tables
-                                 of many new topics share transactions
+    it had one                   it gets no other by itself, because rows would be missing (`icestream lake adopt`, …)
+    it never had one             a table is created and bound in one transaction: a crash leaves both or none. The
+                                 tables of many new topics share transactions
 """
 
 from __future__ import annotations
@@ -22,155 +22,164 @@ from icestream.catalog.topic_rules.operation_preview import Consent, ShardLog, T
 from icestream.catalogs import topic_table_name
 from icestream.catalogs.table_catalog import TableCatalog
 from icestream.iceberg import table_metadata as tables
-from icestream.iceberg.identifier import Identifier, Namespace, check_namespace, identifier
+from icestream.iceberg.identifier import Identifier, Namespace, check_namespace
+from icestream.iceberg.identifier import identifier as identifier_of
 from icestream.iceberg.values import Object
 from icestream.metadata.store import MetadataStore
 from icestream.model.backlog_messages import TopicBacklog
 from icestream.model.topic_name import TopicName
-from icestream.pipeline.commit.offset_ledger import TopicCommit, claim
+from icestream.pipeline.commit.offset_ledger import TopicCommit, claim_requirement
 from icestream.pipeline.tables import table_policy
 from icestream.pipeline.tables.topic_table import Position, TopicTable
 
-NOT_AGAIN = "`icestream lake adopt`, `bind` or `recreate` gives the topic a table again (docs/lake.md)"
+REBIND_HINT = "`icestream lake adopt`, `bind` or `recreate` gives the topic a table again (docs/lake.md)"
 
 
 class EmbeddedLedger:
-    is_own = True
+    is_embedded = True
 
     def __init__(
         self,
         store: MetadataStore,
-        catalog: TableCatalog,
-        making: Catalog,
-        fixed: tuple[str, ...] | None,
-        lease: str = "",
+        table_catalog: TableCatalog,
+        catalog: Catalog,
+        fixed_namespace: tuple[str, ...] | None,
+        lease_name: str = "",
     ) -> None:
-        """`making`: the catalog in this process, which shares the store with the one that is asked over HTTP.
-        `lease`: the name of the driver's."""
-        self._lease = lease
+        """`table_catalog`: loads tables. `catalog`: the same catalog, for what engines cannot ask: bindings of topics.
+        `fixed_namespace`: the namespace of all tables, None if each topic's namespace has its own. `lease_name`: of the
+        driver's lease."""
+        self._lease_name = lease_name
         self._store = store
+        self._table_catalog = table_catalog
         self._catalog = catalog
-        self._making = making
-        self._fixed = fixed
+        self._fixed_namespace = fixed_namespace
 
     async def open(self, topic: TopicBacklog) -> TopicTable:
-        name = await self._table_of(topic.topic_id)
-        if name is None:
-            name = await self._made(topic)
-        return await self._loaded(topic.topic_id, topic.name, name)
+        identifier = await self._bound_table(topic.topic_id)
+        if identifier is None:
+            identifier = await self._create(topic)
+        return await self._load(topic.topic_id, topic.name, identifier)
 
-    async def make_all(self, topics: Sequence[TopicBacklog]) -> dict[int, TopicTable]:
-        """One sync for all of them, a transaction for each NEW_TABLES_MAX. Empty when one of them cannot be made: each
-        is opened by itself then, and only the one in question stops. Raises StorageUnavailable."""
+    async def create_all(self, topics: Sequence[TopicBacklog]) -> dict[int, TopicTable]:
+        """Costs one sync for all tables, and a transaction for each NEW_TABLES_MAX. Returns nothing if one of them
+        cannot be created: each is opened by itself then, and only that one is halted. Raises StorageUnavailable."""
         try:
-            return await self._made_together(topics)
+            return await self._create_together(topics)
         except errors.StorageUnavailable:
             raise
         except errors.IcestreamError:
             return {}
 
-    async def _made_together(self, topics: Sequence[TopicBacklog]) -> dict[int, TopicTable]:
-        named = await asyncio.gather(*(self._table_of(one.topic_id) for one in topics))
-        new = {topic.topic_id: topic for topic, name in zip(topics, named, strict=True) if name is None}
-        if len(new) < 2:
+    async def _create_together(self, topics: Sequence[TopicBacklog]) -> dict[int, TopicTable]:
+        bound_tables = await asyncio.gather(*(self._bound_table(topic.topic_id) for topic in topics))
+        new_topics = {topic.topic_id: topic for topic, bound in zip(topics, bound_tables, strict=True) if bound is None}
+        if len(new_topics) < 2:
             return {}
-        names = {topic_id: self._name_of(topic) for topic_id, topic in new.items()}
-        wanted = [
-            NewTopicTable(_log_of(topic), names[topic_id], table_policy.new_layout(topic.policy))
-            for topic_id, topic in new.items()
+        identifiers = {topic_id: self._table_identifier(topic) for topic_id, topic in new_topics.items()}
+        new_tables = [
+            NewTopicTable(_topic_log(topic), identifiers[topic_id], table_policy.new_layout(topic.policy))
+            for topic_id, topic in new_topics.items()
         ]
-        for namespace in {one.namespace for one in names.values()}:
-            await self._make_namespace(namespace)
-        made = await self._making.topics.create_first(wanted)
+        for namespace in {identifier.namespace for identifier in identifiers.values()}:
+            await self._create_namespace(namespace)
+        created = await self._catalog.topics.create_first(new_tables)
         return {
-            topic_id: TopicTable(topic_id, new[topic_id].name, names[topic_id], done.table, _positions(binding))
-            for topic_id, (done, binding) in made.items()
+            topic_id: TopicTable(
+                topic_id, new_topics[topic_id].name, identifiers[topic_id], committed.table, _positions(binding)
+            )
+            for topic_id, (committed, binding) in created.items()
         }
 
-    async def look(self, known: TopicTable) -> TopicTable:
-        name = await self._table_of(known.topic_id)
-        if name is None:
-            raise errors.TopicTableConflict(f"topic {known.topic} has no table any more", hint=NOT_AGAIN)
-        found = await self._loaded(known.topic_id, known.topic, name)
-        known.__dict__.update(found.__dict__)
-        return known
+    async def refresh(self, table: TopicTable) -> TopicTable:
+        identifier = await self._bound_table(table.topic_id)
+        if identifier is None:
+            raise errors.TopicTableConflict(f"topic {table.topic} has no table any more", hint=REBIND_HINT)
+        loaded = await self._load(table.topic_id, table.topic, identifier)
+        table.__dict__.update(loaded.__dict__)
+        return table
 
-    async def widen(self, known: TopicTable, topic: TopicBacklog) -> TopicTable:
-        shards = {one.shard: (one.epoch, one.committed) for one in topic.shards}
-        await self._making.topics.widen(known.identifier, known.topic_id, shards)
-        return await self.look(known)
+    async def add_shards(self, table: TopicTable, topic: TopicBacklog) -> TopicTable:
+        shards = {shard.shard: (shard.epoch, shard.committed) for shard in topic.shards}
+        await self._catalog.topics.widen(table.identifier, table.topic_id, shards)
+        return await self.refresh(table)
 
     async def undo(self, table: TopicTable, snapshot_id: int, shards: Mapping[int, ShardLog]) -> None:
         log = TopicLog(table.topic, table.topic_id, shards)
-        await self._making.topics.undo_round(table.identifier, log, snapshot_id)
+        await self._catalog.topics.undo_round(table.identifier, log, snapshot_id)
 
-    def requirements(self, brought: TopicCommit) -> list[Object]:
-        found = claim(brought)
-        return [found | {"lease": self._lease} if self._lease else found]
+    def requirements(self, commit: TopicCommit) -> list[Object]:
+        if not commit.claims:  # a rewrite: it adds no offsets
+            return []
+        claim = claim_requirement(commit)
+        return [claim | {"lease": self._lease_name} if self._lease_name else claim]
 
-    def summary(self, brought: TopicCommit) -> Mapping[str, str]:
-        """The catalog writes it (catalog/topic_rules/topic_properties.py)."""
+    def summary(self, commit: TopicCommit) -> Mapping[str, str]:
+        """Nothing: the catalog writes the progress of a round itself (catalog/topic_rules/topic_properties.py)."""
         return {}
 
-    async def note(self, done: Sequence[TopicCommit]) -> Collection[int]:
-        """The catalog has."""
+    async def record(self, commits: Sequence[TopicCommit]) -> Collection[int]:
+        """Does nothing: the catalog recorded the offsets in the transaction of the commit."""
         return ()
 
-    # --- looking ---
+    # --- loading ---
 
-    async def _table_of(self, topic_id: int) -> Identifier | None:
+    async def _bound_table(self, topic_id: int) -> Identifier | None:
+        """The table that the topic is bound to; None if it has none."""
         key = catalog_keys.topic_key(topic_id)
         entry = await self._store.get(key)
         if entry is None:
             return None
         record = catalog_records.decode(TopicRecord, key, entry)
-        return identifier(check_namespace(record.namespace), record.name)
+        return identifier_of(check_namespace(record.namespace), record.name)
 
-    async def _loaded(self, topic_id: int, topic: str, name: Identifier) -> TopicTable:
-        """Positions first: a document that is newer than they are conflicts with nothing."""
-        key = catalog_keys.relation_key(name)
+    async def _load(self, topic_id: int, topic: str, identifier: Identifier) -> TopicTable:
+        # Positions first: if the table changes in between, its metadata is newer than they are, and the next commit
+        # conflicts. The other way round old metadata would be paired with new positions.
+        key = catalog_keys.relation_key(identifier)
         entry = await self._store.get(key)
         record = None if entry is None else catalog_records.decode_relation(key, entry)
         if not isinstance(record, TableRecord) or record.binding is None or record.binding.topic_id != topic_id:
-            raise errors.TopicTableConflict(f"{name} does not belong to topic {topic} any more", hint=NOT_AGAIN)
-        loaded = await self._catalog.load(name)
-        return TopicTable(topic_id, topic, name, tables.load(loaded.metadata), _positions(record.binding))
+            raise errors.TopicTableConflict(f"{identifier} does not belong to topic {topic} any more", hint=REBIND_HINT)
+        loaded = await self._table_catalog.load(identifier)
+        return TopicTable(topic_id, topic, identifier, tables.load(loaded.metadata), _positions(record.binding))
 
-    # --- making ---
+    # --- creating ---
 
-    async def _made(self, topic: TopicBacklog) -> Identifier:
+    async def _create(self, topic: TopicBacklog) -> Identifier:
         key = catalog_keys.detached_key(topic.topic_id)
         if (entry := await self._store.get(key)) is not None:
-            had = catalog_records.decode(DetachedRecord, key, entry)
+            detached = catalog_records.decode(DetachedRecord, key, entry)
             raise errors.TopicTableConflict(
-                f"topic {topic.name} had the table {'.'.join((*had.namespace, had.name))} and has none now",
-                hint=NOT_AGAIN,
+                f"topic {topic.name} had the table {'.'.join((*detached.namespace, detached.name))} and has none now",
+                hint=REBIND_HINT,
             )
-        name = self._name_of(topic)
-        await self._make_namespace(name.namespace)
+        identifier = self._table_identifier(topic)
+        await self._create_namespace(identifier.namespace)
         layout = table_policy.new_layout(topic.policy)
         try:
-            # What a retention dropped before there was a table is a declared gap of the log already.
-            await self._making.topics.recreate(_log_of(topic), name, [Consent.GAP], layout=layout)
+            # Consent to a gap: what retention dropped before there was a table is a declared gap of the log already.
+            await self._catalog.topics.recreate(_topic_log(topic), identifier, [Consent.GAP], layout=layout)
         except errors.AlreadyExists as error:
-            if await self._table_of(topic.topic_id) != name:  # else we did, and the answer was lost
+            # If the topic is bound to it, this driver created it and the reply was lost.
+            if await self._bound_table(topic.topic_id) != identifier:
                 raise errors.TopicTableConflict(error.message, hint=error.hint) from None
-        return name
+        return identifier
 
-    def _name_of(self, topic: TopicBacklog) -> Identifier:
-        return topic_table_name.table_for_topic(TopicName.parse(topic.name), self._fixed)
+    def _table_identifier(self, topic: TopicBacklog) -> Identifier:
+        return topic_table_name.table_for_topic(TopicName.parse(topic.name), self._fixed_namespace)
 
-    async def _make_namespace(self, namespace: Namespace) -> None:
-        """With those above it, where they do not exist."""
+    async def _create_namespace(self, namespace: Namespace) -> None:
+        """Creates the namespace and its parents, those that do not exist."""
         for depth in range(1, len(namespace) + 1):
             try:
-                await self._making.namespaces.create(namespace[:depth], {})
+                await self._catalog.namespaces.create(namespace[:depth], {})
             except errors.AlreadyExists:
                 continue
 
 
-def _log_of(topic: TopicBacklog) -> TopicLog:
-    shards = {one.shard: ShardLog(one.epoch, one.committed, one.synced) for one in topic.shards}
+def _topic_log(topic: TopicBacklog) -> TopicLog:
+    shards = {shard.shard: ShardLog(shard.epoch, shard.committed, shard.synced) for shard in topic.shards}
     return TopicLog(topic.name, topic.topic_id, shards)
 
 

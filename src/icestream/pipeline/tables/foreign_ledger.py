@@ -1,21 +1,22 @@
-"""The tables of topics in another catalog: REST, Glue, SQL. What our own catalog would compare is compared here.
+"""The tables of topics in another catalog: REST, Glue, SQL. What our own catalog would check is checked here.
 
-    open    the table by its name, made where there is none; a crash behind that finds it again, without rows
-    look    before each attempt that is not the first, and after each answer that says too little
-    note    the mirror, behind the commit: it may lag, never lead. Where an operator has changed it since it was read
-            (lake/foreign_operations.py), the rows do not count for the log, and the table is looked at again.
-            With it goes what the snapshot holds, into the map (catalog/snapshot_map.py): anybody may expire it here.
-            A look that finds it behind mends it: a commit whose answer came late was noted by nobody, and readers
-            know tables by their mirrors
+    open      loads the table by its name, and creates it if it does not exist; after a crash behind that, the table is
+              found again, without rows
+    refresh   before each retry, and after each unknown outcome
+    record    writes the mirror after the commit: it may lag behind the table, and never leads. If an operator has
+              changed it since it was read (lake/foreign_operations.py), the rows do not count for the log, and the
+              table is refreshed. The snapshot map (catalog/snapshot_map.py) gets the offsets of the snapshot with it,
+              because other engines may expire snapshots here. A refresh that finds the mirror behind repairs it: a
+              commit whose reply came late was recorded by no driver, and readers know tables by their mirrors
 
-A commit requires the main that was looked at, so whatever lands in between makes it fail, and the table is looked at
-again. Two drivers at once: the one that comes second finds the offsets in the table.
+A commit requires that main is the snapshot that was loaded, so that every commit in between makes it fail, and the
+table is refreshed. Of two drivers at once, the second finds the offsets in the table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -31,7 +32,7 @@ from icestream.catalogs import topic_table_name
 from icestream.catalogs.highest_offset import highest_offset
 from icestream.catalogs.mirror import ForeignTableRecord, decode_foreign_table
 from icestream.catalogs.mirror_anchor import anchor, rows_of
-from icestream.catalogs.table_catalog import CommitDone, TableCatalog, TableChange
+from icestream.catalogs.table_catalog import CommitDone, LoadedTable, TableCatalog, TableChange
 from icestream.iceberg import table_metadata as tables
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.manifest_reader import ManifestReader
@@ -51,231 +52,260 @@ ROUND: Final = "icestream.round"
 EPOCH: Final = "icestream.pipeline-epoch"
 
 
+class _MirrorState(NamedTuple):
+    """The mirror as this driver knows it, and the revision of its key; 0: the key does not exist."""
+
+    mirror: ForeignTableRecord | None = None
+    revision: int = 0
+
+
 class ForeignLedger:
-    is_own = False
+    is_embedded = False
 
     def __init__(
-        self, store: MetadataStore, catalog: TableCatalog, avro: ManifestReader, fixed: tuple[str, ...] | None
+        self,
+        store: MetadataStore,
+        catalog: TableCatalog,
+        manifest_reader: ManifestReader,
+        fixed_namespace: tuple[str, ...] | None,
     ) -> None:
         self._store = store
         self._catalog = catalog
-        self._avro = avro
-        self._fixed = fixed
-        self._snapshots = SnapshotMap(store)
+        self._manifest_reader = manifest_reader
+        self._fixed_namespace = fixed_namespace
+        self._snapshot_map = SnapshotMap(store)
         self._epochs: dict[int, dict[int, int]] = {}
-        self._starts: dict[int, dict[int, int]] = {}
-        self._seen: dict[int, int | None] = {}  # per topic the main whose files were looked at
-        self._noted: dict[
-            int, tuple[ForeignTableRecord | None, int]
-        ] = {}  # per topic the mirror that we know, and its revision
+        self._log_starts: dict[int, dict[int, int]] = {}
+        self._checked_snapshots: dict[int, int | None] = {}  # by topic id: the snapshot whose file bounds were checked
+        self._mirrors: dict[int, _MirrorState] = {}
 
     async def open(self, topic: TopicBacklog) -> TopicTable:
-        self._epochs[topic.topic_id] = {one.shard: one.epoch for one in topic.shards}
-        self._starts[topic.topic_id] = {one.shard: one.committed for one in topic.shards}
-        mirror = await self._mirror(topic.topic_id)
+        self._epochs[topic.topic_id] = {shard.shard: shard.epoch for shard in topic.shards}
+        self._log_starts[topic.topic_id] = {shard.shard: shard.committed for shard in topic.shards}
+        mirror = await self._load_mirror(topic.topic_id)
         if mirror is not None:
             mirror.check_has_table(topic.name)
-        name = (
-            topic_table_name.table_for_topic(TopicName.parse(topic.name), self._fixed)
+        identifier = (
+            topic_table_name.table_for_topic(TopicName.parse(topic.name), self._fixed_namespace)
             if mirror is None
             else Identifier(tuple(mirror.namespace), mirror.name)
         )
         try:
-            loaded = await self._catalog.load(name)
+            loaded = await self._catalog.load(identifier)
         except (errors.UnknownTable, errors.UnknownNamespace):
             if mirror is not None:
-                raise _gone(name, topic.name) from None
-            loaded = await self._made(name, topic)
-        return await self._standing(topic.topic_id, topic.name, name, tables.load(loaded.metadata), mirror)
+                raise _table_gone(identifier, topic.name) from None
+            loaded = await self._create(identifier, topic)
+        return await self._check(topic.topic_id, topic.name, identifier, tables.load(loaded.metadata), mirror)
 
-    async def make_all(self, topics: Sequence[TopicBacklog]) -> dict[int, TopicTable]:
-        """No protocol of other catalogs makes several tables at once."""
+    async def create_all(self, topics: Sequence[TopicBacklog]) -> dict[int, TopicTable]:
+        """Returns nothing: the protocols of other catalogs create one table at a time."""
         return {}
 
-    async def look(self, known: TopicTable) -> TopicTable:
-        """An operator may have given the topic another table."""
-        mirror = await self._mirror(known.topic_id)
-        name = known.identifier
+    async def refresh(self, table: TopicTable) -> TopicTable:
+        mirror = await self._load_mirror(table.topic_id)
+        identifier = table.identifier
         if mirror is not None:
-            mirror.check_has_table(known.topic)
-            name = Identifier(tuple(mirror.namespace), mirror.name)
+            mirror.check_has_table(table.topic)
+            identifier = Identifier(tuple(mirror.namespace), mirror.name)  # an operator may have given it another table
         try:
-            loaded = await self._catalog.load(name)
+            loaded = await self._catalog.load(identifier)
         except (errors.UnknownTable, errors.UnknownNamespace):
-            raise _gone(name, known.topic) from None
-        found = await self._standing(known.topic_id, known.topic, name, tables.load(loaded.metadata), mirror)
-        known.__dict__.update(found.__dict__)
-        return known
+            raise _table_gone(identifier, table.topic) from None
+        fresh = await self._check(table.topic_id, table.topic, identifier, tables.load(loaded.metadata), mirror)
+        table.__dict__.update(fresh.__dict__)
+        return table
 
-    async def widen(self, known: TopicTable, topic: TopicBacklog) -> TopicTable:
-        for one in topic.shards:
-            if one.shard not in known.positions:
-                self._epochs[topic.topic_id][one.shard] = one.epoch
-                self._starts[topic.topic_id][one.shard] = one.committed
-                known.positions[one.shard] = Position(one.epoch, one.committed)
-        return known
+    async def add_shards(self, table: TopicTable, topic: TopicBacklog) -> TopicTable:
+        for shard in topic.shards:
+            if shard.shard not in table.positions:
+                self._epochs[topic.topic_id][shard.shard] = shard.epoch
+                self._log_starts[topic.topic_id][shard.shard] = shard.committed
+                table.positions[shard.shard] = Position(shard.epoch, shard.committed)
+        return table
 
     async def undo(self, table: TopicTable, snapshot_id: int, shards: Mapping[int, ShardLog]) -> None:
-        """Behind this the table is as its mirror says: that is written after a commit, and this one was not noted."""
+        """Needs no change of the mirror: it is written after a commit is verified, and this one was not."""
         snapshot = table.table.snapshots.find(snapshot_id) or {}
-        parent = snapshot.get("parent-snapshot-id")
-        update: Object = {"action": "remove-snapshot-ref", "ref-name": MAIN}
-        if parent is not None:
-            update = {"action": "set-snapshot-ref", "ref-name": MAIN, "type": "branch", "snapshot-id": parent}
-        gone: Object = {"action": "remove-snapshots", "snapshot-ids": [snapshot_id]}
-        required: list[Object] = [
+        parent_id = snapshot.get("parent-snapshot-id")
+        set_main: Object = {"action": "remove-snapshot-ref", "ref-name": MAIN}
+        if parent_id is not None:
+            set_main = {"action": "set-snapshot-ref", "ref-name": MAIN, "type": "branch", "snapshot-id": parent_id}
+        remove: Object = {"action": "remove-snapshots", "snapshot-ids": [snapshot_id]}
+        requirements: list[Object] = [
             {"type": "assert-table-uuid", "uuid": table.table.uuid},
             {"type": "assert-ref-snapshot-id", "ref": MAIN, "snapshot-id": snapshot_id},
         ]
-        outcome = await self._catalog.commit(table.identifier, TableChange(required, [update, gone]))
+        outcome = await self._catalog.commit(table.identifier, TableChange(requirements, [set_main, remove]))
         if not isinstance(outcome, CommitDone):
-            raise errors.CommitConflict(f"the catalog did not take snapshot {snapshot_id} back: {outcome.reason}")
+            raise errors.CommitConflict(f"the catalog did not undo snapshot {snapshot_id}: {outcome.reason}")
 
-    def requirements(self, brought: TopicCommit) -> list[Object]:
+    def requirements(self, commit: TopicCommit) -> list[Object]:
         return []
 
-    def summary(self, brought: TopicCommit) -> Mapping[str, str]:
-        table = brought.table
-        removals = self._lacking(table.topic_id, table.table, table.next_offsets)  # later snapshots must say it, too
-        progress = as_summary(table.topic_id, table.next_offsets | brought.ends, removals)
-        added = added_summary({one.shard: (one.start, one.end) for one in brought.claims})
-        return progress | added | {ROUND: brought.round_id.hex(), EPOCH: str(brought.epoch)}
+    def summary(self, commit: TopicCommit) -> Mapping[str, str]:
+        if not commit.claims:  # a rewrite: the progress of the last round in the history of main stays valid
+            return {}
+        table = commit.table
+        # With the rows that the table lacks, because older snapshots, which say so too, expire.
+        removals = self._removals(table.topic_id, table.table, table.next_offsets)
+        progress = as_summary(table.topic_id, table.next_offsets | commit.ends, removals)
+        added = added_summary({claim.shard: (claim.start, claim.end) for claim in commit.claims})
+        return progress | added | {ROUND: commit.round_id.hex(), EPOCH: str(commit.epoch)}
 
-    def _lacking(self, topic_id: int, table: TableMetadata, committed: Mapping[int, int]) -> Removals:
-        base = anchor(table, topic_id, self._noted.get(topic_id, (None, 0))[0])
+    def _mirror_state(self, topic_id: int) -> _MirrorState:
+        return self._mirrors.get(topic_id, _MirrorState())
+
+    def _removals(self, topic_id: int, table: TableMetadata, committed: Mapping[int, int]) -> Removals:
+        """Committed rows that the table lacks."""
+        base = anchor(table, topic_id, self._mirror_state(topic_id).mirror)
         return missing_from_main(table, topic_id, committed, base)
 
-    async def note(self, done: Sequence[TopicCommit]) -> Collection[int]:
-        refused: list[int] = []
-        for begin in range(0, len(done), limits.COMMIT_TABLES_MAX):
-            part = done[begin : begin + limits.COMMIT_TABLES_MAX]
-            if not await self._noted_all(part):
-                refused += [one.table.topic_id for one in part if not await self._noted_all([one])]
-        return refused
+    # --- recording commits ---
 
-    async def _noted_all(self, done: Sequence[TopicCommit]) -> bool:
-        """In one transaction, or none: a mirror that is not as we know it was written by an operator."""
-        made = {one.table.topic_id: self._mirror_of(one) for one in done}
-        compare = [_unchanged(topic_id, self._noted.get(topic_id, (None, 0))[1]) for topic_id in made]
-        then: list[cmd.Operation] = [
-            cmd.Put(foreign_table_key(each), msgspec.json.encode(one)) for each, one in made.items()
+    async def record(self, commits: Sequence[TopicCommit]) -> Collection[int]:
+        refused_ids: list[int] = []
+        for begin in range(0, len(commits), limits.COMMIT_TABLES_MAX):
+            batch = commits[begin : begin + limits.COMMIT_TABLES_MAX]
+            if not await self._record_batch(batch):
+                refused_ids += [commit.table.topic_id for commit in batch if not await self._record_batch([commit])]
+        return refused_ids
+
+    async def _record_batch(self, commits: Sequence[TopicCommit]) -> bool:
+        """Writes the mirrors of all commits in one transaction. Returns False, and writes none, if one of them is not
+        as this driver knows it: an operator has changed it."""
+        mirrors = {commit.table.topic_id: self._mirror_after(commit) for commit in commits}
+        comparisons = [_unchanged(topic_id, self._mirror_state(topic_id).revision) for topic_id in mirrors]
+        operations: list[cmd.Operation] = [
+            cmd.Put(foreign_table_key(topic_id), msgspec.json.encode(mirror)) for topic_id, mirror in mirrors.items()
         ]
-        marked = {one.table.topic_id: await self._snapshots.plan(one.table.topic_id, self._marks(one)) for one in done}
-        for added in marked.values():
-            compare, then = compare + added.comparisons, then + added.operations
-        answer = await self._store.txn(compare, then)
-        if not answer.held:
+        map_changes = {
+            commit.table.topic_id: await self._snapshot_map.plan(commit.table.topic_id, self._new_marks(commit))
+            for commit in commits
+        }
+        for map_change in map_changes.values():
+            comparisons, operations = comparisons + map_change.comparisons, operations + map_change.operations
+        reply = await self._store.txn(comparisons, operations)
+        if not reply.held:
             return False
-        for topic_id, added in marked.items():
-            self._snapshots.remember(topic_id, added, answer.revision)
-        for one in done:
-            topic_id = one.table.topic_id
-            self._noted[topic_id] = made[topic_id], answer.revision
-            self._seen[topic_id] = one.table.table.current_snapshot_id
+        for topic_id, map_change in map_changes.items():
+            self._snapshot_map.remember(topic_id, map_change, reply.revision)
+        for commit in commits:
+            topic_id = commit.table.topic_id
+            self._mirrors[topic_id] = _MirrorState(mirrors[topic_id], reply.revision)
+            self._checked_snapshots[topic_id] = commit.table.table.current_snapshot_id
         return True
 
-    def _marks(self, done: TopicCommit) -> list[SnapshotMark]:
-        """Of what was made since the last note: our own, also one whose note was lost, and those of others."""
-        table = done.table
-        found = self._made_since(table.topic_id, table.table)
-        if any(one.snapshot_id == done.snapshot_id for one in found):
-            return found
-        now_ms = int(table.table.fields["last-updated-ms"])  # it was read back: the table is as it was before
-        return [*found, SnapshotMark(done.snapshot_id, now_ms, table.next_offsets)]
+    def _new_marks(self, commit: TopicCommit) -> list[SnapshotMark]:
+        """The snapshots since the last record: our own, also one whose record was lost, and those of other engines."""
+        table = commit.table
+        marks = self._marks_since_mirror(table.topic_id, table.table)
+        if any(mark.snapshot_id == commit.snapshot_id for mark in marks):
+            return marks
+        # The outcome was read back, and the table in memory is still the one before the commit.
+        now_ms = int(table.table.fields["last-updated-ms"])
+        return [*marks, SnapshotMark(commit.snapshot_id, now_ms, table.next_offsets)]
 
-    def _made_since(self, topic_id: int, table: TableMetadata) -> list[SnapshotMark]:
-        mirror = self._noted.get(topic_id, (None, 0))[0]
-        known = mirror.snapshot_id if mirror is not None else 0
+    def _marks_since_mirror(self, topic_id: int, table: TableMetadata) -> list[SnapshotMark]:
+        mirror = self._mirror_state(topic_id).mirror
+        mirrored_id = mirror.snapshot_id if mirror is not None else 0
         base = anchor(table, topic_id, mirror)
-        return marks_of_added(table, known, limits.SNAPSHOT_MARKS_PER_BLOCK, topic_id, base)
+        return marks_of_added(table, mirrored_id, limits.SNAPSHOT_MARKS_PER_BLOCK, topic_id, base)
 
-    def _mirror_of(self, done: TopicCommit) -> ForeignTableRecord:
-        """What an operator said stays: the history of main may lead back to it."""
-        table, before = done.table, self._noted.get(done.table.topic_id, (None, 0))[0]
-        name = table.identifier
+    def _mirror_after(self, commit: TopicCommit) -> ForeignTableRecord:
+        """The mirror with this commit. An operator's decision in it stays: the history of main may lead back to it."""
+        table, before = commit.table, self._mirror_state(commit.table.topic_id).mirror
+        identifier = table.identifier
         return ForeignTableRecord(
-            [*name.namespace],
-            name.name,
+            [*identifier.namespace],
+            identifier.name,
             table.table.uuid or "",
             table.next_offsets,
-            done.snapshot_id,
+            commit.snapshot_id,
             table.topic,
             before.base if before is not None else None,
             before.rows_up_to if before is not None else -1,
-            rows=rows_of(table.table.snapshots.find(done.snapshot_id)),
-            removals=self._lacking(table.topic_id, table.table, table.next_offsets),
+            rows=rows_of(table.table.snapshots.find(commit.snapshot_id)),
+            removals=self._removals(table.topic_id, table.table, table.next_offsets),
         )
 
-    # --- looking ---
+    # --- loading and checking ---
 
-    async def _mirror(self, topic_id: int) -> ForeignTableRecord | None:
+    async def _load_mirror(self, topic_id: int) -> ForeignTableRecord | None:
         key = foreign_table_key(topic_id)
         entry = await self._store.get(key)
-        found = None if entry is None else decode_foreign_table(key, entry)
-        self._noted[topic_id] = found, 0 if entry is None else entry.mod_revision
-        return found
+        mirror = None if entry is None else decode_foreign_table(key, entry)
+        self._mirrors[topic_id] = _MirrorState(mirror, 0 if entry is None else entry.mod_revision)
+        return mirror
 
-    async def _standing(
-        self, topic_id: int, topic: str, name: Identifier, table: TableMetadata, mirror: ForeignTableRecord | None
+    async def _check(
+        self, topic_id: int, topic: str, identifier: Identifier, table: TableMetadata, mirror: ForeignTableRecord | None
     ) -> TopicTable:
+        """Compares snapshots, mirror and file bounds (foreign_position.py). Raises TopicTableConflict if they
+        disagree."""
         topic_schema.check_bindable(table.current_schema)
         progress = main_progress(table, topic_id, anchor(table, topic_id, mirror)).progress
-        standing = TableProgress(table.uuid or "", progress.committed or None, await self._highest(topic_id, table))
-        ends = next_offsets_of(topic, standing, mirror, self._starts.get(topic_id, {}))
+        highest_offset_in_files = await self._highest_unchecked_offset(topic_id, table)
+        table_progress = TableProgress(table.uuid or "", progress.committed or None, highest_offset_in_files)
+        next_offsets = next_offsets_of(topic, table_progress, mirror, self._log_starts.get(topic_id, {}))
         epochs = self._epochs.get(topic_id, {})
-        positions = {shard: Position(epochs.get(shard, 0), end) for shard, end in ends.items()}
-        self._seen[topic_id] = table.current_snapshot_id
-        mirror = mirror or ForeignTableRecord([*name.namespace], name.name, standing.uuid, {}, 0, topic)
-        await self._mend(topic_id, mirror, table, progress.committed)
-        return TopicTable(topic_id, topic, name, table, positions)
+        positions = {shard: Position(epochs.get(shard, 0), offset) for shard, offset in next_offsets.items()}
+        self._checked_snapshots[topic_id] = table.current_snapshot_id
+        mirror = mirror or ForeignTableRecord(
+            [*identifier.namespace], identifier.name, table_progress.uuid, {}, 0, topic
+        )
+        await self._repair_mirror(topic_id, mirror, table, progress.committed)
+        return TopicTable(topic_id, topic, identifier, table, positions)
 
-    async def _mend(
+    async def _repair_mirror(
         self, topic_id: int, mirror: ForeignTableRecord, table: TableMetadata, committed: Mapping[int, int]
     ) -> None:
-        """What the snapshots of main say, and the mirror does not yet. Unless an operator was faster."""
+        """Brings a mirror that lags behind the snapshots of main up to date, unless an operator is faster."""
         if all(end <= mirror.committed.get(shard, 0) for shard, end in committed.items()):
             return
-        ends, main = {**mirror.committed, **committed}, table.current_snapshot_id or 0
-        noted = msgspec.structs.replace(
+        next_offsets, main_id = {**mirror.committed, **committed}, table.current_snapshot_id or 0
+        repaired = msgspec.structs.replace(
             mirror,
-            committed=ends,
-            snapshot_id=main,
-            rows=rows_of(table.snapshots.find(main)),
-            removals=self._lacking(topic_id, table, ends),
+            committed=next_offsets,
+            snapshot_id=main_id,
+            rows=rows_of(table.snapshots.find(main_id)),
+            removals=self._removals(topic_id, table, next_offsets),
         )
-        added = await self._snapshots.plan(topic_id, self._made_since(topic_id, table))
-        compare = [_unchanged(topic_id, self._noted.get(topic_id, (None, 0))[1]), *added.comparisons]
-        put = cmd.Put(foreign_table_key(topic_id), msgspec.json.encode(noted))
-        answer = await self._store.txn(compare, [put, *added.operations])
-        if answer.held:
-            self._noted[topic_id] = noted, answer.revision
-            self._snapshots.remember(topic_id, added, answer.revision)
+        map_change = await self._snapshot_map.plan(topic_id, self._marks_since_mirror(topic_id, table))
+        comparisons = [_unchanged(topic_id, self._mirror_state(topic_id).revision), *map_change.comparisons]
+        put = cmd.Put(foreign_table_key(topic_id), msgspec.json.encode(repaired))
+        reply = await self._store.txn(comparisons, [put, *map_change.operations])
+        if reply.held:
+            self._mirrors[topic_id] = _MirrorState(repaired, reply.revision)
+            self._snapshot_map.remember(topic_id, map_change, reply.revision)
 
-    async def _highest(self, topic_id: int, table: TableMetadata) -> int | None:
-        """The highest offset in the files of main. Files that we looked at, or wrote ourselves, are not read again."""
-        current = table.current_snapshot_id
-        if self._seen.get(topic_id, 0) == current:
+    async def _highest_unchecked_offset(self, topic_id: int, table: TableMetadata) -> int | None:
+        """The highest offset in the files of main; None if there are no rows, or if main was checked or written by this
+        driver before."""
+        snapshot_id = table.current_snapshot_id
+        if self._checked_snapshots.get(topic_id, 0) == snapshot_id:
             return None
-        return await highest_offset(self._avro, table, current)
+        return await highest_offset(self._manifest_reader, table, snapshot_id)
 
-    # --- making ---
+    # --- creating ---
 
-    async def _made(self, name: Identifier, topic: TopicBacklog) -> Any:
-        for depth in range(1, len(name.namespace) + 1):
+    async def _create(self, identifier: Identifier, topic: TopicBacklog) -> LoadedTable:
+        for depth in range(1, len(identifier.namespace) + 1):
             try:
-                await self._catalog.create_namespace(name.namespace[:depth], {})
+                await self._catalog.create_namespace(identifier.namespace[:depth], {})
             except errors.AlreadyExists:
                 continue
-        asked = {"schema": topic_schema.new_schema(), **table_policy.new_layout(topic.policy)}
+        request = {"schema": topic_schema.new_schema(), **table_policy.new_layout(topic.policy)}
         try:
-            return await self._catalog.create(name, asked)
+            return await self._catalog.create(identifier, request)
         except errors.AlreadyExists:
-            return await self._catalog.load(name)
+            return await self._catalog.load(identifier)
 
 
-def _gone(name: Identifier, topic: str) -> errors.TopicTableConflict:
+def _table_gone(identifier: Identifier, topic: str) -> errors.TopicTableConflict:
     return errors.TopicTableConflict(
-        f"the table {name} of topic {topic} is gone", hint="`icestream lake recreate` makes a fresh one"
+        f"the table {identifier} of topic {topic} does not exist any more",
+        hint="`icestream lake recreate` makes a fresh one",
     )
 
 

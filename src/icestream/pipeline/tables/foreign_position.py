@@ -1,24 +1,24 @@
-"""Where a topic goes on whose table is in another catalog (hazards 13, 21). Pure.
+"""Where a topic continues whose table is in another catalog (hazards 13, 21). Pure.
 
-Nobody but us compares offsets there, so three things that say how far the table has come must agree:
+No other process compares offsets there, so three sources of the table's progress must agree:
 
-    snapshots   the last round of this topic in the history of main says it (the summary of its snapshot), or the
-                snapshot about which an operator said it (`Mirror.base`). Where rewrites alone are left of the history,
-                they stand where the mirror does (catalogs/mirror_anchor.py)
-    mirror      what we noted in our metadata store behind the last commit, or an operator's decision
+    snapshots   the summary of the last round of this topic in the history of main, or the snapshot about which an
+                operator decided (`ForeignTableRecord.base`). If only rewrites are left of the history, the mirror
+                counts for them (catalogs/mirror_anchor.py)
+    mirror      what we recorded in our metadata store after the last commit, or an operator's decision
     bounds      the highest offset in the files of main, by their manifests
 
-    snapshots      mirror           rows in main                 then
-    none           none             none                         a fresh table: it gets what the log has
-    none           none             some                         stop: whose rows these are, nobody knows
-    none           there            -                            stop: its history is cut off, rolled back or replaced
-    there          none, or behind  not beyond the snapshots     go on where the snapshots say: it was not noted
-    there          the same         not beyond the snapshots     go on
-    there          ahead            -                            stop: main was rolled back
-    there          -                beyond the snapshots         stop: others added rows of our offsets
+    snapshots      mirror           rows in main                 consequence
+    none           none             none                         a fresh table: continue where the log starts
+    none           none             some                         stop: it is unknown whose rows these are
+    none           present          -                            stop: its history is cut off, rolled back or replaced
+    present        none, or behind  not beyond the snapshots     continue after the snapshots: it was not recorded
+    present        the same         not beyond the snapshots     continue
+    present        ahead            -                            stop: main was rolled back
+    present        -                beyond the snapshots         stop: another writer added rows of our offsets
 
-Another uuid than the mirror's is another table: stop. So does a topic that was parted from its table. A stop names the
-commands that settle it. Rows that an operator knew of stop nobody.
+A uuid other than the mirror's is another table: stop. So is a topic that was detached from its table. A stop names the
+commands that settle it. Rows that an operator has decided about do not stop a topic.
 """
 
 from __future__ import annotations
@@ -36,41 +36,43 @@ HINT: Final = (
 
 
 class TableProgress(NamedTuple):
-    """What the table says."""
+    """The progress of a table by its snapshots and files."""
 
     uuid: str
-    committed: Mapping[int, int] | None  # of the last round in the history of main
-    rows_beyond: int | None  # the highest offset in files of main; None: there are no rows
+    committed: Mapping[int, int] | None  # by shard, of the last round in the history of main
+    highest_offset: int | None  # in the files of main; None: there are no rows
 
 
 def next_offsets_of(
-    topic: str, standing: TableProgress, mirror: ForeignTableRecord | None, log_starts: Mapping[int, int]
+    topic: str, progress: TableProgress, mirror: ForeignTableRecord | None, log_starts: Mapping[int, int]
 ) -> dict[int, int]:
-    """Per shard the next offset. `log_starts`: the first that the log has. Raises TopicTableConflict."""
+    """Returns the next offset of each shard. `log_starts`: the first offsets of the log. Raises TopicTableConflict."""
     if mirror is not None:
         mirror.check_has_table(topic)
-    if mirror is not None and mirror.uuid != standing.uuid:
-        raise _stop(topic, "it is another table than the one that was written before")
-    if standing.committed is None:
+    if mirror is not None and mirror.uuid != progress.uuid:
+        raise _disagreement(topic, "it is another table than the one that was written before")
+    if progress.committed is None:
         if mirror is not None:
-            raise _stop(topic, "no snapshot in the history of main says how far it has come")
-        if standing.rows_beyond is not None:
-            raise _stop(topic, "it has rows, and no snapshot says whose")
+            raise _disagreement(topic, "no snapshot in the history of main records the offsets of the topic")
+        if progress.highest_offset is not None:
+            raise _disagreement(topic, "it has rows, and no snapshot records which topic they belong to")
         return dict(log_starts)
-    known = mirror.committed if mirror is not None else {}
-    for shard, end in sorted(known.items()):
-        if end > standing.committed.get(shard, 0):
-            raise _stop(
-                topic, f"main holds shard {shard} up to {standing.committed.get(shard, 0)}, and {end} was committed"
+    mirrored = mirror.committed if mirror is not None else {}
+    for shard, end in sorted(mirrored.items()):
+        if end > progress.committed.get(shard, 0):
+            raise _disagreement(
+                topic, f"main holds shard {shard} up to {progress.committed.get(shard, 0)}, and {end} was committed"
             )
-    highest = max(standing.committed.values(), default=0)
-    known_rows = mirror.rows_up_to if mirror is not None else -1
-    if standing.rows_beyond is not None and standing.rows_beyond >= max(highest, known_rows + 1):
-        raise _stop(topic, f"main has a row of offset {standing.rows_beyond}, and {highest} is what comes next")
-    return {**log_starts, **standing.committed}
+    highest_committed = max(progress.committed.values(), default=0)
+    decided_rows = mirror.rows_up_to if mirror is not None else -1
+    if progress.highest_offset is not None and progress.highest_offset >= max(highest_committed, decided_rows + 1):
+        raise _disagreement(
+            topic, f"main has a row of offset {progress.highest_offset}, and {highest_committed} is what comes next"
+        )
+    return {**log_starts, **progress.committed}
 
 
-def _stop(topic: str, what: str) -> errors.TopicTableConflict:
+def _disagreement(topic: str, problem: str) -> errors.TopicTableConflict:
     return errors.TopicTableConflict(
-        f"the table of topic {topic} does not agree with what was committed: {what}", hint=HINT
+        f"the table of topic {topic} does not agree with what was committed: {problem}", hint=HINT
     )

@@ -1,7 +1,7 @@
-"""The table of a topic as the driver knows it: its document, its manifests, and how far it has come.
+"""The table of a topic as the driver knows it: its metadata, its manifests, and its next offsets.
 
-It is what the last look or our own last commit left. Others may have gone on since: then the next commit conflicts, and
-the table is looked at again.
+This is the state after the last load or after our own last commit. Other engines may have committed since: then the
+next commit conflicts, and the table is reloaded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Position(NamedTuple):
 
 
 class StopReason(NamedTuple):
-    """Why a topic is not written any more until somebody does something (hazard 21)."""
+    """Why a topic is halted (hazard 21), with a hint about what to do."""
 
     reason: str
     hint: str = ""
@@ -34,14 +34,15 @@ class TopicTable:
     identifier: Identifier
     table: TableMetadata
     positions: dict[int, Position]
-    manifests: list[ManifestFile] | None = None  # of the current snapshot, the newest first; None: not read yet
-    is_stale: bool = False  # it must be looked at again before anything is planned
-    # What its document was brought in line with. A look forgets it: others may have changed the table, or refused ours.
+    manifests: list[ManifestFile] | None = None  # of the current snapshot, the newest first; None: not loaded
+    is_stale: bool = False  # it must be reloaded before anything is planned
+    # The policy that its metadata was evolved to. Reloading resets it: others may have changed the table, or refused
+    # our change.
     policy: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def next_offsets(self) -> dict[int, int]:
-        return {shard: one.next for shard, one in self.positions.items()}
+        return {shard: position.next for shard, position in self.positions.items()}
 
     def advanced(self, ends: Mapping[int, int]) -> dict[int, Position]:
         return self.positions | {shard: self.positions[shard]._replace(next=end) for shard, end in ends.items()}

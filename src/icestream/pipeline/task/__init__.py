@@ -1,1 +1,1 @@
-"""What runs in Spark's Python workers: ranges of the log in, files of tables out. Imports no Spark."""
+"""Tasks: what runs in Spark's Python workers, ranges of the log in, data files out. Imports no Spark."""

@@ -1,7 +1,7 @@
-"""The rows of a task's topics, collected range by range, then written.
+"""Collects the rows of a task's topics range by range, then writes them.
 
-What is wrong with one topic never touches another one: a hole, a damaged section, blocks that cannot be read, a table
-that cannot be written. The topic then keeps what came before it, and says what ended it (hazard 29).
+A fault of one topic never affects another: a hole, a damaged section, blocks that cannot be decoded, a table that
+cannot be written. The topic keeps the rows before the fault, and its result carries the error (hazard 29).
 """
 
 from __future__ import annotations
@@ -24,21 +24,23 @@ from icestream.pipeline.task.job import TopicJob
 class Collector:
     def __init__(self, topics: Sequence[TopicJob]) -> None:
         self._jobs = {job.plan.topic_id: job for job in topics}
-        self._shards = {(job.plan.topic_id, one.shard): one for job in topics for one in job.plan.shards}
+        self._shards = {(job.plan.topic_id, shard.shard): shard for job in topics for shard in job.plan.shards}
         self._rows: dict[int, list[TopicRows]] = {}
         self._starts: dict[Key, int] = {}
         self._ends: dict[Key, int] = {}
         self._range: dict[int, int] = {}
         self._errors: dict[int, TaskError] = {}
 
-    def add(self, range_number: int, found: Sections, failed: Mapping[int, TaskError]) -> None:
-        """What one range holds, in the order of ranges. `failed`: topics of which something is missing behind that."""
-        mine = found.chosen(np.isin(found.topic_id, [one for one in self._jobs if one not in self._errors]))
-        spans, broken = spans_of(mine, self._shards, self._ends)
-        for rows, taken in self._decoded(mine, spans):
+    def add(self, range_number: int, sections: Sections, failed: Mapping[int, TaskError]) -> None:
+        """Adds the sections of a range; called in the order of ranges. `failed`: errors of topics that are incomplete
+        after these sections."""
+        active_ids = [topic_id for topic_id in self._jobs if topic_id not in self._errors]
+        selected = sections.select(np.isin(sections.topic_id, active_ids))
+        spans, broken = spans_of(selected, self._shards, self._ends)
+        for rows, topic_spans in self._decode(selected, spans):
             self._rows.setdefault(rows.topic_id, []).append(rows)
             self._range.setdefault(rows.topic_id, range_number)
-            for span in taken:
+            for span in topic_spans:
                 self._starts.setdefault((span.topic_id, span.shard), span.start)
                 self._ends[span.topic_id, span.shard] = span.end
         for topic_id, error in failed.items():
@@ -51,36 +53,39 @@ class Collector:
             )
             self._errors.setdefault(topic_id, error)
 
-    def _decoded(self, found: Sections, spans: list[Span]) -> list[tuple[TopicRows, list[Span]]]:
-        """All topics in one go; where that fails, one by one, to find out which one it is."""
+    def _decode(self, sections: Sections, spans: list[Span]) -> list[tuple[TopicRows, list[Span]]]:
+        """Decodes all topics together; if that fails, one by one, to find the topic at fault."""
         by_topic: dict[int, list[Span]] = {}
         for span in spans:
             by_topic.setdefault(span.topic_id, []).append(span)
         if not spans:
             return []
         try:
-            return [(rows, by_topic[rows.topic_id]) for rows in topic_rows(found, spans)]
+            return [(rows, by_topic[rows.topic_id]) for rows in topic_rows(sections, spans)]
         except errors.DecodeError as error:
             if len(by_topic) == 1:
-                self._errors[spans[0].topic_id] = TaskError(TaskErrorKind.FAILED, f"blocks cannot be read: {error}")
+                self._errors[spans[0].topic_id] = TaskError(TaskErrorKind.FAILED, f"blocks cannot be decoded: {error}")
                 return []
-        parts = [self._decoded(found.chosen(found.topic_id == topic), mine) for topic, mine in by_topic.items()]
-        return [one for part in parts for one in part]
+        parts = [
+            self._decode(sections.select(sections.topic_id == topic_id), topic_spans)
+            for topic_id, topic_spans in by_topic.items()
+        ]
+        return [pair for part in parts for pair in part]
 
     def write(self, open_store: Callable[[TableTarget], FileStore], name: Callable[[], str]) -> list[TopicTaskResult]:
-        """Files are durable when this returns. `name`: a fresh one for each file."""
+        """Writes all topics. The files are durable when this returns. `name`: makes a fresh name for each file."""
         stores: dict[int, FileStore] = {}
         topics = sorted({*self._rows, *self._errors})
         written = {topic: self._write(topic, open_store, stores, name) for topic in topics if topic in self._rows}
         failures: dict[str, str] = {}
         for store in stores.values():
             failures |= store.settle()
-        for topic, done in written.items():
-            lost = [failures[file.location] for file in done.files if file.location in failures]
-            if lost:
-                self._errors[topic] = TaskError(TaskErrorKind.UNREACHABLE, lost[0])
-                done.files.clear()
-        return [self._told(topic, written.get(topic)) for topic in sorted({*topics, *self._errors})]
+        for topic, topic_files in written.items():
+            reasons = [failures[file.location] for file in topic_files.files if file.location in failures]
+            if reasons:
+                self._errors[topic] = TaskError(TaskErrorKind.UNREACHABLE, reasons[0])
+                topic_files.files.clear()
+        return [self._result(topic, written.get(topic)) for topic in sorted({*topics, *self._errors})]
 
     def _write(
         self,
@@ -94,11 +99,11 @@ class Collector:
             return write_topic(self._rows.pop(topic_id), target, _store(target, open_store, stores), name)
         except errors.IcestreamError as error:
             self._errors[topic_id] = TaskError(TaskErrorKind.FAILED, str(error))
-        except Exception as error:  # noqa: BLE001  # one table must not stop the others
+        except Exception as error:  # noqa: BLE001  # one table must not affect the others
             self._errors[topic_id] = TaskError(TaskErrorKind.FAILED, repr(error))
         return TopicFiles([])
 
-    def _told(self, topic_id: int, written: TopicFiles | None) -> TopicTaskResult:
+    def _result(self, topic_id: int, written: TopicFiles | None) -> TopicTaskResult:
         files = written.files if written is not None else []
         ends = written.ends if written is not None and files else None
         covered = [
@@ -113,7 +118,7 @@ class Collector:
 def _store(
     target: TableTarget, open_store: Callable[[TableTarget], FileStore], stores: dict[int, FileStore]
 ) -> FileStore:
-    """One for all tables that are reached in the same way."""
+    """Returns the store of the target; tables with the same storage options share one."""
     key = hash(str(target.storage) + target.location.partition(":")[0])
     if key not in stores:
         stores[key] = open_store(target)

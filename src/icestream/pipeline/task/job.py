@@ -1,8 +1,8 @@
-"""What one task is given and what it hands on, as bytes: they cross process borders inside of Spark.
+"""The inputs and outputs of tasks, encoded as bytes: Spark carries them between processes.
 
 ReadJob     a task of the first stage: the ranges of one bundle
 WriteJob    a task of the second stage: the topics of one writer
-Handed      from the first stage to the second: what one range holds of the topics of one writer
+Handed      from the first stage to the second: the sections of one range for the topics of one writer
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ decode_written = _written.decode
 
 
 def read_jobs(plan: RoundPlan) -> list[ReadJob]:
-    """One for each bundle."""
+    """Returns a job for each bundle."""
     topics = {topic.topic_id: TopicJob(topic, plan.targets[topic.topic_id]) for topic in plan.topics}
     jobs = []
     for bundle in range(plan.bundles):
-        ranges = [one for one in plan.ranges if one.bundle == bundle]
-        ids = sorted({wanted.topic_id for one in ranges for wanted in one.wanted})
-        jobs.append(ReadJob(plan.source, ranges, [topics[number] for number in ids]))
+        ranges = [log_range for log_range in plan.ranges if log_range.bundle == bundle]
+        topic_ids = sorted({offsets.topic_id for log_range in ranges for offsets in log_range.offsets})
+        jobs.append(ReadJob(plan.source, ranges, [topics[topic_id] for topic_id in topic_ids]))
     return jobs
 
 
 def write_jobs(plan: RoundPlan) -> list[WriteJob]:
-    """One for each writer."""
+    """Returns a job for each writer."""
     return [
-        WriteJob([TopicJob(one, plan.targets[one.topic_id]) for one in plan.topics if one.writer == writer])
+        WriteJob([TopicJob(topic, plan.targets[topic.topic_id]) for topic in plan.topics if topic.writer == writer])
         for writer in range(plan.writers)
     ]

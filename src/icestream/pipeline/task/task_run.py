@@ -1,8 +1,8 @@
-"""The two stages of a round, as functions of bytes. Nothing in here knows Spark; nothing raises for what it meets.
+"""The two stages of a round, as functions of bytes. No function imports Spark or raises for damaged or missing data.
 
-read_bundle   reads the ranges of a bundle, once. Topics that are not gathered are written; what it yields is
-              (writer, Handed) for those that are, and (WRITTEN, TopicWritten) for the others
-write_handed  writes the gathered topics of one writer, from all that was handed to it
+read_bundle   reads the ranges of a bundle, once. Writes the topics that are not gathered; yields (writer, Handed) for
+              gathered topics, and (WRITTEN, TopicTaskResult) for the others
+write_handed  writes the gathered topics of one writer, from everything that was handed to it
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from icestream.pipeline.files.file_store import BucketStore, FileStore, FolderSt
 from icestream.pipeline.log_bytes.log_sources import LogOwner, sources_of
 from icestream.pipeline.log_bytes.range_scan import RangeScan, scan_range
 from icestream.pipeline.round_plan import LogRange, LogSource, TableTarget
-from icestream.pipeline.rows.log_sections import Sections, joined, nothing, packed, unpacked, wanted_of
+from icestream.pipeline.rows.log_sections import Sections, join, no_sections, pack, select_offsets, unpack
 from icestream.pipeline.task import job as jobs
 from icestream.pipeline.task.collector import Collector
 
@@ -45,14 +45,14 @@ def read_bundle(
     data: bytes, open_store: OpenStore = open_store, name: Callable[[], str] = fresh_name
 ) -> Iterator[tuple[int, bytes]]:
     job = jobs.decode_read_job(data)
-    writers = {one.plan.topic_id: one.plan.writer for one in job.topics}
-    collector = Collector([one for one in job.topics if one.plan.writer is None])
+    writers = {topic.plan.topic_id: topic.plan.writer for topic in job.topics}
+    collector = Collector([topic for topic in job.topics if topic.plan.writer is None])
     owner = LogOwner(job.source)
     try:
-        for one in job.ranges:
-            found, failed = read_range(job.source, one, owner)
-            collector.add(one.number, found, failed)
-            for handed in _handed(one.number, found, failed, writers):
+        for log_range in job.ranges:
+            sections, failed = read_range(job.source, log_range, owner)
+            collector.add(log_range.number, sections, failed)
+            for handed in _handed(log_range.number, sections, failed, writers):
                 yield handed.writer, jobs.encode(handed)
     finally:
         owner.close()
@@ -61,53 +61,57 @@ def read_bundle(
 
 
 def _handed(
-    number: int, found: Sections, failed: dict[int, TaskError], writers: dict[int, int | None]
+    range_number: int, sections: Sections, failed: dict[int, TaskError], writers: dict[int, int | None]
 ) -> Iterator[jobs.Handed]:
-    for writer in sorted({one for one in writers.values() if one is not None}):
-        topics = [topic for topic, by in writers.items() if by == writer]
-        mine = found.chosen(np.isin(found.topic_id, topics))
-        errors = {topic: failed[topic] for topic in topics if topic in failed}
-        if len(mine) or errors:
-            yield jobs.Handed(writer, number, packed(mine), errors)
+    for writer in sorted({writer for writer in writers.values() if writer is not None}):
+        topics = [topic_id for topic_id, topic_writer in writers.items() if topic_writer == writer]
+        selected = sections.select(np.isin(sections.topic_id, topics))
+        errors = {topic_id: failed[topic_id] for topic_id in topics if topic_id in failed}
+        if len(selected) or errors:
+            yield jobs.Handed(writer, range_number, pack(selected), errors)
 
 
 def write_handed(
     data: bytes, handed: Iterable[bytes], open_store: OpenStore = open_store, name: Callable[[], str] = fresh_name
 ) -> list[TopicTaskResult]:
     collector = Collector(jobs.decode_write_job(data).topics)
-    for one in sorted(map(jobs.decode_handed, handed), key=lambda found: found.range_number):
-        collector.add(one.range_number, unpacked(one.sections), one.errors)
+    for message in sorted(map(jobs.decode_handed, handed), key=lambda message: message.range_number):
+        collector.add(message.range_number, unpack(message.sections), message.errors)
     return collector.write(open_store, name)
 
 
-def read_range(source: LogSource, one: LogRange, owner: LogOwner) -> tuple[Sections, dict[int, TaskError]]:
-    """The wanted sections of a range, and which topics are not whole in it. What seems damaged is read again from the
-    owner before it is believed."""
-    place, again = sources_of(source, one.file, owner)
-    topics = {wanted.topic_id for wanted in one.wanted}
-    data = place.read(one.file, one.start, one.end)
-    scanned = None if isinstance(data, TaskError) else scan_range(data, one.start, one.file, one.lsn)
+def read_range(source: LogSource, log_range: LogRange, owner: LogOwner) -> tuple[Sections, dict[int, TaskError]]:
+    """Returns the sections of a range that the round needs, and the errors of topics that are incomplete in it. What
+    seems damaged is read again from the broker that owns the log, because a copy may be stale."""
+    first, fallback = sources_of(source, log_range.file, owner)
+    number, start, end = log_range.file, log_range.start, log_range.end
+    topics = {offsets.topic_id for offsets in log_range.offsets}
+    data = first.read(number, start, end)
+    scanned = None if isinstance(data, TaskError) else scan_range(data, start, number, log_range.lsn)
     if scanned is None or not scanned.is_good:
-        second = again.read(one.file, one.start, one.end)
-        if not isinstance(second, TaskError):
-            data, scanned = second, scan_range(second, one.start, one.file, one.lsn)
+        second_data = fallback.read(number, start, end)
+        if not isinstance(second_data, TaskError):
+            data, scanned = second_data, scan_range(second_data, start, number, log_range.lsn)
     if isinstance(data, TaskError) or scanned is None:
         assert isinstance(data, TaskError)
-        return nothing(), dict.fromkeys(topics, data)
-    parts = [wanted_of(part, one.wanted) for part in scanned.sections]
+        return no_sections(), dict.fromkeys(topics, data)
+    parts = [select_offsets(part, log_range.offsets) for part in scanned.sections]
     parts = [part for part in parts if len(part)]
-    whole = parts[0] if len(parts) == 1 else joined(parts) if parts else nothing()
-    is_there = scanned.is_good or place.is_there(one.file) or again.is_there(one.file)
-    return whole, _failed(scanned, one, topics, is_there=is_there)
+    sections = parts[0] if len(parts) == 1 else join(parts) if parts else no_sections()
+    file_exists = scanned.is_good or first.has_file(number) or fallback.has_file(number)
+    return sections, _topic_errors(scanned, log_range, topics, file_exists=file_exists)
 
 
-def _failed(scanned: RangeScan, one: LogRange, topics: set[int], *, is_there: bool) -> dict[int, TaskError]:
-    trouble = TaskErrorKind.DAMAGED if is_there else TaskErrorKind.STALE
+def _topic_errors(
+    scanned: RangeScan, log_range: LogRange, topics: set[int], *, file_exists: bool
+) -> dict[int, TaskError]:
+    # A file that was recycled meanwhile has records of another generation: that is no damage.
+    trouble = TaskErrorKind.DAMAGED if file_exists else TaskErrorKind.STALE
     failed: dict[int, TaskError] = {}
     for topic, position in scanned.bad_topics.items():
         if topic in topics:
-            failed[topic] = TaskError(trouble, f"log file {one.file}: the section at {position} has a wrong CRC")
+            failed[topic] = TaskError(trouble, f"log file {log_range.file}: the section at {position} has a wrong CRC")
     if scanned.bad_from is not None:
-        error = TaskError(trouble, f"log file {one.file}: no good record at {scanned.bad_from}")
+        error = TaskError(trouble, f"log file {log_range.file}: no good record at {scanned.bad_from}")
         failed |= {topic: error for topic in topics if topic not in failed}
     return failed

@@ -13,7 +13,7 @@ import pytest
 from pyspark.accumulators import _start_update_server
 from pyspark.serializers import CPickleSerializer
 
-from icestream.pipeline.spark.update_server import let_java_leave
+from icestream.pipeline.spark.accumulator_server import ignore_java_disconnect
 
 WAIT_SECONDS = 30.0
 
@@ -22,7 +22,7 @@ WAIT_SECONDS = 30.0
 def place(tmp_path: Path) -> Iterator[Path]:
     """Where the server listens."""
     server: Any = _start_update_server("", True, str(tmp_path / "updates"))
-    let_java_leave(server)
+    ignore_java_disconnect(server)
     yield tmp_path / "updates"
     server.shutdown()
 

@@ -1,0 +1,113 @@
+"""Background jobs of the pipeline: what the driver runs under its lease, turn by turn.
+
+A job is one kind of work on the tables of topics: ingest (ingest_job.py), file clean-up (file_cleanup/cleanup_job.py).
+The driver calls each job that is due, in the order of the registry:
+
+    is_due   pure: does this turn have work for the job?
+    plan     decides what to do; nothing that a reader could see changes. None: nothing after all
+    hold     keeps what the plan depends on in place while it runs, such as log files
+    run      the long part: writes files that no table refers to yet
+    commit   makes the result visible, in one commit for each table
+    metrics  `Turn.timed` counts the seconds of each step; other metrics are declared in observability/metrics.py
+
+Any step can be cut off anywhere, by kill -9 too, and the next driver does the work again: a plan holds no state that
+the next plan cannot derive from the tables and the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from icestream.model.backlog_messages import Backlog
+from icestream.observability.spans import span
+from icestream.pipeline.driver.driver_report import RoundReport
+from icestream.pipeline.tables.topic_table import TopicTable
+from icestream.runtime.clock import Clock
+
+PlanT = TypeVar("PlanT")
+ResultT = TypeVar("ResultT")
+
+
+@dataclass
+class Turn:
+    """One turn of the driver: its input, and what the jobs report back to the loop."""
+
+    backlog: Backlog
+    expedited_us: int | None  # commit-now was requested at this wall-clock time: age limits do not apply
+    report: RoundReport
+    clock: Clock
+    next_due_us: int | None = None  # wall clock: when the next topic becomes due; None: unknown
+    has_more_expedited: bool = False  # one round was too small for everything that commit-now covers
+
+    @contextlib.contextmanager
+    def timed(self, step: str) -> Iterator[None]:
+        """Counts the seconds of a step in the report and the step metric, and traces it as a span."""
+        start_ns = self.clock.monotonic_ns()
+        with span(f"round.{step}"):
+            yield
+        self.report.seconds[step] = (self.clock.monotonic_ns() - start_ns) / 1e9
+
+
+class Job(ABC, Generic[PlanT, ResultT]):
+    name: ClassVar[str]
+
+    @abstractmethod
+    def is_due(self, turn: Turn) -> bool:
+        """Whether to plan this job in this turn. Jobs before it in the registry have been planned already."""
+
+    @abstractmethod
+    async def plan(self, turn: Turn) -> PlanT | None:
+        """Called with the lease held. Returns None if there is nothing to do after all."""
+
+    def hold(self, plan: PlanT) -> contextlib.AbstractAsyncContextManager[None]:
+        """Open while the plan runs and commits."""
+        return contextlib.nullcontext()
+
+    @abstractmethod
+    async def run(self, turn: Turn, plan: PlanT) -> ResultT: ...
+
+    async def commit(self, turn: Turn, plan: PlanT, result: ResultT) -> None:
+        """Makes the result visible. Jobs that change no table have nothing to do here."""
+
+    # --- events of other jobs ---
+
+    def on_table_committed(self, table: TopicTable) -> None:
+        """Another job has committed to this table."""
+
+    def on_files_left_behind(self, table: TopicTable) -> None:
+        """A commit to this table was refused, repeated or has no known outcome: its files may be in no table."""
+
+
+class JobRegistry:
+    """The jobs of a driver, in the order in which they run, and the way by which they hear of each other's commits."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, Job[Any, Any]] = {}
+
+    def add(self, job: Job[Any, Any]) -> None:
+        self._jobs[job.name] = job
+
+    def remove(self, name: str) -> None:
+        self._jobs.pop(name, None)
+
+    def __iter__(self) -> Iterator[Job[Any, Any]]:
+        return iter(list(self._jobs.values()))
+
+    def table_committed(self, table: TopicTable) -> None:
+        for job in self:
+            job.on_table_committed(table)
+
+    def files_left_behind(self, table: TopicTable) -> None:
+        for job in self:
+            job.on_files_left_behind(table)
+
+
+async def execute(job: Job[PlanT, ResultT], turn: Turn, plan: PlanT) -> None:
+    """Runs a plan and commits its result."""
+    async with job.hold(plan):
+        result = await job.run(turn, plan)
+        await job.commit(turn, plan, result)

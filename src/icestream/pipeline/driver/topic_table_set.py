@@ -1,0 +1,239 @@
+"""The tables of all topics that a driver writes, and the topics that are halted at present.
+
+A topic that cannot be written is halted by itself (hazards 21, 29): the others are not affected.
+
+    an operator must decide    the table is reloaded after a while, to see whether the cause is gone
+    an attempt failed          retried after a pause that grows each time, until something of it is committed
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from enum import StrEnum
+from itertools import islice
+from typing import Any, NamedTuple
+
+from icestream import errors, limits
+from icestream.catalogs.table_catalog import CommitDone, TableCatalog, TableChange
+from icestream.model.backlog_messages import Backlog, TopicBacklog
+from icestream.model.task_messages import TaskErrorKind
+from icestream.observability import metrics
+from icestream.observability.log import get_logger
+from icestream.pipeline.commit.offset_ledger import OffsetLedger
+from icestream.pipeline.driver.effects import Effect, Effects
+from icestream.pipeline.round_plan import TableTarget
+from icestream.pipeline.tables import table_policy
+from icestream.pipeline.tables.topic_table import StopReason, TopicTable
+from icestream.rpc.backoff import backoff_seconds, with_jitter
+from icestream.runtime.clock import Clock
+from icestream.runtime.randomness import Randomness
+
+_log = get_logger("pipeline")
+
+
+class HaltCause(StrEnum):
+    """Why a topic is halted: an operator must decide; its tasks failed (model/task_messages.py); its commit failed."""
+
+    DECISION = "decision"
+    STALE = TaskErrorKind.STALE.value
+    DAMAGED = TaskErrorKind.DAMAGED.value
+    UNREACHABLE = TaskErrorKind.UNREACHABLE.value
+    FAILED = TaskErrorKind.FAILED.value
+    COMMIT = "commit"
+
+
+class Halt(NamedTuple):
+    topic: str
+    stopped: StopReason
+    retry_at_ns: int  # monotonic clock
+    cause: HaltCause
+
+
+class _Failure(NamedTuple):
+    """The last failure of a topic, and how often in a row the topic was halted for it."""
+
+    stopped: StopReason
+    times: int
+
+
+class TopicTableSet:
+    def __init__(
+        self,
+        ledger: OffsetLedger,
+        catalog: TableCatalog,
+        effects: Effects,
+        clock: Clock,
+        randomness: Randomness,
+        storage: Mapping[str, Any],
+    ) -> None:
+        """`storage`: the options with which tasks reach the files of tables."""
+        self._ledger = ledger
+        self._catalog = catalog
+        self._effects = effects
+        self._clock = clock
+        self._randomness = randomness
+        self._storage = storage
+        self._failures: dict[int, _Failure] = {}
+        self._tables: dict[int, TopicTable] = {}
+        self._created: dict[int, TopicTable] = {}  # together, and not evolved to their policies yet
+        self.halted: dict[int, Halt] = {}
+
+    def __getitem__(self, topic_id: int) -> TopicTable:
+        return self._tables[topic_id]
+
+    def clear(self) -> None:
+        """Drops all tables: another driver was at work, so that nothing in memory is certain."""
+        self._tables.clear()
+
+    def mark_stale(self, topic_ids: Iterable[int]) -> None:
+        """Has these tables reloaded before they are used again."""
+        for topic_id in topic_ids:
+            if topic_id in self._tables:
+                self._tables[topic_id].is_stale = True
+
+    # --- halted topics ---
+
+    def halt(
+        self,
+        topic_id: int,
+        topic: str,
+        stop_reason: StopReason,
+        cause: HaltCause = HaltCause.DECISION,
+        seconds: float = limits.TOPIC_HALT_SECONDS,
+    ) -> None:
+        """Does not write this topic for so many seconds."""
+        self._tables.pop(topic_id, None)
+        before = self.halted.get(topic_id)
+        if before is None or before.stopped != stop_reason:
+            _log.error("topic halted", topic=topic, reason=stop_reason.reason, hint=stop_reason.hint)
+        retry_at_ns = self._clock.monotonic_ns() + int(seconds * 1e9)
+        self.halted[topic_id] = Halt(topic, stop_reason, retry_at_ns, cause)
+        self._count_halted()
+
+    def record_failure(
+        self, topic_id: int, topic: str, cause: HaltCause, stop_reason: StopReason, *, is_stuck: bool
+    ) -> None:
+        """An attempt failed. `is_stuck`: nothing of it was committed; otherwise some was, and the topic is halted only
+        when the same failure happens again."""
+        last = self._failures.get(topic_id, _Failure(StopReason(""), 0))
+        if not is_stuck and last.stopped != stop_reason:
+            self._failures[topic_id] = _Failure(stop_reason, 0)
+            return
+        self._failures[topic_id] = _Failure(stop_reason, last.times + 1)
+        pause = backoff_seconds(last.times + 1, limits.PIPELINE_RETRY_SECONDS_MIN, limits.TOPIC_RETRY_SECONDS_MAX)
+        self.halt(topic_id, topic, stop_reason, cause, with_jitter(pause, self._randomness))
+
+    def record_success(self, topic_id: int) -> None:
+        """Everything that was attempted is committed."""
+        self._failures.pop(topic_id, None)
+        self._resume(topic_id)
+
+    def halted_ids(self) -> list[int]:
+        """Topics that are not to be retried yet, for the broker to leave out of the backlog; at most
+        BACKLOG_PASSED_OVER_MAX."""
+        topic_ids = (topic_id for topic_id in self.halted if self.is_halted(topic_id))
+        return list(islice(topic_ids, limits.BACKLOG_PASSED_OVER_MAX))
+
+    def drop_finished_halts(self, backlog: Backlog, left_out_ids: Collection[int]) -> None:
+        """Ends the halt of topics without backlog: they were deleted, or another driver committed it."""
+        if backlog.is_cut:
+            return
+        for topic_id in self.halted.keys() - {topic.topic_id for topic in backlog.topics} - set(left_out_ids):
+            self.record_success(topic_id)
+
+    @property
+    def next_retry_seconds(self) -> float:
+        """Until the next halted topic is retried; 0 if none is halted."""
+        now_ns = self._clock.monotonic_ns()
+        return max(0, min((halt.retry_at_ns for halt in self.halted.values()), default=now_ns) - now_ns) / 1e9
+
+    def is_halted(self, topic_id: int) -> bool:
+        halt = self.halted.get(topic_id)
+        return halt is not None and self._clock.monotonic_ns() < halt.retry_at_ns
+
+    def _resume(self, topic_id: int) -> None:
+        halt = self.halted.pop(topic_id, None)
+        if halt is not None:
+            _log.info("topic resumed", topic=halt.topic)
+            self._count_halted()
+
+    def _count_halted(self) -> None:
+        counts = Counter(halt.cause for halt in self.halted.values())
+        for cause in HaltCause:
+            metrics.PIPELINE_STOPPED_TOPICS.labels(cause).set(counts[cause])
+
+    # --- tables ---
+
+    async def open_all(self, topics: Iterable[TopicBacklog]) -> list[TopicTable]:
+        """Opens the tables of these topics. Topics whose table cannot be opened are halted and left out. Raises
+        StorageUnavailable while the catalog is unreachable."""
+        active = [topic for topic in topics if not self.is_halted(topic.topic_id)]
+        await self._create_new([topic for topic in active if topic.topic_id not in self._tables])
+        gate = asyncio.Semaphore(limits.TABLES_OPENED_AT_ONCE)
+
+        async def open_gated(topic: TopicBacklog) -> TopicTable | None:
+            async with gate:
+                return await self._open(topic)
+
+        tables = await asyncio.gather(*(open_gated(topic) for topic in active))
+        return [table for table in tables if table is not None]
+
+    async def _create_new(self, topics: Sequence[TopicBacklog]) -> None:
+        """Creates the tables of new topics together, because each by itself costs several syncs. An error of one topic
+        is met and reported when that topic is opened by itself."""
+        self._created.clear()
+        if len(topics) > 1 and self._ledger.is_embedded:
+            with self._effects.happens(Effect.MAKE_TABLE):
+                self._created.update(await self._ledger.create_all(topics))
+
+    async def _open(self, topic: TopicBacklog) -> TopicTable | None:
+        table = self._tables.get(topic.topic_id) or self._created.get(topic.topic_id)
+        try:
+            if table is None:
+                with self._effects.happens(Effect.MAKE_TABLE):
+                    table = await self._ledger.open(topic)
+            elif table.is_stale:
+                table = await self._ledger.refresh(table)
+            if table.policy != topic.policy or table.topic_id not in self._tables:
+                table.policy = topic.policy
+                table = await self._evolve(table)
+            if len(table.positions) < len(topic.shards):
+                table = await self._ledger.add_shards(table, topic)
+        except errors.StorageUnavailable:
+            raise
+        except errors.IcestreamError as error:
+            self.halt(topic.topic_id, topic.name, StopReason(error.message, error.hint or ""))
+            return None
+        self._tables[topic.topic_id] = table
+        halt = self.halted.get(topic.topic_id)
+        # Opening the table proves that a decision was made. Other halts end with a commit that succeeds.
+        if halt is not None and halt.cause is HaltCause.DECISION:
+            self._resume(topic.topic_id)
+        return table
+
+    async def _evolve(self, table: TopicTable) -> TopicTable:
+        """Changes the table to its topic's policy, in a commit of its own before any data (hazard 30)."""
+        updates = table_policy.evolution(table.table, table.policy)
+        if not updates:
+            return table
+        fields = table.table.fields
+        requirements = [
+            {"type": "assert-table-uuid", "uuid": table.table.uuid},
+            {"type": "assert-current-schema-id", "current-schema-id": fields["current-schema-id"]},
+            {"type": "assert-last-assigned-field-id", "last-assigned-field-id": fields["last-column-id"]},
+            {"type": "assert-default-spec-id", "default-spec-id": fields["default-spec-id"]},
+        ]
+        with self._effects.happens(Effect.EVOLVE_TABLE):
+            outcome = await self._catalog.commit(table.identifier, TableChange(requirements, updates))
+        if not isinstance(outcome, CommitDone):
+            _log.warning("table not changed to its topic's policy yet", topic=table.topic, reason=outcome.reason)
+        return await self._ledger.refresh(table)
+
+    def positions(self, tables: Iterable[TopicTable]) -> dict[int, dict[int, int]]:
+        """The next offset of each shard, by topic id."""
+        return {table.topic_id: table.next_offsets for table in tables}
+
+    def targets(self, tables: Iterable[TopicTable]) -> dict[int, TableTarget]:
+        return {table.topic_id: table_policy.target_of(table.table, table.policy, self._storage) for table in tables}

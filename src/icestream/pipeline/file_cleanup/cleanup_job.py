@@ -1,0 +1,43 @@
+"""The file clean-up as a job of the driver: a few files after each round, and whatever became due while idle."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from icestream.pipeline.driver.effects import Effect, Effects
+from icestream.pipeline.driver.job import Job, Turn
+from icestream.pipeline.driver.lease import DriverLease
+from icestream.pipeline.file_cleanup.cleaner import FileCleaner
+from icestream.pipeline.tables.topic_table import TopicTable
+
+
+class FileCleanupJob(Job[Literal[True], None]):
+    """Nothing depends on it: files that cannot be removed now are removed after another round."""
+
+    name: ClassVar[str] = "file_cleanup"
+
+    def __init__(self, cleaner: FileCleaner, lease: DriverLease, effects: Effects) -> None:
+        self._cleaner = cleaner
+        self._lease = lease
+        self._effects = effects
+
+    def is_due(self, turn: Turn) -> bool:
+        """After every round, under the lease that it holds anyway; of an idle pipeline only if files wait, because
+        acquiring the lease for it is a write to the metadata store."""
+        if turn.report.topics:
+            return True
+        return not turn.backlog.topics and self._cleaner.is_due
+
+    async def plan(self, turn: Turn) -> Literal[True]:
+        """The cleaner keeps its own list of files and takes as many as one step allows."""
+        return True
+
+    async def run(self, turn: Turn, plan: Literal[True]) -> None:
+        with turn.timed("clean_up"), self._effects.happens(Effect.CLEAN_UP):
+            await self._cleaner.work(self._lease.check)
+
+    def on_table_committed(self, table: TopicTable) -> None:
+        self._cleaner.table_committed(table)
+
+    def on_files_left_behind(self, table: TopicTable) -> None:
+        self._cleaner.files_left_behind(table)
