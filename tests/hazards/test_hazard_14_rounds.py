@@ -165,11 +165,11 @@ def test_hazard_14_the_runs_of_a_shard_stay_few() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda state: appending(state, 9)[:1], "sets main to the snapshot"),
-        (lambda state: [], "adds one snapshot, not 0"),
-        (lambda state: [*appending(state, 9), *appending(state, 10)], "adds one snapshot, not 2"),
-        (lambda state: replacing(state, 9, "overwrite"), "a round appends"),
-        (lambda state: replacing(state, 9, "replace"), "a round appends"),
+        (lambda state: appending(state, 9)[:1], "must set main to the snapshot"),
+        (lambda state: [], "must add exactly one snapshot, got 0"),
+        (lambda state: [*appending(state, 9), *appending(state, 10)], "must add exactly one snapshot, got 2"),
+        (lambda state: replacing(state, 9, "overwrite"), "a round must append"),
+        (lambda state: replacing(state, 9, "replace"), "a round must append"),
     ],
 )
 def test_hazard_14_a_round_appends_one_snapshot_to_main(change: Any, says: str) -> None:
@@ -206,13 +206,13 @@ def test_hazard_14_a_round_may_expire_snapshots_in_the_same_commit() -> None:
         ({"ranges": []}, "at least one"),
         ({"ranges": [{"shard": 0, "epoch": 0, "start": 5, "end": 5}]}, "not a range"),
         ({"ranges": [{"shard": 0, "epoch": 0, "start": 0, "end": 2**62 + 1}]}, "not a range"),
-        ({"ranges": [{"shard": -1, "epoch": 0, "start": 0, "end": 1}]}, "below 0"),
-        ({"ranges": [{"shard": 0, "epoch": 0, "start": 0, "end": 1}] * 2}, "one range of each"),
+        ({"ranges": [{"shard": -1, "epoch": 0, "start": 0, "end": 1}]}, "must not be negative"),
+        ({"ranges": [{"shard": 0, "epoch": 0, "start": 0, "end": 1}] * 2}, "exactly one range per shard"),
         ({"ranges": [{"shard": 0}]}, "missing field: epoch"),
         ({"ranges": 7}, "non-array"),
-        ({"round-id": "seven"}, "a round-id is a UUID"),
+        ({"round-id": "seven"}, "round-id is not a UUID"),
         ({"round-id": None}, "missing field"),
-        ({"pipeline-epoch": -1}, "below 0"),
+        ({"pipeline-epoch": -1}, "must not be negative"),
         ({"topic-id": "12"}, "non-integer"),
     ],
 )
@@ -221,7 +221,7 @@ def test_hazard_14_a_claim_that_makes_no_sense_is_a_mistake(requirement: dict[st
     broken = claim(1, (0, 0, 0, 1)) | requirement
     with pytest.raises(errors.InvalidInput, match=says):
         judge_commit(state, CommitRequest([broken], appending(state, 9)), LEASE, NOW_MS)
-    with pytest.raises(errors.InvalidInput, match="2 of assert-icestream-range"):
+    with pytest.raises(errors.InvalidInput, match="at most one assert-icestream-range, got 2"):
         judge_commit(state, CommitRequest([claim(1, (0, 0, 0, 1))] * 2, []), LEASE, NOW_MS)
 
 
@@ -299,6 +299,6 @@ def test_hazard_14_a_mistake_in_a_transaction_names_its_table() -> None:
 
 def test_hazard_14_an_unbound_table_gets_no_round() -> None:
     state = TableState(append(table(), 1), FILE)
-    with pytest.raises(errors.RangeRefused, match="belongs to no topic"):
+    with pytest.raises(errors.RangeRefused, match="does not belong to a topic"):
         commit_round(state, 1, (0, 0, 0, 100))
     assert snapshot(1)["snapshot-id"] == state.table.current_snapshot_id

@@ -160,7 +160,7 @@ async def test_hazard_21_rows_of_others_need_a_word_and_stop_nobody_afterwards(l
     lake.pipeline.topics.mark_stale([1])
     await lake.publish(4)
     assert "a row of offset 43, and 4 is what comes next" in lake.stopped()[0]
-    with pytest.raises(errors.TopicTableConflict, match="rows may come twice"):
+    with pytest.raises(errors.TopicTableConflict, match="rows may be written twice"):
         await lake.adopt(TABLE)
     await lake.adopt(TABLE, Consent.DUPLICATES)
     await lake.publish(4)
@@ -278,7 +278,7 @@ async def test_hazard_21_positions_on_an_operators_word_are_said_of_one_snapshot
     lake.broker.synced[1, 0] = 9
     with pytest.raises(errors.TopicTableConflict, match="no snapshot in the history"):
         await lake.adopt(theirs)
-    with pytest.raises(errors.TopicTableConflict, match="rows may come twice"):
+    with pytest.raises(errors.TopicTableConflict, match="rows may be written twice"):
         await lake.adopt(theirs, positions={0: 8})
     with pytest.raises(errors.TopicTableConflict, match="never committed"):
         await lake.adopt(theirs, Consent.DUPLICATES, positions={0: 8})

@@ -77,7 +77,7 @@ def test_hazard_21_what_is_forced_parts_table_and_topic(name: str) -> None:
     done = foreign(state, *REFUSED[name], is_forced=True)
     assert done.binding is None
     assert not any(key.startswith("icestream.") for key in done.table.properties)
-    with pytest.raises(errors.RangeRefused, match="belongs to no topic"):
+    with pytest.raises(errors.RangeRefused, match="does not belong to a topic"):
         commit_round(settled(done), 4, (0, 0, 30, 40))
 
 
@@ -107,7 +107,9 @@ def test_hazard_21_whoever_adds_a_required_column_is_told_how_else(before: list[
     state = three_rounds()
     if before:
         state = settled(foreign(state, *with_schema(*COLUMNS, *before)))
-    with pytest.raises(errors.TopicTableConflict, match="column must is required, and no message has it") as refused:
+    with pytest.raises(
+        errors.TopicTableConflict, match="column must is required, but messages do not have it"
+    ) as refused:
         foreign(state, *with_schema(*COLUMNS, column(300, "must", "long", required=True)))
     assert refused.value.hint.startswith("make it optional")
 

@@ -210,7 +210,7 @@ def _topic(topic_id: int, mirror: ForeignTableRecord) -> str:
 def _committed(
     table: TableMetadata, topic_id: int, mirror: ForeignTableRecord, base: AdoptionBase | None
 ) -> dict[int, int]:
-    main = main_progress(table, topic_id, base).progress.committed
+    main = main_progress(table, topic_id, base).last_round.committed
     return {
         shard: max(mirror.committed.get(shard, 0), main.get(shard, 0)) for shard in sorted({*mirror.committed, *main})
     }

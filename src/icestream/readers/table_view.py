@@ -81,4 +81,4 @@ class TableView:
                 f"the offsets in snapshot {snapshot_id} of table {self.identifier} are no longer known",
                 hint="start at a time, or at a snapshot that a round of the pipeline made",
             )
-        return state.progress.committed.get(shard, 0)
+        return state.last_round.committed.get(shard, 0)

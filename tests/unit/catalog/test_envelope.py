@@ -25,7 +25,7 @@ def test_a_column_beside_the_envelope_must_do_without_values() -> None:
     schema = topic_schema.new_schema()
     more = {"id": 300, "name": "more", "type": "long", "required": False}
     topic_schema.check_bindable({**schema, "fields": [*schema["fields"], more]})
-    with pytest.raises(errors.InvalidInput, match="column more is required, and no message has it") as refused:
+    with pytest.raises(errors.InvalidInput, match="column more is required, but messages do not have it") as refused:
         topic_schema.check_bindable({**schema, "fields": [*schema["fields"], {**more, "required": True}]})
     assert "make it optional" in refused.value.hint
 

@@ -1,11 +1,11 @@
-"""Binding a table to a topic, and parting them again. Pure: the rules; where they are stored is planned elsewhere.
+"""Binds a table to a topic, and detaches it again. Pure: plans/ stores the result.
 
 begin     a table without rows becomes the table of a topic that has none. It gets what the log holds; what the log
           no longer has is a declared gap, which needs consent. A table with rows is adopted (adopt.py)
-bind      the same with positions that the caller knows to be true: the pipeline makes tables with it
-widen     a topic has more shards than when its table was bound: the table gets those too
-detach    the table is like any other afterwards. Its rows stay, and so does what its snapshots say: adopted again,
-          it goes on where it was. Until the topic has a table, its messages stay in the log and count for its quota
+bind      the same with positions that the caller knows to be right
+widen     adds the shards that a topic got since its table was bound
+detach    makes it an ordinary table. Its rows and the summaries of its snapshots stay: adopted again, it resumes where
+          it was. Until the topic has a table, its messages stay in the log and count towards its quota
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from icestream.iceberg import table_commit
 def bind(
     state: TableState, topic: str, topic_id: int, shards: Mapping[int, tuple[int, int]], now_ms: int
 ) -> CommitDecision:
-    """`shards`: the epoch of each, and the offset from which the table gets its messages."""
+    """Decides to bind the table. `shards`: the epoch of each, and the first offset that the table gets."""
     rebinding.check_free(state, "`icestream lake detach` parts them")
     rebinding.check_fits(state)
     return rebinding.rebinding_decision(state, new_binding(topic, topic_id, shards), (), now_ms)
@@ -36,21 +36,22 @@ def bind(
 def begin(
     state: TableState, log: TopicLog, former: FormerTable, consents: Collection[Consent], now_ms: int
 ) -> Rebinding:
-    """`former`: what the topic had before."""
+    """Decides to bind a table without rows. `former`: the former table of the topic."""
     rebinding.check_free(state, "`icestream lake detach` parts them")
     rebinding.check_fits(state)
     if state.table.current_snapshot_id is not None:
         raise errors.TopicTableConflict(
-            "the table has rows", hint="`icestream lake adopt` takes over a table with rows, and finds out which"
+            "the table has rows",
+            hint="`icestream lake adopt` adopts a table with rows, and finds out which offsets it holds",
         )
-    told = OperationPreview("bind", log.topic, shard_previews({}, log, former.committed))
-    told.check(consents)
-    binding = rebinding.resume_binding(told, log, {}, former.pipeline_epoch, is_fresh=not state.table.snapshots)
-    return Rebinding(rebinding.rebinding_decision(state, binding, told.gaps(None, now_ms), now_ms), told)
+    preview = OperationPreview("bind", log.topic, shard_previews({}, log, former.committed))
+    preview.check(consents)
+    binding = rebinding.resume_binding(preview, log, {}, former.pipeline_epoch, is_fresh=not state.table.snapshots)
+    return Rebinding(rebinding.rebinding_decision(state, binding, preview.gaps(None, now_ms), now_ms), preview)
 
 
 def widen(state: TableState, topic_id: int, shards: Mapping[int, tuple[int, int]], now_ms: int) -> CommitDecision:
-    """`shards`: of the topic, as in `bind`. Those that the table knows stay as they are."""
+    """Decides to add shards. `shards`: all of the topic, as in `bind`; those that are bound stay as they are."""
     binding = state.binding
     if binding is None or binding.topic_id != topic_id:
         raise errors.TopicTableConflict(
@@ -66,6 +67,6 @@ def widen(state: TableState, topic_id: int, shards: Mapping[int, tuple[int, int]
 
 
 def detach(state: TableState, now_ms: int) -> CommitDecision:
-    """The table as any other. A table that is not bound stays as it is."""
+    """Decides to detach the table. One that is not bound stays as it is."""
     written = topic_properties.set_written(state.table.properties, None)
     return CommitDecision(table_commit.apply_updates(state.table, state.location, written, now_ms), None, ())

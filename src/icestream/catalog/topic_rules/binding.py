@@ -1,15 +1,15 @@
-"""The binding of a table to its topic: what the catalog must know to let each offset in exactly once (hazards 14, 21).
+"""The binding of a table to its topic: what the catalog needs to accept each offset exactly once (hazards 14, 21).
 
-It lies beside the table's pointer and moves with it in one transaction. The table's properties are a copy for people
-and engines; nothing is ever decided by them.
+It is stored beside the table's pointer and changes with it in one transaction. The table's properties are a copy for
+people and engines; no decision depends on them.
 
     topic, topic_id    which topic, and which incarnation of it
     pipeline_epoch     the highest lease of a driver that committed: an older one is refused
-    runs               per shard (run.py)
-    rounds             the last commits of rounds: id, snapshot, and a sum over what each claimed
-    base               where the table stood when it was taken over on an operator's word (adopt.py), else none: its
-                       snapshots from before say nothing of this topic
-    is_rewound         committed went back once, or the table was taken over: a snapshot of it may be ahead
+    runs               per shard (offset_run.py)
+    rounds             the last committed rounds: id, snapshot, and a checksum over the claimed ranges
+    base               the progress of the table when it was adopted on an operator's word (adopt.py), else none: its
+                       older snapshots say nothing about this topic
+    is_rewound         the committed offsets went back once, or the table was adopted: a snapshot may be ahead of them
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from icestream.model.topic_name import TopicName
 class CommittedRound(msgspec.Struct, frozen=True, array_like=True):
     id: bytes
     snapshot_id: int
-    claimed: int  # the sum over its ranges: the same id with other ranges is no repeat
+    claimed: int  # checksum over its ranges: the same id with other ranges is not a repeat
 
 
 class AdoptionBase(msgspec.Struct, frozen=True):
@@ -48,42 +48,46 @@ class Binding(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         TopicName.parse(self.topic)
         if not self.runs or not all(0 <= shard < limits.SHARDS_PER_TOPIC_MAX for shard in self.runs):
-            raise errors.InvalidInput(f"a binding of {len(self.runs)} shards")
+            raise errors.InvalidInput(f"invalid shards of a binding: {sorted(self.runs)[:8]}")
         for runs in self.runs.values():
             offset_run.check_runs(runs)
 
     def find_round(self, round_id: bytes) -> CommittedRound | None:
-        return next((one for one in self.rounds if one.id == round_id), None)
+        return next((committed_round for committed_round in self.rounds if committed_round.id == round_id), None)
 
     def committed(self) -> dict[int, int]:
-        """Per shard the first offset that is not in the table."""
+        """The committed offsets: per shard the first offset that is not in the table."""
         return {shard: runs[-1].next for shard, runs in sorted(self.runs.items())}
 
     def positions(self) -> dict[str, dict[str, int]]:
-        """The same with epochs, as refusals tell it."""
+        """The committed offsets with the epochs of the shards, as in the details of a refusal."""
         return {
             str(shard): {"epoch": runs[-1].epoch, "next": runs[-1].next} for shard, runs in sorted(self.runs.items())
         }
 
 
 def new_binding(topic: str, topic_id: int, shards: Mapping[int, tuple[int, int]]) -> Binding:
-    """`shards`: the epoch of each, and the offset from which the table gets its messages (0 for a new topic)."""
+    """`shards`: the epoch of each, and the first offset that the table gets (0 for a new topic)."""
     return Binding(
         topic, topic_id, {shard: (OffsetRun(epoch, start, start),) for shard, (epoch, start) in shards.items()}
     )
 
 
 def with_takeover(binding: Binding, shard: int, epoch: int, start: int) -> tuple[Binding, tuple[int, int]]:
-    """Another owner of a shard, and the range of offsets that nobody may commit any more."""
+    """The binding after another owner took over a shard, and the range of offsets that can no longer be committed."""
     runs = binding.runs.get(shard)
     if runs is None:
         raise errors.InvalidInput(f"topic {binding.topic} has no shard {shard}")
-    made = msgspec.structs.replace(binding, runs=binding.runs | {shard: offset_run.taken_over(runs, epoch, start)})
-    return made, (runs[-1].next, start)
+    new_binding = msgspec.structs.replace(
+        binding, runs=binding.runs | {shard: offset_run.taken_over(runs, epoch, start)}
+    )
+    return new_binding, (runs[-1].next, start)
 
 
-def with_round(binding: Binding, ends: Mapping[int, int], pipeline_epoch: int, done: CommittedRound) -> Binding:
-    """A round was committed: the runs of its shards go up to these ends."""
+def with_round(
+    binding: Binding, ends: Mapping[int, int], pipeline_epoch: int, committed_round: CommittedRound
+) -> Binding:
+    """The binding after a round, which extends the runs of its shards to these ends."""
     runs = binding.runs | {shard: offset_run.extended(binding.runs[shard], end) for shard, end in ends.items()}
-    rounds = (*binding.rounds, done)[-limits.CATALOG_ROUNDS_KEPT :]
+    rounds = (*binding.rounds, committed_round)[-limits.CATALOG_ROUNDS_KEPT :]
     return msgspec.structs.replace(binding, runs=runs, pipeline_epoch=pipeline_epoch, rounds=rounds)

@@ -1,12 +1,12 @@
-"""`assert-icestream-range`: how a round of the pipeline says which offsets its commit brings (hazard 14).
+"""`assert-icestream-range`: the claim of a round, which offsets its commit adds to the table (hazard 14).
 
     {"type": "assert-icestream-range", "topic-id": 12, "round-id": "<UUID>", "pipeline-epoch": 3,
      "ranges": [{"shard": 0, "epoch": 1, "start": 100, "end": 200}, …], "lease": "<id of a node>"}
 
-`lease`: which one the epoch is of (ADR 32); left out by the pipeline of a node on its own.
+`lease`: the lease that `pipeline-epoch` belongs to (ADR 32); left out by the pipeline of a single node.
 
-It is a requirement like any other in a commit. A table gets messages of its topic by it and by nothing else: never by
-properties, which anybody may copy.
+It is a requirement of a commit. Only a commit with a claim moves the committed offsets of a topic's table; properties,
+which any client may copy, never do.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ class RoundClaim(NamedTuple):
 
     @property
     def sum(self) -> int:
+        """A checksum over topic and ranges, which tells a repeat from another round with the same id."""
         return crc32(repr((self.topic_id, *self.ranges)).encode())
 
 
 def read_claim(requirement: Object) -> RoundClaim:
     """Raises InvalidInput for a claim that could not hold for any table."""
-    ranges = sorted(_read_range(one) for one in values.objects(requirement, "ranges"))
-    if not ranges or len({one.shard for one in ranges}) < len(ranges):
-        raise errors.InvalidInput("a round brings one range of each of its shards, and at least one")
+    ranges = sorted(_read_range(claimed) for claimed in values.objects(requirement, "ranges"))
+    if not ranges or len({claimed.shard for claimed in ranges}) < len(ranges):
+        raise errors.InvalidInput("a round claims exactly one range per shard, and at least one")
     return RoundClaim(
         _read_round_id(values.text(requirement, "round-id")),
         values.long(requirement, "topic-id"),
@@ -59,36 +60,39 @@ def read_claim(requirement: Object) -> RoundClaim:
 
 
 def lease_of(requirements: Iterable[Object]) -> str:
-    """The lease that all rounds of one commit are made under."""
-    found = {_read_lease(one) for one in requirements}
-    if len(found) > 1:
-        raise errors.InvalidInput("a commit of rounds under different leases", hint="commit those of each by itself")
-    return found.pop() if found else ""
+    """The lease of all rounds in one commit; empty for the lease of a single node. Raises InvalidInput if they
+    differ."""
+    leases = {_read_lease(requirement) for requirement in requirements}
+    if len(leases) > 1:
+        raise errors.InvalidInput(
+            "rounds under different leases in one commit", hint="commit those of each lease separately"
+        )
+    return leases.pop() if leases else ""
 
 
 def _read_lease(requirement: Object) -> str:
-    found = values.optional_text(requirement, "lease") or ""
-    if found and not _LEASE.fullmatch(found):
-        raise errors.InvalidInput(f"a lease is named by 16 hex digits, not {short_repr(found)}")
-    return found
+    lease = values.optional_text(requirement, "lease") or ""
+    if lease and not _LEASE.fullmatch(lease):
+        raise errors.InvalidInput(f"lease must be 16 hex digits, got {short_repr(lease)}")
+    return lease
 
 
-def _read_range(given: Object) -> ClaimedRange:
-    found = ClaimedRange(*(_not_negative(given, name) for name in ClaimedRange._fields))
-    if not found.start < found.end <= limits.OFFSET_MAX:
-        raise errors.InvalidInput(f"[{found.start}, {found.end}) is not a range of offsets")
-    return found
+def _read_range(entry: Object) -> ClaimedRange:
+    claimed = ClaimedRange(*(_not_negative(entry, name) for name in ClaimedRange._fields))
+    if not claimed.start < claimed.end <= limits.OFFSET_MAX:
+        raise errors.InvalidInput(f"[{claimed.start}, {claimed.end}) is not a range of offsets")
+    return claimed
 
 
-def _read_round_id(given: str) -> bytes:
+def _read_round_id(text: str) -> bytes:
     try:
-        return uuid.UUID(given).bytes
+        return uuid.UUID(text).bytes
     except ValueError:
-        raise errors.InvalidInput(f"a round-id is a UUID, not {short_repr(given)}") from None
+        raise errors.InvalidInput(f"round-id is not a UUID: {short_repr(text)}") from None
 
 
 def _not_negative(holder: Object, name: str) -> int:
-    found = values.long(holder, name)
-    if found < 0:
-        raise errors.InvalidInput(f"{name} {found} is below 0")
-    return found
+    value = values.long(holder, name)
+    if value < 0:
+        raise errors.InvalidInput(f"{name} must not be negative, got {value}")
+    return value

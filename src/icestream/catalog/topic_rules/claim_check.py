@@ -1,13 +1,13 @@
-"""May this round's offsets enter the table? Pure: the binding as it is, the claim, the lease; a verdict out.
+"""Checks the claim of a round against the binding and the driver's lease. Pure.
 
-    the round id is known, with the same ranges   Repeated: it is in the table already, with this snapshot
-    an older driver, or none that has the lease   refused
+    the round id was committed with the same ranges     Repeated: it is in the table, with this snapshot
+    the driver does not have the lease                  refused
     every range begins at the next offset of its shard's open run, under that run's epoch
-                                                  Accepted: the runs go on to its ends
-    anything else                                 refused, with the present positions
+                                                        Accepted: the runs are extended to the ends of the ranges
+    anything else                                       refused, with the present positions
 
-A repeat is known by its id alone, whatever the driver's lease became: its rows are in the table. The same offsets under
-another round id are never a repeat: they came with other files (hazard 14 b).
+A repeat is recognised by its id alone, whoever has the lease now: its rows are in the table. The same offsets under
+another round id are never a repeat: they come with other files (hazard 14 b).
 """
 
 from __future__ import annotations
@@ -28,30 +28,32 @@ class Accepted(NamedTuple):
     ends: dict[int, int]  # per shard of the round
 
     def binding(self, before: Binding, claim: RoundClaim, snapshot_id: int) -> Binding:
-        """What the table is bound to once the snapshot is its current one."""
+        """The binding after the round, whose snapshot is `snapshot_id`."""
         return with_round(
             before, self.ends, claim.pipeline_epoch, CommittedRound(claim.round_id, snapshot_id, claim.sum)
         )
 
 
 def check_claim(binding: Binding, claim: RoundClaim, lease_epoch: int | None) -> Accepted | Repeated:
-    """`lease_epoch`: of the driver that has the lease now, None when nobody has."""
+    """`lease_epoch`: of the driver that has the lease now; None if the lease is free. Raises RangeRefused."""
     if claim.topic_id != binding.topic_id:
         raise range_refused(
             binding, "other_topic", f"the table belongs to topic {binding.topic} (id {binding.topic_id})"
         )
-    known = binding.find_round(claim.round_id)
-    if known is not None:
-        if known.claimed != claim.sum:
+    committed_round = binding.find_round(claim.round_id)
+    if committed_round is not None:
+        if committed_round.claimed != claim.sum:
             round_id = uuid.UUID(bytes=claim.round_id)
             raise range_refused(binding, "round_reused", f"round {round_id} was committed with other ranges")
-        return Repeated(known.snapshot_id)
+        return Repeated(committed_round.snapshot_id)
     if lease_epoch != claim.pipeline_epoch or claim.pipeline_epoch < binding.pipeline_epoch:
-        now = "nobody has the lease" if lease_epoch is None else f"the lease is of epoch {lease_epoch}"
-        raise range_refused(binding, "stale_pipeline", f"a round of pipeline epoch {claim.pipeline_epoch}, but {now}")
-    for one in claim.ranges:
-        _check_range(binding, one)
-    return Accepted({one.shard: one.end for one in claim.ranges})
+        lease_state = "the lease is free" if lease_epoch is None else f"the lease has epoch {lease_epoch}"
+        raise range_refused(
+            binding, "stale_pipeline", f"the round has pipeline epoch {claim.pipeline_epoch}, but {lease_state}"
+        )
+    for claimed in claim.ranges:
+        _check_range(binding, claimed)
+    return Accepted({claimed.shard: claimed.end for claimed in claim.ranges})
 
 
 def _check_range(binding: Binding, claimed: ClaimedRange) -> None:
@@ -60,17 +62,17 @@ def _check_range(binding: Binding, claimed: ClaimedRange) -> None:
         raise range_refused(binding, "unknown_shard", f"topic {binding.topic} has no shard {claimed.shard}")
     last = runs[-1]
     if claimed.epoch != last.epoch:
-        what = f"shard {claimed.shard} is under epoch {last.epoch}, not {claimed.epoch}"
-        raise range_refused(binding, "other_epoch", what)
+        message = f"shard {claimed.shard} has epoch {last.epoch}, not {claimed.epoch}"
+        raise range_refused(binding, "other_epoch", message)
     if claimed.start != last.next:
-        what = f"shard {claimed.shard} goes on at {last.next}, not at {claimed.start}"
-        raise range_refused(binding, "not_next", what)
+        message = f"shard {claimed.shard} continues at {last.next}, not at {claimed.start}"
+        raise range_refused(binding, "not_next", message)
 
 
-def range_refused(binding: Binding | None, reason: str, what: str) -> errors.RangeRefused:
+def range_refused(binding: Binding | None, reason: str, message: str) -> errors.RangeRefused:
     details: dict[str, object] = {"reason": reason}
     if binding is not None:
         details |= {"positions": binding.positions(), "pipeline-epoch": binding.pipeline_epoch}
     return errors.RangeRefused(
-        f"Requirement failed: {what}", hint="read the present positions and plan the round anew", details=details
+        f"Requirement failed: {message}", hint="read the present positions and plan the round again", details=details
     )

@@ -1,12 +1,13 @@
-"""A commit to one table, with the rules of topics: the one place where a table's next version is decided. Pure.
+"""Decides the next version of a table for a commit: Iceberg's rules, and those of topics. Pure.
 
-1. A round (claim.py) is judged by the binding (judgement.py). A repeat ends here: nothing changes.
+1. The claim of a round (claim.py) is checked against the binding (claim_check.py). A repeat ends here: nothing changes.
 2. The requirements of the protocol must hold.
-3. The updates are applied. A round's snapshot and the table's properties get what the server writes.
-4. A round must append to main, nothing else. A foreign commit to a topic's table is looked at by guard.py, and what it
+3. The updates are applied. Snapshot and properties of a round get what the server writes (topic_properties.py).
+4. A round may only append to main. A foreign commit to a topic's table is checked by foreign_changes.py, and what it
    removes from main is recorded.
 
-In a transaction each table is judged by itself: repeats change nothing, a conflict refuses all and names the tables.
+In a transaction each table is judged by itself: repeats change nothing; a conflict refuses all tables and names those
+in conflict.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 class TableState(NamedTuple):
-    """What a commit is judged against."""
+    """The table that a commit is judged against, with its record."""
 
     table: TableMetadata
     location: str  # of its metadata file
@@ -46,21 +47,25 @@ class CommitRequest(NamedTuple):
 
 
 class CommitDecision(NamedTuple):
-    """What is in force afterwards. The same table object: there is nothing to write."""
+    """The table after a commit. The same table object as before: there is no metadata file to write."""
 
     table: TableMetadata
     binding: Binding | None
     removals: Removals
     repeated: int | None = None  # the snapshot of the round that was committed before
-    is_round: bool = False  # its files are synced by whoever wrote them
+    is_round: bool = False  # the pipeline synced its files
 
 
 def judge_commit(state: TableState, request: CommitRequest, lease_epoch: int | None, now_ms: int) -> CommitDecision:
+    """Decides about a commit to one table. `lease_epoch`: of the driver that has the lease now.
+
+    Raises CommitConflict, RangeRefused, TopicTableConflict and InvalidInput.
+    """
     table_commit.check_size(request.requirements, request.updates)
-    claims = [one for one in request.requirements if requirement.kind(one) == CLAIM_TYPE]
-    others = [one for one in request.requirements if requirement.kind(one) != CLAIM_TYPE]
+    claims = [entry for entry in request.requirements if requirement.kind(entry) == CLAIM_TYPE]
+    others = [entry for entry in request.requirements if requirement.kind(entry) != CLAIM_TYPE]
     if len(claims) > 1:
-        raise errors.InvalidInput(f"a commit with {len(claims)} of {CLAIM_TYPE}")
+        raise errors.InvalidInput(f"a commit has at most one {CLAIM_TYPE}, got {len(claims)}")
     if claims:
         return _judge_round(state, read_claim(claims[0]), others, request.updates, lease_epoch, now_ms)
     table_commit.check_requirements(state.table, others)
@@ -82,7 +87,7 @@ def _judge_round(
     now_ms: int,
 ) -> CommitDecision:
     if state.binding is None:
-        raise range_refused(None, "not_bound", "the table belongs to no topic")
+        raise range_refused(None, "not_bound", "the table does not belong to a topic")
     verdict = check_claim(state.binding, claim, lease_epoch)
     if isinstance(verdict, Repeated):
         return CommitDecision(state.table, state.binding, state.removals, verdict.snapshot_id, True)
@@ -99,26 +104,28 @@ def _judge_round(
 def _written_by_server(
     state: TableState, verdict: Accepted, claim: RoundClaim, updates: Sequence[Object]
 ) -> tuple[Binding, list[Object]]:
-    """The binding that the round makes, and its updates with what the server adds to them."""
+    """The binding after the round, and the updates of the round with the summary and properties that the server
+    adds."""
     assert state.binding is not None
-    added = [one for one in updates if update.action(one) == "add-snapshot"]
+    added = [table_update for table_update in updates if update.action(table_update) == "add-snapshot"]
     if len(added) != 1:
-        raise errors.InvalidInput(f"a round adds one snapshot, not {len(added)}")
-    made = values.as_object(values.required(added[0], "snapshot"), "snapshot")
-    binding = verdict.binding(state.binding, claim, values.long(made, "snapshot-id"))
-    offsets = {one.shard: (one.start, one.end) for one in claim.ranges}
-    summary = values.optional_text_map(made, "summary") | topic_properties.summary(binding, offsets, state.removals)
-    named = {"action": "add-snapshot", "snapshot": {**made, "summary": summary}}
-    written = [named if one is added[0] else one for one in updates]
-    return binding, [*written, *topic_properties.set_written(state.table.properties, binding)]
+        raise errors.InvalidInput(f"a round must add exactly one snapshot, got {len(added)}")
+    snapshot = values.as_object(values.required(added[0], "snapshot"), "snapshot")
+    binding = verdict.binding(state.binding, claim, values.long(snapshot, "snapshot-id"))
+    offsets = {table_update.shard: (table_update.start, table_update.end) for table_update in claim.ranges}
+    summary = values.optional_text_map(snapshot, "summary") | topic_properties.summary(binding, offsets, state.removals)
+    amended = {"action": "add-snapshot", "snapshot": {**snapshot, "summary": summary}}
+    amended_updates = [amended if table_update is added[0] else table_update for table_update in updates]
+    return binding, [*amended_updates, *topic_properties.set_written(state.table.properties, binding)]
 
 
 def _check_appends(before: TableMetadata, after: TableMetadata, snapshot_id: int) -> None:
+    """Raises InvalidInput unless the round's snapshot appends to main; CommitConflict if main has changed."""
     added = after.snapshots.find(snapshot_id)
     if after.current_snapshot_id != snapshot_id or added is None:
-        raise errors.InvalidInput("a round sets main to the snapshot that it adds")
+        raise errors.InvalidInput("a round must set main to the snapshot that it adds")
     if snapshots.operation(added) != "append":
-        raise errors.InvalidInput(f"a round appends; this snapshot is of operation {snapshots.operation(added)}")
+        raise errors.InvalidInput(f"a round must append, got a snapshot with operation {snapshots.operation(added)}")
     if added.get("parent-snapshot-id") != before.current_snapshot_id:
         raise errors.CommitConflict(
             f"Requirement failed: branch main has changed: expected id {added.get('parent-snapshot-id')} "
@@ -126,7 +133,7 @@ def _check_appends(before: TableMetadata, after: TableMetadata, snapshot_id: int
         )
 
 
-# --- everybody else ---------------------------------------------------------------------------------------------------
+# --- other engines ----------------------------------------------------------------------------------------------------
 
 
 def _judge_foreign(state: TableState, after: TableMetadata, request: CommitRequest, now_ms: int) -> CommitDecision:
@@ -140,8 +147,8 @@ def _judge_foreign(state: TableState, after: TableMetadata, request: CommitReque
         return CommitDecision(after, state.binding, removals)
     if not request.is_forced:
         raise objection
-    parted = [*request.updates, *topic_properties.set_written(after.properties, None)]
-    return CommitDecision(table_commit.apply_updates(state.table, state.location, parted, now_ms), None, ())
+    detaching = [*request.updates, *topic_properties.set_written(after.properties, None)]
+    return CommitDecision(table_commit.apply_updates(state.table, state.location, detaching, now_ms), None, ())
 
 
 # --- transactions -----------------------------------------------------------------------------------------------------
@@ -150,27 +157,30 @@ def _judge_foreign(state: TableState, after: TableMetadata, request: CommitReque
 def judge_transaction(
     commits: Mapping[Name, tuple[TableState, CommitRequest]], lease_epoch: int | None, now_ms: int
 ) -> dict[Name, CommitDecision]:
-    """All of them, or a conflict that names every table that stood in the way. Keys name the tables."""
-    outcomes: dict[Name, CommitDecision] = {}
+    """Decides about all tables of a transaction, by name. Raises a CommitConflict that names every table in
+    conflict."""
+    decisions: dict[Name, CommitDecision] = {}
     conflicts: dict[Name, errors.CommitConflict] = {}
     for name, (state, request) in commits.items():
         try:
-            outcomes[name] = judge_commit(state, request, lease_epoch, now_ms)
+            decisions[name] = judge_commit(state, request, lease_epoch, now_ms)
         except errors.CommitConflict as conflict:
             conflicts[name] = conflict
         except errors.InvalidInput as mistake:
             raise type(mistake)(f"{name}: {mistake.message}", hint=mistake.hint) from None
     if conflicts:
         raise conflict_of(conflicts)
-    return outcomes
+    return decisions
 
 
 def conflict_of(conflicts: Mapping[Name, errors.CommitConflict]) -> errors.CommitConflict:
-    told = [{"table": str(name), "message": one.message, **one.details} for name, one in conflicts.items()]
+    details = [
+        {"table": str(name), "message": conflict.message, **conflict.details} for name, conflict in conflicts.items()
+    ]
     first = next(iter(conflicts.values()))
     names = ", ".join(str(name) for name in conflicts)
     return errors.CommitConflict(
         f"{first.message} (tables in conflict: {names})",
         hint="leave these tables out and send the others again",
-        details={"tables": told},
+        details={"tables": details},
     )

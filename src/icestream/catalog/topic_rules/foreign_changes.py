@@ -23,23 +23,23 @@ from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 
 INGEST_FORMAT_VERSION_MAX: Final = 2
-HINT: Final = "part them first: `icestream lake detach`, or ask again with icestream-force"
+HINT: Final = "detach it first: `icestream lake detach`, or repeat the request with icestream-force"
 
 
 def objection(
     before: TableMetadata, after: TableMetadata, updates: Sequence[Object]
 ) -> errors.TopicTableConflict | None:
-    """Why the commit is refused on a bound table; None when it is not."""
+    """The error for a commit that a topic's table does not allow; None if it is allowed."""
     if after.format_version > max(INGEST_FORMAT_VERSION_MAX, before.format_version):
         return _refusal(f"the pipeline cannot write format version {after.format_version}")
     had_rows = before.current_snapshot_id is not None
-    if had_rows and (after.current_snapshot_id is None or any(_drops_main(one) for one in updates)):
+    if had_rows and (after.current_snapshot_id is None or any(_drops_main(table_update) for table_update in updates)):
         return _refusal("the table of a topic cannot be replaced")
     return _schema_objection(before.current_schema, after.current_schema)
 
 
 def _schema_objection(before: Object, after: Object) -> errors.TopicTableConflict | None:
-    """By what they say: an id may be that of another schema before the same commit."""
+    """Compares schemas by content: the same commit may give an id to another schema."""
     if after == before:
         return None
     column = topic_schema.changed_column(before, after)
@@ -53,9 +53,9 @@ def _schema_objection(before: Object, after: Object) -> errors.TopicTableConflic
     return None
 
 
-def _drops_main(one: Object) -> bool:
-    return update.action(one) == "remove-snapshot-ref" and values.text(one, "ref-name") == MAIN
+def _drops_main(table_update: Object) -> bool:
+    return update.action(table_update) == "remove-snapshot-ref" and values.text(table_update, "ref-name") == MAIN
 
 
-def _refusal(what: str) -> errors.TopicTableConflict:
-    return errors.TopicTableConflict(what, hint=HINT)
+def _refusal(reason: str) -> errors.TopicTableConflict:
+    return errors.TopicTableConflict(reason, hint=HINT)

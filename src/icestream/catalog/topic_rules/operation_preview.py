@@ -1,16 +1,16 @@
-"""What an operation on a topic's table comes to, shard by shard, told before it is done. Pure.
+"""The preview of an operation on a topic's table: its effects, shard by shard, before it is carried out. Pure.
 
     offsets of a shard
 
     0 ──────────── held ──────── goes on at ──────── committed before ──────── end of the log
       in the table       missing            written again              written for the first time
 
-`held` is where the table stands, `goes_on_at` the first offset from there that the log still has. What lies between
-is in neither: it becomes a declared gap. The log keeps what was never committed, or declares a gap itself. Two
-consequences need somebody's word, each its own:
+`held` is the first offset that the table lacks, `goes_on_at` the first one from there that the log still has. What lies
+between is in neither and becomes a declared gap. The log keeps what was never committed, or declares a gap itself. Two
+effects need the operator's consent:
 
     accept-gap           offsets are missing for good
-    accept-duplicates    rows may come twice, because nobody knows what the table holds
+    accept-duplicates    rows may be written twice, because it is unknown which offsets the table holds
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class Consent(StrEnum):
 
 
 class ShardLog(NamedTuple):
-    """What the log of a shard holds now, as its owner says."""
+    """The offsets that the log of a shard holds, as reported by the shard's owner."""
 
     epoch: int
     earliest: int
-    end: int  # of what is synced
+    end: int  # of the synced messages
 
     def checked(self) -> ShardLog:
         if self.epoch < 0 or not 0 <= self.earliest <= self.end <= limits.OFFSET_MAX:
-            raise errors.InvalidInput(f"no log of a shard: epoch {self.epoch}, [{self.earliest}, {self.end})")
+            raise errors.InvalidInput(f"invalid shard log: epoch {self.epoch}, offsets [{self.earliest}, {self.end})")
         return self
 
 
 class TopicLog(NamedTuple):
-    """A topic as its broker knows it."""
+    """A topic and its shards, as reported by its broker."""
 
     topic: str
     topic_id: int
@@ -51,12 +51,12 @@ class TopicLog(NamedTuple):
 
 
 class ShardPreview(NamedTuple):
-    """Of one shard."""
+    """The effect on one shard."""
 
     shard: int
-    held: int
-    goes_on_at: int
-    committed: int | None  # before; None: nobody knows, or it never had a table
+    held: int  # the first offset that the table lacks
+    goes_on_at: int  # where the pipeline resumes
+    committed: int | None  # before the operation; None: unknown, or the topic never had a table
     end: int
 
     @property
@@ -65,56 +65,58 @@ class ShardPreview(NamedTuple):
 
     @property
     def written_again(self) -> tuple[int, int] | None:
-        known = self.committed is not None and self.committed > self.goes_on_at
-        return (self.goes_on_at, self.committed or 0) if known else None
+        is_again = self.committed is not None and self.committed > self.goes_on_at
+        return (self.goes_on_at, self.committed or 0) if is_again else None
 
 
 class OperationPreview(NamedTuple):
     operation: str
     topic: str
     shards: tuple[ShardPreview, ...]
-    doubts: tuple[str, ...] = ()  # why rows may come twice
-    losses: tuple[str, ...] = ()  # rows that main has and will not have, beyond what the fates say
-    changes: tuple[str, ...] = ()  # what else it does
+    doubts: tuple[str, ...] = ()  # why rows may be written twice
+    losses: tuple[str, ...] = ()  # rows that main loses, beyond what `shards` says
+    changes: tuple[str, ...] = ()  # other effects
 
     @property
     def needed(self) -> frozenset[Consent]:
-        gap = {Consent.GAP} if self.losses or any(fate.missing for fate in self.shards) else set()
+        gap = {Consent.GAP} if self.losses or any(preview.missing for preview in self.shards) else set()
         return frozenset(gap | ({Consent.DUPLICATES} if self.doubts else set()))
 
     def words(self) -> list[str]:
-        """For a person, in the order in which it matters."""
-        told = [*self.changes]
-        for fate in self.shards:
-            told.append(f"shard {fate.shard}: the pipeline goes on at {fate.goes_on_at}")
-            if fate.missing:
-                told.append(
-                    f"shard {fate.shard}: {_offsets(fate.missing)} are in neither table nor log: a declared gap"
+        """The preview as sentences, the most important first."""
+        lines = [*self.changes]
+        for preview in self.shards:
+            lines.append(f"shard {preview.shard}: the pipeline resumes at {preview.goes_on_at}")
+            if preview.missing:
+                lines.append(
+                    f"shard {preview.shard}: {_offsets(preview.missing)} are in neither table nor log: a declared gap"
                 )
-            if fate.written_again:
-                told.append(f"shard {fate.shard}: {_offsets(fate.written_again)} are written again from the log")
-        return [*told, *self.losses, *(f"rows may come twice: {doubt}" for doubt in self.doubts)]
+            if preview.written_again:
+                lines.append(f"shard {preview.shard}: {_offsets(preview.written_again)} are written again from the log")
+        return [*lines, *self.losses, *(f"rows may be written twice: {doubt}" for doubt in self.doubts)]
 
-    def check(self, given: Collection[Consent]) -> None:
-        """Raises TopicTableConflict when something would be lost or doubled that nobody agreed to."""
-        for wanted in sorted(self.needed - set(given)):
+    def check(self, consents: Collection[Consent]) -> None:
+        """Raises TopicTableConflict if rows would be lost or duplicated without the consent to it."""
+        for consent in sorted(self.needed - set(consents)):
             raise errors.TopicTableConflict(
-                f"{self.operation} is refused: {self._why(wanted)}",
-                hint=f"if that is meant, say --{wanted}; --dry-run shows all of it",
+                f"{self.operation} is refused: {self._why(consent)}",
+                hint=f"to accept it pass --{consent}; --dry-run shows all effects",
             )
 
-    def _why(self, wanted: Consent) -> str:
-        if wanted is Consent.DUPLICATES:
-            return f"rows may come twice: {self.doubts[0]}"
+    def _why(self, consent: Consent) -> str:
+        if consent is Consent.DUPLICATES:
+            return f"rows may be written twice: {self.doubts[0]}"
         return self.losses[0] if self.losses else _first_gap(self.shards)
 
     def gaps(self, snapshot_id: int | None, time_ms: int) -> Removals:
-        ranges = {fate.shard: fate.missing for fate in self.shards if fate.missing}
+        """The declared gaps of this operation, as removals of the table."""
+        ranges = {preview.shard: preview.missing for preview in self.shards if preview.missing}
         return (Removal(self.operation, snapshot_id or 0, time_ms, ranges, True),) if ranges else ()
 
 
 def shard_previews(held: Mapping[int, int], log: TopicLog, committed: Mapping[int, int]) -> tuple[ShardPreview, ...]:
-    """`held`: per shard the first offset that the table does not have; a shard that is not there: nothing."""
+    """The effect on each shard. `held`: per shard the first offset that the table lacks; 0 for a shard that it does not
+    have. Raises InvalidInput if the table holds more than the topic has."""
     unknown = sorted(set(held) - set(log.shards))
     if unknown:
         raise errors.InvalidInput(
@@ -122,25 +124,25 @@ def shard_previews(held: Mapping[int, int], log: TopicLog, committed: Mapping[in
             hint="it is the table of another topic",
         )
     return tuple(
-        _fate(shard, held.get(shard, 0), one.checked(), committed.get(shard))
-        for shard, one in sorted(log.shards.items())
+        _fate(shard, held.get(shard, 0), shard_log.checked(), committed.get(shard))
+        for shard, shard_log in sorted(log.shards.items())
     )
 
 
 def _fate(shard: int, held: int, log: ShardLog, committed: int | None) -> ShardPreview:
     if held > log.end:
         raise errors.InvalidInput(
-            f"the table holds offsets of shard {shard} up to {held}, but the topic has come to {log.end} only",
+            f"the table holds offsets of shard {shard} up to {held}, but the log of the topic ends at {log.end}",
             hint="these rows are not of this topic: give it a fresh table (`icestream lake recreate`)",
         )
     return ShardPreview(shard, held, max(held, log.earliest), committed, log.end)
 
 
-def _first_gap(found: tuple[ShardPreview, ...]) -> str:
-    fate = next(one for one in found if one.missing)
-    assert fate.missing is not None
-    return f"{_offsets(fate.missing)} of shard {fate.shard} are in neither table nor log"
+def _first_gap(previews: tuple[ShardPreview, ...]) -> str:
+    first = next(preview for preview in previews if preview.missing)
+    assert first.missing is not None
+    return f"{_offsets(first.missing)} of shard {first.shard} are in neither table nor log"
 
 
-def _offsets(found: tuple[int, int]) -> str:
-    return f"offsets {found[0]} to {found[1] - 1}"
+def _offsets(offsets: tuple[int, int]) -> str:
+    return f"offsets {offsets[0]} to {offsets[1] - 1}"

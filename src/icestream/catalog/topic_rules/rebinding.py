@@ -1,10 +1,10 @@
-"""What `bind`, `adopt`, `rewind` and `recreate` have in common: a table stands somewhere, and its topic goes on there.
+"""The common part of `bind`, `adopt`, `rewind` and `recreate`: a topic resumes where its table ends. Pure.
 
-the table has    everything below `held`, apart from the removals that its snapshots tell
-the topic        goes on at the first offset from there that the log has, under the epoch of the shard's owner
-rounds           are forgotten: what an old one claims begins elsewhere and is refused, or begins here and is wanted.
-                 Remembered, a round that is no longer in main would be answered as a repeat, and its rows lost
-the removals     get what is missing now, so that `verify` and readers know
+the table     holds everything below `held`, apart from the removals in the summaries of its snapshots
+the topic     resumes at the first offset from there that the log has, under the epoch of the shard's owner
+rounds        are forgotten: the claim of an old one begins elsewhere and is refused, or begins here and is welcome. If
+              it were remembered, a round that is no longer in main would be answered as a repeat, and its rows lost
+removals      get what is missing now, for `verify` and readers
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ from icestream.iceberg.values import Object
 
 
 class Rebinding(NamedTuple):
+    """The decision about an operation, and its preview."""
+
     decision: CommitDecision
     preview: OperationPreview
 
 
 class FormerTable(NamedTuple):
-    """What the topic had before, as far as it is known."""
+    """The former table of a topic, as far as it is known."""
 
     committed: Mapping[int, int]
     pipeline_epoch: int
@@ -42,13 +44,14 @@ NO_FORMER_TABLE = FormerTable({}, 0)
 
 
 def check_fits(state: TableState) -> None:
-    """Raises InvalidInput when the pipeline could not write into the table."""
+    """Raises InvalidInput if the pipeline cannot write to the table."""
     if state.table.format_version > INGEST_FORMAT_VERSION_MAX:
         raise errors.InvalidInput(f"the pipeline cannot write format version {state.table.format_version}")
     topic_schema.check_bindable(state.table.current_schema)
 
 
 def check_free(state: TableState, hint: str) -> None:
+    """Raises AlreadyExists for a table that belongs to a topic."""
     if state.binding is not None:
         raise errors.AlreadyExists(
             f"the table belongs to topic {state.binding.topic} (id {state.binding.topic_id})", hint=hint
@@ -63,38 +66,40 @@ def resume_binding(
     base: AdoptionBase | None = None,
     is_fresh: bool = False,
 ) -> Binding:
-    """The binding of a topic that goes on where the preview says. `is_fresh`: the table never had a snapshot."""
-    made = {
-        fate.shard: offset_run.resumed(runs.get(fate.shard, ()), log.shards[fate.shard].epoch, fate.goes_on_at)
-        for fate in preview.shards
+    """The binding of a topic that resumes as the preview says. `is_fresh`: the table never had a snapshot."""
+    new_runs = {
+        shard.shard: offset_run.resumed(runs.get(shard.shard, ()), log.shards[shard.shard].epoch, shard.goes_on_at)
+        for shard in preview.shards
     }
-    return Binding(log.topic, log.topic_id, made, pipeline_epoch, base=base, is_rewound=not is_fresh)
+    return Binding(log.topic, log.topic_id, new_runs, pipeline_epoch, base=base, is_rewound=not is_fresh)
 
 
 def rebinding_decision(
     state: TableState, binding: Binding, removals: Removals, now_ms: int, updates: Sequence[Object] = ()
 ) -> CommitDecision:
-    """The table with this binding, after `updates`."""
+    """The decision to apply `updates` and to give the table this binding."""
     written = [*updates, *topic_properties.set_written(state.table.properties, binding)]
     return CommitDecision(table_commit.apply_updates(state.table, state.location, written, now_ms), binding, removals)
 
 
-def foreign_rows(found: SnapshotProgress) -> tuple[str, ...]:
-    """Doubts about a table to which others added rows since its last round: whose offsets they have, nobody knows."""
-    added = [one["snapshot-id"] for one in found.since if adds_rows(one)]
-    return tuple(f"snapshot {one} added rows and is no round of this topic" for one in added[:1])
+def foreign_rows(progress: SnapshotProgress) -> tuple[str, ...]:
+    """The doubt about a table to which another engine added rows since its last round: their offsets are unknown."""
+    added = [snapshot["snapshot-id"] for snapshot in progress.since if adds_rows(snapshot)]
+    return tuple(f"snapshot {snapshot} added rows and is not a round of this topic" for snapshot in added[:1])
 
 
 def missing(
     preview: OperationPreview,
     table: TableMetadata,
     log: TopicLog,
-    found: SnapshotProgress,
+    main_progress: SnapshotProgress,
     progress: TopicProgress,
     snapshot_id: int | None,
     now_ms: int,
 ) -> Removals:
-    """What main lacks, once it stands at this snapshot."""
-    there = {fate.shard: fate.goes_on_at for fate in preview.shards}
+    """The removals once main is at this snapshot."""
+    resume_offsets = {shard.shard: shard.goes_on_at for shard in preview.shards}
     gaps = preview.gaps(snapshot_id, now_ms)
-    return removals_after_snapshots((*progress.removals, *gaps), table, found.since, log.topic_id, there, now_ms)
+    return removals_after_snapshots(
+        (*progress.removals, *gaps), table, main_progress.since, log.topic_id, resume_offsets, now_ms
+    )

@@ -1,7 +1,7 @@
-"""A fresh table for a topic whose table is gone: dropped, or its metadata files lost. Pure.
+"""A fresh table for a topic whose table was dropped or whose metadata files are lost. Pure.
 
-The new table has the envelope's columns and nothing in it. It gets what the log still holds; everything before is a
-declared gap, which needs consent. Columns of a schema come again with the messages that have them.
+The new table has the envelope's columns and no rows. It gets what the log still holds; everything before is a declared
+gap, which needs consent. Typed columns of a schema are added again with the messages that have them.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def recreate(
     now_ms: int,
     layout: Object | None = None,
 ) -> Rebinding:
-    """`layout`: partition-spec and properties of the table, by the column ids of `envelope.new_schema`."""
-    told = OperationPreview("recreate", log.topic, shard_previews({}, log, former.committed))
-    told.check(consents)
-    binding = rebinding.resume_binding(told, log, {}, former.pipeline_epoch, is_fresh=True)
-    asked: Object = {**(layout or {}), "schema": topic_schema.new_schema()}
-    made = apply_updates(
-        new_table_metadata(asked, location, uuid, now_ms), None, topic_properties.set_written({}, binding), now_ms
+    """`layout`: partition-spec and properties of the table, by the column ids of `topic_schema.new_schema`."""
+    preview = OperationPreview("recreate", log.topic, shard_previews({}, log, former.committed))
+    preview.check(consents)
+    binding = rebinding.resume_binding(preview, log, {}, former.pipeline_epoch, is_fresh=True)
+    definition: Object = {**(layout or {}), "schema": topic_schema.new_schema()}
+    table = apply_updates(
+        new_table_metadata(definition, location, uuid, now_ms), None, topic_properties.set_written({}, binding), now_ms
     )
-    return Rebinding(CommitDecision(made, binding, told.gaps(None, now_ms)), told)
+    return Rebinding(CommitDecision(table, binding, preview.gaps(None, now_ms)), preview)

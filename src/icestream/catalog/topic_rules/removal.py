@@ -1,7 +1,7 @@
-"""Committed rows that main of a topic's table lacks, told so that `verify` and readers know (hazard 21).
+"""Removals: committed rows that main of a topic's table lacks, recorded for `verify` and readers (hazard 21).
 
-What lacks follows from the lineage of main (snapshot_progress.py): the snapshot of each round says how far it had come
-and what was missing then. Here stand the values, their bound, and their form in the summary of a snapshot.
+They follow from the lineage of main (snapshot_progress.py): the summary of each round has the committed offsets and the
+removals at that time. This module has the values, their bound, and their form in the summary of a snapshot.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _AND: Final = " and "
 
 
 class Removal(msgspec.Struct, frozen=True, array_like=True):
-    operation: str  # rollback, set-current, delete, overwrite, or one of ours; joined by " and " for those put together
-    snapshot_id: int  # the last one that did it; 0: the table had none
+    operation: str  # rollback, set-current, delete, overwrite, or one of ours; several, merged: joined by " and "
+    snapshot_id: int  # of the last such operation; 0: the table had none
     time_ms: int
     ranges: dict[int, tuple[int, int]]  # per shard: rows with these offsets
-    is_exact: bool  # all of them, not some
-    rows: int | None = None  # some: not more than so many; None: nobody counted, as no release did at first
-    first_snapshot_id: int | None = None  # of several put together, the first one; None: one alone, or nobody knows
+    is_exact: bool  # all of these rows, not some
+    rows: int | None = None  # if not exact: at most so many; None: unknown, as in records of early releases
+    first_snapshot_id: int | None = None  # of merged removals the first snapshot; None: a single one, or unknown
 
     @property
     def rows_at_most(self) -> int | None:
@@ -34,24 +34,24 @@ class Removal(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def words(self) -> str:
-        """Which operation removed the rows, and by which snapshot, for people."""
+        """The operation that removed the rows, and its snapshot, as text."""
         return f"{self._names}, {self.snapshot_words}" if self.snapshot_id else self._names
 
     @property
     def snapshot_words(self) -> str:
-        """The snapshot that removed the rows; of several put together, between which ones it is."""
+        """The snapshot that removed the rows, as text; of merged removals the range of snapshots."""
         if self.first_snapshot_id is not None:
             return f"one of the snapshots {self.first_snapshot_id} to {self.snapshot_id}"
         return f"{'the last of them ' if self.names_several else ''}snapshot {self.snapshot_id}"
 
     @property
     def names_several(self) -> bool:
-        """Whether the operation alone tells that removals were put together. Several of one operation do not."""
+        """Whether the operation shows that removals were merged; merged ones of the same operation do not."""
         return self._names != self.operation or _AND in self.operation
 
     @property
     def _names(self) -> str:
-        """Earlier releases wrote `several` for operations that were put together."""
+        """Earlier releases wrote `several` for merged operations."""
         return "several operations" if self.operation == "several" else self.operation
 
 
@@ -60,28 +60,29 @@ Ranges = Mapping[int, tuple[int, int]]  # per shard: [start, end)
 
 
 class TopicProgress(msgspec.Struct, frozen=True):
-    """What the snapshot of a round says: how far its table had come, and what was missing from it."""
+    """The progress in the summary of a round: the committed offsets of its table, and what was missing from it."""
 
     committed: dict[int, int]
     removals: Removals = ()
 
 
 def bounded(removals: Removals) -> Removals:
-    """Few enough to stand in every snapshot: those that are not exact become one, with the oldest of the others."""
-    exact = [one for one in removals if one.is_exact]
-    loose = [one for one in removals if not one.is_exact]
+    """At most CATALOG_REMOVALS_KEPT exact removals, so that they fit every summary; the inexact ones and the oldest of
+    the others are merged into one."""
+    exact = [removal for removal in removals if removal.is_exact]
+    inexact = [removal for removal in removals if not removal.is_exact]
     surplus = len(exact) - limits.CATALOG_REMOVALS_KEPT
     if surplus > 0:
-        loose, exact = exact[:surplus] + loose, exact[surplus:]
-    return (*exact, _together(loose)) if loose else tuple(exact)
+        inexact, exact = exact[:surplus] + inexact, exact[surplus:]
+    return (*exact, _merge(inexact)) if inexact else tuple(exact)
 
 
-def _together(removals: list[Removal]) -> Removal:
+def _merge(removals: list[Removal]) -> Removal:
     if len(removals) == 1 and not removals[0].is_exact:
         return removals[0]
     ranges: dict[int, tuple[int, int]] = {}
-    for one in removals:
-        for shard, (start, end) in one.ranges.items():
+    for removal in removals:
+        for shard, (start, end) in removal.ranges.items():
             low, high = ranges.get(shard, (start, end))
             ranges[shard] = min(low, start), max(high, end)
     last, first = removals[-1], _first_snapshot(removals)
@@ -91,8 +92,9 @@ def _together(removals: list[Removal]) -> Removal:
 
 
 def _first_snapshot(removals: list[Removal]) -> int | None:
-    """None: all are of one snapshot, or earlier releases put the oldest of them together and kept its last one."""
-    oldest = min(removals, key=lambda one: one.time_ms)
+    """The first snapshot of merged removals; None if all are of one snapshot, or if the oldest was merged by an early
+    release, which kept the last snapshot only."""
+    oldest = min(removals, key=lambda removal: removal.time_ms)
     if oldest.first_snapshot_id is not None:
         return oldest.first_snapshot_id
     is_unknown = oldest.snapshot_id in (0, removals[-1].snapshot_id) or oldest.names_several
@@ -100,8 +102,8 @@ def _first_snapshot(removals: list[Removal]) -> int | None:
 
 
 def removed_rows_total(removals: Iterable[Removal]) -> int | None:
-    """How many rows they took together, at most; None: nobody counted."""
-    counts = [one.rows_at_most for one in removals]
+    """The rows that they removed together, at most; None if unknown."""
+    counts = [removal.rows_at_most for removal in removals]
     return None if None in counts else sum(count or 0 for count in counts)
 
 
@@ -109,14 +111,14 @@ def removed_rows_total(removals: Iterable[Removal]) -> int | None:
 
 
 def without_ranges(removals: Removals, restored: Ranges) -> Removals:
-    """The removals less these offsets, which are rows of main again. Rows that may be any of a range stay counted."""
+    """The removals without these offsets, which are rows of main again. Inexact removals stay as they are."""
     return tuple(
         part for removal in removals for part in (_parts(removal, restored) if removal.is_exact else [removal])
     )
 
 
 def _parts(removal: Removal, restored: Ranges) -> list[Removal]:
-    """What is left of an exact removal: a hole in its middle makes two of it."""
+    """What is left of an exact removal: two parts if the restored offsets lie in its middle."""
     below, above = {}, {}
     for shard, (start, end) in removal.ranges.items():
         low, high = restored.get(shard, (start, start))
@@ -132,7 +134,7 @@ def _parts(removal: Removal, restored: Ranges) -> list[Removal]:
 
 
 def marked_inexact(removals: Removals) -> Removals:
-    """The same removals once rows of unknown offsets were added: some of what was removed may be there again."""
+    """The removals after rows of unknown offsets were added, which may be some of the removed rows: none is exact."""
     return bounded(
         tuple(
             msgspec.structs.replace(removal, is_exact=False, rows=removal.rows_at_most) if removal.is_exact else removal
@@ -149,9 +151,9 @@ REMOVED: Final = "icestream.removed"
 ADDED: Final = "icestream.added"
 
 
-def added_ranges(made: Object, topic_id: int) -> Ranges | None:
-    """The offsets that the snapshot of a round brought; None for other snapshots and those of older releases."""
-    summary = made.get("summary") or {}
+def added_ranges(snapshot: Object, topic_id: int) -> Ranges | None:
+    """The offsets that the snapshot of a round added; None for other snapshots, and those of early releases."""
+    summary = snapshot.get("summary") or {}
     if summary.get(TOPIC_ID) != str(topic_id):
         return None
     try:
@@ -165,22 +167,22 @@ def added_summary(ranges: Ranges) -> dict[str, str]:
 
 
 def as_summary(topic_id: int, committed: Mapping[int, int], removals: Removals) -> dict[str, str]:
-    found = {TOPIC_ID: str(topic_id), COMMITTED: _as_text(committed)}
-    return found | {REMOVED: _as_text(removals)} if removals else found
+    summary = {TOPIC_ID: str(topic_id), COMMITTED: _as_text(committed)}
+    return summary | {REMOVED: _as_text(removals)} if removals else summary
 
 
 def _as_text(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def progress_of(made: Object, topic_id: int) -> TopicProgress | None:
-    """None when no round of this topic made the snapshot."""
-    summary = made.get("summary") or {}
+def progress_of(snapshot: Object, topic_id: int) -> TopicProgress | None:
+    """The progress in the summary of a snapshot; None if no round of this topic made it."""
+    summary = snapshot.get("summary") or {}
     if summary.get(TOPIC_ID) != str(topic_id):
         return None
     try:
         committed = msgspec.json.decode(summary.get(COMMITTED, ""), type=dict[int, int])
         removals = msgspec.json.decode(summary.get(REMOVED, "[]"), type=Removals)
     except msgspec.MsgspecError:
-        return None  # of a time when the table was not bound: anybody could have written it
+        return None  # not written by the server: it was added while the table was not bound
     return TopicProgress(committed, removals)

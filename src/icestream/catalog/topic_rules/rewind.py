@@ -1,25 +1,25 @@
-"""Rewinding a topic: committed goes to where a snapshot of its table stands, and main with it. Pure.
+"""Rewinds a topic: sets the committed offsets to what a snapshot of its table holds, and main to that snapshot. Pure.
 
-A rollback by another engine leaves committed where it was: the rows that went are recorded as missing, and the topic
-goes on behind them. That is honest, but often the rows are still in the log. Rewinding accepts what happened to the
-table and goes on from there:
+A rollback by another engine leaves the committed offsets as they were: the removed rows are recorded as missing, and
+the topic continues after them. Often the log still has these rows. A rewind resumes from the table as it is:
 
     before     main at snapshot 7, which holds [0, 60); committed 100; the log has [80, …)
     after      committed 80: [80, 100) are written again, [60, 80) are a declared gap (accept-gap)
 
-The point is a snapshot, because only a snapshot says what rows it holds: a number alone could put a row there twice.
-Another snapshot than main becomes main in the same step, which undoes what was done since, also by others. It may lie
-ahead of committed after an earlier rewind: then committed goes forward to it. If it lacks rows that main has and that
-the log will not bring again, that is a loss (accept-gap).
+The target is a snapshot, because only a snapshot says which rows it holds: an offset alone could duplicate rows. A
+target other than main becomes main in the same transaction, which undoes what was done since, also by other engines.
+After an earlier rewind it may be ahead of the committed offsets: then these go forward. If it lacks rows that main has
+and that the log does not have, that is a loss (accept-gap).
 
 Without a snapshot id the target is chosen (`default_target`):
 
     main at 7, rolled back to, no round since          7
-    rolled back to 7, rounds 8 and 9 since             7: 8 and 9 stand on the hole, their rows come again from the log
-    … and another engine changed rows in 8             refused: the operator names the snapshot and knows what is undone
-    the log holds none of the rows that are missing    main; nothing changes, and the reply says what stays missing
+    rolled back to 7, rounds 8 and 9 since             7: 8 and 9 are based on the hole, their rows are written again
+    … and another engine changed rows in 8             refused: the operator must name the snapshot, and accept what is
+                                                       undone
+    the log holds none of the rows that are missing    main: nothing changes, and the preview says what stays missing
 
-A snapshot whose history is cut off says nothing: refused. A table with rows of unknown offsets: accept-duplicates.
+A snapshot whose lineage is cut off is refused: its content is unknown. Rows of unknown offsets: accept-duplicates.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from icestream.iceberg.snapshots import MAIN
 from icestream.iceberg.snapshots import operation as snapshot_operation
 from icestream.iceberg.values import Object
 
-OTHER_TOPIC: Final = "`icestream lake detach TABLE` parts them"
+OTHER_TOPIC: Final = "`icestream lake detach TABLE` detaches it"
 
 
 def rewind(
@@ -61,11 +61,11 @@ def rewind(
     """Decides a rewind to `snapshot_id`, or to `default_target`.
 
     The outcome equals the state if there is nothing to do. Raises TopicTableConflict for a table of another topic,
-    for a target whose content is unknown, and for consequences that `consents` does not name.
+    for a target whose content is unknown, and for effects without consent.
     """
     binding = state.binding
     if binding is None:
-        raise errors.TopicTableConflict("the table belongs to no topic", hint="`icestream lake adopt` takes it over")
+        raise errors.TopicTableConflict("the table does not belong to a topic", hint="`icestream lake adopt` adopts it")
     if binding.topic_id != log.topic_id:
         owner = "a deleted topic" if binding.topic == log.topic else "topic"
         raise errors.TopicTableConflict(
@@ -77,33 +77,36 @@ def rewind(
         raise errors.InvalidInput(
             f"the table has no snapshot {target}", hint="`icestream lake snapshots` lists those that it has"
         )
-    found = snapshot_progress(state.table, target, binding.topic_id, binding.base)
-    if not found.is_known:
+    progress = snapshot_progress(state.table, target, binding.topic_id, binding.base)
+    if not progress.is_known:
         raise errors.TopicTableConflict(
-            f"the history of snapshot {target} is cut off: nobody knows what it holds",
+            f"the history of snapshot {target} is cut off by expiry: its content is unknown",
             hint="choose another: `icestream lake snapshots`; or detach the table and adopt it with positions",
         )
     before = binding.committed()
-    shard_fates = shard_previews(found.progress.committed, log, before)
-    lost = (
-        () if target == current else (*_lacking(state, log, found, target), *_undone(state, log, target, shard_fates))
+    shards = shard_previews(progress.last_round.committed, log, before)
+    losses = (
+        () if target == current else (*_lacking(state, log, progress, target), *_undone(state, log, target, shards))
     )
-    told = OperationPreview(
+    preview = OperationPreview(
         "rewind",
         log.topic,
-        shard_fates,
-        rebinding.foreign_rows(found),
-        lost,
+        shards,
+        rebinding.foreign_rows(progress),
+        losses,
         () if target == current else (f"main goes from snapshot {current} to {target}: what was done since is undone",),
     )
-    if target == current and {fate.shard: fate.goes_on_at for fate in told.shards} == before:
-        stay = tuple(fate._replace(held=fate.goes_on_at) for fate in told.shards)
-        unchanged = told._replace(shards=stay, doubts=(), changes=_nothing_to_do(state.removals, log))
+    if (
+        target == current
+        and {shard_preview.shard: shard_preview.goes_on_at for shard_preview in preview.shards} == before
+    ):
+        stay = tuple(shard_preview._replace(held=shard_preview.goes_on_at) for shard_preview in preview.shards)
+        unchanged = preview._replace(shards=stay, doubts=(), changes=_nothing_to_do(state.removals, log))
         return Rebinding(CommitDecision(state.table, binding, state.removals), unchanged)
-    told.check(consents)
-    after = rebinding.resume_binding(told, log, binding.runs, binding.pipeline_epoch, binding.base)
-    removals = rebinding.missing(told, state.table, log, found, found.progress, target, now_ms)
-    return Rebinding(rebinding.rebinding_decision(state, after, removals, now_ms, _pointing(state, target)), told)
+    preview.check(consents)
+    after = rebinding.resume_binding(preview, log, binding.runs, binding.pipeline_epoch, binding.base)
+    removals = rebinding.missing(preview, state.table, log, progress, progress.last_round, target, now_ms)
+    return Rebinding(rebinding.rebinding_decision(state, after, removals, now_ms, _pointing(state, target)), preview)
 
 
 def default_target(state: TableState, log: TopicLog) -> int | None:
@@ -119,10 +122,10 @@ def default_target(state: TableState, log: TopicLog) -> int | None:
     topic_id, base = state.binding.topic_id, state.binding.base
     undone: Object | None = None
     for snapshot in lineage(state.table, current):
-        held = snapshot_progress(state.table, snapshot["snapshot-id"], topic_id, base)
-        if not held.is_known:
+        progress = snapshot_progress(state.table, snapshot["snapshot-id"], topic_id, base)
+        if not progress.is_known:
             break
-        is_below = all(held.progress.committed.get(shard, 0) <= start for shard, start in starts.items())
+        is_below = all(progress.last_round.committed.get(shard, 0) <= start for shard, start in starts.items())
         is_picked = picked_round(state.table, snapshot, topic_id) is not None and _log_reaches(log, starts)
         if is_below and not is_picked:
             if undone is not None:
@@ -130,7 +133,7 @@ def default_target(state: TableState, log: TopicLog) -> int | None:
                     f"{_first_words(starts)} can be written again from the log, but going back to snapshot "
                     f"{snapshot['snapshot-id']} undoes {snapshot_operation(undone)} {undone['snapshot-id']} "
                     "of another engine",
-                    hint=f"if that is meant: `icestream lake rewind … --snapshot {snapshot['snapshot-id']}`",
+                    hint=f"to accept that: `icestream lake rewind … --snapshot {snapshot['snapshot-id']}`",
                 )
             return int(snapshot["snapshot-id"])
         is_round = progress_of(snapshot, topic_id) is not None
@@ -172,11 +175,11 @@ def _nothing_to_do(removals: Removals, log: TopicLog) -> tuple[str, ...]:
 
 
 def _why_not_again(removals: Removals, log: TopicLog) -> str:
-    """Which rows another engine deleted is unknown: the log may have them, and nobody can say which to write again."""
-    loose = [removal for removal in removals if not removal.is_exact]
-    if not loose:
+    """Why no row is written again. Which rows another engine deleted is unknown, also if the log has them."""
+    inexact = [removal for removal in removals if not removal.is_exact]
+    if not inexact:
         return "the log has none of the offsets that are known to be missing"
-    if not any(_log_has_some(removal, log) for removal in loose):
+    if not any(_log_has_some(removal, log) for removal in inexact):
         return "the log has none of the offsets that may be missing"
     if any(removal.is_exact for removal in removals):
         return (
@@ -202,27 +205,27 @@ def _stays_missing(removal: Removal, shard: int, log: TopicLog) -> str:
     )
 
 
-def _lacking(state: TableState, log: TopicLog, found: SnapshotProgress, target: int | None) -> tuple[str, ...]:
-    """What is known to be missing there, and is not known to be missing from main."""
-    topic_id, committed = log.topic_id, found.progress.committed
-    there = removals_after_snapshots(found.progress.removals, state.table, found.since, topic_id, committed, 0)
+def _lacking(state: TableState, log: TopicLog, progress: SnapshotProgress, target: int | None) -> tuple[str, ...]:
+    """Losses: rows that the target lacks and main does not."""
+    topic_id, committed = log.topic_id, progress.last_round.committed
+    missing_there = removals_after_snapshots(
+        progress.last_round.removals, state.table, progress.since, topic_id, committed, 0
+    )
     return tuple(
-        f"snapshot {target} lacks rows: {one.operation} of {one.snapshot_words}"
-        for one in there
-        if not any(_covers(now, one) for now in state.removals)
+        f"snapshot {target} lacks rows: {removal.operation} of {removal.snapshot_words}"
+        for removal in missing_there
+        if not any(_covers(known_removal, removal) for known_removal in state.removals)
     )
 
 
-def _undone(
-    state: TableState, log: TopicLog, target: int | None, shard_fates: Iterable[ShardPreview]
-) -> tuple[str, ...]:
-    """Rows that other engines added behind the target, and that the log will not bring again."""
-    resumes_at = {fate.shard: fate.goes_on_at for fate in shard_fates}
-    kept = {snapshot["snapshot-id"] for snapshot in lineage(state.table, target)}
+def _undone(state: TableState, log: TopicLog, target: int | None, shards: Iterable[ShardPreview]) -> tuple[str, ...]:
+    """Losses: rows that other engines added after the target, and that the log does not have."""
+    resumes_at = {preview.shard: preview.goes_on_at for preview in shards}
+    kept_ids = {snapshot["snapshot-id"] for snapshot in lineage(state.table, target)}
     lost = []
     for snapshot in lineage(state.table, state.table.current_snapshot_id):
         if (
-            snapshot["snapshot-id"] in kept
+            snapshot["snapshot-id"] in kept_ids
             or progress_of(snapshot, log.topic_id) is not None
             or not adds_rows(snapshot)
         ):
@@ -234,18 +237,20 @@ def _undone(
     return tuple(lost)
 
 
-def _covers(now: Removal, there: Removal) -> bool:
-    """Whether all that is missing there is missing now. Deletes are known by the snapshot that made them."""
-    if not now.is_exact:
-        return (now.operation, now.snapshot_id) == (there.operation, there.snapshot_id) and not there.is_exact
+def _covers(current: Removal, other: Removal) -> bool:
+    """Whether `current` includes `other`. Inexact removals are the same if made by the same snapshot."""
+    if not current.is_exact:
+        return (current.operation, current.snapshot_id) == (other.operation, other.snapshot_id) and not other.is_exact
     return all(
-        shard in now.ranges and now.ranges[shard][0] <= start and end <= now.ranges[shard][1]
-        for shard, (start, end) in there.ranges.items()
+        shard in current.ranges and current.ranges[shard][0] <= start and end <= current.ranges[shard][1]
+        for shard, (start, end) in other.ranges.items()
     )
 
 
 def _pointing(state: TableState, target: int | None) -> list[Object]:
     if target is None or target == state.table.current_snapshot_id:
         return []
-    kept = {name: value for name, value in (state.table.references.get(MAIN) or {}).items() if name != "snapshot-id"}
-    return [{"type": "branch", **kept, "action": "set-snapshot-ref", "ref-name": MAIN, "snapshot-id": target}]
+    settings = {
+        name: value for name, value in (state.table.references.get(MAIN) or {}).items() if name != "snapshot-id"
+    }
+    return [{"type": "branch", **settings, "action": "set-snapshot-ref", "ref-name": MAIN, "snapshot-id": target}]

@@ -1,9 +1,12 @@
-"""What a snapshot of a topic's table held: a mark, made when the table lets the snapshot go, or when it is made where
-others decide about that (docs/adr/0036). Pure.
+"""Snapshot marks: which offsets a snapshot of a topic's table held (docs/adr/0036). Pure.
 
-    snapshot_id    of any snapshot in the history of a round: also a compaction's, which holds what the round before did
-    time_ms        when it was made, as the snapshot says
-    committed      per shard the first offset that it does not hold; a shard that is not there: none of it
+In our own catalog a mark is made when a commit removes the snapshot from the table; in another catalog, where any
+client may remove it, when the snapshot is added.
+
+    snapshot_id    of any snapshot in the lineage of a round, also of a compaction, which holds what the round before
+                   did
+    time_ms        the snapshot's own timestamp
+    committed      per shard the first offset that it does not hold; 0 for a shard that is left out
 """
 
 from __future__ import annotations
@@ -29,24 +32,24 @@ class SnapshotMark(NamedTuple):
 def marks_of_removed(
     before: TableMetadata, updates: Sequence[Object], topic_id: int, base: AdoptionBase | None
 ) -> list[SnapshotMark]:
-    """Of the snapshots that these updates take from the table, the oldest first."""
-    gone = {
-        one
-        for taken in updates
-        if update.action(taken) == "remove-snapshots"
-        for one in values.longs(taken, "snapshot-ids")
+    """The marks of the snapshots that these updates remove from the table, the oldest first."""
+    removed_ids = {
+        snapshot_id
+        for table_update in updates
+        if update.action(table_update) == "remove-snapshots"
+        for snapshot_id in values.longs(table_update, "snapshot-ids")
     }
-    found = [one for one in map(before.snapshots.find, gone) if one is not None]
-    return _marks(before, sorted(found, key=_age), topic_id, base)
+    snapshots = [snapshot for snapshot in map(before.snapshots.find, removed_ids) if snapshot is not None]
+    return _marks(before, sorted(snapshots, key=_age), topic_id, base)
 
 
 def marks_of_added(
-    table: TableMetadata, known: int, count_max: int, topic_id: int, base: AdoptionBase | None
+    table: TableMetadata, known_id: int, count_max: int, topic_id: int, base: AdoptionBase | None
 ) -> list[SnapshotMark]:
-    """Of the snapshots of main behind the one that is known, the oldest first; at most so many, the newest."""
-    behind = takewhile(lambda one: one["snapshot-id"] != known, lineage(table, table.current_snapshot_id))
-    found = [one for one, _ in zip(behind, range(count_max), strict=False)]
-    return _marks(table, reversed(found), topic_id, base)
+    """The marks of main's snapshots after `known_id`, the oldest first; of more than `count_max` the newest."""
+    behind = takewhile(lambda snapshot: snapshot["snapshot-id"] != known_id, lineage(table, table.current_snapshot_id))
+    snapshots = [snapshot for snapshot, _ in zip(behind, range(count_max), strict=False)]
+    return _marks(table, reversed(snapshots), topic_id, base)
 
 
 def _age(snapshot: Object) -> tuple[int, int]:
@@ -56,10 +59,10 @@ def _age(snapshot: Object) -> tuple[int, int]:
 def _marks(
     table: TableMetadata, snapshots: Iterable[Object], topic_id: int, base: AdoptionBase | None
 ) -> list[SnapshotMark]:
-    """Where nobody knows what a snapshot held, it gets none."""
-    found = []
-    for one in snapshots:
-        stood = snapshot_progress(table, one["snapshot-id"], topic_id, base)
-        if stood.is_known:
-            found.append(SnapshotMark(one["snapshot-id"], one["timestamp-ms"], stood.progress.committed))
-    return found
+    """The marks of snapshots; a snapshot of unknown content gets none."""
+    marks = []
+    for snapshot in snapshots:
+        progress = snapshot_progress(table, snapshot["snapshot-id"], topic_id, base)
+        if progress.is_known:
+            marks.append(SnapshotMark(snapshot["snapshot-id"], snapshot["timestamp-ms"], progress.last_round.committed))
+    return marks

@@ -1,11 +1,11 @@
-"""`icestream.*`: what the server writes into a topic's table, and nobody else (hazard 14).
+"""`icestream.*`: reserved properties of a topic's table, which only the server writes (hazard 14). Pure.
 
     in the properties of the table      topic, topic-id, pipeline-epoch, round, committed
     in the summary of each snapshot that a round made      topic-id, round, committed, added, removed
 
 `committed` is JSON: per shard the first offset that is not in the table. `added`: per shard the offsets [start, end)
-that the round brought. What the snapshot says tells what is missing when main is moved to it, and which rows are back
-when it is cherry-picked (snapshot_progress.py).
+that the round added. The summary tells what is missing if main is moved to the snapshot, and which rows are restored if
+it is cherry-picked (snapshot_progress.py).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ ROUND: Final = PREFIX + "round"
 
 def written(binding: Binding) -> dict[str, str]:
     """The properties of a table with this binding."""
-    found = {
+    properties = {
         PREFIX + "topic": binding.topic,
         PREFIX + "pipeline-epoch": str(binding.pipeline_epoch),
         **removal.as_summary(binding.topic_id, binding.committed(), ()),
     }
-    return found | _round(binding) if binding.rounds else found
+    return properties | _round(binding) if binding.rounds else properties
 
 
 def summary(binding: Binding, added: Ranges, removals: Removals) -> dict[str, str]:
-    """What the snapshot of the round says that added these offsets and made this binding."""
+    """The reserved part of the summary of a round that added these offsets and led to this binding."""
     progress = removal.as_summary(binding.topic_id, binding.committed(), removals)
     return progress | removal.added_summary(added) | _round(binding)
 
@@ -47,28 +47,30 @@ def _round(binding: Binding) -> dict[str, str]:
 
 
 def set_written(properties: Mapping[str, str], binding: Binding | None) -> list[Object]:
-    """The updates that bring a table's properties in line with its binding; without one they go."""
-    wanted = written(binding) if binding else {}
-    gone = [name for name in properties if name.startswith(PREFIX) and name not in wanted]
-    updates: list[Object] = [{"action": "remove-properties", "removals": gone}] if gone else []
-    if wanted:
-        updates.append({"action": "set-properties", "updates": wanted})
+    """The updates that set the reserved properties of a table by its binding; without a binding they are removed."""
+    reserved = written(binding) if binding else {}
+    obsolete = [name for name in properties if name.startswith(PREFIX) and name not in reserved]
+    updates: list[Object] = [{"action": "remove-properties", "removals": obsolete}] if obsolete else []
+    if reserved:
+        updates.append({"action": "set-properties", "updates": reserved})
     return updates
 
 
 def check_untouched(updates: Iterable[Object], properties: Mapping[str, str], is_bound: bool) -> None:
     """Raises TopicTableConflict when an update sets a reserved property, or removes one of a topic table. The value
     that is there already may be set again: tools copy properties."""
-    for one in updates:
-        match update.action(one):
+    for table_update in updates:
+        match update.action(table_update):
             case "set-properties":
-                given = values.text_map(one, values.present_name(one, "updates", "updated"))
-                touched = [name for name in given if _is_ours(name) and properties.get(name) != given[name]]
+                new_properties = values.text_map(table_update, values.present_name(table_update, "updates", "updated"))
+                touched = [
+                    name for name in new_properties if _is_ours(name) and properties.get(name) != new_properties[name]
+                ]
             case "remove-properties":
-                removed = values.texts(one, values.present_name(one, "removals", "removed"))
+                removed = values.texts(table_update, values.present_name(table_update, "removals", "removed"))
                 touched = [name for name in removed if is_bound and _is_ours(name) and name in properties]
             case "add-snapshot":
-                snapshot = values.as_object(values.required(one, "snapshot"), "snapshot")
+                snapshot = values.as_object(values.required(table_update, "snapshot"), "snapshot")
                 touched = [
                     name for name in values.optional_text_map(snapshot, "summary") if is_bound and _is_ours(name)
                 ]
@@ -81,7 +83,7 @@ def check_untouched(updates: Iterable[Object], properties: Mapping[str, str], is
 
 
 def check_new(properties: Mapping[str, str]) -> None:
-    """The same for a table that is created."""
+    """Raises TopicTableConflict if a new table has reserved properties."""
     check_untouched([{"action": "set-properties", "updates": dict(properties)}], {}, is_bound=False)
 
 

@@ -1,7 +1,7 @@
-"""The envelope of a topic's table (design 7): the columns that every message has, by name and Iceberg type.
+"""The schema of a topic's table (design 7): the envelope columns that every message has, by name and Iceberg type.
 
-The list of the message itself is model/envelope.py; shard, offset and append_time come from where it lies in the log.
-Typed columns of a schema follow behind these and are not looked at here.
+model/envelope.py lists the columns of a message; shard, offset and append_time come from its place in the log. Typed
+columns of a schema follow after these and are not checked here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OPTIONAL_HINT: Final = "make it optional"
 _FIRST: Final = ("shard", "offset", "publish_time", "append_time")
 _HEADERS: Final = {
     "type": "map",
-    "key-id": 1_001,  # numbered anew when the table is made
+    "key-id": 1_001,  # renumbered when the table is created
     "key": "string",
     "value-id": 1_002,
     "value": "string",
@@ -47,7 +47,7 @@ _HEADERS: Final = {
 
 
 def new_schema() -> Object:
-    """Of a table that is made for a topic: the envelope alone, in the order of design 7."""
+    """The schema of a new topic table: the envelope alone, in the order of design 7."""
     names = [*_FIRST, *(name for name in COLUMNS if name not in _FIRST)]
     fields = [
         {
@@ -62,28 +62,28 @@ def new_schema() -> Object:
 
 
 def check_bindable(schema: Object) -> None:
-    """Raises InvalidInput when the table could not hold the messages of a topic."""
-    found = {field["name"]: field["type"] for field in schema["fields"]}
-    for name, wanted in COLUMNS.items():
-        if name not in found:
+    """Raises InvalidInput if the schema cannot hold the messages of a topic."""
+    column_types = {field["name"]: field["type"] for field in schema["fields"]}
+    for name, expected in COLUMNS.items():
+        if name not in column_types:
             raise errors.InvalidInput(f"the table has no column {name}", hint=HINT)
-        if types.family(found[name]) != wanted:
-            raise errors.InvalidInput(f"column {name} is not of type {wanted}", hint=HINT)
+        if types.family(column_types[name]) != expected:
+            raise errors.InvalidInput(f"column {name} is not of type {expected}", hint=HINT)
     for name in sorted(required_beside(schema)):
         raise errors.InvalidInput(no_values(name), hint=f"{OPTIONAL_HINT}: ALTER COLUMN {name} DROP NOT NULL")
 
 
 def required_beside(schema: Object) -> set[str]:
-    """Columns beside the envelope that must have a value."""
+    """The required columns beside the envelope."""
     return {field["name"] for field in schema["fields"] if field["required"] and field["name"] not in COLUMNS}
 
 
 def no_values(name: str) -> str:
-    return f"column {name} is required, and no message has it"
+    return f"column {name} is required, but messages do not have it"
 
 
 def changed_column(before: Object, after: Object) -> str | None:
-    """An envelope column that was dropped, renamed or got another type; None when all are as they were."""
+    """The name of an envelope column that was dropped, renamed or retyped; None if all are unchanged."""
     now = {field["id"]: _identity(field) for field in after["fields"]}
     for field in before["fields"]:
         if field["name"] in COLUMNS and now.get(field["id"]) != _identity(field):

@@ -1,8 +1,8 @@
-"""Taking back the newest round of a topic's table: main and committed go to where they were before it. Pure.
+"""Undoes the newest round of a topic's table: main and the committed offsets go back to where they were. Pure.
 
-For a round whose files are gone behind its commit: another engine took them for orphans while the commit that names
-them was on its way. Its offsets are still in the log, and are written again (docs/adr/0042). Only while the round is
-main: what others did since is not undone. Its snapshot goes, too: nothing could read it.
+For a round whose files were removed around its commit: another engine took them for orphans while the commit that names
+them was in flight. Its offsets are still in the log and are written again (docs/adr/0042). Only possible while the
+round is main: what other engines did since is not undone. Its snapshot is removed, too, because it cannot be read.
 """
 
 from __future__ import annotations
@@ -19,20 +19,24 @@ from icestream.iceberg.values import Object
 
 
 def undo_round(state: TableState, log: TopicLog, snapshot_id: int, now_ms: int) -> Rebinding:
-    """Decides to take back the round that made `snapshot_id`. Raises CommitConflict when main is another snapshot, and
+    """Decides to undo the round that made `snapshot_id`. Raises CommitConflict when main is another snapshot, and
     TopicTableConflict when the log lacks some of its offsets, or nothing says what was there before it."""
     binding, snapshot = state.binding, state.table.snapshots.find(snapshot_id)
     if binding is None or binding.topic_id != log.topic_id:
         raise errors.TopicTableConflict(f"the table does not belong to topic {log.topic} any more")
     if snapshot is None or state.table.current_snapshot_id != snapshot_id:
-        raise errors.CommitConflict(f"the table has gone on behind snapshot {snapshot_id}")
-    gone: Object = {"action": "remove-snapshots", "snapshot-ids": [snapshot_id]}
+        raise errors.CommitConflict(f"main is no longer at snapshot {snapshot_id}")
+    remove_snapshot: Object = {"action": "remove-snapshots", "snapshot-ids": [snapshot_id]}
     if (parent := snapshot.get("parent-snapshot-id")) is not None:
-        outcome, told = rewind(state, log, (), now_ms, parent)
-        return Rebinding(outcome._replace(table=apply_updates(outcome.table, None, [gone], now_ms)), told)
-    began = {shard: runs[0].start for shard, runs in binding.runs.items()}
-    told = OperationPreview("undo", log.topic, shard_previews(began, log, binding.committed()))
-    told.check(())
-    after = rebinding.resume_binding(told, log, binding.runs, binding.pipeline_epoch, binding.base)
-    removed: Object = {"action": "remove-snapshot-ref", "ref-name": MAIN}
-    return Rebinding(rebinding.rebinding_decision(state, after, state.removals, now_ms, [removed, gone]), told)
+        decision, preview = rewind(state, log, (), now_ms, parent)
+        return Rebinding(
+            decision._replace(table=apply_updates(decision.table, None, [remove_snapshot], now_ms)), preview
+        )
+    first_offsets = {shard: runs[0].start for shard, runs in binding.runs.items()}
+    preview = OperationPreview("undo", log.topic, shard_previews(first_offsets, log, binding.committed()))
+    preview.check(())
+    after = rebinding.resume_binding(preview, log, binding.runs, binding.pipeline_epoch, binding.base)
+    remove_main: Object = {"action": "remove-snapshot-ref", "ref-name": MAIN}
+    return Rebinding(
+        rebinding.rebinding_decision(state, after, state.removals, now_ms, [remove_main, remove_snapshot]), preview
+    )

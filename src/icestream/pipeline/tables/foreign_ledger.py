@@ -244,7 +244,7 @@ class ForeignLedger:
         """Compares snapshots, mirror and file bounds (foreign_position.py). Raises TopicTableConflict if they
         disagree."""
         topic_schema.check_bindable(table.current_schema)
-        progress = main_progress(table, topic_id, anchor(table, topic_id, mirror)).progress
+        progress = main_progress(table, topic_id, anchor(table, topic_id, mirror)).last_round
         highest_offset_in_files = await self._highest_unchecked_offset(topic_id, table)
         table_progress = TableProgress(table.uuid or "", progress.committed or None, highest_offset_in_files)
         next_offsets = next_offsets_of(topic, table_progress, mirror, self._log_starts.get(topic_id, {}))

@@ -122,7 +122,7 @@ class Verifier:
         if not main.is_known:
             yield failure("property", "the history of main is cut off: no snapshot says how far it has come")
         for shard, end in sorted(binding.committed().items()):
-            noted, told = mirror.get(shard, 0), main.progress.committed.get(shard, 0)
+            noted, told = mirror.get(shard, 0), main.last_round.committed.get(shard, 0)
             if noted > told:
                 yield failure("property", f"{end} was committed, and main says {told}", shard, told, noted)
 
