@@ -53,7 +53,7 @@ async def test_messages_that_cannot_be_read_end_the_stream_with_the_reason(
     producer = await danube.producer("/default/t")
     received = await danube.consumer("/default/t")
     delivery = danube.broker.subscription(TOPIC, "s").deliveries[0]
-    delivery.cannot_read(0, errors.LakeAway("the lake process is away", hint="start it again"))
+    delivery.report_unreadable(0, errors.LakeAway("the lake process is away", hint="start it again"))
     await until(lambda: "is stalled at offset 0: the lake process is away (start it again)" in caplog.text)
     await producer.send(b"m")
     assert await received.payloads(1) == [b"m"], "the client came again by itself"
@@ -74,7 +74,7 @@ async def test_a_client_that_holds_messages_keeps_its_stream(
     (delivery,) = danube.broker.subscription(TOPIC, "s").deliveries
     await until(lambda: bool(delivery.stalls))
     (consumer,) = danube.broker.subscription(TOPIC, "s").consumers.values()
-    assert delivery.is_holding(consumer)
+    assert delivery.has_unacked(consumer)
     await received.consumer.ack(held)
     await until(lambda: "is stalled at offset 0" in caplog.text)
     assert received.queue.empty()

@@ -13,12 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from icestream import errors, limits
+from icestream.broker.publish_result import PublishOutcome, PublishResult
 from icestream.broker.service import Broker
 from icestream.broker.topic import Producer
 from icestream.model.topic_name import TopicName
-from icestream.wal.appender import Placed, Result
-from icestream.wal.producer_registry import Duplicate
-from icestream.wal.receipt import Receipt
 from tests.support.broker_machine import TOPIC, BrokerMachine, block, quiet, stored_rows
 from tests.support.machine import turn
 from tests.support.stepped_sink import SteppedSink
@@ -30,9 +28,8 @@ async def opened(machine: BrokerMachine, shards: int = 1) -> Broker:
     return broker
 
 
-async def store(broker: Broker, producer: Producer, first: int, *payloads: bytes, shard: int = 0) -> Result:
-    (result,) = await broker.publish(producer, shard, block(*payloads, producer=producer, first=first))
-    return result
+async def store(broker: Broker, producer: Producer, first: int, *payloads: bytes, shard: int = 0) -> PublishResult:
+    return await broker.publish(producer, shard, block(*payloads, producer=producer, first=first))
 
 
 async def payloads(broker: Broker, shard: int = 0) -> list[bytes]:
@@ -58,7 +55,7 @@ async def test_hazard_07_a_name_that_is_opened_again_keeps_its_id_and_gets_an_ep
     again = await broker.open_producer(TOPIC, "p")
     other = await broker.open_producer(TOPIC, "q")
     assert (again.id, again.epoch) == (first.id, 2)
-    assert [broker.last_sequence_of_all(again, shard) for shard in (0, 1)] == [None, 1]
+    assert [broker.last_sequence_of_name(again, shard) for shard in (0, 1)] == [None, 1]
     assert [broker.last_sequence(again, shard) for shard in (0, 1)] == [None, None], "these are not its own"
     assert other.id != first.id
 
@@ -70,7 +67,7 @@ async def test_hazard_07_a_process_that_starts_again_and_counts_from_0_loses_not
     for life in range(3):
         producer = await broker.open_producer(TOPIC, "p")
         for number in range(3):
-            assert isinstance(await store(broker, producer, number, b"%d.%d" % (life, number)), Placed)
+            assert (await store(broker, producer, number, b"%d.%d" % (life, number))).outcome is PublishOutcome.STORED
     assert await payloads(broker) == [b"%d.%d" % (life, number) for life in range(3) for number in range(3)]
 
 
@@ -100,7 +97,7 @@ async def test_hazard_07_a_batch_under_an_epoch_that_is_not_the_producers_own_is
     broker = await opened(BrokerMachine())
     old = await broker.open_producer(TOPIC, "p")
     new = await broker.open_producer(TOPIC, "p")
-    with pytest.raises(errors.InvalidInput, match="epoch 1 came from producer 1 epoch 2"):
+    with pytest.raises(errors.InvalidInput, match="numbered by producer 1 epoch 1, but was sent by producer 1 epoch 2"):
         broker.publish(new, 0, block(b"x", producer=old))
     assert await payloads(broker) == []
 
@@ -114,7 +111,7 @@ async def test_hazard_07_a_topic_that_is_created_again_has_other_producers() -> 
     again = await broker.open_producer(TOPIC, "p")
     assert again.id > first.id
     assert broker.last_sequence(again, 0) is None
-    assert isinstance(await store(broker, again, 0, b"after"), Placed)
+    assert (await store(broker, again, 0, b"after")).outcome is PublishOutcome.STORED
     assert await payloads(broker) == [b"after"]
 
 
@@ -143,7 +140,7 @@ async def test_hazard_07_no_more_batches_are_in_flight_than_a_retry_can_ask_for(
     assert producer.is_full(0), "whoever reads from its connection should wait"
     refused = broker.publish(producer, 0, block(b"y", producer=producer, first=len(sent)))
     await quiet()
-    assert isinstance(refused.result()[0], errors.InFlightFull)
+    assert isinstance(refused.error, errors.InFlightFull)
     await turn(machine.log, sink)
     assert not producer.is_full(0)
     again = [
@@ -151,17 +148,17 @@ async def test_hazard_07_no_more_batches_are_in_flight_than_a_retry_can_ask_for(
         for first in range(len(sent))
         for broker_answer in [await answer_of(broker, producer, first, machine, sink)]
     ]
-    assert [one.base_offset for one in again if isinstance(one, Duplicate)] == [*range(len(sent))]
+    assert [result.base_offset for result in again if result.outcome is PublishOutcome.DUPLICATE] == [*range(len(sent))]
 
 
 async def answer_of(
     broker: Broker, producer: Producer, first: int, machine: BrokerMachine, sink: SteppedSink
-) -> Result:
+) -> PublishResult:
     assert machine.log is not None
     broker.reset_producer(producer, 0)
     stored = broker.publish(producer, 0, block(b"x", producer=producer, first=first))
     await turn(machine.log, sink)
-    return stored.result()[0]
+    return stored
 
 
 @pytest.mark.asyncio
@@ -178,10 +175,11 @@ async def test_hazard_07_a_producer_that_was_forgotten_must_open_again_and_is_no
     else:
         machine.log.state.producers.count_max = 1
         await store(broker, await broker.open_producer(TOPIC, "q"), 0, b"another")
-    assert isinstance(await store(broker, producer, 0, b"once"), errors.UnknownProducer)
+    with pytest.raises(errors.UnknownProducer):
+        await store(broker, producer, 0, b"once")
     again = await broker.open_producer(TOPIC, "p")
     assert (again.id, again.epoch) == (producer.id, 2)
-    assert isinstance(await store(broker, again, 0, b"new"), Placed)
+    assert (await store(broker, again, 0, b"new")).outcome is PublishOutcome.STORED
     assert (await payloads(broker)).count(b"once") == 1
 
 
@@ -192,7 +190,7 @@ async def test_hazard_07_a_producer_that_was_forgotten_must_open_again_and_is_no
 class Batch:
     first: int
     payloads: list[bytes]
-    answers: list[Receipt] = field(default_factory=list)
+    answers: list[PublishResult] = field(default_factory=list)
 
 
 class Client:
@@ -314,10 +312,9 @@ class Story:
     def collect(self) -> None:
         for shard, pending in enumerate(self.client.pending):
             for batch in list(pending):
-                for answer in [one for one in batch.answers if one.done()]:
-                    batch.answers.remove(answer)
-                    result = None if answer.exception() else answer.result()[0]
-                    if isinstance(result, Placed | Duplicate):
+                for result in [answer for answer in batch.answers if answer.outcome is not None]:
+                    batch.answers.remove(result)
+                    if result.error is None:
                         assert result.base_offset is not None
                         self.note(shard, batch, result.base_offset)
                         self.client.stored[shard] = True
@@ -349,7 +346,7 @@ class Story:
         if self.client.stored[0]:
             stored = self.broker.publish(producer, 0, block(b"again", producer=producer, first=0))
             await self.disk(1000)
-            assert isinstance(stored.result()[0], errors.UnknownProducer)
+            assert isinstance(stored.error, errors.UnknownProducer)
         await self.connect(resumes=True)
 
     async def check(self) -> None:

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from icestream import connect, errors, limits, testing
 from icestream.broker import records
 from icestream.broker.block_validation import CLIENT_COLUMNS
+from icestream.broker.publish_result import PublishOutcome
 from icestream.broker.service import Broker
 from icestream.model import envelope
 from icestream.model.block import ConstantColumn, Numbering, encode_block
 from icestream.model.envelope import COLUMNS, ColumnKind, EnvelopeColumn
-from icestream.wal.appender import Placed
 from tests.hazards.test_hazard_09_values_that_fit import EDGES, HOSTILE
 from tests.support.broker_machine import TOPIC, BrokerMachine, block, stored_rows
 
@@ -70,8 +70,8 @@ async def check_kept(given: list[tuple[int, dict[EnvelopeColumn, Any]]], **optio
     await broker.create_topic(TOPIC)
     producer = await broker.open_producer(TOPIC, "p")
     for rows, columns in given:
-        (result,) = await broker.publish(producer, 0, encode_block(rows, columns))
-        assert isinstance(result, Placed)
+        result = await broker.publish(producer, 0, encode_block(rows, columns))
+        assert result.outcome is PublishOutcome.STORED
     await machine.power_loss()
     found = await stored_rows(await machine.open_broker())
     assert list(map(without_nulls, found.values())) == [row for batch in given for row in rows_of(*batch)]
@@ -120,8 +120,8 @@ async def test_hazard_09_what_is_hostile_is_refused_and_leaves_no_trace(name: st
     assert machine.log is not None
     assert machine.log.shard(1, 0).assigned == 0
     broker.reset_producer(producer, 0)
-    (result,) = await broker.publish(producer, 0, block(b"good"))
-    assert result == Placed(0, 1), "the next one is the first"
+    result = await broker.publish(producer, 0, block(b"good"))
+    assert (result.outcome, result.base_offset) == (PublishOutcome.STORED, 0), "the next one is the first"
 
 
 @pytest.mark.parametrize("column", OURS, ids=lambda column: column.name)
@@ -152,8 +152,8 @@ async def test_hazard_09_a_message_above_the_size_of_its_topic_is_refused_howeve
     assert await stored_rows(broker) == {}
     broker.reset_producer(producer, 0)
     many = {envelope.PAYLOAD: [bytes(1000)] * 5}
-    (result,) = await broker.publish(producer, 0, encode_block(5, many))
-    assert isinstance(result, Placed), "a batch may be larger than a message"
+    result = await broker.publish(producer, 0, encode_block(5, many))
+    assert result.outcome is PublishOutcome.STORED, "a batch may be larger than a message"
 
 
 # --- per front end: native frames and the Python client ---

@@ -73,7 +73,7 @@ def test_hazard_17_one_hole_and_a_million_acks_behind_it() -> None:
             flush_at += chance.randrange(300_000)
         out = dispatcher.ack([(max(start, 1), end)], 0, 0)
         assert len(dispatcher.acked) == 1
-        assert len(dispatcher.in_flight) + len(dispatcher.in_flight._alarms) < 500
+        assert len(dispatcher.in_flight) + len(dispatcher.in_flight._heap) < 500
     assert dispatcher.acked.ranges == [(1, limits.ACKED_SPAN_OFFSETS_MAX)]
     assert dispatcher.readable(2 * MESSAGES, 0) == []
     assert dispatcher.pause is Pause.ACKED_FULL
@@ -100,9 +100,9 @@ def test_hazard_17_a_key_that_waits_pauses_the_rest_before_the_ranges_are_too_ma
     dispatcher = KeySharedDispatcher(FOREVER, AckedOffsets())
     dispatcher.readable(MESSAGES, 0)
     dispatcher.join(Credit(1, 10**9), 0)
-    while (wanted := dispatcher.wanted)[0] < wanted[1]:
+    while (wanted := dispatcher.needed_keys)[0] < wanted[1]:
         keys = [b"%d" % offset if offset % 3 else b"stuck" for offset in range(*wanted)]
-        for one in dispatcher.read(wanted[0], keys, 0):
+        for one in dispatcher.add_keys(wanted[0], keys, 0):
             if one.start:
                 dispatcher.ack([(one.start, one.end)], 0, 0)
         assert len(dispatcher.acked) <= limits.ACKED_RANGES_MAX

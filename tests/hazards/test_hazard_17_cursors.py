@@ -145,7 +145,7 @@ async def test_hazard_17_at_the_bound_dispatch_pauses_an_alarm_names_the_hole_an
     acked = delivery.dispatcher.acked
     assert delivery.dispatcher.pause is pause
     assert limits.ACKED_RANGES_MAX * 0.9 < len(acked) <= limits.ACKED_RANGES_MAX
-    (alarm,) = [one for one in logs if one["event"] == "delivery stands still"]
+    (alarm,) = [one for one in logs if one["event"] == "delivery stalled"]
     assert (alarm["where"], alarm["unacked_from"], alarm["unacked_to"]) == ("/default/a:s:0", 0, 0)
     assert (alarm["reason"], alarm["age_seconds"], alarm["log_level"]) == (pause.value, 110, "warning")
     assert metrics.DELIVERY_STANDSTILLS.values[pause.name.lower()] == said + 1

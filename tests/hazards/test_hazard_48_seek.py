@@ -34,9 +34,9 @@ def dispatcher_of(name: str, acked: AckedOffsets) -> Dispatcher:
 
 
 def look_ahead(dispatcher: Dispatcher, out: list[Instruction]) -> list[Instruction]:
-    while isinstance(dispatcher, KeySharedDispatcher) and dispatcher.wanted[0] < dispatcher.wanted[1]:
-        start, end = dispatcher.wanted
-        out = out + dispatcher.read(start, [b"%d" % offset for offset in range(start, end)], 0)
+    while isinstance(dispatcher, KeySharedDispatcher) and dispatcher.needed_keys[0] < dispatcher.needed_keys[1]:
+        start, end = dispatcher.needed_keys
+        out = out + dispatcher.add_keys(start, [b"%d" % offset for offset in range(start, end)], 0)
     return out
 
 
@@ -91,7 +91,7 @@ def test_hazard_48_many_seeks_leave_nothing_behind() -> None:
     member = dispatcher.consumers.get(1)
     assert member is not None
     assert len(member.deliveries) < 50
-    assert len(dispatcher.in_flight._alarms) < 100
+    assert len(dispatcher.in_flight._heap) < 100
     assert dispatcher.generation == 1_000
 
 

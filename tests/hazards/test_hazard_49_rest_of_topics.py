@@ -73,7 +73,7 @@ class World:
         await self.broker.start()
         place = LogLocation(str(self.folder / "log"), "", "")
         self.ingest = PipelineService(log, self.clock, place, self.broker.topics.table_policy)
-        self.ingest.on_committed = self.broker.tables_went_on
+        self.ingest.on_committed = self.broker.on_tables_committed
         return self.broker
 
     async def close(self) -> None:
@@ -156,7 +156,7 @@ class IngestBroker:
         await self._ingest.committed(list(positions), reopenings)
 
     async def send_state(self, state: dict[str, Any]) -> None:
-        self._ingest.tell(state)
+        self._ingest.report(state)
 
 
 @pytest_asyncio.fixture
@@ -176,7 +176,7 @@ async def test_hazard_49_the_rest_is_committed_before_the_table_is_let_go_of(wor
     assert decided == (None, DeletedTablePolicy.KEEP, DeletedRestPolicy.COMMIT, 2, "")
     with pytest.raises(errors.UnknownTopic):
         world.broker.topics.get(TOPIC)
-    assert world.broker.topics.has_waiting
+    assert world.broker.topics.is_draining
     await world.drain()
     assert await world.rows() == [b"1", b"2"]
     assert await world.begun() == []
@@ -215,7 +215,7 @@ async def test_hazard_49_the_rest_is_discarded_where_somebody_says_so(world: Wor
     await world.publish(b"2")
     decided = await world.broker.delete_topic(TOPIC, rest=DeletedRestPolicy.DISCARD)
     assert decided == (["default", "a"], DeletedTablePolicy.KEEP, DeletedRestPolicy.DISCARD, 1, "")
-    assert not world.broker.topics.has_waiting
+    assert not world.broker.topics.is_draining
     assert (await world.ingest.backlog()).topics == []
     await world.settle()
     assert await world.rows() == [b"1"]
@@ -243,7 +243,7 @@ async def test_hazard_49_a_broker_that_begins_anew_goes_on_with_it(world: World)
     for _ in range(2):
         await world.broker.shutdown()
         await world.start()
-        assert world.broker.topics.has_waiting
+        assert world.broker.topics.is_draining
         assert [one.rows for one in (await world.ingest.backlog()).topics] == [1]
     await world.drain()
     with pytest.raises(errors.UnknownTable):

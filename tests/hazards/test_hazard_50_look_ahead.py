@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from icestream import limits
 from icestream.broker.dispatch.consumer_rotation import Credit
 from icestream.broker.dispatch.dispatcher import Pause
-from icestream.broker.dispatch.hash_ring import place_of
+from icestream.broker.dispatch.hash_ring import ring_point
 from icestream.broker.dispatch.instruction import Instruction
 from icestream.broker.dispatch.key_shared import KeySharedDispatcher
 from icestream.model.cursor import AckedOffsets
@@ -23,9 +23,9 @@ WINDOW = limits.KEY_LOOK_AHEAD_MAX
 
 def look_ahead(dispatcher: KeySharedDispatcher, keys: list[bytes], now_ms: int = 0) -> list[Instruction]:
     out: list[Instruction] = []
-    while dispatcher.wanted[0] < dispatcher.wanted[1]:
-        start, end = dispatcher.wanted
-        out += dispatcher.read(start, keys[start:end], now_ms)
+    while dispatcher.needed_keys[0] < dispatcher.needed_keys[1]:
+        start, end = dispatcher.needed_keys
+        out += dispatcher.add_keys(start, keys[start:end], now_ms)
         assert dispatcher.lanes.messages <= WINDOW
     return out
 
@@ -46,7 +46,7 @@ def test_hazard_50_a_window_full_of_one_blocked_key_pauses_visibly_and_goes_on()
     assert [(one.start, one.end) for one in look_ahead(dispatcher, keys)] == [(0, 1)]
     dispatcher.nack([(0, 1)], 0, 0)
     assert dispatcher.pause is Pause.KEYS_WAIT
-    assert dispatcher.wanted == (WINDOW, WINDOW)
+    assert dispatcher.needed_keys == (WINDOW, WINDOW)
     assert dispatcher.blocked.size == 1
     dispatcher.set_policy(FailurePolicy(max_redelivery_count=0, poison=PoisonPolicy.DROP), 0)
     offset = 1
@@ -99,7 +99,7 @@ def test_hazard_50_a_window_full_of_a_slow_consumer_s_keys_is_to_be_seen_when_it
 
 
 def owner_of(dispatcher: KeySharedDispatcher, key: str) -> int:
-    found = dispatcher.ring.owner(key.encode(), place_of(key.encode()))
+    found = dispatcher.ring.owner(key.encode(), ring_point(key.encode()))
     assert found is not None
     return found.consumer_id
 
@@ -161,7 +161,7 @@ async def test_hazard_50_a_window_full_of_one_blocked_key_is_an_alarm_and_ends_w
     said = metrics.DELIVERY_STANDSTILLS.values.get("keys_wait", 0)
     with capture_logs() as logs:
         await machine.pass_time(limits.STANDSTILL_MS / 1000 + 1)
-    (alarm,) = [one for one in logs if one["event"] == "delivery stands still"]
+    (alarm,) = [one for one in logs if one["event"] == "delivery stalled"]
     assert (alarm["reason"], alarm["unacked_from"]) == (Pause.KEYS_WAIT.value, 0)
     assert metrics.DELIVERY_STANDSTILLS.values["keys_wait"] == said + 1
     assert reader.sink.offsets == [0], "what lies behind the window waits"

@@ -10,6 +10,7 @@ from icestream.broker.broker_options import BrokerOptions
 from icestream.broker.consumer import Consumer
 from icestream.broker.iceberg_storage import IcebergStorage
 from icestream.broker.memory_storage import MemoryStorage
+from icestream.broker.publish_result import PublishOutcome, PublishResult
 from icestream.broker.service import Broker
 from icestream.broker.storage import PersistentStorage
 from icestream.broker.subscription import Subscription
@@ -23,9 +24,7 @@ from icestream.model.topic_name import TopicName
 from icestream.runtime.randomness import SeededRandomness
 from icestream.server.broker_node import topic_owners
 from icestream.server.stored_positions import stored_positions
-from icestream.wal.appender import Placed
 from icestream.wal.open_log import open_log_on
-from icestream.wal.receipt import Receipt
 from icestream.wal.sink import InlineSink, Sink
 from icestream.wal.tail import SectionRead
 from icestream.wal.write_ahead_log import WriteAheadLog
@@ -199,8 +198,8 @@ def block(
 
 def send(
     broker: Broker, producer: Producer, *payloads: bytes, shard: int = 0, keys: Sequence[bytes] | None = None
-) -> Receipt:
-    """Without numbers; the future."""
+) -> PublishResult:
+    """Publishes a batch without sequence numbers; its pending result."""
     return broker.publish(producer, shard, block(*payloads, keys=keys))
 
 
@@ -208,8 +207,9 @@ async def publish(
     broker: Broker, producer: Producer, *payloads: bytes, shard: int = 0, keys: Sequence[bytes] | None = None
 ) -> int:
     """Stores one batch; its base offset."""
-    (result,) = await send(broker, producer, *payloads, shard=shard, keys=keys)
-    assert isinstance(result, Placed), result
+    result = await send(broker, producer, *payloads, shard=shard, keys=keys)
+    assert result.outcome is PublishOutcome.STORED
+    assert result.base_offset is not None
     return result.base_offset
 
 

@@ -109,7 +109,7 @@ class LogBroker:
         await self._ingest.log.checkpoint()
 
     async def send_state(self, state: dict[str, Any]) -> None:
-        self._ingest.tell(state)
+        self._ingest.report(state)
 
 
 class FaultWorld:

@@ -181,10 +181,10 @@ class Stage:
     def _tell(self, instructions: Iterable[Instruction]) -> list[str]:
         told = [self._line(one) for one in instructions]
         while isinstance(self.dispatcher, KeySharedDispatcher):
-            start, end = self.dispatcher.wanted
+            start, end = self.dispatcher.needed_keys
             if start >= end:
                 break
-            told += [self._line(one) for one in self.dispatcher.read(start, self.keys[start:end], self.now)]
+            told += [self._line(one) for one in self.dispatcher.add_keys(start, self.keys[start:end], self.now)]
         return told
 
     def _line(self, one: Instruction) -> str:

@@ -39,9 +39,9 @@ def broker_of(store: MemoryStore, node_id: int) -> Broker:
         return entry.value if entry is not None else None
 
     clock = SystemClock()
-    neighbours = TopicOwners(f"{node_id:016x}", f"{FIRST:016x}", peek)
+    owners = TopicOwners(f"{node_id:016x}", f"{FIRST:016x}", peek)
     options = BrokerOptions(node=f"node-{node_id:x}")
-    return Broker(options, store, MemoryStorage(store, clock, 10_000), clock, neighbours)
+    return Broker(options, store, MemoryStorage(store, clock, 10_000), clock, owners)
 
 
 @asynccontextmanager

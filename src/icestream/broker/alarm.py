@@ -1,4 +1,4 @@
-"""Rings at a time of the monotonic clock. The shell for decisions that know when they next care."""
+"""A timer on the monotonic clock: the I/O shell for pure decisions that know when they are next due."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from icestream.runtime.tasks import Tasks
 
 
 class Alarm:
-    """One time at once: the earliest that was asked for."""
+    """Calls back at the earliest of the requested times, once."""
 
-    def __init__(self, clock: Clock, tasks: Tasks, ring: Callable[[], None]) -> None:
+    def __init__(self, clock: Clock, tasks: Tasks, on_due: Callable[[], None]) -> None:
         self._clock = clock
         self._tasks = tasks
-        self._ring = ring
+        self._on_due = on_due
         self._due_ms = 0
-        self._sleeping: asyncio.Task[None] | None = None
+        self._sleep_task: asyncio.Task[None] | None = None
 
     def set(self, due_ms: int) -> None:
-        """A later time than the one that is set does not count: whoever is woken too early asks again."""
-        if self._sleeping is not None:
+        """Sets the alarm. A time later than the present one is ignored: a callback that comes early sets it again."""
+        if self._sleep_task is not None:
             if self._due_ms <= due_ms:
                 return
-            self._sleeping.cancel()
+            self._sleep_task.cancel()
         self._due_ms = due_ms
-        self._sleeping = self._tasks.start(self._sleep(due_ms), "alarm")
+        self._sleep_task = self._tasks.start(self._sleep(due_ms), "alarm")
 
     def close(self) -> None:
-        if self._sleeping is not None:
-            self._sleeping.cancel()
-            self._sleeping = None
+        if self._sleep_task is not None:
+            self._sleep_task.cancel()
+            self._sleep_task = None
 
     async def _sleep(self, due_ms: int) -> None:
         await self._clock.sleep(max(due_ms - self._clock.monotonic_ns() // 1_000_000, 1) / 1000)
-        self._sleeping = None
-        self._ring()
+        self._sleep_task = None
+        self._on_due()

@@ -1,4 +1,4 @@
-"""What the broker needs to know of the settings."""
+"""The settings of the broker, as values."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ class BrokerOptions:
     cursor_flush_ms: int = limits.CURSOR_FLUSH_MS_DEFAULT
     unacked_max: int = limits.UNACKED_MAX_DEFAULT
     deleted_table: DeletedTablePolicy = DeletedTablePolicy.KEEP
-    deleted_rest: DeletedRestPolicy = DeletedRestPolicy.DISCARD  # who has a pipeline says otherwise
-    has_own_catalog: bool = True  # tables that topics leave behind can be dropped
+    deleted_rest: DeletedRestPolicy = DeletedRestPolicy.DISCARD  # without a pipeline nothing else is possible
+    has_own_catalog: bool = True  # tables of deleted topics can be dropped

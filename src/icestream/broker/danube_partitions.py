@@ -1,14 +1,14 @@
-"""A topic as clients of Danube name it: plain, or by its partitions `name-part-0`, `name-part-1`, …
+"""Topics as Danube's clients name them: plain, or by their partitions `name-part-0`, `name-part-1`, …
 
-Danube has no object for a partitioned topic: its clients make each partition by naming it, in any order and at the same
-time. Here they are the shards of one topic, which is made, or grows, when a partition is named that is not there yet.
-Messages of a shard that is new reach every subscription from the first one on. A topic is plain or has partitions, as
-whoever made it said; so is its dispatch.
+Danube has no object for a partitioned topic: its clients create each partition by naming it, in any order and
+concurrently. Here the partitions are the shards of one topic, which is created, or grows, when a partition is named
+that does not exist yet. Messages of a new shard reach every subscription from the first one on. A topic is plain or
+partitioned, reliable or not, as at its creation.
 
-    name                 topic is absent           plain           has partitions
-    name                 made plain                that one        refused
-    name-part-N          made with N + 1 shards    refused         that shard; one that is not there is added
-                                                                   where the topic was made by naming partitions
+    name                 topic is absent              plain           partitioned
+    name                 created as a plain topic     that topic      refused
+    name-part-N          created with N + 1 shards    refused         that shard; a missing one is added if the topic
+                                                                      was created by naming partitions
 """
 
 from __future__ import annotations
@@ -25,60 +25,66 @@ from icestream.model.topic_name import TopicName
 
 
 class PartitionRequest(NamedTuple):
-    """What a client wants of a topic. `shard` is None for a plain one."""
+    """A topic as a client of Danube requests it. `shard` is None for a plain topic."""
 
     shard: int | None
     dispatch: DispatchMode
 
 
 class DanubePartitions:
-    def __init__(self, topics: TopicRegistry, subscribing: SubscriptionManager) -> None:
+    def __init__(self, topics: TopicRegistry, subscriptions: SubscriptionManager) -> None:
         self._topics = topics
-        self._subscribing = subscribing
+        self._subscriptions = subscriptions
 
-    async def provide(self, name: TopicName, part: PartitionRequest, *, create: bool) -> Topic:
-        """The topic with that shard. One change at a time: nobody else makes or grows a topic meanwhile."""
-        if part.shard is not None and part.shard >= limits.SHARDS_PER_TOPIC_MAX:
+    async def provide(self, name: TopicName, request: PartitionRequest, *, create: bool) -> Topic:
+        """Returns the topic with the requested shard; creates or extends it if `create` is set.
+
+        Runs as a structural change: no other change creates or extends a topic meanwhile. Raises InvalidInput,
+        TopicMismatch, UnknownTopic.
+        """
+        shard = request.shard
+        if shard is not None and shard >= limits.SHARDS_PER_TOPIC_MAX:
             raise errors.InvalidInput(
-                f"partition {part.shard} of {name} is one too many", hint=f"{limits.SHARDS_PER_TOPIC_MAX} are possible"
+                f"partition {shard} of {name} exceeds the limit",
+                hint=f"a topic has at most {limits.SHARDS_PER_TOPIC_MAX} partitions",
             )
         topic = self._topics.find(name)
         if topic is None and create:
-            shards, is_partitioned = (part.shard or 0) + 1, part.shard is not None
-            return await self._topics.create(
-                name, shards, part.dispatch, TopicPolicies(), is_partitioned=is_partitioned
-            )
+            shards, is_partitioned = (shard or 0) + 1, shard is not None
+            policies = TopicPolicies()
+            return await self._topics.create(name, shards, request.dispatch, policies, is_partitioned=is_partitioned)
         if topic is None:
             topic = await self._topics.locate(name)
-        check_partition(topic, part.shard)
-        if topic.record.dispatch is not part.dispatch:
+        check_partition(topic, shard)
+        if topic.record.dispatch is not request.dispatch:
             raise errors.TopicMismatch(
-                f"topic {name} is {topic.record.dispatch.value}, not {part.dispatch.value}",
+                f"topic {name} is {topic.record.dispatch.value}, not {request.dispatch.value}",
                 hint="use the dispatch strategy of the topic, or another topic",
             )
-        if part.shard is not None and part.shard >= topic.record.shards:
+        if shard is not None and shard >= topic.record.shards:
             if not (create and topic.record.is_partitioned):
-                raise unknown_partition(topic, part.shard)
-            await self._grow(topic, part.shard + 1)
+                raise unknown_partition(topic, shard)
+            await self._add_shards(topic, shard + 1)
         return topic
 
-    async def _grow(self, topic: Topic, shards: int) -> None:
-        """The cursors of the new shards first: after a crash in between they lie there unused."""
+    async def _add_shards(self, topic: Topic, shards: int) -> None:
+        # The cursors of the new shards are written first: after a crash in between they are merely unused, whereas a
+        # shard without cursors would lose its first messages for every subscription.
         self._topics.declare(topic, shards)
-        grown = await self._subscribing.grow(topic, range(topic.record.shards, shards))
-        await self._topics.grow(topic, shards)
-        for subscription, deliveries in grown.items():
-            subscription.grow(deliveries)
+        new_deliveries = await self._subscriptions.create_deliveries(topic, range(topic.record.shards, shards))
+        await self._topics.add_shards(topic, shards)
+        for subscription, deliveries in new_deliveries.items():
+            subscription.add_deliveries(deliveries)
 
 
 def check_partition(topic: Topic, shard: int | None) -> None:
-    """Raises when the topic is plain and a partition is named, or the other way round."""
-    if topic.record.has_parts and shard is None:
+    """Raises TopicMismatch if a partition of a plain topic is named, or a partitioned topic without a partition."""
+    if topic.record.is_named_by_shard and shard is None:
         raise errors.TopicMismatch(
             f"topic {topic.name} has {topic.record.shards} partitions",
             hint=f"name one of them, for example {topic.name}-part-0",
         )
-    if shard is not None and not topic.record.has_parts:
+    if shard is not None and not topic.record.is_named_by_shard:
         raise errors.TopicMismatch(f"topic {topic.name} has no partitions", hint="use its name as it is")
 
 

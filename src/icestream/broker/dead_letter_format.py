@@ -1,6 +1,6 @@
-"""Dead letters: messages that failed too often go to another topic, once, with a note of where they came from.
+"""Reads messages that become dead letters, and encodes them: the message as it is, with a note of its origin.
 
-The message is kept as it is; its headers get Danube's notes. burial.py stores it.
+The note consists of Danube's headers. dead_letter_writer.py stores the letters.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from icestream.wal.tail import SectionRead
 
 
 class LetterSource(NamedTuple):
-    """Where letters come from: what their headers say."""
+    """The origin of letters, for their headers."""
 
     topic: str
     subscription: str
@@ -27,7 +27,7 @@ class LetterSource(NamedTuple):
 
 
 class MessageRow(NamedTuple):
-    """One message as it is stored."""
+    """One stored message."""
 
     offset: int
     producer_id: int
@@ -35,7 +35,7 @@ class MessageRow(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes that its block needs for it, about."""
+        """An estimate of its bytes in a block, with the note."""
         return limits.DEAD_LETTER_NOTE_BYTES + sum(map(_size_of, self.values.values()))
 
 
@@ -46,13 +46,16 @@ def _size_of(value: Value) -> int:
 
 
 async def read_rows(stream: ShardStream, start: int, end: int) -> list[MessageRow]:
-    """The first of the messages [start, end), at least one, not many more bytes than one read has."""
+    """The first messages of [start, end): at least one, as many as fit one group.
+
+    Raises PositionGone if `start` lies in a gap, and the errors of reads.
+    """
     sections = stream.read_hot(start, limits.READ_BYTES_DEFAULT)
     if not sections:
-        found = await stream.read(start, limits.READ_BYTES_DEFAULT)
-        if found.gaps:
+        read = await stream.read(start, limits.READ_BYTES_DEFAULT)
+        if read.gaps:
             raise errors.PositionGone(f"offset {start} of {stream.key} lies in a declared gap")
-        sections = found.sections
+        sections = read.sections
     rows: list[MessageRow] = []
     size = 0
     for row in (row for section in sections for row in _rows(section, start, min(end, start + _GROUP_ROWS_MAX))):
@@ -66,7 +69,7 @@ async def read_rows(stream: ShardStream, start: int, end: int) -> list[MessageRo
     return rows
 
 
-# Each has a note. Of a batch with a million messages no more than these are looked at.
+# Each message gets a note. Bounds how many messages of a large batch are decoded.
 _GROUP_ROWS_MAX: Final = limits.DEAD_LETTER_GROUP_BYTES // limits.DEAD_LETTER_NOTE_BYTES
 
 
@@ -85,25 +88,25 @@ def _rows(section: SectionRead, start: int, end: int) -> Iterator[MessageRow]:
 
 
 def encode_letters(rows: Sequence[MessageRow], source: LetterSource, letter: DeadLetter, numbering: Numbering) -> bytes:
-    """One block with these messages: every column, the headers with the note added."""
+    """Encodes messages as one block: all of their columns, with the note added to the headers."""
     columns: dict[envelope.EnvelopeColumn, list[Value]] = {}
-    for at, row in enumerate(rows):
+    for index, row in enumerate(rows):
         headers = _headers(row, source, letter)
         values = {**row.values, envelope.HEADERS: headers, envelope.SUBSCRIPTION_NAME: source.subscription}
         for column, value in values.items():
-            columns.setdefault(column, [None] * len(rows))[at] = value
+            columns.setdefault(column, [None] * len(rows))[index] = value
     return encode_block(len(rows), columns, numbering)
 
 
 def encode_without_note(row: MessageRow, numbering: Numbering) -> bytes:
-    """For a message that is so large that the note does not fit beside it: better without the note than not at all."""
+    """Encodes a message that is too large for the note: a letter without a note is better than none."""
     return encode_block(1, {column: [value] for column, value in row.values.items()}, numbering)
 
 
 def _headers(row: MessageRow, source: LetterSource, letter: DeadLetter) -> dict[str, str]:
-    given = row.values.get(envelope.HEADERS)
+    own_headers = row.values.get(envelope.HEADERS)
     headers = {
-        **(given if isinstance(given, dict) else {}),
+        **(own_headers if isinstance(own_headers, dict) else {}),
         "x-original-topic": source.topic,
         "x-original-subscription": source.subscription,
         "x-original-topic-offset": str(row.offset),
@@ -114,5 +117,7 @@ def _headers(row: MessageRow, source: LetterSource, letter: DeadLetter) -> dict[
         "x-failure-reason": letter.reason,
     }
     if len(headers) > limits.HEADERS_MAX:
-        raise errors.MessageTooLarge(f"message {row.offset} has {len(headers)} headers with the note")
+        raise errors.MessageTooLarge(
+            f"message {row.offset} has {len(headers)} headers with the note, limit {limits.HEADERS_MAX}"
+        )
     return headers

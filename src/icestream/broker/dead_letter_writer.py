@@ -1,12 +1,13 @@
-"""Puts messages that failed too often into the dead-letter topic of their subscription.
+"""Writes messages that failed too often to the dead-letter topic of their subscription, each once (hazard 41).
 
-A letter is stored by a producer of its own for each (subscription, shard), numbered with its source offset, one group
-after the other. When a group is stored, the cursor that counts it as acked is written before the next: so after a crash
-only the last group can be unknown to its cursor. A start finds it under its numbers and tells the cursor, before
-anything else fails (hazard 41). It looks into the topic of the policy before, too: that may have changed in between.
+Each shard of a subscription has an internal producer in the dead-letter topic. It stores letters group by group, with
+the offset of the message as sequence number. After a group the cursor that counts it as acked is written before the
+next group is stored: so after a crash only the last group can be missing in the cursor. A start finds it by its
+sequence numbers and adds it to the cursor, before another message can fail. It searches the topic of the former policy
+too, because the policy may have changed in between.
 
-After a seek back a message may fail anew and gets a new letter: the producer's record says of which generation of the
-subscription its letters are.
+After a seek back a message may fail again and gets a second letter: the instance of the internal producer is the
+generation of the subscription.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from icestream.wal.receipt import Receipt
 
 
 class InternalProducers(Protocol):
-    """The part of the broker that lets a producer in."""
+    """The broker, as far as it opens internal producers."""
 
-    async def open_inner_producer(self, name: TopicName, producer: str, instance: str) -> Producer: ...
+    async def open_internal_producer(self, name: TopicName, producer: str, instance: str) -> Producer: ...
 
-    async def find_inner_producer(self, name: TopicName, producer: str, instance: str) -> Producer | None:
-        """As it was when it was last opened. None: there is none, or that was another instance."""
+    async def find_internal_producer(self, name: TopicName, producer: str, instance: str) -> Producer | None:
+        """The producer as this instance last opened it; None if it never did, or another instance has since."""
 
 
 class DeadLetterWriter:
@@ -43,62 +44,68 @@ class DeadLetterWriter:
         topic: Topic,
         subscription: str,
         record: SubscriptionRecord,
-        producing: InternalProducers,
+        producers: InternalProducers,
         storage: PersistentStorage,
         address: str,
     ) -> None:
         self._topic = topic
         self._subscription = subscription
         self._record = record
-        self._producing = producing
+        self._producers = producers
         self._storage = storage
         self._address = address
 
-    async def buried(self, stream: ShardStream, generation: int) -> list[tuple[int, int]]:
-        """Messages [start, end) that the life before has buried last. Their cursor may not know it."""
-        found: list[tuple[int, int]] = []
+    async def find_written(self, stream: ShardStream, generation: int) -> list[tuple[int, int]]:
+        """Messages [start, end) whose dead letters were written last before a restart. The cursor may lack them."""
+        ranges: list[tuple[int, int]] = []
         names = {self._record.failure.dead_letter_topic, self._record.dead_letters_before}
         for topic in [TopicName.parse(name) for name in names if name is not None]:
-            producer = await self._producing.find_inner_producer(topic, self._name(stream), str(generation))
+            producer = await self._producers.find_internal_producer(topic, self._producer_name(stream), str(generation))
             if producer is not None:
                 recent = self._storage.recent_batches(_shard_of(producer, stream), producer.id)
-                found += [(first, first + rows) for first, rows, _ in recent]
-        return found
+                ranges += [(first, first + rows) for first, rows, _ in recent]
+        return ranges
 
-    async def bury(self, stream: ShardStream, policy: FailurePolicy, letter: DeadLetter, generation: int) -> int:
-        """Stores the first messages of the letter; behind which of them, when they are durable."""
+    async def write(self, stream: ShardStream, policy: FailurePolicy, letter: DeadLetter, generation: int) -> int:
+        """Stores the first messages of the range; returns the offset after them, once they are durable.
+
+        Raises PositionGone if the messages cannot be read any more, or the error that prevents the write now.
+        """
         if policy.dead_letter_topic is None:
-            raise errors.InvalidInput("the subscription has no dead-letter topic any more")
+            raise errors.InvalidInput("the subscription no longer has a dead-letter topic")
         topic = TopicName.parse(policy.dead_letter_topic)
-        producer = await self._producing.open_inner_producer(topic, self._name(stream), str(generation))
-        source = LetterSource(self._shard_name(stream), self._subscription, self._address, _word(policy.poison))
+        producer = await self._producers.open_internal_producer(topic, self._producer_name(stream), str(generation))
+        source = LetterSource(
+            self._shard_name(stream), self._subscription, self._address, _danube_policy_name(policy.poison)
+        )
         rows = await read_rows(stream, letter.start, letter.end)
         return await self._store(_shard_of(producer, stream), producer, source, letter, rows)
 
     def _shard_name(self, stream: ShardStream) -> str:
-        """As consumers of Danube know it: the offset in the note is one of this shard."""
+        """The name that Danube's consumers use: the offset in the headers is an offset of this shard."""
         record = self._topic.record
         return self._topic.name.shard_name(stream.key.shard, record.shards, is_partitioned=record.is_partitioned)
 
-    def _name(self, stream: ShardStream) -> str:
+    def _producer_name(self, stream: ShardStream) -> str:
         return f"dead-letters/{self._record.id}/{stream.key.shard}"
 
     async def _store(
         self, key: ShardKey, producer: Producer, source: LetterSource, letter: DeadLetter, rows: list[MessageRow]
     ) -> int:
         numbering = Numbering(producer.id, producer.epoch, letter.start)
-        rows, stored = self._submit(key, rows, source, letter, numbering)
-        (result,) = await stored
+        rows, receipt = self._submit(key, rows, source, letter, numbering)
+        (result,) = await receipt
         if isinstance(result, errors.IcestreamError):
             raise result
-        await self._storage.wait_durable()  # the cursor will say that the message is done with, in every sync mode
+        # The cursor will count the message as acked, so its letter must be durable in every sync mode.
+        await self._storage.wait_durable()
         metrics.DEAD_LETTERS.inc(len(rows))
         return letter.start + len(rows)
 
     def _submit(
         self, key: ShardKey, rows: list[MessageRow], source: LetterSource, letter: DeadLetter, numbering: Numbering
     ) -> tuple[list[MessageRow], Receipt]:
-        """All of them where they fit one batch, else the first, and that one without the note where it must be."""
+        """Stores all rows if they fit one batch, else the first; without the note if it does not fit otherwise."""
         for count in (len(rows), 1):
             with suppress(errors.MessageTooLarge):
                 block = encode_letters(rows[:count], source, letter, numbering)
@@ -106,8 +113,8 @@ class DeadLetterWriter:
         return rows[:1], self._storage.store_messages(key, encode_without_note(rows[0], numbering))
 
 
-def _word(poison: PoisonPolicy) -> str:
-    """Danube's, which has no dash."""
+def _danube_policy_name(poison: PoisonPolicy) -> str:
+    """Danube's spelling, with an underscore."""
     return poison.value.replace("-", "_")
 
 

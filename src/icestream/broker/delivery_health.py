@@ -1,7 +1,7 @@
-"""The shards of subscriptions that are stalled or fall behind, of the whole broker: what readiness shows of delivery.
+"""The shards of subscriptions that are stalled or fall behind, of the whole broker: the readiness check of delivery.
 
-Deliveries report themselves here when something is wrong with them, so that a health check looks at those alone and not
-at every subscription.
+Deliveries report themselves here when something is wrong with them, so that a health check examines those alone and not
+every subscription.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from icestream.observability.words import counted
 
 class DeliveryHealth:
     def __init__(self) -> None:
-        self._deliveries: dict[str, tuple[DeliveryStalls, LagMonitor]] = {}  # by name; those that were reported
+        self._deliveries: dict[str, tuple[DeliveryStalls, LagMonitor]] = {}  # the reported ones, by name
 
-    def report(self, name: str, stalls: DeliveryStalls, behind: LagMonitor) -> None:
-        """Something may be wrong with this delivery; it is looked at until it is well again."""
-        self._deliveries[name] = (stalls, behind)
+    def report(self, name: str, stalls: DeliveryStalls, lag_monitor: LagMonitor) -> None:
+        """Adds a delivery that may have a problem; it is examined until it has none."""
+        self._deliveries[name] = (stalls, lag_monitor)
 
     def forget(self, name: str) -> None:
-        """The delivery is closed."""
+        """Removes a closed delivery."""
         self._deliveries.pop(name, None)
 
-    def faults(self) -> list[str]:
+    def problems(self) -> list[str]:
         """A sentence for each stall, then for each delivery that falls behind."""
         stalled: list[str] = []
-        late: list[str] = []
-        for name, (stalls, falling) in list(self._deliveries.items()):
+        lagging: list[str] = []
+        for name, (stalls, monitor) in list(self._deliveries.items()):
             stalled += [f"{name}: {stall.kind.value} at offset {stall.offset}: {stall.reason}" for stall in stalls]
-            if falling.behind is not None:
-                late.append(f"{name}: falls behind, {counted(falling.behind.waiting, 'message')} wait")
-            if not stalls and falling.behind is None:
+            if monitor.lag is not None:
+                lagging.append(f"{name}: falls behind, {counted(monitor.lag.waiting, 'message')} waiting")
+            if not stalls and monitor.lag is None:
                 del self._deliveries[name]
-        return stalled + late
+        return stalled + lagging
 
     def checks(self) -> Iterator[Check]:
-        """One row for all of them, which is not needed for serving: the others go on. None where all are well."""
-        faults = self.faults()
-        if not faults:
+        """One failed check for all problems, none without problems. Not needed for readiness: other deliveries work."""
+        problems = self.problems()
+        if not problems:
             return
-        shown = "; ".join(faults[: limits.HEALTH_SUBSCRIPTIONS_MAX])
-        more = len(faults) - limits.HEALTH_SUBSCRIPTIONS_MAX
-        reason = f"{shown}; and {more} more" if more > 0 else shown
+        listed = "; ".join(problems[: limits.HEALTH_SUBSCRIPTIONS_MAX])
+        more = len(problems) - limits.HEALTH_SUBSCRIPTIONS_MAX
+        reason = f"{listed}; and {more} more" if more > 0 else listed
         yield Check("subscriptions", False, reason, is_needed=False)

@@ -1,4 +1,4 @@
-"""Where the history of a topic begins, in whatever tier, for a person who looks at it."""
+"""The start of a topic's history in any tier, for descriptions of the topic."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from icestream.broker.storage import ShardStream
 async def history_starts(
     streams: Sequence[ShardStream], seconds: float = limits.HISTORY_START_SECONDS_MAX
 ) -> list[int | None]:
-    """For each shard the oldest offset that can be read, from the log or the table.
+    """The oldest readable offset of each shard, from the log or the table; None if the table did not reply in time.
 
-    None where the table did not tell within `seconds`: a description of a topic must not wait for a table, nor fail
-    with it. The shards are asked one after another, because a topic can have thousands of them.
+    A description of a topic must neither wait longer than `seconds` for a table nor fail with it. The shards are asked
+    one after another, because a topic can have thousands of them.
     """
     starts: list[int | None] = [None] * len(streams)
     with contextlib.suppress(errors.IcestreamError, TimeoutError):

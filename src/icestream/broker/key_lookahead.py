@@ -1,7 +1,7 @@
-"""Shows a key-shared dispatcher the keys that it wants to see: from memory at once, else by one read at a time.
+"""Reads the keys that a key-shared dispatcher needs for its look-ahead: from memory at once, else one read at a time.
 
-A read that fails is tried again after a while. One that was begun before a seek does not count. A table that nobody
-here can read ends the consumers, with the reason: whose a message is, nobody can see (hazard 22).
+A read that fails is retried after a while. The result of a read that was started before a seek is ignored. A table that
+cannot be read at all disconnects the consumers with the reason, because the owner of a message is unknown (hazard 22).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = get_logger("delivery")
 
 
 class KeyedDelivery(Protocol):
-    """The delivery (shard_delivery.py) whose keys are looked at."""
+    """The delivery (shard_delivery.py) whose dispatcher needs the keys."""
 
     name: str
     is_closed: bool
@@ -41,15 +41,15 @@ class KeyedDelivery(Protocol):
 
     def now_ms(self) -> int: ...
 
-    def carry_out(self, instructions: list[Instruction]) -> None: ...
+    def apply(self, instructions: list[Instruction]) -> None: ...
 
-    def nothing_there(self, gap: Gap) -> None: ...
+    def skip_gap(self, gap: Gap) -> None: ...
 
-    def cannot_read(self, offset: int, error: Exception) -> None: ...
+    def report_unreadable(self, offset: int, error: Exception) -> None: ...
 
-    def can_read(self, start: int, end: int) -> None: ...
+    def report_readable(self, start: int, end: int) -> None: ...
 
-    def unreadable(self, start: int, error: errors.TableUnreadable) -> None: ...
+    def disconnect_all(self, start: int, error: errors.TableUnreadable) -> None: ...
 
 
 class KeyLookahead:
@@ -57,87 +57,88 @@ class KeyLookahead:
         self._delivery = delivery
         self._clock = clock
         self._tasks = tasks
-        self._is_looking = False
+        self._is_reading = False
         self._slow_read = SlowReadWatch(clock, tasks)
 
     def close(self) -> None:
         self._slow_read.close()
 
-    def look(self) -> None:
-        """Shows what is wanted, as long as it is in memory; begins a read for what is not."""
+    def advance(self) -> None:
+        """Passes the needed keys to the dispatcher while they are in memory; starts a read for those that are not."""
         delivery = self._delivery
         dispatcher = delivery.dispatcher
         assert isinstance(dispatcher, KeySharedDispatcher)
-        while not self._is_looking and not delivery.is_closed:
-            start, end = dispatcher.wanted
+        while not self._is_reading and not delivery.is_closed:
+            start, end = dispatcher.needed_keys
             if start >= end:
                 return
             sections = delivery.stream.read_hot(start, limits.READ_BYTES_DEFAULT)
             if sections:
-                self._show(dispatcher, ShardRead(sections, [], end), start, end)
+                self._pass_keys(dispatcher, ShardRead(sections, [], end), start, end)
             else:
-                self._is_looking = True
+                self._is_reading = True
                 self._tasks.start(self._read(dispatcher, start, end), f"{delivery.name}-keys")
 
-    def look_elsewhere(self) -> None:
-        """After a seek: a read under way is of the generation before, and nobody waits for it."""
-        self._is_looking = False
+    def on_seek(self) -> None:
+        """Abandons a read in flight: it belongs to the generation before the seek."""
+        self._is_reading = False
 
     async def _read(self, dispatcher: KeySharedDispatcher, start: int, end: int) -> None:
         delivery, generation = self._delivery, self._delivery.generation
         try:
-            found = await self._slow_read.read(
-                delivery.stream, start, lambda error: delivery.cannot_read(start, error), cache=True
+            read = await self._slow_read.read(
+                delivery.stream, start, lambda error: delivery.report_unreadable(start, error), cache=True
             )
             if generation == delivery.generation:
-                delivery.can_read(start, found.next_offset)
-                self._take(dispatcher, found, start, end)
+                delivery.report_readable(start, read.next_offset)
+                self._process(dispatcher, read, start, end)
         except errors.StaleRead:
-            pass  # the file was recycled under the read: the position is looked up again
+            pass  # the file was recycled during the read: `advance` looks the position up again
         except errors.TableUnreadable as error:
             if generation == delivery.generation:
-                delivery.unreadable(start, error)
+                delivery.disconnect_all(start, error)
         except (errors.IcestreamError, OSError) as error:
-            if generation == delivery.generation and not self._step_over_gone(start, error):
-                await self._rest(start, error)
+            if generation == delivery.generation and not self._skip_dropped(start, error):
+                await self._wait_for_retry(start, error)
         if generation == delivery.generation and not delivery.is_closed:
-            self._is_looking = False
-            delivery.carry_out([])
+            self._is_reading = False
+            delivery.apply([])
 
-    def _take(self, dispatcher: KeySharedDispatcher, found: ShardRead, start: int, end: int) -> None:
-        for gap in found.gaps:
-            self._delivery.nothing_there(gap)
-        if found.sections:
-            self._show(dispatcher, found, start, end)
-        elif not found.gaps:
-            raise errors.LogError(f"offset {start} of {self._delivery.stream.key} can be seen and not be read")
+    def _process(self, dispatcher: KeySharedDispatcher, read: ShardRead, start: int, end: int) -> None:
+        for gap in read.gaps:
+            self._delivery.skip_gap(gap)
+        if read.sections:
+            self._pass_keys(dispatcher, read, start, end)
+        elif not read.gaps:
+            raise errors.LogError(
+                f"offset {start} of {self._delivery.stream.key} is visible, but a read returned nothing"
+            )
 
-    def _show(self, dispatcher: KeySharedDispatcher, found: ShardRead, start: int, end: int) -> None:
-        """Nested calls of `look` do nothing meanwhile: the loop there goes on."""
-        was_looking, self._is_looking = self._is_looking, True
+    def _pass_keys(self, dispatcher: KeySharedDispatcher, read: ShardRead, start: int, end: int) -> None:
+        # Applying instructions calls `advance` again; the flag makes these nested calls return at once.
+        was_reading, self._is_reading = self._is_reading, True
         try:
-            for section in found.sections:
+            for section in read.sections:
                 low, high = max(start, section.base_offset), min(end, section.base_offset + section.rows)
                 if low < high:
                     keys = row_keys(section.body)[low - section.base_offset : high - section.base_offset]
-                    self._delivery.carry_out(dispatcher.read(low, keys, self._delivery.now_ms()))
+                    self._delivery.apply(dispatcher.add_keys(low, keys, self._delivery.now_ms()))
                     start = high
         finally:
-            self._is_looking = was_looking
+            self._is_reading = was_reading
 
-    def _step_over_gone(self, start: int, error: Exception) -> bool:
-        """Whether a retention took it: then the log begins behind it."""
+    def _skip_dropped(self, start: int, error: Exception) -> bool:
+        """Skips messages that a retention has dropped: the log starts after them. False for any other error."""
         stream = self._delivery.stream
-        earliest = stream.log_start()
-        if not isinstance(error, errors.PositionGone) or earliest <= start:
+        log_start = stream.log_start()
+        if not isinstance(error, errors.PositionGone) or log_start <= start:
             return False
-        lost = Gap(stream.key, start, earliest, stream.epoch, "no longer in the log", GapState.LOST)
-        self._delivery.nothing_there(lost)
+        self._delivery.skip_gap(Gap(stream.key, start, log_start, stream.epoch, "no longer in the log", GapState.LOST))
         return True
 
-    async def _rest(self, start: int, error: Exception) -> None:
+    async def _wait_for_retry(self, start: int, error: Exception) -> None:
         metrics.READ_FAILURES.value += 1
         where = f"{self._delivery.stream.key} offset {start}"
-        _log.error("messages cannot be read; they are tried again", where=where, error=str(error))
-        self._delivery.cannot_read(start, error)
+        _log.error("messages cannot be read; retrying", where=where, error=str(error))
+        self._delivery.report_unreadable(start, error)
         await self._clock.sleep(limits.READ_RETRY_MS / 1000)

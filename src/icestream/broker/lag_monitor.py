@@ -1,14 +1,14 @@
-"""Notices a shard of a subscription that falls behind although its consumers would take more.
+"""Detects that a shard of a subscription falls behind although its consumers would take more.
 
-While messages wait, it is looked at every BEHIND_LOOK_MS. It falls behind when over BEHIND_LOOKS looks in a row
+While messages wait, a sample is taken every BEHIND_LOOK_MS. The lag grows if over BEHIND_LOOKS samples in a row
 
     a consumer had credit for more,
-    nothing held delivery back that a person has set or must end (a rate, a blocked message, too many unacked ones), and
+    delivery was not held back by a setting or a stall (a rate, a blocked message, too many unacked ones), and
     more messages waited at the end than at the beginning, and at least BEHIND_MESSAGES_MIN
 
-which means that the broker does not deliver as fast as producers publish, or that a key-shared subscription has too few
-keys for its consumers. It is logged and counted then, at most once in STANDSTILL_SAID_EVERY_MS, and shown until it
-catches up or its consumers take no more.
+which means that the broker delivers more slowly than producers publish, or that a key-shared subscription has too few
+keys for its consumers. It is logged and counted at most once in STANDSTILL_SAID_EVERY_MS, and shown until the
+subscription catches up or its consumers take no more.
 """
 
 from __future__ import annotations
@@ -35,72 +35,71 @@ _KEYS_HINT = (
 
 
 class GrowingLag(NamedTuple):
-    """How far a shard of a subscription is behind, and by how much that grew."""
+    """The number of waiting messages of a shard of a subscription, and by how much it grew."""
 
     waiting: int
     grew_by: int
 
 
-def growing_lag(waiting: list[int]) -> GrowingLag | None:
-    """`waiting`: how many messages waited at each look, all of them with a consumer that would take more; None: it
-    keeps up."""
-    if len(waiting) <= limits.BEHIND_LOOKS or waiting[-1] < limits.BEHIND_MESSAGES_MIN or waiting[-1] <= waiting[0]:
+def growing_lag(samples: list[int]) -> GrowingLag | None:
+    """Judges the number of waiting messages of consecutive samples; None if the subscription keeps up. Pure."""
+    if len(samples) <= limits.BEHIND_LOOKS or samples[-1] < limits.BEHIND_MESSAGES_MIN or samples[-1] <= samples[0]:
         return None
-    return GrowingLag(waiting[-1], waiting[-1] - waiting[0])
+    return GrowingLag(samples[-1], samples[-1] - samples[0])
 
 
 class LagMonitor:
     def __init__(
-        self, name: str, dispatcher: Dispatcher, clock: Clock, tasks: Tasks, on_behind: Callable[[], None]
+        self, name: str, dispatcher: Dispatcher, clock: Clock, tasks: Tasks, on_growing: Callable[[], None]
     ) -> None:
-        """`on_behind`: it falls behind, and `behind` says how far."""
+        """`on_growing` is called when the lag grows; `lag` has it then."""
         self._name = name
-        self._on_behind = on_behind
+        self._on_growing = on_growing
         self._dispatcher = dispatcher
         self._clock = clock
-        self._alarm = Alarm(clock, tasks, self._look)
-        self._is_watching = False
-        self._looks: deque[int] = deque(maxlen=limits.BEHIND_LOOKS + 1)
+        self._alarm = Alarm(clock, tasks, self._sample)
+        self._is_sampling = False
+        self._samples: deque[int] = deque(maxlen=limits.BEHIND_LOOKS + 1)
         self._logged_ms: int | None = None
-        self.behind: GrowingLag | None = None
+        self.lag: GrowingLag | None = None
 
-    def watch(self) -> None:
-        """Messages wait for consumers that are there: begins to look, if it does not already."""
-        if not self._is_watching:
-            self._is_watching = True
-            self._look()
+    def start(self) -> None:
+        """Starts to sample, because messages wait for connected consumers. Does nothing if it samples already."""
+        if not self._is_sampling:
+            self._is_sampling = True
+            self._sample()
 
     def close(self) -> None:
         self._alarm.close()
-        self.behind = None
+        self.lag = None
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         dispatcher, now_ms = self._dispatcher, self._clock.monotonic_ns() // 1_000_000
         waiting = dispatcher.undelivered
         if not waiting or not len(dispatcher.consumers):
-            self._is_watching, self.behind = False, None
-            self._looks.clear()
+            self._is_sampling, self.lag = False, None
+            self._samples.clear()
             return
         if dispatcher.pause in (None, Pause.KEYS_WAIT) and dispatcher.consumers.have_credit:
-            self._looks.append(waiting)
+            self._samples.append(waiting)
         else:
-            self._looks.clear()
-        self.behind = growing_lag(list(self._looks))
-        if self.behind is not None:
-            self._on_behind()
-            self._report(self.behind, now_ms)
+            self._samples.clear()
+        self.lag = growing_lag(list(self._samples))
+        if self.lag is not None:
+            self._on_growing()
+            self._report(self.lag, now_ms)
         self._alarm.set(now_ms + limits.BEHIND_LOOK_MS)
 
-    def _report(self, behind: GrowingLag, now_ms: int) -> None:
+    def _report(self, lag: GrowingLag, now_ms: int) -> None:
         if self._logged_ms is not None and now_ms - self._logged_ms < limits.STANDSTILL_SAID_EVERY_MS:
             return
         self._logged_ms = now_ms
         metrics.DELIVERY_BEHIND.value += 1
         _log.warning(
-            "a subscription falls behind although its consumers would take more",
+            "subscription falls behind although its consumers have credit",
             where=self._name,
-            waiting=behind.waiting,
-            grew_by=behind.grew_by,
+            waiting=lag.waiting,
+            grew_by=lag.grew_by,
             seconds=limits.BEHIND_LOOKS * limits.BEHIND_LOOK_MS // 1000,
             hint=_KEYS_HINT if self._dispatcher.kind is SubscriptionType.KEY_SHARED else _HINT,
         )

@@ -1,8 +1,8 @@
-"""The names of producers and consumers in the metadata store, and how long they are known.
+"""The names of producers and consumers in the metadata store, and their expiry.
 
-A name keeps its id, and a producer its epoch, over restarts. But clients make names of chance, and every name ever seen
-would fill the store (hazards 7 and 28). So a name is known for NAME_AGE_MS after it was last used: its time to live
-begins anew when it comes again, and once in a while for whoever is connected. Where nobody is, nothing is written.
+A name keeps its id, and a producer its epoch, over restarts. But clients generate random names, and keeping every name
+ever used would fill the store (hazards 7 and 28). So a name expires NAME_AGE_MS after its last use: its time to live is
+renewed when it connects, and periodically while it is connected. Without connections nothing is written.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ _log = get_logger("names")
 
 
 def put_name(key: str, value: bytes) -> PutWithTtl:
+    """The operation that writes a name, or renews its time to live."""
     return PutWithTtl(key, value, limits.NAME_AGE_MS)
 
 
@@ -34,28 +35,28 @@ class NameRegistry:
         self._topics = topics
 
     async def run(self) -> None:
-        """Renews the names of all who are connected, again and again. Between other changes, so that a name of a topic
-        that is being deleted does not come back."""
+        """Renews the names of all connected clients periodically, until cancelled."""
         while True:
             await self._clock.sleep(limits.NAME_RENEWAL_MS / 1000)
             try:
-                await self._changes.make(self.renew)
-            except errors.IcestreamError as error:  # there are days left to try it again
+                # As a structural change, so that a name of a topic that is being deleted is not written again.
+                await self._changes.run(self.renew)
+            except errors.IcestreamError as error:  # the names live for days: the next renewal is early enough
                 _log.warning("names of producers and consumers could not be renewed", error=str(error))
 
     async def renew(self) -> None:
-        found: list[Operation] = []
-        for key in self._connected():
+        renewals: list[Operation] = []
+        for key in self._connected_keys():
             entry = await self._store.get(key)
             if entry is not None:
-                found.append(put_name(key, entry.value))
-            if len(found) == limits.METADATA_TXN_OPERATIONS_MAX // 4:
-                await self._store.txn([], found)
-                found = []
-        if found:
-            await self._store.txn([], found)
+                renewals.append(put_name(key, entry.value))
+            if len(renewals) == limits.METADATA_TXN_OPERATIONS_MAX // 4:
+                await self._store.txn([], renewals)
+                renewals = []
+        if renewals:
+            await self._store.txn([], renewals)
 
-    def _connected(self) -> Iterator[str]:
+    def _connected_keys(self) -> Iterator[str]:
         for topic in self._topics:
             for producer in list(topic.producers):
                 yield records.producer_key(topic.name, producer.name)
@@ -65,5 +66,5 @@ class NameRegistry:
 
 
 def needs_renewal(entry: Entry, now_ms: int) -> bool:
-    """It was not renewed for so long that one who comes should do it."""
+    """True if a name that connects now should be written again, because its last renewal is long ago."""
     return entry.deadline_ms - now_ms < limits.NAME_AGE_MS - limits.NAME_RENEWAL_MS

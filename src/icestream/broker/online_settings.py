@@ -1,13 +1,12 @@
-"""Settings that change while the broker runs: keys that are marked online, stored under `/config/{key}`, watched.
+"""Settings that can change while the broker runs: keys marked `online`, stored under `/config/{key}` and watched.
 
-    origin of a value      stored beats flag, environment and file: it was said last, and to the running broker
+A stored value takes precedence over flags, environment and file, because it was set last, on the running broker.
 
-A stored value is JSON, as it was given (`"64MiB"` stays that). It is held to the rules of the settings tree with all
-other values, before it is stored and again whenever it is read: a file that was changed in between, or a key of another
-version, may contradict it. What does not fit then is left out and said in the log; it never keeps a broker from
-starting.
+A stored value is JSON in the form in which it was set (`"64MiB"` stays that). It is validated together with all other
+settings, before it is stored and again whenever it is read: a file that was changed in between, or a key of another
+version, may contradict it. An invalid stored value is ignored and logged; it never keeps a broker from starting.
 
-`apply` is called with the old and the new settings, once for each change that counts.
+`apply` is called with the old and the new settings, once for each effective change.
 """
 
 from __future__ import annotations
@@ -48,35 +47,35 @@ class OnlineSettings:
         return STORED if path in self.stored else self._origins.get(path, Origin("default"))
 
     async def load(self) -> int:
-        """Everything that is stored counts from now on; the revision at which it was read."""
+        """Applies all stored settings; returns the store revision at which they were read."""
         revision = await self._store.revision()
-        found = {}
+        stored = {}
         for name, entry in await self._store.list_all(CONFIG):
             path = name.removeprefix(CONFIG)
             try:
-                known = online_key(path)
-                found[known.path] = msgspec.json.decode(entry.value)
+                key = online_key(path)
+                stored[key.path] = msgspec.json.decode(entry.value)
             except (errors.IcestreamError, msgspec.MsgspecError) as error:
-                _log.warning("a stored setting is left out", key=path, reason=str(error))
-        self._count(found)
+                _log.warning("ignoring a stored setting", key=path, reason=str(error))
+        self._apply_stored(stored)
         return revision
 
-    def _count(self, stored: dict[str, Any]) -> None:
+    def _apply_stored(self, stored: dict[str, Any]) -> None:
         settings, problems = change(self._at_start, stored)
         if settings is None:
-            _log.warning("stored settings are left out", reason=str(refusal(problems)))
-            settings, stored = _those_that_fit(self._at_start, stored)
+            _log.warning("ignoring stored settings that are invalid", reason=str(refusal(problems)))
+            settings, stored = _valid_subset(self._at_start, stored)
         old, self.current, self.stored = self.current, settings, stored
         if old != settings:
             self._apply(old, settings)
 
     async def follow(self, revision: int) -> None:
-        """Whoever changes it, here or on another node: it counts here. Without end."""
+        """Applies every change of a stored setting, by this or another node, until cancelled."""
         async for _ in self._store.watch(CONFIG, revision):
             await self.load()
 
     async def set(self, path: str, value: Any) -> None:
-        """Durable and in force when this returns. Raises ConfigurationError with everything that is wrong."""
+        """Stores and applies a value. Raises ConfigurationError with all problems, UnknownSetting."""
         key = online_key(path)
         async with self._changing:
             self._check({**self.stored, key.path: value})
@@ -84,7 +83,7 @@ class OnlineSettings:
             await self.load()
 
     async def unset(self, path: str) -> None:
-        """What the file, the environment or a flag say counts again."""
+        """Deletes a stored value: the one of the file, the environment or a flag applies again."""
         key = online_key(path)
         async with self._changing:
             self._check({name: value for name, value in self.stored.items() if name != key.path})
@@ -98,11 +97,12 @@ class OnlineSettings:
 
 
 def online_key(path: str) -> Key:
-    """A key that may change without a restart. Raises UnknownSetting, or ConfigurationError for one that may not."""
+    """The key of a setting that can change without a restart. Raises UnknownSetting, ConfigurationError."""
     key = setting(path)
     if not key.online:
         raise errors.ConfigurationError(
-            f"{path} cannot change while the broker runs", hint="set it in the file, the environment or a flag; restart"
+            f"{path} cannot change while the broker runs",
+            hint="set it in the file, the environment or a flag, and restart",
         )
     return key
 
@@ -114,12 +114,12 @@ def setting(path: str) -> Key:
     return key
 
 
-def _those_that_fit(settings: Settings, stored: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:
-    """One after the other, each with those before it."""
-    kept: dict[str, Any] = {}
-    found = settings
+def _valid_subset(settings: Settings, stored: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:
+    """Adds the stored values one by one, each if it is valid together with those before it."""
+    accepted: dict[str, Any] = {}
+    result = settings
     for path, value in stored.items():
-        changed, _ = change(settings, {**kept, path: value})
+        changed, _ = change(settings, {**accepted, path: value})
         if changed is not None:
-            kept[path], found = value, changed
-    return found, kept
+            accepted[path], result = value, changed
+    return result, accepted

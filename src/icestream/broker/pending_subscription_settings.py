@@ -1,7 +1,7 @@
-"""What an operator has settled for subscriptions that nobody has made yet: they begin with it.
+"""Settings for subscriptions that do not exist yet: a subscription of that name starts with them.
 
-Danube's operators do it in this order, policy first, so that not one message is treated otherwise. It goes with the
-topic, and is used up by the first subscription of the name.
+Danube's operators set policies before they subscribe, so that every message is treated by them. The settings are
+deleted with the topic, and consumed by the first subscription of the name.
 """
 
 from __future__ import annotations
@@ -26,24 +26,25 @@ class PendingSubscriptionSettings:
         entry = await self._store.get(key)
         return None if entry is None else records.decode(records.PendingSubscription, key, entry.value)
 
-    async def change(self, topic: TopicName, subscription: str, **changed: Any) -> None:
+    async def change(self, topic: TopicName, subscription: str, **changes: Any) -> None:
+        """Changes some of the settings and keeps the others. Raises PolicyReached if the topic has too many."""
         check_name("subscription", subscription)
-        found = await self.get(topic, subscription)
-        if found is None:
-            found = records.PendingSubscription()
-            await self._check_room(topic)
-        planned = msgspec.structs.replace(found, **changed)
-        await self._store.put(records.pending_subscription_key(topic, subscription), records.encode(planned))
+        settings = await self.get(topic, subscription)
+        if settings is None:
+            settings = records.PendingSubscription()
+            await self._check_count(topic)
+        settings = msgspec.structs.replace(settings, **changes)
+        await self._store.put(records.pending_subscription_key(topic, subscription), records.encode(settings))
 
-    async def _check_room(self, topic: TopicName) -> None:
-        there = await self._store.list_all(records.pending_subscription_key(topic, ""))
-        if len(there) >= limits.PLANNED_SUBSCRIPTIONS_MAX:
+    async def _check_count(self, topic: TopicName) -> None:
+        entries = await self._store.list_all(records.pending_subscription_key(topic, ""))
+        if len(entries) >= limits.PLANNED_SUBSCRIPTIONS_MAX:
             raise errors.PolicyReached(
-                f"topic {topic} has settings for {len(there)} subscriptions that do not exist",
-                hint="subscribe first, then settle the others",
+                f"topic {topic} has settings for {len(entries)} subscriptions that do not exist",
+                hint="subscribe first, then change the settings of further subscriptions",
             )
 
     @staticmethod
-    def used_up(topic: TopicName, subscription: str) -> Delete:
-        """To be done in the same step in which the subscription is made."""
+    def consume(topic: TopicName, subscription: str) -> Delete:
+        """The operation that deletes the settings; part of the transaction that creates the subscription."""
         return Delete(records.pending_subscription_key(topic, subscription))

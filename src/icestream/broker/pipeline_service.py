@@ -1,7 +1,7 @@
-"""The broker's side of the pipeline: what is to be written, the files that a round holds, how far the tables are.
+"""The broker's service for the pipeline: the uncommitted backlog, leases of log files, committed offsets.
 
-The driver asks over the local socket (internal_api/pipeline_calls.py), its tasks read log files over HTTP
-(frontends/http). The broker knows nothing of tables (docs/adr/0025).
+The driver calls it over the local socket (internal_api/pipeline_calls.py), its tasks read log files over HTTP
+(frontends/http). The broker itself does not read or write tables (docs/adr/0025).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Position = tuple[int, int, int]  # topic, shard, offset
 
 
 class LogLocation(NamedTuple):
-    """Where tasks find the log: its directory, or the broker's HTTP with a token."""
+    """Where tasks read the log: its directory, or the broker's HTTP address with a token."""
 
     directory: str
     address: str
@@ -34,44 +34,52 @@ class LogLocation(NamedTuple):
 
 class PipelineService:
     def __init__(
-        self, log: WriteAheadLog, clock: Clock, place: LogLocation, table_policy: Callable[[str, int], dict[str, str]]
+        self,
+        log: WriteAheadLog,
+        clock: Clock,
+        location: LogLocation,
+        table_policy: Callable[[str, int], dict[str, str]],
     ) -> None:
-        """`table_policy`: what the topic of this name and id says of its table, for the log does not know it."""
+        """`table_policy`: the layout policies of the table of the topic with this name and id."""
         self.log = log
-        self.place = place
+        self.location = location
         self._clock = clock
         self._table_policy = table_policy
         self._state: Document | None = None
-        self._told_ns = 0
-        # by the clock, so that a driver that planned in an earlier life of the broker names none of this one
-        self._began = self._reopenings = clock.wall_us()
+        self._reported_ns = 0
+        # Starts at the clock, so that numbers which a driver got from an earlier process of this broker are lower.
+        self._first_reopening = self._reopenings = clock.wall_us()
         self._reopened: dict[ShardKey, int] = {}  # the last reopening of a shard
-        self._went_back = asyncio.Event()
-        self.on_told: Callable[[], None] | None = None  # somebody waits for news of the driver
-        self.on_committed: Callable[[], None] | None = None  # floors have moved
+        self._was_reopened = asyncio.Event()
+        self.on_report: Callable[[], None] | None = None  # called after each report of the driver
+        self.on_committed: Callable[[], None] | None = None  # called after committed offsets have moved
 
-    # --- what is to be written ---
+    # --- the backlog ---
 
     async def backlog(
         self, wait_ms: int = 0, files_max: int = limits.BACKLOG_FILES_MAX,
         leaving: asyncio.Event | None = None, passed_over: Set[int] = frozenset(),
     ) -> Backlog:  # fmt: skip
-        """Returns what is in no table. Waits until there is something, `wait_ms` at most, and not after `leaving` is
-        set. `passed_over`: topics of which only sums are returned, and that are not waited for."""
+        """The uncommitted messages of all topics.
+
+        Waits until there are some; at most `wait_ms`, and not longer than the caller is connected (`leaving`).
+
+        `passed_over`: topics that are reported as sums only and not waited for.
+        """
         until_ns = self._clock.monotonic_ns() + min(wait_ms, limits.BACKLOG_WAIT_MS_MAX) * 1_000_000
         files_max = max(1, min(files_max, limits.BACKLOG_FILES_MAX))
-        await self.log.lifecycle.update_ballast()  # whoever asks is about to write to this disk
+        await self.log.lifecycle.update_ballast()  # the caller is about to write to this disk
         while True:
-            self._went_back.clear()
+            self._was_reopened.clear()
             reopenings, lsn = self._reopenings, await self.log.sync()
             is_late = self._clock.monotonic_ns() >= until_ns or (leaving is not None and leaving.is_set())
-            found = await self.log.backlog.snapshot(files_max, passed_over)
-            if found.topics or is_late:
-                topics = [self._with_policy(topic) for topic in found.topics]
+            backlog = await self.log.backlog.snapshot(files_max, passed_over)
+            if backlog.topics or is_late:
+                topics = [self._with_policy(topic) for topic in backlog.topics]
                 log_id = self.log.log_id.hex()
                 return Backlog(
-                    log_id, *self.place, topics, found.files, found.is_cut, lsn, reopenings,
-                    passed_over=found.passed_over,
+                    log_id, *self.location, topics, backlog.files, backlog.is_cut, lsn, reopenings,
+                    passed_over=backlog.passed_over,
                 )  # fmt: skip
             if passed_over:
                 look_ns = self._clock.monotonic_ns() + int(limits.BACKLOG_LOOK_SECONDS * 1e9)
@@ -79,89 +87,94 @@ class PipelineService:
             await self._wait(lsn + 1, until_ns, leaving)
 
     def _with_policy(self, topic: TopicBacklog) -> TopicBacklog:
-        said = self._table_policy(topic.name, topic.topic_id)
-        return msgspec.structs.replace(topic, policy=said) if said else topic
+        policy = self._table_policy(topic.name, topic.topic_id)
+        return msgspec.structs.replace(topic, policy=policy) if policy else topic
 
     async def _wait(self, lsn: int | None, until_ns: int, leaving: asyncio.Event | None) -> None:
-        """Costs nothing meanwhile: the log's own news end it, unless `lsn` is None."""
-        events = [self._went_back] if leaving is None else [self._went_back, leaving]
-        waiting: set[asyncio.Future[Any]] = {asyncio.ensure_future(one.wait()) for one in events}
+        """Waits for a record with this LSN (unless None), a reopened shard, or the caller to leave; without polling."""
+        events = [self._was_reopened] if leaving is None else [self._was_reopened, leaving]
+        waiting: set[asyncio.Future[Any]] = {asyncio.ensure_future(event.wait()) for event in events}
         if lsn is not None:
             waiting.add(asyncio.ensure_future(self.log.wait_released(lsn)))
         seconds = max(0.0, (until_ns - self._clock.monotonic_ns()) / 1e9)
         try:
             done, _ = await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            for one in done:
-                one.result()
+            for future in done:
+                future.result()
         finally:
-            for one in waiting:
-                one.cancel()
+            for future in waiting:
+                future.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
 
-    # --- a round ---
+    # --- leases and committed offsets ---
 
     def lease(self, lease: str, epoch: int, files: Sequence[int], ttl_ms: int) -> None:
-        """Raises PositionGone when a file is not there: then nothing is held."""
+        """Holds log files for a round. Raises PositionGone if a file is gone: then nothing is held; InvalidInput."""
         if not 0 < ttl_ms <= limits.LEASE_TTL_MS_MAX and files:
             raise errors.InvalidInput(
-                f"a lease of {ttl_ms} ms", hint=f"1 to {limits.LEASE_TTL_MS_MAX} ms are allowed: renew it"
+                f"invalid time to live of a lease: {ttl_ms} ms",
+                hint=f"1 to {limits.LEASE_TTL_MS_MAX} ms; renew it in time",
             )
         if len(lease.encode()) > limits.NAME_BYTES_MAX or not lease:
             raise errors.InvalidInput("the name of a lease is empty or too long")
-        there = self.log.lifecycle.numbers()
-        gone = [number for number in files if number not in there]
-        if gone:
-            raise errors.PositionGone(f"log file {gone[0]} is not there any more", hint="the round is planned anew")
+        present = self.log.lifecycle.numbers()
+        missing = [number for number in files if number not in present]
+        if missing:
+            raise errors.PositionGone(f"log file {missing[0]} no longer exists", hint="plan the round again")
         self.log.lifecycle.leases.hold(lease, epoch, files, ttl_ms)
 
     async def copy(self, lease: str, number: int, start: int, end: int) -> bytes:
-        """Bytes of a log file that the lease holds, from before the read to its end (hazard 29)."""
+        """Bytes of a log file, which the lease must hold from before the read to its end (hazard 29)."""
         self.log.lifecycle.leases.check(lease, number)
-        found = await self.log.reader.copy(number, start, end)
+        data = await self.log.reader.copy(number, start, end)
         self.log.lifecycle.leases.check(lease, number)
-        return found
+        return data
 
     async def committed(self, positions: Sequence[Position], reopenings: int | None = None) -> None:
-        """`reopenings`: of the backlog by which they are known; None: they are true now. A shard that went back since
-        stays where it is: its table was moved meanwhile, and the next look at it finds where. So do all when the
-        backlog is of an earlier life: nobody knows what went back then."""
-        floors = self._known(positions)
+        """Advances the committed offsets of shards.
+
+        `reopenings`: the number in the backlog from which the positions were planned; None: they are current. A shard
+        that was reopened since is left alone: its table was rewound meanwhile, and the next round finds out to where.
+        So are all shards if the backlog came from an earlier process, whose reopenings are unknown.
+        """
+        floors = self._local_positions(positions)
         if reopenings is not None:
-            known = self._reopened
-            floors = {key: one for key, one in floors.items() if known.get(key, self._began) <= reopenings}
-            floors = floors if reopenings <= self._reopenings else {}  # of an earlier life, whose clock was ahead
+            last = self._reopened
+            floors = {key: end for key, end in floors.items() if last.get(key, self._first_reopening) <= reopenings}
+            floors = floors if reopenings <= self._reopenings else {}  # an earlier process whose clock was ahead
         await self.log.advance_floor(floors)
         if self.on_committed is not None:
             self.on_committed()
 
     async def reopen(self, positions: Sequence[Position]) -> list[Position]:
-        """The tables end there, below what was committed (hazard 21). Where the floors are then."""
-        wanted = self._known(positions)
+        """Moves committed offsets back to where tables end after a rewind (hazard 21); returns where they are then."""
+        targets = self._local_positions(positions)
         self._reopenings += 1
-        self._reopened.update(dict.fromkeys(wanted, self._reopenings))
-        floors = await self.log.floors.reopen(wanted)
-        self._went_back.set()
+        self._reopened.update(dict.fromkeys(targets, self._reopenings))
+        floors = await self.log.floors.reopen(targets)
+        self._was_reopened.set()
         return [(*key, floor) for key, floor in floors.items()]
 
-    def _known(self, positions: Sequence[Position]) -> dict[ShardKey, int]:
-        """Shards that the log does not know are of no interest to it: it holds nothing of them."""
+    def _local_positions(self, positions: Sequence[Position]) -> dict[ShardKey, int]:
+        """The positions of shards in this node's log; it holds nothing of the others."""
         if len(positions) > limits.PIPELINE_POSITIONS_MAX:
             raise errors.InvalidInput(
                 f"{len(positions)} positions in one call", hint=f"at most {limits.PIPELINE_POSITIONS_MAX}: call again"
             )
-        known = self.log.state.shards
+        local = self.log.state.shards
         return {
-            ShardKey(topic_id, shard): offset for topic_id, shard, offset in positions if (topic_id, shard) in known
+            ShardKey(topic_id, shard): offset for topic_id, shard, offset in positions if (topic_id, shard) in local
         }
 
-    # --- what the driver says of itself ---
+    # --- the reported state of the driver ---
 
-    def tell(self, state: Document) -> None:
+    def report(self, state: Document) -> None:
+        """Keeps the state that the driver reports of itself. Raises InvalidInput if it is too large."""
         document.encode(state, limits.PIPELINE_STATE_BYTES_MAX)
         self._state = state
-        self._told_ns = self._clock.monotonic_ns()
-        if self.on_told is not None:
-            self.on_told()
+        self._reported_ns = self._clock.monotonic_ns()
+        if self.on_report is not None:
+            self.on_report()
 
     @property
     def state(self) -> Document:
@@ -169,12 +182,12 @@ class PipelineService:
 
     @property
     def _age_ms(self) -> int:
-        return (self._clock.monotonic_ns() - self._told_ns) // 1_000_000
+        return (self._clock.monotonic_ns() - self._reported_ns) // 1_000_000
 
     def check(self) -> Check | None:
-        """None while no driver has said anything. `ok` and `reason` of its state are shown."""
+        """The health of the pipeline by the driver's last report; None before the first one."""
         if self._state is None:
             return None
         if self._age_ms > limits.PIPELINE_SILENT_SECONDS * 1000:
-            return Check("ingest", False, f"the pipeline said nothing for {self._age_ms // 1000} s", is_needed=False)
+            return Check("ingest", False, f"no report from the pipeline for {self._age_ms // 1000} s", is_needed=False)
         return Check("ingest", bool(self._state.get("ok", True)), str(self._state.get("reason", "")), is_needed=False)

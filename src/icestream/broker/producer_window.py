@@ -1,20 +1,16 @@
-"""What one producer has under way in one shard: in order, or not at all (hazard 37).
+"""The in-flight window of one producer in one shard: its batches are stored in order, or not at all (hazard 37).
 
-    open       batches are taken
-    refused    one was refused, or its outcome is not known: all that come behind it are refused, until a reset
+    open       batches are accepted
+    refused    a batch was refused, or its outcome is unknown: all later batches are refused until a reset
 
-A batch is refused at once, or later, when its receipt says so: in that very moment, so nothing comes in between.
+A batch is refused at once, or later, when its receipt completes: the window changes in that very moment, so that no
+later batch can slip in between.
 """
 
 from __future__ import annotations
 
 from icestream import limits
 from icestream.model.shard import ShardKey
-from icestream.wal.appender import Placed
-from icestream.wal.producer_registry import Duplicate
-from icestream.wal.receipt import Receipt
-
-STORED, DUPLICATE = "stored", "duplicate"
 
 
 class ProducerWindow:
@@ -22,36 +18,16 @@ class ProducerWindow:
 
     def __init__(self, key: ShardKey) -> None:
         self.key = key
-        self.in_flight = 0  # batches that wait for their answer
+        self.in_flight = 0  # batches without an outcome yet
         self.is_refused = False
 
     @property
     def is_full(self) -> bool:
-        """So many are under way that a retry could not tell them apart any more (hazard 7)."""
+        """True if a retry of one more batch might no longer be recognised as a duplicate (hazard 7)."""
         return self.in_flight >= limits.PRODUCER_WINDOW_BATCHES
 
     def refuse(self) -> None:
         self.is_refused = True
 
-    def put(self) -> None:
-        self.in_flight += 1
-
-    def ended(self, how: str) -> None:
-        """The outcome of one of those that are under way."""
-        self.in_flight -= 1
-        if how not in (STORED, DUPLICATE):
-            self.is_refused = True
-
     def reset(self) -> None:
         self.is_refused = False
-
-
-def outcome(receipt: Receipt) -> str:
-    """What became of a batch: stored, a duplicate, or the code of its error."""
-    error = receipt.exception()
-    if error is not None:
-        return error.code
-    (result,) = receipt.result()
-    if isinstance(result, Placed):
-        return STORED
-    return DUPLICATE if isinstance(result, Duplicate) else result.code

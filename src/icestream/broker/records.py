@@ -1,23 +1,25 @@
-"""What the broker writes into the metadata store, and under which keys.
+"""The broker's records in the metadata store, and their keys.
 
-    /namespaces/{namespace}                                     Namespace
+    /namespaces/{namespace}                                     NamespaceRecord
     /topics/{namespace}/{topic}                                 TopicRecord
     /subscriptions/{namespace}/{topic}/{subscription}           SubscriptionRecord
-    /planned_subscriptions/{namespace}/{topic}/{subscription}   PlannedSubscription, until it is made (planned.py)
+    /planned_subscriptions/{namespace}/{topic}/{subscription}   PendingSubscription, until the subscription exists
+                                                                (pending_subscription_settings.py)
     /producers/{namespace}/{topic}/{producer}                   ProducerRecord
     /consumers/{namespace}/{topic}/{subscription}/{consumer}    ConsumerRecord
-    /persistent_storage/iceberg/subscriptions/{subscription}/{namespace}/{topic}     CursorRecord, the seed's key;
-                                                                `{topic}` is `name-part-N` where there are more shards
-    /deleted_topics/{id}                                        DeletedTopic, until nothing is left of it
-    /node_logs/{node}                                           this node has had a log (server/log_identity.py)
-    /counters/topic, subscription, producer, consumer           ids: never used twice
-    /schemas/…                                                  schema_records.py
-    /danube/…                                                   frontends/danube: ids of its clients
+    /persistent_storage/iceberg/subscriptions/{subscription}/{namespace}/{topic}     CursorRecord, with the seed's key;
+                                                                `{topic}` is `name-part-N` if the topic has several
+                                                                shards
+    /deleted_topics/{id}                                        DeletedTopicRecord, until the deletion is completed
+    /node_logs/{node}                                           NodeLogRecord (server/log_identity.py)
+    /counters/topic, subscription, producer, consumer           ids: never reused
+    /schemas/…                                                  schema_registry_records.py
+    /danube/…                                                   frontends/danube: the ids of its clients
 
-The keys of producers and consumers have a time to live (roster.py).
+The keys of producers and consumers have a time to live (name_registry.py).
 
-Values are JSON, so that an operator can read them. Fields that are not known are kept out of the way: a later version
-may add some. No part of a key can contain `/` (model/topic_name.py), so exact names never match longer ones.
+Values are JSON, so that an operator can read them. Unknown fields are ignored, because a later version may add some. No
+part of a key can contain `/` (model/topic_name.py), so a name never matches a longer one as a prefix.
 """
 
 from __future__ import annotations
@@ -45,17 +47,17 @@ NODE_LOGS = "/node_logs/"
 
 
 class NodeLogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A node has had a log (server/log_identity.py)."""
+    """States that a node has had a log (server/log_identity.py)."""
 
-    log: str = ""  # its id, in hex digits; empty where an older version wrote the record
+    log: str = ""  # the id of the log, in hex digits; empty if an older version wrote the record
 
 
 class TopicPolicies(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Bounds of a topic, or of every topic of a namespace. None: the namespace's, else none; 0: no bound.
+    """Policies of a topic, or of every topic of a namespace.
 
-    Three say how its table is laid out (model/table_layout.py). None: the namespace's, else the table's own. The last
-    two say what becomes of it when the topic is deleted (model/topic_deletion_policy.py). None: the namespace's,
-    else the settings.
+    Bounds: None inherits that of the namespace, which has none by default; 0 means no bound.
+    Layout of the table (model/table_layout.py): None inherits that of the namespace, else keeps the table's own.
+    Deletion (model/topic_deletion_policy.py): None inherits that of the namespace, else the broker's settings.
     """
 
     max_producers: int | None = None
@@ -65,8 +67,8 @@ class TopicPolicies(msgspec.Struct, frozen=True, omit_defaults=True):
     max_publish_rate: int | None = None  # messages per second
     max_dispatch_rate: int | None = None  # messages per second and subscription
     max_message_bytes: int | None = None
-    retention_bytes: int | None = None  # of the topic in the log; what is older is dropped, as a declared gap
-    retention_ms: int | None = None  # of a message in the log
+    retention_bytes: int | None = None  # of the topic in the log; the oldest messages beyond it become a declared gap
+    retention_ms: int | None = None  # maximum age of a message in the log
     partitioning: str | None = None
     compression: str | None = None
     target_file_bytes: int | None = None
@@ -90,23 +92,23 @@ class TopicPolicies(msgspec.Struct, frozen=True, omit_defaults=True):
             topic_deletion_policy.parse_deleted_rest(self.deleted_rest)
 
     def over(self, other: TopicPolicies) -> TopicPolicies:
-        """These, and the other's where these say nothing."""
-        mine = {name: getattr(self, name) for name in self.__struct_fields__}
-        return TopicPolicies(**{name: getattr(other, name) if value is None else value for name, value in mine.items()})
+        """These policies, with the other's values where these are None."""
+        own = {name: getattr(self, name) for name in self.__struct_fields__}
+        return TopicPolicies(**{name: getattr(other, name) if value is None else value for name, value in own.items()})
 
     def changed(self, changes: Mapping[str, object]) -> TopicPolicies:
-        """With other values; None takes one back. Raises InvalidInput."""
-        mine = {name: getattr(self, name) for name in self.__struct_fields__}
+        """A copy with some values replaced; None unsets a policy. Raises InvalidInput."""
+        own = {name: getattr(self, name) for name in self.__struct_fields__}
         try:
-            return msgspec.convert({**mine, **changes}, TopicPolicies)
+            return msgspec.convert({**own, **changes}, TopicPolicies)
         except msgspec.ValidationError as error:
-            raise errors.InvalidInput(f"the policies do not fit: {error}", hint="docs/protocol.md has them") from None
+            raise errors.InvalidInput(f"invalid policies: {error}", hint="docs/protocol.md lists them") from None
 
     @property
-    def of_table(self) -> dict[str, str]:
-        """What is said of the table's layout, as the pipeline is told."""
-        said = {name: getattr(self, name) for name in table_layout.NAMES}
-        return {name: str(value) for name, value in said.items() if value is not None}
+    def table_layout(self) -> dict[str, str]:
+        """The layout policies that are set, as text: the form in which the pipeline gets them."""
+        values = {name: getattr(self, name) for name in table_layout.NAMES}
+        return {name: str(value) for name, value in values.items() if value is not None}
 
 
 class NamespaceRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -120,18 +122,18 @@ class TopicRecord(msgspec.Struct, frozen=True):
     created_ms: int
     node: str
     policies: TopicPolicies = TopicPolicies()
-    is_partitioned: bool = False  # made by naming partitions, as Danube's clients do: it grows when more are named
-    owner: str = ""  # the id of the node that serves it (neighbours.py); `node` is its name at that time
-    takeover_end: int = 0  # the highest offset at which a shard went on after a takeover (takeover.py); 0 without one
+    is_partitioned: bool = False  # created by naming partitions, as Danube's clients do; naming more extends it
+    owner: str = ""  # the id of the node that serves it (topic_owners.py); `node` is its name at creation
+    takeover_end: int = 0  # the highest offset at which a shard continued after a takeover; 0 without one
 
     @property
-    def has_parts(self) -> bool:
-        """Outside, its shards have names of their own."""
+    def is_named_by_shard(self) -> bool:
+        """True if its shards have names of their own, `name-part-N`, in cursor keys and for Danube's clients."""
         return self.is_partitioned or self.shards > 1
 
     @property
     def incarnation(self) -> int:
-        """Ids rise and are never used twice, so a topic that is created again has a higher one."""
+        """The topic id: ids rise and are never reused, so a topic that is created again has a higher one."""
         return self.id
 
 
@@ -158,12 +160,12 @@ class SubscriptionRecord(msgspec.Struct, frozen=True):
     created_ms: int
     failure: FailurePolicyRecord = FailurePolicyRecord()
     max_dispatch_rate: int | None = None
-    dead_letters_before: str | None = None  # the topic of the policy before: a letter may be there that no cursor knows
-    max_unacked_messages: int | None = None  # in each shard; None: what the broker's settings say
+    dead_letters_before: str | None = None  # of the former policy: it may hold a letter that no cursor accounts for
+    max_unacked_messages: int | None = None  # in each shard; None: the default of the broker's settings
 
 
 class PendingSubscription(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one that does not exist yet will begin with. None: as every other."""
+    """Settings of a subscription that does not exist yet. None: the default."""
 
     failure: FailurePolicyRecord | None = None
     max_unacked_messages: int | None = None
@@ -172,8 +174,8 @@ class PendingSubscription(msgspec.Struct, frozen=True, omit_defaults=True):
 class ProducerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     id: int
     epoch: int
-    instance: str = ""  # which life of the producer has this epoch, in the producer's own words
-    since_epoch: int = 0  # the first epoch of that life: what older ones stored is not its own
+    instance: str = ""  # identifies the client's producer object that has this epoch
+    since_epoch: int = 0  # the first epoch of that instance: older epochs belong to other instances
 
 
 class ConsumerRecord(msgspec.Struct, frozen=True):
@@ -181,56 +183,56 @@ class ConsumerRecord(msgspec.Struct, frozen=True):
 
 
 class CursorRecord(msgspec.Struct, frozen=True):
-    """Where a subscription stands in one shard. The Iceberg fields are the seed's, and only hints.
+    """The position of a subscription in one shard. The Iceberg fields are the seed's, and only hints.
 
-    Ranges are written as steps, so that 4,096 of them within a million messages have 33 KB (hazard 17):
-        acked      step, messages, …              a step is the way from the end of the range before (first: `offset`)
-        attempts   step, messages, failures, …
+    Ranges are written as steps, so that 4,096 of them within a million messages take 33 KB (hazard 17):
+        acked      step, messages, …              a step is the distance from the end of the range before; the first
+        attempts   step, messages, failures, …    one is the distance from `offset`
     """
 
     updated_ms: int
     offset: int
-    topic_id: int  # of this topic only: one that is created again has other messages
-    epoch: int  # the shard epoch that the offset was seen under
-    generation: int = 0  # how often it was sought: acks of deliveries before that do not count (hazard 48)
+    topic_id: int  # a topic of the same name that is created again has another id
+    epoch: int  # the shard epoch of the offset
+    generation: int = 0  # the number of seeks: acks of deliveries before the last one are ignored (hazard 48)
     acked: list[int] = []
     attempts: list[int] = []
     snapshot_id: int | None = None
     file_path: str | None = None
     row_offset: int | None = None
-    kept_below: int = 0  # of a non-reliable topic: what was asked for with a start or a seek, and waits for room
+    kept_below: int = 0  # non-reliable topics: history requested by a start or a seek, which waits for consumers
 
     def __post_init__(self) -> None:
         if min(self.offset, self.generation, self.kept_below, *self.acked, *self.attempts) < 0:
-            raise errors.InvalidInput("a cursor with a number below 0")
+            raise errors.InvalidInput("cursor with a negative number")
         if len(self.acked) % 2 or len(self.attempts) % 3 or not all((*self.acked[1::2], *self.attempts[1::3])):
-            raise errors.InvalidInput("the ranges of a cursor do not add up")
+            raise errors.InvalidInput("cursor with inconsistent ranges")
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
         """The acked ranges above the offset."""
-        return [(start, end) for start, end, _ in _walked(self.offset, self.acked, 2)]
+        return [(start, end) for start, end, _ in _decode_steps(self.offset, self.acked, 2)]
 
     @property
     def failures(self) -> list[tuple[int, int, int]]:
         """(start, end, failures) of messages that are not acked."""
-        return [(start, end, rest[0]) for start, end, rest in _walked(self.offset, self.attempts, 3)]
+        return [(start, end, rest[0]) for start, end, rest in _decode_steps(self.offset, self.attempts, 3)]
 
     @property
     def end(self) -> int:
-        """Behind the highest offset that it knows to be acked."""
+        """The offset after the highest acked one."""
         return self.offset + sum(self.acked)
 
 
-def _walked(at: int, steps: list[int], width: int) -> Iterator[tuple[int, int, list[int]]]:
-    for number in range(0, len(steps), width):
-        start = at + steps[number]
-        at = start + steps[number + 1]
-        yield start, at, steps[number + 2 : number + width]
+def _decode_steps(offset: int, steps: list[int], width: int) -> Iterator[tuple[int, int, list[int]]]:
+    for index in range(0, len(steps), width):
+        start = offset + steps[index]
+        offset = start + steps[index + 1]
+        yield start, offset, steps[index + 2 : index + width]
 
 
 def as_steps(offset: int, ranges: Iterable[Sequence[int]]) -> list[int]:
-    """(start, end, …) of rising ranges from `offset` on, as a cursor has them."""
+    """Encodes rising ranges (start, end, …) from `offset` on in the form of a cursor."""
     steps: list[int] = []
     for start, end, *rest in ranges:
         steps += (start - offset, end - start, *rest)
@@ -239,19 +241,21 @@ def as_steps(offset: int, ranges: Iterable[Sequence[int]]) -> list[int]:
 
 
 class DeletedTopicRecord(msgspec.Struct, frozen=True):
-    """A topic whose deletion was decided and is not finished: a start goes on with it (hazard 49)."""
+    """A topic whose deletion was decided and is not completed: a start resumes it (hazard 49)."""
 
     id: int
     namespace: str
     name: str
     shards: int
     is_partitioned: bool = False
-    dropped: list[tuple[int, int]] = []  # (shard, messages) that were in no table at the decision, and go with it
-    owner: str = ""  # as of the topic: whose log has what is left of it
+    dropped: list[tuple[int, int]] = []  # (shard, messages) that were uncommitted at the decision and are discarded
+    owner: str = ""  # the node whose log has the rest, as in the topic record
     table: DeletedTablePolicy = DeletedTablePolicy.KEEP
     rest: DeletedRestPolicy = DeletedRestPolicy.DISCARD
-    of_table: dict[str, str] = {}  # how its table is laid out, where the rest makes it
-    has_no_names: bool = False  # subscriptions, cursors and producers are gone: what has its name now is another's
+    of_table: dict[str, str] = {}  # the layout of its table, if committing the rest creates it
+    has_no_names: bool = (
+        False  # its subscriptions, cursors and producers are deleted: those of its name are a new topic's
+    )
 
 
 Record = TypeVar("Record", bound=msgspec.Struct)

@@ -1,8 +1,8 @@
-"""The schema registry: subjects and their versions, which topic has which subject, and whether a message fits.
+"""The schema registry: subjects and their versions, the subject of each topic, and the validation of messages.
 
-A subject has one id for all of its versions, which are numbered from 1. What is registered again, byte for byte, is the
-version that it was. A new version must be compatible with the last one, in the mode of its subject. The rules are those
-of the package `schema`; here they are kept in the metadata store, each change in one transaction.
+A subject has one id for all of its versions, which are numbered from 1. Registering the same bytes again returns the
+existing version. A new version must be compatible with the last one, in the mode of its subject. The rules are those of
+the package `schema`; this module stores the subjects in the metadata store, each change in one transaction.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from icestream.schema.kinds import Compatibility, SchemaType, ValidationPolicy
 
 
 class RegisteredSchema(NamedTuple):
-    """One version of a subject; `is_new`: it was registered just now."""
+    """One version of a subject. `is_new`: this call has registered it."""
 
     name: str
     subject: Subject
@@ -54,38 +54,38 @@ class SchemaRegistry:
         self._clock = clock
         self._of_topics: dict[TopicName, TopicSchema] = {}
         self._parsed: OrderedDict[tuple[int, int], Definition] = OrderedDict()
-        self._checked: dict[int, dict[int, Definition]] = {}  # of subjects whose payloads are checked
+        self._validated: dict[int, dict[int, Definition]] = {}  # all versions of subjects whose payloads are validated
 
     async def load(self) -> None:
         for key, entry in await self._store.list_all(TOPIC_SCHEMAS):
             topic = TopicName(*key.removeprefix(TOPIC_SCHEMAS).split("/"))
             if self._topics.find(topic) is None:
-                continue  # another node's
-            found = self._of_topics[topic] = records.decode(TopicSchema, key, entry.value)
-            if found.checks_payload:
-                await self._prepare(found.schema_id, found.subject)
+                continue  # a topic of another node
+            topic_schema = self._of_topics[topic] = records.decode(TopicSchema, key, entry.value)
+            if topic_schema.checks_payload:
+                await self._load_versions(topic_schema.schema_id, topic_schema.subject)
 
     async def follow(self, after: int) -> None:
-        """Versions that other nodes register or delete are known to the checks here; until it is cancelled."""
+        """Applies versions that other nodes register or delete after this revision, until cancelled."""
         async for changes in self._store.watch(SUBJECTS, after):
             if isinstance(changes, Resync):
-                names = {one.subject for one in self._of_topics.values() if one.schema_id in self._checked}
+                names = {schema.subject for schema in self._of_topics.values() if schema.schema_id in self._validated}
             else:
                 names = {event.key.removeprefix(SUBJECTS) for event in changes.events}
             for name in names:
-                await self._look_at(name)
+                await self._refresh_versions(name)
 
-    async def _look_at(self, name: str) -> None:
+    async def _refresh_versions(self, name: str) -> None:
         _, subject = await self._find(name)
-        if subject is None or subject.id not in self._checked:
+        if subject is None or subject.id not in self._validated:
             return
-        known = self._checked[subject.id]
-        for number in known.keys() - {one.version for one in subject.versions}:
-            known.pop(number, None)
-        with contextlib.suppress(errors.UnknownSchema):  # deleted meanwhile: that is told too
+        loaded = self._validated[subject.id]
+        for number in loaded.keys() - {version.version for version in subject.versions}:
+            loaded.pop(number, None)
+        with contextlib.suppress(errors.UnknownSchema):  # deleted meanwhile: another event follows
             for version in subject.versions:
-                if version.version not in known:
-                    known[version.version] = await self._definition(subject.id, version)
+                if version.version not in loaded:
+                    loaded[version.version] = await self._definition(subject.id, version)
 
     # --- subjects ---
 
@@ -99,16 +99,20 @@ class SchemaRegistry:
         created_by: str = "",
         tags: tuple[str, ...] = (),
     ) -> RegisteredSchema:
+        """Registers a schema as the next version of a subject, or returns the version that has the same bytes.
+
+        Raises InvalidInput, SchemaIncompatible.
+        """
         check_name("subject", name)
         _check_texts(description, created_by, *tags)
         new = define(kind, raw)
         while True:
             entry, subject = await self._find(name)
-            known = _same(subject, new) if subject is not None else None
-            if subject is not None and known is not None:
-                return RegisteredSchema(name, subject, known)
+            existing = _find_same(subject, new) if subject is not None else None
+            if subject is not None and existing is not None:
+                return RegisteredSchema(name, subject, existing)
             if subject is not None:
-                await self._check_next(name, subject, new)
+                await self._check_next_version(name, subject, new)
             else:
                 subject = Subject(await self._store.allocate_id("schema"))
             version = SchemaVersion(
@@ -120,26 +124,26 @@ class SchemaRegistry:
                 description,
                 tags,
             )
-            grown = msgspec.structs.replace(
+            extended = msgspec.structs.replace(
                 subject, versions=(*subject.versions, version), last_version=version.version
             )
-            if await self._put(name, entry, grown, Put(definition_key(grown.id, version.version), raw)):
-                if grown.id in self._checked:
-                    self._checked[grown.id][version.version] = new
-                return RegisteredSchema(name, grown, version, is_new=True)
+            if await self._put(name, entry, extended, Put(definition_key(extended.id, version.version), raw)):
+                if extended.id in self._validated:
+                    self._validated[extended.id][version.version] = new
+                return RegisteredSchema(name, extended, version, is_new=True)
 
-    async def _check_next(self, name: str, subject: Subject, new: Definition) -> None:
+    async def _check_next_version(self, name: str, subject: Subject, new: Definition) -> None:
         if len(subject.versions) >= limits.SCHEMA_VERSIONS_MAX:
             raise errors.InvalidInput(f"subject {name} has {len(subject.versions)} versions", hint="delete some")
-        wrong = await self._incompatible(subject, new, subject.compatibility)
-        if wrong:
+        conflicts = await self._find_conflicts(subject, new, subject.compatibility)
+        if conflicts:
             raise errors.SchemaIncompatible(
                 f"the schema is not {subject.compatibility.value} compatible with version "
-                f"{subject.versions[-1].version} of {name}: {'; '.join(wrong)}"[:2000],
+                f"{subject.versions[-1].version} of {name}: {'; '.join(conflicts)}"[:2000],
                 hint="change it, or the mode of the subject",
             )
 
-    async def _incompatible(self, subject: Subject, new: Definition, mode: Compatibility) -> list[str]:
+    async def _find_conflicts(self, subject: Subject, new: Definition, mode: Compatibility) -> list[str]:
         latest = subject.latest
         if latest is None:
             return []
@@ -148,7 +152,7 @@ class SchemaRegistry:
     async def check_compatibility(
         self, name: str, kind: SchemaType, raw: bytes, mode: Compatibility | None
     ) -> list[str]:
-        """Why this may not be the next version; nothing: it may. A subject that is not there takes any."""
+        """The reasons why a schema cannot be the next version; empty if it can, and for an absent subject."""
         _, subject = await self._find(name)
         if subject is None:
             define(kind, raw)
@@ -157,26 +161,28 @@ class SchemaRegistry:
             new = define(kind, raw)
         except errors.InvalidInput as error:
             return [error.message]
-        return await self._incompatible(subject, new, mode or subject.compatibility)
+        return await self._find_conflicts(subject, new, mode or subject.compatibility)
 
     async def subject(self, name: str) -> Subject:
-        _, found = await self._find(name)
-        if found is None:
+        """Raises UnknownSchema."""
+        _, subject = await self._find(name)
+        if subject is None:
             raise _unknown(f"schema subject {name[:100]} is not found")
-        return found
+        return subject
 
     async def subjects(self) -> list[tuple[str, Subject]]:
-        found = await self._store.list_all(SUBJECTS)
-        return [(key.removeprefix(SUBJECTS), records.decode(Subject, key, entry.value)) for key, entry in found]
+        entries = await self._store.list_all(SUBJECTS)
+        return [(key.removeprefix(SUBJECTS), records.decode(Subject, key, entry.value)) for key, entry in entries]
 
     async def latest(self, name: str) -> RegisteredSchema:
+        """The latest version of a subject. Raises UnknownSchema."""
         subject = await self.subject(name)
         if subject.latest is None:
             raise _unknown(f"subject {name} has no version any more")
         return RegisteredSchema(name, subject, subject.latest)
 
     async def by_id(self, schema_id: int, version: int | None) -> RegisteredSchema:
-        """The latest version where none is named."""
+        """A version by schema id; the latest if `version` is None. Raises UnknownSchema."""
         key = id_key(schema_id)
         entry = await self._store.get(key)
         if entry is None:
@@ -185,24 +191,25 @@ class SchemaRegistry:
         if version is None:
             return await self.latest(name)
         subject = await self.subject(name)
-        found = subject.version(version)
-        if found is None:
+        schema_version = subject.version(version)
+        if schema_version is None:
             raise _unknown(f"subject {name} has no version {version}")
-        return RegisteredSchema(name, subject, found)
+        return RegisteredSchema(name, subject, schema_version)
 
-    async def definition(self, found: RegisteredSchema) -> bytes:
-        return (await self._definition(found.subject.id, found.version)).raw
+    async def definition(self, registered: RegisteredSchema) -> bytes:
+        """The bytes of a version as they were registered."""
+        return (await self._definition(registered.subject.id, registered.version)).raw
 
     async def delete_version(self, name: str, version: int) -> None:
         while True:
             entry, subject = await self._find(name)
             if subject is None or subject.version(version) is None:
                 raise _unknown(f"subject {name[:100]} has no version {version}")
-            left = tuple(one for one in subject.versions if one.version != version)
-            less = msgspec.structs.replace(subject, versions=left)
-            if await self._put(name, entry, less, Delete(definition_key(subject.id, version))):
+            remaining = tuple(other for other in subject.versions if other.version != version)
+            reduced = msgspec.structs.replace(subject, versions=remaining)
+            if await self._put(name, entry, reduced, Delete(definition_key(subject.id, version))):
                 self._parsed.pop((subject.id, version), None)
-                self._checked.get(subject.id, {}).pop(version, None)
+                self._validated.get(subject.id, {}).pop(version, None)
                 return
 
     async def set_compatibility(self, name: str, mode: Compatibility) -> None:
@@ -223,66 +230,70 @@ class SchemaRegistry:
     ) -> TopicSchema:
         self._topics.get(topic)
         subject = await self.subject(name)
-        return await self._keep(topic, TopicSchema(name, subject.id, policy, checks_payload))
+        return await self._set_topic_schema(topic, TopicSchema(name, subject.id, policy, checks_payload))
 
     async def set_policy(self, topic: TopicName, policy: ValidationPolicy, *, checks_payload: bool) -> TopicSchema:
-        known = self._of_topics.get(topic)
-        if known is None:
+        current = self._of_topics.get(topic)
+        if current is None:
             self._topics.get(topic)
             raise _unknown(f"topic {topic} has no schema")
-        return await self._keep(topic, msgspec.structs.replace(known, policy=policy, checks_payload=checks_payload))
+        changed = msgspec.structs.replace(current, policy=policy, checks_payload=checks_payload)
+        return await self._set_topic_schema(topic, changed)
 
     async def bind(self, topic: TopicName, name: str) -> None:
-        """The first producer with a subject gives it to the topic; one with another subject is refused."""
-        known = self._of_topics.get(topic)
-        if known is None:
+        """Binds a topic to the subject of its first producer that names one. Raises SchemaMismatch for another."""
+        current = self._of_topics.get(topic)
+        if current is None:
             subject = await self.subject(name)
-            await self._keep(topic, TopicSchema(name, subject.id))
-        elif known.subject != name:
+            await self._set_topic_schema(topic, TopicSchema(name, subject.id))
+        elif current.subject != name:
             raise errors.SchemaMismatch(
-                f"topic {topic} has the subject {known.subject}, not {name}", hint="use its subject, or another topic"
+                f"topic {topic} has the subject {current.subject}, not {name}", hint="use its subject, or another topic"
             )
 
     def forget(self, topic: TopicName) -> None:
-        """The topic is deleted; with it, in one step, what was written here of it (topic_deletion.py)."""
+        """Forgets the schema of a deleted topic. Its record is deleted with the topic's (topic_deletion.py)."""
         self._of_topics.pop(topic, None)
 
-    async def _keep(self, topic: TopicName, found: TopicSchema) -> TopicSchema:
-        if found.checks_payload:
-            await self._prepare(found.schema_id, found.subject)
-        await self._store.put(topic_schema_key(topic), records.encode(found))
-        self._of_topics[topic] = found
-        return found
+    async def _set_topic_schema(self, topic: TopicName, topic_schema: TopicSchema) -> TopicSchema:
+        if topic_schema.checks_payload:
+            await self._load_versions(topic_schema.schema_id, topic_schema.subject)
+        await self._store.put(topic_schema_key(topic), records.encode(topic_schema))
+        self._of_topics[topic] = topic_schema
+        return topic_schema
 
     # --- messages ---
 
-    async def _prepare(self, schema_id: int, name: str) -> None:
-        """Reads all versions that payloads may be checked against, so that a check need not wait."""
+    async def _load_versions(self, schema_id: int, name: str) -> None:
+        """Loads all versions that payloads may be validated against, so that a validation never waits."""
         _, subject = await self._find(name)
         for version in subject.versions if subject is not None else ():
-            found = await self._definition(schema_id, version)
-            self._checked.setdefault(schema_id, {})[version.version] = found
+            definition = await self._definition(schema_id, version)
+            self._validated.setdefault(schema_id, {})[version.version] = definition
 
-    def violation(
+    def find_violation(
         self, topic: TopicName, schema_id: int | None, version: int | None, payload: bytes
     ) -> tuple[ValidationPolicy, str] | None:
-        """What is wrong with a message, and what its topic wants done about it."""
-        wanted = self._of_topics.get(topic)
-        if wanted is None or wanted.policy is ValidationPolicy.NONE:
+        """The validation policy of the topic and the reason why a message violates its schema; None if it does not."""
+        topic_schema = self._of_topics.get(topic)
+        if topic_schema is None or topic_schema.policy is ValidationPolicy.NONE:
             return None
-        why = self._why(wanted, schema_id, version, payload)
-        return (wanted.policy, why) if why else None
+        reason = self._violation_reason(topic_schema, schema_id, version, payload)
+        return (topic_schema.policy, reason) if reason else None
 
-    def _why(self, wanted: TopicSchema, schema_id: int | None, version: int | None, payload: bytes) -> str:
+    def _violation_reason(
+        self, topic_schema: TopicSchema, schema_id: int | None, version: int | None, payload: bytes
+    ) -> str:
+        """Empty if the message is valid."""
         if schema_id is None:
-            return f"it names no schema; the topic has {wanted.subject}"
-        if schema_id != wanted.schema_id:
-            return f"schema {schema_id} is not of subject {wanted.subject}"
-        if not wanted.checks_payload:
+            return f"it names no schema; the topic has {topic_schema.subject}"
+        if schema_id != topic_schema.schema_id:
+            return f"schema {schema_id} does not belong to subject {topic_schema.subject}"
+        if not topic_schema.checks_payload:
             return ""
-        definition = self._checked.get(schema_id, {}).get(version or 0)
+        definition = self._validated.get(schema_id, {}).get(version or 0)
         if definition is None:
-            return f"subject {wanted.subject} has no version {version}"
+            return f"subject {topic_schema.subject} has no version {version}"
         try:
             definition.check(payload)
         except errors.InvalidInput as error:
@@ -297,37 +308,38 @@ class SchemaRegistry:
         return entry, records.decode(Subject, key, entry.value) if entry is not None else None
 
     async def _put(self, name: str, entry: Entry | None, subject: Subject, *also: Operation) -> bool:
-        """False: somebody else changed it at the same moment."""
+        """Writes a subject and further operations in one transaction. False if it was changed concurrently."""
         key = subject_key(name)
         compare = Absent(key) if entry is None else AtRevision(key, entry.mod_revision)
-        then: list[Operation] = [Put(key, records.encode(subject)), *also]
+        operations: list[Operation] = [Put(key, records.encode(subject)), *also]
         if entry is None:
-            then.append(Put(id_key(subject.id), records.encode(SubjectName(name))))
-        return (await self._store.txn([compare], then)).held
+            operations.append(Put(id_key(subject.id), records.encode(SubjectName(name))))
+        return (await self._store.txn([compare], operations)).held
 
     async def _definition(self, schema_id: int, version: SchemaVersion) -> Definition:
-        place = (schema_id, version.version)
-        found = self._parsed.get(place)
-        if found is None:
-            entry = await self._store.get(definition_key(*place))
+        """The parsed definition of a version, from a bounded cache. Raises UnknownSchema."""
+        cache_key = (schema_id, version.version)
+        definition = self._parsed.get(cache_key)
+        if definition is None:
+            entry = await self._store.get(definition_key(*cache_key))
             if entry is None:
                 raise _unknown(f"schema {schema_id} has no version {version.version}")
-            found = self._parsed[place] = define(version.type, entry.value)
+            definition = self._parsed[cache_key] = define(version.type, entry.value)
             while len(self._parsed) > limits.SCHEMAS_PARSED_MAX:
                 self._parsed.popitem(last=False)
-        self._parsed.move_to_end(place)
-        return found
+        self._parsed.move_to_end(cache_key)
+        return definition
 
 
-def _same(subject: Subject, new: Definition) -> SchemaVersion | None:
-    print_ = fingerprint(new.raw)
-    return next((one for one in subject.versions if (one.fingerprint, one.type) == (print_, new.kind)), None)
+def _find_same(subject: Subject, new: Definition) -> SchemaVersion | None:
+    identity = (fingerprint(new.raw), new.kind)
+    return next((version for version in subject.versions if (version.fingerprint, version.type) == identity), None)
 
 
 def _check_texts(*texts: str) -> None:
     if sum(len(text.encode()) for text in texts) > limits.SCHEMA_TEXT_BYTES_MAX:
         raise errors.InvalidInput(
-            "description, author and tags are too long", hint=f"{limits.SCHEMA_TEXT_BYTES_MAX} bytes fit"
+            "description, author and tags are too long", hint=f"at most {limits.SCHEMA_TEXT_BYTES_MAX} bytes together"
         )
 
 

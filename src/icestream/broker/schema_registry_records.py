@@ -1,10 +1,10 @@
-"""What the schema registry writes into the metadata store.
+"""The records of the schema registry in the metadata store.
 
 /schemas/subjects/{subject}            Subject: its versions without their definitions
-/schemas/ids/{id}                      SubjectName: one id for all versions of a subject
-/schemas/definitions/{id}/{version}    the bytes as they were registered
+/schemas/ids/{id}                      SubjectName: all versions of a subject share one id
+/schemas/definitions/{id}/{version}    the schema, byte for byte as registered
 /schemas/topics/{namespace}/{topic}    TopicSchema
-/counters/schema                       ids: never used twice
+/counters/schema                       ids: never reused
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class SchemaVersion(msgspec.Struct, frozen=True):
 class Subject(msgspec.Struct, frozen=True):
     id: int
     compatibility: Compatibility = Compatibility.BACKWARD
-    versions: tuple[SchemaVersion, ...] = ()  # rising; never empty, but after all were deleted
-    last_version: int = 0  # numbers are not used twice
+    versions: tuple[SchemaVersion, ...] = ()  # rising; empty only after all were deleted
+    last_version: int = 0  # version numbers are never reused
 
     @property
     def latest(self) -> SchemaVersion | None:
         return self.versions[-1] if self.versions else None
 
     def version(self, number: int) -> SchemaVersion | None:
-        return next((one for one in self.versions if one.version == number), None)
+        return next((version for version in self.versions if version.version == number), None)
 
 
 class SubjectName(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class SubjectName(msgspec.Struct, frozen=True):
 
 
 class TopicSchema(msgspec.Struct, frozen=True):
-    """The subject of a topic, and what becomes of messages that do not fit."""
+    """The subject of a topic, and the policy for messages that violate its schema."""
 
     subject: str
     schema_id: int

@@ -1,4 +1,4 @@
-"""Whether the messages of a block fit the schema of their topic, and what is done about those that do not."""
+"""Validates the messages of a block against the schema of their topic, and applies the topic's validation policy."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from icestream.schema.kinds import ValidationPolicy
 _log = get_logger("schemas")
 
 
-def validate_payloads(registry: SchemaRegistry, topic: TopicName, block: bytes) -> None:
-    """Raises SchemaViolated where the topic enforces its schema: then nothing of the block is stored."""
-    found = Block(block)
-    columns = [found.values(one) for one in (envelope.SCHEMA_ID, envelope.SCHEMA_VERSION, envelope.PAYLOAD)]
+def validate_payloads(schemas: SchemaRegistry, topic: TopicName, block: bytes) -> None:
+    """Raises SchemaViolated if the topic enforces its schema; otherwise violations are logged and counted."""
+    decoded = Block(block)
+    columns = [decoded.values(column) for column in (envelope.SCHEMA_ID, envelope.SCHEMA_VERSION, envelope.PAYLOAD)]
     for schema_id, version, payload in zip(*columns, strict=True):
-        wrong = registry.violation(
+        violation = schemas.find_violation(
             topic,
             schema_id if isinstance(schema_id, int) else None,
             version if isinstance(version, int) else None,
             payload if isinstance(payload, bytes) else b"",
         )
-        if wrong is None:
+        if violation is None:
             continue
-        policy, why = wrong
+        policy, reason = violation
         metrics.SCHEMA_VIOLATIONS.labels(policy.value).inc()
         if policy is ValidationPolicy.ENFORCE:
             raise errors.SchemaViolated(
-                f"a message does not fit the schema of topic {topic}: {why}", hint="send what its schema describes"
+                f"message violates the schema of topic {topic}: {reason}", hint="send messages that match the schema"
             )
-        _log.warning("a message does not fit the schema of its topic", topic=str(topic), reason=why)
+        _log.warning("message violates the schema of its topic", topic=str(topic), reason=reason)

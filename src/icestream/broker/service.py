@@ -1,8 +1,11 @@
-"""The use cases of the broker: what front ends, the API and the command line may ask for, and nothing more.
+"""The use cases of the broker. Front ends, the API and the command line use these and nothing behind them.
+
+A front end never reaches the metadata store, the storage or the topic registry through the broker
+(tests/tidy/test_frontends.py), so that authorisation has one place.
 
 Structural changes (namespaces, topics, subscriptions, their policies) are written to the metadata store in one
-transaction each, then take effect here. One at a time (changes.py): they are rare. Publishing and acks never wait for
-them.
+transaction each, then take effect here. They are rare and run one at a time (structural_changes.py). Publishing and
+acks never wait for them.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from icestream import errors
 from icestream.broker import records
@@ -17,10 +21,13 @@ from icestream.broker.broker_options import BrokerOptions
 from icestream.broker.consumer import Consumer, ConsumerSink
 from icestream.broker.danube_partitions import DanubePartitions, PartitionRequest
 from icestream.broker.delivery_health import DeliveryHealth
+from icestream.broker.history_start import history_starts
 from icestream.broker.name_registry import NameRegistry
+from icestream.broker.publish_result import PublishResult
 from icestream.broker.publisher import Publisher
+from icestream.broker.scan_requests import ScanRequests
 from icestream.broker.schema_registry import SchemaRegistry
-from icestream.broker.storage import PersistentStorage
+from icestream.broker.storage import PersistentStorage, ShardStream
 from icestream.broker.structural_changes import StructuralChanges
 from icestream.broker.subscription import Subscription, unknown_subscription
 from icestream.broker.subscription_manager import SubscriptionManager
@@ -31,12 +38,19 @@ from icestream.broker.topic_registry import TopicRegistry
 from icestream.broker.topic_takeover import Takeover
 from icestream.metadata.node_store import NodeStore
 from icestream.metadata.store import MetadataStore
+from icestream.model.shard import Gap
 from icestream.model.subscription import DispatchMode, FailurePolicy, SubscriptionStart, SubscriptionType
 from icestream.model.topic_deletion_policy import DeletedRestPolicy, DeletedTablePolicy
-from icestream.model.topic_name import TopicName, check_name
+from icestream.model.topic_name import TopicName, check_name, check_namespace
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Tasks
-from icestream.wal.receipt import Receipt
+
+
+class TopicPage(NamedTuple):
+    """A page of topics in the order of their names. `next_after`: the argument for the next page; None at the end."""
+
+    topics: list[tuple[TopicName, records.TopicRecord]]
+    next_after: TopicName | None
 
 
 class Broker:
@@ -46,44 +60,53 @@ class Broker:
         store: MetadataStore,
         storage: PersistentStorage,
         clock: Clock,
-        neighbours: TopicOwners | None = None,
+        owners: TopicOwners | None = None,
     ) -> None:
+        """`owners`: None for a single node."""
         self.options = options
         self.store = store
         self.storage = storage
         self._clock = clock
         self._tasks = Tasks(self._task_failed)
         self._changes = StructuralChanges()
-        self.topics = TopicRegistry(options, store, storage, clock, neighbours)
-        self.registry = SchemaRegistry(store, self.topics, clock)
-        self._publishing = Publisher(store, storage, clock, self.registry)
-        self._roster = NameRegistry(store, clock, self._changes, self.topics)
-        self._subscribing = SubscriptionManager(options, store, storage, clock, self._tasks, self)
-        self.stalled_readers = self._subscribing.stalled_readers
-        self._parts = DanubePartitions(self.topics, self._subscribing)
+        self.topics = TopicRegistry(options, store, storage, clock, owners)
+        self.schemas = SchemaRegistry(store, self.topics, clock)
+        self._publisher = Publisher(store, storage, clock, self.schemas)
+        self._names = NameRegistry(store, clock, self._changes, self.topics)
+        self._subscriptions = SubscriptionManager(options, store, storage, clock, self._tasks, self)
+        self.stalled_readers = self._subscriptions.stalled_readers
+        self._partitions = DanubePartitions(self.topics, self._subscriptions)
+        # Admission of batches (PersistentStorage). Bound here, because front ends call them for every batch.
+        self.has_room = storage.has_room
+        self.wait_for_room = storage.wait_for_room
         self.is_ready = False
         self.is_closing = False
 
     @property
     def delivery_health(self) -> DeliveryHealth:
         """The subscriptions that are stalled or fall behind."""
-        return self._subscribing.health
+        return self._subscriptions.health
+
+    @property
+    def scan_requests(self) -> ScanRequests | None:
+        """The queue of scan requests that the lake process serves; None if topics have no tables."""
+        return self.storage.scan_requests
 
     async def start(self) -> None:
-        """Everything that was there before is there again."""
-        after = await self.store.revision()
+        """Loads topics, schemas and subscriptions from the metadata store, and starts the background tasks."""
+        revision = await self.store.revision()
         await self.topics.load()
-        await self.registry.load()
-        if self.topics.neighbours.there_may_be_some:
-            self._tasks.start(self.topics.follow_namespaces(after), "namespaces")
-            self._tasks.start(self.registry.follow(after), "schemas")
+        await self.schemas.load()
+        if self.topics.owners.is_clustered:
+            self._tasks.start(self.topics.follow_namespaces(revision), "namespaces")
+            self._tasks.start(self.schemas.follow(revision), "schemas")
         for topic in self.topics:
-            await self._subscribing.load(topic)
-        self._tasks.start(self._roster.run(), "names")
+            await self._subscriptions.load(topic)
+        self._tasks.start(self._names.run(), "names")
         self.is_ready = True
 
     async def shutdown(self) -> None:
-        """Nobody is let in any more; what was taken is finished; cursors are written; the log is closed."""
+        """Refuses new work, completes what was accepted, writes the cursors and closes the log."""
         self.is_ready, self.is_closing = False, True
         await self._changes.stop()
         for topic in self.topics:
@@ -96,25 +119,98 @@ class Broker:
 
     def _task_failed(self, error: BaseException) -> None:
         if isinstance(self.store, NodeStore) and error is self.store.stopped:
-            return  # the node stops for it and says so: whoever followed the store has nothing to add
+            return  # the node stops because of this error and reports it
         asyncio.get_running_loop().call_exception_handler(
-            {"message": "a task of the broker failed", "exception": error}
+            {"message": "a background task of the broker failed", "exception": error}
         )
 
     def _check_open(self) -> None:
         if self.is_closing:
-            raise errors.ShuttingDown("the broker is shutting down", hint="connect again in a moment")
+            raise errors.ShuttingDown("the broker is shutting down", hint="reconnect in a moment")
 
-    # --- namespaces and topics ---
+    # --- namespaces ---
+
+    def namespaces(self) -> Mapping[str, records.NamespaceRecord]:
+        """All namespaces by name."""
+        return self.topics.namespaces
+
+    def namespace(self, name: str) -> records.NamespaceRecord:
+        """Raises InvalidInput, UnknownNamespace."""
+        record = self.topics.namespaces.get(check_namespace(name))
+        if record is None:
+            raise errors.UnknownNamespace(
+                f"there is no namespace {name}", hint="`icestream namespace list` shows the namespaces"
+            )
+        return record
 
     async def create_namespace(self, name: str, policies: records.TopicPolicies | None = None) -> None:
-        await self._changes.make(lambda: self.topics.create_namespace(name, policies or records.TopicPolicies()))
+        await self._changes.run(lambda: self.topics.create_namespace(name, policies or records.TopicPolicies()))
 
     async def delete_namespace(self, name: str) -> None:
-        await self._changes.make(lambda: self.topics.delete_namespace(name))
+        await self._changes.run(lambda: self.topics.delete_namespace(name))
 
     async def set_namespace_policies(self, name: str, policies: records.TopicPolicies) -> None:
-        await self._changes.make(lambda: self.topics.set_namespace_policies(name, policies))
+        await self._changes.run(lambda: self.topics.set_namespace_policies(name, policies))
+
+    # --- topics ---
+
+    def list_topics(self) -> list[Topic]:
+        """The topics that this node serves."""
+        return list(self.topics)
+
+    @property
+    def topic_count(self) -> int:
+        """The number of topics that this node serves."""
+        return len(self.topics)
+
+    def topic(self, name: TopicName) -> Topic:
+        """Raises TopicElsewhere if another node serves the topic, UnknownTopic if it does not exist."""
+        return self.topics.get(name)
+
+    def find_topic(self, name: TopicName) -> Topic | None:
+        """The topic, if this node serves it."""
+        return self.topics.find(name)
+
+    async def locate_topic(self, name: TopicName) -> Topic:
+        """As `topic`, but sees topics that other nodes have created until now."""
+        return await self.topics.locate(name)
+
+    def find_topic_record(self, name: TopicName) -> records.TopicRecord | None:
+        """The record of a topic, whichever node serves it."""
+        topic = self.topics.find(name)
+        return topic.record if topic is not None else self.topics.owners.find_topic(name)
+
+    def is_local(self, record: records.TopicRecord) -> bool:
+        """True if this node serves the topic of this record."""
+        return self.topics.owners.is_local(record.owner)
+
+    async def page_topics(self, namespace: str, after: TopicName | None, limit: int) -> TopicPage:
+        """At most `limit` topics of all nodes, of one namespace or of all (""), behind `after`.
+
+        Reads the page from the metadata store, so the cost does not depend on the number of topics.
+        """
+        prefix = f"{records.TOPICS}{namespace}/" if namespace else records.TOPICS
+        entries = await self.store.list(prefix, records.topic_key(after) if after is not None else "", limit + 1)
+        topics = [
+            (
+                TopicName(*key.removeprefix(records.TOPICS).split("/")),
+                records.decode(records.TopicRecord, key, entry.value),
+            )
+            for key, entry in entries[:limit]
+        ]
+        return TopicPage(topics, topics[-1][0] if len(entries) > limit else None)
+
+    def shard_streams(self, topic: Topic) -> list[ShardStream]:
+        """The readers of all shards of a topic."""
+        return [self.storage.shard_stream(topic.shard_key(shard)) for shard in range(topic.record.shards)]
+
+    async def history_starts(self, topic: Topic) -> list[int | None]:
+        """The oldest readable offset of each shard, in the log or the table; None if the table could not be asked."""
+        return await history_starts(self.shard_streams(topic))
+
+    def gaps(self, topic: Topic, shard: int) -> Sequence[Gap]:
+        """The declared gaps of a shard. Raises InvalidInput if the topic has no such shard."""
+        return self.storage.shard_stream(topic.shard_key(shard)).gaps()
 
     async def create_topic(
         self,
@@ -123,60 +219,61 @@ class Broker:
         dispatch: DispatchMode = DispatchMode.RELIABLE,
         policies: records.TopicPolicies | None = None,
     ) -> Topic:
-        given = policies or records.TopicPolicies()
-        return await self._changes.make(lambda: self.topics.create(name, shards, dispatch, given))
+        own_policies = policies or records.TopicPolicies()
+        return await self._changes.run(lambda: self.topics.create(name, shards, dispatch, own_policies))
 
     async def create_partitioned_topic(
         self, name: TopicName, partitions: int, dispatch: DispatchMode = DispatchMode.RELIABLE
     ) -> Topic:
-        """One whose shards are called `name-part-N` outside, however few they are; it grows when more are named."""
-        create, given = self.topics.create, records.TopicPolicies()
-        return await self._changes.make(lambda: create(name, partitions, dispatch, given, is_partitioned=True))
+        """Creates a topic whose shards Danube's clients call `name-part-N`, and which grows when more are named."""
+        create, policies = self.topics.create, records.TopicPolicies()
+        return await self._changes.run(lambda: create(name, partitions, dispatch, policies, is_partitioned=True))
 
     async def delete_topic(
         self, name: TopicName, table: DeletedTablePolicy | None = None, rest: DeletedRestPolicy | None = None
     ) -> Deletion:
-        """What becomes of its table and of messages that are in none: else as its policies say."""
+        """Deletes a topic. `table`, `rest`: what to do with its table and its uncommitted messages; None: as its
+        policies say."""
 
         async def change() -> Deletion:
-            decided = await self.topics.delete(name, table, rest)
-            self.registry.forget(name)
-            return decided
+            deletion = await self.topics.delete(name, table, rest)
+            self.schemas.forget(name)
+            return deletion
 
-        return await self._changes.make(change)
+        return await self._changes.run(change)
 
     async def take_over_topic(self, name: TopicName) -> Takeover:
-        """A topic whose node was removed from the cluster; its subscriptions go on where their cursors stand."""
+        """Takes over a topic whose node was removed from the cluster. Its subscriptions resume at their cursors."""
 
         async def change() -> Takeover:
             topic, takeover = await self.topics.take_over(name)
-            await self._subscribing.load(topic)
+            await self._subscriptions.load(topic)
             return takeover
 
-        return await self._changes.make(change)
+        return await self._changes.run(change)
 
-    def tables_went_on(self) -> None:
-        """The pipeline has told how far tables are: a topic that was deleted may have nothing left to commit."""
-        if self.topics.has_waiting and not self.is_closing:
+    def on_tables_committed(self) -> None:
+        """Completes the deletion of topics whose rest has been committed. Called after each report of the pipeline."""
+        if self.topics.is_draining and not self.is_closing:
             self._tasks.start(self._finish_drained(), "deletions")
 
     async def _finish_drained(self) -> None:
-        """What fails is tried again with the next round, or at the next start."""
-        with contextlib.suppress(errors.IcestreamError):
-            await self._changes.make(self.topics.finish_drained)
+        with contextlib.suppress(errors.IcestreamError):  # retried after the next commit, or at the next start
+            await self._changes.run(self.topics.finish_drained)
 
     async def set_topic_policies(self, name: TopicName, policies: records.TopicPolicies) -> None:
-        await self._changes.make(lambda: self.topics.set_policies(name, policies))
+        """Replaces all policies of a topic."""
+        await self._changes.run(lambda: self.topics.set_policies(name, policies))
 
     async def change_topic_policies(self, name: TopicName, changes: Mapping[str, object]) -> Topic:
-        """What is left out stays as it is, also when two change others at the same time."""
+        """Changes some policies of a topic; None unsets one. Concurrent changes of other policies are kept."""
 
         async def change() -> Topic:
             topic = self.topics.get(name)
             await self.topics.set_policies(name, topic.record.policies.changed(changes))
             return topic
 
-        return await self._changes.make(change)
+        return await self._changes.run(change)
 
     # --- producers ---
 
@@ -189,89 +286,104 @@ class Broker:
         shards: int = 1,
         instance: str = "",
         resumes: bool = False,
-        part: PartitionRequest | None = None,
+        partition: PartitionRequest | None = None,
     ) -> Producer:
-        """A new epoch of the producer of this name: an older one is fenced from now on (hazard 7).
+        """Opens a new epoch of the producer of this name: an older one is fenced from now on (hazard 7).
 
-        `resumes`: it was connected before. It must be the last that was, or the numbers stored are not its own.
-        `part`: the topic as a client of Danube names it (parts.py).
+        `create`: whether to create a missing topic; None: as the settings say. `resumes`: the client's producer was
+        connected before; raises ProducerFenced if another instance has opened the name since, because then the stored
+        sequence numbers are not its own. `partition`: the topic as a client of Danube names it (danube_partitions.py).
         """
         self._check_open()
         check_name("producer", producer)
-        wanted = self.options.auto_create_topics if create is None else create
+        may_create = self.options.auto_create_topics if create is None else create
 
         async def change() -> Producer:
-            if part is not None:
-                topic = await self._parts.provide(name, part, create=wanted)
+            if partition is not None:
+                topic = await self._partitions.provide(name, partition, create=may_create)
             else:
-                topic = await self._topic(name, shards, create=wanted)
-            return await self._publishing.open(topic, producer, instance, resumes=resumes)
+                topic = await self._provide_topic(name, shards, create=may_create)
+            return await self._publisher.open(topic, producer, instance, resumes=resumes)
 
-        return await self._changes.make(change, self.close_producer)
+        return await self._changes.run(change, self.close_producer)
 
-    async def open_inner_producer(
+    async def open_internal_producer(
         self, name: TopicName, producer: str, instance: str, *, resumes: bool = False
     ) -> Producer:
-        """For what the broker itself stores. Its name has a `/`, so it is no client's."""
+        """Opens a producer of the broker itself. Its name contains `/`, so it cannot be a client's."""
 
         async def change() -> Producer:
-            topic = await self._topic(name, 1, create=True)
-            return await self._publishing.open_inner(topic, producer, instance, resumes=resumes)
+            topic = await self._provide_topic(name, 1, create=True)
+            return await self._publisher.open_internal(topic, producer, instance, resumes=resumes)
 
-        return await self._changes.make(change)
+        return await self._changes.run(change)
 
-    async def find_inner_producer(self, name: TopicName, producer: str, instance: str) -> Producer | None:
-        """As it was when it was last opened. None: there is none, or that was another instance."""
+    async def find_internal_producer(self, name: TopicName, producer: str, instance: str) -> Producer | None:
+        """The producer as this instance last opened it; None if it never did, or another instance has since."""
         topic = self.topics.find(name)
-        return await self._publishing.find(topic, producer, instance) if topic is not None else None
+        return await self._publisher.find(topic, producer, instance) if topic is not None else None
 
-    async def _topic(self, name: TopicName, shards: int, *, create: bool) -> Topic:
+    async def _provide_topic(self, name: TopicName, shards: int, *, create: bool) -> Topic:
         if create and self.topics.find(name) is None:
             return await self.topics.create(name, shards, DispatchMode.RELIABLE, records.TopicPolicies())
         return await self.topics.locate(name)
 
     def last_sequence(self, producer: Producer, shard: int) -> int | None:
-        """The last number that is stored of this producer, so that it knows where to go on. Of its own: a process that
-        was started again and counts anew must not take the messages of the one before for its own (hazard 7)."""
+        """The highest sequence number stored in a shard by this instance of the producer, so that it can resume.
+
+        Numbers of earlier instances do not count: a restarted process that numbers from 0 again must not take the
+        messages of its predecessor for its own (hazard 7).
+        """
         return self.storage.last_sequence(producer.topic.shard_key(shard), producer.id, producer.since_epoch)
 
-    def last_sequence_of_all(self, producer: Producer, shard: int) -> int | None:
-        """The same, also of those that had its name before: who begins behind it has numbers that nobody had."""
+    def last_sequence_of_name(self, producer: Producer, shard: int) -> int | None:
+        """The highest sequence number stored under this producer name by any epoch; a new producer that starts above it
+        cannot collide."""
         return self.storage.last_sequence(producer.topic.shard_key(shard), producer.id)
 
     def recent_batches(self, producer: Producer, shard: int) -> list[tuple[int, int, int]]:
-        """(first number, messages, base offset) of its own last batches."""
+        """(first sequence, messages, base offset) of the last batches of this instance of the producer."""
         return self.storage.recent_batches(producer.topic.shard_key(shard), producer.id, producer.since_epoch)
 
     def close_producer(self, producer: Producer) -> None:
         producer.topic.producers.discard(producer)
 
     def disconnect_producer(self, name: TopicName, producer: str) -> None:
-        """It has to open again before it sends more; what it sent until now counts."""
-        found = [one for one in self.topics.get(name).producers if one.name == producer]
-        if not found:
+        """Makes a connected producer open again before it sends more; what it has sent stays. Raises NotConnected."""
+        connected = [other for other in self.topics.get(name).producers if other.name == producer]
+        if not connected:
             raise errors.NotConnected(
-                f"topic {name} has no producer {producer} that is connected",
-                hint=f"`icestream topic describe {name}` shows those that are",
+                f"topic {name} has no connected producer {producer}",
+                hint=f"`icestream topic describe {name}` shows the connected producers",
             )
-        for one in found:
-            one.close(errors.ProducerFenced("an operator disconnected this producer", hint="open it again"))
-            self.close_producer(one)
+        for each in connected:
+            each.close(errors.ProducerFenced("an operator disconnected this producer", hint="open it again"))
+            self.close_producer(each)
 
-    def publish(self, producer: Producer, shard: int, block: bytes) -> Receipt:
-        """Stores a block; the receipt, which says also how long the producer should wait before its next one.
+    @property
+    def batch_bytes_max(self) -> int:
+        """The largest block of more than one message."""
+        return self.storage.batch_bytes_max
 
-        Raises what is wrong with the block, or Refused: nothing was stored. After a refusal the producer's later blocks
-        of that shard are refused too, until it is reset: they would overtake the one that comes again (hazard 37).
+    def publish(self, producer: Producer, shard: int, block: bytes) -> PublishResult:
+        """Stores a block; the result is completed when its ack may be sent.
+
+        Raises the reason of a refusal: nothing was stored. After a refusal, at once or later, the producer's later
+        blocks of that shard are refused too until it is reset: they would overtake the retry (hazard 37).
         """
-        self._check_open()
-        return self._publishing.publish(producer, shard, block)
+        if self.is_closing:
+            self._check_open()
+        return self._publisher.publish(producer, shard, block)
 
     def reset_producer(self, producer: Producer, shard: int) -> None:
-        """The client knows what was refused and begins again from there."""
+        """Accepts blocks again after a refusal: the client knows about it and resends from there."""
         if producer.closed is not None:
             raise producer.closed
-        producer.pipe(shard).reset()
+        producer.window(shard).reset()
+
+    async def wait_durable(self) -> None:
+        """Waits until all accepted blocks are durable or rolled back: only then the sequence numbers are final."""
+        await self.storage.wait_durable()
 
     # --- subscriptions ---
 
@@ -288,27 +400,29 @@ class Broker:
         shard: int | None = None,
         create: bool = True,
     ) -> tuple[Subscription, Consumer]:
-        """Makes the subscription when it is not there. Its cursor is durable when this returns (hazard 48).
+        """Adds a consumer to a subscription, which is created if absent; its cursor is durable then (hazard 48).
 
-        `shard`: the only one that the consumer wants messages of. It may use its name for each shard.
+        `shard`: the only shard whose messages the consumer takes. It may use its name once for each shard.
         """
         self._check_open()
         check_name("subscription", subscription)
         check_name("consumer", consumer)
-        place = consumer if shard is None else f"{consumer}/{shard}"
+        unique_name = consumer if shard is None else f"{consumer}/{shard}"
 
         async def change() -> tuple[Subscription, Consumer]:
             topic, patterns = await self.topics.locate(name), tuple(key_patterns)
-            found = topic.subscriptions.get(subscription)
-            if found is None and not create:
+            joined = topic.subscriptions.get(subscription)
+            if joined is None and not create:
                 raise unknown_subscription(name, subscription)
-            self._subscribing.admit(topic, subscription, kind, place, patterns, shard)
-            if found is None:
+            self._subscriptions.admit(topic, subscription, kind, unique_name, patterns, shard)
+            if joined is None:
                 topic.admit_subscription()
-                found = await self._subscribing.create(topic, subscription, kind, start or SubscriptionStart(), failure)
-            return found, await self._subscribing.join(topic, found, place, sink, patterns, shard)
+                joined = await self._subscriptions.create(
+                    topic, subscription, kind, start or SubscriptionStart(), failure
+                )
+            return joined, await self._subscriptions.join(topic, joined, unique_name, sink, patterns, shard)
 
-        return await self._changes.make(change, lambda joined: joined[0].leave(joined[1]))
+        return await self._changes.run(change, lambda result: result[0].leave(result[1]))
 
     async def create_subscription(
         self,
@@ -318,7 +432,7 @@ class Broker:
         start: SubscriptionStart | None = None,
         failure: FailurePolicy | None = None,
     ) -> Subscription:
-        """One that nobody consumes yet: what is published from now on waits for it."""
+        """Creates a subscription without a consumer: messages are retained for it from now on."""
         self._check_open()
         check_name("subscription", subscription)
 
@@ -326,58 +440,61 @@ class Broker:
             topic = await self.topics.locate(name)
             if subscription in topic.subscriptions:
                 raise errors.AlreadyExists(
-                    f"topic {name} has a subscription {subscription} already", hint="use it, or choose another name"
+                    f"topic {name} already has a subscription {subscription}", hint="use it, or choose another name"
                 )
             topic.admit_subscription()
-            return await self._subscribing.create(topic, subscription, kind, start or SubscriptionStart(), failure)
+            return await self._subscriptions.create(topic, subscription, kind, start or SubscriptionStart(), failure)
 
-        return await self._changes.make(change)
+        return await self._changes.run(change)
 
     async def delete_subscription(self, name: TopicName, subscription: str) -> None:
-        await self._changes.make(lambda: self._subscribing.delete(self.topics.get(name), subscription))
+        await self._changes.run(lambda: self._subscriptions.delete(self.topics.get(name), subscription))
 
     async def set_failure_policy(
         self, name: TopicName, subscription: str, policy: FailurePolicy, *, is_ahead: bool = False
     ) -> None:
-        """`is_ahead`: a subscription that is not there will begin with it."""
-        change = self._subscribing.set_failure_policy
-        await self._changes.make(lambda: change(self.topics.get(name), subscription, policy, is_ahead=is_ahead))
+        """`is_ahead`: a subscription that does not exist yet will start with this policy."""
+        change = self._subscriptions.set_failure_policy
+        await self._changes.run(lambda: change(self.topics.get(name), subscription, policy, is_ahead=is_ahead))
 
     async def set_dispatch_rate(self, name: TopicName, subscription: str, messages_per_second: int | None) -> None:
-        """None, or 0: that of the topic."""
-        await self._changes.make(
-            lambda: self._subscribing.set_dispatch_rate(self.topics.get(name), subscription, messages_per_second)
+        """None or 0: the rate of the topic applies."""
+        await self._changes.run(
+            lambda: self._subscriptions.set_dispatch_rate(self.topics.get(name), subscription, messages_per_second)
         )
 
     async def set_unacked_max(
         self, name: TopicName, subscription: str, messages: int | None, *, is_ahead: bool = False
     ) -> None:
-        """Unacked messages in each shard. None: what the settings of the broker say. `is_ahead`: as above."""
-        change = self._subscribing.set_unacked_max
-        await self._changes.make(lambda: change(self.topics.get(name), subscription, messages, is_ahead=is_ahead))
+        """Bounds the unacked messages of each shard; None: the broker's setting. `is_ahead`: as above."""
+        change = self._subscriptions.set_unacked_max
+        await self._changes.run(lambda: change(self.topics.get(name), subscription, messages, is_ahead=is_ahead))
 
-    async def planned_subscription(self, name: TopicName, subscription: str) -> records.PendingSubscription | None:
-        """What was settled for one that is not there."""
-        return await self._subscribing.planned.get(name, subscription)
+    async def pending_subscription(self, name: TopicName, subscription: str) -> records.PendingSubscription | None:
+        """The settings for a subscription that does not exist yet."""
+        return await self._subscriptions.pending_settings.get(name, subscription)
 
     def disconnect_consumer(self, name: TopicName, subscription: str, consumer: str) -> None:
-        """What it had in flight goes to others; it may come again."""
+        """Disconnects a consumer; its unacked messages go to others. It may connect again. Raises NotConnected."""
         self.subscription(name, subscription).disconnect(consumer, "an operator disconnected this consumer")
 
     async def seek(
         self, name: TopicName, subscription: str, start: SubscriptionStart, shard: int | None = None
     ) -> None:
-        """Moves a subscription, live or not: everything from there on is delivered again, or for the first time. The
-        new position is durable when this returns."""
+        """Moves a subscription, with or without consumers: everything from there on is delivered, also again.
+
+        The new position is durable when this returns. `shard`: None for all shards.
+        """
 
         async def change() -> None:
-            found = self.subscription(name, subscription)
-            await self._subscribing.seek(found.deliveries if shard is None else [found.delivery(shard)], start)
+            moved = self.subscription(name, subscription)
+            await self._subscriptions.seek(moved.deliveries if shard is None else [moved.delivery(shard)], start)
 
-        await self._changes.make(change)
+        await self._changes.run(change)
 
     def subscription(self, name: TopicName, subscription: str) -> Subscription:
-        found = self.topics.get(name).subscriptions.get(subscription)
-        if found is None:
+        """Raises UnknownTopic, TopicElsewhere, UnknownSubscription."""
+        served = self.topics.get(name).subscriptions.get(subscription)
+        if served is None:
             raise unknown_subscription(name, subscription)
-        return found
+        return served

@@ -1,10 +1,10 @@
-"""One subscription in one shard: carries out what its dispatcher decides. The shell around dispatch/.
+"""The delivery of one shard of a subscription: the I/O shell around the pure dispatcher (dispatch/).
 
 Events come from the shard (more to read), the consumers (credit, acks, nacks), the clock (one alarm, set to when the
-dispatcher next cares) and the dead letters. Each is handed to the dispatcher, and what it answers is carried out.
+dispatcher is next due) and the dead letters. Each is passed to the dispatcher, and its instructions are applied.
 
-    open      events count
-    closed    nothing happens any more; the cursor has its last value
+    open      events are processed
+    closed    events are ignored; the cursor has its last value
     deleted   closed, and the cursor is not written any more
 """
 
@@ -44,13 +44,13 @@ _log = get_logger("delivery")
 
 
 class DeadLetters(Protocol):
-    async def bury(self, stream: ShardStream, policy: FailurePolicy, letter: DeadLetter, generation: int) -> int:
-        """Stores the first messages of the letter in the dead-letter topic; behind which of them, when they are
-        durable. Raises when that is not possible now."""
+    async def write(self, stream: ShardStream, policy: FailurePolicy, letter: DeadLetter, generation: int) -> int:
+        """Stores the first messages of the range in the dead-letter topic; returns the offset after them, once they are
+        durable. Raises if that is not possible now."""
 
 
 class DeliveryName(NamedTuple):
-    """Which shard of which subscription it is."""
+    """Identifies a shard of a subscription."""
 
     topic: str
     subscription: str
@@ -75,7 +75,7 @@ class ShardDelivery:
         health: DeliveryHealth,
         stalled_readers: StalledReaders,
     ) -> None:
-        self._title = name
+        self._identity = name
         self.name = str(name)
         self.cursor_key = cursor_key
         self.stream = stream
@@ -91,21 +91,21 @@ class ShardDelivery:
         self._is_probing = False
         self._consumers: dict[int, Consumer] = {}
         self._loop = asyncio.get_running_loop()
-        self._alarm = Alarm(clock, tasks, self.go_on)
-        self._sight = KeyLookahead(self, clock, tasks) if isinstance(dispatcher, KeySharedDispatcher) else None
-        self._standstill = StallDetector(self.name, stream, dispatcher, clock, tasks)
+        self._alarm = Alarm(clock, tasks, self.resume)
+        self._lookahead = KeyLookahead(self, clock, tasks) if isinstance(dispatcher, KeySharedDispatcher) else None
+        self._stall_detector = StallDetector(self.name, stream, dispatcher, clock, tasks)
         self._stalls = DeliveryStalls(
-            stream.key.shard, clock.wall_us, lambda: [one.sink for one in self._consumers.values()]
+            stream.key.shard, clock.wall_us, lambda: [consumer.sink for consumer in self._consumers.values()]
         )
-        self._falling_behind = LagMonitor(self.name, dispatcher, clock, tasks, self._report_health)
+        self._lag_monitor = LagMonitor(self.name, dispatcher, clock, tasks, self._report_health)
         self._health = health
-        self._failures = dispatcher.failures  # that the cursor to be written knows
-        self._letters: deque[tuple[DeadLetter, int]] = deque()  # with the generation that they are of
-        self._wakeup_planned = False
-        self._is_burying = False
+        self._failures = dispatcher.failures  # the count at the last mark of the cursor
+        self._letters: deque[tuple[DeadLetter, int]] = deque()  # to be written, with their generation
+        self._is_wakeup_scheduled = False
+        self._is_writing_letters = False
         self.is_closed = False
 
-    # --- life ---
+    # --- lifecycle ---
 
     def start(self) -> None:
         self.stream.follow(self._on_visible)
@@ -116,13 +116,13 @@ class ShardDelivery:
             self.is_closed = True
             self.stream.unfollow(self._on_visible)
             self._alarm.close()
-            self._standstill.close()
+            self._stall_detector.close()
             self._stalls.clear()
-            self._falling_behind.close()
+            self._lag_monitor.close()
             self._health.forget(self.name)
             self._stalled_readers.end(self.name)
-            if self._sight is not None:
-                self._sight.close()
+            if self._lookahead is not None:
+                self._lookahead.close()
             self._consumers.clear()
 
     def now_ms(self) -> int:
@@ -134,19 +134,22 @@ class ShardDelivery:
 
     @property
     def is_handed_out_singly(self) -> bool:
-        """Neighbouring messages go to different consumers, or at different times: what is read is used again."""
+        """True if consecutive messages go to different consumers, or at different times: reads are worth caching."""
         return self.dispatcher.kind in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
 
     @property
     def lag(self) -> int:
-        """Messages that are not acked."""
+        """The number of unacked messages, delivered or not; offsets in gaps do not count."""
         acked, visible = self.dispatcher.acked, self.stream.visible
         gaps = ((max(gap.start, acked.position), min(gap.end, visible)) for gap in self.stream.gaps())
         empty = sum(high - low for start, end in gaps if start < end for low, high in acked.missing(start, end))
         return sum(end - start for start, end in acked.missing(acked.position, visible)) - empty
 
     def cursor(self) -> CursorRecord:
-        """Never beyond what is synced: a message that a power loss takes back must be delivered again (hazard 3)."""
+        """The cursor to store; never beyond the synced offset.
+
+        A message that a power loss removes and that is published again must be delivered again (hazard 3).
+        """
         acked = self.dispatcher.acked.below(self.stream.synced)
         return CursorRecord(
             updated_ms=self._clock.wall_us() // 1000,
@@ -163,7 +166,7 @@ class ShardDelivery:
     def is_partial(self) -> bool:
         return self.dispatcher.acked.end > self.stream.synced
 
-    def _mark(self) -> None:
+    def _mark_cursor(self) -> None:
         if not self.is_deleted:
             self._storage.update_subscription_cursor(self)
 
@@ -171,54 +174,55 @@ class ShardDelivery:
 
     def join(self, consumer: Consumer) -> None:
         self._consumers[consumer.id] = consumer
-        self._stalls.tell(consumer.sink)
+        self._stalls.notify(consumer.sink)
         for gap in self.stream.gaps():
-            known = self.dispatcher.acked
-            if gap.end > known.position and known.first_missing(gap.start, gap.end) is None:
+            acked = self.dispatcher.acked
+            # A gap that was skipped before: `skip_gap` below would not report it to this consumer again.
+            if gap.end > acked.position and acked.first_missing(gap.start, gap.end) is None:
                 consumer.sink.gap(self.stream.key.shard, self.generation, gap)
-        self._step_over_gaps()
+        self._skip_gaps()
         if isinstance(self.dispatcher, KeySharedDispatcher):
             keys = KeyFilter(consumer.key_patterns)
-            self.carry_out(self.dispatcher.join_with(consumer.credit, keys, self.now_ms()))
+            self.apply(self.dispatcher.join_with(consumer.credit, keys, self.now_ms()))
         else:
-            self.carry_out(self.dispatcher.join(consumer.credit, self.now_ms()))
+            self.apply(self.dispatcher.join(consumer.credit, self.now_ms()))
 
     def leave(self, consumer: Consumer) -> None:
         if self._consumers.pop(consumer.id, None) is not None:
-            self.carry_out(self.dispatcher.leave(consumer.id, self.now_ms()))
+            self.apply(self.dispatcher.leave(consumer.id, self.now_ms()))
 
-    def is_holding(self, consumer: Consumer) -> bool:
-        """Whether the consumer has unacked messages that left for its client."""
+    def has_unacked(self, consumer: Consumer) -> bool:
+        """True if the consumer has unacked messages that were sent to its client."""
         member = self.dispatcher.consumers.get(consumer.id)
-        return member is not None and member.held > consumer.unsent_messages
+        return member is not None and member.unacked > consumer.unsent_messages
 
-    def go_on(self) -> None:
-        """Time has passed, or a consumer has more credit."""
+    def resume(self) -> None:
+        """Dispatches after time has passed, or a consumer has more credit."""
         if not self.is_closed:
-            self.carry_out(self.dispatcher.tick(self.now_ms()))
+            self.apply(self.dispatcher.tick(self.now_ms()))
 
     def set_policy(self, policy: FailurePolicy) -> None:
-        self.carry_out(self.dispatcher.set_policy(policy, self.now_ms()))
+        self.apply(self.dispatcher.set_policy(policy, self.now_ms()))
 
     def set_unacked_max(self, messages: int) -> None:
         self.dispatcher.unacked_max = messages
-        self.go_on()
+        self.resume()
 
     def set_rate(self, messages_per_second: int) -> None:
-        self.carry_out(self.dispatcher.set_rate(messages_per_second, self.now_ms()))
+        self.apply(self.dispatcher.set_rate(messages_per_second, self.now_ms()))
 
     def ack(self, ranges: Sequence[tuple[int, int]], generation: int) -> None:
         if not self.is_closed:
-            metrics.ACKED_MESSAGES.value += self._count(ranges, generation)
-            self.carry_out(self.dispatcher.ack(ranges, generation, self.now_ms()))
-            self._mark()
+            metrics.ACKED_MESSAGES.value += self._count_delivered(ranges, generation)
+            self.apply(self.dispatcher.ack(ranges, generation, self.now_ms()))
+            self._mark_cursor()
 
     def ack_through(self, offset: int, generation: int) -> None:
         if not self.is_closed:
             before = self.dispatcher.acked.position
-            self.carry_out(self.dispatcher.ack_through(offset, generation, self.now_ms()))
+            self.apply(self.dispatcher.ack_through(offset, generation, self.now_ms()))
             metrics.ACKED_MESSAGES.value += self.dispatcher.acked.position - before
-            self._mark()
+            self._mark_cursor()
 
     def nack(
         self,
@@ -228,128 +232,131 @@ class ShardDelivery:
         consumer_id: int | None = None,
         reason: str = "",
     ) -> None:
-        """`consumer_id`: who gives them back. What is with another one by now is not its to give. `reason`: why."""
+        """Returns messages for redelivery. `consumer_id`: only those in flight with this consumer; None for any."""
         if not self.is_closed:
-            metrics.NACKED_MESSAGES.value += self._count(ranges, generation)
-            why = reason[: limits.NACK_REASON_CHARACTERS_MAX] or NACK
-            self.carry_out(self.dispatcher.nack(ranges, generation, self.now_ms(), delay_ms, consumer_id, why))
-            self._mark()
+            metrics.NACKED_MESSAGES.value += self._count_delivered(ranges, generation)
+            bounded_reason = reason[: limits.NACK_REASON_CHARACTERS_MAX] or NACK
+            self.apply(self.dispatcher.nack(ranges, generation, self.now_ms(), delay_ms, consumer_id, bounded_reason))
+            self._mark_cursor()
 
-    def _count(self, ranges: Sequence[tuple[int, int]], generation: int) -> int:
-        """Messages, as far as they can have been delivered."""
+    def _count_delivered(self, ranges: Sequence[tuple[int, int]], generation: int) -> int:
+        """The number of messages in the ranges that can have been delivered."""
         low, high = self.dispatcher.acked.position, self.dispatcher.next
         return sum([max(min(end, high) - max(start, low), 0) for start, end in ranges if generation == self.generation])
 
     def seek(self, position: int) -> None:
-        """From now on it stands there; whoever asked for it writes the cursor before he is answered."""
+        """Moves to a position. The caller writes the cursor before it replies."""
         self.dispatcher.end = max(self.dispatcher.end, self.stream.visible)
-        out = self.dispatcher.seek(position, self.now_ms())
-        self._reads_again()  # what it reads now lies elsewhere
-        if self._sight is not None:
-            self._sight.look_elsewhere()
-        self._mark()
-        self.carry_out(out)
+        instructions = self.dispatcher.seek(position, self.now_ms())
+        self._end_unreadable()  # the next read is at another position
+        if self._lookahead is not None:
+            self._lookahead.on_seek()
+        self._mark_cursor()
+        self.apply(instructions)
         if self._consumers:
-            self._step_over_gaps()
+            self._skip_gaps()
 
-    # --- what happens by itself ---
+    # --- events of the shard ---
 
     def _on_visible(self) -> None:
-        if not self._wakeup_planned and not self.is_closed:
-            self._wakeup_planned = True
+        if not self._is_wakeup_scheduled and not self.is_closed:
+            self._is_wakeup_scheduled = True
             self._loop.call_soon(self._wake_up)
 
     def _wake_up(self) -> None:
-        self._wakeup_planned = False
+        self._is_wakeup_scheduled = False
         if not self.is_closed:
-            self.carry_out(self.dispatcher.readable(self.stream.visible, self.now_ms()))
+            self.apply(self.dispatcher.readable(self.stream.visible, self.now_ms()))
 
-    def _step_over_gaps(self) -> None:
-        """Only while somebody is there who can be told: until then the cursor stays before them."""
+    def _skip_gaps(self) -> None:
+        """Skips all gaps ahead. Only with consumers, which are notified: until then the cursor stays before a gap."""
         for gap in self.stream.gaps():
             if gap.end > self.dispatcher.acked.position:
-                self.nothing_there(gap)
+                self.skip_gap(gap)
 
-    def nothing_there(self, gap: Gap) -> None:
+    def skip_gap(self, gap: Gap) -> None:
         if self.is_closed:
             return
-        is_news = self.dispatcher.acked.first_missing(gap.start, gap.end) is not None
-        self.can_read(gap.start, gap.end)
-        self.carry_out(self.dispatcher.skip(gap.start, gap.end, self.now_ms()))
-        if is_news:
+        is_new = self.dispatcher.acked.first_missing(gap.start, gap.end) is not None
+        self.report_readable(gap.start, gap.end)
+        self.apply(self.dispatcher.skip(gap.start, gap.end, self.now_ms()))
+        if is_new:
             for consumer in list(self._consumers.values()):
                 consumer.sink.gap(self.stream.key.shard, self.generation, gap)
-            self._mark()
+            self._mark_cursor()
 
-    def unreadable(self, start: int, error: errors.TableUnreadable) -> None:
-        """Nobody can read what comes next: all of them end, with the reason. Whoever comes again is told again."""
-        _log.error("readers stop", where=f"{self.stream.key} offset {start}", error=str(error))
+    def disconnect_all(self, start: int, error: errors.TableUnreadable) -> None:
+        """Disconnects all consumers with the reason, because the next messages cannot be read at all."""
+        _log.error(
+            "consumers stop: their messages cannot be read", where=f"{self.stream.key} offset {start}", error=str(error)
+        )
         for consumer in list(self._consumers.values()):
             consumer.on_unreadable(str(error))
-        self.cannot_read(start, error)
+        self.report_unreadable(start, error)
 
     # --- stalls ---
 
     @property
     def stalls(self) -> list[DeliveryStall]:
-        """The lasting reasons for which messages of this shard are not delivered."""
+        """The present reasons why messages of this shard are not delivered."""
         return list(self._stalls)
 
-    def stalled(self, kind: StallKind, offset: int, reason: str, hint: str = "") -> None:
-        """Delivery does not go on at `offset`: its consumers are told, and it is shown until `resumed`."""
+    def _begin_stall(self, kind: StallKind, offset: int, reason: str, hint: str = "") -> None:
+        """Reports that delivery is stalled at `offset`, until `_end_stall`."""
         if not self.is_closed:
             self._stalls.begin(kind, offset, reason, hint)
             self._report_health()
 
     def _report_health(self) -> None:
-        self._health.report(self.name, self._stalls, self._falling_behind)
+        self._health.report(self.name, self._stalls, self._lag_monitor)
 
-    def resumed(self, kind: StallKind) -> None:
-        """What `stalled` reported is over."""
+    def _end_stall(self, kind: StallKind) -> None:
         self._stalls.end(kind)
 
-    def _look_for_blocked(self) -> None:
+    def _check_blocked(self) -> None:
         blocked = self.dispatcher.blocked
         if not blocked.size:
-            self.resumed(StallKind.BLOCKED)
+            self._end_stall(StallKind.BLOCKED)
             return
-        first, title = blocked.first(), self._title
+        first, identity = blocked.first(), self._identity
         is_keyed = isinstance(self.dispatcher, KeySharedDispatcher)
         effect = "messages of its key are not delivered" if is_keyed else "nothing new is delivered"
         failures = counted(first.value.attempt, "time")
-        self.stalled(
+        self._begin_stall(
             StallKind.BLOCKED,
             first.start,
-            f"message {first.start} in shard {title.shard} of {title.topic} failed {failures} ({first.value.reason}), "
-            f"and the failure policy of subscription {title.subscription} is poison=block: {effect}",
-            f"let failed messages go to a topic of their own: `icestream sub policy {title.topic} {title.subscription} "
+            f"message {first.start} in shard {identity.shard} of {identity.topic} failed {failures} "
+            f"({first.value.reason}), "
+            f"and the failure policy of subscription {identity.subscription} is poison=block: {effect}",
+            "send failed messages to a dead-letter topic: `icestream sub policy "
+            f"{identity.topic} {identity.subscription} "
             "poison=dead-letter dead_letter_topic=/NAMESPACE/TOPIC`; or ack the message, or seek behind it",
         )
 
-    def cannot_read(self, offset: int, error: Exception) -> None:
-        """Messages from `offset` on cannot be read now: its consumers are told, and it is shown until `can_read`."""
+    def report_unreadable(self, offset: int, error: Exception) -> None:
+        """Reports a stall because messages from `offset` on cannot be read now, until `report_readable`."""
         if self.is_closed:
             return
         hint = error.hint if isinstance(error, errors.IcestreamError) else ""
         reason = error.message if isinstance(error, errors.IcestreamError) else str(error)
-        self.stalled(StallKind.UNREADABLE, offset, reason, hint)
+        self._begin_stall(StallKind.UNREADABLE, offset, reason, hint)
         self._stalled_readers.begin(self.name, self.stream.key, offset, error)
         if not self._is_probing:
             self._is_probing = True
             self._tasks.start(self._probe(), f"{self.name}-probe")
 
-    def can_read(self, start: int, end: int) -> None:
-        """Messages of the offsets [start, end) were read. Ends the stall when its offset is among them, or is acked."""
+    def report_readable(self, start: int, end: int) -> None:
+        """Offsets [start, end) were read. Ends the stall if its offset is among them, or is acked by now."""
         stall = self._stalls.get(StallKind.UNREADABLE)
         if stall is not None and (start <= stall.offset < end or stall.offset < self.dispatcher.acked.position):
-            self._reads_again()
+            self._end_unreadable()
 
-    def _reads_again(self) -> None:
-        self.resumed(StallKind.UNREADABLE)
+    def _end_unreadable(self) -> None:
+        self._end_stall(StallKind.UNREADABLE)
         self._stalled_readers.end(self.name)
 
     async def _probe(self) -> None:
-        """While no consumer is there to try: whether what could not be read can be read by now."""
+        """Retries the failed read periodically while no consumer does, so that the stall ends by itself."""
         try:
             while True:
                 await self._clock.sleep(limits.READ_PROBE_MS / 1000)
@@ -359,113 +366,114 @@ class ShardDelivery:
                 if not self._consumers:
                     await self._try_read(stall.offset)
                 else:
-                    self.can_read(stall.offset, stall.offset)  # it may be acked by now
+                    self.report_readable(stall.offset, stall.offset)  # it may be acked by now
         finally:
             self._is_probing = False
 
     async def _try_read(self, offset: int) -> None:
         try:
-            found = await self.stream.read(offset, limits.READ_BYTES_DEFAULT)
-        except errors.PositionGone:  # a retention took it: a consumer is told of the gap
-            self._reads_again()
+            read = await self.stream.read(offset, limits.READ_BYTES_DEFAULT)
+        except errors.PositionGone:  # a retention has dropped it: the next consumer is notified of the gap
+            self._end_unreadable()
         except (errors.IcestreamError, OSError) as error:
-            self.cannot_read(offset, error)
+            self.report_unreadable(offset, error)
         else:
-            self.can_read(offset, max(found.next_offset, offset + 1))
+            self.report_readable(offset, max(read.next_offset, offset + 1))
 
     # --- instructions ---
 
-    def carry_out(self, instructions: list[Instruction]) -> None:
+    def apply(self, instructions: list[Instruction]) -> None:
+        """Applies the instructions of the dispatcher, then updates everything that depends on its state."""
         to_send: dict[Consumer, None] = {}
-        for one in instructions:
-            match one:
+        for instruction in instructions:
+            match instruction:
                 case Deliver(consumer_id, start, end, attempt):
                     consumer = self._consumers[consumer_id]
                     consumer.add(Outgoing(self, self.generation, start, end, attempt))
                     to_send[consumer] = None
                 case DeadLetter():
-                    self._letters.append((one, self.generation))
+                    self._letters.append((instruction, self.generation))
                 case Dropped():
-                    self._on_dropped(one)
-                    self._mark()
+                    self._on_dropped(instruction)
+                    self._mark_cursor()
         for consumer in to_send:
             consumer.send()
         if to_send and not self._is_reliable:
-            self._mark()
+            self._mark_cursor()
         if self._failures != self.dispatcher.failures:
             self._failures = self.dispatcher.failures
-            self._mark()
-        if self._letters and not self._is_burying:
-            self._is_burying = True
-            self._tasks.start(self._bury_all(), f"{self.name}-dead-letters")
-        if self._sight is not None:
-            self._sight.look()
+            self._mark_cursor()
+        if self._letters and not self._is_writing_letters:
+            self._is_writing_letters = True
+            self._tasks.start(self._write_letters(), f"{self.name}-dead-letters")
+        if self._lookahead is not None:
+            self._lookahead.advance()
         if (wake_ms := self.dispatcher.wake_ms) is not None:
             self._alarm.set(wake_ms)
         if self._is_reliable:
-            self._standstill.look()
+            self._stall_detector.check()
             if self._consumers and self.dispatcher.undelivered:
-                self._falling_behind.watch()
+                self._lag_monitor.start()
         if self.dispatcher.blocked.size or self._stalls:
-            self._look_for_blocked()
+            self._check_blocked()
 
-    def still_out(self, consumer_id: int, outgoing: Outgoing) -> list[tuple[int, int]]:
-        if not self._is_reliable:
+    def in_flight_ranges(self, consumer_id: int, outgoing: Outgoing) -> list[tuple[int, int]]:
+        if not self._is_reliable:  # nothing is in flight: a delivery counts as acked at once
             return [(outgoing.start, outgoing.end)]
-        found: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         for start, end, delivery in self.dispatcher.in_flight.within(outgoing.start, outgoing.end):
             if (delivery.consumer, delivery.attempt) != (consumer_id, outgoing.attempt):
                 continue
-            if found and found[-1][1] == start:
-                found[-1] = (found[-1][0], end)
+            if ranges and ranges[-1][1] == start:
+                ranges[-1] = (ranges[-1][0], end)
             else:
-                found.append((start, end))
-        return found
+                ranges.append((start, end))
+        return ranges
 
     # --- dead letters ---
 
-    async def _bury_all(self) -> None:
-        """One after the other, each with the cursor that knows of it: a crash doubles none (hazard 41)."""
+    async def _write_letters(self) -> None:
+        """Writes dead letters one after another, each followed by its cursor: a crash duplicates none (hazard 41)."""
         try:
             while self._letters and not self.is_closed:
                 letter, generation = self._letters.popleft()
                 while letter.start < letter.end and generation == self.generation and not self.is_closed:
-                    letter = letter._replace(start=await self._bury(letter, generation))
+                    letter = letter._replace(start=await self._write_letter(letter, generation))
         finally:
-            self._is_burying = False
+            self._is_writing_letters = False
 
-    async def _bury(self, letter: DeadLetter, generation: int) -> int:
-        """Buries the first of the messages; behind which."""
+    async def _write_letter(self, letter: DeadLetter, generation: int) -> int:
+        """Writes the first messages of the range; returns the offset after those that are handled."""
         try:
-            end = await self._dead_letters.bury(self.stream, self.dispatcher.policy, letter, generation)
+            end = await self._dead_letters.write(self.stream, self.dispatcher.policy, letter, generation)
         except errors.PositionGone:
-            return self._step_over_gone(letter)
+            return self._skip_dropped(letter)
         except (errors.IcestreamError, OSError) as error:
-            return self._bury_later(letter, generation, error)
+            return self._postpone_letter(letter, generation, error)
         if generation == self.generation and not self.is_closed:
-            self.carry_out(self.dispatcher.settled(letter.start, end, self.now_ms()))
+            self.apply(self.dispatcher.settled(letter.start, end, self.now_ms()))
             await self._write_cursor()
         return end
 
-    def _bury_later(self, letter: DeadLetter, generation: int, error: Exception) -> int:
-        _log.warning("a dead letter could not be stored; it is tried again", where=self.name, error=str(error))
+    def _postpone_letter(self, letter: DeadLetter, generation: int, error: Exception) -> int:
+        _log.warning("dead letter could not be stored; retrying later", where=self.name, error=str(error))
         if generation == self.generation and not self.is_closed:
-            self.carry_out(self.dispatcher.not_settled(letter.start, letter.end, self.now_ms()))
+            self.apply(self.dispatcher.not_settled(letter.start, letter.end, self.now_ms()))
         return letter.end
 
-    def _step_over_gone(self, letter: DeadLetter) -> int:
-        """A retention took the message before it could be buried."""
+    def _skip_dropped(self, letter: DeadLetter) -> int:
+        """Skips messages that a retention has dropped before their dead letters were written."""
         end = max(self.stream.log_start(), letter.start + 1)
         lost = Gap(self.stream.key, letter.start, end, self.stream.epoch, "no longer in the log", GapState.LOST)
-        self.nothing_there(lost)
+        self.skip_gap(lost)
         return end
 
     async def _write_cursor(self) -> None:
-        """The next letter waits until this one is known to be done with."""
+        """Writes the cursor, with retries: the next dead letter must not be written before it."""
         while not self.is_closed:
             try:
                 await self._storage.write_cursors([self])
                 return
             except errors.IcestreamError as error:
-                _log.warning("a cursor could not be written; it is tried again", where=self.name, error=str(error))
+                _log.warning("cursor could not be written; retrying", where=self.name, error=str(error))
                 await self._clock.sleep(limits.DEAD_LETTER_RETRY_MS_MIN / 1000)

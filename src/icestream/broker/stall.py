@@ -1,11 +1,11 @@
-"""Stalls: lasting reasons for which the delivery of a shard does not go on, reported to its consumers and to operators.
+"""Stalls: lasting reasons why a shard is not delivered, reported to its consumers and to operators.
 
     blocked      a message failed more often than its policy allows, and the policy is `block`
-    unreadable   stored messages cannot be read; the read is repeated all the time
+    unreadable   stored messages cannot be read; the read is retried
 
 Consumers get the event `stalled` {kind, shard, offset, reason, hint} when a stall begins, when a later offset or
-another reason takes its place, and when they join while it lasts; `resumed` {kind, shard} when it is over.
-docs/protocol.md describes both; clients ignore events that they do not know.
+another reason replaces it, and when they join while it lasts; `resumed` {kind, shard} when it ends. docs/protocol.md
+describes both; clients ignore unknown events.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class DeliveryStall(NamedTuple):
     since_us: int  # wall clock
 
     def as_event(self) -> dict[str, object]:
-        """The further keys of the event `stalled`."""
+        """The details of the event `stalled`."""
         return {
             "kind": self.kind.value,
             "shard": self.shard,
@@ -47,7 +47,7 @@ class DeliveryStall(NamedTuple):
 
 
 class EventSink(Protocol):
-    """The part of a consumer's front end (consumer.ConsumerSink) that is told."""
+    """The part of a consumer's front end (consumer.ConsumerSink) that takes events."""
 
     def event(self, event: str, details: dict[str, object]) -> None: ...
 
@@ -56,7 +56,7 @@ class DeliveryStalls:
     """The stalls of one shard of a subscription: at most one of each kind."""
 
     def __init__(self, shard: int, now_us: Callable[[], int], sinks: Callable[[], list[EventSink]]) -> None:
-        """`sinks`: the consumers that take messages of the shard now."""
+        """`sinks`: those of the present consumers of the shard."""
         self._shard = shard
         self._now_us = now_us
         self._sinks = sinks
@@ -72,28 +72,31 @@ class DeliveryStalls:
         return self._by_kind.get(kind)
 
     def begin(self, kind: StallKind, offset: int, reason: str, hint: str = "") -> None:
-        """Begins a stall, or updates the one that lasts. Consumers are told only of a stall that is new to them: an
-        earlier offset with the same reason is not, so that a batch that fails from its end on is told once."""
+        """Begins a stall, or updates the present one. Consumers are notified of a later offset or another reason only.
+
+        An earlier offset with the same reason is not news, so that a batch whose messages fail from its end on causes
+        one event.
+        """
         reason = cut_text(reason, limits.ERROR_MESSAGE_BYTES_MAX)
         hint = cut_text(hint, limits.ERROR_HINT_BYTES_MAX)
-        before = self._by_kind.get(kind)
-        since_us = self._now_us() if before is None else before.since_us
+        former = self._by_kind.get(kind)
+        since_us = self._now_us() if former is None else former.since_us
         stall = self._by_kind[kind] = DeliveryStall(kind, self._shard, offset, reason, hint, since_us)
-        if before is None or offset > before.offset or (offset == before.offset and reason != before.reason):
+        if former is None or offset > former.offset or (offset == former.offset and reason != former.reason):
             for sink in self._sinks():
                 sink.event(STALLED, stall.as_event())
 
     def end(self, kind: StallKind) -> None:
-        """Ends a stall; does nothing when there is none."""
+        """Ends a stall; does nothing without one."""
         if self._by_kind.pop(kind, None) is not None:
             for sink in self._sinks():
                 sink.event(RESUMED, {"kind": kind.value, "shard": self._shard})
 
-    def tell(self, sink: EventSink) -> None:
-        """Tells a consumer that joins of the stalls that last."""
+    def notify(self, sink: EventSink) -> None:
+        """Notifies a consumer that joins of the present stalls."""
         for stall in self:
             sink.event(STALLED, stall.as_event())
 
     def clear(self) -> None:
-        """Forgets them without a word: nothing is delivered any more."""
+        """Removes all stalls without events: the delivery is closed."""
         self._by_kind.clear()

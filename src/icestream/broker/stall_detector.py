@@ -1,12 +1,12 @@
-"""Says when the delivery of a shard stands still although messages wait: why, at which message, and how old that is.
+"""Detects and logs that the delivery of a shard has stalled although messages wait: why, at which message, how old.
 
-Only what somebody must end is said: acked ranges at their bound (hazard 17), a blocked message, a window full of keys
-that wait (hazard 50), consumers that ack later messages and not the first. A slow consumer or a rate that is reached is
-ordinary, and is shown to whoever asks (`pause`).
+Only stalls that need intervention are logged: acked ranges at their bound (hazard 17), a blocked message, a window full
+of waiting keys (hazard 50), consumers that ack later messages but not the first. A slow consumer or a reached rate is
+normal operation; descriptions of the subscription show it (`pause`).
 
-    moves        the first unacked message is another one than before: a consumer that has as much as it may have is
-                 at the bound all the time, and works
-    stands       it is the same one, STANDSTILL_MS later: it is said, and again every STANDSTILL_SAID_EVERY_MS
+    progress   the first unacked message has changed: a consumer with a full window is at the bound all the time, and
+               works
+    stalled    it is the same message after STANDSTILL_MS: logged, and again every STANDSTILL_SAID_EVERY_MS
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from icestream.runtime.tasks import Tasks
 
 REPORTED_PAUSES: Final = frozenset((Pause.ACKED_FULL, Pause.BLOCKED, Pause.KEYS_WAIT))
 _log = get_logger("delivery")
+_HINT: Final = "`icestream sub describe` shows the consumers and the first unacked message of each shard"
 
 
 class StallDetector:
@@ -33,46 +34,48 @@ class StallDetector:
         self._dispatcher = dispatcher
         self._clock = clock
         self._tasks = tasks
-        self._alarm = Alarm(clock, tasks, self.look)
-        self._at: tuple[Pause, int] | None = None
-        self._due_ms = 0  # when it is said, if nothing moves until then
+        self._alarm = Alarm(clock, tasks, self.check)
+        self._stalled_at: tuple[Pause, int] | None = None  # the reason, and the first unacked offset
+        self._due_ms = 0  # when to log, unless there is progress until then
 
-    def look(self) -> None:
-        """After each event, and when it is due. Where nothing waits there is nothing to say."""
+    def check(self) -> None:
+        """Called after each event and when the alarm is due."""
         dispatcher = self._dispatcher
         pause = dispatcher.pause if dispatcher.next < dispatcher.end else None
-        is_torn = pause is Pause.UNACKED_FULL and len(dispatcher.acked)
-        if pause is None or (pause not in REPORTED_PAUSES and not is_torn):
-            self._at = None
+        # A full window with acked ranges above a hole: consumers ack later messages, but not the first one.
+        has_hole = pause is Pause.UNACKED_FULL and len(dispatcher.acked)
+        if pause is None or (pause not in REPORTED_PAUSES and not has_hole):
+            self._stalled_at = None
             return
         now_ms = self._clock.monotonic_ns() // 1_000_000
-        if self._at != (pause, dispatcher.acked.position):
-            self._at = (pause, dispatcher.acked.position)
+        if self._stalled_at != (pause, dispatcher.acked.position):
+            self._stalled_at = (pause, dispatcher.acked.position)
             self._due_ms = now_ms + limits.STANDSTILL_MS
         if now_ms >= self._due_ms:
             self._due_ms = now_ms + limits.STANDSTILL_SAID_EVERY_MS
             metrics.DELIVERY_STANDSTILLS.add(pause.name.lower())
-            hole = dispatcher.acked.hole or (dispatcher.acked.position, dispatcher.next)
-            self._tasks.start(self._say(pause, hole), f"{self._name}-standstill")
+            unacked = dispatcher.acked.hole or (dispatcher.acked.position, dispatcher.next)
+            self._tasks.start(self._report(pause, unacked), f"{self._name}-stall")
         self._alarm.set(self._due_ms)
 
     def close(self) -> None:
         self._alarm.close()
 
-    async def _say(self, pause: Pause, hole: tuple[int, int]) -> None:
-        age_ms = await message_age_ms(self._stream, hole[0], self._clock.wall_us())
+    async def _report(self, pause: Pause, unacked: tuple[int, int]) -> None:
+        age_ms = await message_age_ms(self._stream, unacked[0], self._clock.wall_us())
         _log.warning(
-            "delivery stands still",
+            "delivery stalled",
             where=self._name,
             reason=pause.value,
-            unacked_from=hole[0],
-            unacked_to=hole[1] - 1,
+            unacked_from=unacked[0],
+            unacked_to=unacked[1] - 1,
             age_seconds=None if age_ms is None else age_ms // 1000,
+            hint=_HINT,
         )
 
 
 async def message_age_ms(stream: ShardStream, offset: int, now_us: int) -> int | None:
-    """How many milliseconds ago a message was stored; None when there is none, or it is gone."""
+    """The milliseconds since a message was stored; None if it does not exist (yet), or cannot be read."""
     if offset >= stream.visible:
         return None
     try:

@@ -1,7 +1,7 @@
-"""Structural changes: one at a time, and each is finished even when whoever asked for it is gone.
+"""Runs structural changes (topics, subscriptions, policies) one at a time, each to its end even if its caller is gone.
 
-A change is several steps: something is written, then takes effect here. A client that disconnects in between must not
-leave half of it. What a change hands to somebody who is gone by then is taken back.
+A change has several steps: something is written to the metadata store, then takes effect here. A client that
+disconnects in between must not leave half of it. The result of a change whose caller has been cancelled is undone.
 """
 
 from __future__ import annotations
@@ -13,43 +13,49 @@ from typing import Any, TypeVar
 
 from icestream import errors
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 class StructuralChanges:
     def __init__(self) -> None:
-        self._one_at_a_time = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_closed = False
 
-    async def make(
-        self, change: Callable[[], Coroutine[Any, Any, Answer]], take_back: Callable[[Answer], None] | None = None
-    ) -> Answer:
+    async def run(
+        self, change: Callable[[], Coroutine[Any, Any, Result]], undo: Callable[[Result], None] | None = None
+    ) -> Result:
+        """Runs a change after those before it and returns its result.
+
+        `undo` is called with the result if the caller was cancelled meanwhile. Raises the errors of the change, and
+        ShuttingDown after `stop`.
+        """
         if self._is_closed:
             raise _shutting_down()
-        task = asyncio.get_running_loop().create_task(self._alone(change))
+        task = asyncio.get_running_loop().create_task(self._run_alone(change))
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_done)
         try:
+            # Shielded: a cancelled caller must not stop the change halfway.
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled():
                 raise _shutting_down() from None
-            if take_back is not None:
-                task.add_done_callback(partial(_take_back, take_back))
+            if undo is not None:
+                task.add_done_callback(partial(_undo_result, undo))
             raise
 
-    async def _alone(self, change: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
-        async with self._one_at_a_time:
+    async def _run_alone(self, change: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        async with self._lock:
             return await change()
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _on_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # it is for whoever asked, if he is still there
+            task.exception()  # marks it as retrieved: the caller gets it, unless it is gone
 
     async def stop(self) -> None:
-        """Those under way get no further; what they have written is found by the next start."""
+        """Cancels the changes in progress; the next start completes what they have written."""
         self._is_closed = True
         for task in self._tasks:
             task.cancel()
@@ -57,10 +63,10 @@ class StructuralChanges:
             await asyncio.wait(self._tasks)
 
 
-def _take_back(take_back: Callable[[Answer], None], task: asyncio.Task[Answer]) -> None:
+def _undo_result(undo: Callable[[Result], None], task: asyncio.Task[Result]) -> None:
     if not task.cancelled() and task.exception() is None:
-        take_back(task.result())
+        undo(task.result())
 
 
 def _shutting_down() -> errors.ShuttingDown:
-    return errors.ShuttingDown("the broker is shutting down", hint="connect again in a moment")
+    return errors.ShuttingDown("the broker is shutting down", hint="reconnect in a moment")

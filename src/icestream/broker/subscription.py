@@ -1,12 +1,12 @@
 """One subscription of a topic: its consumers, and a delivery for each shard.
 
-A consumer has one credit for all shards; a shard that has something to deliver takes from it. Which shard asks first
-rotates, so that a busy one does not keep the others away. A consumer may also want the messages of one shard only, as
-Danube's clients do with a partition: then the rules of its type hold for that shard. Its place among the consumers is
-called after the shard too, because its client uses one name for all shards.
+A consumer has one credit for all shards; each shard with messages to deliver takes from it. The shard that goes first
+rotates, so that a busy shard does not starve the others. A consumer may also take the messages of one shard only, as
+Danube's clients do with a partition: then the rules of its type apply to that shard. It is registered under a name with
+the shard, because its client uses one name for all shards.
 
-A consumer that comes again under its name replaces the one before: the old connection is told so and closed, and what
-it had in flight goes out again. In a failover subscription it stands behind those who waited: it went and came.
+A consumer that connects again under its name replaces the former one: the old connection is notified and closed, and
+its in-flight messages are redelivered. In a failover subscription it goes to the end of the line, as a new one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from icestream.model.topic_name import TopicName
 
 def unknown_subscription(topic: TopicName, name: str) -> errors.UnknownSubscription:
     return errors.UnknownSubscription(
-        f"topic {topic} has no subscription {name}", hint=f"`icestream sub list {topic}` shows those that it has"
+        f"topic {topic} has no subscription {name}", hint=f"`icestream sub list {topic}` shows its subscriptions"
     )
 
 
@@ -33,12 +33,15 @@ class Subscription:
         self.record = record
         self.deliveries = deliveries
         self.consumers: dict[str, Consumer] = {}  # by name, in order of arrival
-        self._first = 0
+        self._first_shard = 0  # whose delivery uses new credit first; rotates
 
     # --- consumers ---
 
     def admit(self, consumer_name: str, kind: SubscriptionType, shard: int | None = None) -> None:
-        """Raises when it is of another type, or its type allows no further consumer. One that comes again is let in."""
+        """Raises InvalidInput if the type differs, SubscriptionTaken if the type allows no further consumer.
+
+        A consumer of a name that is connected is admitted: it replaces the former one.
+        """
         if kind is not self.record.type:
             raise errors.InvalidInput(
                 f"subscription {self.name} is {self.record.type.value}, not {kind.value}",
@@ -46,8 +49,8 @@ class Subscription:
             )
         others = [
             name
-            for name, one in self.consumers.items()
-            if name != consumer_name and (shard is None or one.shard in (None, shard))
+            for name, consumer in self.consumers.items()
+            if name != consumer_name and (shard is None or consumer.shard in (None, shard))
         ]
         if self.record.type is SubscriptionType.EXCLUSIVE and others:
             raise errors.SubscriptionTaken(
@@ -56,16 +59,16 @@ class Subscription:
             )
 
     def join(self, consumer: Consumer) -> None:
-        old = self.consumers.get(consumer.name)
-        if old is not None:
-            self.leave(old)
-            old.sink.event("closed", {"reason": f"consumer {consumer.name} connected again"})
+        former = self.consumers.get(consumer.name)
+        if former is not None:
+            self.leave(former)
+            former.sink.event("closed", {"reason": f"consumer {consumer.name} connected again"})
         self.consumers[consumer.name] = consumer
         consumer.on_credit = partial(self._use_credit, consumer)
-        consumer.on_unreadable = partial(self._end, consumer)
+        consumer.on_unreadable = partial(self._disconnect, consumer)
         for delivery in self._deliveries_of(consumer):
             delivery.join(consumer)
-        self._tell_active()
+        self._notify_active()
 
     def leave(self, consumer: Consumer) -> None:
         if not self._has(consumer):
@@ -74,13 +77,13 @@ class Subscription:
         consumer.close()
         for delivery in self._deliveries_of(consumer):
             delivery.leave(consumer)
-        self._tell_active()
+        self._notify_active()
 
     def _deliveries_of(self, consumer: Consumer) -> list[ShardDelivery]:
         return self.deliveries if consumer.shard is None else [self.deliveries[consumer.shard]]
 
-    def grow(self, deliveries: list[ShardDelivery]) -> None:
-        """The topic has more shards: these are theirs."""
+    def add_deliveries(self, deliveries: list[ShardDelivery]) -> None:
+        """Starts the deliveries of new shards of the topic."""
         self.deliveries += deliveries
         for delivery in deliveries:
             for consumer in self.consumers.values():
@@ -89,31 +92,32 @@ class Subscription:
             delivery.start()
 
     def disconnect(self, consumer_name: str, reason: str) -> None:
+        """Raises NotConnected."""
         consumer = self.consumers.get(consumer_name)
         if consumer is None:
             raise errors.NotConnected(
-                f"subscription {self.name} has no consumer {consumer_name} that is connected",
-                hint="`icestream sub describe` shows those that are",
+                f"subscription {self.name} has no connected consumer {consumer_name}",
+                hint="`icestream sub describe` shows the connected consumers",
             )
-        self._end(consumer, reason)
+        self._disconnect(consumer, reason)
 
-    def _end(self, consumer: Consumer, reason: str) -> None:
+    def _disconnect(self, consumer: Consumer, reason: str) -> None:
         self.leave(consumer)
         consumer.sink.event("closed", {"reason": reason})
 
     def credit_of(self, consumer: Consumer) -> int:
-        """Messages that it still takes."""
+        """The number of messages that a consumer still takes; 0 after it has left."""
         return consumer.credit_messages if self._has(consumer) else 0
 
-    def _tell_active(self) -> None:
-        """Failover: the first in line is told that it is the one."""
+    def _notify_active(self) -> None:
+        """Failover: notifies the consumers that have become the active one of their shards."""
         if self.record.type is not SubscriptionType.FAILOVER:
             return
-        first: dict[int | None, Consumer] = {}
+        first_by_shard: dict[int | None, Consumer] = {}
         for consumer in self.consumers.values():
-            if None not in first:  # one that wants all shards stands before those behind it
-                first.setdefault(consumer.shard, consumer)
-        for active in first.values():
+            if None not in first_by_shard:  # a consumer of all shards precedes those behind it in every shard
+                first_by_shard.setdefault(consumer.shard, consumer)
+        for active in first_by_shard.values():
             if not active.is_active:
                 active.is_active = True
                 active.sink.event("active", {})
@@ -128,12 +132,12 @@ class Subscription:
 
     def _use_credit(self, consumer: Consumer) -> None:
         deliveries = self._deliveries_of(consumer)
-        count_of = len(deliveries)
-        self._first = (self._first + 1) % count_of
-        for number in range(count_of):
+        count = len(deliveries)
+        self._first_shard = (self._first_shard + 1) % count
+        for number in range(count):
             if consumer.credit.messages <= 0 or not self._has(consumer):
                 break
-            deliveries[(self._first + number) % count_of].go_on()
+            deliveries[(self._first_shard + number) % count].resume()
 
     def delivery(self, shard: int) -> ShardDelivery:
         if not 0 <= shard < len(self.deliveries):
@@ -144,13 +148,13 @@ class Subscription:
 
     @property
     def allows_cumulative_ack(self) -> bool:
-        """Where one consumer gets everything in order; elsewhere it would ack what others have (hazard 17)."""
+        """True if one consumer gets everything in order; otherwise it would ack messages of others (hazard 17)."""
         return self.record.type in (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER)
 
     # --- settings ---
 
     def set_record(self, record: SubscriptionRecord) -> None:
-        """A changed policy counts at once, for what is under way too."""
+        """Applies a changed record at once, its policy also to messages in flight."""
         self.record = record
         for delivery in self.deliveries:
             delivery.set_policy(record.failure.policy())
@@ -172,7 +176,7 @@ class Subscription:
         return self.deliveries[0].is_closed
 
     def close(self, reason: str) -> None:
-        """The deliveries first: what a consumer leaves behind goes to no other any more."""
+        # The deliveries first, so that messages of a leaving consumer are not dispatched to another one.
         for delivery in self.deliveries:
             delivery.close()
         consumers, self.consumers = self.consumers, {}
@@ -181,7 +185,7 @@ class Subscription:
             consumer.sink.event("closed", {"reason": reason})
 
     def delete(self, reason: str) -> None:
-        """Its cursors are not written any more."""
+        """Closes the subscription; its cursors are not written any more."""
         for delivery in self.deliveries:
             delivery.is_deleted = True
         self.close(reason)

@@ -1,4 +1,4 @@
-"""Makes subscriptions: a new one at its start, a stored one where it stood, and lets consumers in."""
+"""Creates, loads, changes and deletes subscriptions, and admits consumers to them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Tasks
 
 _log = get_logger("subscriptions")
-# What a consumer says in a nack is no label: there would be as many as it has words.
+# The reason of a nack is free text of the consumer and must not become a metric label: labels are bounded.
 _OWN_REASONS: Final = frozenset((ACK_TIMEOUT, FAILED_BEFORE, NO_ROOM, UNWANTED))
 
 
@@ -53,65 +53,73 @@ class SubscriptionManager:
         storage: PersistentStorage,
         clock: Clock,
         tasks: Tasks,
-        producing: InternalProducers,
+        producers: InternalProducers,
     ) -> None:
         self._options = options
         self._store = store
         self._storage = storage
         self._clock = clock
         self._tasks = tasks
-        self._producing = producing
-        self.planned = PendingSubscriptionSettings(store)
+        self._producers = producers
+        self.pending_settings = PendingSubscriptionSettings(store)
         self.health = DeliveryHealth()
         self.stalled_readers = StalledReaders()
 
     # --- subscriptions ---
 
     async def load(self, topic: Topic) -> None:
-        """Every subscription of the topic, where its stored cursors stand."""
+        """Loads every subscription of a topic, at its stored cursors."""
         prefix = f"{records.SUBSCRIPTIONS}{topic.name.namespace}/{topic.name.name}/"
         for key, entry in await self._store.list_all(prefix):
             record = records.decode(records.SubscriptionRecord, key, entry.value)
             name = key.removeprefix(prefix)
             stream = await self._storage.create_subscription_stream(topic.name.namespace, topic.name.name, name)
-            if None in stream.cursors:  # it begins anew rather than to step over messages that nobody acked
-                _log.error("a subscription has lost its cursor", topic=str(topic.name), subscription=name)
-            # from the very first offset: what there is of it is told by whoever reads, not known while a node starts
+            if None in stream.cursors:  # it restarts at offset 0 rather than skip messages that were never acked
+                _log.error(
+                    "a subscription has lost its cursor and restarts at the beginning",
+                    topic=str(topic.name),
+                    subscription=name,
+                )
+            # At offset 0, not at the start of the history: that is unknown while a node starts, and reads skip to it.
             await self._serve(topic, name, record, stream, SubscriptionStart(StartAt.OFFSET))
 
     async def create(
         self, topic: Topic, name: str, kind: SubscriptionType, start: SubscriptionStart, failure: FailurePolicy | None
     ) -> Subscription:
-        planned = await self.planned.get(topic.name, name) or records.PendingSubscription()
-        settled = records.FailurePolicyRecord.of(failure) if failure is not None else planned.failure
+        """Creates a subscription; it is durable with its cursors when this returns.
+
+        Raises InvalidInput for an invalid failure policy, AlreadyExists after a concurrent creation.
+        """
+        pending = await self.pending_settings.get(topic.name, name) or records.PendingSubscription()
+        policy = records.FailurePolicyRecord.of(failure) if failure is not None else pending.failure
         record = records.SubscriptionRecord(
             id=await self._store.allocate_id("subscription"),
             type=kind,
             created_ms=self._clock.wall_us() // 1000,
-            failure=settled or records.FailurePolicyRecord(),
-            max_unacked_messages=planned.max_unacked_messages,
+            failure=policy or records.FailurePolicyRecord(),
+            max_unacked_messages=pending.max_unacked_messages,
         )
         await self._check_policy(topic, record.failure)
         stream = await self._storage.create_subscription_stream(topic.name.namespace, topic.name.name, name)
-        anew = stream._replace(cursors=[None] * len(stream.shards))
-        subscription = await self._serve(topic, name, record, anew, start)
+        without_cursors = stream._replace(cursors=[None] * len(stream.shards))
+        subscription = await self._serve(topic, name, record, without_cursors, start)
         try:
             await self._write(topic, subscription)
         except BaseException:
             del topic.subscriptions[name]
-            subscription.delete("it could not be stored")
+            subscription.delete("the subscription could not be stored")
             raise
         return subscription
 
     async def _write(self, topic: Topic, subscription: Subscription) -> None:
-        """The subscription and its cursors in one step: after a crash it is there with them, or not at all."""
+        """Writes the subscription and its cursors in one transaction: after a crash both exist, or neither."""
         key = records.subscription_key(topic.name, subscription.name)
         also: list[Operation] = [
             Put(key, records.encode(subscription.record)),
-            self.planned.used_up(topic.name, subscription.name),
+            self.pending_settings.consume(topic.name, subscription.name),
         ]
         if not await self._storage.write_cursors(subscription.deliveries, [Absent(key)], also):
-            raise errors.AlreadyExists(f"subscription {subscription.name} was created at the same moment")
+            raise errors.AlreadyExists(f"subscription {subscription.name} was created concurrently")
 
     async def _serve(
         self,
@@ -121,10 +129,10 @@ class SubscriptionManager:
         stream: SubscriptionStream,
         start: SubscriptionStart,
     ) -> Subscription:
-        """`start`: for shards without a cursor."""
-        rate = TokenBucket(record.max_dispatch_rate or topic.policies.max_dispatch_rate or 0)  # one for all shards
+        """Starts the deliveries of a subscription. `start`: the position of shards without a cursor."""
+        rate = TokenBucket(record.max_dispatch_rate or topic.policies.max_dispatch_rate or 0)  # shared by all shards
         deliveries = [
-            await self._delivery(topic, name, record, shard, cursor, start, rate)
+            await self._create_delivery(topic, name, record, shard, cursor, start, rate)
             for shard, cursor in zip(stream.shards, stream.cursors, strict=True)
         ]
         subscription = topic.subscriptions[name] = Subscription(name, record, deliveries)
@@ -132,7 +140,7 @@ class SubscriptionManager:
             delivery.start()
         return subscription
 
-    async def _delivery(
+    async def _create_delivery(
         self,
         topic: Topic,
         name: str,
@@ -143,40 +151,41 @@ class SubscriptionManager:
         rate: TokenBucket,
     ) -> ShardDelivery:
         shard = stream.key.shard
-        burial = DeadLetterWriter(topic, name, record, self._producing, self._storage, self._options.address)
+        dead_letters = DeadLetterWriter(topic, name, record, self._producers, self._storage, self._options.address)
         if cursor is None:
-            known = records.CursorRecord(
+            position = records.CursorRecord(
                 0, await self.position(stream, start), stream.key.topic_id, stream.epoch, kept_below=stream.visible
             )
-            buried = []
+            written_letters = []
         else:
-            known = cursor
-            buried = await burial.buried(stream, cursor.generation)
-        acked = AckedOffsets(known.offset, known.ranges)
-        unknown = [one for one in buried if acked.first_missing(*one) is not None]
-        for one in unknown:
-            acked.add(*one)
+            position = cursor
+            written_letters = await dead_letters.find_written(stream, cursor.generation)
+        acked = AckedOffsets(position.offset, position.ranges)
+        # Dead letters that were stored before a crash and whose acks did not reach the cursor.
+        unacked_letters = [letter for letter in written_letters if acked.first_missing(*letter) is not None]
+        for start_offset, end_offset in unacked_letters:
+            acked.add(start_offset, end_offset)
         delivery = ShardDelivery(
             DeliveryName(str(topic.name), name, shard),
             records.cursor_key(
                 topic.name, name, shard, topic.record.shards, is_partitioned=topic.record.is_partitioned
             ),
             stream,
-            # never above the end: what is written next must not be below a held position (seed 002's invariant)
-            self._dispatcher(topic, record, acked.below(stream.visible), known, rate),
+            # Never above the end: the next message must not be stored below a cursor (seed 002's invariant).
+            self._create_dispatcher(topic, record, acked.below(stream.visible), position, rate),
             self._storage,
-            burial,
+            dead_letters,
             self._clock,
             self._tasks,
             _count_dropped,
             self.health,
             self.stalled_readers,
         )
-        if unknown:  # before anything else is buried: then it would not be found here any more (hazard 41)
+        if unacked_letters:  # before another letter is written: only the last ones can be found (hazard 41)
             await self._storage.write_cursors([delivery])
         return delivery
 
-    def _dispatcher(
+    def _create_dispatcher(
         self,
         topic: Topic,
         record: records.SubscriptionRecord,
@@ -197,39 +206,40 @@ class SubscriptionManager:
         return Dispatcher(record.type, policy, acked, cursor.failures, unacked, rate=rate, generation=generation)
 
     async def position(self, stream: ShardStream, start: SubscriptionStart) -> int:
-        """Where a start lies in a shard. Never above the end (seed 002's invariant)."""
+        """The offset of a start in a shard; never above the end (seed 002's invariant)."""
         match start.at:
             case StartAt.LATEST:
-                wanted = stream.visible
+                offset = stream.visible
             case StartAt.EARLIEST:
-                wanted = await stream.history_start()
+                offset = await stream.history_start()
             case StartAt.OFFSET:
-                wanted = start.value
+                offset = start.value
             case StartAt.TIME:
-                wanted = await _offset_for_time(stream, start.value)
+                offset = await _offset_for_time(stream, start.value)
             case StartAt.SNAPSHOT:
-                wanted = await stream.offset_after_snapshot(start.value)
-        return min(max(wanted, 0), stream.visible)
+                offset = await stream.offset_after_snapshot(start.value)
+        return min(max(offset, 0), stream.visible)
 
     async def seek(self, deliveries: Sequence[ShardDelivery], start: SubscriptionStart) -> None:
-        """All at once, then their cursors in one step."""
-        positions = [await self.position(one.stream, start) for one in deliveries]
+        """Moves the deliveries to a start, all in the same moment, then writes their cursors in one transaction."""
+        positions = [await self.position(delivery.stream, start) for delivery in deliveries]
         for delivery, position in zip(deliveries, positions, strict=True):
             delivery.seek(position)
         await self._storage.write_cursors(deliveries)
 
-    async def grow(self, topic: Topic, shards: Sequence[int]) -> dict[Subscription, list[ShardDelivery]]:
-        """For every subscription deliveries of further shards, from their first message on; the cursors are durable."""
-        grown: dict[Subscription, list[ShardDelivery]] = {}
-        for name, found in topic.subscriptions.items():
-            rate = found.deliveries[0].dispatcher.throttle.bucket
+    async def create_deliveries(self, topic: Topic, shards: Sequence[int]) -> dict[Subscription, list[ShardDelivery]]:
+        """Creates the deliveries of new shards for every subscription, from their first message on, with durable
+        cursors."""
+        created: dict[Subscription, list[ShardDelivery]] = {}
+        for name, subscription in topic.subscriptions.items():
+            rate, start = subscription.deliveries[0].dispatcher.throttle.bucket, SubscriptionStart(StartAt.EARLIEST)
             streams = [self._storage.shard_stream(ShardKey(topic.record.id, shard)) for shard in shards]
-            grown[found] = [
-                await self._delivery(topic, name, found.record, stream, None, SubscriptionStart(StartAt.EARLIEST), rate)
+            created[subscription] = [
+                await self._create_delivery(topic, name, subscription.record, stream, None, start, rate)
                 for stream in streams
             ]
-            await self._storage.write_cursors(grown[found])
-        return grown
+            await self._storage.write_cursors(created[subscription])
+        return created
 
     async def delete(self, topic: Topic, name: str) -> None:
         subscription = topic.subscriptions.get(name)
@@ -237,12 +247,12 @@ class SubscriptionManager:
             raise unknown_subscription(topic.name, name)
         cursors = [delivery.cursor_key for delivery in subscription.deliveries]
 
-        def gone() -> None:
+        def on_deleted() -> None:
             del topic.subscriptions[name]
             subscription.delete(f"subscription {name} was deleted")
 
-        await self._storage.delete_cursors(cursors, [Delete(records.subscription_key(topic.name, name))], gone)
-        # after a crash here the ids of its consumers are left: they would go on under the same name
+        await self._storage.delete_cursors(cursors, [Delete(records.subscription_key(topic.name, name))], on_deleted)
+        # A crash here leaves the ids of its consumers, which is harmless: a new subscription would reuse them.
         await self._store.delete_prefix(records.consumer_key(topic.name, name, ""))
 
     async def set_failure_policy(
@@ -250,61 +260,68 @@ class SubscriptionManager:
     ) -> None:
         record = records.FailurePolicyRecord.of(policy)
         await self._check_policy(topic, record)
-        found = topic.subscriptions.get(name)
-        if found is None and is_ahead:
-            await self.planned.change(topic.name, name, failure=record)
+        subscription = topic.subscriptions.get(name)
+        if subscription is None and is_ahead:
+            await self.pending_settings.change(topic.name, name, failure=record)
             return
-        before = found.record.failure.dead_letter_topic if found is not None else None
-        if before is None or before == record.dead_letter_topic:
+        former_topic = subscription.record.failure.dead_letter_topic if subscription is not None else None
+        if former_topic is None or former_topic == record.dead_letter_topic:
             await self._change(topic, name, failure=record)
         else:
-            await self._change(topic, name, failure=record, dead_letters_before=before)
+            await self._change(topic, name, failure=record, dead_letters_before=former_topic)
 
     async def set_dispatch_rate(self, topic: Topic, name: str, messages_per_second: int | None) -> None:
         if messages_per_second is not None and not 0 <= messages_per_second <= limits.OFFSET_MAX:
-            raise errors.InvalidInput(f"a rate of {messages_per_second} messages in a second", hint="0: no bound")
+            raise errors.InvalidInput(
+                f"invalid dispatch rate: {messages_per_second} messages per second", hint="0 means no bound"
+            )
         await self._change(topic, name, max_dispatch_rate=messages_per_second)
         topic.subscriptions[name].set_rate(topic.policies.max_dispatch_rate or 0)
 
     async def set_unacked_max(self, topic: Topic, name: str, messages: int | None, *, is_ahead: bool = False) -> None:
         if messages is not None and not 0 < messages <= limits.UNACKED_MAX:
-            raise errors.InvalidInput(f"{messages} unacked messages", hint=f"1 to {limits.UNACKED_MAX} are possible")
+            raise errors.InvalidInput(
+                f"invalid bound of unacked messages: {messages}", hint=f"1 to {limits.UNACKED_MAX} are possible"
+            )
         if is_ahead and name not in topic.subscriptions:
-            await self.planned.change(topic.name, name, max_unacked_messages=messages)
+            await self.pending_settings.change(topic.name, name, max_unacked_messages=messages)
             return
         await self._change(topic, name, max_unacked_messages=messages)
         topic.subscriptions[name].set_unacked_max(messages or self._options.unacked_max)
 
     async def _check_policy(self, topic: Topic, policy: records.FailurePolicyRecord) -> None:
-        """What can be known now: the first dead letter comes when nobody looks."""
+        """Raises InvalidInput or UnknownNamespace if dead letters could not be stored.
+
+        Checked here as far as possible, because an error at the first dead letter would reach no caller.
+        """
         if policy.dead_letter_topic is None:
             return
-        dead = TopicName.parse(policy.dead_letter_topic)
-        if dead == topic.name:
+        dead_letter_topic = TopicName.parse(policy.dead_letter_topic)
+        if dead_letter_topic == topic.name:
             raise errors.InvalidInput(
-                f"topic {topic.name} cannot take its own dead letters", hint="they would fail again, for ever"
+                f"topic {topic.name} cannot be its own dead-letter topic", hint="its dead letters would fail again"
             )
-        if await self._store.get(records.namespace_key(dead.namespace)) is None:
-            raise unknown_namespace(dead.namespace)
-        await self._check_own(topic, dead)
+        if await self._store.get(records.namespace_key(dead_letter_topic.namespace)) is None:
+            raise unknown_namespace(dead_letter_topic.namespace)
+        await self._check_same_node(topic, dead_letter_topic)
 
-    async def _check_own(self, topic: Topic, dead: TopicName) -> None:
-        """A node stores dead letters in its own log: with the cursor that knows of them."""
-        key = records.topic_key(dead)
+    async def _check_same_node(self, topic: Topic, dead_letter_topic: TopicName) -> None:
+        """A node stores dead letters in its own log, because their acks must be durable after them."""
+        key = records.topic_key(dead_letter_topic)
         entry = await self._store.get(key)
         if entry is None:
             return
         if records.decode(records.TopicRecord, key, entry.value).owner not in ("", topic.record.owner):
             raise errors.InvalidInput(
-                f"topic {dead} is served by another node than {topic.name}",
-                hint="choose a dead-letter topic that the same node serves, or one that is not there yet",
+                f"topic {dead_letter_topic} is served by another node than {topic.name}",
+                hint="choose a dead-letter topic that the same node serves, or one that does not exist yet",
             )
 
-    async def _change(self, topic: Topic, name: str, **changed: Any) -> None:
+    async def _change(self, topic: Topic, name: str, **changes: Any) -> None:
         subscription = topic.subscriptions.get(name)
         if subscription is None:
             raise unknown_subscription(topic.name, name)
-        record = msgspec.structs.replace(subscription.record, **changed)
+        record = msgspec.structs.replace(subscription.record, **changes)
         await self._store.put(records.subscription_key(topic.name, name), records.encode(record))
         subscription.set_record(record)
 
@@ -319,7 +336,7 @@ class SubscriptionManager:
         key_patterns: tuple[str, ...],
         shard: int | None,
     ) -> None:
-        """Raises when the consumer is not let in, before anything has happened: also before a subscription is made."""
+        """Raises if the consumer may not join. Called before anything changes, also before a creation."""
         KeyFilter(key_patterns)
         if key_patterns and kind is not SubscriptionType.KEY_SHARED:
             raise errors.InvalidInput(
@@ -328,10 +345,10 @@ class SubscriptionManager:
             )
         if shard is not None:
             topic.shard_key(shard)
-        found = topic.subscriptions.get(subscription)
-        if found is not None:
-            found.admit(name, kind, shard)
-        if found is None or name not in found.consumers:
+        joined = topic.subscriptions.get(subscription)
+        if joined is not None:
+            joined.admit(name, kind, shard)
+        if joined is None or name not in joined.consumers:
             topic.admit_consumer(subscription)
 
     async def join(
@@ -343,6 +360,7 @@ class SubscriptionManager:
         key_patterns: tuple[str, ...],
         shard: int | None,
     ) -> Consumer:
+        """Connects a consumer to a subscription; its id is kept over restarts."""
         key = records.consumer_key(topic.name, subscription.name, name)
         entry = await self._store.get(key)
         if entry is None:
@@ -352,14 +370,14 @@ class SubscriptionManager:
         if entry is None or needs_renewal(entry, self._clock.wall_us() // 1000):
             await self._store.txn([], [put_name(key, records.encode(record))])
         if subscription.is_closed:
-            raise errors.ShuttingDown("the broker is shutting down", hint="connect again in a moment")
+            raise errors.ShuttingDown("the broker is shutting down", hint="reconnect in a moment")
         consumer = Consumer(record.id, name, sink, self._tasks, self._clock, key_patterns, shard)
         subscription.join(consumer)
         return consumer
 
 
 async def _offset_for_time(stream: ShardStream, time_us: int) -> int:
-    """Files may be recycled under the search: then it begins again."""
+    """Searches again if a log file was recycled under the search."""
     while True:
         try:
             return await stream.offset_for_time(time_us)

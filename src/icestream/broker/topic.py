@@ -1,4 +1,4 @@
-"""One topic that this broker serves: its record, its shards, who produces to it and who is subscribed."""
+"""One topic that this broker serves: its record, its shards, its producers and its subscriptions."""
 
 from __future__ import annotations
 
@@ -21,35 +21,36 @@ class Producer:
     name: str
     id: int
     epoch: int
-    since_epoch: int = 0  # of the same life of the producer
-    peer: str = ""  # who it is, as far as the front end knows
+    since_epoch: int = 0  # the first epoch of the same instance of the client's producer
+    peer: str = ""  # the client's address, if the front end has it
     closed: errors.IcestreamError | None = None  # why it may not send any more
-    is_numbered: bool | None = None  # None: it has sent nothing yet
-    columns: int = 0  # bits of those that its front end may set beside a client's own
-    _pipes: dict[int, ProducerWindow] = field(default_factory=dict)
+    is_numbered: bool | None = None  # None until its first batch
+    columns: int = 0  # bits of the columns that its front end may set besides those of a client
+    _windows: dict[int, ProducerWindow] = field(default_factory=dict)
 
-    def pipe(self, shard: int) -> ProducerWindow:
-        """What it has under way in a shard. Raises InvalidInput where the topic has no such shard."""
-        found = self._pipes.get(shard)
-        if found is None:
-            found = self._pipes[shard] = ProducerWindow(self.topic.shard_key(shard))
-        return found
+    def window(self, shard: int) -> ProducerWindow:
+        """Its in-flight window in a shard. Raises InvalidInput if the topic has no such shard."""
+        window = self._windows.get(shard)
+        if window is None:
+            window = self._windows[shard] = ProducerWindow(self.topic.shard_key(shard))
+        return window
 
     def is_full(self, shard: int) -> bool:
-        """It should wait for answers before it sends more there."""
-        found = self._pipes.get(shard)
-        return found is not None and bool(self.is_numbered) and found.is_full
+        """True if it should wait for replies before it sends more to the shard."""
+        window = self._windows.get(shard)
+        return window is not None and bool(self.is_numbered) and window.is_full
 
     def close(self, reason: errors.IcestreamError) -> None:
-        """Whoever holds it is told with the next batch."""
+        """Refuses its next batch, and all later ones, with this error."""
         self.closed = reason
 
 
 class Topic:
     def __init__(self, name: TopicName, record: TopicRecord, policies: TopicPolicies) -> None:
+        """`policies`: the effective ones, those of the topic over those of its namespace."""
         self.name = name
         self.record = record
-        self.policies = policies  # its own over its namespace's
+        self.policies = policies
         self.producers: set[Producer] = set()
         self.subscriptions: dict[str, Subscription] = {}
         self.published_messages = 0
@@ -58,10 +59,11 @@ class Topic:
 
     @property
     def identity(self) -> shards.TopicIdentity:
-        """The topic as the log knows it."""
+        """The topic as the log identifies it."""
         return shards.TopicIdentity(self.record.id, str(self.name), self.record.incarnation)
 
     def shard_key(self, shard: int) -> shards.ShardKey:
+        """Raises InvalidInput if the topic has no such shard."""
         if not 0 <= shard < self.record.shards:
             raise errors.InvalidInput(
                 f"topic {self.name} has no shard {shard}", hint=f"its shards are 0 to {self.record.shards - 1}"
@@ -69,47 +71,49 @@ class Topic:
         return shards.ShardKey(self.record.id, shard)
 
     def set_policies(self, record: TopicRecord, policies: TopicPolicies) -> None:
-        """In force from now on; nobody who is connected is sent away."""
+        """Applies changed policies from now on. Connected clients stay connected, also beyond a lowered maximum."""
         self.record, self.policies = record, policies
         self.publish_rate.set_rate(policies.max_publish_rate or 0)
         for subscription in self.subscriptions.values():
             subscription.set_rate(policies.max_dispatch_rate or 0)
 
-    # --- who comes in ---
+    # --- admission: each raises PolicyReached ---
 
     def admit_producer(self, name: str) -> None:
-        """One that comes again takes the place of the one before."""
-        others = sum(one.name != name for one in self.producers)
-        _check("producers", self.name, others, self.policies.max_producers)
+        """A producer that opens again does not count twice: it replaces the former one of its name."""
+        others = sum(producer.name != name for producer in self.producers)
+        self._check_bound("producers", others, self.policies.max_producers)
 
     def admit_subscription(self) -> None:
-        _check("subscriptions", self.name, len(self.subscriptions), self.policies.max_subscriptions)
+        self._check_bound("subscriptions", len(self.subscriptions), self.policies.max_subscriptions)
 
-    def admit_consumer(self, subscription: str) -> None:
-        """`subscription` may not be there yet."""
-        count = sum(len(one.consumers) for one in self.subscriptions.values())
-        _check("consumers", self.name, count, self.policies.max_consumers_per_topic)
-        found = self.subscriptions.get(subscription)
-        here, bound = len(found.consumers) if found is not None else 0, self.policies.max_consumers_per_subscription
-        _check(f"consumers of subscription {subscription}", self.name, here, bound)
+    def admit_consumer(self, subscription_name: str) -> None:
+        """The subscription need not exist yet."""
+        count = sum(len(subscription.consumers) for subscription in self.subscriptions.values())
+        self._check_bound("consumers", count, self.policies.max_consumers_per_topic)
+        subscription = self.subscriptions.get(subscription_name)
+        count = len(subscription.consumers) if subscription is not None else 0
+        bound = self.policies.max_consumers_per_subscription
+        self._check_bound(f"consumers of subscription {subscription_name}", count, bound)
+
+    def _check_bound(self, counted: str, count: int, bound: int | None) -> None:
+        if bound and count >= bound:
+            raise errors.PolicyReached(
+                f"topic {self.name} has {count} {counted}, its policy allows {bound}",
+                hint="raise the policy of the topic or of its namespace, or close one",
+            )
+
+    # --- end ---
 
     def close(self, reason: str) -> None:
         for subscription in self.subscriptions.values():
             subscription.close(reason)
 
     def delete(self, reason: str) -> None:
-        """Nobody sends to it or gets anything of it any more, also not after a topic of that name is created again."""
+        """Closes its subscriptions and producers for good: they do not apply to a new topic of the same name."""
         for subscription in self.subscriptions.values():
             subscription.delete(reason)
         self.subscriptions.clear()
         for producer in self.producers:
             producer.close(errors.UnknownTopic(reason, hint="open the producer again"))
         self.producers.clear()
-
-
-def _check(what: str, topic: TopicName, count: int, bound: int | None) -> None:
-    if bound and count >= bound:
-        raise errors.PolicyReached(
-            f"topic {topic} has {count} {what}, its policy allows {bound}",
-            hint="raise the policy of the topic or of its namespace, or close one",
-        )

@@ -1,15 +1,16 @@
-"""Deletes a topic for good, in steps that a crash may end anywhere (hazard 49).
+"""Deletes topics, in steps that can be resumed after a crash (hazard 49).
 
-    1  the decision     the topic's record goes, a DeletedTopic comes, in one transaction. It says what becomes of the
-                        messages that are in no table, and of the table (model/topic_deletion_policy.py)
-    2  the names        cursors, then subscriptions, consumers and producers
-    3  the rest         discard: what the log holds of it goes; how many messages, by shard, stands in the decision
-                        commit: the log keeps it until the pipeline has brought all of it into the table
-    4  the table        is let go of. What becomes of it is written down for the lake process, in the transaction in
-                        which the DeletedTopic goes (catalog/topic_bindings.py)
+    1  decision   one transaction replaces the topic's record by a DeletedTopicRecord. It says what is done with the
+                  uncommitted messages, the rest, and with the table (model/topic_deletion_policy.py)
+    2  names      cursors, then subscriptions, consumers and producers are deleted
+    3  rest       discard: the log drops it; the decision records how many messages of each shard
+                  commit: the log keeps it until the pipeline has committed all of it to the table
+    4  table      is detached. What is to be done with it is recorded for the lake process, in the transaction that
+                  deletes the DeletedTopicRecord (catalog/cleanup/deleted_topic_tables.py)
 
-Whoever finds a DeletedTopic begins again with 2. Nothing in 2 belongs to a topic of the same name that is created
-later: that is why it is finished first, and noted. 3 and 4 go by the topic's id, which no other has.
+A start resumes each DeletedTopicRecord with step 2. Step 2 is completed, and recorded as such, before a topic of the
+same name can be created: it would delete that topic's names otherwise. Steps 3 and 4 use the topic's id, which is never
+reused.
 """
 
 from __future__ import annotations
@@ -36,23 +37,23 @@ _log = get_logger("broker.deletion")
 
 
 class Deletion(NamedTuple):
-    """What was decided."""
+    """The decision about a deleted topic."""
 
-    table: list[str] | None  # its name, level by level; None: it has none here yet
+    table: list[str] | None  # the levels of its name; None: the topic has no table in our catalog
     end: DeletedTablePolicy
     rest: DeletedRestPolicy
-    messages: int  # in no table at the decision: discarded, or on their way into it
-    lost_with: str = ""  # the removed node whose log had such messages: how many nobody knows
+    messages: int  # uncommitted at the decision: discarded, or to be committed
+    lost_with: str = ""  # the removed node whose log had an unknown number of uncommitted messages
 
 
 class TopicDeletion:
-    def __init__(self, store: MetadataStore, storage: PersistentStorage, neighbours: TopicOwners) -> None:
+    def __init__(self, store: MetadataStore, storage: PersistentStorage, owners: TopicOwners) -> None:
         self._store = store
         self._bindings = TopicBindings(store)
-        self._neighbours = neighbours
+        self._owners = owners
         self._storage = storage
-        self._unfinished: dict[TopicName, records.DeletedTopicRecord] = {}  # their names are not gone yet
-        self._waiting: dict[int, records.DeletedTopicRecord] = {}  # for the pipeline, by topic id
+        self._unfinished: dict[TopicName, records.DeletedTopicRecord] = {}  # step 2 is not completed
+        self._draining: dict[int, records.DeletedTopicRecord] = {}  # by topic id: the rest waits for the pipeline
 
     # --- the decision ---
 
@@ -64,13 +65,15 @@ class TopicDeletion:
         end: DeletedTablePolicy,
         rest: DeletedRestPolicy,
     ) -> Deletion:
-        """`policies`: those in force. Raises TopicTable where the rest cannot be committed: an operator took the table
-        away."""
+        """Records the decision to delete a topic; `policies`: the effective ones.
+
+        Raises TopicTableConflict if the rest cannot be committed, because an operator has detached the table.
+        """
         uncommitted = self._storage.uncommitted(record.id, record.shards)
         messages = sum(count for _, count in uncommitted)
         if messages and rest is DeletedRestPolicy.COMMIT and await self._bindings.find_detached(record.id):
             raise errors.TopicTableConflict(
-                f"topic {name} has no table any more, and {counted(messages, 'message')} in none",
+                f"topic {name} has no table any more, and {counted(messages, 'message')} that would be committed to it",
                 hint="delete it with rest `discard`, or give it a table first (docs/lake.md)",
             )
         deleted = records.DeletedTopicRecord(
@@ -83,7 +86,7 @@ class TopicDeletion:
             record.owner,
             end,
             rest,
-            policies.of_table,
+            policies.table_layout,
         )
         await self._store.txn(
             [],
@@ -96,73 +99,77 @@ class TopicDeletion:
         self._unfinished[name] = deleted
         return Deletion(await self._table_name(record.id), end, rest, messages)
 
-    def waiting_of(self, name: TopicName) -> records.DeletedTopicRecord | None:
-        """A topic that is gone, and whose rest is on its way into its table."""
-        found = (one for one in self._waiting.values() if (one.namespace, one.name) == (name.namespace, name.name))
-        return next(found, None)
+    def find_draining(self, name: TopicName) -> records.DeletedTopicRecord | None:
+        """A deleted topic of this name whose rest is still being committed."""
+        for deleted in self._draining.values():
+            if (deleted.namespace, deleted.name) == (name.namespace, name.name):
+                return deleted
+        return None
 
-    async def discard(self, waiting: records.DeletedTopicRecord) -> Deletion:
-        """Nobody commits the rest: it goes after all."""
-        uncommitted = self._storage.uncommitted(waiting.id, waiting.shards)
-        decided = msgspec.structs.replace(waiting, rest=DeletedRestPolicy.DISCARD, dropped=uncommitted)
-        await self._store.put(records.deleted_topic_key(decided.id), records.encode(decided))
-        table = await self._table_name(decided.id)
-        await self._let_go(decided)
-        return Deletion(table, decided.table, DeletedRestPolicy.DISCARD, sum(count for _, count in uncommitted))
+    async def discard(self, draining: records.DeletedTopicRecord) -> Deletion:
+        """Discards the rest of a topic that was to be committed."""
+        uncommitted = self._storage.uncommitted(draining.id, draining.shards)
+        deleted = msgspec.structs.replace(draining, rest=DeletedRestPolicy.DISCARD, dropped=uncommitted)
+        await self._store.put(records.deleted_topic_key(deleted.id), records.encode(deleted))
+        table = await self._table_name(deleted.id)
+        await self._detach_table(deleted)
+        return Deletion(table, deleted.table, DeletedRestPolicy.DISCARD, sum(count for _, count in uncommitted))
 
     def table_policy(self, topic_id: int) -> dict[str, str]:
-        """Of a topic whose rest is not committed yet: its table may not be there yet."""
-        found = self._waiting.get(topic_id)
-        return {} if found is None else found.of_table
+        """The layout policies of a draining topic, whose table may not exist yet; empty for any other topic."""
+        deleted = self._draining.get(topic_id)
+        return {} if deleted is None else deleted.of_table
 
-    # --- what follows from it ---
+    # --- the steps after it ---
 
     async def finish(self, name: TopicName) -> None:
-        """Nothing to do where no deletion of that name was begun."""
+        """Completes step 2 and, if possible, the others; does nothing if no deletion of that name was begun."""
         deleted = self._unfinished.get(name)
         if deleted is not None:
             await self._finish(name, deleted)
             del self._unfinished[name]
 
     async def check_finished(self, name: TopicName) -> None:
-        """Raises NotReady while another node deletes a topic of that name: what it does would reach a new one."""
+        """Raises NotReady while another node deletes the names of a former topic: that would affect a new one too."""
         for key, entry in await self._store.list_all(records.DELETED_TOPICS):
             deleted = records.decode(records.DeletedTopicRecord, key, entry.value)
             if (deleted.namespace, deleted.name) == (name.namespace, name.name) and not deleted.has_no_names:
                 raise errors.NotReady(
-                    f"topic {name} is still being deleted by the node that served it", hint="try again in a moment"
+                    f"topic {name} is still being deleted by the node that served it", hint="retry in a moment"
                 )
 
     async def finish_all(self) -> None:
-        """At a start: what was decided before."""
+        """Resumes the deletions that were decided before a start."""
         for key, entry in await self._store.list_all(records.DELETED_TOPICS):
             deleted = records.decode(records.DeletedTopicRecord, key, entry.value)
-            if self._neighbours.is_own(deleted.owner):
+            if self._owners.is_local(deleted.owner):
                 await self._finish(TopicName(deleted.namespace, deleted.name), deleted)
 
     async def finish_drained(self) -> None:
-        """The pipeline has told how far tables are: those that have everything are let go of."""
-        for deleted in list(self._waiting.values()):
+        """Detaches the tables of the topics whose rest has been committed completely."""
+        for deleted in list(self._draining.values()):
             if not self._storage.uncommitted(deleted.id, deleted.shards):
-                await self._let_go(deleted)
-                _log.info("the rest of a deleted topic is in its table", topic=f"/{deleted.namespace}/{deleted.name}")
+                await self._detach_table(deleted)
+                _log.info(
+                    "committed the rest of a deleted topic to its table", topic=f"/{deleted.namespace}/{deleted.name}"
+                )
 
     @property
-    def is_waiting(self) -> bool:
-        return bool(self._waiting)
+    def is_draining(self) -> bool:
+        return bool(self._draining)
 
     async def _finish(self, name: TopicName, deleted: records.DeletedTopicRecord) -> None:
         if not deleted.has_no_names:
             await self._delete_names(name, deleted)
         await self._storage.wait_durable()
         if deleted.rest is DeletedRestPolicy.DISCARD or not self._storage.uncommitted(deleted.id, deleted.shards):
-            await self._let_go(deleted)
+            await self._detach_table(deleted)
             return
-        waiting = msgspec.structs.replace(deleted, has_no_names=True)
+        draining = msgspec.structs.replace(deleted, has_no_names=True)
         if not deleted.has_no_names:
-            await self._store.put(records.deleted_topic_key(deleted.id), records.encode(waiting))
+            await self._store.put(records.deleted_topic_key(deleted.id), records.encode(draining))
         self._storage.declare_topic(shards.TopicIdentity(deleted.id, str(name), deleted.id), deleted.shards)
-        self._waiting[deleted.id] = waiting
+        self._draining[deleted.id] = draining
 
     async def _delete_names(self, name: TopicName, deleted: records.DeletedTopicRecord) -> None:
         below = f"{name.namespace}/{name.name}/"
@@ -179,12 +186,12 @@ class TopicDeletion:
         for kind in (records.SUBSCRIPTIONS, records.PENDING_SUBSCRIPTIONS, records.CONSUMERS, records.PRODUCERS):
             await self._store.delete_prefix(kind + below)
 
-    async def _let_go(self, deleted: records.DeletedTopicRecord) -> None:
-        """Removes what is left in the log, then releases the table, also one that is created at this moment."""
+    async def _detach_table(self, deleted: records.DeletedTopicRecord) -> None:
+        """Drops what the log still holds, then releases the table, also one that is being created concurrently."""
         await self._storage.forget_topic(deleted.id, deleted.shards)
         end_of_deletion = Delete(records.deleted_topic_key(deleted.id))
         await self._bindings.release_table(deleted.id, deleted.table, [end_of_deletion])
-        self._waiting.pop(deleted.id, None)
+        self._draining.pop(deleted.id, None)
 
     async def _table_name(self, topic_id: int) -> list[str] | None:
         table = await self._bindings.find_table(topic_id)

@@ -1,11 +1,12 @@
-"""Which topics are this node's, and where the others are.
+"""Which node serves a topic.
 
-A topic is served by the node that made it, whose log has its messages: `owner` in its record, the id of that node. Ids
-are made of chance and never come back (cluster/members.py), so a node that takes the place of another one does not take
-its topics for its own: it does not have their messages. A node that joined anew with its messages is the exception:
-what was its predecessor's is its own (cluster/rejoin.py). Records of before there were owners are the founder's.
+A topic is served by the node that created it, because that node's log holds its messages: `owner` in the topic record
+is the id of that node. Node ids are random and never reused (cluster/members.py), so a replacement node does not
+inherit topics whose messages it does not have. The exception is a node that rejoined with its messages: it owns what
+its predecessor owned (cluster/rejoin.py). Topic records without an owner, written before clusters existed, belong to
+the founding node.
 
-Reads here go to the state of this node, at once and however old: an owner never changes.
+Lookups read this node's local copy of the metadata, without consensus: an owner never changes, so a stale read is safe.
 """
 
 from __future__ import annotations
@@ -18,89 +19,92 @@ from icestream.cluster.members import NODES, REMOVED_NODES, NodeRecord, decode_r
 from icestream.model.topic_name import TopicName
 
 
-def _nothing(key: str) -> bytes | None:
+def _no_metadata(key: str) -> bytes | None:
     return None
 
 
 class TopicOwners:
-    """Without arguments: a node that has none and never will, as one in memory."""
+    """A default instance, without a node id, is that of a single node that owns every topic."""
 
     def __init__(
         self,
-        own: str = "",
-        founder: str = "",
-        peek: Callable[[str], bytes | None] = _nothing,
-        is_reached: Callable[[int], bool] = lambda _: True,
+        node_id: str = "",
+        founder_id: str = "",
+        local_get: Callable[[str], bytes | None] = _no_metadata,
+        is_reachable: Callable[[int], bool] = lambda _: True,
     ) -> None:
-        """`own`, `founder`: ids of nodes. `peek`: what the state of this node has under a key. `is_reached`: whether
-        another node, by its id, answers this one."""
-        self._is_reached = is_reached
-        self.own = own
-        self._founder = founder
-        self._peek = peek
+        """`local_get` reads this node's local copy of the metadata. `is_reachable`: whether the node with this id
+        answers this one."""
+        self.node_id = node_id
+        self._founder_id = founder_id
+        self._local_get = local_get
+        self._is_reachable = is_reachable
 
     @property
-    def there_may_be_some(self) -> bool:
-        return bool(self.own)
+    def is_clustered(self) -> bool:
+        """True if other nodes may exist, now or later."""
+        return bool(self.node_id)
 
-    def is_own(self, owner: str) -> bool:
-        return not self.own or self.present_owner(owner) == self.own
+    def is_local(self, owner_id: str) -> bool:
+        return not self.node_id or self.current_owner(owner_id) == self.node_id
 
-    def present_owner(self, owner: str) -> str:
-        """The node that has the messages of an owner now: itself, or its successor where it joined anew."""
-        present = owner or self._founder
+    def current_owner(self, owner_id: str) -> str:
+        """The id of the node that has the owner's messages now: the owner itself, or the node that it rejoined as."""
+        current_id = owner_id or self._founder_id
         for _ in range(limits.NODE_SUCCESSORS_MAX):
-            value = self._peek(REMOVED_NODES + present)
-            successor = successor_of(value) if value else ""
-            if not successor:
+            value = self._local_get(REMOVED_NODES + current_id)
+            successor_id = successor_of(value) if value else ""
+            if not successor_id:
                 break
-            present = successor
-        return present
+            current_id = successor_id
+        return current_id
 
-    def is_orphaned(self, owner: str) -> bool:
-        """Its node was removed from the cluster for good, and none has its messages."""
-        present = self.present_owner(owner)
-        return self.node(owner) is None and self._peek(REMOVED_NODES + present) is not None
+    def is_orphaned(self, owner_id: str) -> bool:
+        """True if the owner was removed from the cluster for good and no node has its messages."""
+        current_id = self.current_owner(owner_id)
+        return self.find_node(owner_id) is None and self._local_get(REMOVED_NODES + current_id) is not None
 
-    def is_unclaimed(self, owner: str) -> bool:
-        """This node's, and nobody has written that down."""
-        return bool(self.own) and not owner and self.is_own(owner)
+    def needs_owner_record(self, owner_id: str) -> bool:
+        """True for a local topic whose record does not name its owner yet."""
+        return bool(self.node_id) and not owner_id and self.is_local(owner_id)
 
-    def find(self, name: TopicName) -> records.TopicRecord | None:
-        """A topic of whomever, as far as this node knows."""
+    def find_topic(self, name: TopicName) -> records.TopicRecord | None:
+        """The topic record in the local metadata copy, whichever node owns it."""
         key = records.topic_key(name)
-        value = self._peek(key)
+        value = self._local_get(key)
         return records.decode(records.TopicRecord, key, value) if value is not None else None
 
-    def namespace(self, name: str) -> records.NamespaceRecord | None:
+    def find_namespace(self, name: str) -> records.NamespaceRecord | None:
         key = records.namespace_key(name)
-        value = self._peek(key)
+        value = self._local_get(key)
         return records.decode(records.NamespaceRecord, key, value) if value is not None else None
 
-    def node(self, owner: str) -> NodeRecord | None:
-        value = self._peek(NODES + self.present_owner(owner))
+    def find_node(self, owner_id: str) -> NodeRecord | None:
+        """The node that serves the owner's topics now; None if it is not a member."""
+        value = self._local_get(NODES + self.current_owner(owner_id))
         return decode_record(value) if value is not None else None
 
-    def elsewhere(self, name: TopicName, record: records.TopicRecord) -> errors.TopicElsewhere:
-        """What whoever asks this node for it is told."""
-        node = self.node(record.owner)
+    def redirect_error(self, name: TopicName, record: records.TopicRecord) -> errors.TopicElsewhere:
+        """The redirect error that names the node which serves this topic."""
+        node = self.find_node(record.owner)
         if node is None:
             return errors.TopicElsewhere(
-                f"topic {name} is served by node {record.node}, which is not in the cluster any more",
+                f"topic {name} is served by node {record.node}, which is no longer in the cluster",
                 hint=f"`icestream topic takeover {name}` lets another node serve it with what its table holds, "
-                f"`icestream topic delete {name}` deletes it; what only that node's log had is lost",
+                f"`icestream topic delete {name}` deletes it; messages that only that node's log had are lost",
             )
-        places = {"node": node.name, "native": node.native, "danube": node.danube, "http": node.http}
-        known = {way: place for way, place in places.items() if place}
-        if not self._is_reached(int(self.present_owner(record.owner), 16)):
-            known.pop("http", None)  # a redirect would lead nowhere. Clients of the other protocols keep trying
+        all_addresses = {"node": node.name, "native": node.native, "danube": node.danube, "http": node.http}
+        addresses = {protocol: address for protocol, address in all_addresses.items() if address}
+        if not self._is_reachable(int(self.current_owner(record.owner), 16)):
+            # An HTTP client would follow the redirect to a dead node. Clients of the other protocols keep retrying.
+            addresses.pop("http", None)
             return errors.TopicElsewhere(
-                f"topic {name} is served by node {node.name}, which is down, or cannot be reached from here",
-                hint=f"start {node.name}, or look at its network: its clients go on when it is back",
-                details=known,
+                f"topic {name} is served by node {node.name}, which is down or cannot be reached from here",
+                hint=f"start {node.name}, or check its network: its clients resume when it is back",
+                details=addresses,
             )
         return errors.TopicElsewhere(
             f"topic {name} is served by node {node.name}",
-            hint=f"ask that node: {known.get('native') or node.address}",
-            details=known,
+            hint=f"connect to that node: {addresses.get('native') or node.address}",
+            details=addresses,
         )

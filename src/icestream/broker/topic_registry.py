@@ -1,9 +1,10 @@
-"""The namespaces and topics of this node: written in the metadata store, mirrored here, declared to the storage.
+"""The namespaces and topics of this node: stored in the metadata store, mirrored here, declared to the storage.
 
-Topics of other nodes are not here (neighbours.py); namespaces are everybody's, and what others do to them is followed.
+Topics of other nodes are not in the mirror (topic_owners.py). Namespaces are shared by all nodes; changes by other
+nodes are watched.
 
-A name is looked up exactly. A topic that is created again has a new id, which is its incarnation: its offsets begin
-anew and no cursor or producer of the old one applies to it.
+Names are looked up exactly. A topic that is created again has a new id, which is its incarnation: its offsets start at
+0 and no cursor or producer of the former topic applies to it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class TopicRegistry:
         store: MetadataStore,
         storage: PersistentStorage,
         clock: Clock,
-        neighbours: TopicOwners | None = None,
+        owners: TopicOwners | None = None,
     ) -> None:
         self._options = options
         self._store = store
@@ -48,9 +49,9 @@ class TopicRegistry:
         self._clock = clock
         self.namespaces: dict[str, records.NamespaceRecord] = {}
         self._topics: dict[TopicName, Topic] = {}
-        self.neighbours = neighbours or TopicOwners()
-        self._deletion = TopicDeletion(store, storage, self.neighbours)
-        self._takeover = TopicTakeover(store, storage, self.neighbours)
+        self.owners = owners or TopicOwners()
+        self._deletion = TopicDeletion(store, storage, self.owners)
+        self._takeover = TopicTakeover(store, storage, self.owners)
 
     def __iter__(self) -> Iterator[Topic]:
         return iter(list(self._topics.values()))
@@ -62,27 +63,30 @@ class TopicRegistry:
         return self._topics.get(name)
 
     def get(self, name: TopicName) -> Topic:
-        """Raises TopicElsewhere for one that another node serves, UnknownTopic for one that is not there."""
+        """The topic of this name. Raises TopicElsewhere if another node serves it, UnknownTopic if it is absent."""
         topic = self._topics.get(name)
         if topic is None:
-            record = self.neighbours.find(name)
-            if record is not None and not self.neighbours.is_own(record.owner):
-                raise self.neighbours.elsewhere(name, record)
+            record = self.owners.find_topic(name)
+            if record is not None and not self.owners.is_local(record.owner):
+                raise self.owners.redirect_error(name, record)
             raise errors.UnknownTopic(f"there is no topic {name}", hint="create it, or publish to it once")
         return topic
 
     async def locate(self, name: TopicName) -> Topic:
-        """The same, and what another node did until now is known."""
-        if name not in self._topics and self.neighbours.there_may_be_some:
-            await self._store.revision()
+        """As `get`, but sees topics that other nodes have created until now."""
+        if name not in self._topics and self.owners.is_clustered:
+            await self._store.revision()  # brings the local copy of the metadata up to date
         return self.get(name)
 
     def table_policy(self, name: str, topic_id: int) -> dict[str, str]:
-        """How the table of a topic is to be laid out. One that is gone says nothing, unless it was deleted and its rest
-        is not committed yet; nor does its successor for it."""
+        """The layout policies for the table of a topic; those of a deleted topic while its rest is being committed.
+
+        Empty if a topic of another id has the name now: its policies do not apply to the former topic's table.
+        """
         topic = self._topics.get(TopicName.parse(name))
-        is_it = topic is not None and topic.record.id == topic_id
-        return topic.policies.of_table if topic is not None and is_it else self._deletion.table_policy(topic_id)
+        if topic is not None and topic.record.id == topic_id:
+            return topic.policies.table_layout
+        return self._deletion.table_policy(topic_id)
 
     # --- start ---
 
@@ -94,31 +98,31 @@ class TopicRegistry:
             name = key.removeprefix(records.NAMESPACES)
             self.namespaces[name] = records.decode(records.NamespaceRecord, key, entry.value)
         await self._deletion.finish_all()
-        unclaimed: list[tuple[TopicName, int]] = []
+        without_owner: list[tuple[TopicName, int]] = []
         for key, entry in await self._store.list_all(records.TOPICS):
             record = records.decode(records.TopicRecord, key, entry.value)
-            place = TopicName(*key.removeprefix(records.TOPICS).split("/"))
-            if self.neighbours.is_own(record.owner):
-                self._serve(place, record)
-            if self.neighbours.is_unclaimed(record.owner):
-                unclaimed.append((place, entry.mod_revision))
-        await self._claim(unclaimed)
+            topic_name = TopicName(*key.removeprefix(records.TOPICS).split("/"))
+            if self.owners.is_local(record.owner):
+                self._serve(topic_name, record)
+            if self.owners.needs_owner_record(record.owner):
+                without_owner.append((topic_name, entry.mod_revision))
+        await self._write_owner(without_owner)
 
-    async def _claim(self, found: list[tuple[TopicName, int]]) -> None:
-        """Writes down that topics of before there were owners are this node's, before it ever has neighbours."""
-        most = limits.METADATA_TXN_OPERATIONS_MAX // 4
-        for begin in range(0, len(found), most):
+    async def _write_owner(self, topics: list[tuple[TopicName, int]]) -> None:
+        """Records this node as the owner of topics from before clusters existed, before another node can join."""
+        chunk_size = limits.METADATA_TXN_OPERATIONS_MAX // 4
+        for start in range(0, len(topics), chunk_size):
             compare: list[Compare] = []
             operations: list[Operation] = []
-            for name, revision in found[begin : begin + most]:
+            for name, revision in topics[start : start + chunk_size]:
                 topic = self._topics[name]
-                topic.record = msgspec.structs.replace(topic.record, owner=self.neighbours.own)
+                topic.record = msgspec.structs.replace(topic.record, owner=self.owners.node_id)
                 compare.append(AtRevision(records.topic_key(name), revision))
                 operations.append(Put(records.topic_key(name), records.encode(topic.record)))
             await self._store.txn(compare, operations)
 
     async def follow_namespaces(self, after: int) -> None:
-        """What other nodes do to them takes effect here, from a revision on; until it is cancelled."""
+        """Applies the changes that other nodes make to namespaces after this revision, until cancelled."""
         async for changes in self._store.watch(records.NAMESPACES, after):
             if isinstance(changes, Resync):
                 stored = await self._store.list_all(records.NAMESPACES)
@@ -126,22 +130,22 @@ class TopicRegistry:
             else:
                 names = {event.key.removeprefix(records.NAMESPACES) for event in changes.events}
             for name in sorted(names):
-                self._look_at_namespace(name)
+                self._refresh_namespace(name)
 
-    def _look_at_namespace(self, name: str) -> None:
-        """As the state has it now: an event may tell of something that this node has changed since."""
-        record = self.neighbours.namespace(name)
+    def _refresh_namespace(self, name: str) -> None:
+        # Reads the present record instead of the event's: this node may have changed the namespace since.
+        record = self.owners.find_namespace(name)
         if record is None:
             self.namespaces.pop(name, None)
         elif self.namespaces.get(name) != record:
-            self._use_namespace(name, record)
+            self._apply_namespace(name, record)
 
-    def _use_namespace(self, name: str, record: records.NamespaceRecord) -> None:
+    def _apply_namespace(self, name: str, record: records.NamespaceRecord) -> None:
         self.namespaces[name] = record
         for topic in self:
             if topic.name.namespace == name:
                 topic.set_policies(topic.record, topic.record.policies.over(record.policies))
-                self._retain(topic)
+                self._apply_retention(topic)
 
     def _serve(self, name: TopicName, record: records.TopicRecord) -> Topic:
         if name in self._topics:
@@ -149,15 +153,15 @@ class TopicRegistry:
         topic = Topic(name, record, record.policies.over(self._policies_of(name.namespace)))
         self._storage.declare_topic(topic.identity, record.shards)
         self._topics[name] = topic
-        self._retain(topic)
+        self._apply_retention(topic)
         return topic
 
     def _policies_of(self, namespace: str) -> records.TopicPolicies:
-        """None where the namespace is not known: another node may have deleted it in the same moment."""
-        found = self.namespaces.get(namespace)
-        return found.policies if found is not None else records.TopicPolicies()
+        record = self.namespaces.get(namespace)
+        # A missing namespace is no error: another node may have deleted it in this moment.
+        return record.policies if record is not None else records.TopicPolicies()
 
-    def _retain(self, topic: Topic) -> None:
+    def _apply_retention(self, topic: Topic) -> None:
         policies = topic.policies
         bytes_max, age_max_ms = policies.retention_bytes or 0, policies.retention_ms or 0
         self._storage.set_retention(topic.record.id, topic.record.shards, bytes_max, age_max_ms)
@@ -168,30 +172,30 @@ class TopicRegistry:
         key = records.namespace_key(check_namespace(name))
         record = records.NamespaceRecord(policies)
         if not (await self._store.txn([Absent(key)], [Put(key, records.encode(record))])).held:
-            raise errors.AlreadyExists(f"namespace {name} exists already", hint="use it, or choose another name")
+            raise errors.AlreadyExists(f"namespace {name} already exists", hint="use it, or choose another name")
         self.namespaces[name] = record
 
     async def delete_namespace(self, name: str) -> None:
         if name not in self.namespaces:
             raise unknown_namespace(name)
         prefix = f"{records.TOPICS}{name}/"
-        held = await self._store.list_all(prefix)
-        if held:
-            first = f"/{name}/{held[0][0].removeprefix(prefix)}"
-            topics = counted(len(held), "topic")
+        entries = await self._store.list_all(prefix)
+        if entries:
+            first = f"/{name}/{entries[0][0].removeprefix(prefix)}"
+            topics = counted(len(entries), "topic")
             raise errors.NotEmpty(f"namespace {name} has {topics}", hint=f"delete them first: {first}, …")
         if name in BOOTSTRAP_NAMESPACES:
-            raise errors.InvalidInput(f"namespace {name} is always there", hint="delete its topics instead")
+            raise errors.InvalidInput(f"namespace {name} cannot be deleted", hint="delete its topics instead")
         await self._store.delete(records.namespace_key(name))
         self.namespaces.pop(name, None)
 
     async def set_namespace_policies(self, name: str, policies: records.TopicPolicies) -> None:
-        """In force at once for every topic of it, as far as the topic says nothing itself."""
+        """Applies at once to every topic of the namespace, except where the topic has a policy of its own."""
         if name not in self.namespaces:
             raise unknown_namespace(name)
         record = records.NamespaceRecord(policies)
         await self._store.put(records.namespace_key(name), records.encode(record))
-        self._use_namespace(name, record)
+        self._apply_namespace(name, record)
 
     # --- topics ---
 
@@ -205,18 +209,20 @@ class TopicRegistry:
         is_partitioned: bool = False,
     ) -> Topic:
         if name in self._topics:
-            raise errors.AlreadyExists(f"topic {name} exists already", hint="use it, or choose another name")
+            raise errors.AlreadyExists(f"topic {name} already exists", hint="use it, or choose another name")
         if not 0 < shards <= limits.SHARDS_PER_TOPIC_MAX:
-            raise errors.InvalidInput(f"{shards} shards", hint=f"1 to {limits.SHARDS_PER_TOPIC_MAX} are possible")
+            raise errors.InvalidInput(
+                f"a topic cannot have {shards} shards", hint=f"1 to {limits.SHARDS_PER_TOPIC_MAX} are possible"
+            )
         namespace = await self._store.get(records.namespace_key(name.namespace))
         if namespace is None:
             raise unknown_namespace(name.namespace)
         key = records.topic_key(name)
-        if self.neighbours.there_may_be_some and await self._store.get(key) is not None:
-            await self._find_late(name)
-            raise errors.AlreadyExists(f"topic {name} exists already", hint="use it, or choose another name")
+        if self.owners.is_clustered and await self._store.get(key) is not None:
+            await self._serve_if_stored(name)
+            raise errors.AlreadyExists(f"topic {name} already exists", hint="use it, or choose another name")
         await self._deletion.finish(name)
-        if self.neighbours.there_may_be_some:
+        if self.owners.is_clustered:
             await self._deletion.check_finished(name)
         record = records.TopicRecord(
             id=await self._store.allocate_id("topic"),
@@ -226,93 +232,100 @@ class TopicRegistry:
             node=self._options.node,
             policies=policies,
             is_partitioned=is_partitioned,
-            owner=self.neighbours.own,
+            owner=self.owners.node_id,
         )
-        done = await self._store.txn(
+        reply = await self._store.txn(
             [Absent(key), AtRevision(records.namespace_key(name.namespace), namespace.mod_revision)],
             [Put(key, records.encode(record))],
         )
-        if not done.held:
-            await self._find_late(name)
-            raise errors.AlreadyExists(f"topic {name} was created, or its namespace changed, at the same moment")
+        if not reply.held:
+            await self._serve_if_stored(name)
+            raise errors.AlreadyExists(f"topic {name} was created, or its namespace changed, concurrently")
         return self._serve(name, record)
 
-    async def _find_late(self, name: TopicName) -> None:
-        """A topic that an earlier life of this broker asked for, and that was made after this one had looked: without
-        it nobody could use the name before the next start. Raises TopicElsewhere for one of another node."""
+    async def _serve_if_stored(self, name: TopicName) -> None:
+        """Serves a topic that is in the metadata store but not mirrored here. Raises TopicElsewhere if it is remote.
+
+        An earlier process of this broker may have requested it, and the store applied that after this process had
+        loaded the topics. Otherwise the name could not be used before the next start.
+        """
         key = records.topic_key(name)
         entry = await self._store.get(key)
         if entry is not None and name not in self._topics:
             record = records.decode(records.TopicRecord, key, entry.value)
-            if not self.neighbours.is_own(record.owner):
-                raise self.neighbours.elsewhere(name, record)
+            if not self.owners.is_local(record.owner):
+                raise self.owners.redirect_error(name, record)
             self._serve(name, record)
 
     def declare(self, topic: Topic, shards: int) -> None:
-        """Makes further shards of a topic known to the storage. They are the topic's when `grow` has returned."""
+        """Declares further shards of a topic to the storage. They belong to the topic after `add_shards`."""
         self._storage.declare_topic(topic.identity, shards)
 
-    async def grow(self, topic: Topic, shards: int) -> None:
-        """The shards that were declared belong to the topic from now on."""
+    async def add_shards(self, topic: Topic, shards: int) -> None:
+        """Extends a topic to this number of shards. They must be declared."""
         record = msgspec.structs.replace(topic.record, shards=shards)
         await self._store.put(records.topic_key(topic.name), records.encode(record))
         topic.record = record
-        self._retain(topic)
+        self._apply_retention(topic)
 
     async def delete(
         self, name: TopicName, table: DeletedTablePolicy | None = None, rest: DeletedRestPolicy | None = None
     ) -> Deletion:
-        """From the decision on nobody sends to it or gets anything of it; then everything it left goes. `table` and
-        `rest`: else what its policies say. Called again with `rest` discard, one whose rest waits is finished."""
-        waiting = self._deletion.waiting_of(name)
-        if name not in self._topics and waiting is not None and rest is DeletedRestPolicy.DISCARD:
-            return await self._deletion.discard(waiting)
-        orphan = None if name in self._topics else await self._orphan(name)
+        """Deletes a topic; returns what was decided about its table and its uncommitted messages.
+
+        `table`, `rest`: None for what the policies of the topic say. Called again with `rest` discard, it ends the
+        deletion of a topic whose rest is still waiting to be committed.
+        """
+        draining = self._deletion.find_draining(name)
+        if name not in self._topics and draining is not None and rest is DeletedRestPolicy.DISCARD:
+            return await self._deletion.discard(draining)
+        orphan = None if name in self._topics else await self._find_orphan(name)
         if orphan is not None:
             return await self._delete_orphan(name, orphan, table)
         topic = self.get(name)
         policies = topic.policies
-        end = table or DeletedTablePolicy(policies.deleted_table or self._options.deleted_table)
-        if end is not DeletedTablePolicy.KEEP and not self._options.has_own_catalog:
+        table_end = table or DeletedTablePolicy(policies.deleted_table or self._options.deleted_table)
+        if table_end is not DeletedTablePolicy.KEEP and not self._options.has_own_catalog:
             raise errors.InvalidInput(
                 f"the table of {name} is in another catalog",
                 hint="delete the topic with table `keep`, and drop it there",
             )
-        decided_rest = rest or DeletedRestPolicy(policies.deleted_rest or self._options.deleted_rest)
-        decided = await self._deletion.decide(name, topic.record, policies, end, decided_rest)
+        rest_end = rest or DeletedRestPolicy(policies.deleted_rest or self._options.deleted_rest)
+        deletion = await self._deletion.decide(name, topic.record, policies, table_end, rest_end)
         del self._topics[name]
         topic.delete(f"topic {name} was deleted")
         await self._deletion.finish(name)
-        return decided
+        return deletion
 
-    async def _orphan(self, name: TopicName) -> records.TopicRecord | None:
-        """A topic whose node was removed from the cluster for good."""
-        if not self.neighbours.there_may_be_some:
+    async def _find_orphan(self, name: TopicName) -> records.TopicRecord | None:
+        """The record of a topic whose node was removed from the cluster for good; None for any other topic."""
+        if not self.owners.is_clustered:
             return None
         await self._store.revision()
-        record = self.neighbours.find(name)
-        return record if record is not None and self.neighbours.is_orphaned(record.owner) else None
+        record = self.owners.find_topic(name)
+        return record if record is not None and self.owners.is_orphaned(record.owner) else None
 
     async def _delete_orphan(
         self, name: TopicName, record: records.TopicRecord, table: DeletedTablePolicy | None
     ) -> Deletion:
-        """What was in the log of its node alone is gone already, and is not waited for."""
+        """Messages that were only in the log of its node are lost already, so there is no rest to commit."""
         policies = record.policies.over(self._policies_of(name.namespace))
-        end = table or DeletedTablePolicy(policies.deleted_table or self._options.deleted_table)
-        own = msgspec.structs.replace(record, owner=self.neighbours.own)  # this node finishes it, also after a crash
-        decided = await self._deletion.decide(name, own, policies, end, DeletedRestPolicy.DISCARD)
+        table_end = table or DeletedTablePolicy(policies.deleted_table or self._options.deleted_table)
+        # As the owner this node completes the deletion, also after a crash.
+        owned_record = msgspec.structs.replace(record, owner=self.owners.node_id)
+        deletion = await self._deletion.decide(name, owned_record, policies, table_end, DeletedRestPolicy.DISCARD)
         await self._deletion.finish(name)
-        return decided._replace(lost_with=record.node)
+        return deletion._replace(lost_with=record.node)
 
     async def take_over(self, name: TopicName) -> tuple[Topic, Takeover]:
-        """A topic whose node was removed for good is this node's from now on, with what its table holds."""
+        """Makes this node the owner of a topic whose node was removed for good, with what its table holds."""
         takeover = await self._takeover.take_over(name, self._options.node)
         return self._serve(name, takeover.record), takeover
 
     @property
-    def has_waiting(self) -> bool:
-        """Topics that are gone, and whose rest is on its way into their tables."""
-        return self._deletion.is_waiting
+    def is_draining(self) -> bool:
+        """True while the rest of a deleted topic is being committed to its table."""
+        return self._deletion.is_draining
 
     async def finish_drained(self) -> None:
         await self._deletion.finish_drained()
@@ -322,7 +335,7 @@ class TopicRegistry:
         record = msgspec.structs.replace(topic.record, policies=policies)
         await self._store.put(records.topic_key(name), records.encode(record))
         topic.set_policies(record, policies.over(self._policies_of(name.namespace)))
-        self._retain(topic)
+        self._apply_retention(topic)
 
 
 def unknown_namespace(name: str) -> errors.UnknownNamespace:

@@ -1,13 +1,13 @@
-"""A topic whose node was removed from the cluster for good is served by another node from now on, or deleted.
+"""Takes over a topic whose node was removed from the cluster for good: this node serves it from now on.
 
-What the table of the topic holds is there. What was in the log of the removed node alone is lost with it, and nobody
-knows how much that was: the offsets behind the table, up to TAKEOVER_OFFSETS behind everything that anybody has seen,
-become a declared gap, and the new owner goes on behind it. No offset is given to a second message, also when the new
-owner is removed before it has committed anything: the record of the topic says where it began.
+The messages in the topic's table are kept. Those that only the log of the removed node had are lost, and their number
+is unknown: the offsets after the table, up to TAKEOVER_OFFSETS after the highest offset seen anywhere, become a
+declared gap, and the new owner continues after it. So no offset is assigned to a second message, also if the new owner
+is removed before it has committed anything: the topic record says where it began.
 
-    1  the gaps are written into the log of the new owner, synced
-    2  the record of the topic names the new owner, if nobody changed it meanwhile
-Cut off between the two, it is done again: gaps that the log has already are not written twice.
+    1  the gaps are written to the log of the new owner, and synced
+    2  the topic record names the new owner, unless it was changed meanwhile
+Both steps can be repeated after a crash: gaps that the log has already are not written twice.
 """
 
 from __future__ import annotations
@@ -36,54 +36,57 @@ _log = get_logger("broker.takeover")
 
 class Takeover(NamedTuple):
     record: records.TopicRecord
-    former: str  # the name of the node that was removed
+    former_node: str  # the name of the removed node
     gaps: list[Gap]
 
 
-def gap_of(key: ShardKey, committed: int, seen: int, former: str) -> Gap:
-    """Offsets that the removed node may have given away, as far as its table does not have them. Pure."""
+def lost_gap(key: ShardKey, committed: int, seen: int, former_node: str) -> Gap:
+    """The offsets that the removed node may have assigned and that are not in the table. Pure."""
     end = max(committed, seen) + limits.TAKEOVER_OFFSETS
-    return Gap(key, committed, end, 0, f"taken over from node {former}, which was removed", GapState.LOST)
+    return Gap(key, committed, end, 0, f"taken over from node {former_node}, which was removed", GapState.LOST)
 
 
 class TopicTakeover:
-    def __init__(self, store: MetadataStore, storage: PersistentStorage, neighbours: TopicOwners) -> None:
+    def __init__(self, store: MetadataStore, storage: PersistentStorage, owners: TopicOwners) -> None:
         self._store = store
         self._storage = storage
-        self._neighbours = neighbours
+        self._owners = owners
 
     async def take_over(self, name: TopicName, node: str) -> Takeover:
-        """`node`: the name of this one. Raises TopicElsewhere while the owner is a member, UnknownTopic."""
+        """Makes this node, named `node`, the owner of the topic.
+
+        Raises UnknownTopic, TopicElsewhere while the owner is a member, NotReady after a concurrent change.
+        """
         key = records.topic_key(name)
         entry = await self._store.get(key)
         if entry is None:
-            raise errors.UnknownTopic(f"there is no topic {name}", hint="`icestream topic list` shows those that are")
+            raise errors.UnknownTopic(f"there is no topic {name}", hint="`icestream topic list` shows the topics")
         record = records.decode(records.TopicRecord, key, entry.value)
-        if self._neighbours.is_own(record.owner):
-            raise errors.InvalidInput(f"topic {name} is served by this node already")
-        if not self._neighbours.is_orphaned(record.owner):
-            raise self._neighbours.elsewhere(name, record)
+        if self._owners.is_local(record.owner):
+            raise errors.InvalidInput(f"topic {name} is already served by this node")
+        if not self._owners.is_orphaned(record.owner):
+            raise self._owners.redirect_error(name, record)
         committed, seen = await self._committed(record.id), await self._seen(record.id)
         gaps = [
-            gap_of(
+            lost_gap(
                 ShardKey(record.id, shard),
                 committed.get(shard, 0),
-                max(seen.get(shard, 0), record.takeover_end),  # its last owner may have committed nothing
+                max(seen.get(shard, 0), record.takeover_end),  # the last owner may have committed nothing
                 record.node,
             )
             for shard in range(record.shards)
         ]
         await self._storage.declare_lost_offsets(TopicIdentity(record.id, str(name), record.id), gaps)
         end = max(gap.end for gap in gaps)
-        taken = msgspec.structs.replace(record, owner=self._neighbours.own, node=node, takeover_end=end)
-        done = await self._store.txn([AtRevision(key, entry.mod_revision)], [Put(key, records.encode(taken))])
-        if not done.held:
-            raise errors.NotReady(f"topic {name} was changed at the same moment", hint="look at it, and try again")
-        _log.warning("a topic was taken over from a removed node", topic=str(name), former=record.node)
-        return Takeover(taken, record.node, gaps)
+        new_record = msgspec.structs.replace(record, owner=self._owners.node_id, node=node, takeover_end=end)
+        reply = await self._store.txn([AtRevision(key, entry.mod_revision)], [Put(key, records.encode(new_record))])
+        if not reply.held:
+            raise errors.NotReady(f"topic {name} was changed concurrently", hint="check the topic, and retry")
+        _log.warning("took over a topic from a removed node", topic=str(name), former=record.node)
+        return Takeover(new_record, record.node, gaps)
 
     async def _committed(self, topic_id: int) -> dict[int, int]:
-        """By shard, the end of what the table holds; nothing without a table. Raises MetadataDamaged."""
+        """The committed offset of each shard; empty without a table. Raises MetadataDamaged."""
         mirror = await self._store.get(foreign_table_key(topic_id))
         if mirror is not None:
             return dict(decode_foreign_table(foreign_table_key(topic_id), mirror).committed)
@@ -100,7 +103,7 @@ class TopicTakeover:
         return decoded.binding.committed() if isinstance(decoded, TableRecord) and decoded.binding is not None else {}
 
     async def _seen(self, topic_id: int) -> dict[int, int]:
-        """By shard, the highest offset that a cursor knows."""
+        """The highest offset of each shard that a cursor refers to."""
         ends: dict[int, int] = {}
         for key, entry in await self._store.list_all(records.CURSORS):
             cursor = records.decode(records.CursorRecord, key, entry.value)

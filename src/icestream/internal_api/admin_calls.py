@@ -220,7 +220,7 @@ class AdminCalls:
         if topic is not None:
             return admin_documents.topic_line(topic)
         record = records.decode(records.TopicRecord, key, entry.value)
-        return None if topics.neighbours.is_own(record.owner) else admin_documents.topic_line_elsewhere(name, record)
+        return None if topics.owners.is_local(record.owner) else admin_documents.topic_line_elsewhere(name, record)
 
     async def inspect_topic(self, connection: NativeConnection, arguments: Document) -> Document:
         topic = self._topic(decode_arguments(TopicOnly, arguments).topic)

@@ -123,5 +123,5 @@ class PipelineCalls:
     async def pipeline_state(self, connection: NativeConnection, arguments: Document) -> Document:
         request = decode_arguments(ReportState, arguments)
         if request.state is not None:
-            self._service.tell(request.state)
+            self._service.report(request.state)
         return self._service.state

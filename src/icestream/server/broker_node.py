@@ -118,7 +118,7 @@ class BrokerNode:
         policy = self.broker.topics.table_policy
         self.ingest = PipelineService(log, clock, self._place(), policy) if log is not None else None
         if self.ingest is not None:
-            self.ingest.on_committed = self.broker.tables_went_on
+            self.ingest.on_committed = self.broker.on_tables_committed
         welcome = handshake.HandshakeServer(
             settings.node.name, clock.wall_us, frame_bytes_max(settings), Compression(), self.services.instance
         )
@@ -196,17 +196,17 @@ class BrokerNode:
         opened = await open_store(settings, join, stop)
         store = opened.store
         try:
-            neighbours = topic_owners(store)
-            stored = await stored_positions(store, neighbours)
-            unstored = dict.fromkeys(await own_shards(store, neighbours), 0)
+            owners = topic_owners(store)
+            stored = await stored_positions(store, owners)
+            unstored = dict.fromkeys(await own_shards(store, owners), 0)
             path = Path(settings.wal.base_path)
-            had_log = await check_log(store, neighbours, path, has_topics=bool(unstored))
+            had_log = await check_log(store, owners, path, has_topics=bool(unstored))
             log = await open_configured_log(settings, unstored | stored.positions, must_exist=had_log)
         except BaseException:
             await store.close()
             raise
         try:
-            await record_log(store, neighbours, log.log_id)
+            await record_log(store, owners, log.log_id)
         except BaseException:
             await log.close()
             await store.close()

@@ -53,30 +53,30 @@ class LogRecords(NamedTuple):
         return next((node for node, log in self.others.items() if log == log_id), None)
 
 
-async def check_log(store: MetadataStore, neighbours: TopicOwners, path: Path, *, has_topics: bool) -> bool:
+async def check_log(store: MetadataStore, owners: TopicOwners, path: Path, *, has_topics: bool) -> bool:
     """Returns whether a log must exist in `path`. Raises ForeignLog for the log of another node.
 
     `has_topics`: this node owns topics.
     """
-    logs = await _log_records(store, neighbours)
+    logs = await _log_records(store, owners)
     log_id = await asyncio.to_thread(_log_id_in, path)
     if log_id and not logs.is_expected(log_id):
         if logs.owner_of(log_id) is not None or not await asyncio.to_thread(_replaces_lost_log, path):
-            raise _foreign_log(path, log_id, logs, neighbours)
-        await _write(store, neighbours, log_id)
+            raise _foreign_log(path, log_id, logs, owners)
+        await _write(store, owners, log_id)
     return bool(logs.own) or has_topics
 
 
-async def record_log(store: MetadataStore, neighbours: TopicOwners, log_id: bytes) -> None:
+async def record_log(store: MetadataStore, owners: TopicOwners, log_id: bytes) -> None:
     """Records the id of the open log, unless it is recorded already."""
-    await _write(store, neighbours, log_id.hex())
-    for node in (await _all_records(store)).keys() - {neighbours.own}:
-        if neighbours.is_own(node):
+    await _write(store, owners, log_id.hex())
+    for node in (await _all_records(store)).keys() - {owners.node_id}:
+        if owners.is_local(node):
             await store.delete(NODE_LOGS + node)  # a predecessor: its log is the recorded one now, or was given up
 
 
-async def _write(store: MetadataStore, neighbours: TopicOwners, log_id: str) -> None:
-    key = NODE_LOGS + neighbours.own
+async def _write(store: MetadataStore, owners: TopicOwners, log_id: str) -> None:
+    key = NODE_LOGS + owners.node_id
     entry = await store.get(key)
     if entry is None or records.decode(NodeLogRecord, key, entry.value).log != log_id:
         await store.put(key, msgspec.json.encode(NodeLogRecord(log_id)))
@@ -89,11 +89,11 @@ async def _all_records(store: MetadataStore) -> dict[str, str]:
     }
 
 
-async def _log_records(store: MetadataStore, neighbours: TopicOwners) -> LogRecords:
+async def _log_records(store: MetadataStore, owners: TopicOwners) -> LogRecords:
     logs = await _all_records(store)
-    own = {node: log for node, log in logs.items() if neighbours.is_own(node)}
+    own = {node: log for node, log in logs.items() if owners.is_local(node)}
     others = {node: log for node, log in logs.items() if node not in own}
-    return LogRecords({neighbours.own: own[neighbours.own]} if neighbours.own in own else own, others)
+    return LogRecords({owners.node_id: own[owners.node_id]} if owners.node_id in own else own, others)
 
 
 def _log_id_in(path: Path) -> str:
@@ -117,11 +117,11 @@ def _replaces_lost_log(path: Path) -> bool:
         directory.close()
 
 
-def _foreign_log(path: Path, log_id: str, logs: LogRecords, neighbours: TopicOwners) -> errors.ForeignLog:
+def _foreign_log(path: Path, log_id: str, logs: LogRecords, owners: TopicOwners) -> errors.ForeignLog:
     owner = logs.owner_of(log_id)
     expected = ", ".join(sorted(logs.own.values()))
     if owner is not None:
-        node = neighbours.node(owner)
+        node = owners.find_node(owner)
         name = node.name if node is not None else f"{owner}, which was removed from the cluster"
         reason = f"it is log {log_id}, of node {name}"
     else:

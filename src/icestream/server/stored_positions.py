@@ -40,10 +40,10 @@ class StoredPositions(NamedTuple):
     unread: dict[str, int]  # topic ids of unreadable table records, by record key
 
 
-async def stored_positions(store: MetadataStore, neighbours: TopicOwners) -> StoredPositions:
+async def stored_positions(store: MetadataStore, owners: TopicOwners) -> StoredPositions:
     """The highest recorded offset of each shard of this node's topics."""
     positions, unread = Positions(), list[str]()
-    own, others = await _topics(store, neighbours)
+    own, others = await _topics(store, owners)
     for key, entry in await store.list_all(records.CURSORS):
         cursor = records.decode(records.CursorRecord, key, entry.value)
         if cursor.topic_id not in others:
@@ -56,11 +56,11 @@ async def stored_positions(store: MetadataStore, neighbours: TopicOwners) -> Sto
                 unread.append(key)
             elif committed.topic_id in own:  # the log may have dropped deleted topics
                 _raise_to(positions, committed.topic_id, committed.ends)
-    owners = await _tables_of_topics(store) if unread else {}
-    return StoredPositions(positions, {key: owners[key] for key in unread if owners.get(key) in own})
+    topic_ids = await _tables_of_topics(store) if unread else {}
+    return StoredPositions(positions, {key: topic_ids[key] for key in unread if topic_ids.get(key) in own})
 
 
-async def own_shards(store: MetadataStore, neighbours: TopicOwners) -> list[ShardKey]:
+async def own_shards(store: MetadataStore, owners: TopicOwners) -> list[ShardKey]:
     """Every shard of this node's topics, with or without recorded offsets.
 
     A repaired log that lost its end must not reassign the offsets of a shard that it does not know (wal/recovery.py).
@@ -69,7 +69,7 @@ async def own_shards(store: MetadataStore, neighbours: TopicOwners) -> list[Shar
         records.decode(records.TopicRecord, key, entry.value) for key, entry in await store.list_all(records.TOPICS)
     ]
     return [
-        ShardKey(topic.id, shard) for topic in topics if neighbours.is_own(topic.owner) for shard in range(topic.shards)
+        ShardKey(topic.id, shard) for topic in topics if owners.is_local(topic.owner) for shard in range(topic.shards)
     ]
 
 
@@ -117,7 +117,7 @@ def _raise_to(positions: Positions, topic_id: int, ends: Mapping[int, int]) -> N
         positions[key] = max(positions.get(key, 0), end)
 
 
-async def _topics(store: MetadataStore, neighbours: TopicOwners) -> tuple[Container[int], Container[int]]:
+async def _topics(store: MetadataStore, owners: TopicOwners) -> tuple[Container[int], Container[int]]:
     """The ids of this node's topics, and the ids of other nodes' topics, deleted ones included."""
     topics = [
         records.decode(records.TopicRecord, key, entry.value) for key, entry in await store.list_all(records.TOPICS)
@@ -126,6 +126,6 @@ async def _topics(store: MetadataStore, neighbours: TopicOwners) -> tuple[Contai
         records.decode(records.DeletedTopicRecord, key, entry.value)
         for key, entry in await store.list_all(records.DELETED_TOPICS)
     ]
-    owners = [(topic.id, topic.owner) for topic in topics] + [(topic.id, topic.owner) for topic in deleted]
-    own = {topic.id for topic in topics if neighbours.is_own(topic.owner)}
-    return own, {topic_id for topic_id, owner in owners if not neighbours.is_own(owner)}
+    owner_ids = [(topic.id, topic.owner) for topic in topics] + [(topic.id, topic.owner) for topic in deleted]
+    own = {topic.id for topic in topics if owners.is_local(topic.owner)}
+    return own, {topic_id for topic_id, owner in owner_ids if not owners.is_local(owner)}

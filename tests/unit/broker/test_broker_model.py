@@ -31,15 +31,13 @@ from hypothesis.stateful import (
 from icestream import errors
 from icestream.broker import records
 from icestream.broker.broker_options import BrokerOptions
+from icestream.broker.publish_result import PublishResult
 from icestream.broker.service import Broker
 from icestream.broker.topic import Producer
 from icestream.model import SyncMode, envelope
 from icestream.model.block import iter_blocks
 from icestream.model.subscription import FailurePolicy, StartAt, SubscriptionStart, SubscriptionType
 from icestream.model.topic_name import TopicName
-from icestream.wal.appender import Placed
-from icestream.wal.producer_registry import Duplicate
-from icestream.wal.receipt import Receipt
 from tests.support.broker_machine import BrokerMachine, Reader, block, quiet, subscribe
 
 Answer = TypeVar("Answer")
@@ -94,7 +92,7 @@ class BrokerModel(RuleBasedStateMachine):
         self.machine = BrokerMachine(seed, self.mode, broker=options, tail_bytes=tail_bytes)
         self.topics: dict[TopicName, Topic] = {}
         self.payloads = 0
-        self.pending: list[tuple[TopicName, int, list[bytes], Receipt]] = []
+        self.pending: list[tuple[TopicName, int, list[bytes], PublishResult]] = []
         self.start()
 
     def run(self, work: Coroutine[Any, Any, Answer]) -> Answer:
@@ -161,7 +159,7 @@ class BrokerModel(RuleBasedStateMachine):
             assert topic.ids.setdefault(f"producer {who}", producer.id) == producer.id
             found = self.senders[name, who] = Sender(producer)
             for shard in range(TOPICS[name]):
-                last = self.broker.last_sequence_of_all(producer, shard)
+                last = self.broker.last_sequence_of_name(producer, shard)
                 found.next[shard] = 0 if last is None else last + 1
         return found
 
@@ -173,7 +171,7 @@ class BrokerModel(RuleBasedStateMachine):
         producer = sender.producer if is_numbered else None
         sent = block(*payloads, keys=keys, producer=producer, first=sender.next[shard])
 
-        async def go() -> list[Receipt]:
+        async def go() -> list[PublishResult]:
             times = 2 if is_numbered and self.payloads % 3 == 0 else 1  # a client that is not sure sends again
             return [self.broker.publish(sender.producer, shard, sent) for _ in range(times)]
 
@@ -185,13 +183,12 @@ class BrokerModel(RuleBasedStateMachine):
         """Notes the answers that have arrived: from here on these messages are promises."""
         left = []
         for name, shard, payloads, stored in self.pending:
-            if not stored.done():
+            if stored.outcome is None:
                 left.append((name, shard, payloads, stored))
                 continue
-            (result,) = stored.result()
-            assert isinstance(result, Placed | Duplicate)
-            assert result.base_offset is not None
-            for at, payload in enumerate(payloads, result.base_offset):
+            assert stored.error is None
+            assert stored.base_offset is not None
+            for at, payload in enumerate(payloads, stored.base_offset):
                 self.note(name, shard, at, payload)
                 self.topics[name].messages[shard, at] = payload
         self.pending = left

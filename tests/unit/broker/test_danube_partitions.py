@@ -45,7 +45,7 @@ class Sink:
 
 
 async def publish(broker: Broker, shard: int) -> None:
-    producer = await broker.open_producer(NAME, "p", part=PartitionRequest(shard, RELIABLE))
+    producer = await broker.open_producer(NAME, "p", partition=PartitionRequest(shard, RELIABLE))
     await broker.publish(producer, shard, encode_block(1, {envelope.PAYLOAD: [b"m"]}))
 
 

@@ -264,7 +264,7 @@ async def test_a_policy_that_makes_no_sense_changes_nothing() -> None:
         with pytest.raises(errors.InvalidInput):
             await broker.set_failure_policy(TOPIC, "s", FailurePolicy(**wrong))  # type: ignore[arg-type]
     own = FailurePolicy(poison=PoisonPolicy.DEAD_LETTER, dead_letter_topic=str(TOPIC))
-    with pytest.raises(errors.InvalidInput, match="its own dead letters"):
+    with pytest.raises(errors.InvalidInput, match="its own dead-letter topic"):
         await broker.set_failure_policy(TOPIC, "s", own)
     nowhere = FailurePolicy(poison=PoisonPolicy.DEAD_LETTER, dead_letter_topic="/nowhere/dead")
     with pytest.raises(errors.UnknownNamespace, match="namespace create nowhere"):

@@ -16,7 +16,6 @@ from icestream.model.shard import ShardKey
 from icestream.model.subscription import DispatchMode, SubscriptionType
 from icestream.model.topic_deletion_policy import DeletedRestPolicy
 from icestream.model.topic_name import TopicName
-from icestream.wal.appender import Placed
 from tests.support.broker_machine import TOPIC, BrokerMachine, block, publish, quiet, stored_rows, subscribe
 from tests.support.halting_store import HaltingStore
 from tests.support.machine import HANGS_SECONDS
@@ -183,7 +182,7 @@ async def test_a_lower_bound_sends_nobody_away_and_lets_nobody_in() -> None:
     broker = await opened()
     producers = [await open_one(broker, name) for name in "abc"]
     await broker.set_topic_policies(TOPIC, TopicPolicies(max_producers=1, max_message_bytes=10))
-    assert isinstance((await broker.publish(producers[2], 0, block(b"small")))[0], Placed)
+    assert (await broker.publish(producers[2], 0, block(b"small"))).base_offset is not None
     with pytest.raises(errors.MessageTooLarge):
         broker.publish(producers[1], 0, block(bytes(11)))
     with pytest.raises(errors.PolicyReached):
@@ -221,7 +220,8 @@ async def test_retries_and_refusals_do_not_count_for_the_publish_rate() -> None:
         await receipt
         waits.append(receipt.pause_ms)
     jump = broker.publish(producer, 0, block(*[b"x"] * 20, producer=producer, first=1_000))
-    assert isinstance((await jump)[0], errors.OutOfOrderSequence)
+    with pytest.raises(errors.OutOfOrderSequence):
+        await jump
     broker.reset_producer(producer, 0)
     receipt = broker.publish(producer, 0, block(b"next", producer=producer, first=20))
     assert (waits[0], receipt.pause_ms) == (100, 110), "20 messages at 100 in a second, less ten; and one more"
@@ -231,13 +231,13 @@ async def test_a_publish_rate_takes_no_more_than_a_moment_ahead_so_that_answers_
     machine = BrokerMachine()
     broker = await opened(machine, max_publish_rate=100)
     producers = [await open_one(broker, name) for name in "ab"]
-    with pytest.raises(errors.MessageTooLarge, match=r"takes 100 in a second.*at most 25 of them together"):
+    with pytest.raises(errors.MessageTooLarge, match=r"100 messages per second.*at most 25 messages per batch"):
         broker.publish(producers[0], 0, block(*[b"x"] * 26))
     broker.reset_producer(producers[0], 0)
     lates = [broker.publish(producers[0], 0, block(*[b"x"] * 25)).pause_ms for _ in range(2)]
     assert lates == [150, 400], "whoever comes last waits twice the moment at most"
     for producer in producers:
-        with pytest.raises(errors.RateReached, match="again in 150 ms") as refused:
+        with pytest.raises(errors.RateReached, match="retry in 150 ms") as refused:
             broker.publish(producer, 0, block(b"x"))
         assert refused.value.retryable
         broker.reset_producer(producer, 0)
@@ -383,7 +383,7 @@ async def test_a_crash_at_any_write_of_a_deletion_that_commits_first_loses_no_me
             assert machine.log is not None
             assert machine.log.backlog.uncommitted_count(key) == 1
             is_there = broker.topics.find(TOPIC) is not None
-            assert broker.topics.has_waiting is not is_there
+            assert broker.topics.is_draining is not is_there
             seen.add(is_there)
             if not is_there:
                 await _check_another(machine, broker, key)
@@ -412,8 +412,8 @@ async def _check_another(machine: BrokerMachine, broker: Broker, old: ShardKey) 
     assert machine.log is not None
     assert machine.log.backlog.uncommitted_count(old) == 1
     await machine.log.advance_floor({old: 1})  # as the pipeline tells
-    broker.tables_went_on()
+    broker.on_tables_committed()
     await quiet()
-    assert not broker.topics.has_waiting
+    assert not broker.topics.is_draining
     assert not [key for key in await kept(machine) if key.startswith(records.DELETED_TOPICS)]
     assert list(broker.topics.get(TOPIC).subscriptions) == ["s"]

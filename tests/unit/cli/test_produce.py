@@ -142,7 +142,7 @@ def test_what_the_topic_refuses_is_counted(broker: testing.TestBroker, topic: st
         client.create_topic(topic, max_message_bytes=500)
     ran = icestream("produce", topic, "--broker", broker.address, "--output", "json", given=b"abc\n" + 501 * b"x")
     assert (ran.code, ran.document["stored"]) == (4, 1)
-    assert "1 of 2 messages not stored: a message of 501 bytes" in ran.err
+    assert "1 of 2 messages not stored: message of 501 bytes" in ran.err
 
 
 def test_without_a_broker_it_says_what_to_do() -> None:

@@ -372,7 +372,7 @@ async def test_gaps_are_told(client: icestream.Client, broker: TestBroker) -> No
     async with client.subscribe(TOPIC, "s", start="earliest") as messages:
         await take(messages, 2)
         delivery = broker.node.broker.subscription(TopicName.parse(TOPIC), "s").deliveries[0]
-        delivery.nothing_there(Gap(delivery.stream.key, 3, 5, 0, "a test", GapState.UNUSED))
+        delivery.skip_gap(Gap(delivery.stream.key, 3, 5, 0, "a test", GapState.UNUSED))
         await messages.flush()
         assert list(messages.gaps) == [icestream.Gap(0, 3, 5, GapState.UNUSED, "a test")]
 
@@ -538,7 +538,7 @@ async def test_a_number_of_messages_of_a_key_that_makes_no_sense_is_refused(
 
 def unreadable(broker: TestBroker, offset: int, reason: str = "the bucket does not answer") -> None:
     delivery = broker.node.broker.subscription(TopicName.parse(TOPIC), "s").delivery(0)
-    delivery.cannot_read(offset, errors.StorageUnavailable(reason, hint="look at it"))
+    delivery.report_unreadable(offset, errors.StorageUnavailable(reason, hint="look at it"))
 
 
 async def test_messages_that_cannot_be_read_are_an_error_and_the_subscription_goes_on(
@@ -561,7 +561,7 @@ async def test_messages_that_cannot_be_read_are_an_error_and_the_subscription_go
                     break
                 except errors.SubscriptionStalled:
                     continue
-        broker.node.broker.subscription(TopicName.parse(TOPIC), "s").delivery(0).can_read(3, 4)
+        broker.node.broker.subscription(TopicName.parse(TOPIC), "s").delivery(0).report_readable(3, 4)
         await until(lambda: not messages.stalls)
         await publish(client, 1, first=4)
         assert numbers(await take(messages, 1)) == [4]

@@ -100,8 +100,8 @@ async def test_a_topic_of_a_node_that_is_down_is_said_to_be_and_http_is_not_sent
     node = encode_record(NodeRecord("node-2", "h:1", "h:2", "http://h:3", "http://h:4"))
     record = records.TopicRecord(1, 1, DispatchMode.RELIABLE, 0, "node-2", owner=owner)
     for is_up in (True, False):
-        neighbours = TopicOwners("01", "01", {NODES + owner: node}.get, lambda _, is_up=is_up: is_up)  # type: ignore[misc]
-        error = neighbours.elsewhere(TOPIC, record)
+        owners = TopicOwners("01", "01", {NODES + owner: node}.get, lambda _, is_up=is_up: is_up)  # type: ignore[misc]
+        error = owners.redirect_error(TOPIC, record)
         assert ("which is down" in error.message) is not is_up
         assert ("http" in error.details) is is_up
         assert error.details["native"] == "h:2", "clients of the protocol keep trying"

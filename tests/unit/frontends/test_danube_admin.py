@@ -130,7 +130,7 @@ async def test_a_topic_with_a_schema(operator: Operator) -> None:
     assert (found.schema_subject, found.schema_version, found.schema_type) == ("s", 1, "json_schema")
     assert found.compatibility_mode == "BACKWARD"
     await operator.call("TopicAdmin/DeleteTopic", pb.TopicRequest(name="/default/t"))
-    assert operator.broker.registry.of_topic(TOPIC) is None
+    assert operator.broker.schemas.of_topic(TOPIC) is None
 
 
 async def test_subscriptions_and_their_failure_policy(operator: Operator) -> None:

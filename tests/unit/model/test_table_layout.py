@@ -12,7 +12,7 @@ MIN, MAX = limits.TARGET_FILE_BYTES_MIN, limits.TARGET_FILE_BYTES_MAX
 
 @pytest.mark.parametrize("text", ["none", "hour", "day", "month", "key", "bucket[1]", "bucket[16]", "bucket[999999]"])
 def test_partitions(text: str) -> None:
-    assert TopicPolicies(partitioning=text).of_table == {"partitioning": text}
+    assert TopicPolicies(partitioning=text).table_layout == {"partitioning": text}
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_partitions_that_there_are_not(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["zstd", "zstd:1", "zstd:22", "gzip", "gzip:9", "snappy", "lz4", "uncompressed"])
 def test_compression(text: str) -> None:
-    assert TopicPolicies(compression=text).of_table == {"compression": text}
+    assert TopicPolicies(compression=text).table_layout == {"compression": text}
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_compression_that_there_is_not(text: str) -> None:
 
 
 def test_size_of_files() -> None:
-    assert TopicPolicies(target_file_bytes=MIN).of_table == {"target_file_bytes": str(MIN)}
+    assert TopicPolicies(target_file_bytes=MIN).table_layout == {"target_file_bytes": str(MIN)}
     for size in (0, MIN - 1, MAX + 1):
         with pytest.raises(errors.InvalidInput) as found:
             TopicPolicies(target_file_bytes=size)
@@ -51,7 +51,7 @@ def test_size_of_files() -> None:
 
 def test_a_topic_goes_before_its_namespace() -> None:
     namespace = TopicPolicies(partitioning="day", compression="gzip", max_producers=3)
-    assert TopicPolicies(partitioning="none").over(namespace).of_table == {
+    assert TopicPolicies(partitioning="none").over(namespace).table_layout == {
         "partitioning": "none",
         "compression": "gzip",
     }

@@ -100,13 +100,13 @@ async def test_the_demo_is_shown_when_the_driver_tells_of_its_first_snapshot(tmp
         assert demo.should_run_demo(node)
         showing = asyncio.create_task(demo.run_demo(node, said.append))
         async with asyncio.timeout(30):
-            while node.ingest.on_told is None:  # noqa: ASYNC110 (it publishes first)
+            while node.ingest.on_report is None:  # noqa: ASYNC110 (it publishes first)
                 await asyncio.sleep(0.001)
         first = {"topic": "/default/demo", "table": ["default", "demo"], "snapshot_id": 7}
         other = {"topic": "/default/other", "table": ["default", "other"], "snapshot_id": 6}
         for snapshots in ([], [other], [other, first]):
             assert len(said) == 1
-            node.ingest.tell({"first_snapshots": snapshots})
+            node.ingest.report({"first_snapshots": snapshots})
             await asyncio.sleep(0)
         await asyncio.wait_for(showing, 30)
         assert "table default.demo; its first snapshot, 7, has 3 rows" in said[1]

@@ -29,7 +29,7 @@ class Cluster:
             NODES + OTHER: encode_record(NodeRecord("node-3", "127.0.0.1:7650")),
         }
 
-    def neighbours(self, own: str = NEW) -> TopicOwners:
+    def owners(self, own: str = NEW) -> TopicOwners:
         peek: Callable[[str], bytes | None] = self.entries.get
         return TopicOwners(own, OLD, peek)
 
@@ -46,34 +46,34 @@ async def new_log(path: Path) -> bytes:
 async def test_a_node_that_joined_anew_must_have_the_log_of_its_predecessor(tmp_path: Path) -> None:
     cluster = Cluster()
     log_id = await new_log(tmp_path / "wal")
-    await record_log(cluster.store, cluster.neighbours(OLD), log_id)
-    assert await check_log(cluster.store, cluster.neighbours(), tmp_path / "wal", has_topics=True)
-    assert await check_log(cluster.store, cluster.neighbours(), tmp_path / "gone", has_topics=False), "it is lost"
+    await record_log(cluster.store, cluster.owners(OLD), log_id)
+    assert await check_log(cluster.store, cluster.owners(), tmp_path / "wal", has_topics=True)
+    assert await check_log(cluster.store, cluster.owners(), tmp_path / "gone", has_topics=False), "it is lost"
     await new_log(tmp_path / "another")
     with pytest.raises(errors.ForeignLog, match=f"this node has log {log_id.hex()}"):
-        await check_log(cluster.store, cluster.neighbours(), tmp_path / "another", has_topics=True)
-    await record_log(cluster.store, cluster.neighbours(), log_id)
+        await check_log(cluster.store, cluster.owners(), tmp_path / "another", has_topics=True)
+    await record_log(cluster.store, cluster.owners(), log_id)
     assert set(await cluster.logs()) == {NEW}, "the record of the predecessor is its own now"
-    assert await check_log(cluster.store, cluster.neighbours(), tmp_path / "gone", has_topics=False)
+    assert await check_log(cluster.store, cluster.owners(), tmp_path / "gone", has_topics=False)
 
 
 async def test_topics_of_a_predecessor_without_a_record_need_its_log(tmp_path: Path) -> None:
     cluster = Cluster()
-    assert await check_log(cluster.store, cluster.neighbours(), tmp_path / "gone", has_topics=True)
-    assert not await check_log(cluster.store, cluster.neighbours(), tmp_path / "gone", has_topics=False)
+    assert await check_log(cluster.store, cluster.owners(), tmp_path / "gone", has_topics=True)
+    assert not await check_log(cluster.store, cluster.owners(), tmp_path / "gone", has_topics=False)
 
 
 async def test_the_log_of_another_member_is_named(tmp_path: Path) -> None:
     """Also for a node that has had none, and also where a repair has just begun it."""
     cluster = Cluster()
     log_id = await new_log(tmp_path / "wal")
-    await record_log(cluster.store, cluster.neighbours(OTHER), log_id)
+    await record_log(cluster.store, cluster.owners(OTHER), log_id)
     with pytest.raises(errors.ForeignLog, match=f"it is log {log_id.hex()}, of node node-3") as raised:
-        await check_log(cluster.store, cluster.neighbours(), tmp_path / "wal", has_topics=False)
+        await check_log(cluster.store, cluster.owners(), tmp_path / "wal", has_topics=False)
     assert "this node then begins its own" in raised.value.hint
-    await record_log(cluster.store, cluster.neighbours(), bytes([7] * 16))
+    await record_log(cluster.store, cluster.owners(), bytes([7] * 16))
     with pytest.raises(errors.ForeignLog, match="of node node-3") as raised:
-        await check_log(cluster.store, cluster.neighbours(), tmp_path / "wal", has_topics=False)
+        await check_log(cluster.store, cluster.owners(), tmp_path / "wal", has_topics=False)
     assert "how to give up what is lost" in raised.value.hint
 
 
@@ -81,8 +81,8 @@ async def test_a_record_of_an_older_version_takes_the_id_of_the_log_that_is_ther
     cluster = Cluster()
     await cluster.store.put(NODE_LOGS + NEW, b"{}")
     log_id = await new_log(tmp_path / "wal")
-    assert await check_log(cluster.store, cluster.neighbours(), tmp_path / "wal", has_topics=False)
-    await record_log(cluster.store, cluster.neighbours(), log_id)
+    assert await check_log(cluster.store, cluster.owners(), tmp_path / "wal", has_topics=False)
+    await record_log(cluster.store, cluster.owners(), log_id)
     assert log_id.hex().encode() in (await cluster.logs())[NEW]
 
 

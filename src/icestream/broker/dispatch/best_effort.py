@@ -1,13 +1,12 @@
-"""Non-reliable dispatch: what can be read now goes to whoever has room now, the rest is skipped (hazard 45).
+"""Non-reliable dispatch: messages go to consumers that have credit now; without one they are skipped (hazard 45).
 
-The messages are stored like all others; only delivery differs. A delivery counts as acked when it is decided, so
-nothing is ever in flight, fails or comes again, and the cursor follows the end of what can be read. Whose turn it is,
-the keys and the filters are those of reliable dispatch. A rate slows it down and skips nothing: while it is reached,
-`next` stays.
+The messages are stored like all others; only delivery differs. A delivery counts as acked when it is dispatched, so
+nothing is ever in flight, fails or is redelivered, and the cursor follows the end of what can be read. Rotation, keys
+and filters are those of reliable dispatch. A rate delays and skips nothing: while it is reached, `next` stays.
 
-    history    stored before the subscription was made or sought (`kept_below`): it waits while nobody has room, so that
-               a start and a seek mean something, over restarts too (the cursor knows how far it reaches)
-    live       comes later: a consumer must be there and have room, or it is skipped
+    history    stored before the subscription was created or sought (`kept_below`): it waits for credit, because a start
+               or a seek has requested it; over restarts too (the cursor stores `kept_below`)
+    live       stored later: skipped unless a consumer with credit is connected
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import Sequence
 from icestream import limits
 from icestream.broker.dispatch.consumer_rotation import Member
 from icestream.broker.dispatch.dispatcher import Dispatcher
-from icestream.broker.dispatch.hash_ring import place_of
+from icestream.broker.dispatch.hash_ring import ring_point
 from icestream.broker.dispatch.instruction import Deliver, Dropped, Instruction
 from icestream.broker.dispatch.key_shared import UNWANTED, KeySharedDispatcher
 from icestream.broker.rate_limit import TokenBucket
@@ -46,26 +45,26 @@ class BestEffortDispatcher(Dispatcher):
         return super().seek(position, now_ms)
 
     def _deliver_new(self, now_ms: int) -> None:
-        while (found := self._find_new()) is not None:
-            start, end = found
-            stop = self._hand_out(start, end, 0, now_ms, limits.OFFSET_MAX)
-            self._pass(stop)
+        while (new := self._next_new()) is not None:
+            start, end = new
+            stop = self._assign(start, end, 0, now_ms, limits.OFFSET_MAX)
+            self._advance_to(stop)
             if self.throttle.wake_ms is not None or stop < min(end, self.kept_below):
                 return
             if stop < end:
                 self._out.append(Dropped(stop, end, 0, NO_ROOM))
                 self.acked.add(stop, end)
-                self._pass(end)
+                self._advance_to(end)
 
     def _deliver(self, member: Member, start: int, end: int, attempt: int, now_ms: int) -> None:
-        self.consumers.took(member, end - start)
+        self.consumers.on_delivered(member, end - start)
         self.throttle.spend(end - start)
         self.acked.add(start, end)
         self._out.append(Deliver(member.id, start, end, attempt))
 
 
 class KeySharedBestEffortDispatcher(KeySharedDispatcher):
-    """Each key to the consumer that has it, if that one has room."""
+    """Each key goes to its owner, if that consumer has credit."""
 
     def __init__(
         self,
@@ -83,55 +82,55 @@ class KeySharedBestEffortDispatcher(KeySharedDispatcher):
         return super().seek(position, now_ms)
 
     @property
-    def wanted(self) -> tuple[int, int]:
-        must_wait = self.throttle.wake_ms is not None or self._is_kept(self.next)
-        return (self.next, self.next) if must_wait else super().wanted
+    def needed_keys(self) -> tuple[int, int]:
+        must_wait = self.throttle.wake_ms is not None or self._must_keep(self.next)
+        return (self.next, self.next) if must_wait else super().needed_keys
 
-    def _is_kept(self, offset: int) -> bool:
-        """History, and nobody has room for anything."""
+    def _must_keep(self, offset: int) -> bool:
+        """True for history while no consumer has credit."""
         return offset < self.kept_below and not self.consumers.have_credit
 
-    def read(self, start: int, keys: Sequence[bytes], now_ms: int) -> list[Instruction]:
-        first, end = self.wanted
+    def add_keys(self, start: int, keys: Sequence[bytes], now_ms: int) -> list[Instruction]:
+        first, end = self.needed_keys
         if start == first:
             for offset, key in zip(range(start, end), keys, strict=False):
-                if not self._hand_over(offset, key, now_ms):
+                if not self._deliver_or_drop(offset, key, now_ms):
                     break
                 self.acked.add(offset, offset + 1)
-                self._pass(offset + 1)
-        return self._go_on(now_ms)
+                self._advance_to(offset + 1)
+        return self._dispatch(now_ms)
 
-    def _hand_over(self, offset: int, key: bytes, now_ms: int) -> bool:
-        """False: the rate is reached or nobody has room for history, and the message waits."""
-        if self._is_kept(offset):
+    def _deliver_or_drop(self, offset: int, key: bytes, now_ms: int) -> bool:
+        """False if the message must wait: the rate is reached, or it is history and no consumer has credit."""
+        if self._must_keep(offset):
             return False
-        owner = self.ring.owner(key, place_of(key))
+        owner = self.ring.owner(key, ring_point(key))
         member = self.consumers.get(owner.consumer_id) if owner is not None else None
         if member is None or member.credit.messages <= 0:
-            self._note(Dropped(offset, offset + 1, 0, UNWANTED if member is None else NO_ROOM))
+            self._append(Dropped(offset, offset + 1, 0, UNWANTED if member is None else NO_ROOM))
             return True
         if not self.throttle.allowed(now_ms):
             return False
         member.credit.spend(1)
         self.throttle.spend(1)
-        self._note(Deliver(member.id, offset, offset + 1, 0))
+        self._append(Deliver(member.id, offset, offset + 1, 0))
         return True
 
-    def _note(self, one: Deliver | Dropped) -> None:
-        """Neighbours that go the same way are one instruction."""
+    def _append(self, new: Deliver | Dropped) -> None:
+        """Adds an instruction; extends the last one if the new one continues it."""
         last = self._out[-1] if self._out else None
-        if isinstance(last, type(one)) and last.end == one.start and last._replace(start=one.start, end=one.end) == one:
-            self._out[-1] = last._replace(end=one.end)
+        if isinstance(last, type(new)) and last.end == new.start and last._replace(start=new.start, end=new.end) == new:
+            self._out[-1] = last._replace(end=new.end)
         else:
-            self._out.append(one)
+            self._out.append(new)
 
     def _deliver_all(self, now_ms: int) -> None:
-        """Without consumers nobody asks for keys."""
+        # Without consumers the driver reads no keys, so live messages are dropped here.
         if len(self.ring):
             if self.next < self.end:
                 self.throttle.allowed(now_ms)
             return
-        while (found := self._find_new()) is not None and not self._is_kept(found[0]):
-            self._out.append(Dropped(*found, 0, NO_ROOM))
-            self.acked.add(*found)
-            self._pass(found[1])
+        while (new := self._next_new()) is not None and not self._must_keep(new[0]):
+            self._out.append(Dropped(*new, 0, NO_ROOM))
+            self.acked.add(*new)
+            self._advance_to(new[1])

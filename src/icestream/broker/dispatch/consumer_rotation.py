@@ -1,15 +1,16 @@
-"""The consumers of one subscription in one shard, and whose turn it is.
+"""The consumers of one subscription in one shard, and which of them gets the next messages.
 
-    exclusive    the only one (a second is refused before it gets here)
-    failover     the one that came first; when it leaves, the next in order of arrival
-    shared       each in turn, as far as it has credit
+    exclusive    the only consumer (a second one is refused before)
+    failover     the first to join; when it leaves, the next in order of arrival
+    shared       round robin over the consumers with credit
 
-A consumer has one credit for all shards of its subscription. Who has none is not looked at until it gets some, so a
-thousand idle consumers cost nothing.
+A consumer has one credit for all shards of its subscription. Consumers without credit are taken out of the rotation
+until they get some, so a thousand idle consumers cost nothing.
 
-One that takes everything and acks nothing must not fill the window that all of them share. So nothing new goes to one
-that holds UNACKED_SHARE times what is still free: whoever takes all that he can leaves a ninth of the window to others,
-also to those who come later. What comes again needs no room; it goes to such a one only when nobody else can take it.
+A consumer that takes everything and acks nothing must not fill the in-flight window that all consumers share. So no new
+message goes to a consumer that has UNACKED_SHARE times as many as the window has free slots: a greedy consumer leaves a
+ninth of the window to the others, also to those that join later. Redeliveries need no slot; they go to a consumer
+beyond its share only if no other can take them.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
 
 
 class Credit:
-    """Messages that a consumer still takes, in all shards together. Only the consumer raises it."""
+    """The number of messages that a consumer still takes, in all shards together. Only the consumer raises it."""
 
-    __slots__ = ("_messages", "_waiting", "held_max", "id", "messages_per_key")
+    __slots__ = ("_messages", "_waiting", "id", "messages_per_key", "unacked_max")
 
     def __init__(self, consumer_id: int, messages: int = 0) -> None:
         self.id = consumer_id
-        self.held_max = limits.OFFSET_MAX  # messages of a shard that it holds unacked: for one that gives no credit
-        self.messages_per_key = 1  # key-shared: messages of one key that it may have at a time
+        self.unacked_max = limits.OFFSET_MAX  # unacked messages of a shard: the bound of a consumer without credits
+        self.messages_per_key = 1  # key-shared: how many messages of one key it may have at a time
         self._messages = messages
         self._waiting: list[Callable[[], None]] = []
 
@@ -54,44 +55,48 @@ class Credit:
         self._messages -= count
 
     def wait(self, resume: Callable[[], None]) -> None:
-        """Calls `resume` once, when there is credit again."""
+        """Calls `resume` once there is credit again."""
         self._waiting.append(resume)
 
 
 class Member:
-    """A consumer as one shard sees it."""
+    """A consumer in one shard."""
 
-    __slots__ = ("_sweep_at", "credit", "deliveries", "held", "id", "in_turn", "is_here", "lanes", "waits")
+    __slots__ = (
+        "_sweep_at", "credit", "deliveries", "id", "is_connected", "is_queued", "is_waiting", "lanes", "unacked",
+    )  # fmt: skip
 
     def __init__(self, credit: Credit) -> None:
         self.id = credit.id
         self.credit = credit
-        self.is_here = True
-        self.held = 0  # messages in flight with it
-        self.in_turn = False  # stands in the queue for its turn
-        self.waits = False  # has no credit, and comes back to the queue when it gets some
-        self.deliveries: list[InFlightDelivery] = []  # those under way, and some that are done
-        self.lanes: OrderedDict[KeyLane, None] = OrderedDict()  # key-shared: its keys whose next message can go
+        self.is_connected = True
+        self.unacked = 0  # messages in flight with it
+        self.is_queued = False  # in the queue of the rotation
+        self.is_waiting = False  # has no credit, and returns to the queue when it gets some
+        self.deliveries: list[InFlightDelivery] = []  # those in flight, and some that are settled
+        self.lanes: OrderedDict[KeyLane, None] = (
+            OrderedDict()
+        )  # key-shared: the lanes of its keys whose next message can be sent
         self._sweep_at = 16
 
     @property
     def room(self) -> int:
-        """Messages that it may still hold."""
-        return self.credit.held_max - self.held
+        """How many more unacked messages it may have."""
+        return self.credit.unacked_max - self.unacked
 
-    def keep(self, delivery: InFlightDelivery) -> None:
+    def track(self, delivery: InFlightDelivery) -> None:
         self.deliveries.append(delivery)
         if len(self.deliveries) > self._sweep_at:
-            self.deliveries = [one for one in self.deliveries if not one.is_over]
+            self.deliveries = [tracked for tracked in self.deliveries if not tracked.is_over]
             self._sweep_at = 2 * len(self.deliveries) + 16
 
 
 class ConsumerRotation:
-    """All of them, in order of arrival."""
+    """All consumers, in order of arrival."""
 
     def __init__(self) -> None:
         self._members: dict[int, Member] = {}
-        self.are_sated = False  # some had credit when somebody was last looked for, and all of those held their share
+        self.are_all_at_share = False  # at the last choice every consumer with credit had its share of the window
 
     def join(self, member: Member) -> None:
         self._members[member.id] = member
@@ -99,7 +104,7 @@ class ConsumerRotation:
     def leave(self, consumer_id: int) -> Member | None:
         member = self._members.pop(consumer_id, None)
         if member is not None:
-            member.is_here = False
+            member.is_connected = False
         return member
 
     def get(self, consumer_id: int) -> Member | None:
@@ -110,28 +115,28 @@ class ConsumerRotation:
 
     @property
     def have_credit(self) -> bool:
-        """At least one of them."""
+        """True if at least one consumer has credit."""
         return any(member.credit.messages > 0 for member in self._members.values())
 
-    def turn(self, waiting: int) -> int:
-        """How many of the `waiting` messages one consumer gets before it is the next one's turn."""
+    def turn_size(self, waiting: int) -> int:
+        """How many of the `waiting` messages one consumer gets before the next one's turn."""
         return waiting
 
     def choose(self, free: int) -> Member | None:
-        """Who gets the next messages, when so many more may be in flight; it has credit for at least one."""
+        """The consumer that gets the next messages if `free` more may be in flight; None if none can take one."""
         raise NotImplementedError
 
     def share(self, member: Member, free: int) -> int:
-        """How many of the `free` ones may go to it."""
+        """How many of the `free` slots may go to this consumer."""
         return min(free, member.room)
 
-    def took(self, member: Member, count: int) -> None:
-        """The one whose turn it was has got `count` messages."""
+    def on_delivered(self, member: Member, count: int) -> None:
+        """Accounts for `count` messages that the chosen consumer has got."""
         member.credit.spend(count)
 
 
 class SingleActive(ConsumerRotation):
-    """Exclusive and failover: the first to come gets everything."""
+    """Exclusive and failover: the first to join gets everything."""
 
     @property
     def active(self) -> Member | None:
@@ -143,7 +148,7 @@ class SingleActive(ConsumerRotation):
 
 
 class QueuedRotation(ConsumerRotation):
-    """Those who can take something stand in a queue."""
+    """The consumers that can take messages are in a queue."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,60 +156,63 @@ class QueuedRotation(ConsumerRotation):
 
     def leave(self, consumer_id: int) -> Member | None:
         member = super().leave(consumer_id)
-        if member is not None and member.in_turn:
+        if member is not None and member.is_queued:
             self.queue.remove(member)
         return member
 
-    def line_up(self, member: Member) -> None:
-        if member.is_here and not member.in_turn and not member.waits:
-            member.in_turn = True
+    def enqueue(self, member: Member) -> None:
+        if member.is_connected and not member.is_queued and not member.is_waiting:
+            member.is_queued = True
             self.queue.append(member)
 
-    def step_out(self, member: Member) -> None:
-        """The first in the queue can take nothing now."""
+    def dequeue(self, member: Member) -> None:
+        """Removes the first consumer of the queue, because it can take nothing now."""
         self.queue.popleft()
-        member.in_turn = False
+        member.is_queued = False
 
     def wait_for_credit(self, member: Member) -> None:
-        self.step_out(member)
-        member.waits = True
+        self.dequeue(member)
+        member.is_waiting = True
         member.credit.wait(partial(self._resume, member))
 
     def _resume(self, member: Member) -> None:
-        member.waits = False
-        self.line_up(member)
+        member.is_waiting = False
+        self.enqueue(member)
 
-    def took(self, member: Member, count: int) -> None:
+    def on_delivered(self, member: Member, count: int) -> None:
         member.credit.spend(count)
         self.queue.rotate(-1)
 
 
 class RoundRobin(QueuedRotation):
-    """Shared: round robin over those with credit. A turn is one message while few wait, and a stretch of them when many
-    do: then each consumer still gets its equal part, in fewer and larger pieces."""
+    """Shared: round robin over the consumers with credit.
+
+    A turn is one message while few wait, and a range of them when many do: each consumer still gets an equal part, in
+    fewer and larger pieces.
+    """
 
     def join(self, member: Member) -> None:
         super().join(member)
-        self.line_up(member)
+        self.enqueue(member)
 
-    def turn(self, waiting: int) -> int:
+    def turn_size(self, waiting: int) -> int:
         return max(1, min(limits.SHARED_TURN_MAX, waiting // (len(self.queue) or 1)))
 
     def choose(self, free: int) -> Member | None:
-        passed_by = 0
-        while passed_by < len(self.queue):
+        skipped = 0
+        while skipped < len(self.queue):
             member = self.queue[0]
             if member.credit.messages <= 0:
                 self.wait_for_credit(member)
             elif self.share(member, free) > 0:
-                self.are_sated = False
+                self.are_all_at_share = False
                 return member
             else:
                 self.queue.rotate(-1)
-                passed_by += 1
-        self.are_sated = bool(self.queue)
+                skipped += 1
+        self.are_all_at_share = bool(self.queue)
         return None
 
     def share(self, member: Member, free: int) -> int:
-        """Each message makes `free` one less and what it holds one more."""
-        return min(member.room, -((member.held - limits.UNACKED_SHARE * free) // (limits.UNACKED_SHARE + 1)))
+        """Each message makes `free` one less and the consumer's unacked messages one more, hence the division."""
+        return min(member.room, -((member.unacked - limits.UNACKED_SHARE * free) // (limits.UNACKED_SHARE + 1)))

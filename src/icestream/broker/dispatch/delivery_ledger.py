@@ -1,21 +1,22 @@
-"""Where every message of a subscription is, in one shard, and what becomes of it.
+"""The state of every message of a subscription in one shard.
 
-Every offset from the cursor's position on is in exactly one place:
+Every offset from the cursor's position on is in exactly one state:
 
-    acked        in the cursor                              for good
-    new          from `next` on                             delivered -> in flight
-    in flight    with a consumer, until a deadline          acked; nacked or late -> delayed; consumer gone -> ready
-    delayed      waits for its time                         -> ready
-    ready        goes out before anything new               delivered -> in flight
-    settling     failed too often; a dead letter is made    settled -> acked; not possible now -> delayed
-    blocked      failed too often; somebody must decide     acked, seek, or another policy
+    acked        in the cursor                               final
+    new          from `next` on                              delivered -> in flight
+    in flight    with a consumer, until the ack deadline     acked; nacked or late -> delayed; consumer left -> ready
+    delayed      waits for its redelivery delay              -> ready
+    ready        is sent before anything new                 delivered -> in flight
+    settling     failed too often; its dead letter is        settled -> acked; not possible now -> delayed
+                 being written
+    blocked      failed too often; an operator must act      acked, seek, or another policy
 
-A failure is a nack or a missed deadline. A consumer that goes away is none: what it had was perhaps never looked at,
-and after a few deployments every message would be poison. Nothing becomes ready that failed more often than the policy
-of the moment allows: it is given up, as the policy says.
+A failure is a nack or a missed deadline. The departure of a consumer is not a failure: it may never have seen its
+messages, and otherwise every message would be poison after a few deployments. A message that failed more often than the
+present policy allows never becomes ready: the poison policy is applied.
 
-What holds no message counts as acked when nothing new is in front of it, not earlier: far ahead it would be a range in
-the cursor, with a hole before it that nobody can close yet.
+Offsets without a message count as acked when nothing new is before them, not earlier: far ahead they would be a range
+of the cursor, with a hole before it that cannot be closed yet.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from icestream.model.subscription import FailurePolicy, PoisonPolicy
 
 NACK = "nack"
 ACK_TIMEOUT = "ack timeout"
-FAILED_BEFORE = "failed too often before"  # before a restart, or under a policy that allowed more
+FAILED_BEFORE = "failed too often before"  # before a restart, or under a policy that allowed more failures
 
 
 class DeliveryFailure(NamedTuple):
@@ -43,91 +44,96 @@ class DeliveryLedger:
     def __init__(
         self, policy: FailurePolicy, acked: AckedOffsets, attempts: Iterable[tuple[int, int, int]], unacked_max: int
     ) -> None:
-        """`attempts`: (start, end, failures) of unacked messages, as they were stored with the cursor."""
+        """`attempts`: (start, end, failures) of unacked messages, from the stored cursor."""
         self.policy = policy
         self.acked = acked
         self.next = acked.position
-        self.end = acked.position  # what may be read
+        self.end = acked.position  # the end of what can be read
         self.unacked_max = unacked_max
         self.in_flight: TimedRuns[InFlightDelivery] = TimedRuns()
         self.delayed: TimedRuns[RedeliveryDelay] = TimedRuns()
         self.ready: RunSet[int] = RunSet()
         self.settling: RunSet[DeliveryFailure] = RunSet()
         self.blocked: RunSet[DeliveryFailure] = RunSet()
-        self._failed: RunSet[int] = RunSet()  # failures that are known of offsets that are still new
-        self._empty: RunSet[None] = RunSet()  # offsets that are still new and hold no message
-        self._gaps: RunSet[None] = RunSet()  # offsets from the position on that hold no message, acked or not
+        self._failed: RunSet[int] = RunSet()  # stored failure counts of offsets that are still new
+        self._empty: RunSet[None] = RunSet()  # new offsets without a message
+        self._gaps: RunSet[None] = RunSet()  # all offsets without a message from the position on
         self._out: list[Instruction] = []
-        self.failures = 0  # noted so far: when it moves, the stored cursor knows too little
+        self.failures = 0  # rises with every failure: the cursor must be stored then
         for start, end, failures in attempts:
             for low, high in acked.missing(start, end):
                 self._failed.take(low, high)
                 self._failed.add(low, high, failures)
 
-    # --- what is to be seen ---
+    # --- state ---
 
     @property
     def unacked(self) -> int:
-        """Messages that were delivered and are not acked."""
-        return self._under_way
+        """The number of messages that were delivered and are not acked."""
+        return self._pending
 
     @property
-    def _under_way(self) -> int:
+    def _pending(self) -> int:
         return self.in_flight.size + self.delayed.size + self.ready.size + self.settling.size + self.blocked.size
 
     @property
     def attempts(self) -> list[tuple[int, int, int]]:
         """(start, end, failures) of unacked messages that failed, to be stored with the cursor (hazard 17)."""
-        found = [(run.start, run.end, run.value.attempt) for run in self.in_flight if run.value.attempt]
-        found += [(run.start, run.end, run.value.attempt) for run in self.delayed]
-        for given_up in (self.settling, self.blocked):
-            found += [(run.start, run.end, run.value.attempt) for run in given_up]
+        ranges = [(run.start, run.end, run.value.attempt) for run in self.in_flight if run.value.attempt]
+        ranges += [(run.start, run.end, run.value.attempt) for run in self.delayed]
+        for poison in (self.settling, self.blocked):
+            ranges += [(run.start, run.end, run.value.attempt) for run in poison]
         for waiting in (self.ready, self._failed):
-            found += [(run.start, run.end, run.value) for run in waiting if run.value]
-        return sorted(found)
+            ranges += [(run.start, run.end, run.value) for run in waiting if run.value]
+        return sorted(ranges)
 
-    # --- what is new ---
+    # --- new messages ---
 
-    def _find_new(self) -> tuple[int, int] | None:
-        """The first messages that can be read and are new. Moves `next` there."""
-        found = self.acked.first_missing(self.next, self.end)
-        if found is None:
+    def _next_new(self) -> tuple[int, int] | None:
+        """The first range of new messages that can be read; moves `next` to its start. None if there is none."""
+        unacked = self.acked.first_missing(self.next, self.end)
+        if unacked is None:
             self.next = max(self.next, self.end)
             return None
-        self.next, end = found
+        self.next, end = unacked
         return self.next, min(end, self._empty.first().start) if self._empty.size else end
 
     def _room(self, start: int) -> int:
-        """How many messages may go out from `start` on. Holes of a stored cursor may in any case: they must close."""
-        under_way = self._under_way
-        room = self.unacked_max - under_way
-        return room if start < self.acked.end else min(room, self._acked_room(under_way, start))
+        """How many messages may be sent from `start` on.
+
+        Below the end of the acked ranges the cursor sets no bound: those messages close holes.
+        """
+        pending = self._pending
+        room = self.unacked_max - pending
+        return room if start < self.acked.end else min(room, self._acked_room(pending, start))
 
     def _acked_room(self, unacked: int, start: int) -> int:
-        """The same, as far as the cursor is concerned. What holds no message does not count: after a crash a gap may be
-        wider than everything that may lie between a hole and what is acked."""
+        """How many messages may be sent from `start` on without exceeding the bounds of the cursor.
+
+        Offsets without a message do not count: after a crash a gap may be wider than the cursor's bound.
+        """
         if self._gaps.size:
             self._gaps.take(0, self.acked.position)
             start -= sum(gap.end - gap.start for gap in self._gaps.within(self.acked.position, start))
         return self.acked.room(unacked, start)
 
     def _with_failures(self, start: int, end: int) -> tuple[int, int]:
-        """The front of [start, end) that failed equally often before a restart: where it ends, and how often."""
-        known = self._failed.first_within(start, end)
-        if known is None:
+        """(end, failures) of the longest prefix of [start, end) that failed equally often before a restart."""
+        failed = self._failed.first_within(start, end)
+        if failed is None:
             return end, 0
-        return (known.end, known.value) if known.start == start else (known.start, 0)
+        return (failed.end, failed.value) if failed.start == start else (failed.start, 0)
 
-    def _pass(self, end: int) -> None:
-        """What lies below `end` is not new any more."""
+    def _advance_to(self, end: int) -> None:
+        """Moves `next`: offsets below `end` are not new any more."""
         if self._failed.size:
             self._failed.take(self.next, end)
         self.next = end
         if self._empty.size:
-            self._step_over_empty()
+            self._skip_empty()
 
-    def _note_gap(self, start: int, end: int) -> None:
-        """[start, end) holds no message: wherever it is new, delivery steps over it."""
+    def _add_gap(self, start: int, end: int) -> None:
+        """Records that [start, end) holds no message: delivery skips the new offsets of it."""
         start = max(start, self.acked.position)
         if start >= end:
             return
@@ -137,9 +143,9 @@ class DeliveryLedger:
             self._failed.take(low, high)
             self._empty.take(low, high)
             self._empty.add(low, high, None)
-            self._step_over_empty()
+            self._skip_empty()
 
-    def _step_over_empty(self) -> None:
+    def _skip_empty(self) -> None:
         while self._empty.size:
             start, end, _ = self._empty.first()
             if self.acked.first_missing(self.next, start) is not None:
@@ -148,43 +154,43 @@ class DeliveryLedger:
             self.acked.add(start, end)
             self.next = max(self.next, end)
 
-    # --- what becomes of messages ---
+    # --- transitions ---
 
     def _expire(self, now_ms: int) -> None:
         if self.in_flight.is_due(now_ms):
             for late in self.in_flight.take_due(now_ms):
                 self._fail(late.start, late.end, DeliveryFailure(late.value.attempt + 1, ACK_TIMEOUT), now_ms)
         if self.delayed.is_due(now_ms):
-            for rested in self.delayed.take_due(now_ms):
-                self._bring_back(rested.start, rested.end, DeliveryFailure(rested.value.attempt, rested.value.reason))
+            for run in self.delayed.take_due(now_ms):
+                self._redeliver(run.start, run.end, DeliveryFailure(run.value.attempt, run.value.reason))
 
-    def _fail(self, start: int, end: int, failure: DeliveryFailure, now_ms: int, asked_ms: int = 0) -> None:
+    def _fail(self, start: int, end: int, failure: DeliveryFailure, now_ms: int, requested_ms: int = 0) -> None:
         self.failures += 1
         if failure.attempt > self.policy.max_redelivery_count:
-            self._give_up(start, end, failure)
+            self._apply_poison_policy(start, end, failure)
         else:
-            self._delay(start, end, failure, now_ms, asked_ms)
+            self._delay(start, end, failure, now_ms, requested_ms)
 
     def _delay(
-        self, start: int, end: int, failure: DeliveryFailure, now_ms: int, asked_ms: int, least_ms: int = 0
+        self, start: int, end: int, failure: DeliveryFailure, now_ms: int, requested_ms: int, least_ms: int = 0
     ) -> None:
-        wait = RedeliveryDelay(start, end, 0, failure.attempt, failure.reason, now_ms, asked_ms, least_ms)
-        wait.due_ms = self._rested_ms(wait)
-        self.delayed.put(wait)
+        delay = RedeliveryDelay(start, end, 0, failure.attempt, failure.reason, now_ms, requested_ms, least_ms)
+        delay.due_ms = self._delay_end_ms(delay)
+        self.delayed.put(delay)
 
-    def _rested_ms(self, wait: RedeliveryDelay) -> int:
-        return wait.since_ms + max(self.policy.delay_ms(wait.attempt, wait.asked_ms), wait.least_ms)
+    def _delay_end_ms(self, delay: RedeliveryDelay) -> int:
+        return delay.since_ms + max(self.policy.delay_ms(delay.attempt, delay.requested_ms), delay.least_ms)
 
-    def _bring_back(self, start: int, end: int, failure: DeliveryFailure) -> None:
+    def _redeliver(self, start: int, end: int, failure: DeliveryFailure) -> None:
         if failure.attempt > self.policy.max_redelivery_count:
-            self._give_up(start, end, failure)
+            self._apply_poison_policy(start, end, failure)
         else:
             self._make_ready(start, end, failure.attempt)
 
     def _make_ready(self, start: int, end: int, attempt: int) -> None:
         self.ready.add(start, end, attempt)
 
-    def _give_up(self, start: int, end: int, failure: DeliveryFailure) -> None:
+    def _apply_poison_policy(self, start: int, end: int, failure: DeliveryFailure) -> None:
         if self.policy.poison is PoisonPolicy.DEAD_LETTER:
             self.settling.add(start, end, failure)
             self._out.append(DeadLetter(start, end, failure.attempt, failure.reason))
@@ -195,20 +201,20 @@ class DeliveryLedger:
             self.blocked.add(start, end, failure)
 
     def _settle(self, start: int, end: int) -> None:
-        """[start, end), all of it below `next`, is done with, wherever it is."""
+        """Acks [start, end), all of it below `next`, in whatever state it is."""
         if start >= end:
             return
         if self.in_flight.size:
             self.in_flight.take(start, end)
-        if self._under_way > self.in_flight.size:
+        if self._pending > self.in_flight.size:
             for runs in (self.delayed, self.ready, self.settling, self.blocked):
                 runs.take(start, end)
         self.acked.add(start, end)
 
-    # --- changes ---
+    # --- seek and policy ---
 
     def _begin_at(self, position: int) -> None:
-        """Everything from `position` on is new, and nothing is known of it."""
+        """Resets the state: everything from `position` on is new."""
         self.acked = AckedOffsets(position)
         self.next = position
         self.in_flight.clear()
@@ -220,13 +226,13 @@ class DeliveryLedger:
         self._empty.clear()
         self._gaps.clear()
 
-    def _judge_anew(self, now_ms: int) -> None:
-        """The policy has changed: it counts for what is under way, waits or is blocked too."""
+    def _apply_policy(self, now_ms: int) -> None:
+        """Applies a changed policy to messages in flight, delayed, ready and blocked."""
         self.in_flight.retime(lambda delivery: delivery.since_ms + self.policy.ack_timeout_ms)
-        self.delayed.retime(self._rested_ms)
+        self.delayed.retime(self._delay_end_ms)
         for run in list(self.blocked):
             self.blocked.take(run.start, run.end)
             self._fail(run.start, run.end, run.value, now_ms)
-        for waiting in [run for run in self.ready if run.value > self.policy.max_redelivery_count]:
-            self.ready.take(waiting.start, waiting.end)
-            self._give_up(waiting.start, waiting.end, DeliveryFailure(waiting.value, FAILED_BEFORE))
+        for poison in [run for run in self.ready if run.value > self.policy.max_redelivery_count]:
+            self.ready.take(poison.start, poison.end)
+            self._apply_poison_policy(poison.start, poison.end, DeliveryFailure(poison.value, FAILED_BEFORE))

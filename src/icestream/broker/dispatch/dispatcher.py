@@ -1,13 +1,14 @@
-"""One subscription in one shard: which message goes to whom. Pure: events in, instructions out.
+"""The dispatcher of one subscription in one shard: which message goes to which consumer. Pure: events in, instructions
+out.
 
-Where every message is, and what becomes of it, is the business of ledger.py. Here is who gets what, and when: first
-deliveries are in order; what failed comes again when its delay is over, before anything new.
+delivery_ledger.py has the state of every message; this module decides which consumer gets which messages, and when.
+First deliveries are in order; failed messages are redelivered after their delay, before anything new.
 
-Acks are by offset, whoever sends them: a consumer that answers after its deadline did the work, so the message is not
-sent again. Only acks of deliveries before a seek do not count: each delivery carries the `generation` of its time
+Acks are by offset, whichever consumer sends them: a consumer that acks after its deadline has done the work, so the
+message is not redelivered. Only acks of deliveries before a seek are ignored: each delivery carries its `generation`
 (hazard 48).
 
-Nothing new goes out while the acked ranges could become too many (hazard 17), too much is unacked, something is blocked
+Nothing new is sent while the acked ranges could become too many (hazard 17), too much is unacked, a message is blocked
 or the rate is reached: `pause` says which. Credit is the number of messages that a consumer still takes; only the
 consumer raises it.
 """
@@ -28,12 +29,12 @@ from icestream.model.subscription import FailurePolicy, SubscriptionType
 
 
 class Pause(Enum):
-    """Why nothing new goes out."""
+    """Why nothing new is sent."""
 
     ACKED_FULL = "too many acked ranges above an unacked message"
     UNACKED_FULL = "too many unacked messages"
     BLOCKED = "a message failed too often and its policy is block"
-    KEYS_WAIT = "all messages in sight wait for keys in flight, or for consumers that take no more"
+    KEYS_WAIT = "all messages in the look-ahead wait for keys in flight, or for consumers without credit"
     RATE_REACHED = "the dispatch rate is reached"
 
 
@@ -48,11 +49,11 @@ class Dispatcher(DeliveryLedger):
         rate: TokenBucket | None = None,
         generation: int = 0,
     ) -> None:
-        """`rate`: one bucket for all shards of a subscription, or none."""
+        """`rate`: the bucket that all shards of the subscription share; None for no rate."""
         super().__init__(policy, acked, attempts, unacked_max)
         self.kind = kind
         self.generation = generation
-        self.kept_below = 0  # what best effort (best_effort.py) does not skip
+        self.kept_below = 0  # best effort (best_effort.py): offsets below it are not skipped
         self.throttle = Throttle(rate if rate is not None else TokenBucket())
         self.consumers = self._consumers_for(kind)
 
@@ -62,42 +63,45 @@ class Dispatcher(DeliveryLedger):
     # --- events: consumers ---
 
     def join(self, credit: Credit, now_ms: int) -> list[Instruction]:
-        """A consumer that is here already comes anew: what it had in flight goes out again."""
+        """Adds a consumer. If it is present already, its messages in flight are redelivered."""
         self._remove(credit.id, now_ms)
         self.consumers.join(Member(credit))
-        return self._go_on(now_ms)
+        return self._dispatch(now_ms)
 
     def leave(self, consumer_id: int, now_ms: int) -> list[Instruction]:
-        """What it had in flight goes to others at once."""
+        """Removes a consumer; its messages in flight are redelivered at once."""
         self._remove(consumer_id, now_ms)
-        return self._go_on(now_ms)
+        return self._dispatch(now_ms)
 
     def _remove(self, consumer_id: int, now_ms: int) -> Member | None:
         member = self.consumers.leave(consumer_id)
         for delivery in member.deliveries if member is not None else ():
             for run in self.in_flight.take_rest(delivery):
-                self._bring_back(run.start, run.end, DeliveryFailure(delivery.attempt, FAILED_BEFORE))
+                self._redeliver(run.start, run.end, DeliveryFailure(delivery.attempt, FAILED_BEFORE))
         return member
 
     def give_credit(self, consumer_id: int, count: int, now_ms: int) -> list[Instruction]:
         member = self.consumers.get(consumer_id)
         if member is not None:
             member.credit.messages += max(0, count)
-        return self._go_on(now_ms)
+        return self._dispatch(now_ms)
 
     def ack(self, ranges: Iterable[tuple[int, int]], generation: int, now_ms: int) -> list[Instruction]:
-        """What was not delivered yet cannot be acked."""
+        """Acks ranges of offsets; those that were not delivered yet are ignored."""
         if generation == self.generation:
             for start, end in ranges:
                 self._settle(max(start, self.acked.position), min(end, self.next))
-        return self._go_on(now_ms)
+        return self._dispatch(now_ms)
 
     def ack_through(self, offset: int, generation: int, now_ms: int) -> list[Instruction]:
-        """Cumulative: everything up to `offset` that was delivered. Where several consumers share the messages it would
-        ack what others have (hazard 17)."""
+        """Acks everything up to `offset` that was delivered (cumulative ack).
+
+        Raises InvalidInput if several consumers share the messages: it would ack those of others (hazard 17).
+        """
         if self.kind not in (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER):
             raise errors.InvalidInput(
-                f"a subscription of type {self.kind.value} has no cumulative ack", hint="ack the messages one by one"
+                f"a subscription of type {self.kind.value} does not allow cumulative acks",
+                hint="ack the messages one by one",
             )
         return self.ack([(self.acked.position, offset + 1)], generation, now_ms)
 
@@ -110,8 +114,7 @@ class Dispatcher(DeliveryLedger):
         consumer_id: int | None = None,
         reason: str = NACK,
     ) -> list[Instruction]:
-        """A consumer gives messages back. What is not in flight is not its to give; where `consumer_id` says who it is,
-        neither is what another one has by now. `reason`: what their dead letters will say."""
+        """Fails messages in flight; `consumer_id`: only those of this consumer. `reason`: for their dead letters."""
         if generation == self.generation:
             for start, end in ranges:
                 for held in self.in_flight.within(start, end):
@@ -120,89 +123,89 @@ class Dispatcher(DeliveryLedger):
                         self._fail(
                             held.start, held.end, DeliveryFailure(held.value.attempt + 1, reason), now_ms, delay_ms
                         )
-        return self._go_on(now_ms)
+        return self._dispatch(now_ms)
 
     # --- events: the log, the clock, the dead letters ---
 
     def readable(self, end: int, now_ms: int) -> list[Instruction]:
-        """Offsets below `end` can be read."""
+        """Extends the readable offsets to `end`."""
         self.end = max(self.end, end)
-        return self._go_on(now_ms)
+        return self._dispatch(now_ms)
 
     def skip(self, start: int, end: int, now_ms: int) -> list[Instruction]:
-        """Offsets [start, end) hold no message, or none that can be read any more: a declared gap."""
+        """Skips a declared gap: [start, end) holds no message that can be read."""
         self._settle(max(start, self.acked.position), min(end, self.next))
-        self._note_gap(start, end)
-        return self._go_on(now_ms)
+        self._add_gap(start, end)
+        return self._dispatch(now_ms)
 
     def tick(self, now_ms: int) -> list[Instruction]:
-        """Time has passed (`wake_ms` says when that is next of interest), or a consumer has more credit."""
-        return self._go_on(now_ms)
+        """Dispatches after time has passed (see `wake_ms`), or a consumer has more credit."""
+        return self._dispatch(now_ms)
 
     def settled(self, start: int, end: int, now_ms: int) -> list[Instruction]:
         """The dead letters of [start, end) are stored."""
         for run in self.settling.take(start, end):
             self._settle(run.start, run.end)
-        return self._go_on(now_ms)
+        return self._dispatch(now_ms)
 
     def not_settled(self, start: int, end: int, now_ms: int) -> list[Instruction]:
-        """They could not be stored now: again after the longest delay, and not to a consumer."""
+        """The dead letters of [start, end) could not be stored: retried after the longest delay, not redelivered."""
         longest_ms, least_ms = self.policy.max_delay_ms, limits.DEAD_LETTER_RETRY_MS_MIN
         for run in self.settling.take(start, end):
             self._delay(run.start, run.end, run.value, now_ms, longest_ms, least_ms)
-        return self._go_on(now_ms)
+        return self._dispatch(now_ms)
 
-    # --- events: changes ---
+    # --- events: seek, policy, rate ---
 
     def seek(self, position: int, now_ms: int) -> list[Instruction]:
-        """Begins anew at `position`, at most at the end: what was under way belongs to the generation before."""
+        """Restarts at `position`, at most at the end. Acks of earlier deliveries are ignored from now on."""
         self.generation += 1
         self._begin_at(min(max(position, 0), self.end))
-        return self._go_on(now_ms)
+        return self._dispatch(now_ms)
 
     def set_policy(self, policy: FailurePolicy, now_ms: int) -> list[Instruction]:
         self.policy = policy
-        self._judge_anew(now_ms)
-        return self._go_on(now_ms)
+        self._apply_policy(now_ms)
+        return self._dispatch(now_ms)
 
     def set_rate(self, messages_per_second: int, now_ms: int) -> list[Instruction]:
-        """0: no bound. Of a bucket that shards share, one is enough."""
+        """Sets the rate of the bucket that all shards share; 0 for no rate."""
         self.throttle.bucket.set_rate(messages_per_second)
-        return self._go_on(now_ms)
+        return self._dispatch(now_ms)
 
-    # --- what is to be seen ---
+    # --- state ---
 
     @property
     def pause(self) -> Pause | None:
         if self.blocked:
             return Pause.BLOCKED
-        if self._under_way >= self.unacked_max:
+        if self._pending >= self.unacked_max:
             return Pause.UNACKED_FULL
         if self._room(self.next) <= 0:
             return Pause.ACKED_FULL
-        if self.consumers.are_sated and self.next < self.end:
+        if self.consumers.are_all_at_share and self.next < self.end:
             return Pause.UNACKED_FULL
         return Pause.RATE_REACHED if self.throttle.wake_ms is not None else None
 
     @property
     def undelivered(self) -> int:
-        """Messages that wait for their first delivery, about: offsets without a message count."""
+        """About how many messages wait for their first delivery; offsets without a message count too."""
         return self.end - self.next
 
     @property
     def wake_ms(self) -> int | None:
-        """When something happens by itself: a deadline, the end of a delay, or the rate lets more pass."""
+        """When `tick` is due: an ack deadline, the end of a delay, or tokens of the rate. None if never."""
         times = (self.in_flight.wake_ms, self.delayed.wake_ms, self.throttle.wake_ms)
-        return min((at for at in times if at is not None), default=None)
+        return min((time_ms for time_ms in times if time_ms is not None), default=None)
 
-    # --- how it goes on ---
+    # --- dispatch ---
 
-    def _go_on(self, now_ms: int) -> list[Instruction]:
+    def _dispatch(self, now_ms: int) -> list[Instruction]:
         self.throttle.wake_ms = None
         self._expire(now_ms)
         self._deliver_all(now_ms)
-        out, self._out = self._out, []
-        return out
+        instructions, self._out = self._out, []
+        return instructions
 
     def _deliver_all(self, now_ms: int) -> None:
         if self.ready.size:
@@ -213,37 +216,39 @@ class Dispatcher(DeliveryLedger):
     def _deliver_ready(self, now_ms: int) -> None:
         while self.ready.size:
             start, end, attempt = self.ready.first()
-            free = max(self._room(self.next), 0) + self.ready.size  # it is in flight no more, and will be again
-            stop = self._hand_out(start, end, attempt, now_ms, free)
-            if stop == start:
-                stop = self._hand_out(start, end, attempt, now_ms, limits.OFFSET_MAX)
+            free = max(self._room(self.next), 0) + self.ready.size  # a redelivery reuses its slot
+            stop = self._assign(start, end, attempt, now_ms, free)
+            if stop == start:  # all consumers with credit are at their share: redeliver to one of them
+                stop = self._assign(start, end, attempt, now_ms, limits.OFFSET_MAX)
             if stop == start:
                 return
             self.ready.take(start, stop)
 
     def _deliver_new(self, now_ms: int) -> None:
-        while not self.ready.size and not self.blocked.size and (found := self._find_new()) is not None:
-            start, end = found
+        while not self.ready.size and not self.blocked.size and (new := self._next_new()) is not None:
+            start, end = new
             room = self._room(start)
             end = min(end, start + room)
             if start >= end:
                 return
             end, attempt = self._with_failures(start, end) if self._failed.size else (end, 0)
             if attempt > self.policy.max_redelivery_count:
-                self._pass(end)
-                self._give_up(start, end, DeliveryFailure(attempt, FAILED_BEFORE))
+                self._advance_to(end)
+                self._apply_poison_policy(start, end, DeliveryFailure(attempt, FAILED_BEFORE))
                 continue
-            stop = self._hand_out(start, end, attempt, now_ms, room)
-            self._pass(stop)
+            stop = self._assign(start, end, attempt, now_ms, room)
+            self._advance_to(stop)
             if stop < end or stop >= self.end:
                 return
 
-    def _hand_out(self, start: int, end: int, attempt: int, now_ms: int, free: int) -> int:
-        """Gives [start, end) to consumers as far as turns, credit, shares and rate allow; where that ended. `free`: how
-        many more may be in flight."""
-        turn = self.consumers.turn(end - start)
+    def _assign(self, start: int, end: int, attempt: int, now_ms: int, free: int) -> int:
+        """Assigns [start, end) to consumers as far as turns, credit, shares and rate allow; returns where it stopped.
+
+        `free`: how many more messages may be in flight.
+        """
+        turn_size = self.consumers.turn_size(end - start)
         while start < end and (member := self.consumers.choose(free)) is not None:
-            count = min(turn, member.credit.messages, end - start, self.consumers.share(member, free))
+            count = min(turn_size, member.credit.messages, end - start, self.consumers.share(member, free))
             if not self.throttle.is_open:
                 count = min(count, self.throttle.allowed(now_ms))
                 if not count:
@@ -254,10 +259,10 @@ class Dispatcher(DeliveryLedger):
         return start
 
     def _deliver(self, member: Member, start: int, end: int, attempt: int, now_ms: int) -> None:
-        self.consumers.took(member, end - start)
+        self.consumers.on_delivered(member, end - start)
         self.throttle.spend(end - start)
         delivery = InFlightDelivery(start, end, now_ms + self.policy.ack_timeout_ms, member, attempt, now_ms)
-        member.held += end - start
-        member.keep(delivery)
+        member.unacked += end - start
+        member.track(delivery)
         self.in_flight.put(delivery)
         self._out.append(Deliver(member.id, start, end, attempt))

@@ -1,4 +1,4 @@
-"""What a dispatcher tells its driver to do."""
+"""The instructions of a dispatcher to its driver (shard_delivery.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Deliver(NamedTuple):
-    """Send offsets [start, end) to a consumer. `attempt`: how many deliveries of them failed before."""
+    """Send offsets [start, end) to a consumer. `attempt`: how many of their deliveries have failed."""
 
     consumer: int
     start: int
@@ -15,7 +15,7 @@ class Deliver(NamedTuple):
 
 
 class DeadLetter(NamedTuple):
-    """Publish offsets [start, end) to the dead-letter topic, then say `settled`; they failed `attempt` times."""
+    """Publish offsets [start, end) to the dead-letter topic, then call `settled`. They failed `attempt` times."""
 
     start: int
     end: int
@@ -24,7 +24,7 @@ class DeadLetter(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """Offsets [start, end) are given up, as their policy says. They count as acked."""
+    """Count offsets [start, end) as dropped, as the policy says. They are acked already."""
 
     start: int
     end: int

@@ -1,25 +1,25 @@
-"""A key-shared subscription in one shard: each key with one consumer, its messages in order.
+"""The dispatcher of a key-shared subscription in one shard: each key goes to one consumer, its messages in order.
 
-A consumer has one message of a key at a time, unless it asked for more (`Credit.messages_per_key`). Then it gets the
-next ones before it has acked the first, as long as none of them fails: a message that failed comes again when the
-others of its key are settled, alone, and what lies behind it waits until it is acked.
+A consumer has one message of a key at a time, unless it requested more (`Credit.messages_per_key`). Then it gets the
+next ones before it has acked the first, as long as none of them fails: a failed message is redelivered alone, after the
+other pending ones of its key are settled, and the messages behind it wait until it is acked.
 
-To find messages of other keys behind one that waits, the dispatcher looks ahead: the driver reads what `wanted` says
-and hands over the keys (`read`). The look-ahead is bounded, in messages and in bytes of keys (hazard 50): when
-everything in sight waits for keys that are under way, or for a slow consumer while others could take more, `pause` is
-KEYS_WAIT.
+To find messages of other keys behind a waiting one, the dispatcher looks ahead: the driver reads the keys of
+`needed_keys` and passes them to `add_keys`. The look-ahead is bounded, in messages and in bytes of keys (hazard 50): if
+everything in it waits for pending keys, or for a slow consumer while others could take more, `pause` is KEYS_WAIT.
 
-    a key is     free       its next message goes to the consumer that the ring names, when that one has credit
-                 busy       a message of it is in flight, delayed, settling or blocked: the others of the key wait, but
-                            those that its consumer takes with it
-                 unwanted   no consumer's filter takes it: its messages are skipped and count as acked
+    a key is     free       its next message goes to its owner in the hash ring, when that consumer has credit
+                 busy       a message of it is in flight, delayed, settling or blocked: the others of the key wait,
+                            except those that its consumer takes with it
+                 unwanted   no consumer's filter accepts it: its messages are skipped and count as acked
 
-A consumer that comes or goes moves its share of keys. A message in flight stays where it is, so that no key is ever in
-two hands; one whose consumer is gone goes first to the next owner of its key: nothing is lost, order holds.
+A consumer that joins or leaves moves its share of the keys. A message in flight stays with its consumer, so that a key
+is never with two consumers; if its consumer has left, it goes first to the next owner of its key: nothing is lost, and
+the order holds.
 
-A key is not unwanted at once. Consumers restart, and after a restart of the broker they come back one by one: what a
-consumer took that left less than KEY_UNWANTED_GRACE_MS ago is kept, and everything is kept for that long after the
-first one came. Without any consumer nothing is skipped.
+A key does not become unwanted at once. Consumers restart, and after a restart of the broker they return one by one:
+keys that a consumer accepted which left less than KEY_UNWANTED_GRACE_MS ago are kept, and all keys are kept for that
+long after the first consumer has joined. Without any consumer nothing is skipped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from icestream import limits
 from icestream.broker.dispatch.consumer_rotation import ConsumerRotation, Credit, Member
 from icestream.broker.dispatch.delivery_ledger import FAILED_BEFORE, DeliveryFailure
 from icestream.broker.dispatch.dispatcher import Dispatcher, Pause
-from icestream.broker.dispatch.hash_ring import DepartedFilters, HashRing, KeyFilter, distance
+from icestream.broker.dispatch.hash_ring import DepartedFilters, HashRing, KeyFilter, ring_distance
 from icestream.broker.dispatch.instruction import Deliver, Dropped, Instruction
 from icestream.broker.dispatch.key_lanes import KeyLane, KeyLanes, LaneRoundRobin
 from icestream.broker.dispatch.timed_runs import InFlightDelivery
@@ -57,11 +57,11 @@ class KeySharedDispatcher(Dispatcher):
         self.look_ahead = look_ahead
         self.ring = HashRing()
         self.lanes = KeyLanes()
-        self._absent = DepartedFilters(limits.KEY_UNWANTED_GRACE_MS)
-        self._changed: dict[KeyLane, None] = {}  # lanes that ask anew where they belong
-        self._unowned: dict[KeyLane, int] = {}  # lanes that nobody takes, and until when they are kept
+        self._departed = DepartedFilters(limits.KEY_UNWANTED_GRACE_MS)
+        self._changed: dict[KeyLane, None] = {}  # lanes whose assignment must be decided again
+        self._unowned: dict[KeyLane, int] = {}  # lanes without an owner, and until when they are kept
         self._skip_ms = 0  # the earliest of those times
-        self._failures: dict[int, int] = {}  # of waiting messages that failed
+        self._failures: dict[int, int] = {}  # failure counts of waiting messages
         self._returned: set[int] = set()  # waiting messages that were delivered before
 
     def _consumers_for(self, kind: SubscriptionType) -> ConsumerRotation:
@@ -73,14 +73,14 @@ class KeySharedDispatcher(Dispatcher):
         self._remove(credit.id, now_ms)
         is_first = not len(self.ring)
         if is_first:
-            self._absent.left(KeyFilter(), now_ms)
+            self._departed.add(KeyFilter(), now_ms)
         self.consumers.join(Member(credit))
-        places = self.ring.join(credit.id, keys)
-        for lane in self.lanes.open:
-            is_taken = lane.owner is None or distance(lane.place, places) < lane.distance
-            if is_first or (is_taken and keys.accepts(lane.key)):
+        points = self.ring.join(credit.id, keys)
+        for lane in self.lanes.sendable:
+            is_closer = lane.consumer is None or ring_distance(lane.point, points) < lane.distance
+            if is_first or (is_closer and keys.accepts(lane.key)):
                 self._changed[lane] = None
-        return self._go_on(now_ms)
+        return self._dispatch(now_ms)
 
     def join(self, credit: Credit, now_ms: int) -> list[Instruction]:
         return self.join_with(credit, KeyFilter(), now_ms)
@@ -88,64 +88,64 @@ class KeySharedDispatcher(Dispatcher):
     def _remove(self, consumer_id: int, now_ms: int) -> Member | None:
         keys = self.ring.leave(consumer_id)
         if keys is not None:
-            self._absent.left(keys, now_ms)
+            self._departed.add(keys, now_ms)
         member = super()._remove(consumer_id, now_ms)
         if member is not None:
             self._changed.update(member.lanes)
         return member
 
     @property
-    def wanted(self) -> tuple[int, int]:
-        """Offsets [start, end) whose keys it wants to see next; empty when it has enough in sight."""
-        found = self._find_new() if len(self.ring) else None
-        if found is None:
+    def needed_keys(self) -> tuple[int, int]:
+        """Offsets [start, end) whose keys it needs next; empty if the look-ahead is full."""
+        new = self._next_new() if len(self.ring) else None
+        if new is None:
             return self.next, self.next
-        start, end = found
-        return start, min(end, start + max(self._sight_room(start), 0))
+        start, end = new
+        return start, min(end, start + max(self._lookahead_room_from(start), 0))
 
-    def _sight_room(self, start: int) -> int:
-        """How many more messages it may look at from `start` on."""
-        room = self._look_ahead_room
+    def _lookahead_room_from(self, start: int) -> int:
+        """How many more messages may enter the look-ahead from `start` on."""
+        room = self._lookahead_room
         if start >= self.acked.end:
             room = min(room, self._acked_room(self.lanes.messages, start))
         return room
 
     @property
-    def _look_ahead_room(self) -> int:
+    def _lookahead_room(self) -> int:
         return self.look_ahead - self.lanes.messages if self.lanes.key_bytes < limits.KEY_LOOK_AHEAD_BYTES_MAX else 0
 
-    def read(self, start: int, keys: Sequence[bytes], now_ms: int) -> list[Instruction]:
-        """The keys of the messages from `start` on, as `wanted` asked for. Others are not looked at."""
-        first, end = self.wanted
+    def add_keys(self, start: int, keys: Sequence[bytes], now_ms: int) -> list[Instruction]:
+        """Adds messages from `start` on with their keys to the look-ahead; keys that are not needed are ignored."""
+        first, end = self.needed_keys
         if start == first:
             lanes, changed, is_plain = self.lanes, self._changed, not self._failed.size and not self._empty.size
             for offset, key in zip(range(start, end), keys, strict=False):
                 if lanes.key_bytes >= limits.KEY_LOOK_AHEAD_BYTES_MAX:
                     break
                 if not is_plain:
-                    self._see(offset, key)
+                    self._add_key(offset, key)
                     continue
                 self.next = offset + 1
-                lane = lanes.see(offset, key)
-                if lane.waiting[0] == offset and (not lane.under_way or lane.run_room > 0):
+                lane = lanes.add(offset, key)
+                if lane.waiting[0] == offset and (not lane.pending or lane.run_room > 0):
                     changed[lane] = None
-        return self._go_on(now_ms)
+        return self._dispatch(now_ms)
 
     def ack(self, ranges: Iterable[tuple[int, int]], generation: int, now_ms: int) -> list[Instruction]:
-        """Of the messages in sight, those that were delivered."""
+        """Acks messages of the look-ahead; those that were not delivered are ignored."""
         if generation == self.generation:
-            done: list[int] = []
+            delivered: list[int] = []
             for start, end in ranges:
-                in_sight = self.lanes.within(max(start, self.acked.position), min(end, self.next))
-                done += [one for one in in_sight if self.lanes.is_under_way(one) or one in self._returned]
-            self._settle_all(sorted(set(done)))
-        return self._go_on(now_ms)
+                offsets = self.lanes.within(max(start, self.acked.position), min(end, self.next))
+                delivered += [offset for offset in offsets if self.lanes.is_pending(offset) or offset in self._returned]
+            self._settle_all(sorted(set(delivered)))
+        return self._dispatch(now_ms)
 
     def seek(self, position: int, now_ms: int) -> list[Instruction]:
         self.lanes.clear()
         self.turns.clear()
-        for held in (self._changed, self._unowned, self._failures, self._returned):
-            held.clear()
+        for state in (self._changed, self._unowned, self._failures, self._returned):
+            state.clear()
         return super().seek(position, now_ms)
 
     def set_policy(self, policy: FailurePolicy, now_ms: int) -> list[Instruction]:
@@ -155,69 +155,73 @@ class KeySharedDispatcher(Dispatcher):
                 self._changed[lane] = None
         return super().set_policy(policy, now_ms)
 
-    # --- what is to be seen ---
+    # --- state ---
 
     @property
     def unacked(self) -> int:
-        return self._under_way + len(self._returned)
+        return self._pending + len(self._returned)
 
     @property
     def undelivered(self) -> int:
-        return self.end - self.next + self.lanes.messages - self._under_way
+        return self.end - self.next + self.lanes.messages - self._pending
 
     @property
     def pause(self) -> Pause | None:
-        if self._under_way >= self.unacked_max:
+        if self._pending >= self.unacked_max:
             return Pause.UNACKED_FULL
-        if len(self.ring) and self._sight_room(self.next) <= 0 and (not self._has_free_lane or self._holds_others_up):
-            return Pause.KEYS_WAIT if self._look_ahead_room <= 0 else Pause.ACKED_FULL
+        if (
+            len(self.ring)
+            and self._lookahead_room_from(self.next) <= 0
+            and (not self._has_free_lane or self._starves_others)
+        ):
+            return Pause.KEYS_WAIT if self._lookahead_room <= 0 else Pause.ACKED_FULL
         return Pause.RATE_REACHED if self.throttle.wake_ms is not None else None
 
     @property
     def _has_free_lane(self) -> bool:
-        """One that has an owner."""
+        """True if a lane with an owner has nothing pending."""
         return len(self.lanes) > self.lanes.busy + len(self._unowned)
 
     @property
-    def _holds_others_up(self) -> bool:
-        """What is in sight is for consumers that take no more, and others could."""
+    def _starves_others(self) -> bool:
+        """True if the look-ahead is full of messages for consumers without credit, while others have some."""
         return not self.turns.queue and self.turns.have_credit
 
     @property
     def wake_ms(self) -> int | None:
-        at = super().wake_ms
+        wake_ms = super().wake_ms
         if self._unowned and len(self.ring):
-            return self._skip_ms if at is None else min(at, self._skip_ms)
-        return at
+            return self._skip_ms if wake_ms is None else min(wake_ms, self._skip_ms)
+        return wake_ms
 
     @property
     def attempts(self) -> list[tuple[int, int, int]]:
         waiting = [(offset, offset + 1, failures) for offset, failures in self._failures.items()]
         return sorted([*super().attempts, *waiting])
 
-    # --- how it goes on ---
+    # --- dispatch ---
 
-    def _see(self, offset: int, key: bytes) -> None:
-        if self._failed.size and (known := self._failed.first_within(offset, offset + 1)) is not None:
-            self._failures[offset] = known.value
-        self._pass(offset + 1)
-        lane = self.lanes.see(offset, key)
-        if lane.waiting[0] == offset and (not lane.under_way or lane.run_room > 0):
+    def _add_key(self, offset: int, key: bytes) -> None:
+        if self._failed.size and (failed := self._failed.first_within(offset, offset + 1)) is not None:
+            self._failures[offset] = failed.value
+        self._advance_to(offset + 1)
+        lane = self.lanes.add(offset, key)
+        if lane.waiting[0] == offset and (not lane.pending or lane.run_room > 0):
             self._changed[lane] = None
 
     def _deliver_all(self, now_ms: int) -> None:
-        """Everything in sight is in the lane of its key, whether it is new or comes again."""
+        """Everything in the look-ahead is in the lane of its key, new messages and redeliveries alike."""
         while self._changed:
             changed, self._changed = self._changed, {}
             for lane in changed:
-                if lane.owner is not None or self._unowned:
+                if lane.consumer is not None or self._unowned:
                     self._withdraw(lane)
                 lane.sort()
-                if not lane.under_way:
+                if not lane.pending:
                     if lane.waiting:
-                        self._place(lane, now_ms)
+                        self._assign_lane(lane, now_ms)
                 elif lane.run_room > 0:
-                    self._prolong(lane)
+                    self._extend(lane)
         self._skip_unwanted(now_ms)
         self._deliver_in_turn(now_ms)
 
@@ -225,33 +229,33 @@ class KeySharedDispatcher(Dispatcher):
         self.turns.withdraw(lane)
         self._unowned.pop(lane, None)
 
-    def _place(self, lane: KeyLane, now_ms: int) -> None:
-        """Gives a free lane to the consumer that has its key, or its first message up."""
+    def _assign_lane(self, lane: KeyLane, now_ms: int) -> None:
+        """Assigns a free lane to the owner of its key, or applies the poison policy to its first message."""
         failures = self._failures.get(lane.waiting[0], 0) if self._failures else 0
         if failures > self.policy.max_redelivery_count:
             offset = self._start(lane)
-            lane.held.add(offset)
-            self._give_up(offset, offset + 1, DeliveryFailure(failures, FAILED_BEFORE))
+            lane.retried.add(offset)
+            self._apply_poison_policy(offset, offset + 1, DeliveryFailure(failures, FAILED_BEFORE))
             return
         owner = lane.owner_in(self.ring)
         member = self.consumers.get(owner.consumer_id) if owner is not None else None
         if owner is not None and member is not None:
             lane.distance = owner.distance
-            self.turns.give(lane, member)
+            self.turns.assign(lane, member)
             return
-        until_ms = self._absent.until_ms(lane.key, now_ms)
+        until_ms = self._departed.until_ms(lane.key, now_ms)
         self._skip_ms = min(self._skip_ms, until_ms) if self._unowned else until_ms
         self._unowned[lane] = until_ms
 
-    def _prolong(self, lane: KeyLane) -> None:
-        """Lets the consumer that has messages of the lane have more of them, unless the key belongs to another one by
-        now or the next message failed before: then it waits until those are settled."""
+    def _extend(self, lane: KeyLane) -> None:
+        """Assigns further messages of a lane to the consumer of its pending ones, unless the key has another owner by
+        now or the next message failed before: then it waits until the pending ones are settled."""
         if self._failures and lane.waiting[0] in self._failures:
             return
         owner = lane.owner_in(self.ring)
         if lane.holder is not None and owner is not None and owner.consumer_id == lane.holder.id:
             lane.distance = owner.distance
-            self.turns.give(lane, lane.holder)
+            self.turns.assign(lane, lane.holder)
 
     def _skip_unwanted(self, now_ms: int) -> None:
         if not self._unowned or not len(self.ring) or now_ms < self._skip_ms:
@@ -263,21 +267,21 @@ class KeySharedDispatcher(Dispatcher):
         self._skip_ms = min(self._unowned.values(), default=0)
 
     def _deliver_in_turn(self, now_ms: int) -> None:
-        """Everything that goes to a consumer in one moment and did not fail before is one delivery, by offset."""
+        """Sends messages of assigned lanes. What goes to a consumer in one moment and never failed is one delivery."""
         waves: dict[Member, list[int]] = {}
-        left, is_open = self.unacked_max - self._under_way, self.throttle.is_open
-        members = self.turns.waiting_lanes(left) if is_open and not self._failures else None
+        free, is_open = self.unacked_max - self._pending, self.throttle.is_open
+        members = self.turns.waiting_lanes(free) if is_open and not self._failures else None
         for member in members or ():
             offsets = self.lanes.start_all(self.turns.take_lanes(member), member)
             if offsets:
                 waves[member] = offsets
-                left -= len(offsets)
+                free -= len(offsets)
                 member.credit.spend(len(offsets))
-                member.held += len(offsets)
+                member.unacked += len(offsets)
                 if self._returned:
                     self._returned.difference_update(offsets)
-        while left > 0 and (chosen := self.turns.choose_lane()) is not None:
-            allowed = left if is_open else min(left, self.throttle.allowed(now_ms))
+        while free > 0 and (chosen := self.turns.choose_lane()) is not None:
+            allowed = free if is_open else min(free, self.throttle.allowed(now_ms))
             if not allowed:
                 break
             member, lane = chosen
@@ -285,23 +289,23 @@ class KeySharedDispatcher(Dispatcher):
             lane.holder = member
             if self._failures and (attempt := self._failures.get(lane.waiting[0], 0)):
                 offset = self._start(lane)
-                lane.held.add(offset)
+                lane.retried.add(offset)
                 self._deliver(member, offset, offset + 1, attempt, now_ms)
-                left -= 1
+                free -= 1
                 continue
             offsets = self._start_run(lane, min(allowed, member.credit.messages, member.room))
             waves.setdefault(member, []).extend(offsets)
-            left -= len(offsets)
-            self.turns.took(member, len(offsets))
-            member.held += len(offsets)
+            free -= len(offsets)
+            self.turns.on_delivered(member, len(offsets))
+            member.unacked += len(offsets)
             self.throttle.spend(len(offsets))
             if member.credit.messages_per_key > 1 and lane.run_room > 0:
-                self._prolong(lane)
+                self._extend(lane)
         for member, picked in waves.items():
             self._deliver_wave(member, picked, now_ms)
 
     def _start_run(self, lane: KeyLane, room: int) -> list[int]:
-        """The next message of the lane; at most `room` of them where the consumer takes several of a key."""
+        """Makes the next message of the lane pending; up to `room` of them if the consumer takes several of a key."""
         offsets = [self._start(lane)]
         if room > 1 and (more := lane.run_room) > 0:
             count = min(room, more + 1)
@@ -310,12 +314,12 @@ class KeySharedDispatcher(Dispatcher):
         return offsets
 
     def _deliver_wave(self, member: Member, offsets: list[int], now_ms: int) -> None:
-        """Of a key the lower offset is the older message, so the order by offset is the order of every key."""
+        # Of one key the lower offset is the older message, so the order by offset keeps the order of every key.
         offsets.sort()
         ranges = list(_runs(offsets))
         due_ms = now_ms + self.policy.ack_timeout_ms
         delivery = InFlightDelivery(offsets[0], offsets[-1] + 1, due_ms, member, 0, now_ms, picked=len(offsets))
-        member.keep(delivery)
+        member.track(delivery)
         self.in_flight.put_picked(delivery, ranges)
         self._out += [Deliver(member.id, start, end, 0) for start, end in ranges]
 
@@ -328,22 +332,22 @@ class KeySharedDispatcher(Dispatcher):
         return offset
 
     def _make_ready(self, start: int, end: int, attempt: int) -> None:
-        """Back to the front of its key: what came after it still waits."""
+        """Puts messages back to the front of their lanes."""
         for offset in range(start, end):
             lane = self.lanes.get(offset)
-            assert lane is not None, "what is under way is in sight"
+            assert lane is not None, "pending messages are in the look-ahead"
             self.lanes.put_back(lane, offset)
             self._returned.add(offset)
             if attempt:
                 self._failures[offset] = attempt
             self._changed[lane] = None
 
-    def _fail(self, start: int, end: int, failure: DeliveryFailure, now_ms: int, asked_ms: int = 0) -> None:
+    def _fail(self, start: int, end: int, failure: DeliveryFailure, now_ms: int, requested_ms: int = 0) -> None:
         for offset in range(start, end):
             lane = self.lanes.get(offset)
-            assert lane is not None, "what is under way is in sight"
-            lane.held.add(offset)
-        super()._fail(start, end, failure, now_ms, asked_ms)
+            assert lane is not None, "pending messages are in the look-ahead"
+            lane.retried.add(offset)
+        super()._fail(start, end, failure, now_ms, requested_ms)
 
     def _settle(self, start: int, end: int) -> None:
         super()._settle(start, end)
@@ -351,14 +355,14 @@ class KeySharedDispatcher(Dispatcher):
             self._forget(offset)
 
     def _settle_all(self, offsets: list[int]) -> None:
-        """`_settle` of many messages in sight at once; they rise."""
+        """As `_settle`, for many messages of the look-ahead at once, in rising order."""
         ranges = list(_runs(offsets))
         if len(offsets) <= 2 * len(ranges):
             self.in_flight.take_offsets(offsets)
         else:
             for start, end in ranges:
                 self.in_flight.take(start, end)
-        if self._under_way > self.in_flight.size:
+        if self._pending > self.in_flight.size:
             for start, end in ranges:
                 for runs in (self.delayed, self.ready, self.settling, self.blocked):
                     runs.take(start, end)
@@ -381,7 +385,7 @@ class KeySharedDispatcher(Dispatcher):
 
 
 def _runs(offsets: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Rising offsets as ranges."""
+    """Groups rising offsets into ranges."""
     start = end = -1
     for offset in offsets:
         if offset != end:

@@ -1,10 +1,10 @@
-"""Runs of offsets that each have a time at which something happens to them: deliveries under way, and waits.
+"""Runs of offsets with a due time: deliveries in flight, and delays before redelivery.
 
-    Delivery    what went to a consumer in one moment, until its acks must be there
-    Wait        offsets that failed, until they may go out again
+    InFlightDelivery   offsets sent to a consumer in one moment, due at the ack deadline
+    RedeliveryDelay    offsets that failed, due when they may be sent again
 
-Both are shared by whatever is left of their offsets, and know how many of them are gone. Alarms of those with nothing
-left stay in the clock until they ring or outnumber the others.
+One value is shared by all runs that remain of its offsets, and counts how many were removed. Heap entries of values
+without remaining offsets stay in the heap until they are due or outnumber the others.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from icestream.model.run_set import OffsetRun, RunSet
 
 @dataclass(slots=True, eq=False)
 class TimedRange:
-    """Offsets in [start, end) to which something happens at `due_ms`: all of them, or `picked` of them."""
+    """Offsets in [start, end) that are due at `due_ms`: all of them, or `picked` of them."""
 
     start: int
     end: int
     due_ms: int
-    gone: int = field(default=0, kw_only=True)  # offsets that were taken out of the runs
-    picked: int = field(default=0, kw_only=True)  # how many offsets it has, where there are holes between them
+    removed: int = field(default=0, kw_only=True)  # offsets that were removed from the runs
+    picked: int = field(default=0, kw_only=True)  # the number of its offsets, if there are holes between them
 
     @property
     def is_over(self) -> bool:
-        return self.left == 0
+        return self.remaining == 0
 
     @property
-    def left(self) -> int:
-        """How many of its offsets are in the runs."""
-        return (self.picked or self.end - self.start) - self.gone
+    def remaining(self) -> int:
+        """The number of its offsets that are still in the runs."""
+        return (self.picked or self.end - self.start) - self.removed
 
-    def lose(self, count: int) -> None:
-        """So many of its offsets were taken out of the runs."""
-        self.gone += count
+    def remove(self, count: int) -> None:
+        """Accounts for offsets that were removed from the runs."""
+        self.removed += count
 
 
 class Holder(Protocol):
-    """Who has the messages of a delivery."""
+    """The consumer that has the messages of a delivery."""
 
     id: int
-    held: int  # messages in flight
+    unacked: int  # messages in flight
 
 
 @dataclass(slots=True, eq=False)
@@ -58,9 +58,9 @@ class InFlightDelivery(TimedRange):
     def consumer(self) -> int:
         return self.holder.id
 
-    def lose(self, count: int) -> None:
-        self.gone += count
-        self.holder.held -= count
+    def remove(self, count: int) -> None:
+        self.removed += count
+        self.holder.unacked -= count
 
 
 @dataclass(slots=True, eq=False)
@@ -68,86 +68,86 @@ class RedeliveryDelay(TimedRange):
     attempt: int
     reason: str
     since_ms: int
-    asked_ms: int  # the delay that the consumer asked for
-    least_ms: int = 0  # whatever the policy says
+    requested_ms: int  # the delay that the consumer requested
+    least_ms: int = 0  # a minimum, whatever the policy says
 
 
 Value = TypeVar("Value", bound=TimedRange)
 
 
 class TimedRuns(RunSet[Value]):
-    """A RunSet with an alarm clock."""
+    """A RunSet whose values have due times."""
 
-    __slots__ = ("_alarms", "_number")
+    __slots__ = ("_heap", "_number")
 
     def __init__(self) -> None:
         super().__init__()
-        self._alarms: list[tuple[int, int, Value]] = []  # due, number, value: a heap
+        self._heap: list[tuple[int, int, Value]] = []  # due time, insertion number, value
         self._number = 0
 
     def put(self, value: Value) -> None:
         self.add(value.start, value.end, value)
-        self._set_alarm(value)
+        self._push(value)
 
     def put_picked(self, value: Value, ranges: Sequence[tuple[int, int]]) -> None:
-        """Some offsets of a new value: ranges that rise and do not touch."""
+        """Adds some offsets of a new value: rising ranges that do not touch."""
         self.add_all(ranges, value)
-        self._set_alarm(value)
+        self._push(value)
 
-    def _set_alarm(self, value: Value) -> None:
+    def _push(self, value: Value) -> None:
         self._number += 1
-        heapq.heappush(self._alarms, (value.due_ms, self._number, value))
-        if len(self._alarms) > 2 * len(self) + 64:
-            self._wind()
+        heapq.heappush(self._heap, (value.due_ms, self._number, value))
+        if len(self._heap) > 2 * len(self) + 64:
+            self._rebuild_heap()
 
     def take(self, start: int, end: int) -> list[OffsetRun[Value]]:
-        taken = super().take(start, end)
-        for run in taken:
-            run.value.lose(run.end - run.start)
-        return taken
+        runs = super().take(start, end)
+        for run in runs:
+            run.value.remove(run.end - run.start)
+        return runs
 
     def take_offsets(self, offsets: Sequence[int]) -> list[OffsetRun[Value]]:
-        taken = super().take_offsets(offsets)
-        for run in taken:
-            run.value.lose(run.end - run.start)
-        return taken
+        runs = super().take_offsets(offsets)
+        for run in runs:
+            run.value.remove(run.end - run.start)
+        return runs
 
     def take_rest(self, value: Value) -> list[OffsetRun[Value]]:
-        """Removes and returns what is left of it. Parts of its offsets may be with others by now."""
+        """Removes and returns the remaining runs of a value. Other values may have some of its offsets by now."""
         if value.is_over:
             return []
-        found = [run for run in self.within(value.start, value.end) if run.value is value]
-        return [part for run in found for part in self.take(run.start, run.end)]
+        runs = [run for run in self.within(value.start, value.end) if run.value is value]
+        return [part for run in runs for part in self.take(run.start, run.end)]
 
     def take_due(self, now_ms: int) -> list[OffsetRun[Value]]:
-        """Removes and returns the runs whose time has come, in the order of their times."""
-        found: list[OffsetRun[Value]] = []
-        while self._alarms and self._alarms[0][0] <= now_ms:
-            found += self.take_rest(heapq.heappop(self._alarms)[2])
-        return found
+        """Removes and returns the runs that are due, in the order of their due times."""
+        runs: list[OffsetRun[Value]] = []
+        while self._heap and self._heap[0][0] <= now_ms:
+            runs += self.take_rest(heapq.heappop(self._heap)[2])
+        return runs
 
     def is_due(self, now_ms: int) -> bool:
-        return bool(self._alarms) and self._alarms[0][0] <= now_ms
+        return bool(self._heap) and self._heap[0][0] <= now_ms
 
     @property
     def wake_ms(self) -> int | None:
-        """The earliest time of a run."""
-        while self._alarms and self._alarms[0][2].is_over:
-            heapq.heappop(self._alarms)
-        return self._alarms[0][0] if self._alarms else None
+        """The earliest due time."""
+        while self._heap and self._heap[0][2].is_over:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
 
     def retime(self, due_ms: Callable[[Value], int]) -> None:
-        """Sets every alarm anew."""
-        for _, _, value in self._alarms:
+        """Recomputes every due time."""
+        for _, _, value in self._heap:
             value.due_ms = due_ms(value)
-        self._wind()
+        self._rebuild_heap()
 
-    def _wind(self) -> None:
-        self._alarms = [(value.due_ms, number, value) for _, number, value in self._alarms if not value.is_over]
-        heapq.heapify(self._alarms)
+    def _rebuild_heap(self) -> None:
+        self._heap = [(value.due_ms, number, value) for _, number, value in self._heap if not value.is_over]
+        heapq.heapify(self._heap)
 
     def clear(self) -> None:
         super().clear()
-        for _, _, value in self._alarms:
-            value.lose(value.left)
-        self._alarms = []
+        for _, _, value in self._heap:
+            value.remove(value.remaining)
+        self._heap = []

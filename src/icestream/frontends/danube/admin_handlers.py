@@ -180,7 +180,7 @@ class AdminHandlers:
             await check_reference(self._broker, SchemaReference(subject=subject))
         await create()
         if subject:
-            await self._broker.registry.bind(name, subject)
+            await self._broker.schemas.bind(name, subject)
         return _success()
 
     async def delete_topic(self, raw: bytes, call: Call) -> bytes:
@@ -202,9 +202,9 @@ class AdminHandlers:
             broker_id=self._addresses.name,
             delivery=DELIVERY[topic.record.dispatch],
         )
-        schema = self._broker.registry.of_topic(topic.name)
+        schema = self._broker.schemas.of_topic(topic.name)
         if schema is not None:
-            subject = await self._broker.registry.subject(schema.subject)
+            subject = await self._broker.schemas.subject(schema.subject)
             response.schema_subject, response.schema_id = schema.subject, schema.schema_id
             response.compatibility_mode = subject.compatibility.value.upper()
             if subject.latest is not None:
@@ -235,7 +235,7 @@ class AdminHandlers:
     async def failure_policy(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.SubscriptionRequest, raw)
         topic = self._reliable(request.topic).name
-        pending = await self._broker.planned_subscription(topic, request.subscription)
+        pending = await self._broker.pending_subscription(topic, request.subscription)
         if pending is not None and pending.failure is not None:
             return pb.GetFailurePolicyResponse(
                 failure_policy=_failure_policy_message(pending.failure.policy())
@@ -255,7 +255,7 @@ class AdminHandlers:
     async def dispatch(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.SubscriptionRequest, raw)
         topic = self._reliable(request.topic).name
-        pending = await self._broker.planned_subscription(topic, request.subscription)
+        pending = await self._broker.pending_subscription(topic, request.subscription)
         count = pending.max_unacked_messages if pending is not None else None
         if count is None:
             count = self._broker.subscription(topic, request.subscription).record.max_unacked_messages

@@ -115,7 +115,7 @@ class DanubeConsumer:
 
     def joined(self, subscription: Subscription, consumer: Consumer) -> None:
         self._subscription, self._consumer = subscription, consumer
-        consumer.credit.held_max = self.window.size
+        consumer.credit.unacked_max = self.window.size
         if self.topic.record.dispatch is DispatchMode.NON_RELIABLE:
             subscription.give_credit(consumer, limits.DANUBE_WAITING_MESSAGES_MAX)
 
@@ -148,7 +148,7 @@ class DanubeConsumer:
     def _has_unacked(self) -> bool:
         if self._subscription is None or self._consumer is None:
             return False
-        return self._subscription.delivery(self.shard).is_holding(self._consumer)
+        return self._subscription.delivery(self.shard).has_unacked(self._consumer)
 
     # --- from the broker ---
 
@@ -207,9 +207,9 @@ class DanubeConsumer:
     def acked(self, count: int) -> None:
         """Counts messages that were acked or nacked, which may change the window."""
         if self._consumer is not None and self.window.acked(count, self._now_ms()):
-            self._consumer.credit.held_max = self.window.size
+            self._consumer.credit.unacked_max = self.window.size
             if self._subscription is not None and not self.ended.done():
-                self._subscription.delivery(self.shard).go_on()
+                self._subscription.delivery(self.shard).resume()
 
 
 def no_such_consumer(consumer_id: int) -> errors.UnknownSubscription:

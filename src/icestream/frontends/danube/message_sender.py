@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 from icestream import errors, limits
+from icestream.broker.publish_result import PublishResult
 from icestream.broker.service import Broker
 from icestream.broker.topic import Producer
 from icestream.frontends.danube.extensions import SEQUENCE, parse_sequence
@@ -29,7 +30,6 @@ from icestream.model.block import Numbering, Value, encode_block
 from icestream.model.envelope import EnvelopeColumn
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Tasks
-from icestream.wal.receipt import Receipt
 
 
 class SendOutcome(Protocol):
@@ -144,7 +144,7 @@ class MessageSender:
             block = encode_block(batch.count, uniform.columns)
             if len(block) > self._broker.storage.batch_bytes_max or not self._broker.storage.has_room(len(block)):
                 return False
-            self._publish(producer.plain, shard, block, lambda receipt: _settle_batch(batch, receipt))
+            self._publish(producer.plain, shard, block, lambda result: _complete_batch(batch, result))
         except errors.IcestreamError:
             return False  # the error may belong to a single row: check row by row
         return True
@@ -215,7 +215,7 @@ class MessageSender:
         try:
             block = encode_block(len(group), _columns(group), numbering)
             if self._broker.storage.has_room(len(block)):
-                self._publish(first.producer, first.shard, block, lambda receipt: _settle_group(group, receipt))
+                self._publish(first.producer, first.shard, block, lambda result: _complete(group, result))
             else:
                 self._tasks.start(self._publish_later(group, block), "danube-room")
         except errors.IcestreamError as error:
@@ -224,14 +224,14 @@ class MessageSender:
     async def _publish_later(self, group: list[PendingMessage], block: bytes) -> None:
         try:
             await self._broker.storage.wait_for_room(len(block))
-            self._publish(group[0].producer, group[0].shard, block, lambda receipt: _settle_group(group, receipt))
+            self._publish(group[0].producer, group[0].shard, block, lambda result: _complete(group, result))
         except errors.IcestreamError as error:
             self._refuse(group, error)
 
-    def _publish(self, producer: Producer, shard: int, block: bytes, on_settled: Callable[[Receipt], None]) -> None:
-        if producer.pipe(shard).is_refused:
+    def _publish(self, producer: Producer, shard: int, block: bytes, on_done: Callable[[PublishResult], None]) -> None:
+        if producer.window(shard).is_refused:
             self._broker.reset_producer(producer, shard)
-        self._broker.publish(producer, shard, block).add_done_callback(on_settled)
+        self._broker.publish(producer, shard, block).add_done_callback(on_done)
 
     def _refuse(self, group: list[PendingMessage], error: errors.IcestreamError) -> None:
         """Fails the group; where a single invalid message may be the reason, stores each message by itself instead."""
@@ -244,33 +244,23 @@ class MessageSender:
                 message.outcome.set_exception(error)
 
 
-def _failure(receipt: Receipt) -> errors.IcestreamError | None:
-    error = receipt.exception()
-    if error is None:
-        (result,) = receipt.result()
-        error = result if isinstance(result, errors.IcestreamError) else None
-    return error
-
-
-def _settle_batch(batch: RequestBatch, receipt: Receipt) -> None:
-    error = _failure(receipt)
-    if error is not None:
-        batch.fail_all(status_number(error))
-    elif receipt.pause_ms:
-        asyncio.get_running_loop().call_later(receipt.pause_ms / 1000, batch.succeed_all)
+def _complete_batch(batch: RequestBatch, result: PublishResult) -> None:
+    if result.error is not None:
+        batch.fail_all(status_number(result.error))
+    elif result.pause_ms:
+        asyncio.get_running_loop().call_later(result.pause_ms / 1000, batch.succeed_all)
     else:
         batch.succeed_all()
 
 
-def _settle_group(group: list[PendingMessage], receipt: Receipt) -> None:
-    error = _failure(receipt)
+def _complete(group: list[PendingMessage], result: PublishResult) -> None:
     for message in group:
         if message.outcome.done():
-            continue  # the client cancelled the call
-        if error is not None:
-            message.outcome.set_exception(error)
+            continue  # its client is gone
+        if result.error is not None:
+            message.outcome.set_exception(result.error)
         else:
-            message.outcome.set_result(receipt.pause_ms)
+            message.outcome.set_result(result.pause_ms)
 
 
 def _columns(group: list[PendingMessage]) -> dict[EnvelopeColumn, list[Value]]:

@@ -46,8 +46,8 @@ def wire_names(topics: TopicRegistry, name: str) -> list[str]:
     """
     topic_name, part = parse_partition(name)
     topic = topics.find(topic_name)
-    record = topic.record if topic is not None else topics.neighbours.find(topic_name)
-    if record is None or (part is not None and not record.has_parts):
+    record = topic.record if topic is not None else topics.owners.find_topic(topic_name)
+    if record is None or (part is not None and not record.is_named_by_shard):
         return []
     shards = range(record.shards) if part is None else [part] if part < record.shards else []
     return [topic_name.shard_name(shard, record.shards, is_partitioned=record.is_partitioned) for shard in shards]

@@ -84,10 +84,12 @@ class ProducerRegistry:
         if has_schema:
             await check_reference(self._broker, request.schema_ref)
             self._check_subject(name, request.schema_ref.subject)
-        opened = await self._broker.open_producer(name, request.producer_name, part=PartitionRequest(part, dispatch))
+        opened = await self._broker.open_producer(
+            name, request.producer_name, partition=PartitionRequest(part, dispatch)
+        )
         opened.peer = call.peer
         if has_schema:
-            await self._broker.registry.bind(name, request.schema_ref.subject)
+            await self._broker.schemas.bind(name, request.schema_ref.subject)
         producer = self._connect(opened.id, opened)
         await self._ids.keep(PRODUCERS, producer.id, RegisteredProducer(str(name), opened.name))
         response = pb.ProducerResponse(
@@ -100,7 +102,7 @@ class ProducerRegistry:
 
         Called before the topic is created: a producer that is refused leaves no topic behind.
         """
-        schema = self._broker.registry.of_topic(topic)
+        schema = self._broker.schemas.of_topic(topic)
         if schema is not None and schema.subject != subject:
             raise errors.SchemaMismatch(
                 f"topic {topic} has the subject {schema.subject}, not {subject}", hint="use its subject"
@@ -176,7 +178,7 @@ class ProducerRegistry:
         async with producer.opening:
             if producer.incarnation != incarnation or not _is_open(producer.numbered):
                 resumes = await self._register_incarnation(producer, incarnation)
-                opened = await self._broker.open_inner_producer(
+                opened = await self._broker.open_internal_producer(
                     producer.topic, f"danube/{producer.name}", incarnation, resumes=resumes
                 )
                 opened.columns = OWN_COLUMNS

@@ -16,7 +16,7 @@ from icestream.schema.kinds import compatibility, schema_type, validation_policy
 class SchemaHandlers:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._registry = broker.registry
+        self._registry = broker.schemas
 
     def table(self) -> HandlerTable:
         calls = {
@@ -176,12 +176,12 @@ def _success(message: str) -> bytes:
 async def check_reference(broker: Broker, reference: danube_pb2.SchemaReference) -> None:
     """Raises SchemaMismatch if the registry lacks the subject or version."""
     try:
-        latest = (await broker.registry.latest(reference.subject)).version.version
+        latest = (await broker.schemas.latest(reference.subject)).version.version
     except errors.UnknownSchema as error:
         raise errors.SchemaMismatch(error.message, hint=error.hint) from None
     kind = reference.WhichOneof("version_ref")
     if kind == "pinned_version":
-        subject = await broker.registry.subject(reference.subject)
+        subject = await broker.schemas.subject(reference.subject)
         if subject.version(reference.pinned_version) is None:
             raise errors.SchemaMismatch(f"subject {reference.subject} has no version {reference.pinned_version}")
     if kind == "min_version" and latest < reference.min_version:

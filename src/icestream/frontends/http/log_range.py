@@ -28,7 +28,7 @@ async def log_range(ingest: PipelineService | None, request: Request) -> Respons
     """The service is None while the broker starts, and for a broker in memory."""
     if ingest is None:
         return _response(HTTPStatus.SERVICE_UNAVAILABLE, "no log is open")
-    if not _is_allowed(request, ingest.place.token):
+    if not _is_allowed(request, ingest.location.token):
         return _response(HTTPStatus.FORBIDDEN, "missing or wrong token: it is part of the pipeline's backlog")
     number = request.path.removeprefix("/wal/")
     if not number.isascii() or not number.isdigit() or len(number) > 18:

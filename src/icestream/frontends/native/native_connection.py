@@ -396,8 +396,8 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._wait(
                 self.responses.settled.wait_while(lambda: self.responses.is_full or producer.is_full(part.shard))
             )
-        elif not self.broker.storage.has_room(size):
-            self._wait(self.broker.storage.wait_for_room(size), has_room=True)
+        elif not self.broker.has_room(size):
+            self._wait(self.broker.wait_for_room(size), has_room=True)
         else:
             return False
         return True
@@ -406,12 +406,12 @@ class NativeConnection(asyncio.BufferedProtocol):
         try:
             if producer is None:
                 raise errors.UnknownHandle(f"producer {part.producer} is closed", hint="open it again")
-            receipt = self.broker.publish(producer, part.shard, part.block)
+            result = self.broker.publish(producer, part.shard, part.block)
         except errors.IcestreamError as error:
             self.responses.add(publish.response, PublishResponses.refused(error))
         else:
-            publish.delay_ms = max(publish.delay_ms, receipt.pause_ms)
-            self.responses.add(publish.response, receipt)
+            publish.delay_ms = max(publish.delay_ms, result.pause_ms)
+            self.responses.add(publish.response, result)
 
     # --- calls ---
 

@@ -146,7 +146,7 @@ async def open_producer(connection: NativeConnection, arguments: Document) -> Do
         raise
     handle = connection.register_producer(producer)
     shards = range(producer.topic.record.shards)
-    last_sequence = broker.last_sequence if request.resumes else broker.last_sequence_of_all
+    last_sequence = broker.last_sequence if request.resumes else broker.last_sequence_of_name
     return {
         "handle": handle,
         "producer_id": producer.id,
@@ -264,7 +264,7 @@ async def delete_topic(connection: NativeConnection, arguments: Document) -> Doc
 async def takeover_topic(connection: NativeConnection, arguments: Document) -> Document:
     takeover = await connection.broker.take_over_topic(TopicName.parse(decode_arguments(TopicOnly, arguments).topic))
     shards = [{"shard": gap.key.shard, "gap_start": gap.start, "gap_end": gap.end} for gap in takeover.gaps]
-    return {"former": takeover.former, "shards": shards}
+    return {"former": takeover.former_node, "shards": shards}
 
 
 async def describe_topic(connection: NativeConnection, arguments: Document) -> Document:

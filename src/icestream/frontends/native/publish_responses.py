@@ -13,14 +13,12 @@ from collections.abc import Callable
 from functools import partial
 
 from icestream import errors, limits
+from icestream.broker.publish_result import PublishOutcome, PublishResult
 from icestream.frontends.native.notifier import Notifier
 from icestream.rpc import document, frame
 from icestream.rpc.frame import FrameKind, Outcome, PartResult
-from icestream.wal.appender import Placed
-from icestream.wal.producer_registry import Duplicate
-from icestream.wal.receipt import Receipt
 
-Part = PartResult | Receipt
+Part = PartResult | PublishResult
 
 
 class PendingResponse:
@@ -112,27 +110,20 @@ class PublishResponses:
 
 def _encode(parts: list[Part]) -> bytes:
     first = parts[0]
-    if len(parts) == 1 and isinstance(first, Receipt) and first.exception() is None:
-        (result,) = first.result()
-        if isinstance(result, Placed):
-            return frame.encode_stored(result.base_offset)
-    return frame.encode_part_results([part if isinstance(part, PartResult) else outcome(part) for part in parts])
+    if len(parts) == 1 and isinstance(first, PublishResult) and first.outcome is PublishOutcome.STORED:
+        assert first.base_offset is not None
+        return frame.encode_stored(first.base_offset)
+    return frame.encode_part_results([part if isinstance(part, PartResult) else _wire_outcome(part) for part in parts])
 
 
-def outcome(receipt: Receipt) -> PartResult:
-    """The outcome of one batch in the form of the wire."""
-    error = receipt.exception()
-    if isinstance(error, errors.OutcomeUnknown):
-        return PartResult(Outcome.UNKNOWN, -1, document.encode_error(error))
+def _wire_outcome(result: PublishResult) -> PartResult:
+    """The result of one batch in the form of the wire."""
+    error = result.error
     if error is not None:
+        if result.outcome is PublishOutcome.UNKNOWN:
+            return PartResult(Outcome.UNKNOWN, -1, document.encode_error(error))
         return PublishResponses.refused(error)
-    (result,) = receipt.result()
-    match result:
-        case Placed(base_offset, _):
-            return PartResult(Outcome.STORED, base_offset)
-        case Duplicate(int() as base_offset, _):
-            return PartResult(Outcome.DUPLICATE, base_offset)
-        case Duplicate():
-            return PartResult(Outcome.DUPLICATE_FORGOTTEN, -1)
-        case _:
-            return PublishResponses.refused(result)
+    if result.base_offset is None:  # a duplicate so old that its offset is no longer known
+        return PartResult(Outcome.DUPLICATE_FORGOTTEN, -1)
+    is_stored = result.outcome is PublishOutcome.STORED
+    return PartResult(Outcome.STORED if is_stored else Outcome.DUPLICATE, result.base_offset)

@@ -61,13 +61,13 @@ async def publish(node: BrokerNode) -> None:
 async def _wait_for_snapshot(ingest: PipelineService) -> FirstSnapshot:
     """Waits for the first snapshot of the demo's table, which the driver reports after its round."""
     reported = asyncio.Event()
-    ingest.on_told = reported.set
+    ingest.on_report = reported.set
     try:
         while (snapshot := first_snapshot(ingest.state["state"])) is None:
             await reported.wait()
             reported.clear()
     finally:
-        ingest.on_told = None
+        ingest.on_report = None
     return snapshot
 
 

@@ -83,7 +83,7 @@ def catalog_url(node: BrokerNode) -> str:
 
 def _cluster_line(node: BrokerNode, cluster: ClusterNode) -> str:
     info = cluster.info()
-    leader = node.broker.topics.neighbours.node(f"{info.leader:016x}") if info.leader else None
+    leader = node.broker.topics.owners.find_node(f"{info.leader:016x}") if info.leader else None
     leads = f"{leader.name} is the leader" if leader is not None else "no leader yet"
     if info.leader == info.node:
         leads = "this node is the leader"

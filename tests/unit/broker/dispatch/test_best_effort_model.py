@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from icestream.broker.dispatch.best_effort import BestEffortDispatcher, KeySharedBestEffortDispatcher
 from icestream.broker.dispatch.consumer_rotation import Credit
 from icestream.broker.dispatch.dispatcher import Dispatcher
-from icestream.broker.dispatch.hash_ring import KeyFilter, place_of
+from icestream.broker.dispatch.hash_ring import KeyFilter, ring_point
 from icestream.broker.dispatch.instruction import Deliver, Dropped, Instruction
 from icestream.broker.dispatch.key_shared import KeySharedDispatcher
 from icestream.broker.rate_limit import TokenBucket
@@ -53,11 +53,11 @@ class BestEffortModel(RuleBasedStateMachine):
     def follow(self, instructions: list[Instruction]) -> None:
         self.judge(instructions)
         while isinstance(self.dispatcher, KeySharedDispatcher):
-            start, end = self.dispatcher.wanted
+            start, end = self.dispatcher.needed_keys
             if start >= end:
                 break
             assert end <= self.end
-            self.judge(self.dispatcher.read(start, [key_of(offset) for offset in range(start, end)], self.now))
+            self.judge(self.dispatcher.add_keys(start, [key_of(offset) for offset in range(start, end)], self.now))
             has_gone_on = self.dispatcher.next > start
             assert has_gone_on or self.dispatcher.wake_ms is not None or self.is_kept(self.next)
 
@@ -95,7 +95,7 @@ class BestEffortModel(RuleBasedStateMachine):
             able = able[:1]
         elif self.kind is SubscriptionType.KEY_SHARED:
             assert isinstance(self.dispatcher, KeySharedDispatcher)
-            owner = self.dispatcher.ring.owner(key_of(offset), place_of(key_of(offset)))
+            owner = self.dispatcher.ring.owner(key_of(offset), ring_point(key_of(offset)))
             able = [owner.consumer_id] if owner is not None else []
         return [consumer for consumer in able if self.left[consumer] > 0]
 

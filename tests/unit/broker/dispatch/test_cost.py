@@ -145,7 +145,7 @@ def test_a_long_lane_costs_nothing_for_each_of_its_acks() -> None:
         dispatcher = KeySharedDispatcher(FailurePolicy(), AckedOffsets())
         dispatcher.readable(size, 0)
         dispatcher.join(Credit(1, 10**6), 0)
-        dispatcher.read(0, [b"same"] * size, 0)
+        dispatcher.add_keys(0, [b"same"] * size, 0)
         return calls(lambda: [dispatcher.ack([(offset, offset + 1)], 0, 0) for offset in range(100)])
 
     check_constant(cost, 1_000)
@@ -157,7 +157,7 @@ def test_idle_consumers_of_keys_cost_nothing() -> None:
         for number in range(size):
             dispatcher.join(Credit(number, 10), 0)
         dispatcher.readable(100, 0)
-        return calls(lambda: dispatcher.read(0, [b"%d" % number for number in range(100)], 0))
+        return calls(lambda: dispatcher.add_keys(0, [b"%d" % number for number in range(100)], 0))
 
     check_constant(cost, 50)
 
@@ -168,6 +168,6 @@ def test_filters_are_tried_once_for_each_kind_of_them() -> None:
         for number in range(size):
             dispatcher.join_with(Credit(number, 10), KeyFilter(["a*"]), 0)
         dispatcher.readable(100, 0)
-        return calls(lambda: dispatcher.read(0, [b"b%d" % number for number in range(100)], 0))
+        return calls(lambda: dispatcher.add_keys(0, [b"b%d" % number for number in range(100)], 0))
 
     check_constant(cost, 50)

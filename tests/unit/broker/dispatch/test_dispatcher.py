@@ -346,7 +346,7 @@ def test_consumers_that_take_everything_and_ack_nothing_leave_room_for_the_other
         out = fresh
     assert dispatcher.next == 200_000, f"the one who works waits for those who do not: {held}"
     members = [dispatcher.consumers.get(number) for number in range(greedy)]
-    assert [member.held for member in members if member is not None] == [held[number] for number in range(greedy)]
+    assert [member.unacked for member in members if member is not None] == [held[number] for number in range(greedy)]
 
 
 @pytest.mark.parametrize("window", [1, 2, 9, 90, 1_000])
@@ -356,14 +356,14 @@ def test_whoever_takes_all_leaves_a_ninth_to_who_comes_later(window: int) -> Non
     dispatcher.join(Credit(1, 10_000), 0)
     first = dispatcher.consumers.get(1)
     assert first is not None
-    assert first.held == dispatcher.unacked == -(-8 * window // 9)
+    assert first.unacked == dispatcher.unacked == -(-8 * window // 9)
     assert dispatcher.pause is Pause.UNACKED_FULL
     dispatcher.join(Credit(2, 10_000), 0)
     second = dispatcher.consumers.get(2)
     assert second is not None
-    assert second.held > 0 or window < 9
+    assert second.unacked > 0 or window < 9
     dispatcher.leave(1, 0)
-    assert (first.held, second.held) == (0, dispatcher.unacked), "what it had goes to the other, all of it"
+    assert (first.unacked, second.unacked) == (0, dispatcher.unacked), "what it had goes to the other, all of it"
 
 
 def test_what_comes_again_goes_to_one_who_holds_little_and_if_there_is_none_to_anybody() -> None:
@@ -383,12 +383,12 @@ def test_what_comes_again_goes_to_one_who_holds_little_and_if_there_is_none_to_a
 def test_one_holds_no_more_than_it_may(kind: SubscriptionType) -> None:
     dispatcher = dispatcher_of(kind, end=100, base_delay_ms=0)
     credit = Credit(1, 1000)
-    credit.held_max = 5
+    credit.unacked_max = 5
     assert sum(end - start for _, start, end in sent(dispatcher.join(credit, 0))) == 5
     assert sent(dispatcher.ack([(1, 3)], 0, 0)) == [(1, 5, 7)]
-    credit.held_max = 7
+    credit.unacked_max = 7
     assert sent(dispatcher.tick(0)) == [(1, 7, 9)]
-    credit.held_max = 2
+    credit.unacked_max = 2
     assert sent(dispatcher.ack([(0, 1)], 0, 0)) == []
     dispatcher.nack([(3, 9)], 0, 0)
     assert sum(end - start for _, start, end in sent(dispatcher.tick(1))) <= 2

@@ -263,7 +263,7 @@ class DispatcherModel(RuleBasedStateMachine):
         ):
             assert len(runs) <= bound
         for timed in (dispatcher.in_flight, dispatcher.delayed):
-            assert len(timed._alarms) <= 2 * bound + 64
+            assert len(timed._heap) <= 2 * bound + 64
         for consumer in self.credits:
             member = dispatcher.consumers.get(consumer)
             assert member is not None

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from icestream.broker.dispatch.consumer_rotation import Credit
-from icestream.broker.dispatch.hash_ring import place_of
+from icestream.broker.dispatch.hash_ring import ring_point
 from icestream.broker.dispatch.instruction import Deliver, Instruction
 from icestream.broker.dispatch.key_shared import KeySharedDispatcher
 from icestream.model.cursor import AckedOffsets
@@ -80,14 +80,14 @@ class Life:
 
     def follow(self, instructions: list[Instruction]) -> None:
         pending = list(instructions)
-        while pending or self.dispatcher.wanted[0] < self.dispatcher.wanted[1]:
+        while pending or self.dispatcher.needed_keys[0] < self.dispatcher.needed_keys[1]:
             for one in pending:
                 assert isinstance(one, Deliver)
                 for offset in range(one.start, one.end):
                     self.check_delivery(one.consumer, offset, one.attempt)
-            start, end = self.dispatcher.wanted
+            start, end = self.dispatcher.needed_keys
             keys = [key_of(offset) for offset in range(start, end)]
-            pending = self.dispatcher.read(start, keys, self.now_ms) if start < end else []
+            pending = self.dispatcher.add_keys(start, keys, self.now_ms) if start < end else []
 
     def check_delivery(self, consumer: int, offset: int, attempt: int) -> None:
         key = key_of(offset)
@@ -155,7 +155,7 @@ def started(messages: int, per_key: int, *, credit: int = 10**6) -> tuple[KeySha
     taker = Credit(1, credit)
     taker.messages_per_key = per_key
     dispatcher.join(taker, 0)
-    return dispatcher, dispatcher.read(0, [b"same"] * messages, 0)
+    return dispatcher, dispatcher.add_keys(0, [b"same"] * messages, 0)
 
 
 def test_messages_of_one_key_go_out_as_one_range() -> None:
@@ -189,7 +189,7 @@ def test_a_key_that_moves_to_another_consumer_goes_there_when_what_is_out_of_it_
         dispatcher.join(taker, 0)
     moved = next(key for key in map(str.encode, map(str, range(100))) if owner_of(dispatcher, key) == 2)
     dispatcher.leave(2, 0)
-    assert dispatcher.read(0, [moved] * 10, 0) == [Deliver(1, 0, 4, 0)]
+    assert dispatcher.add_keys(0, [moved] * 10, 0) == [Deliver(1, 0, 4, 0)]
     taker = Credit(2, 10**6)
     taker.messages_per_key = 4
     assert dispatcher.join(taker, 0) == []
@@ -198,6 +198,6 @@ def test_a_key_that_moves_to_another_consumer_goes_there_when_what_is_out_of_it_
 
 
 def owner_of(dispatcher: KeySharedDispatcher, key: bytes) -> int:
-    owner = dispatcher.ring.owner(key, place_of(key))
+    owner = dispatcher.ring.owner(key, ring_point(key))
     assert owner is not None
     return owner.consumer_id

@@ -22,10 +22,10 @@ DROP = FailurePolicy(max_redelivery_count=0, poison=PoisonPolicy.DROP)
 def look_ahead(dispatcher: KeySharedDispatcher, keys: list[bytes], now_ms: int = 0) -> list[Instruction]:
     """Shows keys as long as some are wanted."""
     out: list[Instruction] = []
-    while dispatcher.wanted[0] < dispatcher.wanted[1]:
-        start, end = dispatcher.wanted
-        out += dispatcher.read(start, keys[start:end], now_ms)
-        assert dispatcher.wanted[0] > start
+    while dispatcher.needed_keys[0] < dispatcher.needed_keys[1]:
+        start, end = dispatcher.needed_keys
+        out += dispatcher.add_keys(start, keys[start:end], now_ms)
+        assert dispatcher.needed_keys[0] > start
     return out
 
 
@@ -151,17 +151,17 @@ def test_what_cannot_be_read_any_more_leaves_its_lane() -> None:
 def test_a_gap_in_front_of_the_look_ahead_is_stepped_over() -> None:
     dispatcher = started([b"a"] * 10)
     dispatcher.skip(0, 4, 0)
-    assert dispatcher.wanted == (4, 10)
+    assert dispatcher.needed_keys == (4, 10)
     dispatcher.skip(6, 8, 0)
-    assert dispatcher.wanted == (4, 6)
-    assert count(dispatcher.read(4, [b"a", b"b"], 0)) == 2
-    assert dispatcher.wanted == (8, 10)
+    assert dispatcher.needed_keys == (4, 6)
+    assert count(dispatcher.add_keys(4, [b"a", b"b"], 0)) == 2
+    assert dispatcher.needed_keys == (8, 10)
 
 
 def test_nothing_is_looked_at_without_a_consumer() -> None:
     dispatcher = KeySharedDispatcher(FailurePolicy(), AckedOffsets())
     dispatcher.readable(10, 0)
-    assert dispatcher.wanted == (0, 0)
+    assert dispatcher.needed_keys == (0, 0)
 
 
 @pytest.mark.parametrize("patterns", [["nobody"], ["no*", "n?"]])
@@ -184,12 +184,12 @@ def test_a_backlog_that_nobody_wants_is_passed_quickly(patterns: list[str]) -> N
 def test_one_holds_no_more_than_it_may_and_leaves_the_keys_of_others_alone() -> None:
     dispatcher = KeySharedDispatcher(FailurePolicy(), AckedOffsets())
     credits_ = [Credit(number, 1000) for number in (1, 2)]
-    credits_[0].held_max = 2
+    credits_[0].unacked_max = 2
     for credit in credits_:
         dispatcher.join(credit, 0)
     dispatcher.readable(40, 0)
     keys = [b"key-%d" % number for number in range(40)]
-    held = [one.consumer for one in dispatcher.read(0, keys, 0) if isinstance(one, Deliver)]
+    held = [one.consumer for one in dispatcher.add_keys(0, keys, 0) if isinstance(one, Deliver)]
     assert held.count(1) == 2
     assert held.count(2) > 2
     (mine,) = [one for one in dispatcher.ack([(0, 40)], 0, 0) if isinstance(one, Deliver)][:1]

@@ -22,7 +22,7 @@ from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 from icestream import limits
 from icestream.broker.dispatch.consumer_rotation import Credit
 from icestream.broker.dispatch.dispatcher import Dispatcher, Pause
-from icestream.broker.dispatch.hash_ring import KeyFilter, place_of
+from icestream.broker.dispatch.hash_ring import KeyFilter, ring_point
 from icestream.broker.dispatch.instruction import Dropped, Instruction
 from icestream.broker.dispatch.key_shared import UNWANTED, KeySharedDispatcher
 from icestream.model.cursor import AckedOffsets
@@ -55,7 +55,7 @@ class KeyOracle(Oracle):
     def owner(self, key: bytes) -> int | None:
         """The place next to the key's, of all consumers that take it."""
         places = [
-            ((place_of(b"%d-%d" % (consumer, number)) - place_of(key)) % 2**64, consumer)
+            ((ring_point(b"%d-%d" % (consumer, number)) - ring_point(key)) % 2**64, consumer)
             for consumer, patterns in self.filters.items()
             if takes(patterns, key)
             for number in range(limits.RING_PLACES_PER_CONSUMER)
@@ -215,21 +215,21 @@ class KeySharedModel(DispatcherModel):
         """The driver shows the keys that are wanted, as many as one read finds, or more than was asked for."""
         oracle = self.oracle
         oracle.step_over()
-        start, end = self.dispatcher.wanted
+        start, end = self.dispatcher.needed_keys
         if start < end:
             assert start == oracle.seen
             assert end <= oracle.end
             assert end - start <= oracle.sight_room
             oracle.seen = min(end, start + count)
             keys = [key_of(offset) for offset in range(start, start + count)]
-            self.follow(self.dispatcher.read(start, keys, self.now))
+            self.follow(self.dispatcher.add_keys(start, keys, self.now))
         elif oracle.filters and oracle.seen < oracle.end:
             assert oracle.sight_room <= 0
 
     @rule(start=st.integers(0, 60))
     def keys_that_nobody_asked_for_are_not_looked_at(self, start: int) -> None:
-        if start != self.dispatcher.wanted[0]:
-            self.follow(self.dispatcher.read(start, [b"other"] * 3, self.now))
+        if start != self.dispatcher.needed_keys[0]:
+            self.follow(self.dispatcher.add_keys(start, [b"other"] * 3, self.now))
 
     def check_wake_ms(self) -> None:
         wake_ms, dues = self.dispatcher.wake_ms, [self.oracle.wake_ms] if self.oracle.wake_ms is not None else []

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from icestream import errors, limits
-from icestream.broker.dispatch.hash_ring import DepartedFilters, HashRing, KeyFilter, distance, place_of
+from icestream.broker.dispatch.hash_ring import DepartedFilters, HashRing, KeyFilter, ring_distance, ring_point
 
 KEYS = [b"key-%d" % number for number in range(3_000)]
 
@@ -24,7 +24,7 @@ def ring_of(*consumers: int) -> HashRing:
 
 
 def owners(ring: HashRing) -> dict[bytes, int]:
-    found = {key: ring.owner(key, place_of(key)) for key in KEYS}
+    found = {key: ring.owner(key, ring_point(key)) for key in KEYS}
     return {key: owner.consumer_id for key, owner in found.items() if owner is not None}
 
 
@@ -32,7 +32,7 @@ def owners(ring: HashRing) -> dict[bytes, int]:
 
 
 def test_nobody_has_a_key_where_nobody_is() -> None:
-    assert HashRing().owner(b"a", place_of(b"a")) is None
+    assert HashRing().owner(b"a", ring_point(b"a")) is None
 
 
 def test_a_consumer_that_comes_takes_its_share_and_moves_nothing_else() -> None:
@@ -87,7 +87,7 @@ def test_a_key_goes_to_the_next_one_that_takes_it() -> None:
 
 @given(st.integers(0, 2**64 - 1), st.lists(st.integers(0, 2**64 - 1), min_size=1))
 def test_the_circle_is_closed(place: int, places: list[int]) -> None:
-    assert distance(place, sorted(places)) == min((one - place) % 2**64 for one in places)
+    assert ring_distance(place, sorted(places)) == min((one - place) % 2**64 for one in places)
 
 
 # --- filters ----------------------------------------------------------------------------------------------------------
@@ -140,8 +140,8 @@ def test_filters_are_bounded(patterns: list[str]) -> None:
 
 def test_what_one_took_is_kept_for_it_for_a_while() -> None:
     absent = DepartedFilters(100)
-    absent.left(KeyFilter(["a*"]), 0)
-    absent.left(KeyFilter(["*b"]), 50)
+    absent.add(KeyFilter(["a*"]), 0)
+    absent.add(KeyFilter(["*b"]), 50)
     assert absent.until_ms(b"a", 60) == 100
     assert absent.until_ms(b"ab", 60) == 150
     assert absent.until_ms(b"c", 60) == 60
@@ -151,15 +151,15 @@ def test_what_one_took_is_kept_for_it_for_a_while() -> None:
 
 def test_one_that_left_twice_is_missed_from_the_second_time() -> None:
     absent = DepartedFilters(100)
-    absent.left(KeyFilter(["a"]), 0)
-    absent.left(KeyFilter(["b"]), 1)
-    absent.left(KeyFilter(["a"]), 50)
+    absent.add(KeyFilter(["a"]), 0)
+    absent.add(KeyFilter(["b"]), 1)
+    absent.add(KeyFilter(["a"]), 50)
     assert absent.until_ms(b"a", 60) == 150
 
 
 def test_no_more_are_missed_than_can_be_tried() -> None:
     absent = DepartedFilters(100)
     for number in range(limits.KEY_ABSENT_FILTERS_MAX + 1):
-        absent.left(KeyFilter([str(number)]), 0)
+        absent.add(KeyFilter([str(number)]), 0)
     assert absent.until_ms(b"0", 50) == 50
     assert absent.until_ms(b"1", 50) == 100

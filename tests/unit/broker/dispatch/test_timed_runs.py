@@ -52,7 +52,7 @@ def test_alarms_of_what_is_gone_do_not_pile_up() -> None:
     for offset in range(10_000):
         runs.put(TimedRange(offset, offset + 1, 10**9 - offset))
         runs.take(offset, offset + 1)
-        assert len(runs._alarms) <= 70
+        assert len(runs._heap) <= 70
     assert runs.wake_ms is None
 
 
