@@ -54,7 +54,7 @@ class AckLedger:
 
     def arrive_singles(self, offsets: Sequence[int]) -> Arrival | None:
         """`arrive` for messages with holes between them; offsets rise. None: all of them are fresh, none is a copy."""
-        if not any(known.touches(offsets) for known in (self._acked, self._waiting, self._handed)):
+        if not any(offset_set.touches(offsets) for offset_set in (self._acked, self._waiting, self._handed)):
             self._waiting.add_singles(offsets)
             return None
         arrivals = [self.arrive(offset, offset + 1) for offset in offsets]

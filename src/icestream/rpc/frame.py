@@ -186,9 +186,8 @@ class Delivery(NamedTuple):
     first_row: int
     rows: int
     body: bytes
-    ranges: Pairs | None = (
-        None  # the offsets of a PICK, [start, end) each; None for a DELIVER, whose offsets are consecutive
-    )
+    # The offsets of a PICK, [start, end) each; None for a DELIVER, which has consecutive offsets.
+    ranges: Pairs | None = None
 
 
 class AckRanges(NamedTuple):
