@@ -49,7 +49,7 @@ async def reports() -> list[VerifyReport]:
         one = _noted.pop()
         scans = LazyScanner(one.new_tables, one.files, RowGroupCacheOptions())
         try:
-            topics, _ = await scans.tables.bound("", 500)
+            topics, _ = await scans.tables.bound_topics("", 500)
             for topic in topics:
                 view = await scans.tables.fresh(topic.topic_id)
                 if view is not None:

@@ -1,10 +1,10 @@
-"""The tables of topics in our own catalog, as they are now: read once, then told by a watch of the metadata store.
+"""Views of the topic tables in the embedded catalog: loaded once, then invalidated by a watch of the metadata store.
 
-    known       a view that the watch has not contradicted: as fresh as the store's last change that reached us
-    not known   not asked for yet, or changed since, or the watch was interrupted: read from the store
+    cached       no change of the table was watched since it was loaded
+    not cached   not requested yet, changed since, or the watch was interrupted: loaded from the store
 
-The watch begins with the first table that somebody asks for. Whoever stands at the end of what a view knows asks for a
-fresh one, which is read past the watch: only then is the end believed.
+The watch starts with the first request. A reader at the end of a cached view requests a fresh one, which bypasses the
+watch: only then is the end of the table certain.
 """
 
 from __future__ import annotations
@@ -37,35 +37,34 @@ class EmbeddedTableViews:
         self._marks = SnapshotMap(catalog.store)
         self._clock = clock
         self._views: dict[int, TableView] = {}  # by topic id
-        self._by_key: dict[str, int] = {}
-        self._changed: dict[str, int] = {}  # how often the watch told a change of each table
-        self._wanted = asyncio.Event()
+        self._topic_ids: dict[str, int] = {}  # of cached views, by the key of the table
+        self._change_counts: dict[str, int] = {}  # watched changes of each table, by its key
+        self._is_requested = asyncio.Event()
         self._is_watched = False
 
-    # --- asking ---
+    # --- requests ---
 
-    async def bound(self, after: str, limit: int) -> tuple[list[BoundTopic], str | None]:
-        found = await self._catalog.store.list(catalog_keys.BOUND, catalog_keys.BOUND + after if after else "", limit)
-        items = [_bound(key, entry) for key, entry in found]
-        return items, found[-1][0].removeprefix(catalog_keys.BOUND) if len(found) == limit else None
+    async def bound_topics(self, after: str, limit: int) -> tuple[list[BoundTopic], str | None]:
+        prefix = catalog_keys.BOUND
+        page = await self._catalog.store.list(prefix, prefix + after if after else "", limit)
+        topics = [_bound_topic(key, entry) for key, entry in page]
+        return topics, page[-1][0].removeprefix(prefix) if len(page) == limit else None
 
-    async def parted(self, after: str, limit: int) -> tuple[list[DetachedTopic], str | None]:
-        found = await self._catalog.store.list(
-            catalog_keys.DETACHED, catalog_keys.DETACHED + after if after else "", limit
-        )
-        items = [_parted(key, entry) for key, entry in found]
-        return items, found[-1][0].removeprefix(catalog_keys.DETACHED) if len(found) == limit else None
+    async def detached_topics(self, after: str, limit: int) -> tuple[list[DetachedTopic], str | None]:
+        prefix = catalog_keys.DETACHED
+        page = await self._catalog.store.list(prefix, prefix + after if after else "", limit)
+        topics = [_detached_topic(key, entry) for key, entry in page]
+        return topics, page[-1][0].removeprefix(prefix) if len(page) == limit else None
 
-    async def parted_of(self, topic_id: int) -> DetachedTopic | None:
+    async def detached_topic(self, topic_id: int) -> DetachedTopic | None:
         key = catalog_keys.detached_key(topic_id)
         entry = await self._catalog.store.get(key)
-        return None if entry is None else _parted(key, entry)
+        return None if entry is None else _detached_topic(key, entry)
 
     async def view(self, topic_id: int) -> TableView | None:
-        """None: the topic has no table."""
-        self._wanted.set()
-        found = self._views.get(topic_id) if self._is_watched else None
-        return found or await self.fresh(topic_id)
+        self._is_requested.set()
+        view = self._views.get(topic_id) if self._is_watched else None
+        return view or await self.fresh(topic_id)
 
     async def mark(self, topic_id: int, snapshot_id: int) -> SnapshotMark | None:
         return await self._marks.find(topic_id, snapshot_id)
@@ -76,49 +75,50 @@ class EmbeddedTableViews:
             self.forget(topic_id)
             return None
         key = catalog_keys.relation_key(identifier)
-        before = self._changed.get(key, 0)
-        found = await self._load(topic_id, identifier)
+        changes_before = self._change_counts.get(key, 0)
+        view = await self._load(topic_id, identifier)
         self.forget(topic_id)
-        if found is not None and self._changed.get(key, 0) == before:  # else it may be old already
-            self._keep(topic_id, key, found)
-        return found
+        # A change during the load may have made the view stale already: it is returned, but not cached.
+        if view is not None and self._change_counts.get(key, 0) == changes_before:
+            self._cache(topic_id, key, view)
+        return view
 
     async def _load(self, topic_id: int, identifier: Identifier) -> TableView | None:
-        known = self._views.get(topic_id)
+        cached = self._views.get(topic_id)
         loaded = await self._catalog.commits.load(identifier)
         binding = loaded.record.binding
         if binding is None or binding.topic_id != topic_id:
             return None
-        if known is not None and known.record == loaded.record:
-            return known
+        if cached is not None and cached.record == loaded.record:
+            return cached
         table = loaded.state.table
         return TableView(identifier, loaded.record, table, await self._snapshots.current_files(table))
 
-    def _keep(self, topic_id: int, key: str, view: TableView) -> None:
+    def _cache(self, topic_id: int, key: str, view: TableView) -> None:
         while len(self._views) >= limits.SCAN_VIEWS_MAX:
             self.forget(next(iter(self._views)))
         self._views[topic_id] = view
-        self._by_key[key] = topic_id
+        self._topic_ids[key] = topic_id
 
     def forget(self, topic_id: int) -> None:
         view = self._views.pop(topic_id, None)
         if view is not None:
-            self._by_key.pop(catalog_keys.relation_key(view.identifier), None)
+            self._topic_ids.pop(catalog_keys.relation_key(view.identifier), None)
 
     # --- the watch ---
 
     async def run(self) -> None:
-        """Until it is cancelled."""
-        await self._wanted.wait()
+        """Watches for changes until it is cancelled; starts with the first request."""
+        await self._is_requested.wait()
         while True:
             try:
                 await self._watch()
             except errors.IcestreamError as error:
-                _log.warning("tables are read anew: the watch was interrupted", error=str(error))
+                _log.warning("table watch interrupted, dropping cached table views", error=str(error))
             finally:
                 self._is_watched = False
                 self._views.clear()
-                self._by_key.clear()
+                self._topic_ids.clear()
             await self._clock.sleep(limits.LINK_RETRY_SECONDS_MAX)
 
     async def _watch(self) -> None:
@@ -129,37 +129,39 @@ class EmbeddedTableViews:
         async for change in changes:
             if not isinstance(change, Changes):
                 self._views.clear()
-                self._by_key.clear()
+                self._topic_ids.clear()
                 continue
             for event in change.events:
-                self._told(event.key)
+                self._invalidate(event.key)
 
-    def _told(self, key: str) -> None:
+    def _invalidate(self, key: str) -> None:
+        """Drops the cached view of the table or topic with this key."""
         if key.startswith(catalog_keys.RELATIONS):
-            if len(self._changed) >= limits.SCAN_VIEWS_MAX and key not in self._changed:
-                self._changed.clear()
+            if len(self._change_counts) >= limits.SCAN_VIEWS_MAX and key not in self._change_counts:
+                # Forgetting counts could hide a change from a load in progress, so all views go with them.
+                self._change_counts.clear()
                 self._views.clear()
-                self._by_key.clear()
-            self._changed[key] = self._changed.get(key, 0) + 1
-            if key in self._by_key:
-                self.forget(self._by_key[key])
+                self._topic_ids.clear()
+            self._change_counts[key] = self._change_counts.get(key, 0) + 1
+            if key in self._topic_ids:
+                self.forget(self._topic_ids[key])
         elif key.startswith(catalog_keys.TOPICS):
             self.forget(int(key.removeprefix(catalog_keys.TOPICS)))
 
 
-def _bound(key: str, entry: Entry) -> BoundTopic:
+def _bound_topic(key: str, entry: Entry) -> BoundTopic:
     try:
-        found = catalog_records.decode(BoundRecord, key, entry)
+        record = catalog_records.decode(BoundRecord, key, entry)
     except errors.MetadataDamaged as error:
         return BoundTopic("?", 0, str(error))
-    return BoundTopic(found.topic, found.topic_id)
+    return BoundTopic(record.topic, record.topic_id)
 
 
-def _parted(key: str, entry: Entry) -> DetachedTopic:
+def _detached_topic(key: str, entry: Entry) -> DetachedTopic:
     topic_id = int(key.removeprefix(catalog_keys.DETACHED))
     try:
-        found = catalog_records.decode(DetachedRecord, key, entry)
+        record = catalog_records.decode(DetachedRecord, key, entry)
     except errors.MetadataDamaged as error:
         return DetachedTopic("?", topic_id, "?", {}, str(error))
-    table = Identifier(tuple(found.namespace), found.name)
-    return DetachedTopic(found.topic, topic_id, str(table), found.committed)
+    table = Identifier(tuple(record.namespace), record.name)
+    return DetachedTopic(record.topic, topic_id, str(table), record.committed)

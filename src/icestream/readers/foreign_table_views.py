@@ -1,15 +1,15 @@
-"""The tables of topics in another catalog: REST, Glue, SQL.
+"""Views of topic tables in another catalog: REST, Glue, SQL.
 
-Such a catalog tells nobody of a change, so there are two sources of news (docs/adr/0029):
+Such a catalog does not notify of changes, so there are two sources of news (docs/adr/0029):
 
-    our commits      the pipeline notes each in our own metadata store (catalogs/mirror.py); a watch of it tells us
-    those of others  a view is believed for SCAN_FOREIGN_VIEW_SECONDS, then whoever asks next loads the table again.
-                     Nobody asks: nothing is loaded. A compaction that is seen late costs nothing: the files of the
-                     older snapshot are still there, or the table is planned again; rows that an engine deleted are
-                     handed out for as long
+    our commits       the pipeline records each in our own metadata store; a watch of it invalidates the view
+    foreign commits   a cached view is used for SCAN_FOREIGN_VIEW_SECONDS; the next request after that loads the table
+                      again. Without requests nothing is loaded. A compaction that is noticed late costs nothing: the
+                      files of the older snapshot still exist, or the scan is planned again; rows that an engine deleted
+                      are returned for that long
 
-How far a table has come is the further of what the mirror says and what main's own snapshots say: the mirror may lag,
-and main may have been rolled back. What main lacks follows from its history (catalog/topic_rules/snapshot_progress.py).
+The committed offsets of a table are the higher of our own record and of main's snapshots: the record may lag, and main
+may have been rolled back. What main lacks follows from its history (catalog/topic_rules/snapshot_progress.py).
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _log = get_logger("scan")
 LONG_AGO_NS: Final = -(10**18)
 
 
-class _Known(NamedTuple):
+class _CachedView(NamedTuple):
     view: TableView
-    read_ns: int
+    loaded_ns: int  # when the load started; LONG_AGO_NS: outdated, kept for comparison
 
 
 class ForeignTableViews:
@@ -56,67 +56,73 @@ class ForeignTableViews:
         self._snapshots = snapshots
         self._marks = SnapshotMap(store)
         self._clock = clock
-        self._known: dict[int, _Known] = {}  # by topic id
-        self._turns: dict[int, asyncio.Lock] = {}  # one load of a table at a time; only while somebody loads
-        self._moved: set[int] = set()  # told of by the watch while somebody loads them
-        self._wanted = asyncio.Event()
+        self._cached: dict[int, _CachedView] = {}  # by topic id
+        self._load_locks: dict[
+            int, asyncio.Lock
+        ] = {}  # by topic id, of loads in progress: one load of a table at a time
+        self._changed_during_load: set[int] = set()  # topic ids
+        self._is_requested = asyncio.Event()
         self._is_watched = False
 
-    # --- asking ---
+    # --- requests ---
 
-    async def bound(self, after: str, limit: int) -> tuple[list[BoundTopic], str | None]:
-        found = await self._store.list(FOREIGN_TABLES, FOREIGN_TABLES + after if after else "", limit)
-        items = [one for key, entry in found if isinstance(one := _listed(key, entry), BoundTopic)]
-        return items, found[-1][0].removeprefix(FOREIGN_TABLES) if len(found) == limit else None
+    async def bound_topics(self, after: str, limit: int) -> tuple[list[BoundTopic], str | None]:
+        page, next_page = await self._list(after, limit)
+        return [topic for topic in page if isinstance(topic, BoundTopic)], next_page
 
-    async def parted(self, after: str, limit: int) -> tuple[list[DetachedTopic], str | None]:
-        found = await self._store.list(FOREIGN_TABLES, FOREIGN_TABLES + after if after else "", limit)
-        items = [one for key, entry in found if isinstance(one := _listed(key, entry), DetachedTopic)]
-        return items, found[-1][0].removeprefix(FOREIGN_TABLES) if len(found) == limit else None
+    async def detached_topics(self, after: str, limit: int) -> tuple[list[DetachedTopic], str | None]:
+        page, next_page = await self._list(after, limit)
+        return [topic for topic in page if isinstance(topic, DetachedTopic)], next_page
 
-    async def parted_of(self, topic_id: int) -> DetachedTopic | None:
+    async def _list(self, after: str, limit: int) -> tuple[list[BoundTopic | DetachedTopic], str | None]:
+        page = await self._store.list(FOREIGN_TABLES, FOREIGN_TABLES + after if after else "", limit)
+        topics = [_decode_topic(key, entry) for key, entry in page]
+        return topics, page[-1][0].removeprefix(FOREIGN_TABLES) if len(page) == limit else None
+
+    async def detached_topic(self, topic_id: int) -> DetachedTopic | None:
         key = foreign_table_key(topic_id)
         entry = await self._store.get(key)
-        found = None if entry is None else _listed(key, entry)
-        return found if isinstance(found, DetachedTopic) else None
+        topic = None if entry is None else _decode_topic(key, entry)
+        return topic if isinstance(topic, DetachedTopic) else None
 
     async def view(self, topic_id: int) -> TableView | None:
-        self._wanted.set()
-        return self._believed(topic_id) or await self._in_turn(topic_id, self._clock.monotonic_ns())
+        self._is_requested.set()
+        return self._current(topic_id) or await self._load_coalesced(topic_id, self._clock.monotonic_ns())
 
     async def mark(self, topic_id: int, snapshot_id: int) -> SnapshotMark | None:
         return await self._marks.find(topic_id, snapshot_id)
 
     async def fresh(self, topic_id: int) -> TableView | None:
-        return await self._in_turn(topic_id, self._clock.monotonic_ns(), is_fresh=True)
+        return await self._load_coalesced(topic_id, self._clock.monotonic_ns(), is_fresh=True)
 
-    def _believed(self, topic_id: int) -> TableView | None:
-        known = self._known.get(topic_id) if self._is_watched else None
-        if known is None:
+    def _current(self, topic_id: int) -> TableView | None:
+        """Returns the cached view unless it is too old, or changes were not watched."""
+        cached = self._cached.get(topic_id) if self._is_watched else None
+        if cached is None:
             return None
-        age_ns = self._clock.monotonic_ns() - known.read_ns
-        return known.view if age_ns < limits.SCAN_FOREIGN_VIEW_SECONDS * 1e9 else None
+        age_ns = self._clock.monotonic_ns() - cached.loaded_ns
+        return cached.view if age_ns < limits.SCAN_FOREIGN_VIEW_SECONDS * 1e9 else None
 
-    async def _in_turn(self, topic_id: int, asked_ns: int, *, is_fresh: bool = False) -> TableView | None:
-        """Who waited for somebody else's load that began after he asked takes what that one found."""
-        turn = self._turns.setdefault(topic_id, asyncio.Lock())
+    async def _load_coalesced(self, topic_id: int, requested_ns: int, *, is_fresh: bool = False) -> TableView | None:
+        """Coalesces concurrent loads: a load that started after this request is reused instead of loading again."""
+        lock = self._load_locks.setdefault(topic_id, asyncio.Lock())
         try:
-            async with turn:
-                known = self._known.get(topic_id)
-                if known is not None and known.read_ns > asked_ns and (is_fresh or self._is_watched):
-                    return known.view
+            async with lock:
+                cached = self._cached.get(topic_id)
+                if cached is not None and cached.loaded_ns > requested_ns and (is_fresh or self._is_watched):
+                    return cached.view
                 return await self._load(topic_id)
         finally:
-            if not turn.locked():
-                self._turns.pop(topic_id, None)
-                self._moved.discard(topic_id)
+            if not lock.locked():
+                self._load_locks.pop(topic_id, None)
+                self._changed_during_load.discard(topic_id)
 
     # --- loading ---
 
     async def _load(self, topic_id: int) -> TableView | None:
-        began_ns = self._clock.monotonic_ns()
-        before = self._known.pop(topic_id, None)
-        self._moved.discard(topic_id)
+        started_ns = self._clock.monotonic_ns()
+        previous = self._cached.pop(topic_id, None)
+        self._changed_during_load.discard(topic_id)
         key = foreign_table_key(topic_id)
         entry = await self._store.get(key)
         if entry is None:
@@ -125,23 +131,24 @@ class ForeignTableViews:
         if mirror.is_parted:
             return None
         identifier = Identifier(tuple(mirror.namespace), mirror.name)
-        table, record = await self._recorded(topic_id, mirror, identifier)
-        if before is not None and before.view.record == record:
-            view = before.view
+        table, record = await self._load_record(topic_id, mirror, identifier)
+        if previous is not None and previous.view.record == record:
+            view = previous.view
         else:
             view = TableView(identifier, record, table, await self._snapshots.current_files(table), mirror.committed)
-        self._keep(topic_id, _Known(view, LONG_AGO_NS if topic_id in self._moved else began_ns))
+        loaded_ns = LONG_AGO_NS if topic_id in self._changed_during_load else started_ns
+        self._cache(topic_id, _CachedView(view, loaded_ns))
         return view
 
-    async def _recorded(
+    async def _load_record(
         self, topic_id: int, mirror: ForeignTableRecord, identifier: Identifier
     ) -> tuple[TableMetadata, TableRecord]:
         try:
             loaded = await self._catalog.load(identifier)
         except (errors.UnknownTable, errors.UnknownNamespace):
-            raise _unreadable(identifier, "it is gone") from None
+            raise _unreadable(identifier, "it does not exist") from None
         if loaded.uuid != mirror.uuid:
-            raise _unreadable(identifier, "it is another table than the one that was written before")
+            raise _unreadable(identifier, "it is not the table that was written before (another UUID)")
         table = tables.load(loaded.metadata)
         base = anchor(table, topic_id, mirror)
         committed = _committed(table, topic_id, mirror, base)
@@ -150,48 +157,48 @@ class ForeignTableViews:
         where = _version(loaded, table)
         return table, TableRecord(mirror.uuid, where, 0, binding, missing_from_main(table, topic_id, committed, base))
 
-    def _keep(self, topic_id: int, known: _Known) -> None:
-        while len(self._known) >= limits.SCAN_VIEWS_MAX:
-            del self._known[next(iter(self._known))]
-        self._known[topic_id] = known
+    def _cache(self, topic_id: int, cached: _CachedView) -> None:
+        while len(self._cached) >= limits.SCAN_VIEWS_MAX:
+            del self._cached[next(iter(self._cached))]
+        self._cached[topic_id] = cached
 
     # --- the watch ---
 
     async def run(self) -> None:
-        await self._wanted.wait()
+        await self._is_requested.wait()
         while True:
             try:
                 await self._watch()
             except errors.IcestreamError as error:
-                _log.warning("tables are read anew: the watch was interrupted", error=str(error))
+                _log.warning("table watch interrupted, dropping cached table views", error=str(error))
             finally:
                 self._is_watched = False
-                self._known.clear()
+                self._cached.clear()
             await self._clock.sleep(limits.LINK_RETRY_SECONDS_MAX)
 
     async def _watch(self) -> None:
         changes = self._store.watch(FOREIGN_TABLES, await self._store.revision())
-        self._known.clear()
+        self._cached.clear()
         self._is_watched = True
         async for change in changes:
             if not isinstance(change, Changes):
-                self._known.clear()
+                self._cached.clear()
                 continue
             for event in change.events:
-                self._outdated(event.key)
+                self._invalidate(event.key)
 
-    def _outdated(self, key: str) -> None:
-        """The view stays for comparison: most of what it holds is still so."""
+    def _invalidate(self, key: str) -> None:
+        """Marks the cached view as outdated. It is kept, because a load that finds the same record reuses it."""
         number = key.removeprefix(FOREIGN_TABLES)
         topic_id = int(number) if number.isdigit() else -1
-        if topic_id in self._turns:
-            self._moved.add(topic_id)
-        known = self._known.get(topic_id)
-        if known is not None:
-            self._known[topic_id] = known._replace(read_ns=LONG_AGO_NS)
+        if topic_id in self._load_locks:
+            self._changed_during_load.add(topic_id)
+        cached = self._cached.get(topic_id)
+        if cached is not None:
+            self._cached[topic_id] = cached._replace(loaded_ns=LONG_AGO_NS)
 
 
-def _listed(key: str, entry: Entry) -> BoundTopic | DetachedTopic:
+def _decode_topic(key: str, entry: Entry) -> BoundTopic | DetachedTopic:
     topic_id = int(key.removeprefix(FOREIGN_TABLES))
     try:
         mirror = decode_foreign_table(key, entry)
@@ -204,7 +211,7 @@ def _listed(key: str, entry: Entry) -> BoundTopic | DetachedTopic:
 
 
 def _topic(topic_id: int, mirror: ForeignTableRecord) -> str:
-    return mirror.topic or f"/default/topic-{topic_id}"  # a note of a time when it had no name
+    return mirror.topic or f"/default/topic-{topic_id}"  # records of older versions have no name
 
 
 def _committed(
@@ -217,7 +224,7 @@ def _committed(
 
 
 def _version(loaded: LoadedTable, table: TableMetadata) -> str:
-    """What differs when the table does."""
+    """Returns a text that changes with every commit to the table."""
     return loaded.metadata_location or f"{table.current_snapshot_id}, {table.fields['last-updated-ms']}"
 
 

@@ -1,4 +1,4 @@
-"""The tables of topics as readers and `verify` ask for them, whichever catalog they are in."""
+"""The interface through which readers and `verify` load the tables of topics, whichever catalog they are in."""
 
 from __future__ import annotations
 
@@ -9,40 +9,41 @@ from icestream.readers.table_view import TableView
 
 
 class BoundTopic(NamedTuple):
-    """A topic that has a table, by what is noted of it."""
+    """A topic that is bound to a table, by its record."""
 
     topic: str
     topic_id: int
-    problem: str | None = None  # why the note cannot be read; then the others are not known
+    problem: str | None = None  # why the record cannot be decoded; then the other fields are unknown
 
 
 class DetachedTopic(NamedTuple):
-    """A topic that had a table, and has none."""
+    """A topic that was bound to a table and no longer is."""
 
     topic: str
     topic_id: int
     table: str
-    committed: dict[int, int]  # per shard, when they were parted
+    committed: dict[int, int]  # per shard, when the table was detached
     problem: str | None = None
 
 
 class TableViews(Protocol):
     async def view(self, topic_id: int) -> TableView | None:
-        """As far as we know. None: the topic has no table."""
+        """Returns the cached view if it is current as far as known, else loads it; None if the topic has no table."""
 
     async def fresh(self, topic_id: int) -> TableView | None:
-        """As it is now, whatever that costs."""
+        """Loads the view from the catalog, bypassing the cache; None if the topic has no table."""
 
     async def mark(self, topic_id: int, snapshot_id: int) -> SnapshotMark | None:
-        """What a snapshot held that is in the table no more. None: nobody knows it, or any more."""
+        """Returns the recorded offsets of an expired snapshot; None if there is no record, or no longer."""
 
-    async def bound(self, after: str, limit: int) -> tuple[list[BoundTopic], str | None]:
-        """Topics that have a table, and where the next page begins. One that cannot be read does not end it."""
+    async def bound_topics(self, after: str, limit: int) -> tuple[list[BoundTopic], str | None]:
+        """Lists topics with a table, and where the next page begins. A record that cannot be decoded is listed with its
+        problem."""
 
-    async def parted(self, after: str, limit: int) -> tuple[list[DetachedTopic], str | None]:
-        """The same of topics that had one: detached, dropped or replaced by force."""
+    async def detached_topics(self, after: str, limit: int) -> tuple[list[DetachedTopic], str | None]:
+        """Lists topics whose table was detached, dropped or replaced by force, and where the next page begins."""
 
-    async def parted_of(self, topic_id: int) -> DetachedTopic | None: ...
+    async def detached_topic(self, topic_id: int) -> DetachedTopic | None: ...
 
     async def run(self) -> None:
-        """Follows what changes, until it is cancelled."""
+        """Follows changes until it is cancelled."""

@@ -123,7 +123,7 @@ def payloads(found: ScanResponse) -> list[tuple[int, int]]:
 
 async def test_a_topic_without_a_table_has_none(world: ForeignWorld) -> None:
     assert await world.read() == ScanResponse()
-    assert await world.tables.bound("", 10) == ([], None)
+    assert await world.tables.bound_topics("", 10) == ([], None)
 
 
 async def test_our_own_commits_are_told_and_nothing_is_loaded_in_between(world: ForeignWorld) -> None:
@@ -139,7 +139,7 @@ async def test_our_own_commits_are_told_and_nothing_is_loaded_in_between(world: 
     assert payloads(await world.read(4)) == [(4, 8)]
     assert (await world.read()).end == 8
     assert world.catalog.loads == loads + 1
-    ((bound,), after) = await world.tables.bound("", 10)
+    ((bound,), after) = await world.tables.bound_topics("", 10)
     assert ((bound.topic, bound.topic_id), after) == (("/default/t1", 1), None)
 
 
@@ -149,12 +149,12 @@ async def test_a_note_that_cannot_be_read_does_not_hide_the_others(world: Foreig
     parted = ForeignTableRecord(["a"], "b", "u", {0: 7}, topic="/default/parted", is_parted=True)
     await world.store.put(foreign_table_key(7), msgspec.json.encode(parted))
     await world.store.put(foreign_table_key(8), b"nothing")
-    found, after = await world.tables.bound("", 10)
+    found, after = await world.tables.bound_topics("", 10)
     assert ([(one.topic, one.problem is None) for one in found], after) == ([("/default/t1", True), ("?", False)], None)
     assert f"{foreign_table_key(8)} in the metadata store is no mirror" in str(found[1].problem)
     had = DetachedTopic("/default/parted", 7, "a.b", {0: 7})
-    assert await world.tables.parted("", 10) == ([had], None)
-    assert [await world.tables.parted_of(number) for number in (1, 7, 8, 9)] == [None, had, None, None]
+    assert await world.tables.detached_topics("", 10) == ([had], None)
+    assert [await world.tables.detached_topic(number) for number in (1, 7, 8, 9)] == [None, had, None, None]
 
 
 async def test_what_others_do_is_seen_after_a_while_by_whoever_asks(world: ForeignWorld) -> None:
@@ -220,7 +220,7 @@ async def test_a_table_that_is_gone_or_another_one_stops_the_reader(world: Forei
     await world.catalog.inner.drop(NAME)
     if is_made_again:
         await world.catalog.inner.create(NAME, {"schema": table["schemas"][0]})
-    with pytest.raises(errors.TableUnreadable, match="another table" if is_made_again else "it is gone") as found:
+    with pytest.raises(errors.TableUnreadable, match="another UUID" if is_made_again else "it does not exist") as found:
         await world.read()
     assert "recreate" in found.value.hint
 

@@ -35,13 +35,13 @@ TopicScans = Annotated[LazyScanner, Depends(scans_of)]
 
 @router.get("/bound", response_model=Listing[BoundTopic], summary="List the topics that have a table")
 async def list_bound(scans: TopicScans, page: Page) -> Any:
-    found, after = await scans.tables.bound(page["after"], page["limit"])
+    found, after = await scans.tables.bound_topics(page["after"], page["limit"])
     return {"items": [one._asdict() for one in found], "next": after}
 
 
 @router.get("/parted", response_model=Listing[PartedTopic], summary="List the topics that had a table and have none")
 async def list_parted(scans: TopicScans, page: Page) -> Any:
-    found, after = await scans.tables.parted(page["after"], page["limit"])
+    found, after = await scans.tables.detached_topics(page["after"], page["limit"])
     shown = [one._asdict() | {"committed": {str(shard): end for shard, end in one.committed.items()}} for one in found]
     return {"items": shown, "next": after}
 
@@ -98,7 +98,7 @@ def _stopped(topic: dict[str, Any], shard: int) -> list[tuple[int, str]]:
 
 
 async def _check_not_parted(scans: LazyScanner, topic: dict[str, Any]) -> None:
-    parted = await scans.tables.parted_of(topic["id"])
+    parted = await scans.tables.detached_topic(topic["id"])
     if parted is not None:
         raise errors.TopicTableConflict(
             f"topic {topic['topic']} had the table {parted.table} and has none now", hint=NOT_AGAIN
