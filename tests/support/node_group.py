@@ -202,7 +202,7 @@ class NodeGroup:
             raise errors.ConnectionLost("cut")
         asked = cmd.decode_envelope(envelope)
         answer = await target.propose(asked.command, asked.client, asked.sequence)
-        target.node.telling.now()
+        target.node.commit_notice.send_now()
         if self.is_cut(leader, sender) or self.lose_answers > 0:
             self.lose_answers -= 1
             raise errors.ConnectionLost("cut on the way back")

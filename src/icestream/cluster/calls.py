@@ -92,7 +92,7 @@ class Calls:
         if not store.node.leads:
             raise errors.NotReady("this node is not the leader", hint="send the write to the leader")
         answer = await store.propose(request.command, request.client, request.sequence)
-        store.node.telling.now()  # the follower waits until its own state machine has applied the entry
+        store.node.commit_notice.send_now()  # the follower waits until its own state machine has applied the entry
         return {"answer": msgspec.msgpack.encode(answer)}
 
     async def renew_lease(self, arguments: Document) -> Document:

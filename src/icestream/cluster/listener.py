@@ -210,7 +210,9 @@ class PeerConnection(asyncio.BufferedProtocol):
 
     def _check_member(self) -> None:
         if self.hello is None or not self._host.is_member(self.hello):
-            raise errors.NotReady("this node is of no cluster yet", hint="it is tried again by itself")
+            raise errors.NotReady(
+                "this node is not a member of a cluster yet", hint="the call is retried automatically"
+            )
 
     def _start(self, work: Any) -> None:
         if len(self._tasks) >= limits.PEER_CALLS_MAX:

@@ -1,4 +1,4 @@
-"""Which commands have a meaning at all, whatever the state is. Asked at the door, and again by every state machine.
+"""Bounds of commands that do not depend on the state. Checked on submission, and again by every state machine.
 
 What is refused here is never written to the log: names that are empty, too long or no text, values and transactions
 that are too large, times and numbers that do not fit. What the state decides (budget, comparisons) is not asked here.
@@ -15,7 +15,7 @@ _SHOWN_CHARACTERS = 60
 
 
 def refusal(command: cmd.Command) -> cmd.Rejected | None:
-    """Why the command can not be carried out, None when it can."""
+    """Returns why the command is invalid, None if it is valid."""
     if (
         isinstance(command, cmd.Put)
         and _is_plain(command.key)
@@ -51,7 +51,7 @@ def refused_identity(client: bytes, sequence: int) -> cmd.Rejected | None:
 
 
 def key_bytes(key: str) -> int:
-    """The length of a key as it is stored, 0 for one that can not be: empty, or half a character."""
+    """The stored length of a key in bytes, 0 for an invalid key: empty, or not encodable as UTF-8."""
     if key.isascii():
         return len(key)
     try:
@@ -61,13 +61,13 @@ def key_bytes(key: str) -> int:
 
 
 def shown(key: str) -> str:
-    """A key as messages name it: short, and text whatever it holds."""
+    """A key for error messages: shortened and printable."""
     text = key if len(key) <= _SHOWN_CHARACTERS else f"{key[:_SHOWN_CHARACTERS]}…"
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _key(key: str) -> str:
-    """A sentence about what is wrong with it, empty when nothing is."""
+    """Describes what is wrong with the key; empty if it is valid."""
     if 0 < key_bytes(key) <= limits.METADATA_KEY_BYTES_MAX:
         return ""
     return f"the key {shown(key)!r} is not 1 to {limits.METADATA_KEY_BYTES_MAX} bytes of text"

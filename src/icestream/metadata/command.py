@@ -27,7 +27,7 @@ class Put(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
 
 
 class PutWithTtl(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="put_ttl"):
-    """The key goes away `ttl_ms` after the time of the command, unless it is put again before."""
+    """The key expires `ttl_ms` after the time of the command, unless it is put again before."""
 
     key: str
     value: bytes
@@ -35,7 +35,7 @@ class PutWithTtl(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 
 class PutLease(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="lease"):
-    """The key goes away when it was not renewed for `ttl_ms`. A renewal is no command: see leases.py."""
+    """The key expires when it was not renewed for `ttl_ms`. A renewal is not a command: see leases.py."""
 
     key: str
     value: bytes
@@ -127,7 +127,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="done"):
-    """It was carried out (`held`: the comparisons held) and is in force at this revision."""
+    """The command was applied (`held`: its comparisons held) at this revision."""
 
     revision: int
     held: bool = True
@@ -136,7 +136,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class Rejected(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="rejected"):
-    """It would break a bound or has no meaning. Nothing changed. `code` as in errors.py."""
+    """The command violates a bound or is invalid. Nothing changed. `code` as in errors.py."""
 
     code: str
     message: str
@@ -153,7 +153,7 @@ _answers: Final[msgspec.msgpack.Decoder[Answer]] = msgspec.msgpack.Decoder(Answe
 
 
 def decode_answer(data: object) -> Answer:
-    """Raises OutcomeUnknown for what is none: whoever sent it may have carried out the command."""
+    """Raises OutcomeUnknown for an undecodable answer: the command may have been applied."""
     try:
         return _answers.decode(data)  # type: ignore[arg-type]  # whatever it is
     except (*NOT_MSGPACK, TypeError) as error:
@@ -169,15 +169,15 @@ def encode_envelope(envelope: Envelope) -> bytes:
 def decode_envelope(data: bytes) -> Envelope:
     """Raises FormatUnknown for another version, DecodeError for anything that is not an envelope."""
     try:
-        found = _envelopes.decode(data)
+        envelope = _envelopes.decode(data)
     except NOT_MSGPACK as error:
         version = _version_of(data)
         if version is not None and version > VERSION:
             raise _unknown(version) from None
         raise errors.DecodeError(f"not a command of the metadata store: {error}") from None
-    if found.version != VERSION:
-        raise _unknown(found.version)
-    return found
+    if envelope.version != VERSION:
+        raise _unknown(envelope.version)
+    return envelope
 
 
 def _version_of(data: bytes) -> int | None:

@@ -45,13 +45,13 @@ class Message(NamedTuple):
 
 
 def without_a_write(messages: list[Message]) -> tuple[list[Message], list[Message]]:
-    """Those that depend on no write and need not wait for a slow disk (trap 3), and the others."""
+    """Splits messages into those that need not wait for a write (trap 3), and the rest."""
     free = [message for message in messages if depends_on_no_write(message.data)]
     return free, [message for message in messages if message not in free]
 
 
 class ReadState(msgspec.Struct, frozen=True):
-    """A read that was asked for with `context` may be answered from the state at `index` or later."""
+    """The read requested with `context` may be served from the state at `index` or later."""
 
     index: int
     context: bytes
@@ -95,10 +95,10 @@ class Core(Protocol):
     def campaign(self) -> None: ...
 
     def propose(self, batch: list[bytes]) -> bool:
-        """One entry for each. False when nothing was taken: this node does not lead."""
+        """Proposes one entry for each. False if nothing was proposed: this node is not the leader."""
 
     def tell_commit(self) -> None:
-        """The others hear how far the log is committed: by itself a leader says it with entries and heartbeats only."""
+        """Sends the commit index to the followers now; the core does so only with entries and heartbeats."""
 
     def read_index(self, context: bytes) -> None: ...
 
@@ -107,7 +107,7 @@ class Core(Protocol):
     def propose_conf(self, changes: list[tuple[int, int]], transition: int, context: bytes) -> bool: ...
 
     def apply_conf(self, kind: int, data: bytes) -> bytes:
-        """The ConfState that a committed entry of this kind leads to."""
+        """Applies a committed change of members and returns the resulting ConfState."""
 
     def ready(self) -> Ready | None: ...
 
@@ -116,10 +116,10 @@ class Core(Protocol):
     def applied(self, index: int) -> None: ...
 
     def snapshot(self, index: int, conf: bytes, data: bytes) -> bytes:
-        """Remembers a snapshot that the driver has made; the encoded Snapshot."""
+        """Registers a snapshot that the driver has taken; returns the encoded Snapshot."""
 
     def compact(self, index: int) -> None:
-        """Entries up to this one are not needed any more."""
+        """Discards entries up to this index."""
 
     def report_snapshot(self, node_id: int, succeeded: bool) -> None: ...
 

@@ -1,4 +1,4 @@
-"""What is kept for a key, and what is told when it changes."""
+"""The stored entry of a key, and the change events of watches."""
 
 from __future__ import annotations
 

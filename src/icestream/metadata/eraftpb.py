@@ -61,7 +61,7 @@ class Membership(NamedTuple):
 
     @property
     def has_others(self) -> bool:
-        """There is more than one node, whatever its part."""
+        """True if there is more than one node, voter or learner."""
         return len(self.voters) + len(self.learners) > 1
 
 
@@ -73,17 +73,17 @@ class SnapshotParts(msgspec.Struct, frozen=True):
 
 
 def message_kind(data: bytes) -> int:
-    """The type of a Message, 0 for what is none."""
+    """The type of a Message, 0 if the bytes are not a message."""
     return data[1] if len(data) > 1 and data[0] == 0x08 and data[1] < 128 else 0
 
 
 def depends_on_no_write(message: bytes) -> bool:
-    """That somebody is there, or a question: it says nothing about what is stored."""
+    """True for heartbeats and requests: messages that make no statement about stored entries."""
     return message_kind(message) in (_HEARTBEAT_RESPONSE, _READ_INDEX)
 
 
 def is_of_leader(messages: list[bytes], to: int, leader: int, term: int) -> bool:
-    """One of them was sent by this leader, in this term, as the one that leads."""
+    """True if one of the messages was sent by this leader in this term."""
     size, heads = _heads_of_leader(to, leader, term)
     for message in messages:  # noqa: SIM110 - half the time of any()
         if message[:size] in heads:
@@ -93,7 +93,7 @@ def is_of_leader(messages: list[bytes], to: int, leader: int, term: int) -> bool
 
 @lru_cache(maxsize=64)  # one for each node of this process, and its last leaders
 def _heads_of_leader(to: int, leader: int, term: int) -> tuple[int, frozenset[bytes]]:
-    """Their size, and what they are. None when nobody leads, or this node itself."""
+    """Size and kind of the messages; None if there is no leader, or this node is the leader."""
     if leader in (0, to):
         return 0, frozenset()
     rest = b"\x10" + _varint(to) + b"\x18" + _varint(leader) + b"\x20" + _varint(term)
@@ -101,7 +101,7 @@ def _heads_of_leader(to: int, leader: int, term: int) -> tuple[int, frozenset[by
 
 
 def snapshot_in(message: bytes) -> SnapshotParts:
-    """The snapshot that a Message speaks of (field 9). Raises DecodeError when there is none."""
+    """The snapshot of a Message (field 9). Raises DecodeError if it has none."""
     for field, value in _fields(message):
         if field == _MESSAGE_SNAPSHOT and isinstance(value, bytes):
             return decode_snapshot(value)
@@ -144,7 +144,7 @@ def decode_entry(data: bytes) -> LogEntry:
 def encode_conf(conf: Membership) -> bytes:
     parts = []
     for field, ids in enumerate(conf[:4], 1):
-        packed = b"".join(_varint(one) for one in ids)
+        packed = b"".join(_varint(node_id) for node_id in ids)
         if packed:
             parts.append(bytes([field << 3 | _LENGTH]) + _varint(len(packed)) + packed)
     if conf.auto_leave:
@@ -160,7 +160,7 @@ def decode_conf(data: bytes) -> Membership:
             ids[field] += _packed(value) if isinstance(value, bytes) else [value]
         elif field == 5:
             auto_leave = bool(value)
-    voters, learners, outgoing, coming = (tuple(sorted(found)) for found in ids.values())
+    voters, learners, outgoing, coming = (tuple(sorted(node_ids)) for node_ids in ids.values())
     return Membership(voters, learners, outgoing, coming, auto_leave)
 
 
@@ -198,16 +198,16 @@ def decode_snapshot(data: bytes) -> SnapshotParts:
 def _varint(number: int) -> bytes:
     if number < 128:
         return bytes((number,))
-    found = bytearray()
+    encoded = bytearray()
     while number > 127:
-        found.append(number & 127 | 128)
+        encoded.append(number & 127 | 128)
         number >>= 7
-    found.append(number)
-    return bytes(found)
+    encoded.append(number)
+    return bytes(encoded)
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at `at`, and where it ends."""
+    """Decodes the varint at `at`; returns the number and the position behind it."""
     number = shift = 0
     while at < len(data) and shift < 70:
         byte = data[at]
@@ -222,15 +222,15 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _packed(data: bytes) -> list[int]:
-    found, at = [], 0
+    numbers, at = [], 0
     while at < len(data):
         number, at = _read_varint(data, at)
-        found.append(number)
-    return found
+        numbers.append(number)
+    return numbers
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Field numbers with their numbers or bytes."""
+    """Yields field numbers with their integer or bytes values."""
     at = 0
     while at < len(data):
         key, at = _read_varint(data, at)

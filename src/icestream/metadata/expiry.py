@@ -53,7 +53,7 @@ class Expiry:
             self._news.set()
 
     async def run(self) -> None:
-        """Until the store is closed or has stopped."""
+        """Runs until the store is closed or has stopped."""
         with contextlib.suppress(errors.IcestreamError):
             await self._run()
 

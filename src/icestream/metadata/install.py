@@ -1,4 +1,4 @@
-"""Snapshots of other nodes, on their way to take the place of the state here.
+"""Installs snapshots received from other nodes in place of the local state.
 
     begun     the core goes on behind it; the log notes it (BASE). Its state lies whole in a received file, which nobody
               removes from now on. Nothing is applied
@@ -28,18 +28,18 @@ _log = get_logger("metadata")
 
 
 class Installed(Protocol):
-    """The node (node.py)."""
+    """What this module needs of the node (node.py)."""
 
     tasks: Tasks
 
     def take_state(self, parts: SnapshotParts, machine: StateMachine) -> None:
-        """This is the state now."""
+        """Replaces the state machine."""
 
     def go_on(self) -> None:
-        """What waited for the state may go on."""
+        """Wakes the reads that wait for the state."""
 
     def adopted(self) -> None:
-        """A snapshot of another node is the newest of this one."""
+        """A received snapshot became the newest snapshot of this node."""
 
     async def until(self, is_reached: Callable[[], bool], seconds: float | None = None) -> bool: ...
 
@@ -55,11 +55,11 @@ class Installs:
 
     @property
     def are_loading(self) -> bool:
-        """The core is ahead of the state."""
+        """True while the core is ahead of the state machine."""
         return bool(self._begun)
 
     def begin(self, snapshot: bytes) -> Base:
-        """What the log notes of it."""
+        """The record of the snapshot for the log."""
         parts = eraftpb.decode_snapshot(snapshot)
         name = snapshot_of(parts.data)[0]
         self.count += 1
@@ -79,7 +79,7 @@ class Installs:
             self._is_running = False
 
     async def _install(self) -> None:
-        """Those that are begun, and the last of them gets its name; unless others are begun meanwhile."""
+        """Finishes the begun installations and adopts the last one, unless a newer one was begun meanwhile."""
         while self._begun:
             parts = self._begun[0]
             stored, machine = await self._log.load_received(snapshot_of(parts.data)[0])

@@ -1,4 +1,4 @@
-"""Who leads, for everybody who has to know it and nothing else of consensus (seed 004: leadership handle)."""
+"""The leadership handle (seed 004): which node leads, without other details of consensus."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Leadership:
 
     @property
     def is_leader(self) -> bool:
-        """And everything of former leaders is applied here."""
+        """True if this node is the leader and has applied everything of former leaders."""
         return self._node.leads
 
     @property
     def leader(self) -> int:
-        """The id of the node that leads as far as this one knows, 0 for nobody."""
+        """The id of the leader as far as this node knows, 0 if there is none."""
         return self._node.leader
 
     @property
@@ -30,7 +30,7 @@ class Leadership:
         await self._node.until(lambda: self._node.leads)
 
     async def hand_over(self, to: int = 0) -> None:
-        """The lead goes to this voter, or to the one that is furthest: at once instead of after an election."""
+        """Transfers leadership to this voter, or to the most advanced one, without waiting for an election."""
         node = self._node
         target = to or self._furthest()
         if not node.leads or not target or target == node.id:
@@ -41,5 +41,7 @@ class Leadership:
 
     def _furthest(self) -> int:
         progress, voters = self._node.status()["progress"], self._node.members.voters
-        others = [(match, one) for one, (match, _, is_active) in progress.items() if is_active and one in voters]
+        others = [
+            (match, node_id) for node_id, (match, _, is_active) in progress.items() if is_active and node_id in voters
+        ]
         return max([other for other in others if other[1] != self._node.id], default=(0, 0))[1]

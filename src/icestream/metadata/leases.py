@@ -1,4 +1,4 @@
-"""Leases: keys that live while somebody renews them. A renewal costs no entry of the log (hazard 46).
+"""Leases: keys that live while they are renewed. A renewal costs no log entry (hazard 46).
 
 The log knows that there is a lease, for how long at a time, and that it has ended. Until when it is kept at present
 only the leader knows:
@@ -35,7 +35,7 @@ class Renewal(NamedTuple):
 
 
 class Leases:
-    """Those of one lead; the next one begins with new ones."""
+    """The leases of one leadership; the next leader starts with new ones."""
 
     def __init__(self, machine: StateMachine, time: StoreTime) -> None:
         self._machine = machine
@@ -45,7 +45,7 @@ class Leases:
         self._ending: frozenset[str] = frozenset()
 
     def renew(self, key: str, revision: int) -> bool:
-        """From now on for its whole time. False: it was not noted, for it is gone, or its end is on its way."""
+        """Extends the lease by its whole duration. False if it is gone or its expiry was proposed already."""
         is_held = self.is_held(key, revision)
         if is_held:
             self._renewals[key] = Renewal(revision, self._time.now_ms() + self._machine.leases[key].lease_ms)
@@ -56,9 +56,9 @@ class Leases:
         return entry is not None and entry.mod_revision == revision and key not in self._ending
 
     def look(self) -> tuple[KeysAtRevisions, int | None]:
-        """Those that have ended, and when to look again; None: when there is one."""
+        """The expired leases, and when to check again; None if there is no lease."""
         leases, now_ms = self._machine.leases, self._time.now_ms()
-        self._renewals = {key: one for key, one in self._renewals.items() if key in leases}
+        self._renewals = {key: renewal for key, renewal in self._renewals.items() if key in leases}
         ended: KeysAtRevisions = []
         next_ms: int | None = None
         for key, entry in leases.items():
@@ -80,7 +80,7 @@ class Leases:
 
     @contextmanager
     def ending(self, keys: Sequence[tuple[str, int]]) -> Iterator[None]:
-        """While their end is on its way."""
+        """Marks leases whose expiry was proposed."""
         self._ending = frozenset(key for key, _ in keys)
         try:
             yield

@@ -90,13 +90,13 @@ class Identity:
 
     @property
     def is_member(self) -> bool:
-        """Of a cluster, if only of one node."""
+        """True if the node is a member of a cluster, possibly its only one."""
         return self.cluster_id != NO_CLUSTER
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A snapshot of another node, behind which the log goes on."""
+    """A snapshot received from another node; the log continues behind it."""
 
     index: int
     term: int
@@ -105,7 +105,7 @@ class Base:
 
 @dataclass(slots=True)
 class LogRecord:
-    """What one record says."""
+    """The decoded content of one record."""
 
     identity: Identity | None = None
     state: HardState | None = None
@@ -120,36 +120,41 @@ class LogRecord:
 
 
 def sections(record: LogRecord) -> list[wire.RecordSection]:
-    found = []
+    encoded = []
     if record.identity is not None:
-        one = record.identity
-        found.append(
-            _section(SectionKind.IDENTITY, _IDENTITY.pack(one.node_id, one.cluster_id, len(one.conf)) + one.conf)
+        identity = record.identity
+        encoded.append(
+            _section(
+                SectionKind.IDENTITY,
+                _IDENTITY.pack(identity.node_id, identity.cluster_id, len(identity.conf)) + identity.conf,
+            )
         )
     if record.state is not None:
-        found.append(_section(SectionKind.STATE, _STATE.pack(*record.state)))
+        encoded.append(_section(SectionKind.STATE, _STATE.pack(*record.state)))
     if record.base is not None:
-        found.append(_section(SectionKind.BASE, _BASE.pack(record.base.index, record.base.term, record.base.digest)))
+        encoded.append(_section(SectionKind.BASE, _BASE.pack(record.base.index, record.base.term, record.base.digest)))
     if record.promises:
         body = b"".join(_PROMISE.pack(node_id, *promise) for node_id, promise in record.promises.items())
-        found.append(_section(SectionKind.PROMISES, body, flags=wire.OPTIONAL))
+        encoded.append(_section(SectionKind.PROMISES, body, flags=wire.OPTIONAL))
     if record.entries:
         parts = [part for entry in record.entries for part in (_SIZE.pack(len(entry)), entry)]
-        found.append(_section(SectionKind.ENTRIES, b"".join(parts), record.first_index, len(record.entries)))
-    return found
+        encoded.append(_section(SectionKind.ENTRIES, b"".join(parts), record.first_index, len(record.entries)))
+    return encoded
 
 
 def _section(kind: int, body: bytes, first: int = 0, rows: int = 0, flags: int = 0) -> wire.RecordSection:
     return wire.RecordSection(0, 0, kind, flags, 0, first, 0, rows, 0, body)
 
 
-def record_bytes(found: Sequence[wire.RecordSection]) -> int:
-    """The size of a record with these sections."""
-    return sum([wire.padded(len(one.body)) for one in found], wire.HEADER_BYTES + wire.ENTRY_BYTES * len(found))
+def record_bytes(encoded: Sequence[wire.RecordSection]) -> int:
+    """The size in bytes of a record with these sections."""
+    return sum(
+        [wire.padded(len(section.body)) for section in encoded], wire.HEADER_BYTES + wire.ENTRY_BYTES * len(encoded)
+    )
 
 
 def decode_record(data: bytes, at: int, position: int, section_count: int) -> LogRecord:
-    """The record at `data[at:]`, which a scan has found good. Raises FormatUnknown, DecodeError."""
+    """Decodes the record at `data[at:]`, which a scan has verified. Raises FormatUnknown, DecodeError."""
     record = LogRecord()
     for entry in wire.entries_at(data, at, position, section_count):
         start = at + entry.body_position - position
@@ -187,13 +192,13 @@ def _decode_identity(body: bytes) -> Identity:
 
 
 def _decode_entries(body: bytes, count: int) -> list[bytes]:
-    found: list[bytes] = []
+    entries: list[bytes] = []
     at = 0
     while at < len(body):
         (size,) = _SIZE.unpack_from(body, at)
         at += _SIZE.size
-        found.append(body[at : at + size])
+        entries.append(body[at : at + size])
         at += size
-    if at != len(body) or len(found) != count:
+    if at != len(body) or len(entries) != count:
         raise errors.DecodeError("the entries of a record do not add up")
-    return found
+    return entries

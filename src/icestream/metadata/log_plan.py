@@ -36,7 +36,7 @@ from icestream.wal.log_file import SEAL_POSITION, Seal, encode_seal
 
 
 class LogFile(NamedTuple):
-    """A file that gets no more records."""
+    """A sealed file."""
 
     number: int
     last_index: int  # the highest index of an entry in it, 0 when it has none
@@ -80,11 +80,11 @@ class LogPlan:
 
     @property
     def wants_file(self) -> bool:
-        """The present file is half full, and there is none behind it."""
+        """True if the active file is half full and no prepared file is behind it."""
         return self.next_file is None and (self.file is None or 2 * self.file.position > self.file.capacity)
 
     def room_for(self, size: int, count: int) -> bool:
-        """Whether a record with this many bytes in this many entries can be planned."""
+        """True if a record with this many bytes in this many entries fits."""
         needed = size + count * ENTRY_OVERHEAD_BYTES + RECORD_OVERHEAD_BYTES
         if self.file is not None and needed <= self.file.room:
             return True
@@ -93,7 +93,7 @@ class LogPlan:
     # --- writes ---
 
     def identify(self, identity: Identity, now_us: int) -> int:
-        """Whose log it is, from here on. There must be room."""
+        """Plans an identity record. There must be room."""
         self.identity = identity
         return self._append(LogRecord(identity=identity, state=self._state), now_us)
 
@@ -125,10 +125,10 @@ class LogPlan:
     def _append(self, record: LogRecord, now_us: int) -> int:
         file = self.file
         assert file is not None
-        found = self._sections(record, is_first=not file.first_lsn)
-        if record_bytes(found) > file.room:
+        sections = self._sections(record, is_first=not file.first_lsn)
+        if record_bytes(sections) > file.room:
             file = self._rotate()
-            found = self._sections(record, is_first=True)
+            sections = self._sections(record, is_first=True)
         self.lsn += 1
         file.first_lsn = file.first_lsn or self.lsn
         if record.base is not None:
@@ -136,7 +136,7 @@ class LogPlan:
         if record.entries:
             file.last_index = max(file.last_index, record.last_index)
         data = wire.encode_record(
-            wire.RecordKind.DATA, self.lsn, file.number, self.synced_lsn, now_us, file.position, wire.ALIGN, found
+            wire.RecordKind.DATA, self.lsn, file.number, self.synced_lsn, now_us, file.position, wire.ALIGN, sections
         )
         ticket = self._plan(file.number, file.position, data)
         file.position += len(data)
@@ -156,7 +156,7 @@ class LogPlan:
         return self.file
 
     def seal(self) -> None:
-        """Ends the present file; a file without a record just stays as it is."""
+        """Seals the active file; a file without a record stays as it is."""
         file = self.file
         if file is not None and file.first_lsn:
             seal = Seal(file.number, file.first_lsn, self.lsn, file.position, 0, 0)
@@ -176,7 +176,7 @@ class LogPlan:
     # --- completions ---
 
     def synced(self, ticket: int) -> list[LogFile]:
-        """Everything up to this ticket is on disk; the files that are sealed by that."""
+        """Notes that everything up to this ticket is on disk; returns the files that are sealed now."""
         while self._unsynced and self._unsynced[0][0] <= ticket:
             _, self.synced_lsn, file, last_index = self._unsynced.popleft()
             file.synced_index = last_index
@@ -187,19 +187,19 @@ class LogPlan:
 
     @property
     def is_settled(self) -> bool:
-        """Nothing is on its way to the disk."""
+        """True if no write is in flight."""
         return not (self._writes or self._unsynced or self._sealing)
 
     def coverable(self, files: Sequence[LogFile], covered: int, newest: int) -> list[LogFile]:
-        """The oldest files that nobody needs when every entry up to `covered` is in both snapshots."""
+        """The oldest files that are not needed when every entry up to `covered` is in both kept snapshots."""
         if self.file is None or not 0 < self.file.first_lsn <= self.synced_lsn:
             return []
-        found = []
+        covered_files = []
         for file in files:
             if file.last_index > covered:
                 break
-            found.append(file)
-        left = [file.last_index for file in files[len(found) :]]
-        if max([self.file.synced_index, *left]) < newest:
-            return found[:-1]
-        return found
+            covered_files.append(file)
+        last_indexes = [file.last_index for file in files[len(covered_files) :]]
+        if max([self.file.synced_index, *last_indexes]) < newest:
+            return covered_files[:-1]
+        return covered_files

@@ -46,7 +46,7 @@ MEMBER_HINT = (
 
 @dataclass(slots=True)
 class MetadataReport:
-    """What a start found and did, for the log and for a person."""
+    """Report of a recovery, for logs and operators."""
 
     files: int = 0
     records: int = 0
@@ -78,7 +78,7 @@ class RecoveredLog:
 
 @dataclass(slots=True)
 class _Tail:
-    """The unsealed file: its good records, to be copied."""
+    """The unsealed file: its valid records, to be copied."""
 
     file: SurveyedFile
     data: bytes
@@ -87,19 +87,19 @@ class _Tail:
 
 
 class Walk:
-    """Goes through the files in order and gathers what they say."""
+    """Reads the files in order and collects their content."""
 
     def __init__(
         self,
         directory: Directory,
-        found: Survey,
+        surveyed: Survey,
         snapshots: FoundSnapshots,
         report: MetadataReport,
         mark: Mark | None = None,
     ) -> None:
         self._mark = mark
         self._directory = directory
-        self._found = found
+        self._survey = surveyed
         self._snapshots = snapshots
         self.report = report
         self._covered = snapshots.good[0].head.index if snapshots.good else 0
@@ -118,10 +118,10 @@ class Walk:
 
     @property
     def knows_others(self) -> bool:
-        """Its log is that of a node with others, or of one that has had some."""
+        """True if the log belongs to a node that has or had other members."""
         if self.identity is None:
             return False
-        confs = [self.identity.conf, *(one.head.conf for one in self._snapshots.good[:1])]
+        confs = [self.identity.conf, *(snapshot.head.conf for snapshot in self._snapshots.good[:1])]
         members = {node for conf in confs if conf for node in eraftpb.decode_conf(conf).everybody}
         if members - {self.identity.node_id}:
             return True
@@ -129,17 +129,17 @@ class Walk:
 
     @property
     def _hint(self) -> str:
-        """The way out of damage."""
+        """The hint for an operator whose log is damaged."""
         has_others = self.knows_others or (self._mark is not None and self._mark.has_others)
         return MEMBER_HINT if has_others else ALONE_HINT
 
     def run(self) -> None:
-        if self._found.bad_headers:
-            name, why = self._found.bad_headers[0]
+        if self._survey.bad_headers:
+            name, why = self._survey.bad_headers[0]
             raise errors.LogDamaged(
                 f"{self._directory.describe(name)} is damaged at position 0: {why}", hint=self._hint
             )
-        files = self._found.files
+        files = self._survey.files
         for number, file in enumerate(files):
             self._walk_file(file, files[number + 1 :])
         self._check_whole()
@@ -154,8 +154,8 @@ class Walk:
         return 0 < self.first_index <= self._covered + 1
 
     def take_prefix(self) -> None:
-        """For a repair, after `run` found damage: what the damaged file says before it."""
-        file = next((one for one in self._found.files if one.number > self._walked_number), None)
+        """For a repair, after `run` reported damage: the content of the damaged file before it."""
+        file = next((surveyed for surveyed in self._survey.files if surveyed.number > self._walked_number), None)
         if file is None:
             return
         data = self._records_of(file)
@@ -221,7 +221,7 @@ class Walk:
         return True
 
     def _begins_with(self, file: SurveyedFile) -> int:
-        """The lowest LSN in a file, 0 when it holds no record."""
+        """The lowest LSN in a file, 0 if it has no record."""
         if file.seal is not None:
             return file.seal.first_lsn
         headers = find_headers(self._records_of(file), wire.RECORDS_START, file.number, 1)
@@ -235,10 +235,10 @@ class Walk:
         )
 
     def _take(self, data: bytes, records: Sequence[tuple[int, ...]]) -> int:
-        """What the records say; the highest index among them."""
+        """Collects the content of records; returns the highest index."""
         highest = 0
-        for found in records:
-            record = decode_record(data, found[0] - wire.RECORDS_START, found[0], found[7])
+        for scanned in records:
+            record = decode_record(data, scanned[0] - wire.RECORDS_START, scanned[0], scanned[7])
             self.identity = record.identity or self.identity
             self.state = record.state or self.state
             self.promises = record.promises or self.promises
@@ -246,7 +246,7 @@ class Walk:
                 self._take_base(record.base)
                 highest = max(highest, record.base.index)
             if record.entries:
-                self._take_entries(record, found[1])
+                self._take_entries(record, scanned[1])
                 highest = max(highest, record.last_index)
         self.report.records += len(records)
         return highest
@@ -268,7 +268,7 @@ class Walk:
         self.entries += entries[start - first :]
 
     def _take_base(self, base: Base) -> None:
-        """The log goes on behind a snapshot of another node, which must be there or be covered by a later one."""
+        """Continues behind a received snapshot, which must exist or be covered by a later one."""
         if base.index > self._covered:
             self.received = self._snapshots.received.get((base.index, base.digest))
             if self.received is None:
@@ -283,11 +283,11 @@ class Walk:
         self.last_index = base.index
 
     def _check_mark(self) -> None:
-        """What lies beside the directory knows how far this log was synced (watermark.py)."""
+        """Compares the log with the watermark beside its directory (watermark.py)."""
         mark, where = self._mark, self._directory.describe("")
         if mark is None:
             return
-        if self._found.log_id and self._found.log_id != mark.log_id:
+        if self._survey.log_id and self._survey.log_id != mark.log_id:
             raise errors.LogOutdated(
                 f"the metadata log in {where} is another one than the node used last: it was copied there",
                 hint=self._hint,
@@ -300,10 +300,10 @@ class Walk:
             )
 
     def _check_whole(self) -> None:
-        """Snapshot and entries together must reach from the beginning to the end of all that is known."""
+        """Checks that snapshot and entries together have no hole."""
         where = self._directory.describe("")
         reached = max(self._covered, self.last_index)
-        synced_through = max((file.header.synced_through for file in self._found.files), default=0)
+        synced_through = max((file.header.synced_through for file in self._survey.files), default=0)
         if synced_through > self.lsn:
             raise errors.LogDamaged(
                 f"the log in {where} ends at record {self.lsn}, but the header of a file says that record "
@@ -332,14 +332,14 @@ class Walk:
 def recover(directory: Directory, clock: Clock, new_log_id: bytes, mark: Mark | None = None) -> RecoveredLog:
     """Opens what is in the directory. `new_log_id`: for a log that does not exist yet. `mark`: how far it was
     synced."""
-    found = survey(directory)
+    surveyed = survey(directory)
     snapshots = find_snapshots(directory)
-    report = MetadataReport(files=len(found.files), sync_failed_before=found.sync_failed)
+    report = MetadataReport(files=len(surveyed.files), sync_failed_before=surveyed.sync_failed)
     report.bad_snapshots = list(snapshots.bad)
-    walk = Walk(directory, found, snapshots, report, mark)
+    walk = Walk(directory, surveyed, snapshots, report, mark)
     walk.run()
-    log_id = found.log_id or new_log_id
-    if any(one.head.log_id != log_id for one in snapshots.good):
+    log_id = surveyed.log_id or new_log_id
+    if any(snapshot.head.log_id != log_id for snapshot in snapshots.good):
         raise errors.LogDamaged(
             f"{directory.describe('')} holds snapshots of another log",
             hint="move the files that do not belong here out of the directory",
@@ -349,21 +349,21 @@ def recover(directory: Directory, clock: Clock, new_log_id: bytes, mark: Mark | 
     machine = open_snapshot(directory, snapshots.good[0]) if snapshots.good else StateMachine()
     report.snapshot_index = snapshots.good[0].head.index if snapshots.good else 0
     report.last_index = walk.last_index
-    number = _settle(directory, clock, found, walk, log_id)
+    number = _settle(directory, clock, surveyed, walk, log_id)
     return RecoveredLog(
         log_id, walk.identity, walk.state, walk.entries, machine, snapshots.good, walk.files, walk.lsn, number, report,
         walk.promises, walk.knows_others,
     )  # fmt: skip
 
 
-def _settle(directory: Directory, clock: Clock, found: Survey, walk: Walk, log_id: bytes) -> int:
-    """Makes the directory agree with what was decided; the next file number. A crash may follow on each step."""
+def _settle(directory: Directory, clock: Clock, surveyed: Survey, walk: Walk, log_id: bytes) -> int:
+    """Applies the decisions to the directory; returns the next file number. Safe to crash after each step."""
     # first what only takes room: a full disk must be able to start
     adopted = walk.received.name if walk.received else ""
     unused = [name for name in walk.received_names if name != adopted]
-    for name in [*found.unfinished, *found.replaced, *(file.name for file in walk.empty), *unused]:
+    for name in [*surveyed.unfinished, *surveyed.replaced, *(file.name for file in walk.empty), *unused]:
         directory.remove(name)
-    number = found.number_max + 1
+    number = surveyed.number_max + 1
     tail = walk.tail
     if tail is not None:
         header = FileHeader(log_id, number, tail.file.number, walk.lsn, clock.wall_us(), 0)
@@ -372,14 +372,14 @@ def _settle(directory: Directory, clock: Clock, found: Survey, walk: Walk, log_i
         directory.remove(tail.file.name)
         walk.report.rewritten_file = tail.file.name
         number += 1
-    if found.sync_failed:
+    if surveyed.sync_failed:
         directory.remove(log_file.SYNC_FAILED_NAME)
     directory.sync()
     return number
 
 
 def _write_copy(directory: Directory, header: FileHeader, tail: _Tail) -> None:
-    """The records as those of another file, header and seal, synced; then its name, which makes the copy count."""
+    """Copies the records into a new file with header and seal, syncs it, then renames it into place."""
     first, last = tail.records[0], tail.records[-1]
     position = last[0] + last[6]
     content = bytes(restamped(tail.data[: position - wire.RECORDS_START], tail.records, header.number))

@@ -83,7 +83,7 @@ class LogStore:
     # --- files ---
 
     async def prepare(self) -> None:
-        """Makes the next file; `prepare_error` says why there is none."""
+        """Prepares the next file; `prepare_error` has the reason if that failed."""
         self.preparing = True
         number, synced_lsn = self._next_number, self.plan.synced_lsn
         self._next_number += 1
@@ -97,7 +97,7 @@ class LogStore:
             self.preparing = False
 
     def _make_file(self, number: int, synced_lsn: int) -> File:
-        """All of its space, written and synced, then its name: a full disk shows here, and appends sync faster."""
+        """Writes and syncs all of the file's space, then renames it: a full disk fails here, later syncs are fast."""
         temporary, name = f"prepare-{number:016d}.tmp", log_file.log_name(number)
         file = self._directory.create(temporary)
         try:
@@ -110,9 +110,9 @@ class LogStore:
             self._directory.sync()
         except OSError:
             file.close()
-            for made in (temporary, name):
+            for created in (temporary, name):
                 with contextlib.suppress(OSError):
-                    self._directory.remove(made)
+                    self._directory.remove(created)
             raise
         return file
 
@@ -126,15 +126,15 @@ class LogStore:
         commit: int = 0,
         promises: dict[int, Promise] | None = None,
     ) -> int:
-        """Plans one record; the ticket whose sync makes it durable."""
+        """Plans one record; returns the ticket whose sync makes it durable."""
         return self.plan.append(entries, state, self._clock.wall_us(), base, commit, promises)
 
     async def identify(self, identity: Identity) -> None:
-        """Whose log it is, synced. Before the node starts: nobody else takes the sink's news then."""
+        """Writes and syncs the identity. Only before the node starts, which then owns the sink's progress."""
         await self.until_synced(self.plan.identify(identity, self._clock.wall_us()))
 
     async def until_synced(self, ticket: int) -> None:
-        """Writes what is planned, up to this ticket. Before the node starts. Raises OSError."""
+        """Writes and syncs planned records up to this ticket. Only before the node starts. Raises OSError."""
         self.carry_out()
         loop, news = asyncio.get_running_loop(), asyncio.Event()
         if self.fileno() >= 0:
@@ -150,22 +150,22 @@ class LogStore:
                 loop.remove_reader(self.fileno())
 
     def carry_out(self) -> bool:
-        """Hands the planned writes to the sink; True when there is news already."""
+        """Submits the planned writes to the sink; True if it has completed some already."""
         writes = self.plan.take_writes()
         return bool(writes) and self._sink.submit(writes, self._handles)
 
     @property
     def sync_seconds(self) -> float | None:
-        """What a sync takes at present; None where nobody measures it."""
+        """The measured duration of a sync; None if it is not measured."""
         return self._sink.sync_seconds if isinstance(self._sink, NativeSink) else None
 
     @property
     def snapshot_bytes(self) -> int:
-        """Of the newest one."""
+        """Head of the newest snapshot."""
         return snapshot_of(self.snapshots[0].descriptor)[1] if self.snapshots else 0
 
     def progress(self) -> SinkProgress:
-        """How far the disk is. After an error nothing later is written."""
+        """The progress of the sink. After an error nothing later is written."""
         progress = self._sink.progress()
         for sealed in self.plan.synced(progress.synced):
             self.files.append(sealed)
@@ -175,7 +175,7 @@ class LogStore:
         return progress
 
     def _note_mark(self) -> None:
-        """How far the log is synced, outside of its directory. A store into memory: nothing is waited for."""
+        """Notes the synced LSN in the watermark: a store into mapped memory, without waiting."""
         plan = self.plan
         mark = Mark(self.log_id, plan.synced_lsn, plan.identity.node_id, plan.identity.cluster_id, self.has_others)
         if plan.synced_lsn and mark != self._marked:
@@ -186,7 +186,7 @@ class LogStore:
         return self._sink.fileno()
 
     def note_failed_sync(self) -> None:
-        """The next start says so (hazard 6)."""
+        """Notes the error for the next start (hazard 6)."""
         with contextlib.suppress(OSError):
             self._directory.create(log_file.SYNC_FAILED_NAME).close()
             self._directory.sync()
@@ -198,11 +198,11 @@ class LogStore:
         return self.snapshots[0].head.index if self.snapshots else 0
 
     def mark(self) -> LogMark:
-        """Where the log stands now: what a snapshot that begins here will cover."""
+        """The present end of the log: what a snapshot that begins now covers."""
         return LogMark(self.plan.planned_bytes, self._sealed)
 
     def is_snapshot_due(self, every_bytes: int) -> bool:
-        """The log behind the last snapshot takes as much room as that one, within bounds."""
+        """True if the log behind the last snapshot has grown as large as that snapshot, within bounds."""
         size = self.snapshots[0].state_bytes if self.snapshots else 0
         most = max(every_bytes, limits.METADATA_SNAPSHOT_EVERY_BYTES_MAX)
         behind = max(
@@ -215,31 +215,31 @@ class LogStore:
         return await self._offload.run(lambda: SnapshotWriter(self._directory, head))
 
     def expect_traffic(self, is_expected: bool) -> None:
-        """While a snapshot is written a sync of the log may take long: the loop waits for none."""
+        """Disables inline syncs while a snapshot is written, because a sync may take long then."""
         if isinstance(self._sink, NativeSink):
             self._sink.is_disk_busy = is_expected
 
     async def finish_snapshot(self, writer: SnapshotWriter, mark: LogMark) -> None:
-        """The snapshot gets its name; then older ones and the files that both kept ones cover may go."""
+        """Renames the snapshot into place, then removes older snapshots and files covered by both kept ones."""
         stored = await self._offload.run(writer.finish)
         self._covered = mark
-        others = [one for one in self.snapshots if one.name != stored.name]
+        others = [snapshot for snapshot in self.snapshots if snapshot.name != stored.name]
         self.snapshots = [stored, *others][: limits.METADATA_SNAPSHOTS_KEPT]
-        kept = {one.name for one in self.snapshots}
-        await self._offload.run(lambda: remove_others(self._directory, kept))
+        names = {snapshot.name for snapshot in self.snapshots}
+        await self._offload.run(lambda: remove_others(self._directory, names))
         if len(self.snapshots) == limits.METADATA_SNAPSHOTS_KEPT:
             covered = self.plan.coverable(self.files, self.snapshots[-1].head.index, self.covered_index)
             await self._offload.run(lambda: self._remove(covered))
             self.files = [file for file in self.files if file not in covered]
 
     async def begin_received(self, head: SnapshotHead) -> SnapshotWriter:
-        """For a snapshot that another node sends. Two may send the same one at a time."""
+        """Opens a file for a snapshot from another node. Two nodes may send the same snapshot at a time."""
         self._streams += 1
         number = self._streams
         return await self._offload.run(lambda: SnapshotWriter(self._directory, head, stream=number))
 
     async def finish_received(self, writer: SnapshotWriter, name: str) -> None:
-        """It lies in a file of this name until it is released. Raises DecodeError when it is another one."""
+        """Completes a received snapshot, kept until it is released. Raises DecodeError if its digest differs."""
         self._held[name] += 1
         try:
             await self._offload.run(lambda: writer.finish_as(name))
@@ -248,12 +248,12 @@ class LogStore:
             raise
 
     def need_received(self, index: int, name: str) -> None:
-        """The log is about to name it: it stays until one that covers it is adopted."""
+        """Pins a snapshot that the log is about to reference, until a later one is adopted."""
         self._needed.append((index, name))
         self._held[name] += 1
 
     async def release_received(self, name: str) -> None:
-        """What nobody else holds goes."""
+        """Removes received snapshots that are not pinned."""
         self._held[name] -= 1
         if not self._held[name]:
             del self._held[name]
@@ -271,15 +271,15 @@ class LogStore:
         await self._offload.run(lambda: writer.add(data))
 
     async def open_snapshot_file(self, name: str) -> File:
-        """To send it. Raises FileNotFoundError when a newer one took its place."""
+        """Opens a snapshot for sending. Raises FileNotFoundError if a newer one has replaced it."""
         return await self._offload.run(lambda: self._directory.open(name))
 
     async def read_state(self, file: File, position: int, size: int) -> bytes:
-        """A piece of the state in a snapshot file."""
+        """Reads a chunk of the state in a snapshot file."""
         return await self._offload.run(lambda: file.read_at(STATE_START + position, size))
 
     async def load_received(self, name: str) -> tuple[StoredSnapshot, StateMachine]:
-        """What a received snapshot holds. Raises DecodeError."""
+        """Loads a received snapshot. Raises DecodeError."""
 
         def load() -> tuple[StoredSnapshot, StateMachine]:
             stored = verify_snapshot(self._directory, received_name(name))
@@ -288,13 +288,13 @@ class LogStore:
         return await self._offload.run(load)
 
     async def adopt_received(self, received: StoredSnapshot) -> None:
-        """The log says that it counts: it gets the name of a snapshot, and is the newest."""
+        """Adopts a received snapshot that the log references: renames it; it is now the newest."""
         stored = await self._offload.run(lambda: adopt_snapshot(self._directory, received))
         self._covered = self.mark()
-        older = [one for one in self.snapshots if one.head.index < stored.head.index]
+        older = [snapshot for snapshot in self.snapshots if snapshot.head.index < stored.head.index]
         self.snapshots = [stored, *older][: limits.METADATA_SNAPSHOTS_KEPT]
-        kept = {one.name for one in self.snapshots}
-        await self._offload.run(lambda: remove_others(self._directory, kept))
+        names = {snapshot.name for snapshot in self.snapshots}
+        await self._offload.run(lambda: remove_others(self._directory, names))
         covered = [name for index, name in self._needed if index <= stored.head.index]
         self._needed = [(index, name) for index, name in self._needed if index > stored.head.index]
         for name in covered:
@@ -309,7 +309,7 @@ class LogStore:
     # --- end ---
 
     async def close(self) -> None:
-        """After the last file is sealed, or after the node has stopped."""
+        """Closes the files. Only after the last file is sealed or the node has stopped."""
         self._sink.close()
         for handle in self._handles.values():
             handle.close()

@@ -1,4 +1,4 @@
-"""Keeps a log file ready behind the present one. Without room for it proposals are refused, and it is tried again."""
+"""Keeps a prepared log file behind the active one. Without disk space proposals are refused; it is retried."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NextFile:
         self._retry_ns = 0
 
     def want(self) -> None:
-        """Called when the log may need one."""
+        """Starts preparing a file if the log needs one."""
         log = self._log_store
         if log.preparing or not log.plan.wants_file:
             return

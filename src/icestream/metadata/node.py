@@ -34,6 +34,7 @@ from collections.abc import Callable
 from icestream import errors, limits
 from icestream.metadata import command as cmd
 from icestream.metadata import eraftpb, stop_reasons
+from icestream.metadata.commit_notice import CommitNotice
 from icestream.metadata.core import Core, Message, Ready, Role, SoftState, Status, without_a_write
 from icestream.metadata.eraftpb import LogEntry, SnapshotParts
 from icestream.metadata.install import Installs
@@ -43,7 +44,6 @@ from icestream.metadata.next_file import NextFile
 from icestream.metadata.proposals import UNKNOWN_HINT, Answer, Proposal, Proposals, lead_lost, not_leading
 from icestream.metadata.reads import Read, Reads
 from icestream.metadata.state_machine import StateMachine
-from icestream.metadata.telling import Telling
 from icestream.metadata.waiters import Waiters
 from icestream.metadata.watch import WatchHub
 from icestream.metadata.writes import Write, Writes
@@ -69,7 +69,7 @@ class Node:
         conf: bytes,
         name: bytes,
     ) -> None:
-        """`name`: of this life of the node, made of chance."""
+        """`name`: random, unique for this life of the node."""
         self._loop = asyncio.get_running_loop()
         self._core = core
         self._log = log
@@ -103,7 +103,7 @@ class Node:
         self._reads = Reads(name)
         self.writes = Writes(log, BATCH_BYTES_MAX)
         self._next_file = NextFile(log, clock, self.tasks, self._proposals, self._plan_turn)
-        self.telling = Telling(clock, self.tasks, lambda: self._guarded(core.tell_commit, self._step))
+        self.commit_notice = CommitNotice(clock, self.tasks, lambda: self._guarded(core.tell_commit, self._step))
         self.takes_part = True  # in elections and confirmations; False until it has asked the others (ADR 45)
         self.wakes = True  # what was known to be committed is not applied yet
         self._confs_unsynced = 0
@@ -114,25 +114,25 @@ class Node:
         self._waiters = Waiters(clock)
 
     def start(self) -> None:
-        """A node on its own takes the lead when it knows that it is. There must be a file with room."""
+        """A single node becomes leader. There must be a file with room."""
         if self._log.fileno() >= 0:
             self._loop.add_reader(self._log.fileno(), self._on_news)
         self._plan_turn()
 
     def _wake(self) -> None:
-        """Who votes is known now, as far as this node has ever acted on it."""
+        """Called when the members are known from the log."""
         self.wakes = False
         if self.is_alone and self.takes_part:
             self._core.campaign()
             self._plan_turn()
 
     def take_part(self) -> None:
-        """The others remember nothing that this log does not have."""
+        """Lets the node take part: the others remember nothing that this log lacks."""
         self.takes_part = True
         self._guarded(*([] if self.wakes else [self._wake]))
 
     def note_promises(self, promises: dict[int, Promise]) -> None:
-        """Writes down what other nodes have confirmed."""
+        """Writes the promises of other nodes into the log."""
         self.writes.add(Write(0, [], None, None, [], needs_disk=True, promises=promises))
         self._plan_turn()
 
@@ -147,14 +147,14 @@ class Node:
     # --- proposals ---
 
     def propose(self, data: bytes) -> Answer:
-        """The answer to an encoded envelope, once it is applied."""
+        """Proposes an encoded envelope; returns its answer once it is applied."""
         self.check_serving()
         answer = self._proposals.add(data)
         self._plan_turn()
         return answer
 
     def change_members(self, changes: list[tuple[int, int]]) -> Answer:
-        """(0 voter | 1 removed | 2 learner, whose); the answer when it is in force. One change at a time."""
+        """Changes members: (0 voter | 1 removed | 2 learner, node id). Returns when it is in force."""
         self.check_serving()
         answer: Answer = self._loop.create_future()
         self._guarded(lambda: self._offer_change(Proposal(b"", answer), changes))
@@ -182,7 +182,7 @@ class Node:
     # --- reads, messages, time ---
 
     def read(self) -> Read:
-        """Done when the state here holds everything that was answered anywhere before this call."""
+        """Returns when the local state has everything that was acknowledged anywhere before this call."""
         self.check_serving()
         return self._ask_read()
 
@@ -192,11 +192,11 @@ class Node:
         return read
 
     async def until(self, is_reached: Callable[[], bool], seconds: float | None = None) -> bool:
-        """Looked at after each step of the node; False when the time is over. Raises what stopped or closed it."""
+        """Waits for a condition, checked after each step; False on timeout. Raises what stopped or closed the node."""
         return await self._waiters.until(is_reached, seconds)
 
     def receive(self, messages: list[bytes]) -> None:
-        """From other nodes. A snapshot among them must lie here already."""
+        """Receives messages of other nodes. The state of a snapshot among them must be here already."""
         self._guarded(lambda: self._take_messages(messages))
 
     def _take_messages(self, messages: list[bytes]) -> None:
@@ -220,12 +220,12 @@ class Node:
 
     @property
     def is_quiet(self) -> bool:
-        """It leads, or follows a leader, and nobody waits for anything (ticker.py)."""
+        """True if the node leads or follows a leader and no call is pending (ticker.py)."""
         is_settled = self.leads or (self._role == Role.FOLLOWER and bool(self.leader))
         return is_settled and not (self._reads.are_under_way or self._proposals.are_under_way)
 
     def transfer(self, to: int) -> None:
-        """The lead; nothing happens when the other one cannot have it."""
+        """Transfers leadership; no effect if the other node cannot take it."""
         self._core.transfer_leader(to)
         self._plan_turn()
 
@@ -250,7 +250,7 @@ class Node:
         self._guarded(self._step)
 
     def _on_news(self) -> None:
-        """The disk has done something."""
+        """Called when the sink has progress."""
         self._guarded(self._take_progress, self._step)
 
     def _guarded(self, *work: Callable[[], None]) -> None:
@@ -267,7 +267,7 @@ class Node:
             self._waiters.look()
 
     def _step(self) -> None:
-        """Everything that can be done now."""
+        """Processes everything that is ready."""
         while self.stopped is None:
             self.writes.plan()
             self._drain()
@@ -313,7 +313,7 @@ class Node:
 
     def _take_role(self, soft: SoftState) -> None:
         if soft.leader != self.leader and self.members.has_others:
-            _log.info("who leads has changed", rpc="Vote", leader=f"{soft.leader:016x}", term=self._term)
+            _log.info("leader changed", rpc="Vote", leader=f"{soft.leader:016x}", term=self._term)
         led, self._role, self.leader = self.leads, soft.role, soft.leader
         if self._role == Role.LEADER:
             return
@@ -331,7 +331,7 @@ class Node:
             self._waiters.look()
 
     def _offer(self) -> None:
-        """Hands the queue to the core, as much at a time as fits a record."""
+        """Proposes the queued commands to the core, as many at a time as fit a record."""
         while self._proposals.may_go and not self.writes.are_queued:
             batch = self._proposals.take_batch(BATCH_BYTES_MAX, self._log.plan.room_for)
             if not batch:
@@ -341,7 +341,7 @@ class Node:
                 continue
             ready = self._core.ready()
             assert ready is not None
-            self.telling.entries_sent()
+            self.commit_notice.entries_sent()
             own = ready.entries[-len(batch) :]
             for proposal, (index, _) in zip(batch, own, strict=True):
                 self._proposals.logged(proposal, index, self._term)
@@ -376,7 +376,7 @@ class Node:
                 self._new_term_write = 0
 
     def _apply_slice(self, work: int) -> None:
-        """Applies what is committed, up to this many commands or changes; a transaction is never cut."""
+        """Applies committed entries, up to this many commands or changes; a transaction is never split."""
         if self.installs.are_loading:
             return
         if self._to_apply:
@@ -386,13 +386,13 @@ class Node:
             self._note_time()
             self.on_applied()
             if self.leads and self.members.has_others and not self._proposals.are_under_way:
-                self.telling.committed()  # else the next entries carry it
+                self.commit_notice.committed()  # else the next entries carry it
             if self._to_apply or self._proposals.may_go:
                 self._plan_turn()
         self._reads.applied(self.applied_index)
 
     def _apply(self, entry: LogEntry) -> int:
-        """How much work it was: its changes, at least one."""
+        """Applies one entry; returns its cost: the number of changes, at least 1."""
         work = 1
         answer: cmd.Answer | None = None
         if entry.kind != eraftpb.NORMAL:
@@ -449,7 +449,7 @@ class Node:
             self._next_file.want()
 
     def fail(self, error: errors.IcestreamError) -> None:
-        """Somebody else has found a reason to stop."""
+        """Stops the node with this error."""
         if self.stopped is None:
             self._stop(error)
 
@@ -477,7 +477,7 @@ class Node:
             self._loop.remove_reader(self._log.fileno())
 
     async def close(self) -> None:
-        """Finishes what was taken, seals the file. The next start has nothing to recover."""
+        """Finishes accepted work and seals the file, so that the next start has nothing to recover."""
         if self._closing is not None:
             return
         self._closing = errors.LogClosed("the metadata store is closed", hint="the broker is shutting down")

@@ -105,13 +105,13 @@ class NodeStore(MetadataStore):
             self.proposal_seconds += (took_seconds - self.proposal_seconds) / limits.METADATA_SMOOTHED_OVER
 
     async def propose(self, command: cmd.Command, client: bytes = b"", sequence: int = 0) -> cmd.Answer:
-        """Here and nowhere else: NotReady when this node does not lead."""
+        """Proposes on this node only. Raises NotReady if it is not the leader."""
         return await self.begin(command, client, sequence)
 
     def begin(self, command: cmd.Command, client: bytes = b"", sequence: int = 0) -> Answer:
         """The same; the answer comes later."""
         if self._time is None:
-            raise errors.NotReady("this node does not lead", hint="ask the node that does")
+            raise errors.NotReady("this node is not the leader", hint="send the request to the leader")
         envelope = cmd.Envelope(cmd.VERSION, client, sequence, self._time.now_ms(), command)
         return self.node.propose(cmd.encode_envelope(envelope))
 
@@ -122,14 +122,14 @@ class NodeStore(MetadataStore):
         return await self._routing.renew(key, revision)
 
     async def renew_here(self, key: str, revision: int) -> bool:
-        """By this node and nobody else: NotReady when it does not lead, or not without a break."""
+        """Renews on this node only. Raises NotReady if it is not, or was not continuously, the leader."""
         leases = self._leases
         if leases is None:
-            raise errors.NotReady("this node does not lead", hint="ask the node that does")
+            raise errors.NotReady("this node is not the leader", hint="send the request to the leader")
         is_noted = leases.renew(key, revision)
         await self._until_current(Consistency.LINEARIZABLE)  # it led when that was noted
         if self._leases is not leases:
-            raise errors.NotReady("the lead was lost meanwhile", hint="it is tried again by itself")
+            raise errors.NotReady("leadership was lost during the call", hint="the call is retried automatically")
         return is_noted and leases.is_held(key, revision)
 
     # --- the lead ---

@@ -75,9 +75,9 @@ class OpenedMetadata:
     def known_members(self) -> frozenset[int]:
         """Ids of the nodes that its snapshot and the changes it has acted on name."""
         confs = [b"" if self.identity is None else self.identity.conf]
-        confs += [one.head.conf for one in self._recovered.snapshots[:1]]
-        found = [eraftpb.decode_conf(conf) for conf in confs if conf]
-        return frozenset(node for one in found for node in (*one.voters, *one.learners))
+        confs += [snapshot.head.conf for snapshot in self._recovered.snapshots[:1]]
+        memberships = [eraftpb.decode_conf(conf) for conf in confs if conf]
+        return frozenset(node for membership in memberships for node in (*membership.voters, *membership.learners))
 
     async def identify(self, identity: Identity) -> None:
         """Whose log this is, synced."""
@@ -96,8 +96,7 @@ class OpenedMetadata:
         a node that asks the others first (`node.take_part`)."""
         identity, recovered = self.identity, self._recovered
         assert identity is not None
-        known = recovered.snapshots[0].head.conf if recovered.snapshots else identity.conf
-        conf = forced_conf or known
+        conf = forced_conf or (recovered.snapshots[0].head.conf if recovered.snapshots else identity.conf)
         core = make_core(recovered, identity.node_id, conf, core_factory)
         name = self._randomness.token(16)
         node = Node(recovered.machine, core, self.log, self._clock, self._options.command_bytes_max, conf, name)
@@ -150,7 +149,7 @@ async def open_metadata_on(
     threads: Callable[[str], Offload] = lambda name: InlineOffload(),
     core_factory: CoreFactory = SoloCore,
 ) -> NodeStore:
-    """The same on whatever is handed in: how tests open it on a simulated disk."""
+    """Opens on the given directory; tests pass a simulated disk."""
     opened = await open_on(directory, clock, randomness, sink, options, threads)
     return await start_alone(opened, options, randomness, core_factory)
 
@@ -158,7 +157,7 @@ async def open_metadata_on(
 async def start_alone(
     opened: OpenedMetadata, options: MetadataOptions, randomness: Randomness, core_factory: CoreFactory
 ) -> NodeStore:
-    """A node without others, or one whose log knows them."""
+    """Opens a single node, or a member whose log knows the others."""
     try:
         if opened.identity is None:
             opened.identity = opened.log.plan.identity
@@ -181,7 +180,7 @@ async def open_on(
     *,
     checks_mark: bool = True,
 ) -> OpenedMetadata:
-    """`open_watermark`: called when the directory is locked."""
+    """`open_watermark` is called after the directory is locked."""
     lock = directory.lock(LOCK_NAME)
     offload = threads("metadata-files")
     watermark: Watermark | None = None
@@ -213,12 +212,12 @@ def new_identity(node_id: int, cluster_id: bytes) -> Identity:
 
 
 def new_node_id(randomness: Randomness) -> int:
-    """A number of 64 bits that nobody else has; never zero, which means nobody."""
+    """A random 64-bit node id; never zero, which means no node."""
     return int.from_bytes(randomness.token(8)) or 1
 
 
 def make_core(recovered: RecoveredLog, node_id: int, conf: bytes, core_factory: CoreFactory) -> Core:
-    """The commit index may be older than the snapshot and is at most the end of the log (trap 13)."""
+    """Clamps the commit index: not older than the snapshot, at most the end of the log (trap 13)."""
     index, snapshot = 0, None
     if recovered.snapshots:
         newest = recovered.snapshots[0]

@@ -25,16 +25,16 @@ class OrderedMap(Protocol[K, V]):
     def get(self, key: K) -> V | None: ...
 
     def items(self) -> ItemsView[K, V]:
-        """In the order of keys."""
+        """Iterates in the order of keys."""
 
     def peekitem(self, index: int) -> tuple[K, V]: ...
 
     def popitem(self, index: int) -> tuple[K, V]: ...
 
     def irange(self, minimum: K | None = None, *, inclusive: tuple[bool, bool] = (True, True)) -> Iterator[K]:
-        """The keys from `minimum` on, in order. The map must not change while they are taken."""
+        """Iterates keys from `minimum` on, in order. The map must not change meanwhile."""
 
 
 def ordered_map(pairs: Iterable[tuple[Any, Any]] = ()) -> OrderedMap[Any, Any]:
-    found: OrderedMap[Any, Any] = SortedDict(pairs)
-    return found
+    ordered: OrderedMap[Any, Any] = SortedDict(pairs)
+    return ordered

@@ -86,15 +86,15 @@ class Plan:
             del self.changes[key]
 
     def _delete_prefix(self, prefix: str) -> None:
-        made = [key for key in self.changes if key.startswith(prefix) and key not in self._entries]
-        for key in (*made, *self._below(prefix)):
+        created = [key for key in self.changes if key.startswith(prefix) and key not in self._entries]
+        for key in (*created, *self._below(prefix)):
             if self.deleted >= limits.METADATA_DELETE_KEYS_MAX:
                 self.more = True
                 return
             self.delete(key)
 
     def _below(self, prefix: str) -> Iterator[str]:
-        """The keys of the map that begin with it and are still there."""
+        """The keys with this prefix that the plan has not deleted."""
         for key in self._entries.irange(prefix):
             if not key.startswith(prefix):
                 return

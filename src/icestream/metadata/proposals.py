@@ -57,11 +57,11 @@ class Proposals:
 
     @property
     def may_go(self) -> bool:
-        """Something waits, and nothing of this node is under way; or enough waits to be a write of its own."""
+        """True if commands wait and none is in flight, or enough wait to fill a write."""
         return bool(self.queue) and (not self.in_log or self.queued_bytes >= limits.METADATA_GATHERED_BYTES)
 
     def take_batch(self, bytes_max: int, has_room: Callable[[int, int], bool]) -> list[Proposal]:
-        """As many as fit a record and the file."""
+        """Takes as many commands as fit a record and the file."""
         batch: list[Proposal] = []
         queue, size = self.queue, 0
         while queue:
@@ -79,7 +79,7 @@ class Proposals:
         self.in_log[index] = proposal
 
     def applied(self, entry: LogEntry, answer: cmd.Answer | None) -> None:
-        """None: the entry is empty."""
+        """The command of an entry; None for an empty entry."""
         proposal = self.in_log.pop(entry.index, None)
         if proposal is None:
             return
@@ -101,17 +101,17 @@ class Proposals:
                 proposal.answer.set_exception(error)
 
     def refuse_queue(self, error: errors.IcestreamError) -> None:
-        """Nothing of it was stored."""
+        """Fails the queued commands: nothing of them was stored."""
         refused, self.queue, self.queued_bytes = self.queue, deque(), 0
         self.refuse(refused, error)
 
     def lose(self, error: errors.OutcomeUnknown) -> None:
-        """What is in the log may be applied one day, here or elsewhere, or not."""
+        """Fails the commands in the log with an unknown outcome: they may still be applied."""
         lost, self.in_log = self.in_log, {}
         self.refuse(lost.values(), error)
 
     def end(self, unknown: errors.OutcomeUnknown, refused: errors.IcestreamError) -> None:
-        """Nothing more is carried out here."""
+        """Fails everything: the node stops."""
         self.lose(unknown)
         self.refuse_queue(refused)
 
@@ -121,4 +121,4 @@ def lead_lost() -> errors.OutcomeUnknown:
 
 
 def not_leading() -> errors.NotReady:
-    return errors.NotReady("this node does not lead", hint="ask the node that does")
+    return errors.NotReady("this node is not the leader", hint="send the request to the leader")

@@ -68,8 +68,8 @@ class RaftCore:
     def tick(self) -> bool:
         self._draw_timeout()
         self._ticks += 1
-        found: bool = self._core.tick()
-        return found
+        accepted: bool = self._core.tick()
+        return accepted
 
     def step(self, message: bytes) -> None:
         """Raises DecodeError for what is no message: it came from a network. LogOutdated: the leader knows that this
@@ -85,8 +85,8 @@ class RaftCore:
         self._core.campaign()
 
     def propose(self, batch: list[bytes]) -> bool:
-        found: bool = self._core.propose(batch)
-        return found
+        accepted: bool = self._core.propose(batch)
+        return accepted
 
     def tell_commit(self) -> None:
         self._core.tell_commit()
@@ -98,16 +98,16 @@ class RaftCore:
         self._core.transfer_leader(to)
 
     def propose_conf(self, changes: list[tuple[int, int]], transition: int, context: bytes) -> bool:
-        found: bool = self._core.propose_conf(changes, transition, context)
-        return found
+        accepted: bool = self._core.propose_conf(changes, transition, context)
+        return accepted
 
     # --- what to do ---
 
     def ready(self) -> Ready | None:
-        told = self._core.ready()
-        if told is None:
+        raw = self._core.ready()
+        if raw is None:
             return None
-        number, hard_state, must_sync, entries, now, after, snapshot, committed, reads, soft_state = told
+        number, hard_state, must_sync, entries, now, after, snapshot, committed, reads, soft_state = raw
         if self._ticks > 1:
             now = dict.fromkeys(now)  # several ticks at once are one heartbeat
         self._ticks = 0
@@ -133,12 +133,12 @@ class RaftCore:
         self._core.applied(index)
 
     def apply_conf(self, kind: int, data: bytes) -> bytes:
-        found: bytes = self._core.apply_conf(kind, data)
-        return found
+        conf: bytes = self._core.apply_conf(kind, data)
+        return conf
 
     def snapshot(self, index: int, conf: bytes, data: bytes) -> bytes:
-        found: bytes = self._core.snapshot(index, conf, data)
-        return found
+        encoded: bytes = self._core.snapshot(index, conf, data)
+        return encoded
 
     def compact(self, index: int) -> None:
         self._core.compact(index)
@@ -150,5 +150,5 @@ class RaftCore:
         self._core.report_unreachable(node_id)
 
     def status(self) -> Status:
-        found: Status = self._core.status()
-        return found
+        state: Status = self._core.status()
+        return state

@@ -44,7 +44,7 @@ class Reads:
         return read
 
     def begin(self) -> bytes:
-        """The context under which everybody who waits is asked for now."""
+        """The context of the read index request that serves all waiting reads."""
         self._number += 1
         context = self._name + self._number.to_bytes(8)
         self._asked[context] = (self._now, self._waiting)
@@ -53,38 +53,38 @@ class Reads:
 
     def answered(self, states: Iterable[ReadState]) -> None:
         for state in states:
-            if (found := self._asked.pop(state.context, None)) is not None:
-                self._known.append((state.index, found[1]))
+            if (request := self._asked.pop(state.context, None)) is not None:
+                self._known.append((state.index, request[1]))
 
     def applied(self, index: int) -> None:
-        """The state is that far."""
+        """Completes the reads up to this applied index."""
         if not self._known:
             return
-        left: deque[tuple[int, Asked]] = deque()
+        pending: deque[tuple[int, Asked]] = deque()
         for needed, reads in self._known:
             if needed > index:
-                left.append((needed, reads))
+                pending.append((needed, reads))
                 continue
             for _, read in reads:
                 if not read.done():
                     read.set_result(None)
-        self._known = left
+        self._known = pending
 
     def tick(self, patience: int, most: int) -> None:
         """Time passes: what was not answered for `patience` ticks is asked again, `most` ticks at most."""
         self._now += 1
-        for context, (asked, reads) in tuple(self._asked.items()):
-            if self._now - asked >= patience:
+        for context, (asked_at, reads) in tuple(self._asked.items()):
+            if self._now - asked_at >= patience:
                 del self._asked[context]
-                self._waiting += [one for one in reads if not one[1].done()]
+                self._waiting += [read for read in reads if not read[1].done()]
         while self._waiting and self._now - self._waiting[0][0] > most:
             _, read = self._waiting.pop(0)
             if not read.done():
                 read.set_exception(errors.NotReady("no leader answers", hint="most of the voters must be up"))
 
     def fail(self, error: errors.IcestreamError) -> None:
-        known = [reads for _, reads in self._known]
-        for reads in (self._waiting, *(reads for _, reads in self._asked.values()), *known):
+        groups = [reads for _, reads in self._known]
+        for reads in (self._waiting, *(reads for _, reads in self._asked.values()), *groups):
             for _, read in reads:
                 if not read.done():
                     read.set_exception(error)

@@ -6,7 +6,7 @@ under way has a name of its own: a name has one command at a time. Reads are ask
 
     no link       calls wait for the broker, METADATA_REMOTE_SECONDS_MAX at most; before the first link: NotReady
     no answer     in that time a write that was sent has an unknown outcome, one that was not is refused
-    not ready     said by the broker for METADATA_LEADERLESS_SECONDS_MAX (no node leads): its own reason is passed on
+    not ready     said by the broker for METADATA_LEADERLESS_SECONDS_MAX (no leader): its own reason is passed on
     link lost     under a write: it may have been carried out, so from then on no refusal is believed, for it is of the
                   next try only (a full disk, say, is found before anybody looks for repeats); asked again (hazard 13)
 
@@ -24,8 +24,8 @@ import msgspec
 from icestream import errors, limits
 from icestream.metadata import command as cmd
 from icestream.metadata.bounds import refusal, refused_identity
+from icestream.metadata.client_ids import Names
 from icestream.metadata.entry import Entry
-from icestream.metadata.names import Names
 from icestream.metadata.remote_watch import RemoteWatch
 from icestream.metadata.store import Entries, MetadataStore
 from icestream.metadata.watch import Changes, Resync
@@ -34,13 +34,13 @@ from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import Clock
 from icestream.runtime.randomness import Randomness
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 _AWAY: Final = (errors.ConnectionLost, errors.ShuttingDown, errors.NotReady)
 _answers: Final = msgspec.msgpack.Decoder(cmd.Answer)
 
 
 class RemoteStore(MetadataStore):
-    """Whoever makes the keeper runs it, and ends it after the store is closed."""
+    """The caller runs the link keeper and stops it after the store is closed."""
 
     def __init__(self, keeper: LinkKeeper, clock: Clock, randomness: Randomness) -> None:
         self._keeper = keeper
@@ -72,9 +72,9 @@ class RemoteStore(MetadataStore):
             self._names.give_back(name)
 
     async def _submit(self, envelope: cmd.Envelope) -> cmd.Answer:
-        found = await self._ask("metadata_submit", {"envelope": cmd.encode_envelope(envelope)}, is_write=True)
+        reply = await self._ask("metadata_submit", {"envelope": cmd.encode_envelope(envelope)}, is_write=True)
         try:
-            answer: cmd.Answer = _decoded(_answers.decode, found.get("answer"))
+            answer: cmd.Answer = _decoded(_answers.decode, reply.get("answer"))
         except errors.DecodeError as error:
             raise errors.OutcomeUnknown(error.message, hint="read what the command would have changed") from None
         return answer
@@ -83,17 +83,17 @@ class RemoteStore(MetadataStore):
         return bool((await self._ask("metadata_renew", {"key": key, "revision": revision})).get("held"))
 
     async def get(self, key: str) -> Entry | None:
-        found = (await self._ask("metadata_get", {"key": key})).get("entry")
-        return None if found is None else _decoded(_entry, found)
+        entry = (await self._ask("metadata_get", {"key": key})).get("entry")
+        return None if entry is None else _decoded(_entry, entry)
 
     async def list(self, prefix: str, after: str = "", limit: int = limits.METADATA_LIST_MAX) -> Entries:
-        """The broker cuts a page that is too large for an answer: then the rest is asked for."""
-        left = min(limit, limits.METADATA_LIST_MAX)
+        """Fetches a page; the broker truncates a page that is too large for a reply, and the rest is fetched then."""
+        remaining = min(limit, limits.METADATA_LIST_MAX)
         page: Entries = []
         while True:
-            found = await self._ask("metadata_list", {"prefix": prefix, "after": after, "limit": left - len(page)})
-            page += _decoded(_entries, found.get("entries"))
-            if not found.get("more") or len(page) >= left:
+            reply = await self._ask("metadata_list", {"prefix": prefix, "after": after, "limit": remaining - len(page)})
+            page += _decoded(_entries, reply.get("entries"))
+            if not reply.get("more") or len(page) >= remaining:
                 return page
             after = page[-1][0]
 
@@ -115,7 +115,7 @@ class RemoteStore(MetadataStore):
     # --- asking ---
 
     async def _ask(self, method: str, arguments: Document, *, is_write: bool = False) -> Document:
-        """Again and again while the broker is away, within the time that is allowed."""
+        """Retries while the broker is unreachable, until the deadline."""
         self._check_open()
         if not self._keeper.links_opened:
             raise errors.NotReady("the broker was not reached yet", hint="wait until the store is ready")
@@ -147,7 +147,7 @@ class RemoteStore(MetadataStore):
                     "the broker went away before it answered", hint="read what the command would have changed"
                 ) from None
             self._check_open()
-            raise errors.NotReady("the broker is away", hint="it is tried again by itself") from None
+            raise errors.NotReady("the broker is unreachable", hint="the call is retried automatically") from None
         finally:
             self._asking.discard(scope)
 
@@ -158,15 +158,15 @@ class RemoteStore(MetadataStore):
             return False
         return self._clock.monotonic_ns() - since_ns >= limits.METADATA_LEADERLESS_SECONDS_MAX * 1e9
 
-    async def _unless_closed(self, coming: Awaitable[Found]) -> Found:
-        """The answer, or LogClosed when the store is closed before it comes."""
+    async def _unless_closed(self, coming: Awaitable[Result]) -> Result:
+        """Awaits the reply. Raises LogClosed if the store is closed first."""
         task: asyncio.Future[Any] = asyncio.ensure_future(coming)
         either: set[asyncio.Future[Any]] = {task, self._closed}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             self._check_open()
-            found: Found = await task
-            return found
+            result: Result = await task
+            return result
         finally:
             task.cancel()
 
@@ -175,16 +175,16 @@ class RemoteStore(MetadataStore):
             self._closed.result()
 
 
-def _entry(found: Any) -> Entry:
-    return Entry(*found)
+def _entry(raw: Any) -> Entry:
+    return Entry(*raw)
 
 
-def _entries(found: Any) -> Entries:
-    return [(key, _entry(entry)) for key, entry in found]
+def _entries(raw: Any) -> Entries:
+    return [(key, _entry(entry)) for key, entry in raw]
 
 
-def _decoded(decode: Callable[[Any], Found], found: Any) -> Found:
+def _decoded(decode: Callable[[Any], Result], raw: Any) -> Result:
     try:
-        return decode(found)
+        return decode(raw)
     except (msgspec.MsgspecError, TypeError, ValueError) as error:
         raise errors.DecodeError(f"the broker's answer is none of the metadata store: {error}") from None

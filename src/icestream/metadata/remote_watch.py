@@ -24,7 +24,7 @@ UnlessClosed = Callable[[Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]]
 
 
 class RemoteWatch(AsyncIterator[Changes | Resync]):
-    """Close it when nobody takes from it any more: until then the broker goes on telling."""
+    """Close it when it is no longer consumed: until then the broker keeps sending."""
 
     def __init__(self, keeper: LinkKeeper, clock: Clock, unless_closed: UnlessClosed, prefix: str, after: int) -> None:
         self._keeper = keeper
@@ -54,8 +54,8 @@ class RemoteWatch(AsyncIterator[Changes | Resync]):
         try:
             if link is not None:
                 arguments = {"prefix": self._prefix, "after": self._told}
-                found = await link.call("metadata_watch", arguments, self._on_event)
-                self._handle = None if link.lost.is_set() else int(found["handle"])
+                reply = await link.call("metadata_watch", arguments, self._on_event)
+                self._handle = None if link.lost.is_set() else int(reply["handle"])
         except (errors.ConnectionLost, errors.ShuttingDown, errors.NotReady):
             await self._clock.sleep(limits.LINK_RETRY_SECONDS_MIN)
 
@@ -86,7 +86,7 @@ class RemoteWatch(AsyncIterator[Changes | Resync]):
         self._queue.append(change)
 
     def _end(self, event: Document) -> None:
-        """A broker that closes its store goes away: the next link brings the next one."""
+        """A broker that closes its store disconnects: the next link resumes the watch."""
         kind = errors.BY_CODE.get(str(event.get("code")), errors.IcestreamError)
         if not issubclass(kind, errors.LogClosed):
             self._error = kind(str(event.get("message", "")))

@@ -1,4 +1,4 @@
-"""What can be saved of a damaged metadata log of a node on its own, and a new log made of it.
+"""Repairs a damaged metadata log of a single node: salvages what is readable into a new log.
 
     look      the newest good snapshot, then every record up to the first that cannot be read. Nothing is changed
     repair    the state at that point becomes the first snapshot of a new log, in a directory beside the old one; then
@@ -57,7 +57,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What a start would find."""
+    """The result of a trial recovery."""
 
     damage: errors.IcestreamError | None
     is_member: bool  # of a cluster with others
@@ -123,8 +123,8 @@ def repair(path: Path, clock: Clock) -> Path:
 
 
 def _walked(directory: Directory, mark: Mark | None) -> tuple[Walk, errors.IcestreamError | None]:
-    found, snapshots = survey(directory), find_snapshots(directory)
-    walk = Walk(directory, found, snapshots, MetadataReport(files=len(found.files)), mark)
+    surveyed, snapshots = survey(directory), find_snapshots(directory)
+    walk = Walk(directory, surveyed, snapshots, MetadataReport(files=len(surveyed.files)), mark)
     try:
         walk.run()
     except errors.LogError as error:
@@ -172,7 +172,7 @@ def _nothing_saved(directory: Directory, reason: str) -> errors.LogDamaged:
 
 
 async def _build(path: Path, salvage: Salvage, clock: Clock) -> None:
-    """A log that goes on behind a snapshot of the state, as one that another node has sent."""
+    """Writes a new log that continues behind a snapshot of the salvaged state."""
     opened = await open_directory(path, clock, MetadataOptions(node_id=salvage.identity.node_id))
     try:
         log, data = opened.log, encode_snapshot(salvage.machine)

@@ -1,4 +1,4 @@
-"""Commands and renewals of a node that is not alone: to whoever leads, again when that one is lost; a command once.
+"""Routes commands and lease renewals to the leader, retries when it is lost, and applies a command once.
 
 this node leads       the command is proposed here
 another one leads     it is sent there (ClientWrite); the answer counts here when the state here has its revision,
@@ -23,7 +23,7 @@ from typing import Protocol, TypeVar
 
 from icestream import errors, limits
 from icestream.metadata import command as cmd
-from icestream.metadata.names import Names
+from icestream.metadata.client_ids import Names
 from icestream.metadata.node import Node
 from icestream.metadata.proposals import UNKNOWN_HINT
 from icestream.runtime.clock import Clock
@@ -33,7 +33,7 @@ Found = TypeVar("Found")
 
 class Forward(Protocol):
     async def __call__(self, leader: int, envelope: bytes) -> cmd.Answer:
-        """Raises what the leader says, or ConnectionLost."""
+        """Raises the leader's error, or ConnectionLost."""
 
 
 class ForwardRenewal(Protocol):
@@ -42,7 +42,7 @@ class ForwardRenewal(Protocol):
 
 
 class Ways(Protocol):
-    """How it is done here, and how it gets to another node (node_store.py)."""
+    """Execution on this node and forwarding to another node (node_store.py)."""
 
     forward: Forward
     forward_renewal: ForwardRenewal
@@ -74,7 +74,7 @@ class Routing:
             return await self._until_known(partial(self._try_renewal, key, revision))
 
     async def _until_known(self, attempt: Callable[[int], Awaitable[Found]]) -> Found:
-        """Each attempt is told until when anybody waits for it."""
+        """Runs attempts until the deadline, which each attempt is given."""
         last_ns = self._clock.monotonic_ns() + int(limits.METADATA_REMOTE_SECONDS_MAX * 1e9)
         may_be_done = False
         led_ns = self._clock.monotonic_ns()  # when a node was last known to lead
@@ -97,7 +97,7 @@ class Routing:
             await self._until_led(may_be_done=may_be_done)
 
     async def _until_led(self, *, may_be_done: bool) -> None:
-        """Or for a moment."""
+        """Waits for a change of leader, or for a moment."""
         try:
             await self._node.until(lambda: bool(self._node.leader), limits.METADATA_TICK_SECONDS)
         except errors.IcestreamError as stopped:
@@ -116,7 +116,7 @@ class Routing:
         return answer
 
     async def _until_here(self, revision: int, last_ns: int) -> None:
-        """What the leader has done is in the state of this node. Time passes for a node among others: it ticks."""
+        """Waits until the local state has applied what the leader confirmed."""
         node, now_ns = self._node, self._clock.monotonic_ns
         try:
             await node.until(lambda: node.machine.revision >= revision or now_ns() >= last_ns)
@@ -132,14 +132,14 @@ class Routing:
 
     def _other_leader(self) -> int:
         if not self._node.leader or self._node.leader == self._node.id:
-            raise errors.NotReady("no node leads now", hint="it is tried again by itself")
+            raise errors.NotReady("the cluster has no leader", hint="the call is retried automatically")
         return self._node.leader
 
 
 def _given_up(*, may_be_done: bool) -> errors.IcestreamError:
     if may_be_done:
         return _unknown("no leader confirmed it in time")
-    return errors.NotReady("no node leads", hint="most of the voters must be up and reach each other")
+    return errors.NotReady("the cluster has no leader", hint="most of the voters must be up and reach each other")
 
 
 def _unknown(why: str) -> errors.OutcomeUnknown:

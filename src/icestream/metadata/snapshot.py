@@ -79,7 +79,7 @@ class Frozen:
             self._preimages[key] = old
 
     def slices(self) -> Iterator[bytes]:
-        """The snapshot, one slice of work for each step. Some steps give no bytes."""
+        """Yields the encoded snapshot, one slice of work for each step. Some steps yield no bytes."""
         yield _FRONT.pack(MAGIC, VERSION) + _chunk(_HEAD, self._head)
         yield from self._entry_slices()
         for start in range(0, len(self._clients), _SLICE_ENTRIES):
@@ -95,7 +95,7 @@ class Frozen:
         size = 0
         is_last = False
         while not is_last:
-            found: list[bytes] = []
+            encoded: list[bytes] = []
             visited = 0
             is_last = True
             for key in self._coming():
@@ -106,19 +106,19 @@ class Frozen:
                     rows.append((key, entry))
                     size += len(key) + len(entry.value)
                     if len(rows) == _SLICE_ENTRIES or size >= _SLICE_BYTES:
-                        found.append(_chunk(_ENTRIES, rows))
+                        encoded.append(_chunk(_ENTRIES, rows))
                         rows, size = [], 0
-                if found or visited == _SLICE_ENTRIES:
+                if encoded or visited == _SLICE_ENTRIES:
                     is_last = False
                     break
             self._drop_passed()
             self.visited_most = max(self.visited_most, visited)
             if is_last and rows:
-                found.append(_chunk(_ENTRIES, rows))
-            yield b"".join(found)
+                encoded.append(_chunk(_ENTRIES, rows))
+            yield b"".join(encoded)
 
     def _coming(self) -> Iterator[str]:
-        """The keys behind the last one: those of the map, and those that were there and are deleted."""
+        """The keys after the last encoded one: those of the map, and those deleted since the snapshot began."""
         present = self._entries.irange(self._passed, inclusive=(False, True))
         if not self._preimages:
             return present
@@ -143,7 +143,7 @@ def _chunk(kind: int, value: Any) -> bytes:
 
 
 def encode_snapshot(machine: StateMachine) -> bytes:
-    """All of it at once."""
+    """Encodes the whole state at once."""
     frozen = Frozen(machine)
     try:
         return b"".join(frozen.slices())
@@ -175,11 +175,11 @@ def _load(chunks: Iterator[tuple[int, bytes]], budget: Budget) -> StateMachine:
     last = ""
     for kind, body in chunks:
         if kind == _ENTRIES and not machine.clients:
-            found = _entries_decoder.decode(body)
-            for key, entry in found:
+            entries = _entries_decoder.decode(body)
+            for key, entry in entries:
                 _check_entry(key, last, entry, revision)
                 last = key
-            rows += found
+            rows += entries
         elif kind == _CLIENTS:
             for client, sequence, used_ms, answer in _clients_decoder.decode(body):
                 machine.clients[client] = Remembered(sequence, used_ms, answer)
@@ -201,7 +201,7 @@ def _check_entry(key: str, last: str, entry: Entry, revision: int) -> None:
 
 
 def _chunks(read: Callable[[int], bytes]) -> Iterator[tuple[int, bytes]]:
-    """Kind and body of each chunk up to END, which must be the last thing there is."""
+    """Yields kind and body of each chunk up to END, which must be the last."""
     front = read(_FRONT.size)
     if len(front) < _FRONT.size or _FRONT.unpack(front)[0] != MAGIC:
         raise errors.DecodeError("not a snapshot of the metadata store")

@@ -54,7 +54,7 @@ class SnapshotHead:
 
 
 class StoredSnapshot(NamedTuple):
-    """A whole snapshot on disk."""
+    """A complete snapshot on disk."""
 
     name: str
     head: SnapshotHead
@@ -62,12 +62,12 @@ class StoredSnapshot(NamedTuple):
 
     @property
     def descriptor(self) -> bytes:
-        """What a Raft snapshot carries instead of the state: where to find it."""
+        """The descriptor that a Raft snapshot carries instead of the state."""
         return f"{self.name} {self.state_bytes}".encode()
 
 
 def snapshot_of(descriptor: bytes) -> tuple[str, int]:
-    """The name and the bytes of the state that a descriptor stands for. Raises DecodeError."""
+    """The name and size of the state of a descriptor. Raises DecodeError."""
     name, _, size = descriptor.decode("ascii", "replace").partition(" ")
     if snapshot_index(name) is None or not size.isdigit() or len(size) > _SIZE_DIGITS_MAX:
         raise errors.DecodeError(f"{descriptor[:120]!r} describes no snapshot")
@@ -79,13 +79,13 @@ def snapshot_name(index: int, digest: str) -> str:
 
 
 def snapshot_index(name: str) -> int | None:
-    """Of a snapshot that counts by its name."""
+    """The digest in the name of an adopted snapshot."""
     match = _NAME.fullmatch(name)
     return int(match[2]) if match and match[1] == "snapshot" else None
 
 
 def received_name(name: str) -> str:
-    """How a snapshot of this name is called before it counts."""
+    """The name of a received snapshot before it is adopted."""
     return name.replace("snapshot-", "received-", 1)
 
 
@@ -125,10 +125,10 @@ def decode_head(data: bytes) -> SnapshotHead:
 
 
 class SnapshotWriter:
-    """A snapshot file that is being made. Blocking: runs off the loop."""
+    """Writes a snapshot file. Blocking: runs off the loop."""
 
     def __init__(self, directory: Directory, head: SnapshotHead, *, stream: int = 0) -> None:
-        """`stream`: from another node; several may send at a time, also the same one."""
+        """`stream`: distinguishes snapshots received at the same time, also of the same name."""
         self._directory = directory
         self._head = head
         self._temporary = f"received-{head.index:020d}-{stream}.tmp" if stream else f"snapshot-{head.index:020d}.tmp"
@@ -159,10 +159,10 @@ class SnapshotWriter:
         return StoredSnapshot(name, self._head, self._size)
 
     def finish_as(self, name: str) -> None:
-        """A received one. Raises DecodeError when what came is not what this name stands for."""
-        found = received_name(snapshot_name(self._head.index, self._digest.hexdigest()))
-        if found != name:
-            raise errors.DecodeError(f"the state is {found[-64:]}, announced was {name[-64:]}")
+        """Finishes a received snapshot. Raises DecodeError if the digest differs from the name."""
+        actual = received_name(snapshot_name(self._head.index, self._digest.hexdigest()))
+        if actual != name:
+            raise errors.DecodeError(f"snapshot digest mismatch: received {actual[-64:]}, announced was {name[-64:]}")
         self._name_it(name)
 
     def _name_it(self, name: str) -> None:
@@ -178,7 +178,7 @@ class SnapshotWriter:
 
 
 def verify_snapshot(directory: Directory, name: str) -> StoredSnapshot:
-    """What is in the file, when all of it is good. Raises DecodeError."""
+    """Verifies a snapshot file and returns its head. Raises DecodeError."""
     match = _NAME.fullmatch(name)
     assert match is not None
     file = directory.open(name)
@@ -197,7 +197,7 @@ def verify_snapshot(directory: Directory, name: str) -> StoredSnapshot:
 
 
 def open_snapshot(directory: Directory, stored: StoredSnapshot) -> StateMachine:
-    """The state in a file that was verified."""
+    """Loads the state of a verified file."""
     file = directory.open(stored.name)
     try:
         return load_snapshot(_reader(file))
@@ -219,7 +219,7 @@ def _reader(file: File) -> Callable[[int], bytes]:
 
 @dataclass(slots=True)
 class FoundSnapshots:
-    """What a start finds."""
+    """Finds the snapshots of a directory."""
 
     good: list[StoredSnapshot]  # newest first
     bad: list[str]
@@ -229,35 +229,35 @@ class FoundSnapshots:
 
 
 def find_snapshots(directory: Directory) -> FoundSnapshots:
-    found = FoundSnapshots([], [], 0)
+    snapshots = FoundSnapshots([], [], 0)
     for name in sorted(directory.names(), reverse=True):
         index = snapshot_index(name)
         if is_received(name):
-            found.received_names.append(name)
+            snapshots.received_names.append(name)
             with contextlib.suppress(errors.DecodeError):
                 stored = verify_snapshot(directory, name)
-                found.received[stored.head.index, snapshot_digest(name)] = stored
+                snapshots.received[stored.head.index, snapshot_digest(name)] = stored
         if index is None:
             continue
-        found.index_max = max(found.index_max, index)
+        snapshots.index_max = max(snapshots.index_max, index)
         try:
-            found.good.append(verify_snapshot(directory, name))
+            snapshots.good.append(verify_snapshot(directory, name))
         except errors.DecodeError:
-            found.bad.append(name)
-    return found
+            snapshots.bad.append(name)
+    return snapshots
 
 
 def adopt_snapshot(directory: Directory, received: StoredSnapshot) -> StoredSnapshot:
-    """A received one counts from now on."""
+    """Adopts a received snapshot: renames it."""
     name = received.name.replace("received-", "snapshot-", 1)
     directory.rename(received.name, name)
     directory.sync()
     return received._replace(name=name)
 
 
-def remove_others(directory: Directory, kept: Collection[str]) -> None:
-    """Every snapshot but these, good or not."""
+def remove_others(directory: Directory, names: Collection[str]) -> None:
+    """Removes every snapshot but these, valid or not."""
     for name in directory.names():
-        if snapshot_index(name) is not None and name not in kept:
+        if snapshot_index(name) is not None and name not in names:
             directory.remove(name)
     directory.sync()

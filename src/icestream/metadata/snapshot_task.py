@@ -34,14 +34,14 @@ _log = get_logger("metadata")
 
 
 class Every(NamedTuple):
-    """When a snapshot is due: what the log has grown by. Zero entries: by bytes alone."""
+    """When a snapshot is due, by the growth of the log. Zero entries: by bytes alone."""
 
     size_bytes: int
     entries: int = 0
 
 
 class Moment(NamedTuple):
-    """The state of one index, held still."""
+    """The frozen state at one index."""
 
     frozen: Frozen
     head: SnapshotHead
@@ -72,7 +72,7 @@ class SnapshotTask:
         return self._running
 
     def request(self) -> None:
-        """As soon as one can be begun, whatever the size of the log."""
+        """Requests a snapshot as soon as possible, whatever the size of the log."""
         self._wanted = True
         self.look()
 
@@ -101,7 +101,7 @@ class SnapshotTask:
         return self._log.is_snapshot_due(times * self._every.size_bytes)
 
     async def _ask(self) -> None:
-        """All nodes, this one too, begin theirs when they apply it."""
+        """Proposes a TakeSnapshot: every node begins its snapshot when it applies the entry."""
         try:
             await self.propose(cmd.TakeSnapshot())
         except errors.IcestreamError as error:
@@ -110,7 +110,7 @@ class SnapshotTask:
             self._asking = False
 
     def begin_at_mark(self) -> None:
-        """The state is that of a TakeSnapshot. One that is met while the log is read again is history."""
+        """Called when a TakeSnapshot is applied; ignored during replay."""
         if not self._running and self._node.is_ready:
             self._begin()
 
@@ -141,20 +141,20 @@ class SnapshotTask:
         self.look()
 
     async def take_now(self) -> None:
-        """A snapshot of what is applied now; waits for one that is under way. Raises DiskFull when it fails."""
-        wanted = self._node.applied_index
+        """Takes a snapshot of the applied state; waits for a running one first. Raises DiskFull if it fails."""
+        index = self._node.applied_index
         for _ in range(2):
             if self._task is not None:
                 await asyncio.wait({self._task})
-            if self._log.covered_index < wanted:
+            if self._log.covered_index < index:
                 self.request()
         if self._task is not None:
             await asyncio.wait({self._task})
-        if self._log.covered_index < wanted:
+        if self._log.covered_index < index:
             raise errors.DiskFull("the snapshot was not taken", hint="the log of the node says why")
 
     async def take(self) -> None:
-        """A snapshot of the state as it is now."""
+        """Begins a snapshot of the present state."""
         await self._take(self._freeze())
 
     def _freeze(self) -> Moment:
@@ -188,7 +188,7 @@ class SnapshotTask:
             self.on_taken(head.index, snapshot_digest(self._log.snapshots[0].name))
 
     async def _compact(self, index: int) -> None:
-        """What came while a large state was written are hundreds of thousands of entries: a slice at a time."""
+        """Compacts the core's log in slices: hundreds of thousands of entries may have arrived meanwhile."""
         slice_entries = limits.METADATA_COMPACT_SLICE
         for upto in range(self._core.status()["first"] + slice_entries, index, slice_entries):
             self._core.compact(upto)

@@ -1,4 +1,4 @@
-"""A consensus core for exactly one voter, in pure Python: it leads for ever and commits what is synced.
+"""A consensus core for exactly one voter, in pure Python: always the leader; commits what is synced.
 
     FOLLOWER --campaign--> LEADER      a new term with its own vote, and an empty entry of that term
 
@@ -30,12 +30,12 @@ class SoloCore:
         snapshot: bytes | None = None,
         applied: int = 0,
     ) -> None:
-        """The ticks are for the other core: nobody is waited for here."""
-        found = [eraftpb.decode_entry(entry) for entry in entries]
-        _check_alone(node_id, eraftpb.decode_conf(conf), found)
+        """Ticks have no effect: there is no election."""
+        decoded = [eraftpb.decode_entry(entry) for entry in entries]
+        _check_alone(node_id, eraftpb.decode_conf(conf), decoded)
         self._id = node_id
         self._conf = conf
-        self._not_handed_out = deque(entry for entry in found if entry.index > applied)
+        self._not_handed_out = deque(entry for entry in decoded if entry.index > applied)
         _check_indexes(self._not_handed_out, applied)
         self._first = applied + 1
         self._last = self._persisted = applied + len(self._not_handed_out)
@@ -50,7 +50,7 @@ class SoloCore:
         self._fresh: list[tuple[int, bytes]] = []
         self._on_their_way: deque[tuple[int, int]] = deque()  # ready number, last index
         self._reads: list[ReadState] = []
-        self._terms = _Terms(eraftpb.decode_snapshot(snapshot) if snapshot else None, found)
+        self._terms = _Terms(eraftpb.decode_snapshot(snapshot) if snapshot else None, decoded)
 
     # --- what happens ---
 
@@ -81,10 +81,10 @@ class SoloCore:
         self._not_handed_out.append(LogEntry(self._last, self._term, kind, data, b""))
 
     def tell_commit(self) -> None:
-        """There is nobody to tell."""
+        """No effect: there are no followers."""
 
     def read_index(self, context: bytes) -> None:
-        """Nobody else can lead: everything accepted so far is what a read must see."""
+        """Serves at once: no other node can be leader, so a read must see everything accepted so far."""
         self._reads.append(ReadState(self._last, context))
 
     def persisted(self, number: int) -> None:
@@ -108,24 +108,24 @@ class SoloCore:
         if self._fresh:
             self._on_their_way.append((self._number, self._last))
         soft = SoftState(self._id, self._role) if self._role is not self._told_role else None
-        told = hard_state if is_news else None
-        found = Ready(self._number, told, must_sync, self._fresh, [], [], None, committed, self._reads, soft)
+        changed_state = hard_state if is_news else None
+        ready = Ready(self._number, changed_state, must_sync, self._fresh, [], [], None, committed, self._reads, soft)
         self._fresh, self._reads, self._told, self._told_role = [], [], hard_state, self._role
-        return found
+        return ready
 
     def _take_committed(self) -> list[LogEntry]:
-        waiting, found = self._not_handed_out, []
+        waiting, entries = self._not_handed_out, []
         while waiting and waiting[0].index <= self._commit:
-            found.append(waiting.popleft())
-        return found
+            entries.append(waiting.popleft())
+        return entries
 
     # --- what the driver tells ---
 
     def applied(self, index: int) -> None:
-        """Nothing is kept for it."""
+        """No effect: no entries are kept."""
 
     def apply_conf(self, kind: int, data: bytes) -> bytes:
-        """There are none: a log with changes of membership is not opened."""
+        """Never called: a log with changes of members is not opened."""
         return self._conf
 
     def snapshot(self, index: int, conf: bytes, data: bytes) -> bytes:
@@ -150,10 +150,10 @@ class SoloCore:
     # --- what needs others ---
 
     def step(self, message: bytes) -> None:
-        """There is nobody to hear from."""
+        """Never called: there are no other nodes."""
 
     def transfer_leader(self, to: int) -> None:
-        """There is nobody to give it to."""
+        """No effect: there is no other voter."""
 
     def propose_conf(self, changes: list[tuple[int, int]], transition: int, context: bytes) -> bool:
         raise errors.ConfigurationError(
@@ -161,14 +161,14 @@ class SoloCore:
         )
 
     def report_snapshot(self, node_id: int, succeeded: bool) -> None:
-        """Nobody gets one."""
+        """Never called: there are no followers."""
 
     def report_unreachable(self, node_id: int) -> None:
-        """Nobody is reached."""
+        """Never called: there are no peers."""
 
 
 class _Terms:
-    """Which term an index belongs to, as runs."""
+    """The term of each index, as runs."""
 
     def __init__(self, snapshot: SnapshotParts | None, entries: list[LogEntry]) -> None:
         self._firsts: list[int] = []

@@ -1,4 +1,4 @@
-"""What the metadata store holds, as a function of the commands applied. Pure: no clock, no chance, no I/O.
+"""The state machine of the metadata store: the state as a function of the applied commands. Pure.
 
 Every node applies the same envelopes in the same order and gets the same state, answers, events and snapshot bytes.
 
@@ -36,7 +36,7 @@ class Applied(NamedTuple):
 
 
 class Remembered(msgspec.Struct, frozen=True, gc=False):
-    """The last command of a client."""
+    """The last command of a client, to recognise a retry."""
 
     sequence: int
     time_ms: int
@@ -44,7 +44,7 @@ class Remembered(msgspec.Struct, frozen=True, gc=False):
 
 
 class Budget(NamedTuple):
-    """What fits. The same on every node, or their states would differ."""
+    """Bounds of the state; equal on every node, because states would diverge otherwise."""
 
     keys: int = limits.METADATA_KEYS_MAX
     size_bytes: int = limits.METADATA_BYTES_MAX
@@ -72,20 +72,20 @@ class StateMachine:
             self.time_ms = min(envelope.time_ms, limits.METADATA_TIME_MS_MAX)
         if not client:
             return self._carry_out(envelope.command)
-        known = refused_identity(client, sequence) or self._repeated(client, sequence)
-        if known is not None:
-            return Applied(known, [])
+        answer = refused_identity(client, sequence) or self._repeated(client, sequence)
+        if answer is not None:
+            return Applied(answer, [])
         applied = self._carry_out(envelope.command)
         self._remember(client, Remembered(sequence, self.time_ms, applied.answer))
         return applied
 
     def _repeated(self, client: bytes, sequence: int) -> cmd.Answer | None:
-        known = self.clients.get(client)
-        if known is None or sequence > known.sequence:
+        last = self.clients.get(client)
+        if last is None or sequence > last.sequence:
             return None
-        if sequence == known.sequence:
-            return known.answer
-        return cmd.Rejected("out_of_order", f"sequence {sequence} came after {known.sequence}")
+        if sequence == last.sequence:
+            return last.answer
+        return cmd.Rejected("out_of_order", f"sequence {sequence} came after {last.sequence}")
 
     def _remember(self, client: bytes, last: Remembered) -> None:
         clients, oldest_ms = self.clients, self.time_ms - limits.METADATA_CLIENT_AGE_MS
@@ -105,7 +105,7 @@ class StateMachine:
                 held = self._holds(compare)
                 return self._change([put] if held else [], held=held)
             case cmd.Txn(comparisons, then, otherwise):
-                held = all(self._holds(one) for one in comparisons)
+                held = all(self._holds(comparison) for comparison in comparisons)
                 return self._change(then if held else otherwise, held=held, whole=True)
             case cmd.AllocateMonotonicId(counter, count):
                 return self._allocate(cmd.COUNTERS + counter, count)
@@ -141,7 +141,7 @@ class StateMachine:
         return Applied(cmd.Done(self.revision, first_id=last + 1), applied.events)
 
     def _change(self, operations: Sequence[cmd.Operation], *, held: bool = True, whole: bool = False) -> Applied:
-        """All of them, or none. A command that changes nothing takes no revision."""
+        """Applies all operations or none. A command that changes nothing takes no revision."""
         plan = Plan(self.entries, self.revision + 1, self.time_ms)
         for operation in operations:
             plan.add(operation)
@@ -203,30 +203,30 @@ class StateMachine:
         return self.entries.get(key)
 
     def keys(self, prefix: str, limit: int) -> Iterator[str]:
-        """Keys that begin with `prefix`, in order."""
+        """Iterates keys with `prefix`, in order."""
         for key in islice(self.entries.irange(prefix), limit):
             if not key.startswith(prefix):
                 return
             yield key
 
     def page(self, prefix: str, after: str, limit: int) -> list[tuple[str, Entry]]:
-        """Entries whose keys begin with `prefix` and lie behind `after`, in order."""
+        """Entries with `prefix` and keys greater than `after`, in order."""
         start = max(prefix, after)
-        found: list[tuple[str, Entry]] = []
+        page: list[tuple[str, Entry]] = []
         for key in islice(self.entries.irange(start, inclusive=(start != after, True)), max(limit, 0)):
             if not key.startswith(prefix):
                 break
-            found.append((key, self.entries[key]))
-        return found
+            page.append((key, self.entries[key]))
+        return page
 
     def expired(self, now_ms: int, limit: int) -> list[tuple[str, int]]:
-        """Keys whose deadline has passed, with their revisions: what a leader proposes to expire."""
-        found: list[tuple[str, int]] = []
+        """Keys whose deadline has passed, with their revisions: the leader proposes to expire them."""
+        expired: list[tuple[str, int]] = []
         for (deadline_ms, key), revision in islice(self._deadlines.items(), limit):
             if deadline_ms > now_ms:
                 break
-            found.append((key, revision))
-        return found
+            expired.append((key, revision))
+        return expired
 
     @property
     def next_deadline_ms(self) -> int | None:
@@ -235,7 +235,7 @@ class StateMachine:
     # --- from a snapshot ---
 
     def restore(self, revision: int, time_ms: int, entries: Iterable[tuple[str, Entry]]) -> None:
-        """Fills an empty machine. The entries come in the order of their keys."""
+        """Loads an empty machine from entries in the order of their keys."""
         self.revision, self.time_ms = revision, time_ms
         self.entries = ordered_map(entries)
         self.size_bytes = sum(key_bytes(key) + len(entry.value) for key, entry in self.entries.items())
@@ -249,5 +249,5 @@ class StateMachine:
 
 
 def _counter(value: bytes) -> int | None:
-    """The number in a counter's value, None when it holds none."""
+    """The number in a counter's value, None if it is not a number."""
     return int(value) if value.isdigit() and len(value) <= len(str(limits.METADATA_COUNTER_MAX)) else None

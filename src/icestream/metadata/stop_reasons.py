@@ -1,4 +1,4 @@
-"""Why a node of the metadata store stops (rules 5 and 6 of node.py), in the words that an operator reads."""
+"""Errors with which a node of the metadata store stops (rules 5 and 6 of node.py), with hints for operators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def disk_failed(error: SinkError) -> errors.LogStopped:
 
 
 def outdated(witness: str, confirmed: str, present: str) -> errors.LogOutdated:
-    """The log lacks what this node has confirmed to others."""
+    """The error of a log that lacks entries which this node has confirmed."""
     return errors.LogOutdated(
         f"the metadata log of this node has forgotten something: {witness} knows that this node confirmed {confirmed}, "
         f"and its log ends at {present}",
@@ -25,12 +25,12 @@ def outdated(witness: str, confirmed: str, present: str) -> errors.LogOutdated:
 
 
 def broken(error: BaseException) -> errors.IcestreamError:
-    """Whatever was raised where nothing may be."""
+    """The error of an unexpected exception."""
     if isinstance(error, errors.IcestreamError):
         return error
     return errors.LogStopped(f"the metadata store stops: {error!r}", hint="start the node again")
 
 
 def unknown_outcome() -> errors.OutcomeUnknown:
-    """What becomes of commands that are in the log then."""
+    """The error of commands that are in the log of a stopped node."""
     return errors.OutcomeUnknown("the metadata store stopped before this was confirmed", hint=UNKNOWN_HINT)

@@ -1,4 +1,4 @@
-"""The metadata store as the rest of Icestream sees it, whatever is behind it.
+"""The interface of the metadata store, whatever implements it.
 
     MemoryStore      the state machine alone: tests, `storage: memory`
     NodeStore        the state machine behind a log of its own (node_store.py): one voter now, several with Raft
@@ -30,7 +30,7 @@ Entries = list[tuple[str, Entry]]
 
 
 class Consistency(Enum):
-    """How much of what others did a read must see (node_store.py). Only a NodeStore has less than all of it."""
+    """The consistency of a read (node_store.py). Only a NodeStore offers less than linearizable."""
 
     LINEARIZABLE = "linearizable"
     SESSION = "session"
@@ -42,11 +42,11 @@ class MetadataStore(ABC):
 
     @abstractmethod
     async def ready(self) -> None:
-        """Until the store serves. Before that every call raises NotReady."""
+        """Waits until the store serves. Before that every call raises NotReady."""
 
     @abstractmethod
     async def submit(self, command: cmd.Command, client: bytes = b"", sequence: int = 0) -> cmd.Answer:
-        """Carries out a command; the answer is durable."""
+        """Applies a command; it is durable when this returns."""
 
     @abstractmethod
     async def renew(self, key: str, revision: int) -> bool:
@@ -57,15 +57,15 @@ class MetadataStore(ABC):
 
     @abstractmethod
     async def get(self, key: str) -> Entry | None:
-        """Reads are linearizable: they see every write that was answered before."""
+        """Reads a key. Reads are linearizable: they see every write that was acknowledged before."""
 
     @abstractmethod
     async def list(self, prefix: str, after: str = "", limit: int = limits.METADATA_LIST_MAX) -> Entries:
-        """Entries below a prefix in order of keys, from behind the key `after`; at most METADATA_LIST_MAX."""
+        """Lists entries with a prefix in order of keys greater than `after`; at most METADATA_LIST_MAX."""
 
     @abstractmethod
     def watch(self, prefix: str, after: int) -> AsyncIterator[Changes | Resync]:
-        """Changes below a prefix, of revisions above `after`, without end."""
+        """Watches changes with a prefix, of revisions above `after`, without end."""
 
     @abstractmethod
     async def revision(self) -> int: ...
@@ -85,7 +85,7 @@ class MetadataStore(ABC):
         return (await self._done(cmd.Delete(key))).revision
 
     async def delete_prefix(self, prefix: str) -> int:
-        """Every key below it, in as many steps as that takes."""
+        """Deletes every key with the prefix, in as many commands as needed."""
         while (done := await self._done(cmd.DeletePrefix(prefix))).more:
             pass
         return done.revision
@@ -94,11 +94,11 @@ class MetadataStore(ABC):
         return await self._done(cmd.CompareAndSwap(compare, value, ttl_ms))
 
     async def put_lease(self, compare: cmd.Compare, value: bytes, ttl_ms: int) -> cmd.Done:
-        """The same for a lease, which lives while it is renewed at the revision of the answer."""
+        """Puts a lease, which lives while it is renewed at the revision of the answer."""
         return await self.txn([compare], [cmd.PutLease(compare.key, value, ttl_ms)])
 
     async def allocate_id(self, counter: str, count: int = 1) -> int:
-        """The first of `count` numbers that nobody else gets."""
+        """Allocates `count` unique numbers; returns the first."""
         return (await self._done(cmd.AllocateMonotonicId(counter, count))).first_id
 
     async def txn(
@@ -110,11 +110,11 @@ class MetadataStore(ABC):
         return await self._done(cmd.Txn([*compare], [*then], [*otherwise]))
 
     async def list_all(self, prefix: str) -> Entries:
-        """The same as `list`, page by page to the end."""
-        found: Entries = []
-        while page := await self.list(prefix, found[-1][0] if found else ""):
-            found += page
-        return found
+        """Lists all entries, page by page."""
+        entries: Entries = []
+        while page := await self.list(prefix, entries[-1][0] if entries else ""):
+            entries += page
+        return entries
 
     async def _done(self, command: cmd.Command) -> cmd.Done:
         answer = await self.submit(command)
@@ -125,7 +125,7 @@ class MetadataStore(ABC):
 
 
 class MemoryStore(MetadataStore):
-    """The state machine alone."""
+    """The state machine in memory, without a log."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -148,7 +148,7 @@ class MemoryStore(MetadataStore):
         return applied.answer
 
     def _look_at_deadlines(self) -> None:
-        """The task that lets keys expire begins with the first that has a deadline."""
+        """Starts the expiry task with the first key that has a deadline."""
         if self._expiry is not None:
             self._expiry.look()
         elif self._machine.next_deadline_ms is not None or self._machine.leases:

@@ -32,7 +32,7 @@ _ALARM_MOVES_NS: Final = (limits.METADATA_IDLE_HEARTBEAT_TICKS - 1) * _TICK_NS
 
 
 class Ticked(Protocol):
-    """The node (node.py)."""
+    """What the ticker needs of the node (node.py)."""
 
     leads: bool
     heard_ns: int
@@ -54,7 +54,7 @@ class Ticker:
         self.late_ticks = 0
 
     async def run(self) -> None:
-        """Until it is cancelled, or the node is closed or has stopped."""
+        """Runs until cancelled, or the node is closed or has stopped."""
         with contextlib.suppress(errors.IcestreamError):
             await self._run()
 
@@ -71,7 +71,7 @@ class Ticker:
             self._node.tick(ticks)
 
     async def _listen(self, last_ns: int) -> int:
-        """A follower, until its leader is heard again or is missing. Says from when on the next tick counts."""
+        """Waits as a follower until the leader is heard or missing. Returns when the next tick period starts."""
         node, heard_ns = self._node, self._node.heard_ns
         alarm_ns = heard_ns + limits.METADATA_QUIET_TICKS * _TICK_NS
 
@@ -91,7 +91,7 @@ class Ticker:
         return next_ns if self._ticks_since(next_ns) <= 1 else self._clock.monotonic_ns()
 
     def _ticks_together(self) -> int:
-        """None for a follower that hears its leader."""
+        """The next deadline; None for a follower that hears its leader."""
         node = self._node
         if not node.is_quiet:
             return 1
@@ -104,7 +104,7 @@ class Ticker:
         return (self._clock.monotonic_ns() - then_ns) // _TICK_NS
 
     def _noted(self, due_ns: int) -> int:
-        """From when on the next tick counts."""
+        """When the next tick period starts."""
         now_ns = self._clock.monotonic_ns()
         late_seconds = (now_ns - due_ns) / 1e9
         self.drift_seconds_max = max(self.drift_seconds_max, late_seconds)

@@ -1,4 +1,4 @@
-"""Those who wait until something has become true, or until the store has stopped or is closed."""
+"""Waits for conditions, until the store has stopped or is closed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Waiters:
         self.ended: errors.IcestreamError | None = None
 
     async def until(self, is_reached: Callable[[], bool], seconds: float | None = None) -> bool:
-        """False when it did not happen in that time. Raises what ended everything."""
+        """Waits for the condition; False on timeout. Raises the error that ended the store."""
         if self.ended is not None:
             raise self.ended
         if is_reached():
@@ -36,10 +36,10 @@ class Waiters:
             waiter.cancel()
 
     def look(self) -> None:
-        """Something has happened."""
+        """Checks all conditions again."""
         if not self._waiting:
             return
-        left = []
+        remaining = []
         for is_reached, waiter in self._waiting:
             if waiter.done():
                 continue
@@ -48,11 +48,11 @@ class Waiters:
             elif is_reached():
                 waiter.set_result(None)
             else:
-                left.append((is_reached, waiter))
-        self._waiting = left
+                remaining.append((is_reached, waiter))
+        self._waiting = remaining
 
     def end(self, error: errors.IcestreamError) -> None:
-        """Nothing more happens. What was reached was reached."""
+        """Ends all waits with this error; conditions that hold succeed."""
         self.look()
         self.ended = error
         self.look()

@@ -1,4 +1,4 @@
-"""Watches: every change below a prefix, in order, once; or the word that it cannot be told any more.
+"""Watches: every change with a prefix, in order, exactly once; or a reset if changes were missed.
 
 The hub keeps the newest batches of events, within a bound. A watch is a place in them: everything up to revision
 `after` was told or does not concern it. A watch that starts at a revision which is too old, or that falls behind what
@@ -20,20 +20,20 @@ from icestream.metadata.entry import Event
 
 
 class Changes(NamedTuple):
-    """What one revision changed below the watched prefix."""
+    """The changes of one revision with the watched prefix."""
 
     revision: int
     events: list[Event]
 
 
 class Resync(NamedTuple):
-    """Changes were missed: read the prefix again, then go on with what comes behind `revision`."""
+    """Changes were missed: read the prefix again, then continue with revisions above `revision`."""
 
     revision: int
 
 
 class WatchHub:
-    """Revisions follow each other without a hole, so the batches are found by their numbers."""
+    """The history of changes. Revisions are contiguous, so batches are indexed by revision."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class WatchHub:
         self._watches: set[ref[Watch]] = set()  # a watch that nobody holds any more is gone
 
     def publish(self, events: list[Event]) -> None:
-        """The events of one revision, in order of revisions."""
+        """Adds the events of one revision, in order of revisions."""
         if not events:
             return
         self.revision = events[0].revision
@@ -61,38 +61,38 @@ class WatchHub:
         while len(self._kept) > self._batches_max or self._kept_bytes > self._bytes_max:
             self.floor += 1
             self._kept_bytes -= self._kept.pop(self.floor)[1]
-        for held in tuple(self._watches) if self._watches else ():
-            if (watch := held()) is not None:
+        for reference in tuple(self._watches) if self._watches else ():
+            if (watch := reference()) is not None:
                 watch.published(self.revision, events)
 
     def kept(self, revision: int) -> list[Event]:
-        """What a revision above the floor changed."""
+        """The changes of a revision above the floor."""
         return self._kept[revision][0]
 
     def reset(self, revision: int) -> None:
-        """The state was replaced as a whole (a snapshot of another node): everybody must read again."""
+        """Resets all watches: the state was replaced by a snapshot of another node."""
         self._kept.clear()
         self._kept_bytes = 0
         self.floor = self.revision = revision
-        for held in tuple(self._watches):
-            if (watch := held()) is not None:
+        for reference in tuple(self._watches):
+            if (watch := reference()) is not None:
                 watch.lose()
 
     def end(self, error: errors.IcestreamError) -> None:
-        """Nothing more is told: the store is closed or has stopped."""
+        """Ends all watches: the store is closed or has stopped."""
         self.ended = error
-        for held in tuple(self._watches):
-            if (watch := held()) is not None:
+        for reference in tuple(self._watches):
+            if (watch := reference()) is not None:
                 watch.news.set()
 
     @property
     def lag(self) -> int:
-        """Revisions that the watch which is furthest behind has not taken."""
-        watches = [watch for held in self._watches if (watch := held()) is not None]
+        """The number of revisions that the slowest watch has not consumed."""
+        watches = [watch for reference in self._watches if (watch := reference()) is not None]
         return max((self.revision - watch.after for watch in watches), default=0)
 
     def watch(self, prefix: str, after: int) -> Watch:
-        """Changes of revisions above `after`, without end."""
+        """Watches changes of revisions above `after`, without end."""
         watch = Watch(self, prefix, after)
         self._watches.add(ref(watch, self._watches.discard))
         return watch
@@ -127,12 +127,12 @@ class Watch(AsyncIterator[Changes | Resync]):
         self._hub.forget(self)
 
     async def __anext__(self) -> Changes | Resync:
-        while (found := self._next()) is None:
+        while (event := self._next()) is None:
             if self._hub.ended is not None:
                 raise self._hub.ended
             self.news.clear()
             await self.news.wait()
-        return found
+        return event
 
     def _next(self) -> Changes | Resync | None:
         hub = self._hub
@@ -142,9 +142,9 @@ class Watch(AsyncIterator[Changes | Resync]):
             return Resync(hub.revision)
         while self.after < hub.revision:
             self.after += 1
-            wanted = [event for event in hub.kept(self.after) if event.key.startswith(self._prefix)]
-            if wanted:
-                return Changes(self.after, wanted)
+            events = [event for event in hub.kept(self.after) if event.key.startswith(self._prefix)]
+            if events:
+                return Changes(self.after, events)
         self._behind = False
         return None
 

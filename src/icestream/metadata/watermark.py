@@ -41,19 +41,19 @@ class Mark(NamedTuple):
 
 class Watermark(Protocol):
     def read(self) -> Mark | None:
-        """What was last noted; None when nothing ever was."""
+        """The last mark; None if there is none."""
 
     def note(self, mark: Mark) -> None:
-        """Everything up to `mark.lsn` is synced."""
+        """Notes that everything up to `mark.lsn` is synced."""
 
     def sync(self) -> None:
-        """Blocking; at the start and the end of a life alone."""
+        """Syncs the mark. Blocking; only at start and stop."""
 
     def close(self) -> None: ...
 
 
 def mark_path(directory: Path) -> Path:
-    """Where the mark of the metadata log in `directory` lies."""
+    """The path of the mark of the metadata log in `directory`."""
     return directory.with_name(directory.name + ".mark")
 
 
@@ -64,7 +64,7 @@ def encode_slot(number: int, mark: Mark) -> bytes:
 
 
 def decode_slots(data: bytes) -> tuple[int, Mark | None]:
-    """The number of the newest good slot and what it says; (0, None) when there is none."""
+    """The newest valid slot and its mark; (0, None) if there is none."""
     newest: tuple[int, Mark | None] = (0, None)
     for start in range(0, min(len(data), FILE_BYTES) - SLOT_BYTES + 1, SLOT_BYTES):
         slot = data[start : start + SLOT_BYTES]
@@ -76,7 +76,7 @@ def decode_slots(data: bytes) -> tuple[int, Mark | None]:
 
 
 def read_mark(directory: Path) -> Mark | None:
-    """The mark of the log in `directory`, without changing anything."""
+    """Reads the mark of the log in `directory`; changes nothing."""
     try:
         return decode_slots(mark_path(directory).read_bytes())[1]
     except FileNotFoundError:
@@ -84,7 +84,7 @@ def read_mark(directory: Path) -> Mark | None:
 
 
 class MemoryWatermark:
-    """Of a simulated disk: it outlives the store, as the file does."""
+    """The watermark of a simulated disk: it outlives the store, as the file does."""
 
     def __init__(self) -> None:
         self.mark: Mark | None = None
@@ -102,7 +102,7 @@ class MemoryWatermark:
 
 class FileWatermark:
     def __init__(self, path: Path) -> None:
-        """Makes the file when it is not there. Raises OSError."""
+        """Creates the file if it does not exist. Raises OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:

@@ -1,4 +1,4 @@
-"""What the core wants on disk, on its way there: writes wait for room, then for the sync; then messages may leave.
+"""Writes of the core on their way to disk: they wait for room, then for the sync; then dependent messages are sent.
 
     queued --room in a file--> planned (a ticket of the log) --synced up to the ticket--> done
 Writes stay in their order. One that needs no disk waits only for those before it. A node that follows cannot refuse
@@ -21,7 +21,7 @@ Entries = Sequence[tuple[int, bytes]]
 
 @dataclass(slots=True)
 class Write:
-    """One ready of the core."""
+    """One `Ready` of the core."""
 
     number: int
     entries: Entries
@@ -63,7 +63,7 @@ class Writes:
         self.plan()
 
     def plan(self) -> None:
-        """Hands to the log what has room."""
+        """Submits the writes that have room to the log."""
         while self._queued and not self.is_closed:
             write = self._queued[0]
             if write.needs_disk and not self._append(write):
@@ -72,7 +72,7 @@ class Writes:
             self._planned.append(self._queued.popleft())
 
     def _append(self, write: Write) -> bool:
-        """Record by record; False when there is no room now: the rest follows."""
+        """Writes record by record; False if there is no room now; the rest follows."""
         for piece in tuple(_pieces(write.entries, self._record_bytes_max)):
             size = sum(len(entry) for _, entry in piece)
             if not self._log.plan.room_for(size, len(piece)):
@@ -85,7 +85,7 @@ class Writes:
         return True
 
     def take_synced(self, ticket: int, *, is_installing: bool) -> list[Write]:
-        """What is done when the log is synced up to this ticket, in order; not past a snapshot that is being loaded."""
+        """Completes writes up to this synced ticket, in order; not past a snapshot that is being loaded."""
         done = []
         planned = self._planned
         while planned and planned[0].ticket <= ticket and not (is_installing and planned[0].is_install):
@@ -95,7 +95,7 @@ class Writes:
 
 
 def _pieces(entries: Entries, bytes_max: int) -> Iterator[Entries]:
-    """As many entries as fit a record; once nothing when there are none."""
+    """Yields as many entries as fit a record; one empty list if there are none."""
     start = size = 0
     for at, (_, entry) in enumerate(entries):
         size += len(entry) + ENTRY_OVERHEAD_BYTES

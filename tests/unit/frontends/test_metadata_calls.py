@@ -159,12 +159,12 @@ async def test_a_broker_that_stays_unready_is_heard_with_its_reason(
     path = tmp_path / "broker.sock"
     async with local_broker(path, held), kept_link(path) as keeper:
         store = await remote(keeper)
-        held.refusals = [errors.NotReady("no node leads")] * 3
+        held.refusals = [errors.NotReady("the cluster has no leader")] * 3
         assert await within(store.put("/a", b"1")) > 0, "an election is waited for"
         monkeypatch.setattr(limits, "METADATA_LEADERLESS_SECONDS_MAX", 0.3)
-        held.refusals = [errors.NotReady("no node leads")] * 1_000
+        held.refusals = [errors.NotReady("the cluster has no leader")] * 1_000
         for asked in (store.put("/a", b"2"), store.get("/a")):
-            with pytest.raises(errors.NotReady, match="no node leads"):
+            with pytest.raises(errors.NotReady, match="the cluster has no leader"):
                 await within(asked)
         held.refusals = []
         found = await within(store.get("/a"))

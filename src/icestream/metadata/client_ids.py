@@ -1,4 +1,4 @@
-"""Names under which commands are sent, so that a repeat is carried out once: one command at a time for each name."""
+"""Client ids for exactly-once commands: one command in flight for each id, so that a retry is recognised."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 
 
 class Name:
-    """A client of the store, with one command under way at most."""
+    """A client id with at most one command in flight."""
 
     __slots__ = ("client", "sequence")
 
@@ -18,12 +18,12 @@ class Name:
 
 class Names:
     def __init__(self, token: bytes, count: int) -> None:
-        """`token`: made of chance, so that nobody else has these names."""
+        """`token`: random, so that the ids are unique."""
         self._free = deque(Name(token + number.to_bytes(2)) for number in range(count))
         self._are_free = asyncio.Semaphore(count)
 
     async def take(self) -> Name:
-        """A name with its next number; waits while all are in use. It must be given back."""
+        """Borrows a client id with its next sequence number; waits while all are in use. It must be returned."""
         await self._are_free.acquire()
         name = self._free.popleft()
         name.sequence += 1
