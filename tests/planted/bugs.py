@@ -220,7 +220,7 @@ def cut_instead_of_report(patch: Patch) -> None:
     def cut(self: Any, file: Any, data: bytes, end: int, lsn: int) -> None:
         self.report.tail_file, self.report.tail_position = file.name, end
 
-    patch(recovery.Replay, "_judge", cut)
+    patch(recovery.Replay, "_classify_end", cut)
 
 
 BUGS: Mapping[str, Callable[[Patch], None]] = {

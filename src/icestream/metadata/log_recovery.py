@@ -34,7 +34,7 @@ from icestream.wal import format as wire
 from icestream.wal import log_file
 from icestream.wal.log_file import FileHeader, Seal
 from icestream.wal.record_scan import decode_good_header, find_headers, scan_records
-from icestream.wal.rewrite import restamped
+from icestream.wal.rewrite import with_generation
 from icestream.wal.survey import Survey, SurveyedFile, survey
 
 ALONE_HINT = "nothing was changed; `icestream metadata repair` says what can be saved, and what would be lost"
@@ -382,7 +382,7 @@ def _write_copy(directory: Directory, header: FileHeader, tail: _Tail) -> None:
     """Copies the records into a new file with header and seal, syncs it, then renames it into place."""
     first, last = tail.records[0], tail.records[-1]
     position = last[0] + last[6]
-    content = bytes(restamped(tail.data[: position - wire.RECORDS_START], tail.records, header.number))
+    content = bytes(with_generation(tail.data[: position - wire.RECORDS_START], tail.records, header.number))
     seal = Seal(header.number, first[1], last[1], position, 0, 0)
     name = f"copy-{header.number:016d}.tmp"
     file = directory.create(name)

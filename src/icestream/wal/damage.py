@@ -1,16 +1,16 @@
-"""Finds everything that is damaged in a log and plans its repair. Reads every record of every file, changes nothing.
+"""Finds all damage in a log and plans its repair. Reads every record of every file, changes nothing.
 
-The records are gone through in LSN order, not only those behind the checkpoint.
-    a bad section     of a record whose header is good: exactly its offsets are lost. A GAP note takes its place, the
+The records are read in LSN order, not only those after the checkpoint.
+    a bad section     of a record with a good header: exactly its offsets are lost. A GAP note takes its place, the
                       other sections of the record stay
-    missing records   bytes without a good header, or a file that is gone: two REPAIR records, with the first and the
-                      last LSN that is missing, take their place (one, when one is missing; two each for what the
-                      checkpoint covers and what it does not). They keep the sections that
-                      are good by themselves, and have a GAP note for the offsets that turn out to be missing when their
-                      shard goes on, or at the checkpoint
-    an unknown end    a shard that does not go on behind the last missing record. A closing record, in a file of its own
-                      behind all others, skips the offsets that may have been used. It is a REPAIR record: the next
-                      start accepts that others know positions beyond the end of the log, and declares them lost too
+    missing records   bytes without a good header, or a missing file: two REPAIR records, with the first and the last
+                      missing LSN, take their place (one, if one is missing; two each for the records that the
+                      checkpoint covers and for those after it). They keep the sections that are good by themselves, and
+                      have a GAP note for the offsets that turn out to be missing when their shard continues, or at the
+                      checkpoint
+    an unknown end    a shard that does not continue after the last missing record. A closing record, in a file of its
+                      own after all others, skips the offsets that may have been used. It is a REPAIR record: the next
+                      start accepts positions beyond the end of the log, and declares them lost too
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from icestream.wal.footer import read_footer
 from icestream.wal.format import RECORDS_START, RecordKind, SectionKind
 from icestream.wal.log_file import FileHeader, Seal
 from icestream.wal.losses import Loss, LossLedger
-from icestream.wal.record_scan import begins_with, find_headers, scan_records
-from icestream.wal.recovery import examine, is_debris, is_missing
+from icestream.wal.record_scan import find_headers, lowest_lsn, scan_records
+from icestream.wal.recovery import examine, is_missing, is_torn_write
 from icestream.wal.spill_log import load_spill, spilled_until
 from icestream.wal.survey import Survey, survey
 
@@ -38,18 +38,18 @@ _LSN_MAX: Final = 2**63
 
 
 class RewrittenRecord(NamedTuple):
-    """One record of a file as it will be: the sections that stay, then notes on what was lost."""
+    """One record of a rewritten file: the sections that stay, and notes on what was lost."""
 
     kind: int
     lsn: int
-    position: int  # of its header; 0 for the stand-in of records that are missing
-    kept: tuple[int, ...] | None  # positions of the section entries that stay; None: all of them
+    position: int  # of its header; 0 for a record that stands in for missing ones
+    section_positions: tuple[int, ...] | None  # of the section entries that stay; None: all of them
     losses: tuple[Loss, ...] = ()
 
 
 @dataclass(slots=True)
 class FileRewrite:
-    """A file that has to be written anew."""
+    """A file that must be rewritten if `is_needed`."""
 
     name: str
     header: FileHeader
@@ -59,8 +59,7 @@ class FileRewrite:
 
 @dataclass(frozen=True, slots=True)
 class ClosingFile:
-    """The file behind all others. What it says has an LSN that no checkpoint covers; it begins with the first one that
-    is missing."""
+    """The file after all others. Its notes have an LSN that no checkpoint covers; it begins with the first missing one."""
 
     header: FileHeader
     kind: int
@@ -71,19 +70,19 @@ class ClosingFile:
 
 @dataclass(slots=True)
 class RepairPlan:
-    """What is wrong with a log, and what a repair does about it. Nothing of it is done yet."""
+    """The damage of a log, and what a repair will do about it."""
 
     files: int = 0
-    is_decided: bool = False  # it was interrupted behind the point of no return: only its last steps are missing
+    is_decided: bool = False  # a repair was interrupted after its point of no return: only its last steps are missing
     losses: list[Loss] = field(default_factory=list)
     rewrites: list[FileRewrite] = field(default_factory=list)
-    set_aside: list[str] = field(default_factory=list)  # nothing in these files counts, but a start stumbles over them
+    set_aside: list[str] = field(default_factory=list)  # files without valid records that a start would refuse
     closing: ClosingFile | None = None
-    has_lost_end: bool = False  # shards of which the log knows nothing may have lost messages, too
+    has_lost_end: bool = False  # shards that the log does not contain may have lost messages, too
     is_lost_whole: bool = False  # there is no log file and no checkpoint at all (lost_log.py)
     topics: dict[int, TopicIdentity] = field(default_factory=dict)
-    nameless: list[TopicIdentity] = field(default_factory=list)  # their names are lost; these stand in for them
-    refusal: errors.LogDamaged | None = None  # a start refuses the log for a reason that no repair is known for
+    nameless: list[TopicIdentity] = field(default_factory=list)  # placeholders for topics whose names are lost
+    refusal: errors.LogDamaged | None = None  # a start refuses the log for a reason that has no known repair
 
     @property
     def is_needed(self) -> bool:
@@ -95,15 +94,15 @@ class RepairPlan:
 
 
 def plan_repair(directory: Directory, step: Callable[[], None] = lambda: None) -> RepairPlan:
-    """What is damaged and what a repair would cost. Reads everything, changes nothing. `step` is called once a file."""
-    found = survey(directory)
-    if found.repair_decided:
-        return RepairPlan(len(found.files), is_decided=True)
-    return _Planner(directory, found).run(step)
+    """Plans the repair of a log, without changing it. `step` is called after each file, for a progress display."""
+    contents = survey(directory)
+    if contents.repair_decided:
+        return RepairPlan(len(contents.files), is_decided=True)
+    return _Planner(directory, contents).run(step)
 
 
 def read_records(directory: Directory, name: str, start: int = RECORDS_START) -> bytes:
-    """A log file from its first record on."""
+    """The bytes of a log file from its first record on."""
     file = directory.open(name)
     try:
         return file.read_at(start, max(file.size() - start, 0))
@@ -113,7 +112,7 @@ def read_records(directory: Directory, name: str, start: int = RECORDS_START) ->
 
 @dataclass(slots=True)
 class _LogFile:
-    """A log file, as far as one can say before its records are gone through."""
+    """A log file, with what its header, seal and record headers tell before its records are read."""
 
     name: str
     header: FileHeader
@@ -121,20 +120,20 @@ class _LogFile:
     size: int
     is_headless: bool = False
     first: int = 0  # the lowest LSN that it holds, 0 for none
-    synced: int = 0  # the highest LSN that it says was synced
-    cut_bytes: int = 0  # what is missing at its end
-    is_ended: bool = False  # it has a footer or a seal: the next file may have been begun
+    synced: int = 0  # the highest LSN that it proves to have been synced
+    cut_bytes: int = 0  # the bytes missing at its end
+    is_ended: bool = False  # it has a footer or a seal: the next file may have got records
 
     @property
     def is_short(self) -> bool:
-        """A file has its whole size before it has its name, and gives some back only when it is sealed."""
+        """Whether it was truncated: a file has its full size before it gets its name, and shrinks only when sealed."""
         return self.seal is None and self.size < self.header.file_bytes
 
     @property
     def is_empty(self) -> bool:
         return self.seal is not None and self.seal.last_lsn < self.seal.first_lsn
 
-    def look_inside(self, directory: Directory) -> None:
+    def read_headers(self, directory: Directory) -> None:
         self.synced = self.header.synced_through
         if self.seal is not None:
             self.is_ended = True
@@ -143,47 +142,50 @@ class _LogFile:
             return
         data, number = read_records(directory, self.name), self.header.number
         headers = find_headers(data, RECORDS_START, number, 1)
-        self.first = begins_with(headers)
+        self.first = lowest_lsn(headers)
         if headers:
             self.synced = max(self.synced, *(synced for _, _, synced in headers))
             position, lsn, _ = headers[-1]
             if scan_records(data[position - RECORDS_START :], position, number, lsn)[3] == "footer":
                 self.is_ended = True
-                return  # behind it is nothing that could be missing
-        is_unknown = self.size < RECORDS_START or (self.is_headless and _ends_too_early(data, number, headers))
-        made_for = limits.LOG_FILE_BYTES_MAX if is_unknown else self.header.file_bytes
-        self.cut_bytes = max(made_for - self.size, 0)
+                return  # nothing after the footer can be missing
+        is_size_unknown = self.size < RECORDS_START or (self.is_headless and _ends_too_early(data, number, headers))
+        full_size = limits.LOG_FILE_BYTES_MAX if is_size_unknown else self.header.file_bytes
+        self.cut_bytes = max(full_size - self.size, 0)
         if self.cut_bytes and headers:
             self.synced = max(self.synced, headers[-1][1])
 
 
 def _ends_too_early(data: bytes, number: int, headers: Sequence[tuple[int, int, int]]) -> bool:
-    """Whether a file ends in a record, or where its footer would have no room: so it was longer. A record that no sync
-    reached looks the same, and then nothing is missing but numbers."""
+    """Whether a file ends inside a record, or where its footer would have no room: so it was longer.
+
+    A record that no sync reached looks the same; then only unused offsets are given up.
+    """
     end = RECORDS_START
     if headers:
         position = headers[-1][0]
         end = wire.decode_header(data, position - RECORDS_START, position).end
     rest = data[end - RECORDS_START :]
-    return len(rest) < wire.HEADER_BYTES + wire.ENTRY_BYTES or is_debris(rest, number, end, 1)
+    return len(rest) < wire.HEADER_BYTES + wire.ENTRY_BYTES or is_torn_write(rest, number, end, 1)
 
 
-def _look(directory: Directory, found: Survey) -> list[_LogFile]:
-    log_id = found.log_id or bytes(16)
-    files = [_LogFile(file.name, replace(file.header, log_id=log_id), file.seal, file.size) for file in found.files]
-    for name, _ in found.bad_headers:
+def _list_files(directory: Directory, contents: Survey) -> list[_LogFile]:
+    """All log files by number, those with a bad header included."""
+    log_id = contents.log_id or bytes(16)
+    files = [_LogFile(file.name, replace(file.header, log_id=log_id), file.seal, file.size) for file in contents.files]
+    for name, _ in contents.bad_headers:
         number = log_file.log_number(name) or 0
         data = read_records(directory, name, 0)
         seal = log_file.decode_seal(data[log_file.SEAL_POSITION :], number)
         header = FileHeader(log_id, number, 0, 0, 0, 0)
         files.append(_LogFile(name, header, seal, len(data), is_headless=True))
     for file in files:
-        file.look_inside(directory)
+        file.read_headers(directory)
     return sorted(files, key=lambda file: file.header.number)
 
 
 def _is_whole(data: bytes, entry: wire.SectionEntry) -> bool:
-    """Whether the section is there and its own CRC fits, whatever became of the rest of its record."""
+    """Whether the section is complete and its own CRC fits, independent of the rest of its record."""
     if entry.body_position < entry.position:
         return False
     at, start = entry.position - RECORDS_START, entry.body_position - RECORDS_START
@@ -192,46 +194,48 @@ def _is_whole(data: bytes, entry: wire.SectionEntry) -> bool:
 
 
 class _Planner:
-    def __init__(self, directory: Directory, found: Survey) -> None:
+    """Reads the files in order. `expected` is the next LSN, `synced` the highest LSN that anything proves synced."""
+
+    def __init__(self, directory: Directory, contents: Survey) -> None:
         self.directory = directory
-        self.found = found
-        self.files = _look(directory, found)
-        state = found.checkpoint.state if found.checkpoint else None
-        self.covered = found.checkpoint.lsn if found.checkpoint else 0
-        self.known = max([found.checkpointed_lsn, *(max(file.synced, file.first - 1) for file in self.files)])
+        self.contents = contents
+        self.files = _list_files(directory, contents)
+        state = contents.checkpoint.state if contents.checkpoint else None
+        self.covered = contents.checkpoint.lsn if contents.checkpoint else 0
+        self.synced = max([contents.checkpointed_lsn, *(max(file.synced, file.first - 1) for file in self.files)])
         self.firsts = [file.first for file in self.files if file.first]
         self.expected = min([self.covered + 1, *self.firsts[:1]])
         self.plan = RepairPlan(len(self.files), topics=dict(state.topics) if state else {})
-        spills = self._spills()
+        spills = self._load_spills()
         spilled = {key: spilled_until(spills, state, key) for key in state.shards} if state else {}
         self.ledger = LossLedger(state, spilled)
         self.last_number = 0
-        self.torn: list[str] = []  # files in which nothing counts, with a record that could be taken for one
-        self.may_have_begun = True  # the file before this one was ended, so this one may have got records
+        self.torn: list[str] = []  # files without valid records, but with bytes that look like one
+        self.can_have_records = True  # the file before this one was ended, so this one may have got records
         if self.expected > 1:
-            # what lies below the oldest record was freed; unless a shard misses it
+            # Records before the oldest one were freed, unless a shard misses offsets of them.
             self.ledger.last = Loss(self._name_of_first(), RECORDS_START, 0, 1, self.expected - 1)
 
-    def _spills(self) -> list[FileSummary]:
-        """Those that can be read. What the others held is missing, and turns out to be when its shard goes on."""
-        found: list[FileSummary] = []
-        self.plan.set_aside += [name for name, _ in self.found.bad_spills]
-        for file in self.found.spills:
+    def _load_spills(self) -> list[FileSummary]:
+        """The readable spill files. Offsets of the others turn out to be missing when their shard continues."""
+        summaries: list[FileSummary] = []
+        self.plan.set_aside += [name for name, _ in self.contents.bad_spills]
+        for file in self.contents.spills:
             try:
                 summary, index = load_spill(self.directory, file)
             except errors.LogDamaged:
                 self.plan.set_aside.append(file.name)
                 continue
             self.plan.topics.update(index.topics)
-            found.append(summary)
-        return found
+            summaries.append(summary)
+        return summaries
 
     def _name_of_first(self) -> str:
         return next((file.name for file in self.files if file.first), "") or self._name_of_checkpoint()
 
     def _name_of_checkpoint(self) -> str:
-        """The newest that can be read, else any."""
-        return [*(kept.name for kept in self.found.kept), *self.found.bad_checkpoints][0]
+        """The newest checkpoint that can be read, else any."""
+        return [*(checkpoint.name for checkpoint in self.contents.kept), *self.contents.bad_checkpoints][0]
 
     def run(self, step: Callable[[], None]) -> RepairPlan:
         freed = self.ledger.last
@@ -243,49 +247,49 @@ class _Planner:
             self._finish(file, rewrite, following)
             step()
         first_lsn = self.expected
-        if self.expected <= self.known or self._missing:
-            self._newest_is_gone()
+        if self.expected <= self.synced or self._missing_file:
+            self._lose_newest()
         self.ledger.pass_checkpoint()
         if freed:
-            self._oldest_is_gone(freed)
+            self._lose_oldest(freed)
         self.plan.losses = self.ledger.losses
         self.plan.has_lost_end = self.ledger.has_lost_end
-        self._close(first_lsn)
+        self._plan_closing(first_lsn)
         nameless = self.ledger.topic_ids - self.plan.topics.keys()
         self.plan.nameless = [TopicIdentity.nameless(number) for number in sorted(nameless)]
         if not self.plan.is_needed:
-            self._ask_recovery()
+            self._check_by_recovery()
         return self.plan
 
     # --- one file ---
 
     def _walk(self, file: _LogFile, rewrite: FileRewrite, following: int) -> None:
-        """Goes through the records that count. What must be there ends at `until`, what may be there at `limit`."""
+        """Reads the valid records. Records up to `until` must exist, records up to `limit` may exist."""
         data = self._content(file)
         until = limit = following - 1
         if file.seal:
             until = limit = file.seal.last_lsn
         elif not following:
-            until, limit = self.known, _LSN_MAX
+            until, limit = self.synced, _LSN_MAX
         end = file.seal.end_position if file.seal else RECORDS_START + len(data)
         at = RECORDS_START
         for position, lsn, _ in find_headers(data, RECORDS_START, file.header.number, 1):
             if position < at or position >= end:
-                continue  # inside a record: a message that looks like one; or behind the end
+                continue  # inside a record (a message that looks like a record), or after the end
             header = wire.decode_header(data, position - RECORDS_START, position)
             entries = wire.decode_entries(data, position - RECORDS_START, header)
             if lsn >= self.expected:
                 if lsn > limit or self._is_tail(data, entries, lsn, until):
                     break
                 if lsn > self.expected and (header.kind != RecordKind.REPAIR or position > at):
-                    self._hole(file, rewrite, data, (at, position), lsn - 1)
-                self._keep(rewrite, data, header, entries)
+                    self._lose_records(file, rewrite, data, (at, position), lsn - 1)
+                self._keep_record(rewrite, data, header, entries)
             at = header.end
         if self.expected <= until:
-            self._hole(file, rewrite, data, (at, end), until, is_end=not file.seal and not following)
+            self._lose_records(file, rewrite, data, (at, end), until, is_end=not file.seal and not following)
 
     def _is_tail(self, data: bytes, entries: Sequence[wire.SectionEntry], lsn: int, until: int) -> bool:
-        """Behind a hole that nothing vouches for, or torn where nothing vouches for it (hazard 5)."""
+        """Whether the record is part of the tail: after a hole, or torn, and nothing proves that it was synced (5)."""
         if lsn > self.expected and lsn - 1 > until:
             return True
         return lsn > until and not all(_is_whole(data, entry) for entry in entries)
@@ -302,8 +306,9 @@ class _Planner:
         return read_records(self.directory, file.name)
 
     def _finish(self, file: _LogFile, rewrite: FileRewrite, following: int) -> None:
-        if file.is_headless and not rewrite.parts and not following and self.may_have_begun:
-            # a file has its header before it has its name: whatever it held is gone with it
+        """Adds the losses of a file beyond its records, and decides whether it is rewritten or set aside."""
+        if file.is_headless and not rewrite.parts and not following and self.can_have_records:
+            # A file has its header before it gets its name: with the header its records are lost, too.
             self.ledger.pass_checkpoint()
             self.ledger.lose(Loss(file.name, 0, file.size, self.expected, self.expected))
             self.ledger.doubt_all(file.size)
@@ -323,30 +328,30 @@ class _Planner:
         elif not rewrite.parts and file.first:
             self.torn.append(file.name)
         self.last_number = file.header.number
-        self.may_have_begun = file.is_ended or not file.first
+        self.can_have_records = file.is_ended or not file.first
 
     # --- records ---
 
-    def _keep(
+    def _keep_record(
         self, rewrite: FileRewrite, data: bytes, header: wire.RecordHeader, entries: Sequence[wire.SectionEntry]
     ) -> None:
         self.expected = header.lsn + 1
         if header.lsn > self.covered:
             self.ledger.pass_checkpoint()
         losses: list[Loss] = []
-        kept: list[int] = []
+        good_positions: list[int] = []
         for entry in entries:
             if _is_whole(data, entry):
                 self._follow(data, entry)
-                kept.append(entry.position)
+                good_positions.append(entry.position)
             else:
                 losses.append(self.ledger.lose_section(rewrite.name, header.lsn, entry))
-        missing = header.end - RECORDS_START - len(data)
-        if missing > 0 and not losses:  # only padding is cut off
-            self.ledger.losses.append(Loss(rewrite.name, header.end - missing, missing, 0, 0))
-        rewrite.is_needed = rewrite.is_needed or bool(losses) or missing > 0
-        chosen = tuple(kept) if losses else None
-        rewrite.parts.append(RewrittenRecord(header.kind, header.lsn, header.position, chosen, tuple(losses)))
+        missing_bytes = header.end - RECORDS_START - len(data)
+        if missing_bytes > 0 and not losses:  # only padding is cut off
+            self.ledger.losses.append(Loss(rewrite.name, header.end - missing_bytes, missing_bytes, 0, 0))
+        rewrite.is_needed = rewrite.is_needed or bool(losses) or missing_bytes > 0
+        positions = tuple(good_positions) if losses else None
+        rewrite.parts.append(RewrittenRecord(header.kind, header.lsn, header.position, positions, tuple(losses)))
 
     def _follow(self, data: bytes, entry: wire.SectionEntry) -> None:
         self.ledger.follow(data, entry)
@@ -354,45 +359,50 @@ class _Planner:
             start = entry.body_position - RECORDS_START
             self.plan.topics[entry.topic_id] = notes.decode_topic(entry, data[start : start + entry.body_bytes])
 
-    def _hole(
+    def _lose_records(
         self,
         file: _LogFile,
         rewrite: FileRewrite,
         data: bytes,
-        stretch: tuple[int, int],
+        span: tuple[int, int],
         last: int,
         *,
         is_end: bool = False,
     ) -> None:
-        """Records from the expected one to `last` are missing; the first of them should stand where the stretch
-        begins. `is_end`: nothing says that it was the last."""
-        start, end = stretch
+        """Adds the loss of the records from `expected` to `last`, which should be at the positions `span`.
+
+        `is_end`: it is unknown whether `last` was the last record.
+        """
+        start, end = span
         first, self.expected = self.expected, last + 1
         saved: list[wire.SectionEntry] = []
         if first <= self.covered:
-            saved = self._stand_in(rewrite, data, stretch, (first, min(last, self.covered)))
-            stretch = (end, end)
+            saved = self._replace_records(rewrite, data, span, (first, min(last, self.covered)))
+            span = (end, end)
         if last > self.covered:
-            # apart from what the checkpoint covers: a start reads only notes behind it
+            # Separate from the records that the checkpoint covers, because a start replays only records after it.
             self.ledger.pass_checkpoint()
-            saved += self._stand_in(rewrite, data, stretch, (max(first, self.covered + 1), last))
+            saved += self._replace_records(rewrite, data, span, (max(first, self.covered + 1), last))
         if last > self.covered or is_end:
             size = end - start + file.cut_bytes
             if start == RECORDS_START and not (file.seal and file.seal.first_lsn == first):
-                # files that may have stood before this one
+                # Files with lower numbers may be missing entirely.
                 size += (file.header.number - self.last_number - 1) * limits.LOG_FILE_BYTES_MAX
-            saved_keys = {ShardKey(one.topic_id, one.shard) for one in saved if one.kind == SectionKind.MESSAGES}
+            saved_keys = {
+                ShardKey(entry.topic_id, entry.shard) for entry in saved if entry.kind == SectionKind.MESSAGES
+            }
             self.ledger.doubt_all(size, but=saved_keys if first == last else set())
 
-    def _stand_in(
-        self, rewrite: FileRewrite, data: bytes, stretch: tuple[int, int], lsns: tuple[int, int]
+    def _replace_records(
+        self, rewrite: FileRewrite, data: bytes, span: tuple[int, int], lsns: tuple[int, int]
     ) -> list[wire.SectionEntry]:
-        """Puts repair records in the place of missing ones; the sections that are saved of them."""
-        start, end = stretch
+        """Plans repair records in place of missing ones; returns the sections that are salvaged."""
+        start, end = span
         first, last = lsns
         saved = self._salvage(data, start, end)
         loss = self.ledger.lose(Loss(rewrite.name, start, end - start, first, last, is_noted=True))
-        rewrite.parts.append(RewrittenRecord(RecordKind.REPAIR, last, 0, tuple(one.position for one in saved), (loss,)))
+        positions = tuple(entry.position for entry in saved)
+        rewrite.parts.append(RewrittenRecord(RecordKind.REPAIR, last, 0, positions, (loss,)))
         rewrite.is_needed = True
         return saved
 
@@ -414,27 +424,29 @@ class _Planner:
     # --- the ends of the log ---
 
     @property
-    def _missing(self) -> str:
-        """The name of the required log file when it was deleted, else nothing."""
-        required = self.found.required
+    def _missing_file(self) -> str:
+        """The name of the required log file if it was deleted, else an empty string."""
+        required = self.contents.required
         first_of = {file.header.number: file.first for file in self.files}
-        if required and is_missing(self.found, required.number, lambda file: first_of[file.number] > 0):
+        if required and is_missing(self.contents, required.number, lambda file: first_of[file.number] > 0):
             return log_file.log_name(required.number)
         return ""
 
-    def _newest_is_gone(self) -> None:
-        """Something knows of a record behind the last one that is there, or of a file that is not."""
+    def _lose_newest(self) -> None:
+        """Adds the loss of records after the last one, or of a file, whose existence is proven."""
         last = self.files[-1] if self.files else None
         name, position = (last.name, last.size) if last else (self._name_of_checkpoint(), 0)
-        if self._missing:
-            name, position = self._missing, 0
-        self.ledger.lose(Loss(name, position, 0, self.expected, max(self.known, self.expected)))
-        gone = max(self.found.number_max - self.last_number, 1)
-        self.ledger.doubt_all(gone * limits.LOG_FILE_BYTES_MAX)
+        if self._missing_file:
+            name, position = self._missing_file, 0
+        self.ledger.lose(Loss(name, position, 0, self.expected, max(self.synced, self.expected)))
+        missing_count = max(self.contents.number_max - self.last_number, 1)
+        self.ledger.doubt_all(missing_count * limits.LOG_FILE_BYTES_MAX)
 
-    def _oldest_is_gone(self, loss: Loss) -> None:
-        """A shard misses what only a freed file may have held, and nothing says why. With no file left, the newest are
-        gone too."""
+    def _lose_oldest(self, loss: Loss) -> None:
+        """Adds the loss of offsets before the oldest record that no gap explains and that were not freed.
+
+        If no file is left, the newest records are lost, too.
+        """
         loss.gaps = [gap for gap in loss.gaps if not self.ledger.is_declared(gap)]
         if loss.gaps:
             self.ledger.losses.insert(0, loss)
@@ -442,15 +454,16 @@ class _Planner:
             self.ledger.last = loss
             self.ledger.doubt_all(limits.LOG_FILE_BYTES_MAX)
 
-    def _close(self, first_lsn: int) -> None:
+    def _plan_closing(self, first_lsn: int) -> None:
         sections = self.ledger.closing_sections(self.covered)
         if sections or self.ledger.has_lost_end:
-            header = FileHeader(self.found.log_id or bytes(16), self.found.number_max + 1, 0, 0, 0, 0)
+            header = FileHeader(self.contents.log_id or bytes(16), self.contents.number_max + 1, 0, 0, 0, 0)
             kind = RecordKind.REPAIR if self.ledger.has_lost_end else RecordKind.DATA
-            self.plan.closing = ClosingFile(header, kind, first_lsn, max(first_lsn, self.known + 1), sections)
-            self.plan.set_aside += self.torn  # no end of the log any more: a file follows
+            self.plan.closing = ClosingFile(header, kind, first_lsn, max(first_lsn, self.synced + 1), sections)
+            self.plan.set_aside += self.torn  # a file follows: these are no longer the end of the log
 
-    def _ask_recovery(self) -> None:
+    def _check_by_recovery(self) -> None:
+        """Runs recovery on a log without damage: if that refuses it, no repair is known."""
         try:
             examine(self.directory, survey(self.directory))
         except errors.LogDamaged as error:

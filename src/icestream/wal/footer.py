@@ -1,4 +1,4 @@
-"""Reads a sealed file's footer, whole or for one shard, or rebuilds it when it is missing or bad (hazard 20)."""
+"""Reads the footer of a sealed file, or rebuilds its index if the footer is missing or bad (hazard 20)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from icestream.wal.record_scan import scan_records
 
 
 def read_footer(file: File, seal: Seal) -> FileIndex | None:
-    """The index of the file, or None when its footer is not there or not good."""
+    """The index in the footer; None if the footer is missing or not good."""
     if not seal.footer_position:
         return None
     data = file.read_at(seal.footer_position, seal.footer_bytes)
@@ -43,7 +43,7 @@ def _decode(data: bytes, header: wire.RecordHeader) -> FileIndex:
 
 
 def rebuild_footer(file: File, seal: Seal) -> FileIndex:
-    """The same index from the records themselves. Raises LogDamaged when they are not all good."""
+    """Rebuilds the index from the records. Raises LogDamaged if they are not all good."""
     data = file.read_at(wire.RECORDS_START, seal.end_position - wire.RECORDS_START)
     records, end, _, _ = scan_records(data, wire.RECORDS_START, seal.number, seal.first_lsn)
     if end != seal.end_position:
@@ -53,13 +53,14 @@ def rebuild_footer(file: File, seal: Seal) -> FileIndex:
         )
     index = FileIndex()
     index.mark_records(records)
-    for found in records:
-        add_record(index, data, found[0] - wire.RECORDS_START, found[0], found[7])
+    for record in records:
+        position, section_count = record[0], record[7]
+        add_record(index, data, position - wire.RECORDS_START, position, section_count)
     return index
 
 
 def add_record(index: FileIndex, data: bytes, at: int, position: int, section_count: int) -> list[wire.SectionEntry]:
-    """Adds the good record at `data[at:]` to an index; its entries."""
+    """Adds the good record at `data[at:]` to an index and returns its section entries."""
     entries = wire.entries_at(data, at, position, section_count)
     for entry in entries:
         if entry.kind == wire.SectionKind.TOPIC:
@@ -70,4 +71,5 @@ def add_record(index: FileIndex, data: bytes, at: int, position: int, section_co
 
 
 def load_index(file: File, seal: Seal) -> FileIndex:
+    """The index of a sealed file, from its footer or its records. Raises LogDamaged if neither is good."""
     return read_footer(file, seal) or rebuild_footer(file, seal)

@@ -1,4 +1,4 @@
-"""Looks into a log without changing it: its files, its shards, its records, and whether a start would find damage."""
+"""Inspects a log without changing it: its files, shards and records, and whether a start would refuse it as damaged."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from icestream.wal.survey import Survey, SurveyedFile, survey
 
 DAMAGED: Final = "damaged"
 SPILL: Final = "spill"
-# A busy broker rotates a few times a second at most, and a look takes less: one of these sees nothing move.
-_LOOKS_MAX: Final = 8
+# A busy broker rotates a few times a second at most, and one attempt takes less: one of them sees no change.
+_ATTEMPTS_MAX: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class ShardView:
 
 
 class RecordView(NamedTuple):
-    """One record, or a stretch between two records that is none: its `lsn` is 0."""
+    """One record, or bytes between two records that are not a record (`lsn` 0)."""
 
     lsn: int
     kind: str
@@ -68,56 +68,58 @@ class LogView:
     last_lsn: int = 0
     producers: int = 0
     clean: bool = False
-    sync_failed: bool = False  # in the last run; a start rewrites what is not sealed, and forgets it
+    sync_failed: bool = False  # in the last run; a start rewrites the unsealed file and clears this
     damage: errors.LogDamaged | None = None
 
     @property
     def used_bytes(self) -> int:
-        """What counts against the quota of the node."""
+        """The bytes that count against the quota of the node."""
         return sum(file.used_bytes for file in self.files if file.state in (FileState.ACTIVE, FileState.SEALED, SPILL))
 
 
 def view_log(directory: Directory) -> LogView:
-    """The log as a start would find it now.
+    """The log as a start would see it now. Raises StaleRead if the files change faster than they can be read.
 
-    Beside a running broker files are written, renamed and freed while they are read, which looks like damage. Real
-    damage stays: it counts when two looks say the same.
+    A running broker writes, renames and frees files while they are read here, which looks like damage. Real damage
+    stays: it is reported only if two attempts agree.
     """
-    said = ""
+    last_damage = ""
     view = None
-    for _ in range(_LOOKS_MAX):
+    for _ in range(_ATTEMPTS_MAX):
         try:
-            view = _look(directory)
+            view = _view_once(directory)
         except FileNotFoundError:
             continue
-        if view.damage is None or str(view.damage) == said:
+        if view.damage is None or str(view.damage) == last_damage:
             return view
-        said = str(view.damage)
+        last_damage = str(view.damage)
     if view is None:
-        raise errors.StaleRead("the files of the log change faster than they can be looked at", hint="try again")
+        raise errors.StaleRead("the files of the log change faster than they can be read", hint="try again")
     return view
 
 
-def _look(directory: Directory) -> LogView:
-    found = survey(directory)
-    view = LogView(spares=len(found.spares), sync_failed=found.sync_failed)
-    view.checkpoint_lsn = found.checkpoint.lsn if found.checkpoint else 0
-    view.files = [_view_file(directory, file) for file in found.files]
-    view.files += [replace(_view_file(directory, file), state=SPILL) for file in found.spills]
-    view.files += [FileView(name, DAMAGED, 0, 0, 0, 0, 0) for name, _ in (*found.bad_headers, *found.bad_spills)]
+def _view_once(directory: Directory) -> LogView:
+    contents = survey(directory)
+    view = LogView(spares=len(contents.spares), sync_failed=contents.sync_failed)
+    view.checkpoint_lsn = contents.checkpoint.lsn if contents.checkpoint else 0
+    view.files = [_view_file(directory, file) for file in contents.files]
+    view.files += [replace(_view_file(directory, file), state=SPILL) for file in contents.spills]
+    bad_files = (*contents.bad_headers, *contents.bad_spills)
+    view.files += [FileView(name, DAMAGED, 0, 0, 0, 0, 0) for name, _ in bad_files]
     view.files.sort(key=lambda file: file.name)
     try:
-        _view_state(directory, found, view)
+        _view_state(directory, contents, view)
     except errors.LogDamaged as error:
         view.damage = error
     return view
 
 
-def _view_state(directory: Directory, found: Survey, view: LogView) -> None:
-    replay = examine(directory, found)
+def _view_state(directory: Directory, contents: Survey, view: LogView) -> None:
+    replay = examine(directory, contents)
     state = replay.state
+    checkpoint = contents.checkpoint
     view.last_lsn = replay.report.last_lsn
-    view.clean = bool(found.checkpoint and found.checkpoint.clean and found.checkpoint.lsn == view.last_lsn)
+    view.clean = bool(checkpoint and checkpoint.clean and checkpoint.lsn == view.last_lsn)
     view.producers = len(state.producers)
     view.shards = [
         ShardView(
@@ -152,7 +154,7 @@ def _index(directory: Directory, name: str, seal: Seal) -> FileIndex | None:
 
 
 def records_of(directory: Directory, name: str, number: int) -> Iterator[RecordView]:
-    """The records of one file in order, also behind damage, and what lies between them and is none."""
+    """The records of one file in order, also those after damage, and the bytes in between that are not a record."""
     handle = directory.open(name)
     try:
         data = handle.read_at(wire.RECORDS_START, max(handle.size() - wire.RECORDS_START, 0))
@@ -161,7 +163,7 @@ def records_of(directory: Directory, name: str, number: int) -> Iterator[RecordV
     at = wire.RECORDS_START
     for position, _, _ in find_headers(data, wire.RECORDS_START, number, 1):
         if position < at:
-            continue  # inside a record: a message that looks like one
+            continue  # inside a record: a message that looks like a record
         if position > at:
             yield RecordView(0, "unreadable", at, position - at, 0, DAMAGED, 0, 0)
         header = wire.decode_header(data, position - wire.RECORDS_START, position)

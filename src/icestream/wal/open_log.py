@@ -27,8 +27,10 @@ async def open_log(
     *,
     must_exist: bool = False,
 ) -> WriteAheadLog:
-    """The log in `path`, made when it is not there, unless it `must_exist`: then LogDamaged is raised. `positions`:
-    offsets known to be durable elsewhere."""
+    """Opens the log in `path`; creates it if it does not exist. Raises LogDamaged.
+
+    `must_exist`: a missing log is damage instead. `positions`: offsets known to be durable elsewhere.
+    """
     options = options or LogOptions()
     clock = SystemClock()
     directory = open_directory(path)
@@ -51,15 +53,15 @@ async def open_log_on(
     *,
     must_exist: bool = False,
 ) -> WriteAheadLog:
-    """The same on whatever is handed in: how tests open it on a simulated disk."""
+    """`open_log` with all of its dependencies as parameters; tests pass a simulated disk and clock."""
     try:
         lock = directory.lock(LOCK_NAME)
     except OSError as error:
-        raise _cannot_open(directory, error) from error
+        raise _open_error(directory, error) from error
     maintenance, reads = threads("wal-files", 1), threads("wal-reads", limits.READ_THREADS)
     try:
         recovered = await maintenance.run(
-            lambda: _recovered(directory, clock, randomness.token(16), positions, must_exist=must_exist)
+            lambda: _recover(directory, clock, randomness.token(16), positions, must_exist=must_exist)
         )
         log = WriteAheadLog(directory, lock, options, clock, sink, maintenance, reads, recovered)
         await log.start()
@@ -70,15 +72,15 @@ async def open_log_on(
         lock.close()
         directory.close()
         if isinstance(error, OSError):
-            raise _cannot_open(directory, error) from error
+            raise _open_error(directory, error) from error
         raise
     return log
 
 
-def _recovered(
+def _recover(
     directory: Directory, clock: Clock, log_id: bytes, positions: Mapping[ShardKey, int], *, must_exist: bool
 ) -> RecoveredWal:
-    """On a full disk it gets the room of the ballast. A recovery that was cut off is done again as any other."""
+    """Recovers the log; on a full disk, once more with the space of the ballast."""
     try:
         return recover(directory, clock, log_id, positions, must_exist=must_exist)
     except OSError as error:
@@ -87,8 +89,8 @@ def _recovered(
         return recover(directory, clock, log_id, positions, must_exist=must_exist)
 
 
-def _cannot_open(directory: Directory, error: OSError) -> errors.IcestreamError:
-    where = directory.describe("")
+def _open_error(directory: Directory, error: OSError) -> errors.IcestreamError:
+    path = directory.describe("")
     if error.errno in FULL:
-        return errors.DiskFull(f"the log in {where} needs room to start: {error}", hint="free disk space, start again")
-    return errors.LogError(f"the log in {where} cannot be opened: {error}", hint="check the disk and its permissions")
+        return errors.DiskFull(f"the log in {path} needs room to start: {error}", hint="free disk space, start again")
+    return errors.LogError(f"the log in {path} cannot be opened: {error}", hint="check the disk and its permissions")

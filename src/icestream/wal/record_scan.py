@@ -1,12 +1,12 @@
-"""Walks records. The rule for "good" is in format.py; what a bad record means is decided by recovery.py.
+"""Scans bytes for records. format.py defines which record is good; recovery.py decides what a bad one means.
 
 Two functions, each with a native twin of the same name, signature and result (property tests compare them):
 
     scan_records(data, position, generation, lsn) -> (records, end, next_lsn, reason)
-        the good records from `position` on, which must carry `lsn`, `lsn` + 1, …; `end` is where the first one stands
-        that is not good; reason is "footer", "end" (no room for a header) or "bad"
+        the good records from `position` on, which must carry `lsn`, `lsn` + 1, …; `end` is the position of the first
+        one that is not good; reason is "footer", "end" (no room for a header) or "bad"
     find_headers(data, position, generation, lsn_min) -> [(position, lsn, synced_through)]
-        every good header of this generation with at least that lsn, found by looking at each multiple of 8
+        every good header of this generation with at least that LSN, at any multiple of 8
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ def scan_records_python(data: bytes | memoryview, position: int, generation: int
 
 
 def decode_good_header(data: bytes | memoryview, at: int, position: int, generation: int) -> wire.RecordHeader | None:
+    """The record header at `data[at:]`; None if it is not good or of another generation."""
     try:
         header = wire.decode_header(data, at, position)
     except errors.DecodeError:
@@ -81,7 +82,7 @@ def _sections_good(data: bytes | memoryview, at: int, header: wire.RecordHeader)
 
 
 def find_headers_python(data: bytes | memoryview, position: int, generation: int, lsn_min: int) -> Headers:
-    found: Headers = []
+    headers: Headers = []
     content = bytes(data)
     at = content.find(wire.MAGIC_BYTES)
     while at >= 0:
@@ -92,14 +93,16 @@ def find_headers_python(data: bytes | memoryview, position: int, generation: int
                 and header.kind in (wire.RecordKind.DATA, wire.RecordKind.REPAIR)
                 and header.lsn >= lsn_min
             ):
-                found.append((header.position, header.lsn, header.synced_through))
+                headers.append((header.position, header.lsn, header.synced_through))
         at = content.find(wire.MAGIC_BYTES, at + 1)
-    return found
+    return headers
 
 
-def begins_with(headers: Headers) -> int:
-    """The lowest LSN of an unsealed file whose good headers are these, 0 when it holds no record. Where the first one
-    does not stand at the beginning, one before it did."""
+def lowest_lsn(headers: Headers) -> int:
+    """The lowest LSN of an unsealed file with these good headers; 0 if it holds no record.
+
+    If the first good header is not at the start of the records, a damaged record comes before it.
+    """
     if not headers:
         return 0
     position, lsn, _ = headers[0]

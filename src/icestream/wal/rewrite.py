@@ -1,4 +1,4 @@
-"""Copies records into a fresh file of their own: how recovery and repair make bytes count again (hazard 6)."""
+"""Copies records into a fresh log file: recovery and repair never trust bytes that were not synced again (hazard 6)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from icestream.wal.log_file import FileHeader, Seal
 
 
 class LogFileBuilder:
-    """The bytes of a file that is being made, record by record."""
+    """Builds the contents of a log file, record by record, with its index."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -31,19 +31,19 @@ class LogFileBuilder:
     def add(
         self, kind: int, lsn: int, synced_through: int, time_us: int, sections: Sequence[wire.RecordSection]
     ) -> None:
-        """The record at its new place: positions, chain and generation are made anew."""
+        """Encodes the record at the present position, with new positions, section chain and generation."""
         at = self.position + wire.HEADER_BYTES
-        placed = []
+        chained = []
         for section in sections:
             key = ShardKey(section.topic_id, section.shard)
             if section.kind == wire.SectionKind.MESSAGES:
-                placed.append(section._replace(previous=self._last_entry.get(key, 0)))
+                chained.append(section._replace(previous=self._last_entry.get(key, 0)))
                 self._last_entry[key] = at
             else:
-                placed.append(section)
+                chained.append(section)
             at += wire.ENTRY_BYTES
-        data = wire.encode_record(kind, lsn, self.number, synced_through, time_us, self.position, wire.ALIGN, placed)
-        add_record(self.index, data, 0, self.position, len(placed))
+        data = wire.encode_record(kind, lsn, self.number, synced_through, time_us, self.position, wire.ALIGN, chained)
+        add_record(self.index, data, 0, self.position, len(chained))
         if self.position >= self.index.mark_due:
             self.index.mark(self.position, lsn)
         self.parts.append(data)
@@ -52,6 +52,7 @@ class LogFileBuilder:
         self.last_lsn = lsn
 
     def finish(self) -> tuple[bytes, Seal]:
+        """The bytes of the remaining records and the footer, and the seal."""
         footer = wire.encode_record(
             wire.RecordKind.FOOTER, self.last_lsn, self.number, self.last_lsn, 0, self.position, wire.ALIGN,
             self.index.sections(),
@@ -63,42 +64,46 @@ class LogFileBuilder:
 def write_copy(
     directory: Directory, header: FileHeader, data: bytes, records: Sequence[tuple[int, ...]], index: FileIndex
 ) -> FileSummary:
-    """Copies the good records of `data` into the file `header.number`, each to the place that it has. They stand one
-    behind the other from the first place on, and `index` is theirs."""
+    """Copies the good records of `data` into file `header.number`, each at its old position.
+
+    The records are contiguous from the first position on, and `index` is their index.
+    """
     first, last = records[0], records[-1]
     assert first[0] == wire.RECORDS_START
-    copy = LogFileBuilder(header.number)
-    copy.position = last[0] + last[6]
-    copy.parts = [restamped(data[: copy.position - wire.RECORDS_START], records, header.number)]
-    copy.index, copy.first_lsn, copy.last_lsn = index, first[1], last[1]
-    return publish_copy(directory, header, copy)
+    builder = LogFileBuilder(header.number)
+    builder.position = last[0] + last[6]
+    builder.parts = [with_generation(data[: builder.position - wire.RECORDS_START], records, header.number)]
+    builder.index, builder.first_lsn, builder.last_lsn = index, first[1], last[1]
+    return publish_copy(directory, header, builder)
 
 
-def restamped(data: bytes, records: Sequence[tuple[int, ...]], generation: int) -> bytearray:
-    """The same records as those of another file. Only their headers say which one: nothing else is made anew, and no
-    section is touched."""
+def with_generation(data: bytes, records: Sequence[tuple[int, ...]], generation: int) -> bytearray:
+    """The same records with another generation, that is, as records of another file.
+
+    Only the headers contain the generation: the sections and their CRCs stay as they are.
+    """
     content = bytearray(data)
     view = memoryview(content)
-    for found in records:
-        at, header_bytes = found[0] - wire.RECORDS_START, found[5]
+    for record in records:
+        at, header_bytes = record[0] - wire.RECORDS_START, record[5]
         wire.GENERATION.pack_into(content, at + wire.GENERATION_AT, generation)
         crc = crc32(view[at + wire.HEADER_BYTES : at + header_bytes], crc32(view[at : at + wire.HEADER_CRC_AT]))
         wire.HEADER_CRC.pack_into(content, at + wire.HEADER_CRC_AT, crc)
     return content
 
 
-def publish_copy(directory: Directory, header: FileHeader, copy: LogFileBuilder) -> FileSummary:
-    """Writes the copy, then gives it its name."""
+def publish_copy(directory: Directory, header: FileHeader, builder: LogFileBuilder) -> FileSummary:
+    """Writes the file under a temporary name, then renames it."""
     name = f"copy-{header.number:016d}.tmp"
-    summary = write_whole(directory, name, header, copy)
+    summary = write_whole(directory, name, header, builder)
     directory.rename(name, log_file.log_name(header.number))
     directory.sync()
     return summary
 
 
-def write_whole(directory: Directory, name: str, header: FileHeader, copy: LogFileBuilder) -> FileSummary:
-    """Writes the copy, syncs it, then its header, which makes it count."""
-    content, seal = copy.finish()
+def write_whole(directory: Directory, name: str, header: FileHeader, builder: LogFileBuilder) -> FileSummary:
+    """Writes and syncs the contents, then the header, which makes the file valid."""
+    content, seal = builder.finish()
     size = wire.RECORDS_START + len(content)
     file = directory.create(name)
     try:
@@ -109,4 +114,4 @@ def write_whole(directory: Directory, name: str, header: FileHeader, copy: LogFi
         file.sync()
     finally:
         file.close()
-    return FileSummary.of(seal, size, copy.index)
+    return FileSummary.of(seal, size, builder.index)

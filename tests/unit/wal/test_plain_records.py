@@ -46,7 +46,7 @@ def test_a_start_knows_the_same_either_way(name: str, monkeypatch: pytest.Monkey
         short = seen(asyncio.run(open_small(drawn.disk(), drawn.mode)))
     except errors.LogDamaged:
         pytest.skip("this one does not start")
-    monkeypatch.setattr(FastReplay, "take", lambda *_: False)
+    monkeypatch.setattr(FastReplay, "apply", lambda *_: False)
     assert seen(asyncio.run(open_small(drawn.disk(), drawn.mode))) == short
 
 
@@ -71,7 +71,7 @@ async def mixed(mode: SyncMode) -> Machine:
 @pytest.mark.parametrize("mode", list(SyncMode))
 async def test_a_mixed_log_is_known_the_same_either_way(mode: SyncMode, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[bool] = []
-    take = FastReplay.take
+    take = FastReplay.apply
 
     def counted(self: FastReplay, data: bytes, position: int, lsn: int) -> bool:
         taken.append(take(self, data, position, lsn))
@@ -81,7 +81,7 @@ async def test_a_mixed_log_is_known_the_same_either_way(mode: SyncMode, monkeypa
     for way in (counted, lambda *_: False):
         machine = await mixed(mode)
         await machine.kill()
-        monkeypatch.setattr(FastReplay, "take", way)
+        monkeypatch.setattr(FastReplay, "apply", way)
         log = await machine.start()
         found.append(seen(log) | {"messages": (await messages(log, A), await messages(log, B))})
     assert found[0] == found[1]
