@@ -1,4 +1,4 @@
-"""A checkpoint: what the log knew at a synced LSN, so that older files may be reused (hazard 4).
+"""A checkpoint: the state of the log at a synced LSN, so that older files may be reused (hazard 4).
 
 A file `checkpoint-<lsn>-<serial>` is one record of kind CHECKPOINT (format.py) at position 0, generation 0, `lsn` = the
 LSN it covers, with one section each of
@@ -8,14 +8,14 @@ LSN it covers, with one section each of
     GAPS     per gap     i64 topic_id | u32 shard | i64 start | i64 end | u64 epoch | u8 state | u16 size | reason
     WINDOWS  per window  i64 topic_id | u32 shard | i64 producer | i32 epoch | i64 expected | i64 used_us | i64 start |
                          u16 n, then n times i64 first_sequence | u32 count | i64 base_offset | i64 lsn
-    EPOCHS   per producer  i64 id | i32 highest epoch | i32 highest epoch whose window has left, -1 for none. It may
-                         know epochs above the LSN: they were given out, so nobody else may use them
-    CURRENT  u64 number of the log file that gets the next record, 0 when there is none (log_file.py: the current file).
+    EPOCHS   per producer  i64 id | i32 highest epoch | i32 highest epoch whose window was evicted, -1 for none. It may
+                         contain epochs above the LSN: they are in use, so no other producer may use them
+    CURRENT  u64 number of the log file that gets the next record, 0 if there is none (log_file.py: the current file).
                          OPTIONAL; a checkpoint of an older version has no such section
-It is written beside its name, synced, renamed, and the directory synced. `next` is the shard's *synced* offset.
-`clean` says that the log was closed in order and ends at this LSN: then reserved numbers were not used either.
-The newest two are kept, and a file is freed only when both cover it and know floors beyond it: losing the newest costs
-scanning, never state.
+It is written under a temporary name, synced, renamed, and the directory synced. `next` is the shard's *synced* offset.
+`clean`: the log was closed in order and ends at this LSN, so reserved offsets were not used either.
+The newest two are kept, and a file is freed only when both cover it and contain floors beyond it: losing the newest one
+costs scanning, never state.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class KeptCheckpoint:
-    """What must be remembered of a checkpoint on disk: which files it allows to free."""
+    """A checkpoint on disk, with what decides which files may be freed."""
 
     name: str
     lsn: int
@@ -64,8 +64,11 @@ class KeptCheckpoint:
 
 
 def encode_checkpoint(checkpoint: Checkpoint, shards: bytes, windows: bytes, epochs: bytes, now_us: int) -> bytes:
-    """`shards` was frozen when the LSN was taken; the others are the joined slices of `window_slices` and
-    `epoch_slices`."""
+    """The bytes of a checkpoint file.
+
+    `shards`: from `freeze_shards` at the LSN of the checkpoint. `windows`, `epochs`: the joined slices of
+    `window_slices` and `epoch_slices`.
+    """
     state = checkpoint.state
     bodies = (
         (wire.SectionKind.LOG, _LOG.pack(checkpoint.log_id, checkpoint.next_file_number, checkpoint.clean)),
@@ -89,7 +92,7 @@ def _encode_topic(topic: TopicIdentity) -> bytes:
 
 
 def freeze_shards(state: LogState, *, clean: bool) -> bytes:
-    """The shards as they are at the synced LSN of this moment."""
+    """The SHARDS section for the present synced LSN."""
     return b"".join(
         _SHARD.pack(
             *shard.key, shard.epoch, shard.synced, shard.synced if clean else max(shard.reserved, shard.synced),
@@ -105,11 +108,11 @@ def _encode_gap(gap: Gap) -> bytes:
 
 
 def window_slices(state: LogState, lsn: int, size: int = limits.CHECKPOINT_SLICE_WINDOWS) -> Iterator[bytes]:
-    """The producer windows at `lsn`, in slices, so that the loop can turn in between.
+    """The producer windows at `lsn`, in slices, so that the event loop can run in between.
 
-    A window that changes between two slices still gives what it held at `lsn`: newer batches are left out, and what
-    was there at `lsn` is held until the last slice is made. A producer that had nothing then is left out too: the log
-    behind the checkpoint tells of it.
+    A window that changes between two slices is still encoded as it was at `lsn`: newer batches are left out, and those
+    at `lsn` stay in the window until the last slice is encoded. A producer without batches at `lsn` is left out: the
+    records after the checkpoint contain it.
     """
     windows = list(state.producers.windows())
     state.producers.checkpoint_lsn = lsn
@@ -121,10 +124,10 @@ def window_slices(state: LogState, lsn: int, size: int = limits.CHECKPOINT_SLICE
 
 
 def epoch_slices(state: LogState, size: int = limits.CHECKPOINT_SLICE_EPOCHS) -> Iterator[bytes]:
-    """The epochs of all producers, in slices; those that are given out in between may be in it or not."""
+    """The epochs of all producers at the first slice, in slices."""
     epochs = state.producers.epochs()
     for start in range(0, len(epochs), size):
-        yield b"".join(_EPOCH.pack(*one) for one in epochs[start : start + size])
+        yield b"".join(_EPOCH.pack(*fields) for fields in epochs[start : start + size])
 
 
 def _encode_window(key: ShardKey, producer_id: int, newest: SequenceWindow, lsn: int) -> bytes:
@@ -138,13 +141,13 @@ def _encode_window(key: ShardKey, producer_id: int, newest: SequenceWindow, lsn:
 
 
 def decode_checkpoint(data: bytes) -> Checkpoint:
-    """Raises DecodeError for anything that is not a whole and good checkpoint."""
+    """Decodes a checkpoint file. Raises DecodeError for anything that is not a complete and good checkpoint."""
     header = wire.decode_header(data, 0, 0)
     entries = wire.decode_entries(data, 0, header)
     if header.kind != wire.RecordKind.CHECKPOINT or not all(
         wire.check_section(data, 0, header, entry) for entry in entries
     ):
-        raise errors.DecodeError("not a good checkpoint")
+        raise errors.DecodeError("not a valid checkpoint")
     bodies = {entry.kind: data[entry.body_position :][: entry.body_bytes] for entry in entries}
     try:
         log_id, next_number, clean = _LOG.unpack(bodies[wire.SectionKind.LOG])
@@ -155,11 +158,11 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
         for gap in _decode_gaps(bodies[wire.SectionKind.GAPS]):
             state.declare_gap(gap)
         _decode_windows(state, bodies[wire.SectionKind.WINDOWS])
-        for producer, epoch, forgotten in _EPOCH.iter_unpack(bodies[wire.SectionKind.EPOCHS]):
-            state.producers.restore_epoch(producer, epoch, forgotten)
+        for producer, epoch, evicted in _EPOCH.iter_unpack(bodies[wire.SectionKind.EPOCHS]):
+            state.producers.restore_epoch(producer, epoch, evicted)
         (current,) = _CURRENT.unpack(bodies.get(wire.SectionKind.CURRENT, bytes(_CURRENT.size)))
     except (struct.error, KeyError, ValueError, UnicodeDecodeError, errors.InvalidInput) as error:
-        raise errors.DecodeError(f"checkpoint does not add up: {error}") from None
+        raise errors.DecodeError(f"checkpoint is inconsistent: {error}") from None
     return Checkpoint(header.lsn, log_id, next_number, bool(clean), state, current)
 
 
@@ -174,7 +177,7 @@ def _decode_topics(body: bytes) -> Iterator[TopicIdentity]:
 
 def _cut(body: bytes, at: int, size: int) -> bytes:
     if at + size > len(body):
-        raise errors.DecodeError("a text of the checkpoint is cut off")
+        raise errors.DecodeError("a text in the checkpoint is cut off")
     return body[at : at + size]
 
 

@@ -59,7 +59,7 @@ class FileRewrite:
 
 @dataclass(frozen=True, slots=True)
 class ClosingFile:
-    """The file after all others. Its notes have an LSN that no checkpoint covers; it begins with the first missing one."""
+    """The file after all others: its notes have an LSN beyond every checkpoint. It begins with the first lost LSN."""
 
     header: FileHeader
     kind: int

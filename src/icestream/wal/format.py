@@ -1,4 +1,4 @@
-"""The bytes of the write-ahead log. This page is the contract; the code below only follows it.
+"""The byte format of the write-ahead log. This docstring is the specification; the code below implements it.
 
 All integers are little-endian. CRC means CRC-32 (IEEE, as zlib). Positions are byte positions inside one log file.
 
@@ -6,15 +6,15 @@ THE DIRECTORY
     LOCK                           flock by the one process that may write
     log-<number, 16 digits>.wal    a log file; numbers rise and are never used twice
     spare-<number>.wal             a free file: zeros, or the old bytes of a recycled one
-    spill-<number>.wal             a file of the spill log: what a stuck topic had in log files (spills.py)
+    spill-<number>.wal             a spill file: messages of a stuck topic, copied out of log files (spill_log.py)
     checkpoint-<lsn>-<serial>      one record of kind CHECKPOINT (checkpoint.py); the newest two are kept
-    copy-<number>.tmp, *.tmp       unfinished work of a process that died: removed at start, never read
-    reserve                        room for one checkpoint on a full disk: without it nothing could be freed
-    ballast                        room for what drains the log when the disk is full (ballast.py)
-    sync-failed                    a sync failed here; the next start says so
-    mended-…, aside-…,             a repair that is not finished (repair.py): without the last one it never was one
+    copy-<number>.tmp, *.tmp       unfinished files of a process that crashed: removed at start, never read
+    reserve                        space for one checkpoint on a full disk: without it nothing could be freed
+    ballast                        emergency space for draining the log when the disk is full (ballast.py)
+    sync-failed                    a sync failed in the last run; the next start reports it
+    mended-…, aside-…,             an unfinished repair (log_repair.py); without repair-decided it is not in force
       repair-decided
-    damaged-…                      what `icestream wal repair` set aside
+    damaged-…                      damaged originals that `icestream wal repair` set aside
 
 A LOG FILE
     0      file header sector (512 bytes), then the seal sector (512), then zeros up to 4096 (log_file.py)
@@ -26,8 +26,8 @@ A RECORD                                             starts at a multiple of 8 (
     5   u8   kind: 1 DATA, 2 CHECKPOINT, 3 FOOTER, 4 REPAIR
     6   u16  flags, 0
     8   u64  lsn: log sequence number, from 1, one more for each DATA record of this log
-    16  u64  generation: the number of the file. A file that is used again has a new number, so an old record in it
-             can never pass for a new one
+    16  u64  generation: the number of the file. A recycled file has a new number, so an old record in it can never be
+             taken for a new one
     24  u64  synced_through: the highest LSN known to be synced when this record was built
     32  i64  append_time_us: wall clock, microseconds since 1970, taken once per tick
     40  u32  header_bytes: 64 + 64 * section_count
@@ -44,7 +44,7 @@ A SECTION ENTRY: one topic shard (or one note about it) in this record
     0   u64  topic_id
     8   u32  shard
     12  u8   kind (SectionKind)
-    13  u8   flags: bit 0 OPTIONAL, a reader that does not know the kind may step over it
+    13  u8   flags: bit 0 OPTIONAL, a reader that does not know the kind may skip it
     14  u16  zero
     16  u64  epoch: the shard epoch of its owner
     24  i64  base_offset: offset of the first message
@@ -62,36 +62,36 @@ and REAPPEND are kept for the parts that need them (hazards 7, 34, 2). An unknow
 
 THE OFFSETS OF A SHARD (hazard 0)      committed <= synced <= written <= assigned <= reserved
     The ack leaves at synced (`always`) or written (`periodic`, `none`). In `always` reserved is assigned. In the other
-    modes RESERVE notes promise "nothing at or above this was assigned"; a record that assigns beyond the promise that
-    is already synced carries the next one, and its own ack waits for its sync.
+    modes RESERVE notes state "nothing at or above this was assigned"; a record that assigns offsets beyond the synced
+    reservation carries the next one, and its own ack waits for its sync.
 
 THE END OF THE LOG (hazard 5)
     A reader expects LSN n at a position. A record is good when magic, version, generation, position, lsn = n, header
     CRC and every section CRC fit. The first one that is not is DAMAGE when n is known to have been synced:
         - a later good header of the same file says synced_through >= n, or the file's header sector or seal does;
         - a later file holds a good record (a file gets its first record after the one before it is synced and sealed);
-        - a checkpoint, a stored cursor or the table knows an LSN or an offset beyond it. A checkpoint that cannot be
+        - a checkpoint, a stored cursor or the table contains an LSN or an offset beyond it. A checkpoint that cannot be
           read still has its LSN in its name.
-    Otherwise it is the TAIL: never acked in `always`, and cut. A flip inside the very last synced batch leaves no
-    evidence anywhere and is taken for a tail; no log can tell.
+    Otherwise it is the TAIL: never acked in `always`, and cut off. A flipped bit inside the very last synced batch
+    leaves no evidence anywhere and is taken for a tail; no log can tell the difference.
 
 RECOVERY (hazard 6)
-    never appends to a file it found. The good records of the unsealed file are copied into a fresh file under a new
-    number, synced, and only then named in its header as `replaces`; so a crash during recovery changes nothing. What
-    was found counts as synced only after that.
+    never appends to an existing file. The good records of the unsealed file are copied into a fresh file under a new
+    number and synced, and only then does its header name the old file in `replaces`; so a crash during recovery changes
+    nothing. The recovered records count as synced only after that.
 
 ROTATION
     records, footer, sync; then the seal sector, sync; then the first record of the next file. (Where all records are
     synced already, footer and seal share one sync.) A valid seal therefore proves that every record before it is on
-    disk; a footer that is not good is made anew from them. A failed write ends a file early in the same way: the seal
-    names the last record that counts, and what lies behind it does not.
+    disk; a footer that is not good is rebuilt from them. A failed write ends a file early in the same way: the seal
+    names the last valid record, and bytes after it are ignored.
 
 SECTORS (hazard 42)
     Appending rewrites the last sector, whose front may already be acked. We assume that a sector being rewritten keeps
     the bytes that are equal before and after. Where a disk does not promise that, `align_bytes: 512` (or 4096) starts
     every record on a sector of its own. 4096 does not cover the first page, where header and seal share 4 KiB: a disk
-    that tears it while a file is sealed leaves a header that a start reports; `icestream wal repair` makes it anew from
-    the records and loses nothing.
+    that tears it while a file is sealed leaves a damaged header, which a start reports; `icestream wal repair` rebuilds
+    it from the records and loses nothing.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class RecordKind(IntEnum):
     DATA = 1
     CHECKPOINT = 2
     FOOTER = 3
-    REPAIR = 4  # its lsn may jump: what lies between was lost, and its GAP notes say what
+    REPAIR = 4  # its LSN may jump: the records in between were lost, and its GAP notes declare the messages
 
 
 class SectionKind(IntEnum):
@@ -153,7 +153,7 @@ class SectionKind(IntEnum):
     MARKS = 49
 
 
-# What this version writes and applies. The others have their numbers, and a log that holds one is another version's.
+# The kinds that this version writes and applies. The others are reserved: a log with one is of another version.
 SECTION_KINDS_KNOWN: Final = frozenset(
     int(kind)
     for kind in SectionKind
@@ -163,7 +163,7 @@ OPTIONAL: Final = 1
 
 
 class RecordSection(NamedTuple):
-    """What the encoder needs to know of one section."""
+    """One section to be encoded."""
 
     topic_id: int
     shard: int
@@ -178,7 +178,7 @@ class RecordSection(NamedTuple):
 
 
 class SectionEntry(NamedTuple):
-    """A decoded section entry. `position` is where it stands in its file."""
+    """A decoded section entry. `position`: of the entry in its file."""
 
     topic_id: int
     shard: int
@@ -232,7 +232,7 @@ def encode_record_python(
     align: int,
     sections: Sequence[RecordSection],
 ) -> bytes:
-    """The bytes of one record that will stand at `position`."""
+    """The bytes of one record that will be written at `position`."""
     header_bytes = HEADER_BYTES + ENTRY_BYTES * len(sections)
     directory: list[bytes] = []
     bodies: list[bytes] = []
@@ -262,26 +262,26 @@ encode_record: Final[Callable[..., bytes]] = native.encode_record if native else
 
 
 def decode_header(data: bytes | memoryview, at: int, position: int) -> RecordHeader:
-    """The header at `data[at:]`, which claims to stand at `position` of its file. Raises DecodeError.
+    """The record header at `data[at:]`, which is at `position` of its file. Raises DecodeError.
 
-    The caller has at least the header and its directory in `data`; when the directory is cut off, that is an error too.
+    `data` must contain the header and its directory; a directory that is cut off is an error, too.
     """
     if len(data) - at < HEADER_BYTES:
         raise errors.DecodeError("record header cut off")
     fields = _HEADER.unpack_from(data, at)
-    magic, version, kind, _, lsn, generation, synced, time_us, header_bytes, total, count, stands_at, _ = fields
+    magic, version, kind, _, lsn, generation, synced, time_us, header_bytes, total, count, stored_position, _ = fields
     if magic != MAGIC:
         raise errors.DecodeError("no record magic")
     if version != VERSION:
         raise errors.DecodeError(f"record version {version} is not known")
     if (
-        stands_at != position
+        stored_position != position
         or count > limits.RECORD_SECTIONS_MAX
         or header_bytes != HEADER_BYTES + ENTRY_BYTES * count
         or total < header_bytes
         or total % ALIGN
     ):
-        raise errors.DecodeError("record header does not add up")
+        raise errors.DecodeError("record header is inconsistent")
     if len(data) - at < header_bytes:
         raise errors.DecodeError("section directory cut off")
     view = memoryview(data)
@@ -293,7 +293,7 @@ def decode_header(data: bytes | memoryview, at: int, position: int) -> RecordHea
 
 
 def decode_entry(data: bytes | memoryview, at: int, position: int) -> SectionEntry:
-    """The section entry at `data[at:]`, standing at `position` of its file. Its CRC is checked with its body."""
+    """The section entry at `data[at:]`, at `position` of its file. Its CRC is checked with its body, not here."""
     if len(data) - at < ENTRY_BYTES:
         raise errors.DecodeError("section entry cut off")
     topic, shard, kind, flags, _, epoch, base, time_us, count, body, size, previous, _ = ENTRY.unpack_from(data, at)
@@ -307,7 +307,7 @@ def decode_entries(data: bytes | memoryview, at: int, header: RecordHeader) -> l
 
 
 def entries_at(data: bytes | memoryview, at: int, position: int, section_count: int) -> list[SectionEntry]:
-    """The same for a record that a scan has found good."""
+    """All entries of a record at `position` that a scan has found good."""
     first = at + HEADER_BYTES
     start = position + HEADER_BYTES
     return [

@@ -1,4 +1,4 @@
-"""The index of one log file: where each shard's sections are, in memory while it is written, as its footer afterwards.
+"""The index of one log file: where each shard's sections are. In memory while the file is written, then its footer.
 
 The footer is a record of kind FOOTER whose lsn is the file's last. It has a TOPIC section for every topic id in the
 file and an INDEX section for every shard, rising by (topic_id, shard). Entry fields of an INDEX section: epoch and
@@ -12,13 +12,13 @@ Its body:
     32  i64  base_offset[point_count]        of the section at a point
     ..  i64  running_max_time[point_count]   highest append_time_us of the shard in this file before that section
     ..  u32  position[point_count]           of its section entry
-A MARKS section follows (OPTIONAL: whoever does not know it begins at the first record). rows is the number of marks,
-its body for each of them
+A MARKS section follows (OPTIONAL: a reader that does not know it begins at the first record). rows is the number of
+marks, its body for each of them
     0   u64  lsn                             of a record where a reader of the whole file may begin, about every MiB
     8   u64  position
-A point is made for the first section of a shard, then at most one per 64 KiB of its own bytes (hazard 20). Between two
-points the sections of a shard are chained backwards by `previous`, so a reader finds each of them without looking at
-any other shard's bytes. Running maxima make a search by time right even when the clock went back (hazard 32).
+A point is added for the first section of a shard, then at most one per 64 KiB of its own bytes (hazard 20). Between two
+points the sections of a shard are chained backwards by `previous`, so a reader reaches each of them without reading
+bytes of other shards. Running maxima make a search by time correct even if the clock went back (hazard 32).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ShardIndex:
     positions: array[int] = field(default_factory=lambda: array("I"))
 
     def add(self, base: int, count: int, epoch: int, time_us: int, position: int, body_bytes: int) -> bool:
-        """Notes one more section; True when it became a point."""
+        """Adds one section; True if it became a point."""
         is_point = self.own_bytes >= self.point_due_bytes
         if is_point:
             self.add_point(base, position)
@@ -78,20 +78,20 @@ class ShardIndex:
         self.point_due_bytes = self.own_bytes + limits.INDEX_STRIDE_BYTES
 
     def chain_for_offset(self, offset: int, points: int = 1) -> tuple[int, int]:
-        """(position to walk back from, position to stop at) for the sections from `offset` on, `points` points far."""
+        """(position to walk back from, position to stop at) for the sections from `offset` on, over `points` points."""
         point = max(bisect_right(self.base_offsets, offset) - 1, 0)
         return self._chain(point, points)
 
     def chain_for_time(self, time_us: int) -> tuple[int, int] | None:
-        """The stretch that holds the first section with append_time >= time_us, or None when no section has it."""
+        """The chain with the first section whose append time is at least `time_us`; None if there is none."""
         if self.max_time_us < time_us:
             return None
-        # running_max rises; the first point whose maximum before it reaches the time lies behind the section we want
+        # running_max rises: the first point whose running maximum reaches the time comes after the section we look for.
         point = max(bisect_left(self.running_max, time_us) - 1, 0)
         return self._chain(point)
 
     def _chain(self, point: int, points: int = 1) -> tuple[int, int]:
-        """From the entry that many points further (or the last one of the file) back to this point."""
+        """From the entry `points` points further (or the last one of the file) back to this point."""
         after = point + points
         start = self.positions[after] if after < len(self.positions) else self.last_position
         return start, self.positions[point]
@@ -104,7 +104,7 @@ class FileIndex:
 
     def __init__(self) -> None:
         self.marks: list[tuple[int, int]] = []  # (position, lsn) of records, about every MiB
-        self.mark_due = 0  # the next record at or behind this position becomes one
+        self.mark_due = 0  # the next record at or after this position becomes a mark
         self.shards: dict[ShardKey, ShardIndex] = {}
         self.topics: dict[int, TopicIdentity] = {}
         self.footer_bytes = HEADER_BYTES
@@ -120,7 +120,7 @@ class FileIndex:
             self._count_point(shard)
 
     def open(self, key: ShardKey, base: int) -> ShardIndex:
-        """The first section of a shard in this file."""
+        """Adds a shard that has its first section in this file."""
         shard = self.shards[key] = ShardIndex(base)
         self.footer_bytes += ENTRY_BYTES + padded(_HEAD.size)
         return shard
@@ -134,23 +134,23 @@ class FileIndex:
         self.footer_bytes += padded(_POINT_BYTES * points) - padded(_POINT_BYTES * (points - 1))
 
     def mark(self, position: int, lsn: int) -> None:
-        """A reader may begin at this record."""
+        """Adds a mark: a reader may begin at this record."""
         self.footer_bytes += MARK_BYTES if self.marks else ENTRY_BYTES + MARK_BYTES
         self.marks.append((position, lsn))
         self.mark_due = position + limits.MARK_STRIDE_BYTES
 
     def mark_records(self, records: Sequence[tuple[int, ...]]) -> None:
-        """The same for those that a scan has found, (position, lsn, …) in the order of their positions."""
+        """Adds the marks for scanned records, (position, lsn, …) sorted by position."""
         at = 0
         while (at := bisect_left(records, self.mark_due, at, key=_position)) < len(records):
             self.mark(records[at][0], records[at][1])
 
     def live_bytes(self) -> dict[int, int]:
-        """Bytes per topic."""
-        found: dict[int, int] = {}
+        """Bytes in this file by topic id."""
+        bytes_by_topic: dict[int, int] = {}
         for key, shard in self.shards.items():
-            found[key.topic_id] = found.get(key.topic_id, 0) + shard.own_bytes
-        return found
+            bytes_by_topic[key.topic_id] = bytes_by_topic.get(key.topic_id, 0) + shard.own_bytes
+        return bytes_by_topic
 
     def sections(self) -> list[RecordSection]:
         """The footer's sections."""
@@ -183,14 +183,14 @@ def _index_section(key: ShardKey, shard: ShardIndex) -> RecordSection:
 
 
 def decode_index(entry: SectionEntry, body: bytes) -> ShardIndex:
-    """The INDEX section of one shard, as it was when the file was sealed."""
+    """Decodes the INDEX section of one shard. Raises DecodeError."""
     try:
         end, own_bytes, last, points, max_time = _HEAD.unpack_from(body)
     except struct.error:
         raise errors.DecodeError("index section cut off") from None
     at = _HEAD.size
     if not points or len(body) != at + _POINT_BYTES * points:
-        raise errors.DecodeError("index section does not add up")
+        raise errors.DecodeError("index section has an inconsistent length")
     base_offsets = array("q", body[at : at + 8 * points])
     running_max = array("q", body[at + 8 * points : at + 16 * points])
     positions = array("I", body[at + 16 * points : at + 20 * points])
@@ -200,7 +200,7 @@ def decode_index(entry: SectionEntry, body: bytes) -> ShardIndex:
 
 
 def index_entries(index: FileIndex, entries: Iterable[SectionEntry]) -> None:
-    """Adds the message sections of one record: how a missing footer is rebuilt."""
+    """Adds the message sections of one record to an index, to rebuild a missing footer."""
     for entry in entries:
         if entry.kind == SectionKind.MESSAGES:
             key = ShardKey(entry.topic_id, entry.shard)

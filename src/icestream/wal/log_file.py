@@ -9,28 +9,28 @@ HEADER SECTOR (512 bytes), written and synced before the file gets its name
     40   u64      replaces: number of the file whose records this one holds since a recovery, 0 for none
     48   u64      synced_through: every LSN up to this one was synced when the header was written
     56   i64      created_us
-    64   u64      file_bytes: the size it was made for
-    72   u64      current: number of the log file that got records when this one was prepared; its own when none did;
-                  0 in a copy, and in a file of an older version: it says nothing
+    64   u64      file_bytes: the size it was created with
+    72   u64      current: number of the log file that got records when this one was prepared; its own if none did;
+                  0 in a copy, and in a file of an older version: not stated
     508  u32      CRC of bytes [0, 508)
 
 SEAL SECTOR (512 bytes at 512), zero until the file is sealed
     0    8 bytes  magic "ICESSEAL"
     8    u64      number: as in the header
-    16   u64      first_lsn: of the first record, or last_lsn + 1 when there is none
-    24   u64      last_lsn: the last record that counts
+    16   u64      first_lsn: of the first record, or last_lsn + 1 if there is none
+    24   u64      last_lsn: the last valid record
     32   u64      end_position: where that record ends
-    40   u64      footer_position, 0 when there is no footer (it is then rebuilt by a scan)
+    40   u64      footer_position, 0 if there is no footer (the index is then rebuilt by a scan)
     48   u64      footer_bytes
-    56   u64      next_number: of the log file that gets the next record; 0 when none was ready, when the log was
-                  closed, and in a file of an older version: it says nothing
+    56   u64      next_number: of the log file that gets the next record; 0 if none was ready, if the log was closed,
+                  and in a file of an older version: not stated
     508  u32      CRC of bytes [0, 508)
 
 THE CURRENT FILE. `current` of every header, `next_number` of every seal and the CURRENT section of the newest
-checkpoint (checkpoint.py) each name a log file that was there, durably, and was to get records. The highest of these
-numbers is the *required* file. It keeps its name until a file with a higher number is required, so a start must find
-it, or a copy that `replaces` it, or a later file that holds a record. Otherwise it was deleted, with every record that
-it held: damage (docs/adr/0041).
+checkpoint (checkpoint.py) each name a log file that existed, durably, and was to get records. The highest of these
+numbers is the *required* file. It keeps its name until a file with a higher number is required, so a start must see
+it, or a copy that `replaces` it, or a later file that holds a record. Otherwise it was deleted, with all its records:
+damage (docs/adr/0041).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LOCK_NAME: Final = "LOCK"
 SYNC_FAILED_NAME: Final = "sync-failed"
 RESERVE_NAME: Final = "reserve"
 BALLAST_NAME: Final = "ballast"
-# What a repair leaves on its way (repair.py).
+# Files of an unfinished repair (log_repair.py).
 REPAIR_NAME: Final = "repair-decided"
 MENDED: Final = "mended-"
 ASIDE: Final = "aside-"
@@ -87,7 +87,7 @@ class Seal:
 
     @classmethod
     def empty(cls, number: int, last_lsn: int) -> Seal:
-        """Of a file in which no record counts; `last_lsn` is the last one of the log."""
+        """The seal of a file without valid records; `last_lsn` is the last record of the log."""
         return cls(number, last_lsn + 1, last_lsn, RECORDS_START, 0, 0)
 
 
@@ -96,17 +96,18 @@ def _sector(content: bytes) -> bytes:
     return front + _CRC.pack(crc32(front))
 
 
-def _open_sector(data: bytes, what: str) -> bytes:
+def _check_sector(data: bytes, name: str) -> bytes:
+    """The contents of a sector without its CRC. Raises DecodeError, with `name`, if the CRC does not match."""
     if len(data) < SECTOR:
-        raise errors.DecodeError(f"{what} cut off")
+        raise errors.DecodeError(f"{name} cut off")
     front = data[: SECTOR - 4]
     if _CRC.unpack_from(data, SECTOR - 4)[0] != crc32(front):
-        raise errors.DecodeError(f"{what} CRC does not match")
+        raise errors.DecodeError(f"{name} CRC does not match")
     return front
 
 
 def encode_first_page(header: FileHeader) -> bytes:
-    """The whole first page, its seal sector cleared: a file that is used again keeps no seal of its past."""
+    """The whole first page, with an empty seal sector: a recycled file must not keep its old seal."""
     return encode_header(header).ljust(RECORDS_START, b"\0")
 
 
@@ -116,7 +117,7 @@ def encode_header(header: FileHeader) -> bytes:
 
 
 def decode_header(data: bytes) -> FileHeader:
-    front = _open_sector(data, "file header")
+    front = _check_sector(data, "file header")
     magic, version, _, log_id, number, replaces, synced, created, size, current = _HEADER.unpack_from(front)
     if magic != _HEADER_MAGIC:
         raise errors.DecodeError("not a log file of Icestream")
@@ -131,9 +132,9 @@ def encode_seal(seal: Seal) -> bytes:
 
 
 def decode_seal(data: bytes, number: int) -> Seal | None:
-    """The seal of file `number`, or None when the sector holds none that belongs to it."""
+    """The seal of file `number`; None if the sector holds no valid seal of it."""
     try:
-        magic, *fields = _SEAL.unpack_from(_open_sector(data, "seal"))
+        magic, *fields = _SEAL.unpack_from(_check_sector(data, "seal"))
     except errors.DecodeError:
         return None
     seal = Seal(*fields)
@@ -162,7 +163,7 @@ def is_of_a_log(name: str) -> bool:
 
 
 def is_unfinished(name: str) -> bool:
-    """Whether it is the work of a process that died, and counts for nothing (unless a repair was decided)."""
+    """Whether it is a temporary file of a process that crashed, to be ignored (unless a repair was decided)."""
     return name.endswith(".tmp") or name.startswith((MENDED, ASIDE))
 
 
@@ -183,7 +184,7 @@ def spill_number(name: str) -> int | None:
 
 class CheckpointName(NamedTuple):
     lsn: int
-    serial: int  # two checkpoints at one LSN are still two
+    serial: int  # tells apart several checkpoints at the same LSN
 
 
 def checkpoint_parts(name: str) -> CheckpointName | None:

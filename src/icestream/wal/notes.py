@@ -1,7 +1,7 @@
-"""The small section bodies: what a record says about a topic or a shard besides its messages.
+"""Notes: the small section bodies in a record besides messages, about a topic or a shard.
 
 TOPIC    i64 incarnation, then the name in UTF-8. Entry: topic_id; the rest 0.
-RESERVE  empty. Entry: topic_id, shard, epoch; base_offset is the promise: nothing at or above it was assigned.
+RESERVE  empty. Entry: topic_id, shard, epoch; base_offset is the reservation: nothing at or above it was assigned.
 GAP      i64 end, u8 state (GapState), 7 zero bytes, then the reason in UTF-8. Entry: base_offset is the start.
 """
 

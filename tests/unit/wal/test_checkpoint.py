@@ -279,7 +279,7 @@ def test_a_missing_section_is_noticed(kind: wire.SectionKind) -> None:
 def test_a_record_of_another_kind_is_no_checkpoint() -> None:
     sections = [wire.RecordSection(0, 0, kind, 0, 0, 0, 0, 0, 0, body_of(kind)) for kind in IN_CHECKPOINTS]
     data = wire.encode_record(wire.RecordKind.DATA, LSN, 0, LSN, 5, 0, 8, sections)
-    with pytest.raises(errors.DecodeError, match="not a good checkpoint"):
+    with pytest.raises(errors.DecodeError, match="not a valid checkpoint"):
         decode_checkpoint(data)
 
 
