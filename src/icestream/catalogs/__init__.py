@@ -1,9 +1,10 @@
-"""Catalogs and object stores by configuration: whatever keeps the tables, it is asked in one way.
+"""Clients of catalogs and object stores, chosen by configuration, behind one interface, `TableCatalog`. It owns how a
+commit is sent, retried and resolved after a lost reply, and how object stores are written and fenced.
 
-catalog        `TableCatalog`, the interface: namespaces, tables, commits with one of three answers. Start here
+catalog        `TableCatalog`, the interface: namespaces, tables, commits with one of three outcomes. Start here
 factory        `open_catalog(settings)`, `open_files(settings)`: the one place that knows every kind
-recognition    is a commit of ours in a table that was read back? Pure
-settlement     a commit until its outcome is known
+recognition    whether a commit is in a table that was read back. Pure
+settlement     a commit, until its outcome is determined
 breaker        closed, open, half-open. Pure
 caller         every call: deadline, repeats with pauses, breaker, metrics
 rest           any server of Iceberg's REST protocol, our own included

@@ -30,8 +30,8 @@ class AssumedRole:
         )
 
     def __call__(self) -> dict[str, Any]:
-        found = self._session.client("sts").assume_role(RoleArn=self._role_arn, RoleSessionName="icestream")
-        keys = found["Credentials"]
+        response = self._session.client("sts").assume_role(RoleArn=self._role_arn, RoleSessionName="icestream")
+        keys = response["Credentials"]
         return {
             "access_key_id": keys["AccessKeyId"],
             "secret_access_key": keys["SecretAccessKey"],

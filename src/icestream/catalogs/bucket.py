@@ -99,12 +99,12 @@ class Bucket:
         import obstore
 
         try:
-            found = await obstore.get_async(self._store, name)
+            result = await obstore.get_async(self._store, name)
         except FileNotFoundError:
             return None
-        if found.meta["size"] > bytes_max:
-            raise errors.UnexpectedAnswer(f"{self._place}{name} has {found.meta['size']} bytes, more than {bytes_max}")
-        return bytes(await found.bytes_async())
+        if result.meta["size"] > bytes_max:
+            raise errors.UnexpectedAnswer(f"{self._place}{name} has {result.meta['size']} bytes, more than {bytes_max}")
+        return bytes(await result.bytes_async())
 
     async def exists(self, name: str) -> bool:
         return await self.size(name) is not None
@@ -124,10 +124,10 @@ class Bucket:
         import obstore
 
         async def look() -> list[str]:
-            found = []
+            names = []
             async for chunk in obstore.list(self._store, prefix or None, chunk_size=1000):
-                found += [one["path"] for one in chunk]
-            return sorted(found)
+                names += [entry["path"] for entry in chunk]
+            return sorted(names)
 
         return await self._call(f"list {prefix}", look)
 
@@ -135,10 +135,10 @@ class Bucket:
         import obstore
 
         async def look() -> list[tuple[str, int]]:
-            found = await obstore.list_with_delimiter_async(self._store, folder)
+            listing = await obstore.list_with_delimiter_async(self._store, folder)
             return [
-                (one["path"].rpartition("/")[2], int(one["last_modified"].timestamp() * 1000))
-                for one in found["objects"]
+                (entry["path"].rpartition("/")[2], int(entry["last_modified"].timestamp() * 1000))
+                for entry in listing["objects"]
             ]
 
         return await self._call(f"list {folder}", look)
@@ -154,25 +154,25 @@ class Bucket:
 
         await self._call(f"remove {name}", delete)
 
-    async def _call(self, what: str, attempt: Callable[[], Awaitable[Answer]]) -> Answer:
+    async def _call(self, operation: str, attempt: Callable[[], Awaitable[Answer]]) -> Answer:
         async def guarded() -> Answer:
             import obstore
 
             try:
                 return await attempt()
             except (OSError, ValueError, obstore.exceptions.BaseError) as error:
-                raise self._explained(what, error) from None
+                raise self._explained(operation, error) from None
 
-        return await self._caller.read(what, guarded)
+        return await self._caller.read(operation, guarded)
 
-    def _explained(self, what: str, error: Exception) -> errors.IcestreamError:
+    def _explained(self, operation: str, error: Exception) -> errors.IcestreamError:
         """A failure of the store in our words."""
         import obstore
 
-        known = obstore.exceptions
-        if isinstance(error, PermissionError | known.PermissionDeniedError | known.UnauthenticatedError):
+        exceptions = obstore.exceptions
+        if isinstance(error, PermissionError | exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
             return errors.AccessDenied(
-                f"{self._place} refuses access: {what}",
+                f"{self._place} refuses access: {operation}",
                 hint="check the keys of storage.iceberg_config.object_store, and what they allow",
             )
         if isinstance(error, ValueError):

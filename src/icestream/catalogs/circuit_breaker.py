@@ -1,4 +1,4 @@
-"""A circuit breaker: what failed too often is left alone for a while, then tried with one call. Pure.
+"""A circuit breaker: a target that failed too often is not called for a while, then probed with one call. Pure.
 
     state       who asks                            a success         a failure
     closed      is let through                      counts from 0     `failures_max` in a row: open
@@ -27,13 +27,13 @@ class CircuitState(Enum):
 
 
 class CallPermit(NamedTuple):
-    """To ask once. Whoever holds one must say how it ended."""
+    """Permits one call. Its holder must report how the call ended."""
 
     term: int
 
 
 class CallRefused(NamedTuple):
-    wait_ns: int  # until it makes sense to ask again
+    wait_ns: int  # until a retry makes sense
 
 
 class CircuitBreaker:
@@ -81,7 +81,7 @@ class CircuitBreaker:
             self._open(now_ns)
 
     def abandoned(self, permit: CallPermit, now_ns: int) -> None:
-        """Nobody knows how it would have ended."""
+        """The call ended without a result, because its caller was cancelled."""
         if permit.term == self._term and self.state is CircuitState.HALF_OPEN:
             self._enter(CircuitState.OPEN)
             self._until_ns = now_ns

@@ -1,14 +1,14 @@
-"""Is a commit of ours in a table that was read back? Pure.
+"""Recognises whether a commit is in a table that was read back. Pure.
 
-    there        one of its snapshots is in the table; a commit without snapshots: once more, it would change nothing
-    elsewhere    another table has the name by now: the one that it was made for was dropped or renamed, perhaps with it
-    impossible   it is not, and what it requires no longer holds: it cannot come later either
-    open         it is not, but a copy that is still on its way would be taken
+    THERE        one of its snapshots is in the table; of a commit without snapshots: applying it changes nothing
+    ELSEWHERE    another table has the name now: the original was dropped or renamed, perhaps with the commit in it
+    IMPOSSIBLE   it is not in the table, and its requirements no longer hold: it cannot be applied later either
+    OPEN         it is not in the table, but a copy that is still in flight would be accepted
 
-A commit may be sent again while it is open when at most one copy can count: its own success makes its requirement false
-(it moves a branch that it compares), or it says the same thing twice (properties, schemas). That is not a blind retry:
-it is the same commit, with the same snapshot id, under the same requirement. A snapshot is known by its id and not by
-the round that it claims: another driver may have committed other files for the same offsets (hazard 14).
+An open commit may be sent again if it can be applied only once: its own success makes its requirement false (it moves a
+branch that it compares), or it is idempotent (properties, schemas). That is not a blind retry: it is the same commit,
+with the same snapshot id and requirements. A snapshot is recognised by its id and not by the round that it claims:
+another driver may have committed other files for the same offsets (hazard 14).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from icestream.catalogs.table_catalog import TableChange
 from icestream.iceberg import table_commit, table_metadata
 from icestream.iceberg.values import Object
 
-# Updates after which the same update changes nothing.
-_SAME_TWICE: Final = frozenset(
+# Idempotent updates.
+_IDEMPOTENT: Final = frozenset(
     {
         "assign-uuid",
         "upgrade-format-version",
@@ -70,38 +70,44 @@ def commit_presence(metadata: Object, change: TableChange) -> CommitPresence:
 
 def is_safe_to_resend(change: TableChange) -> bool:
     if not any(_added_snapshots(change)):
-        return all(one.get("action") in _SAME_TWICE for one in change.updates)
-    if any(one.get("type") == RANGE for one in change.requirements):
+        return all(entry.get("action") in _IDEMPOTENT for entry in change.updates)
+    if any(entry.get("type") == RANGE for entry in change.requirements):
         return True  # our own catalog knows the round
-    compared = {one.get("ref") for one in change.requirements if one.get("type") == "assert-ref-snapshot-id"}
-    return any(one.get("action") == "set-snapshot-ref" and one.get("ref-name") in compared for one in change.updates)
+    compared = {entry.get("ref") for entry in change.requirements if entry.get("type") == "assert-ref-snapshot-id"}
+    return any(
+        entry.get("action") == "set-snapshot-ref" and entry.get("ref-name") in compared for entry in change.updates
+    )
 
 
 def _is_another(metadata: Object, change: TableChange) -> bool:
-    """Only of a commit that names its table by its uuid: another one is made for whatever has the name."""
-    wanted = {str(one.get("uuid")) for one in change.requirements if one.get("type") == "assert-table-uuid"}
-    found = metadata.get("table-uuid")
-    return bool(wanted) and isinstance(found, str) and found.lower() not in {one.lower() for one in wanted}
+    """Whether the table has another UUID than the commit requires; a commit without that requirement fits any."""
+    uuids = {
+        str(requirement.get("uuid"))
+        for requirement in change.requirements
+        if requirement.get("type") == "assert-table-uuid"
+    }
+    uuid = metadata.get("table-uuid")
+    return bool(uuids) and isinstance(uuid, str) and uuid.lower() not in {requirement.lower() for requirement in uuids}
 
 
 def _added_snapshots(change: TableChange) -> Iterator[int]:
-    for one in change.updates:
-        snapshot = one.get("snapshot")
-        if one.get("action") == "add-snapshot" and isinstance(snapshot, dict):
+    for table_update in change.updates:
+        snapshot = table_update.get("snapshot")
+        if table_update.get("action") == "add-snapshot" and isinstance(snapshot, dict):
             yield int(snapshot.get("snapshot-id", 0))
 
 
 def _snapshots(metadata: Object) -> set[int]:
-    return {int(one.get("snapshot-id", 0)) for one in metadata.get("snapshots") or ()}
+    return {int(snapshot.get("snapshot-id", 0)) for snapshot in metadata.get("snapshots") or ()}
 
 
 def _changes_nothing(metadata: Object, change: TableChange) -> bool:
     try:
         base = table_metadata.load(metadata)
-        made = table_commit.apply_updates(base, None, change.updates, int(metadata.get("last-updated-ms", 0)))
+        updated = table_commit.apply_updates(base, None, change.updates, int(metadata.get("last-updated-ms", 0)))
     except errors.IcestreamError:
         return False
-    return _stripped(base.as_json()) == _stripped(made.as_json())
+    return _stripped(base.as_json()) == _stripped(updated.as_json())
 
 
 def _stripped(document: Object) -> Object:
@@ -109,16 +115,16 @@ def _stripped(document: Object) -> Object:
 
 
 def _holds(metadata: Object, change: TableChange) -> bool:
-    """Whether the requirements may still hold: what we cannot judge may."""
+    """Whether the requirements may still hold; those of an unknown kind may."""
     try:
         base = table_metadata.load(metadata)
     except errors.IcestreamError:
         return True
-    for one in change.requirements:
+    for requirement in change.requirements:
         try:
-            table_commit.check_requirements(base, [one])
+            table_commit.check_requirements(base, [requirement])
         except errors.CommitConflict:
             return False
         except errors.IcestreamError:
-            continue  # ours, or one that is newer than we are
+            continue  # our own claim, or one of a newer protocol
     return True

@@ -55,26 +55,27 @@ class GluePointers:
         if parent:
             await self.load_namespace(parent)
             return []
-        return [(one["Name"],) for one in await self._pages("get_databases", "DatabaseList", {})]
+        return [(database["Name"],) for database in await self._pages("get_databases", "DatabaseList", {})]
 
     async def load_namespace(self, namespace: Namespace) -> dict[str, str]:
         try:
             name = database_of(namespace)
         except errors.InvalidInput:
             raise _no_database(namespace) from None
-        found = (await self._call("get_database", {"Name": name}, _no_database(namespace)))["Database"]
-        more = {"location": found["LocationUri"]} if found.get("LocationUri") else {}
-        return {**(found.get("Parameters") or {}), **more}
+        database = (await self._call("get_database", {"Name": name}, _no_database(namespace)))["Database"]
+        location = {"location": database["LocationUri"]} if database.get("LocationUri") else {}
+        return {**(database.get("Parameters") or {}), **location}
 
     async def create_namespace(self, namespace: Namespace, properties: Mapping[str, str]) -> None:
-        rest = {name: value for name, value in properties.items() if name != "location"}
-        asked: Object = {"Name": database_of(namespace), "Parameters": rest}
+        parameters = {name: value for name, value in properties.items() if name != "location"}
+        database_input: Object = {"Name": database_of(namespace), "Parameters": parameters}
         if "location" in properties:
-            asked["LocationUri"] = properties["location"]
-        await self._call("create_database", {"DatabaseInput": asked}, _no_database(namespace))
+            database_input["LocationUri"] = properties["location"]
+        await self._call("create_database", {"DatabaseInput": database_input}, _no_database(namespace))
 
     async def drop_namespace(self, namespace: Namespace) -> None:
-        """Glue would drop the tables with it, so they are looked for first; nobody can do both in one step."""
+        """Raises NotEmpty. Glue would drop the tables, too, so they are listed first; Glue cannot do both
+        atomically."""
         if await self._pages("get_tables", "TableList", {"DatabaseName": database_of(namespace)}, namespace):
             raise errors.NotEmpty(f"Namespace is not empty: {'.'.join(namespace)}")
         await self._call("delete_database", {"Name": database_of(namespace)}, _no_database(namespace))
@@ -82,39 +83,39 @@ class GluePointers:
     # --- tables ---
 
     async def list_tables(self, namespace: Namespace) -> list[Identifier]:
-        found = await self._pages("get_tables", "TableList", {"DatabaseName": database_of(namespace)}, namespace)
-        return [Identifier(namespace, one["Name"]) for one in found if glue_table.is_iceberg(one)]
+        tables = await self._pages("get_tables", "TableList", {"DatabaseName": database_of(namespace)}, namespace)
+        return [Identifier(namespace, table["Name"]) for table in tables if glue_table.is_iceberg(table)]
 
     async def find(self, identifier: Identifier) -> TablePointer:
         return glue_table.pointer_of(identifier, await self._table(identifier))
 
     async def _table(self, identifier: Identifier) -> Object:
         names = {"DatabaseName": database_of(identifier.namespace), "Name": identifier.name}
-        found: Object = (await self._call("get_table", names, _no_table(identifier)))["Table"]
-        return found
+        table: Object = (await self._call("get_table", names, _no_table(identifier)))["Table"]
+        return table
 
-    async def insert(self, identifier: Identifier, location: str, made: TableMetadata) -> None:
-        asked = glue_table.table_input(identifier, location, made, None)
+    async def insert(self, identifier: Identifier, location: str, table: TableMetadata) -> None:
+        table_input = glue_table.table_input(identifier, location, table, None)
         database = database_of(identifier.namespace)
         await self._call(
-            "create_table", {"DatabaseName": database, "TableInput": asked}, _no_database(identifier.namespace)
+            "create_table", {"DatabaseName": database, "TableInput": table_input}, _no_database(identifier.namespace)
         )
 
-    async def swap(self, identifier: Identifier, expected: TablePointer, location: str, made: TableMetadata) -> bool:
+    async def swap(self, identifier: Identifier, expected: TablePointer, location: str, table: TableMetadata) -> bool:
         try:
             before = await self._table(identifier)
-        except errors.StorageUnavailable as error:  # nothing was changed yet
+        except errors.StorageUnavailable as error:  # not ambiguous: nothing was changed yet
             raise errors.StorageUnavailable(error.message, hint=error.hint) from None
         if glue_table.pointer_of(identifier, before) != expected:
             return False
-        asked = {
+        request = {
             "DatabaseName": database_of(identifier.namespace),
-            "TableInput": glue_table.table_input(identifier, location, made, before),
+            "TableInput": glue_table.table_input(identifier, location, table, before),
             "SkipArchive": True,
             "VersionId": expected.version,
         }
         try:
-            await self._call("update_table", asked, _no_table(identifier))
+            await self._call("update_table", request, _no_table(identifier))
         except errors.CommitConflict:
             return False
         return True
@@ -124,17 +125,17 @@ class GluePointers:
         await self._call("delete_table", names, _no_table(identifier))
 
     async def rename(self, source: Identifier, target: Identifier) -> None:
-        """Glue has no such thing: the new name first, so that the table is never without one."""
-        found = await self._table(source)
-        asked = glue_table.renamed_input(target.name, found)
+        """Glue has no rename: the new name is created first, so that the table always has one."""
+        table = await self._table(source)
+        table_input = glue_table.renamed_input(target.name, table)
         try:
             await self._call(
                 "create_table",
-                {"DatabaseName": database_of(target.namespace), "TableInput": asked},
+                {"DatabaseName": database_of(target.namespace), "TableInput": table_input},
                 _no_database(target.namespace),
             )
         except errors.AlreadyExists:
-            if await self.find(target) != glue_table.pointer_of(source, found):  # not left behind by a lost answer
+            if await self.find(target) != glue_table.pointer_of(source, table):  # not the result of a lost reply
                 raise
         await self.remove(source)
 
@@ -144,26 +145,26 @@ class GluePointers:
     # --- asking ---
 
     async def _pages(
-        self, method: str, items: str, asked: Object, namespace: Namespace = ()
+        self, method: str, items: str, arguments: Object, namespace: Namespace = ()
     ) -> list[Mapping[str, Any]]:
-        found: list[Mapping[str, Any]] = []
-        more: Object = {}
+        entries: list[Mapping[str, Any]] = []
+        next_page: Object = {}
         while True:
-            page = await self._call(method, {**asked, **more}, _no_database(namespace))
-            found += page.get(items) or []
+            page = await self._call(method, {**arguments, **next_page}, _no_database(namespace))
+            entries += page.get(items) or []
             if not page.get("NextToken"):
-                return found
-            more = {"NextToken": page["NextToken"]}
+                return entries
+            next_page = {"NextToken": page["NextToken"]}
 
-    async def _call(self, method: str, asked: Object, missing: errors.IcestreamError) -> Any:
-        def ask() -> Any:
+    async def _call(self, method: str, arguments: Object, missing: errors.IcestreamError) -> Any:
+        def run() -> Any:
             call: Callable[..., Any] = getattr(_client(self._options), method)
-            return call(**asked)
+            return call(**arguments)
 
         from botocore import exceptions
 
         try:
-            return await self._offload.run(ask)
+            return await self._offload.run(run)
         except exceptions.ClientError as error:
             raise _refusal(method, error.response, missing) from None
         except (exceptions.EndpointConnectionError, exceptions.ConnectTimeoutError) as error:
@@ -187,7 +188,7 @@ class GluePointers:
 
 @functools.lru_cache(maxsize=32)
 def _client(options: GlueOptions) -> Any:
-    """One for all who ask for the same: making it reads some megabytes of descriptions. Called in a thread."""
+    """Cached: creating a client reads some megabytes of service descriptions. Called in a thread."""
     from botocore.config import Config
 
     config = Config(
@@ -195,7 +196,7 @@ def _client(options: GlueOptions) -> Any:
         connect_timeout=options.request_seconds,
         read_timeout=options.request_seconds,
     )
-    with _making:  # sessions are not for several threads at once, clients are
+    with _making:  # sessions are not thread-safe, clients are
         return _session(options.profile).client(
             "glue",
             aws_access_key_id=options.access_key_id,
@@ -223,8 +224,8 @@ def _no_table(identifier: Identifier) -> errors.UnknownTable:
 
 
 def _refusal(method: str, response: Mapping[str, Any], missing: errors.IcestreamError) -> errors.IcestreamError:
-    said = response.get("Error") or {}
-    code, words = str(said.get("Code", "")), str(said.get("Message", ""))[:300]
+    error = response.get("Error") or {}
+    code, words = str(error.get("Code", "")), str(error.get("Message", ""))[:300]
     status = int((response.get("ResponseMetadata") or {}).get("HTTPStatusCode") or 0)
     message = f"Glue refuses {method}: {words or code}"
     if code == "EntityNotFoundException":

@@ -1,4 +1,4 @@
-"""A table in AWS Glue: the form in which Iceberg's clients keep them there. Pure.
+"""An Iceberg table in AWS Glue, in the form that Iceberg's clients share. Pure.
 
     Parameters          table_type = ICEBERG, metadata_location, previous_metadata_location, and the table's properties
     StorageDescriptor   location and columns, for tools of AWS that know nothing of Iceberg
@@ -44,51 +44,53 @@ def database_of(namespace: Namespace) -> str:
     return namespace[0]
 
 
-def table_input(identifier: Identifier, location: str, made: TableMetadata, before: Mapping[str, Any] | None) -> Object:
-    """`before`: the table as Glue had it, whose other parameters stay."""
+def table_input(
+    identifier: Identifier, location: str, table: TableMetadata, before: Mapping[str, Any] | None
+) -> Object:
+    """The TableInput of a table. `before`: the table as Glue has it, whose other parameters stay."""
     parameters = dict((before or {}).get("Parameters") or {})
     previous = parameters.get("metadata_location")
-    parameters |= {**made.properties, "table_type": _KIND, "metadata_location": location}
+    parameters |= {**table.properties, "table_type": _KIND, "metadata_location": location}
     if previous is not None:
         parameters["previous_metadata_location"] = previous
     return {
         "Name": identifier.name,
         "TableType": "EXTERNAL_TABLE",
         "Parameters": parameters,
-        "StorageDescriptor": {"Columns": list(_columns(made)), "Location": made.location},
+        "StorageDescriptor": {"Columns": list(_columns(table)), "Location": table.location},
     }
 
 
-def renamed_input(name: str, found: Mapping[str, Any]) -> Object:
-    kept = ("TableType", "Owner", "Parameters", "StorageDescriptor", "Description")
-    return {"Name": name, **{key: found[key] for key in kept if key in found}}
+def renamed_input(name: str, glue_table: Mapping[str, Any]) -> Object:
+    members = ("TableType", "Owner", "Parameters", "StorageDescriptor", "Description")
+    return {"Name": name, **{key: glue_table[key] for key in members if key in glue_table}}
 
 
-def pointer_of(identifier: Identifier, found: Mapping[str, Any]) -> TablePointer:
-    parameters = found.get("Parameters") or {}
+def pointer_of(identifier: Identifier, glue_table: Mapping[str, Any]) -> TablePointer:
+    parameters = glue_table.get("Parameters") or {}
     location = parameters.get("metadata_location")
     if str(parameters.get("table_type")).upper() != _KIND or not location:
-        raise errors.UnknownTable(f"{identifier} is a table of Glue, but not of Iceberg")
-    return TablePointer(str(location), found.get("VersionId"))
+        raise errors.UnknownTable(f"{identifier} is a Glue table, but not an Iceberg table")
+    return TablePointer(str(location), glue_table.get("VersionId"))
 
 
-def is_iceberg(found: Mapping[str, Any]) -> bool:
-    return str((found.get("Parameters") or {}).get("table_type")).upper() == _KIND
+def is_iceberg(glue_table: Mapping[str, Any]) -> bool:
+    return str((glue_table.get("Parameters") or {}).get("table_type")).upper() == _KIND
 
 
-def _columns(made: TableMetadata) -> Iterator[Object]:
-    """The current ones first, then those of older schemas."""
-    current = made.current_schema
-    seen: set[str] = set()
-    for schema in (current, *(one for one in made.fields["schemas"] if one is not current)):
+def _columns(table: TableMetadata) -> Iterator[Object]:
+    """The columns of the current schema first, then those of older schemas."""
+    current = table.current_schema
+    names: set[str] = set()
+    for schema in (current, *(schema for schema in table.fields["schemas"] if schema is not current)):
         for field in schema["fields"]:
-            if field["name"] not in seen:
-                seen.add(field["name"])
+            if field["name"] not in names:
+                names.add(field["name"])
                 yield _column(field, schema is current)
 
 
 def _column(field: Object, is_current: bool) -> Object:
-    made: Object = {
+    column: Object = {
         "Name": field["name"],
         "Type": glue_type(field["type"]),
         "Parameters": {
@@ -97,19 +99,19 @@ def _column(field: Object, is_current: bool) -> Object:
             "iceberg.field.current": str(is_current).lower(),
         },
     }
-    return made | {"Comment": field["doc"]} if field.get("doc") else made
+    return column | {"Comment": field["doc"]} if field.get("doc") else column
 
 
-def glue_type(kind: Any) -> str:
-    if isinstance(kind, str):
-        return "binary" if kind.startswith("fixed") else _TYPES.get(kind, kind.replace(" ", ""))
-    match kind.get("type"):
+def glue_type(iceberg_type: Any) -> str:
+    if isinstance(iceberg_type, str):
+        return "binary" if iceberg_type.startswith("fixed") else _TYPES.get(iceberg_type, iceberg_type.replace(" ", ""))
+    match iceberg_type.get("type"):
         case "struct":
-            fields = ",".join(f"{one['name']}:{glue_type(one['type'])}" for one in kind["fields"])
+            fields = ",".join(f"{field['name']}:{glue_type(field['type'])}" for field in iceberg_type["fields"])
             return f"struct<{fields}>"
         case "list":
-            return f"array<{glue_type(kind['element'])}>"
+            return f"array<{glue_type(iceberg_type['element'])}>"
         case "map":
-            return f"map<{glue_type(kind['key'])},{glue_type(kind['value'])}>"
+            return f"map<{glue_type(iceberg_type['key'])},{glue_type(iceberg_type['value'])}>"
         case other:
             return str(other)

@@ -1,10 +1,11 @@
-"""What the history of a table elsewhere is read by: a snapshot of which we know how far it had come (hazard 21). Pure.
+"""The anchor of a table in another catalog: a snapshot whose progress is known, from which its history is read
+(hazard 21). Pure.
 
-Mostly the last round in it says so, or an operator did (`Mirror.base`). Ordinary maintenance of a quiet table takes
-both away: a compaction follows our last round, then an expiry lets everything but the compaction go. Rewrites change no
-row, so main still stands where the mirror says. That is believed when
+Usually it is the last round in the history, or the base that an operator stated (`ForeignTableRecord.base`). Ordinary
+maintenance of a quiet table removes both: a compaction follows our last round, then everything but the compaction
+expires. Rewrites change no rows, so main still holds what the mirror says. That is accepted if
 
-    main's history, as far as it is there, is rewrites alone (operation `replace`), and it goes on further back
+    main's history, as far as it is there, is rewrites alone (operation `replace`), and it continues further back
     and      the oldest of them was made of the snapshot that the mirror notes: nothing can lie between,
     or       main says that it has as many rows as that snapshot had, whatever rewrites were expired in between
 
@@ -24,14 +25,14 @@ from icestream.iceberg.values import Object
 
 
 def anchor(table: TableMetadata, topic_id: int, mirror: ForeignTableRecord | None) -> AdoptionBase | None:
-    """None: nothing but the rounds in its history says anything."""
+    """The anchor of a table; None if only the rounds in its history tell its progress."""
     if mirror is None:
         return None
-    found = main_progress(table, topic_id, mirror.base)
-    history = found.since  # all of it, where nothing in it is known
-    if found.is_known or not history:
+    progress = main_progress(table, topic_id, mirror.base)
+    history = progress.since  # all of it, where nothing in it is known
+    if progress.is_known or not history:
         return mirror.base
-    if mirror.uuid != table.uuid or any(snapshots.operation(one) != "replace" for one in history):
+    if mirror.uuid != table.uuid or any(snapshots.operation(snapshot) != "replace" for snapshot in history):
         return mirror.base
     if not _is_of(history[-1].get("parent-snapshot-id"), history[0], mirror):
         return mirror.base
@@ -44,7 +45,7 @@ def _is_of(parent: int | None, main: Object, mirror: ForeignTableRecord) -> bool
     return parent == mirror.snapshot_id or -1 < mirror.rows == rows_of(main)
 
 
-def rows_of(made: Object | None) -> int:
-    """As its summary says; -1: it does not."""
-    told = ((made or {}).get("summary") or {}).get("total-records", "")
-    return int(told) if told.isascii() and told.isdigit() else -1
+def rows_of(snapshot: Object | None) -> int:
+    """The rows of a snapshot by its summary; -1 if that has no count."""
+    text = ((snapshot or {}).get("summary") or {}).get("total-records", "")
+    return int(text) if text.isascii() and text.isdigit() else -1

@@ -1,7 +1,7 @@
-"""A commit to several tables in one request, until the outcome of each is known (hazard 47).
+"""Resolves a commit to several tables in one request, until the outcome of each is determined (hazard 47).
 
-The answer has no body, so after an ambiguous one every table is read before anything else happens. The catalog takes
-all of them or none; but each table is judged by what it says itself.
+After an ambiguous reply every table is read before anything is sent again. The catalog applies all changes or none, but
+each table is judged by its own content.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ class MultiTableCommit:
 
     async def settle(self) -> Outcomes:
         number = 0
-        found = await self._sent()
+        outcomes = await self._sent()
         while True:
-            found = found if found is not None else await self._judged()
-            if found is not None:
-                return found
+            outcomes = outcomes if outcomes is not None else await self._judged()
+            if outcomes is not None:
+                return outcomes
             number += 1
             if not await self._caller.pause(number, self._deadline_ns):
-                return self._all(CommitUnknown("no clear answer until the deadline; it may still happen"))
+                return self._all(CommitUnknown("outcome not determined before the deadline; it may still be applied"))
             if self._is_read and all(map(is_safe_to_resend, self._changes.values())):
-                found = await self._sent()
+                outcomes = await self._sent()
 
     async def _sent(self) -> Outcomes | None:
         self._is_read = False
         try:
-            answer = await self._caller.change(self._what, self._send, self._deadline_ns)
+            response = await self._caller.change(self._what, self._send, self._deadline_ns)
         except errors.CommitConflict as error:
             return None if self._may_come else await self._refused(error)
         except errors.StorageUnavailable as error:
@@ -71,61 +71,68 @@ class MultiTableCommit:
                 raise
             return None
         repeated = {
-            Identifier(tuple(one["namespace"]), one["name"]): int(one["snapshot-id"])
-            for one in answer.get("repeated") or ()
+            Identifier(tuple(identifier["namespace"]), identifier["name"]): int(identifier["snapshot-id"])
+            for identifier in response.get("repeated") or ()
         }
-        return {one: CommitDone(None, repeated=repeated.get(one)) for one in self._changes}
+        return {identifier: CommitDone(None, repeated=repeated.get(identifier)) for identifier in self._changes}
 
     async def _refused(self, error: errors.CommitConflict) -> Outcomes | None:
-        """Our own catalog names the tables that stood in the way; another one leaves it open, and all of them did.
+        """The outcomes of a refused request. Our own catalog names the tables in conflict; with another one all are.
 
-        It may be our own first copy that stands in the way, if somebody on the way sent it twice; one table tells.
+        None if the conflict is with our own first copy, which a proxy sent twice: one table tells.
         """
-        named = {str(one.get("table")): one for one in error.details.get("tables") or ()}
-        first = next((one for one in self._changes if str(one) in named), next(iter(self._changes)))
+        conflicts = {str(identifier.get("table")): identifier for identifier in error.details.get("tables") or ()}
+        checked = next(
+            (identifier for identifier in self._changes if str(identifier) in conflicts), next(iter(self._changes))
+        )
         try:
-            found = await self._load(first)
+            table = await self._load(checked)
         except errors.IcestreamError:
             return None
-        if commit_presence(found.metadata, self._changes[first]) is CommitPresence.THERE:
+        if commit_presence(table.metadata, self._changes[checked]) is CommitPresence.THERE:
             return None
         return {
-            one: CommitRefused(
-                str(named.get(str(one), {}).get("message") or error.message),
-                details=named.get(str(one), {}) if named else error.details,
-                is_bystander=bool(named) and str(one) not in named,
+            identifier: CommitRefused(
+                str(conflicts.get(str(identifier), {}).get("message") or error.message),
+                details=conflicts.get(str(identifier), {}) if conflicts else error.details,
+                is_bystander=bool(conflicts) and str(identifier) not in conflicts,
             )
-            for one in self._changes
+            for identifier in self._changes
         }
 
     async def _judged(self) -> Outcomes | None:
-        """None: it is open, or cannot be seen now."""
+        """Reads all tables back; returns their outcomes, None if undetermined or a table cannot be read."""
         try:
-            found = {one: await self._load(one) for one in self._changes}
+            tables = {identifier: await self._load(identifier) for identifier in self._changes}
         except errors.IcestreamError:
             return None
         self._is_read = True
-        seen = {one: commit_presence(table.metadata, self._changes[one]) for one, table in found.items()}
-        if all(one is CommitPresence.OPEN for one in seen.values()):
+        presences = {
+            identifier: commit_presence(table.metadata, self._changes[identifier])
+            for identifier, table in tables.items()
+        }
+        if all(identifier is CommitPresence.OPEN for identifier in presences.values()):
             return None
-        is_taken = CommitPresence.THERE in seen.values()
-        return {one: _outcome(seen[one], found[one], is_taken) for one in self._changes}
+        is_applied = CommitPresence.THERE in presences.values()
+        return {
+            identifier: _outcome(presences[identifier], tables[identifier], is_applied) for identifier in self._changes
+        }
 
     def _all(self, outcome: CommitOutcome) -> Outcomes:
         return dict.fromkeys(self._changes, outcome)
 
 
-def _outcome(seen: CommitPresence, table: LoadedTable, is_taken: bool) -> CommitOutcome:
-    """`is_taken`: another table of the request has it."""
-    if seen is CommitPresence.THERE:
+def _outcome(presence: CommitPresence, table: LoadedTable, is_applied: bool) -> CommitOutcome:
+    """The outcome of one table. `is_applied`: another table of the request has the commit."""
+    if presence is CommitPresence.THERE:
         return CommitDone(table, was_read_back=True)
-    if seen is CommitPresence.ELSEWHERE:
-        return CommitUnknown("another table has its name by now; it may be in the one that it was made for")
-    if seen is CommitPresence.OPEN and is_taken:
-        return CommitUnknown("other tables of the request were changed; this one may follow")
+    if presence is CommitPresence.ELSEWHERE:
+        return CommitUnknown("another table has the name now; the commit may be in the original table")
+    if presence is CommitPresence.OPEN and is_applied:
+        return CommitUnknown("other tables of the request were committed; this one may follow")
     reason = (
-        "others changed the table first"
-        if seen is CommitPresence.IMPOSSIBLE
+        "the table was changed by another commit"
+        if presence is CommitPresence.IMPOSSIBLE
         else "another table of the request was refused"
     )
-    return CommitRefused(reason, table, is_bystander=seen is CommitPresence.OPEN)
+    return CommitRefused(reason, table, is_bystander=presence is CommitPresence.OPEN)

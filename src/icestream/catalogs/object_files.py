@@ -1,7 +1,7 @@
-"""The files of tables in object stores: the twin of the catalog's local files.
+"""Table files in object stores; LocalFiles is the counterpart on disk.
 
-A finished upload is durable, so there is nothing to sync. Each file has a name of its own and is written once, on the
-condition that there is none of its name. A node that was fenced off writes and removes none (object_fence.py).
+A finished upload is durable, so there is nothing to sync. Each file is written once, with a conditional write that
+fails if its name exists. A node that was fenced off writes and removes nothing (warehouse_fence.py).
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ def parse_object_location(location: str) -> ObjectLocation:
     scheme, _, rest = normalize(location).partition("://")
     kind = SCHEMES.get(scheme)
     if kind is None or kind == "local":
-        known = ", ".join(f"{one}://" for one in SCHEMES if one != "file")
-        raise errors.InvalidInput(f"Cannot reach {location}", hint=f"locations begin with file:/, {known}")
+        schemes = ", ".join(f"{name}://" for name in SCHEMES if name != "file")
+        raise errors.InvalidInput(f"Cannot reach {location}", hint=f"locations begin with file:/, {schemes}")
     host, _, name = rest.partition("/")
     return ObjectLocation(kind, host.partition("@")[0], name)
 
 
 async def _admitted() -> None:
-    """Where nobody guards the files."""
+    """The default: writes are not fenced."""
 
 
 class ObjectFiles:
     def __init__(self, open_objects: Callable[[StoreKind, str], Objects]) -> None:
-        """`open_objects(kind, bucket)`: once for each bucket."""
+        """`open_objects(kind, bucket)` is called once for each bucket."""
         self._open = open_objects
         self._buckets: dict[tuple[StoreKind, str], Objects] = {}
-        self.admit: Callable[[], Awaitable[None]] = _admitted  # raises where nothing may be written
+        self.admit: Callable[[], Awaitable[None]] = _admitted  # raises if this node may not write
 
     def _bucket(self, place: ObjectLocation) -> Objects:
         key = place.kind, place.bucket
@@ -55,7 +55,7 @@ class ObjectFiles:
         return self._bucket(parse_object_location(location))
 
     def reader(self, location: str) -> ObjectReader:
-        """A file of it for a library that reads pieces of it by itself; every read blocks. Raises FileNotFoundError."""
+        """A file object for libraries that read ranges; every read blocks. Raises FileNotFoundError."""
         place = parse_object_location(location)
         return self._bucket(place).reader(place.name)
 
@@ -70,14 +70,14 @@ class ObjectFiles:
     async def read(self, location: str) -> bytes:
         place = parse_object_location(location)
         try:
-            found = await self._bucket(place).get(place.name, limits.CATALOG_DOCUMENT_BYTES_MAX)
+            data = await self._bucket(place).get(place.name, limits.CATALOG_DOCUMENT_BYTES_MAX)
         except errors.UnexpectedAnswer as error:
-            raise errors.MetadataFileDamaged(f"{error.message}: it is no metadata file") from None
-        if found is None:
+            raise errors.MetadataFileDamaged(f"{error.message}: it is not a metadata file") from None
+        if data is None:
             raise errors.MetadataFileMissing(
                 f"Failed to open input stream for file: {location}", hint="restore the file, or register another one"
             )
-        return found
+        return data
 
     async def exists(self, location: str) -> bool:
         place = parse_object_location(location)
@@ -88,7 +88,7 @@ class ObjectFiles:
         return await self._bucket(place).size(place.name) or 0
 
     async def remove(self, location: str) -> None:
-        """What cannot be removed now is left to whoever looks for orphans."""
+        """Removes a file. Failures are ignored: a scan for orphans finds the file later."""
         try:
             place = parse_object_location(location)
             await self.admit()
@@ -101,13 +101,13 @@ class ObjectFiles:
         return await self._bucket(place).directly_in(place.name)
 
     async def remove_empty(self, location: str) -> None:
-        """There are no directories."""
+        """Object stores have no directories."""
 
     async def make_durable(self, locations: Sequence[str]) -> None:
-        """What was uploaded is."""
+        """Uploads are durable already."""
 
     async def make_folder(self, location: str) -> None:
-        """There are none."""
+        """Object stores have no directories."""
 
 
 class SchemeFiles:
@@ -124,7 +124,7 @@ class SchemeFiles:
         return self._objects.objects_at(location)
 
     def admit_by(self, admit: Callable[[], Awaitable[None]]) -> None:
-        """From now on `admit` is asked before an object is written or removed, and raises where it must not be."""
+        """Sets the check that is awaited before an object is written or removed; it raises if that is not allowed."""
         self._objects.admit = admit
 
     def _of(self, location: str) -> TableFiles:
@@ -161,6 +161,6 @@ class SchemeFiles:
         await self._of(location).make_folder(location)
 
     async def make_durable(self, locations: Sequence[str]) -> None:
-        local = [one for one in locations if normalize(one).startswith("file:")]
+        local = [location for location in locations if normalize(location).startswith("file:")]
         if local:
             await self._local.make_durable(local)

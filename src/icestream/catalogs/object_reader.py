@@ -52,15 +52,15 @@ class ObjectReader(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         import obstore
 
-        left = max(self.size_bytes - self._position, 0)
-        length = left if size < 0 else min(size, left)
+        available = max(self.size_bytes - self._position, 0)
+        length = available if size < 0 else min(size, available)
         if not length:
             return b""
         try:
-            found = bytes(obstore.get_range(self._store, self._name, start=self._position, length=length))
+            data = bytes(obstore.get_range(self._store, self._name, start=self._position, length=length))
         except FileNotFoundError:
             raise
         except (OSError, ValueError, obstore.exceptions.BaseError) as error:
             raise self._explain(f"read {self._name}", error) from None
-        self._position += len(found)
-        return found
+        self._position += len(data)
+        return data

@@ -1,17 +1,16 @@
-"""A table catalog over nothing but pointers: each table's name leads to its metadata file (Glue, SQL).
+"""A table catalog over a store of pointers: each table's name leads to its metadata file (Glue, SQL).
 
-Such a catalog checks no requirements and applies no updates; its client does. Here that is the same code as in our own
-catalog: the documents and rules of `catalog.table`. A commit reads the document, judges it, writes the next one under a
-name of its own, and moves the pointer if it still is what was read. Iceberg's other clients do the same, so tables are
-shared with them.
+Such a store checks no requirements and applies no updates; its client does, here with the rules of `iceberg`. A commit
+reads the document, checks it, writes the next one under a new name, and swaps the pointer if it still is what was read.
+Iceberg's other clients do the same, so tables are shared with them.
 
-    swap          done, or false: it is not what was read. Unclear: the pointer is read
-    pointer       ours: done. As before: the same swap again, which can count once only. Another: its metadata log tells
-                  whether ours was in between; if not, the commit is judged anew on the new document. None, or that
-                  of another table: ours may have been dropped or renamed with the commit in it. Unknown, if the swap
-                  was unclear; else the commit is judged anew
+    swap          applied, or false: the pointer is not what was read. Ambiguous: the pointer is read back
+    pointer       ours: DONE. As before: the same swap again, which can be applied only once. Another: its metadata log
+                  tells whether ours was in between; if not, the commit is planned again on the new document. Missing,
+                  or of another table: ours may have been dropped or renamed with the commit in it; UNKNOWN if the
+                  swap was ambiguous, else the commit is planned again
 
-A metadata file is removed only when it is certain that nothing points or will point to it.
+A metadata file is removed only if it is certain that no pointer leads or will lead to it.
 """
 
 from __future__ import annotations
@@ -50,7 +49,8 @@ class TablePointer(NamedTuple):
 
 
 class PointerStore(Protocol):
-    """One request each, at most. Raises StorageUnavailable, ambiguous where the request may have been carried out."""
+    """Each method sends at most one request. Raises StorageUnavailable, ambiguous if the request may have been
+    applied."""
 
     async def list_namespaces(self, parent: Namespace) -> list[Namespace]: ...
 
@@ -64,10 +64,10 @@ class PointerStore(Protocol):
 
     async def find(self, identifier: Identifier) -> TablePointer: ...
 
-    async def insert(self, identifier: Identifier, location: str, made: TableMetadata) -> None: ...
+    async def insert(self, identifier: Identifier, location: str, table: TableMetadata) -> None: ...
 
     async def swap(
-        self, identifier: Identifier, expected: TablePointer, location: str, made: TableMetadata
+        self, identifier: Identifier, expected: TablePointer, location: str, table: TableMetadata
     ) -> bool: ...
 
     async def remove(self, identifier: Identifier) -> None: ...
@@ -79,8 +79,8 @@ class PointerStore(Protocol):
 
 class PointerSwap(Enum):
     DONE = auto()
-    OVERTAKEN = auto()  # the table went on without it
-    PARTED = auto()  # its name leads elsewhere: it may have another one, so no file is removed
+    SUPERSEDED = auto()  # another commit was applied instead
+    RENAMED = auto()  # the name leads to another table or none: the original may have the commit, so no file is removed
     UNKNOWN = auto()
 
 
@@ -133,18 +133,18 @@ class PointerCatalog:
         return await self._caller.read("list tables", lambda: self._pointers.list_tables(namespace))
 
     async def load(self, identifier: Identifier) -> LoadedTable:
-        pointer, found = await self._read(identifier)
-        return LoadedTable(found.as_json(), pointer.location)
+        pointer, table = await self._read(identifier)
+        return LoadedTable(table.as_json(), pointer.location)
 
     async def _read(self, identifier: Identifier) -> tuple[TablePointer, TableMetadata]:
         pointer = await self._find(identifier)
         try:
             return pointer, await self._document(pointer.location)
         except errors.MetadataFileMissing:
-            now = await self._find(identifier)  # others went on, and tidied up
-            if now.location == pointer.location:
+            current = await self._find(identifier)  # another commit removed the old file
+            if current.location == pointer.location:
                 raise
-            return now, await self._document(now.location)
+            return current, await self._document(current.location)
 
     async def _find(self, identifier: Identifier) -> TablePointer:
         return await self._caller.read(f"find {identifier}", lambda: self._pointers.find(identifier))
@@ -160,30 +160,30 @@ class PointerCatalog:
         try:
             return table_metadata.decode(data)
         except errors.InvalidInput as error:
-            raise errors.MetadataFileDamaged(f"{location} is no metadata file: {error.message}") from None
+            raise errors.MetadataFileDamaged(f"{location} is not a metadata file: {error.message}") from None
 
-    async def _write(self, made: TableMetadata, version: int) -> str:
-        name = metadata_file.new_name(version, self._new_uuid(), made.properties)
-        location = normalize(f"{metadata_file.directory(made.location, made.properties)}/{name}")
-        await self._files.create(location, metadata_file.compress(location, made.pieces()))
+    async def _write(self, table: TableMetadata, version: int) -> str:
+        name = metadata_file.new_name(version, self._new_uuid(), table.properties)
+        location = normalize(f"{metadata_file.directory(table.location, table.properties)}/{name}")
+        await self._files.create(location, metadata_file.compress(location, table.pieces()))
         return location
 
     async def create(self, identifier: Identifier, definition: Object) -> LoadedTable:
         await self.load_namespace(identifier.namespace)
-        given = values.optional_text(definition, "location")
+        requested = values.optional_text(definition, "location")
         uuid_text = self._new_uuid()
-        place = (
-            normalize(given)
-            if given
+        table_location = (
+            normalize(requested)
+            if requested
             else new_location(namespace_location(self._warehouse, identifier.namespace), identifier.name, uuid_text)
         )
-        made = new_table_metadata(definition, place, uuid_text, self._now_ms())
+        table = new_table_metadata(definition, table_location, uuid_text, self._now_ms())
         if await self._pointer_or_none(identifier) is not None:
             raise errors.AlreadyExists(f"Table already exists: {identifier}")
-        location = await self._write(made, 0)
+        location = await self._write(table, 0)
 
         async def is_done() -> bool:
-            """Whatever others committed to it since."""
+            """By UUID, whatever was committed to the table since."""
             try:
                 return (await self._read(identifier))[1].uuid == uuid_text
             except errors.UnknownTable:
@@ -193,7 +193,7 @@ class PointerCatalog:
             await resolve_change(
                 self._caller,
                 f"create {identifier}",
-                lambda: self._pointers.insert(identifier, location, made),
+                lambda: self._pointers.insert(identifier, location, table),
                 is_done,
             )
         except (errors.OutcomeUnknown, errors.AlreadyExists):
@@ -201,10 +201,10 @@ class PointerCatalog:
         except errors.IcestreamError:
             await self._files.remove(location)
             raise
-        return LoadedTable(made.as_json(), location)
+        return LoadedTable(table.as_json(), location)
 
     async def drop(self, identifier: Identifier, is_purging: bool = False) -> None:
-        """Without a server there is nobody to remove the files later."""
+        """Raises InvalidInput for a purge: there is no server that could remove the files later."""
         if is_purging:
             raise errors.InvalidInput(
                 "this kind of catalog does not remove files", hint="drop the table, and remove its files by hand"
@@ -220,8 +220,12 @@ class PointerCatalog:
         await self.load_namespace(target.namespace)
 
         async def is_done() -> bool:
-            there = await self._pointer_or_none(target)
-            return there is not None and there.location == pointer.location and await self._is_gone(source)
+            target_pointer = await self._pointer_or_none(target)
+            return (
+                target_pointer is not None
+                and target_pointer.location == pointer.location
+                and await self._is_gone(source)
+            )
 
         await resolve_change(self._caller, f"rename {source}", lambda: self._pointers.rename(source, target), is_done)
 
@@ -240,74 +244,79 @@ class PointerCatalog:
             before = LoadedTable(base.as_json(), pointer.location)
             try:
                 table_commit.check_requirements(base, change.requirements)
-                made = table_commit.apply_updates(base, pointer.location, change.updates, self._now_ms())
+                table = table_commit.apply_updates(base, pointer.location, change.updates, self._now_ms())
             except errors.CommitConflict as error:
                 return CommitRefused(error.message, before, error.details)
-            if made is base:
+            if table is base:
                 return CommitDone(before)
-            location = await self._write(made, metadata_file.version_of(pointer.location) + 1)
-            match await self._moved(identifier, pointer, location, made):
+            location = await self._write(table, metadata_file.version_of(pointer.location) + 1)
+            match await self._moved(identifier, pointer, location, table):
                 case PointerSwap.DONE:
-                    return CommitDone(LoadedTable(made.as_json(), location))
+                    return CommitDone(LoadedTable(table.as_json(), location))
                 case PointerSwap.UNKNOWN:
-                    return CommitUnknown(f"commit to {identifier}: no clear answer; {location} may become the table")
-                case PointerSwap.OVERTAKEN:
+                    return CommitUnknown(
+                        f"commit to {identifier}: outcome not determined; {location} may become current"
+                    )
+                case PointerSwap.SUPERSEDED:
                     await self._files.remove(location)
-                case PointerSwap.PARTED:
+                case PointerSwap.RENAMED:
                     pass
-        return CommitRefused(f"others were faster {limits.CATALOG_ATTEMPTS_MAX} times")
+        return CommitRefused(f"commit conflict: gave up after {limits.CATALOG_ATTEMPTS_MAX} attempts")
 
     async def _moved(
-        self, identifier: Identifier, expected: TablePointer, location: str, made: TableMetadata
+        self, identifier: Identifier, expected: TablePointer, location: str, table: TableMetadata
     ) -> PointerSwap:
-        """After a swap that is unclear nothing is sent before the pointer was read."""
+        """Swaps the pointer and determines the outcome. After an ambiguous swap the pointer is read before it is sent
+        again."""
         deadline_ns = self._caller.deadline_ns()
         what = f"commit to {identifier}"
-        may_come = False
+        may_be_applied = False
         is_read = True
-        number = 0
+        attempt = 0
         while True:
             if is_read:
                 try:
                     if await self._caller.change(
-                        what, lambda: self._pointers.swap(identifier, expected, location, made), deadline_ns
+                        what, lambda: self._pointers.swap(identifier, expected, location, table), deadline_ns
                     ):
                         return PointerSwap.DONE
                 except errors.IcestreamError as error:
                     is_ambiguous = isinstance(error, errors.StorageUnavailable) and error.is_ambiguous
-                    if not is_ambiguous and not may_come:
+                    if not is_ambiguous and not may_be_applied:
                         await self._files.remove(location)
                         raise
-                    may_come = True
+                    may_be_applied = True
             is_read = False
             with contextlib.suppress(errors.PersistentStorageError):
-                seen = await self._seen(identifier, expected, location, made)
+                swap = await self._seen(identifier, expected, location, table)
                 is_read = True
-                if seen is not None:
-                    return PointerSwap.UNKNOWN if seen is PointerSwap.PARTED and may_come else seen
-            number += 1
-            if not await self._caller.pause(number, deadline_ns):
+                if swap is not None:
+                    return PointerSwap.UNKNOWN if swap is PointerSwap.RENAMED and may_be_applied else swap
+            attempt += 1
+            if not await self._caller.pause(attempt, deadline_ns):
                 return PointerSwap.UNKNOWN
 
     async def _seen(
-        self, identifier: Identifier, expected: TablePointer, location: str, made: TableMetadata
+        self, identifier: Identifier, expected: TablePointer, location: str, table: TableMetadata
     ) -> PointerSwap | None:
-        """What the pointer says; None while it is as it was."""
-        now = await self._pointer_or_none(identifier)
-        if now is None:
-            return PointerSwap.PARTED
-        if now.location == location:
+        """The outcome by the pointer as it is now; None if it is unchanged."""
+        current = await self._pointer_or_none(identifier)
+        if current is None:
+            return PointerSwap.RENAMED
+        if current.location == location:
             return PointerSwap.DONE
-        if now == expected:
+        if current == expected:
             return None
-        found = await self._document(now.location)
-        log = found.metadata_log
+        document = await self._document(current.location)
+        log = document.metadata_log
         if any(entry["metadata-file"] == location for entry in log):
             return PointerSwap.DONE
-        if found.uuid != made.uuid:
-            return PointerSwap.PARTED
-        known = metadata_file.version_of(now.location) - metadata_file.version_of(expected.location) <= len(log)
-        return PointerSwap.OVERTAKEN if known else PointerSwap.UNKNOWN
+        if document.uuid != table.uuid:
+            return PointerSwap.RENAMED
+        reaches_back = metadata_file.version_of(current.location) - metadata_file.version_of(expected.location) <= len(
+            log
+        )
+        return PointerSwap.SUPERSEDED if reaches_back else PointerSwap.UNKNOWN
 
     async def close(self) -> None:
         await self._pointers.close()

@@ -50,12 +50,12 @@ class RestCatalog:
 
     async def list_namespaces(self, parent: Namespace = ()) -> list[Namespace]:
         query = {"parent": SEPARATOR.join(parent)} if parent else {}
-        found = await self._pages("list namespaces", "namespaces", "namespaces", query, _NAMESPACE)
-        return [tuple(levels) for levels in found]
+        entries = await self._pages("list namespaces", "namespaces", "namespaces", query, _NAMESPACE)
+        return [tuple(levels) for levels in entries]
 
     async def load_namespace(self, namespace: Namespace) -> dict[str, str]:
-        found = await self._read(f"load namespace {'.'.join(namespace)}", _namespace(namespace), _NAMESPACE)
-        return dict(found.get("properties") or {})
+        response = await self._read(f"load namespace {'.'.join(namespace)}", _namespace(namespace), _NAMESPACE)
+        return dict(response.get("properties") or {})
 
     async def create_namespace(self, namespace: Namespace, properties: Mapping[str, str]) -> None:
         body = {"namespace": list(namespace), "properties": dict(properties)}
@@ -77,26 +77,26 @@ class RestCatalog:
 
     async def list_tables(self, namespace: Namespace) -> list[Identifier]:
         path = f"{_namespace(namespace)}/tables"
-        found = await self._pages(f"list tables of {'.'.join(namespace)}", path, "identifiers", {}, _NAMESPACE)
-        return [Identifier(tuple(one["namespace"]), one["name"]) for one in found]
+        entries = await self._pages(f"list tables of {'.'.join(namespace)}", path, "identifiers", {}, _NAMESPACE)
+        return [Identifier(tuple(entry["namespace"]), entry["name"]) for entry in entries]
 
     async def load(self, identifier: Identifier) -> LoadedTable:
         return _loaded(await self._read(f"load {identifier}", _table(identifier), _TABLE))
 
     async def create(self, identifier: Identifier, definition: Object) -> LoadedTable:
         body = {"name": identifier.name, **definition}
-        made: list[LoadedTable] = []
+        loaded: list[LoadedTable] = []
 
         async def is_done() -> bool:
             try:
-                made[:] = [await self.load(identifier)]
+                loaded[:] = [await self.load(identifier)]
             except (errors.UnknownTable, errors.UnknownNamespace):
                 return False
-            return creation_check.matches_creation(made[0].metadata, definition)
+            return creation_check.matches_creation(loaded[0].metadata, definition)
 
         path = f"{_namespace(identifier.namespace)}/tables"
-        answer = await self._changed(f"create {identifier}", "POST", path, body, _NEW_TABLE, is_done)
-        return made[0] if answer is None else _loaded(answer)
+        response = await self._changed(f"create {identifier}", "POST", path, body, _NEW_TABLE, is_done)
+        return loaded[0] if response is None else _loaded(response)
 
     async def drop(self, identifier: Identifier, is_purging: bool = False) -> None:
         async def is_done() -> bool:
@@ -122,9 +122,9 @@ class RestCatalog:
         repeated: list[int] = []
 
         async def send() -> LoadedTable:
-            answer = await self._ask("POST", _table(identifier), _TABLE, body=body, headers=headers)
-            repeated[:] = [one for one in (answer.get("repeated"),) if isinstance(one, int)]
-            return _loaded(answer)
+            response = await self._ask("POST", _table(identifier), _TABLE, body=body, headers=headers)
+            repeated[:] = [snapshot_id for snapshot_id in (response.get("repeated"),) if isinstance(snapshot_id, int)]
+            return _loaded(response)
 
         outcome = await CommitResolver(self._caller, what, change, send, lambda: self.load(identifier)).settle()
         if isinstance(outcome, CommitDone) and repeated:
@@ -135,7 +135,11 @@ class RestCatalog:
         config = await self._connected()
         if len(changes) == 1 or _TRANSACTIONS not in (config.get("endpoints") or ()):
             return await commit_sequentially(changes, self.commit)
-        body = {"table-changes": [{"identifier": _named(one), **_changes(change)} for one, change in changes.items()]}
+        body = {
+            "table-changes": [
+                {"identifier": _named(identifier), **_changes(change)} for identifier, change in changes.items()
+            ]
+        }
         headers = await self._request_name()
 
         async def send() -> Object:
@@ -160,12 +164,12 @@ class RestCatalog:
                 async def ask() -> Object:
                     return decode_response(await self._client.ask("GET", "config", query), {}, self._client.base)
 
-                found = await self._caller.read("read the configuration", ask)
-                if not isinstance(found.get("defaults"), dict) and not isinstance(found.get("overrides"), dict):
+                config = await self._caller.read("read the configuration", ask)
+                if not isinstance(config.get("defaults"), dict) and not isinstance(config.get("overrides"), dict):
                     raise errors.UnexpectedAnswer(
                         f"{self._client.base}/v1/config is not that of an Iceberg catalog", hint="check `uri`"
                     )
-                self._config = found
+                self._config = config
             return self._config
 
     async def _ask(
@@ -180,23 +184,23 @@ class RestCatalog:
         config = await self._connected()
         settings = {**(config.get("defaults") or {}), **(config.get("overrides") or {})}
         prefix = str(settings.get("prefix") or "").strip("/")
-        answer = await self._client.ask(method, f"{prefix}/{path}" if prefix else path, query, body, headers)
-        return decode_response(answer, expected, self._client.base, self._is_own)
+        response = await self._client.ask(method, f"{prefix}/{path}" if prefix else path, query, body, headers)
+        return decode_response(response, expected, self._client.base, self._is_own)
 
     async def _read(self, what: str, path: str, expected: Expected, query: Mapping[str, str] | None = None) -> Object:
         await self._connected()
         return await self._caller.read(what, lambda: self._ask("GET", path, expected, query))
 
     async def _pages(self, what: str, path: str, items: str, query: Mapping[str, str], expected: Expected) -> list[Any]:
-        found: list[Any] = []
-        more: dict[str, str] = {}
+        entries: list[Any] = []
+        next_page: dict[str, str] = {}
         for _ in range(_PAGES_MAX):
-            page = await self._read(what, path, expected, {**query, **more})
-            found += page.get(items) or []
+            page = await self._read(what, path, expected, {**query, **next_page})
+            entries += page.get(items) or []
             token = page.get("next-page-token")
             if not token:
-                return found
-            more = {"pageToken": str(token)}
+                return entries
+            next_page = {"pageToken": str(token)}
         raise errors.UnexpectedAnswer(f"{what}: more than {_PAGES_MAX} pages")
 
     async def _changed(
@@ -250,8 +254,8 @@ def _changes(change: TableChange) -> Object:
     return {"requirements": list(change.requirements), "updates": list(change.updates)}
 
 
-def _loaded(answer: Object) -> LoadedTable:
-    metadata = answer.get("metadata")
+def _loaded(response: Object) -> LoadedTable:
+    metadata = response.get("metadata")
     if not isinstance(metadata, dict):
         raise errors.StorageUnavailable("an answer without the table's metadata", is_ambiguous=True)
-    return LoadedTable(metadata, answer.get("metadata-location"), answer.get("config") or {})
+    return LoadedTable(metadata, response.get("metadata-location"), response.get("config") or {})

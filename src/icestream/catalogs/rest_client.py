@@ -85,8 +85,8 @@ class RestClient:
             await self._http.aclose()
 
     def _with_token(self, token: str | None, headers: Mapping[str, str]) -> dict[str, str]:
-        held = {"Authorization": f"Bearer {token}"} if token is not None else {}
-        return {"Content-Type": "application/json", **self._options.headers, **held, **headers}
+        authorization = {"Authorization": f"Bearer {token}"} if token is not None else {}
+        return {"Content-Type": "application/json", **self._options.headers, **authorization, **headers}
 
     # --- tokens ---
 

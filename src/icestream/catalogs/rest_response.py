@@ -1,4 +1,4 @@
-"""Answers of a server of Iceberg's REST protocol, and the errors of our tree that they mean. Pure.
+"""Decodes responses of Iceberg's REST protocol, errors into those of our tree. Pure.
 
 2xx              an object, or nothing
 400 to 422       a refusal: nothing was changed. The type that the error names decides, where it names one; else
@@ -37,36 +37,37 @@ class RestResponse(NamedTuple):
     instance: str | None = None  # of the broker that answered, where it is one of ours
 
 
-def decode_response(answer: RestResponse, expected: Expected, where: str, is_own: bool = False) -> Object:
-    """The object of a good answer. `is_own`: our own catalog, whose 403 is about the table of a topic."""
-    if 200 <= answer.status < 300:
-        return _object(answer, where)
-    kind, words, details = _error(answer.body)
-    message = f"{where}: {words}" if words else f"{where} answers with status {answer.status}"
-    raise _refusal(answer.status, kind, message, details, expected, is_own)
+def decode_response(response: RestResponse, expected: Expected, where: str, is_own: bool = False) -> Object:
+    """The JSON object of a successful response; raises the error of any other. `is_own`: our own catalog, whose 403 is
+    about the table of a topic."""
+    if 200 <= response.status < 300:
+        return _object(response, where)
+    kind, words, details = _error(response.body)
+    message = f"{where}: {words}" if words else f"{where} answers with status {response.status}"
+    raise _refusal(response.status, kind, message, details, expected, is_own)
 
 
-def _object(answer: RestResponse, where: str) -> Object:
-    if not answer.body:
+def _object(response: RestResponse, where: str) -> Object:
+    if not response.body:
         return {}
     try:
-        found = orjson.loads(answer.body)
+        document = orjson.loads(response.body)
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        document = None
+    if not isinstance(document, dict):
         raise errors.StorageUnavailable(
             f"{where} answers with something that is no JSON object",
             hint="is `uri` the address of an Iceberg REST catalog?",
             is_ambiguous=True,
         )
-    return found
+    return document
 
 
 def _error(body: bytes) -> tuple[str, str, Object]:
-    """Type, words and details of Iceberg's error, as far as it is one."""
+    """Type, message and details of an error in Iceberg's form; empty if it has another form."""
     try:
-        found = orjson.loads(body)["error"]
-        kind, words, details = found.get("type"), found.get("message"), found.get("details")
+        error = orjson.loads(body)["error"]
+        kind, words, details = error.get("type"), error.get("message"), error.get("details")
     except (ValueError, KeyError, TypeError, AttributeError):
         return "", "", {}
     return (
@@ -87,11 +88,11 @@ def _refusal(
             return errors.TopicTableConflict(message)
         hint = "check `token` or `credential` of storage.iceberg_config.catalog, and what they allow"
         return errors.AccessDenied(message, hint=hint)
-    wanted = _TYPES.get(kind) or (expected.get(status) if kind else None)
-    if wanted is errors.CommitConflict:
+    error_type = _TYPES.get(kind) or (expected.get(status) if kind else None)
+    if error_type is errors.CommitConflict:
         return errors.CommitConflict(message, hint="load the table and plan again", details=details)
-    if wanted is not None:
-        return wanted(message)
+    if error_type is not None:
+        return error_type(message)
     if not kind or status < 400:
         return errors.UnexpectedAnswer(
             f"{message} (status {status}), and not as an Iceberg catalog does",

@@ -1,8 +1,8 @@
-"""Commits to several tables where a catalog takes one at a time: what was done stays known, whatever comes behind it.
+"""Commits to several tables one after the other, for a catalog without multi-table commits.
 
-the first fails         the error is raised: nothing was changed
-a later one fails       that is its outcome: a conflict with the reason in `details`, because it is in no table
-the catalog is away     the same, and those behind it are not tried: nothing stood in their own way
+the first fails               the error is raised: nothing was changed
+a later one fails             that is its outcome: refused, with the error code in `details`; earlier outcomes stay
+the catalog is unavailable    the same, and the tables after it are not tried: they are bystanders
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from icestream import errors
 from icestream.catalogs.table_catalog import CommitOutcome, CommitRefused, TableChange
 from icestream.iceberg.identifier import Identifier
 
-NOT_TRIED: Final = "the catalog was away before its turn"
+NOT_TRIED: Final = "not tried: the catalog became unavailable"
 
 
 async def commit_sequentially(
     changes: Mapping[Identifier, TableChange], commit: Callable[[Identifier, TableChange], Awaitable[CommitOutcome]]
 ) -> dict[Identifier, CommitOutcome]:
-    found: dict[Identifier, CommitOutcome] = {}
+    outcomes: dict[Identifier, CommitOutcome] = {}
     is_away = False
     for identifier, change in changes.items():
         if is_away:
-            found[identifier] = CommitRefused(NOT_TRIED, is_bystander=True)
+            outcomes[identifier] = CommitRefused(NOT_TRIED, is_bystander=True)
             continue
         try:
-            found[identifier] = await commit(identifier, change)
+            outcomes[identifier] = await commit(identifier, change)
         except errors.IcestreamError as error:
-            if not found:
+            if not outcomes:
                 raise
             is_away = isinstance(error, errors.StorageUnavailable)
-            found[identifier] = CommitRefused(error.message, details={"code": error.code})
-    return found
+            outcomes[identifier] = CommitRefused(error.message, details={"code": error.code})
+    return outcomes

@@ -79,17 +79,19 @@ class SqlPointers:
             await self.load_namespace(parent)
         rows = await self._rows(f"SELECT name FROM ({_NAMESPACES}) AS found", [self._options.catalog] * 2)
         levels = {tuple(str(row[0]).split("."))[: len(parent) + 1] for row in rows}
-        return sorted(one for one in levels if len(one) > len(parent) and one[: len(parent)] == parent)
+        return sorted(
+            namespace for namespace in levels if len(namespace) > len(parent) and namespace[: len(parent)] == parent
+        )
 
     async def load_namespace(self, namespace: Namespace) -> dict[str, str]:
-        found = await self._rows(
+        rows = await self._rows(
             "SELECT property_key, property_value FROM iceberg_namespace_properties "
             "WHERE catalog_name = %s AND namespace = %s",
             [self._options.catalog, joined(namespace)],
         )
-        if not found and not await self._has_something(joined(namespace)):
+        if not rows and not await self._has_something(joined(namespace)):
             raise errors.UnknownNamespace(f"Namespace does not exist: {joined(namespace)}")
-        return {str(name): str(value) for name, value in found if name != "exists"}
+        return {str(name): str(value) for name, value in rows if name != "exists"}
 
     async def _has_something(self, name: str) -> bool:
         rows = await self._rows(
@@ -100,13 +102,13 @@ class SqlPointers:
 
     async def create_namespace(self, namespace: Namespace, properties: Mapping[str, str]) -> None:
         """`exists` comes in the same statement as the others and cannot be there twice: two creators meet in it."""
-        given = {"exists": "true", **properties}
+        stored = {"exists": "true", **properties}
         row = "(%s, %s, %s, %s)"
         values = [
-            part for name, value in given.items() for part in (self._options.catalog, joined(namespace), name, value)
+            part for name, value in stored.items() for part in (self._options.catalog, joined(namespace), name, value)
         ]
         columns = "catalog_name, namespace, property_key, property_value"
-        query = f"INSERT INTO iceberg_namespace_properties ({columns}) VALUES {', '.join([row] * len(given))}"
+        query = f"INSERT INTO iceberg_namespace_properties ({columns}) VALUES {', '.join([row] * len(stored))}"
         if not await self._changed(query, values, "Namespace", joined(namespace)):
             raise errors.AlreadyExists(f"Namespace already exists: {joined(namespace)}")
 
@@ -142,7 +144,7 @@ class SqlPointers:
             raise errors.UnknownTable(f"Table does not exist: {identifier}")
         return TablePointer(str(rows[0][0]))
 
-    async def insert(self, identifier: Identifier, location: str, made: TableMetadata) -> None:
+    async def insert(self, identifier: Identifier, location: str, table: TableMetadata) -> None:
         await self._changed(
             "INSERT INTO iceberg_tables (catalog_name, table_namespace, table_name, metadata_location{type_column}) "
             "VALUES (%s, %s, %s, %s{type_value})",
@@ -151,7 +153,7 @@ class SqlPointers:
             str(identifier),
         )
 
-    async def swap(self, identifier: Identifier, expected: TablePointer, location: str, made: TableMetadata) -> bool:
+    async def swap(self, identifier: Identifier, expected: TablePointer, location: str, table: TableMetadata) -> bool:
         return await self._changed(
             "UPDATE iceberg_tables SET metadata_location = %s, previous_metadata_location = %s "
             f"WHERE {_NAME} AND metadata_location = %s",
@@ -224,7 +226,7 @@ class SqlPointers:
         options = self._options
         if self._connection is None or self._connection.closed:
             try:
-                made = await psycopg.AsyncConnection.connect(
+                connection = await psycopg.AsyncConnection.connect(
                     host=options.host,
                     port=options.port,
                     dbname=options.database,
@@ -234,17 +236,17 @@ class SqlPointers:
                     connect_timeout=max(2, int(options.request_seconds)),
                     application_name="icestream",
                 )
-                async with made.transaction():
-                    await made.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
-                    await made.execute(_TABLES)
-                    await made.execute(_PROPERTIES)
-                columns = (await made.execute("SELECT * FROM iceberg_tables LIMIT 0")).description or ()
+                async with connection.transaction():
+                    await connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+                    await connection.execute(_TABLES)
+                    await connection.execute(_PROPERTIES)
+                columns = (await connection.execute("SELECT * FROM iceberg_tables LIMIT 0")).description or ()
             except psycopg.Error as error:
-                found = _failure(error, options)
-                if isinstance(found, errors.StorageUnavailable):  # nothing was asked yet
-                    raise errors.StorageUnavailable(found.message, hint=found.hint) from None
-                raise found from None
-            self._connection = made
+                failure = _failure(error, options)
+                if isinstance(failure, errors.StorageUnavailable):  # nothing was asked yet
+                    raise errors.StorageUnavailable(failure.message, hint=failure.hint) from None
+                raise failure from None
+            self._connection = connection
             self._words = _TYPED if any(column.name == "iceberg_type" for column in columns) else _UNTYPED
         return self._connection
 

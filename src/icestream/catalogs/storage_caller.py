@@ -1,10 +1,10 @@
 """Every call to a catalog or an object store goes through a `StorageCaller`: deadline, retries, circuit breaker.
 
-What an attempt raises decides:
+The error of an attempt decides:
 
-    StorageUnavailable              a failure: it counts for the breaker, and is tried again until the deadline
-    ... `is_ambiguous`              the same, but a change is not tried again: it may have happened (settlement.py)
-    any other error of the tree     an answer: it is handed on, and the one who gave it is well
+    StorageUnavailable              a failure: it counts for the breaker, and is retried until the deadline
+    ... `is_ambiguous`              the same, but a change is not retried: it may have been applied (settlement.py)
+    any other error of the tree     an answer: it is raised, and the target counts as healthy
 
 An attempt that takes longer than its time is cut off, which is ambiguous.
 """
@@ -29,7 +29,7 @@ log = get_logger("warehouse")
 
 @dataclass(frozen=True)
 class CallTimeouts:
-    """How long anybody waits."""
+    """Timeouts and backoff of calls."""
 
     request_seconds: float = limits.STORAGE_REQUEST_TIMEOUT_MS_DEFAULT / 1000
     attempts_max: int = limits.STORAGE_ATTEMPTS_MAX
@@ -38,7 +38,7 @@ class CallTimeouts:
 
     @property
     def call_seconds(self) -> float:
-        """A call with all its repeats."""
+        """The time for a call with all its retries."""
         return limits.STORAGE_CALL_TIMEOUTS * self.request_seconds
 
 
@@ -51,7 +51,7 @@ class StorageCaller:
         patience: CallTimeouts | None = None,
         breaker: CircuitBreaker | None = None,
     ) -> None:
-        """`target`: who is called, in words for people and a label of metrics, such as `catalog`."""
+        """`target`: the name of what is called, in messages and as a label of metrics, such as `catalog`."""
         self.target = target
         self.clock = clock
         self.patience = patience or CallTimeouts()
@@ -65,21 +65,22 @@ class StorageCaller:
         return self._breaker.state
 
     def deadline_ns(self) -> int:
-        """Of a call that begins now."""
+        """The deadline of a call that begins now."""
         return self.clock.monotonic_ns() + int(self.patience.call_seconds * 1e9)
 
-    async def read(self, what: str, attempt: Callable[[], Awaitable[Answer]]) -> Answer:
-        """A call that changes nothing, or changes nothing more when it is repeated."""
-        return await self._call(what, attempt, self.deadline_ns(), is_repeatable=True)
+    async def read(self, operation: str, attempt: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Runs an idempotent call; every failure is retried."""
+        return await self._call(operation, attempt, self.deadline_ns(), is_repeatable=True)
 
     async def change(
-        self, what: str, attempt: Callable[[], Awaitable[Answer]], deadline_ns: int | None = None
+        self, operation: str, attempt: Callable[[], Awaitable[Answer]], deadline_ns: int | None = None
     ) -> Answer:
-        """A call that must not be repeated blindly: an ambiguous failure is handed on at once."""
-        return await self._call(what, attempt, deadline_ns or self.deadline_ns(), is_repeatable=False)
+        """Runs a call that must not be repeated blindly: an ambiguous failure is raised at once."""
+        return await self._call(operation, attempt, deadline_ns or self.deadline_ns(), is_repeatable=False)
 
     async def pause(self, number: int, deadline_ns: int) -> bool:
-        """Before the repeat of that number, from 1. False, and at once, when the deadline does not allow it."""
+        """Sleeps before retry `number`, from 1, with backoff. Returns False at once if the deadline does not allow
+        it."""
         step = min(self.patience.retry_seconds_min * 2 ** (number - 1), self.patience.retry_seconds_max)
         share = int.from_bytes(self._randomness.token(4), "little") / 2**32
         seconds = step * (1 + share) / 2
@@ -89,47 +90,53 @@ class StorageCaller:
         return True
 
     async def _call(
-        self, what: str, attempt: Callable[[], Awaitable[Answer]], deadline_ns: int, is_repeatable: bool
+        self, operation: str, attempt: Callable[[], Awaitable[Answer]], deadline_ns: int, is_repeatable: bool
     ) -> Answer:
-        number = 1
+        attempt_number = 1
         while True:
             try:
-                return await self._once(what, attempt, deadline_ns)
+                return await self._once(operation, attempt, deadline_ns)
             except errors.CircuitOpen:
                 raise
             except errors.StorageUnavailable as error:
                 if error.is_ambiguous and not is_repeatable:
                     raise
-                if number >= self.patience.attempts_max or not await self.pause(number, deadline_ns):
+                if attempt_number >= self.patience.attempts_max or not await self.pause(attempt_number, deadline_ns):
                     raise
-                log.info("storage call repeated", target=self.target, call=what, attempt=number, error=error.message)
-            number += 1
+                log.info(
+                    "storage call repeated",
+                    target=self.target,
+                    call=operation,
+                    attempt=attempt_number,
+                    error=error.message,
+                )
+            attempt_number += 1
 
-    async def _once(self, what: str, attempt: Callable[[], Awaitable[Answer]], deadline_ns: int) -> Answer:
+    async def _once(self, operation: str, attempt: Callable[[], Awaitable[Answer]], deadline_ns: int) -> Answer:
         before = self._breaker.state
         permit = self._breaker.ask(self.clock.monotonic_ns())
-        self._tell(before, call=what)
+        self._tell(before, call=operation)
         if isinstance(permit, CallRefused):
             self._count("refused")
             raise errors.CircuitOpen(
-                f"the {self.target} failed too often and is left alone for {permit.wait_ns / 1e9:.1f} s; "
-                f"its last failure: {self._last_failure}",
+                f"{self.target} unavailable: it failed too often, next attempt in {permit.wait_ns / 1e9:.1f} s; "
+                f"last failure: {self._last_failure}",
                 hint=f"look at the {self.target}: `icestream doctor` says what is wrong with it",
             )
-        left = (deadline_ns - self.clock.monotonic_ns()) / 1e9
+        seconds_left = (deadline_ns - self.clock.monotonic_ns()) / 1e9
         try:
-            async with asyncio.timeout(max(min(left, self.patience.request_seconds), 0.0)):
+            async with asyncio.timeout(max(min(seconds_left, self.patience.request_seconds), 0.0)):
                 answer = await attempt()
         except TimeoutError:
             late = errors.StorageUnavailable(
-                f"the {self.target} did not answer in time: {what}",
+                f"the {self.target} did not answer in time: {operation}",
                 hint="look at it and the way to it, or raise its `request_timeout_ms`",
                 is_ambiguous=True,
             )
-            self._failed(permit, what, late)
+            self._failed(permit, operation, late)
             raise late from None
         except errors.StorageUnavailable as error:
-            self._failed(permit, what, error)
+            self._failed(permit, operation, error)
             raise
         except errors.IcestreamError:
             self._succeeded(permit)
@@ -137,7 +144,7 @@ class StorageCaller:
         except BaseException:
             before = self._breaker.state
             self._breaker.abandoned(permit, self.clock.monotonic_ns())
-            self._tell(before, call=what)
+            self._tell(before, call=operation)
             raise
         self._succeeded(permit)
         return answer
@@ -148,12 +155,12 @@ class StorageCaller:
         self._count("answered")
         self._tell(before)
 
-    def _failed(self, permit: CallPermit, what: str, error: errors.StorageUnavailable) -> None:
+    def _failed(self, permit: CallPermit, operation: str, error: errors.StorageUnavailable) -> None:
         self._last_failure = error.message
         before = self._breaker.state
         self._breaker.failed(permit, self.clock.monotonic_ns())
         self._count("failed")
-        self._tell(before, call=what)
+        self._tell(before, call=operation)
 
     def _tell(self, before: CircuitState, **facts: str) -> None:
         now = self._breaker.state

@@ -72,39 +72,39 @@ def revealed(secret: SecretStr | None) -> str | None:
 
 
 def obstore_config(options: StoreOptions, kind: StoreKind) -> dict[str, Any]:
-    """For a bucket of that kind; what another kind needs is left out."""
+    """obstore's configuration for a bucket of that kind, without the settings of other kinds."""
     match kind:
         case "s3":
-            found: dict[str, Any] = {
+            config: dict[str, Any] = {
                 "region": options.region or ("us-east-1" if options.endpoint else None),
                 "endpoint": options.endpoint,
                 "virtual_hosted_style_request": not options.path_style if options.endpoint else None,
                 "conditional_put": "etag",
             }
             if options.role_arn is None:
-                found |= {
+                config |= {
                     "access_key_id": options.access_key_id,
                     "secret_access_key": options.secret_access_key,
                     "session_token": options.session_token,
                 }
         case "gcs":
-            found = {"service_account": options.credentials_file, "base_url": options.endpoint}
+            config = {"service_account": options.credentials_file, "base_url": options.endpoint}
         case "azure":
-            found = {
+            config = {
                 "account_name": options.account_name,
                 "account_key": options.account_key,
                 "endpoint": options.endpoint,
             }
         case _:
-            found = {}
-    return {name: value for name, value in found.items() if value is not None}
+            config = {}
+    return {name: value for name, value in config.items() if value is not None}
 
 
 def public_file_io(options: StoreOptions) -> dict[str, str]:
-    """What every client of a catalog may know: where the files are, and how they are asked for."""
+    """The FileIO properties that every client of a catalog may know, without secrets."""
     match options.kind:
         case "s3":
-            found = {
+            properties = {
                 "s3.endpoint": options.endpoint,
                 "s3.region": options.region,
                 "client.region": options.region or ("us-east-1" if options.endpoint else None),
@@ -112,16 +112,16 @@ def public_file_io(options: StoreOptions) -> dict[str, str]:
                 "s3.force-virtual-addressing": "false" if options.path_style else None,
             }
         case "gcs":
-            found = {"gcs.service.host": options.endpoint}
+            properties = {"gcs.service.host": options.endpoint}
         case "azure":
-            found = {"adls.account-name": options.account_name, **_azure_endpoint(options)}
+            properties = {"adls.account-name": options.account_name, **_azure_endpoint(options)}
         case _:
-            found = {}
-    return {name: value for name, value in found.items() if value is not None}
+            properties = {}
+    return {name: value for name, value in properties.items() if value is not None}
 
 
 def _azure_endpoint(options: StoreOptions) -> dict[str, str | None]:
-    """PyIceberg takes it apart; Java takes it whole, under the host that locations name."""
+    """PyIceberg takes the parts of the endpoint; Java takes all of it, under the host in locations."""
     if options.endpoint is None:
         return {}
     address = urlsplit(options.endpoint)
@@ -137,34 +137,34 @@ def _azure_endpoint(options: StoreOptions) -> dict[str, str | None]:
 
 
 def secret_file_io(options: StoreOptions) -> dict[str, str]:
-    """The secrets of the settings. Those that a role is assumed with are the role's business, and stay here."""
+    """The FileIO properties with the secrets of the settings. Credentials for assuming a role are not handed out."""
     match options.kind:
         case "s3" if options.role_arn is None:
-            found = {
+            properties = {
                 "s3.access-key-id": options.access_key_id,
                 "s3.secret-access-key": options.secret_access_key,
                 "s3.session-token": options.session_token,
             }
         case "azure" if options.account_key is not None:
-            found = {
+            properties = {
                 "adls.account-key": options.account_key,
                 "adls.auth.shared-key.account.name": options.account_name,
                 "adls.auth.shared-key.account.key": options.account_key,
             }
         case _:
-            found = {}
-    return {name: value for name, value in found.items() if value is not None}
+            properties = {}
+    return {name: value for name, value in properties.items() if value is not None}
 
 
 def file_io(options: StoreOptions) -> dict[str, str]:
-    """Secrets included: for engines that we start, never for people."""
-    found = public_file_io(options) | secret_file_io(options)
+    """All FileIO properties, with secrets: for engines that we start, never shown to people."""
+    properties = public_file_io(options) | secret_file_io(options)
     if options.kind == "s3" and options.role_arn is not None:
-        found |= {
+        properties |= {
             "s3.role-arn": options.role_arn,
             "client.factory": "org.apache.iceberg.aws.AssumeRoleAwsClientFactory",
             "client.assume-role.arn": options.role_arn,
         }
-        if "client.region" in found:
-            found["client.assume-role.region"] = found["client.region"]
-    return found
+        if "client.region" in properties:
+            properties["client.assume-role.region"] = properties["client.region"]
+    return properties

@@ -1,4 +1,4 @@
-"""`TableCatalog`: what the pipeline's committer, the readers and `icestream lake` ask of a catalog, whichever it is.
+"""`TableCatalog`: the interface of every catalog for the pipeline's committer, the readers and `icestream lake`.
 
     catalog = await open_catalog(settings)          # factory.py: embedded, rest, glue, sql
     loaded = await catalog.load(Identifier(("shop",), "orders"))
@@ -28,7 +28,7 @@ from icestream.iceberg.values import Object
 
 @dataclass(frozen=True)
 class LoadedTable:
-    """`metadata`: the document as the catalog gave it. `config`: what it says about reading the files, secrets too."""
+    """`metadata`: the document as the catalog sent it. `config`: its properties for reading the files, with secrets."""
 
     metadata: Object
     metadata_location: str | None = None
@@ -36,8 +36,8 @@ class LoadedTable:
 
     @property
     def uuid(self) -> str | None:
-        found = self.metadata.get("table-uuid")
-        return found if isinstance(found, str) else None
+        uuid = self.metadata.get("table-uuid")
+        return uuid if isinstance(uuid, str) else None
 
     @property
     def properties(self) -> Mapping[str, str]:
@@ -45,8 +45,8 @@ class LoadedTable:
 
     @property
     def current_snapshot_id(self) -> int | None:
-        found = self.metadata.get("current-snapshot-id")
-        return None if found is None or found == -1 else int(found)
+        snapshot_id = self.metadata.get("current-snapshot-id")
+        return None if snapshot_id is None or snapshot_id == -1 else int(snapshot_id)
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class TableChange:
 
 @dataclass(frozen=True)
 class CommitDone:
-    table: LoadedTable | None  # None: of several tables in one request, which answers without them
-    was_read_back: bool = False  # the answer was lost; the table says so
+    table: LoadedTable | None  # None for several tables in one request, whose response has none
+    was_read_back: bool = False  # the reply was lost, and the table that was read back has the commit
     repeated: int | None = None  # our own catalog: the round was committed before, as this snapshot; nothing was added
 
 
@@ -67,7 +67,7 @@ class CommitRefused:
     reason: str
     table: LoadedTable | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
-    is_bystander: bool = False  # nothing stood in its own way: another table of the same request was refused
+    is_bystander: bool = False  # another table of the same request was refused, this one was not in conflict
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,10 @@ class TableCatalog(Protocol):
     StorageUnavailable (CircuitOpen), UnexpectedAnswer; OutcomeUnknown of a change that is no commit."""
 
     async def list_namespaces(self, parent: Namespace = ()) -> list[Namespace]:
-        """Those directly in it."""
+        """The namespaces directly in `parent`; () is the root."""
 
     async def load_namespace(self, namespace: Namespace) -> dict[str, str]:
-        """Its properties."""
+        """The properties of a namespace."""
 
     async def create_namespace(self, namespace: Namespace, properties: Mapping[str, str]) -> None: ...
 
@@ -102,10 +102,10 @@ class TableCatalog(Protocol):
     async def commit(self, identifier: Identifier, change: TableChange) -> CommitOutcome: ...
 
     async def commit_all(self, changes: Mapping[Identifier, TableChange]) -> dict[Identifier, CommitOutcome]:
-        """In one request where the catalog can, else one after the other: each table has an outcome of its own."""
+        """Commits in one request if the catalog can, else one after the other; returns the outcome of each table."""
 
     async def drop(self, identifier: Identifier, is_purging: bool = False) -> None:
-        """With `is_purging` the catalog is asked to remove the files too."""
+        """Drops a table. `is_purging` requests that the catalog removes its files, too."""
 
     async def rename(self, source: Identifier, target: Identifier) -> None: ...
 

@@ -29,7 +29,7 @@ async def test_a_refused_connection_is_named_also_by_the_circuit_breaker() -> No
         messages.append(failed.value)
     assert all("Connection refused" in error.message for error in messages)
     assert isinstance(messages[-1], errors.CircuitOpen)
-    assert "left alone" in messages[-1].message
+    assert "next attempt in" in messages[-1].message
     assert not any("not-to-be-told" in error.message for error in messages)
 
 

@@ -107,7 +107,7 @@ async def test_what_fails_too_often_is_not_asked_any_more_and_then_probed() -> N
                 await subject.read("x", attempt)
     assert [(one["log_level"], one["now"], one["call"]) for one in told] == [("warning", "open", "x")]
     assert subject.state is CircuitState.OPEN
-    with pytest.raises(errors.CircuitOpen, match=r"left alone for 1\.0 s; its last failure: .*away"):
+    with pytest.raises(errors.CircuitOpen, match=r"next attempt in 1\.0 s; last failure: .*away"):
         await subject.read("x", attempt)
     assert len(made) == 5
     assert circuit() == {"closed": 0, "open": 1, "half-open": 0}

@@ -58,7 +58,7 @@ def test_the_place_before_and_what_others_wrote_stay() -> None:
 
 
 def test_a_table_of_hive_is_none_of_ours() -> None:
-    with pytest.raises(errors.UnknownTable, match="not of Iceberg"):
+    with pytest.raises(errors.UnknownTable, match="not an Iceberg table"):
         glue_table.pointer_of(NAME, {"Parameters": {"table_type": "HIVE", "metadata_location": "x"}})
     assert not glue_table.is_iceberg({})
     with pytest.raises(errors.InvalidInput, match="one level"):
