@@ -17,8 +17,8 @@ from icestream import errors
 from icestream.catalog.topic_rules.commit_rules import CommitRequest
 from icestream.catalog.topic_rules.operation_preview import Consent, OperationPreview
 from icestream.lake.foreign_operations import ForeignOperations
-from icestream.lake.operations import AskLog, Operations, OwnOperations
-from icestream.lake.topic_log import decided, topic_log
+from icestream.lake.operations import EmbeddedOperations, ReadLog, TableOperations
+from icestream.lake.topic_log import read_topic_log, run_operation
 from icestream.model import ShardKey
 from icestream.model.backlog_messages import Backlog, ShardBacklog, TopicBacklog
 from icestream.pipeline.driver.offset_sync import find_divergence
@@ -56,10 +56,10 @@ class Operator:
     def __init__(self, world: FaultWorld) -> None:
         self.world = world
         self.calls = Calls(world)
-        self.operations: Operations = (
+        self.operations: TableOperations = (
             ForeignOperations(world.store, world.catalog, world.avro, world.clock, None)
             if world.is_foreign
-            else OwnOperations(world.making)
+            else EmbeddedOperations(world.making)
         )
 
     async def snapshots(self) -> list[int]:
@@ -72,20 +72,20 @@ class Operator:
         await self.world.making.commits.commit(NAME, CommitRequest([], [change]))
 
     async def rewind(self, *consents: Consent) -> OperationPreview:
-        async def decide(log: AskLog, is_dry: bool) -> OperationPreview:
+        async def decide(log: ReadLog, is_dry: bool) -> OperationPreview:
             return await self.operations.rewind(NAME, log, consents, None, is_dry)
 
-        return await decided(self.calls, TOPIC, consents, False, decide)  # type: ignore[arg-type]
+        return await run_operation(self.calls, TOPIC, consents, False, decide)  # type: ignore[arg-type]
 
     async def rewind_alone(self) -> None:
         """As a lake process that ends before it has told the broker."""
-        await self.operations.rewind(NAME, lambda: topic_log(self.calls, TOPIC), [], None, False)  # type: ignore[arg-type]
+        await self.operations.rewind(NAME, lambda: read_topic_log(self.calls, TOPIC), [], None, False)  # type: ignore[arg-type]
 
     async def recreate(self, *consents: Consent) -> OperationPreview:
-        async def decide(log: AskLog, is_dry: bool) -> OperationPreview:
+        async def decide(log: ReadLog, is_dry: bool) -> OperationPreview:
             return (await self.operations.recreate(NAME, log, consents, is_dry))[1]
 
-        return await decided(self.calls, TOPIC, consents, False, decide)  # type: ignore[arg-type]
+        return await run_operation(self.calls, TOPIC, consents, False, decide)  # type: ignore[arg-type]
 
 
 async def three_rounds(world: FaultWorld) -> Operator:

@@ -20,8 +20,8 @@ from icestream.catalogs.factory import open_catalog, open_files
 from icestream.catalogs.store_options import StoreOptions
 from icestream.catalogs.table_catalog import TableCatalog
 from icestream.iceberg.file_io import LocalFiles, open_local
-from icestream.lake.iceberg.app import IcebergFace
-from icestream.lake.request_metrics import Requests
+from icestream.lake.iceberg.app import IcebergApp
+from icestream.lake.request_metrics import RequestMetrics
 from icestream.lake.serving import bound
 from icestream.metadata.store import MemoryStore
 from icestream.runtime.clock import SystemClock
@@ -171,7 +171,7 @@ async def own_catalog(folder: Path) -> AsyncIterator[str]:
 @asynccontextmanager
 async def served(catalog: Catalog) -> AsyncIterator[str]:
     """The address of this one."""
-    face = IcebergFace(catalog, read_tokens(None), Requests(), "127.0.0.1")
+    face = IcebergApp(catalog, read_tokens(None), RequestMetrics(), "127.0.0.1")
     listening = bound("127.0.0.1", 0)
     config = uvicorn.Config(face, log_config=None, log_level="critical", lifespan="off", ws="none")
     server = uvicorn.Server(config)

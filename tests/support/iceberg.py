@@ -10,8 +10,8 @@ from icestream.catalog.catalog import Catalog
 from icestream.catalog.tokens import Tokens
 from icestream.catalogs.store_options import StoreOptions
 from icestream.lake.iceberg.access import Access
-from icestream.lake.iceberg.app import IcebergFace
-from icestream.lake.request_metrics import Requests
+from icestream.lake.iceberg.app import IcebergApp
+from icestream.lake.request_metrics import RequestMetrics
 from tests.support.asgi import Answer, Asker
 from tests.support.tables import SCHEMA
 from tests.support.warehouse import World
@@ -24,10 +24,10 @@ class IcebergClient:
         self, catalog: Catalog | None, tokens: Sequence[str] = (), store: StoreOptions | None = None, **sharing: bool
     ) -> None:
         """`store`: where the files of its tables are said to be."""
-        self.counted = Requests()
+        self.counted = RequestMetrics()
         roots = () if store is None else ("s3://lake/warehouse",)
         access = Access.of(store or StoreOptions(), **{"is_sharing_keys": False, **sharing}, roots=roots)
-        self.ask = Asker(IcebergFace(catalog, Tokens(tokens), self.counted, "127.0.0.1", access))
+        self.ask = Asker(IcebergApp(catalog, Tokens(tokens), self.counted, "127.0.0.1", access))
 
     async def __call__(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
         """The answer to a request that must succeed."""

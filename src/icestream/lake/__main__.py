@@ -1,7 +1,7 @@
-"""The lake process as a child of its broker: `python -m icestream.lake`. People use `icestream lake serve`.
+"""The lake process as a child of its broker: `python -m icestream.lake`. Users run `icestream lake serve` instead.
 
-Without the command line around it, which is half of the time of a start. It ties its life to its parent's before it
-loads anything that takes time.
+It does not load the command line, which takes half of the start time. It arranges to end with its parent before it
+imports anything slow.
 """
 
 from __future__ import annotations
@@ -37,52 +37,58 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cache-ttl-ms", type=int, default=1)
     parser.add_argument("--log", type=Path)
     parser.add_argument("--namespace", default="")
-    given = parser.parse_args(arguments)
-    die_with_parent(given.parent)
+    options = parser.parse_args(arguments)
+    die_with_parent(options.parent)
     give_way(limits.LAKE_NICENESS)
-    return _run(given)
+    return _run(options)
 
 
-def _run(given: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> int:
     import asyncio
 
     from icestream import error_codes, errors
-    from icestream.lake.lake_options import TOKEN_VARIABLE, LakeOptions, elsewhere_from, store_from
+    from icestream.lake.lake_options import TOKEN_VARIABLE, LakeOptions, pop_foreign_settings, pop_store_options
     from icestream.lake.serving import serve
     from icestream.observability.log import get_logger, set_up_logging
     from icestream.readers.row_group_cache_options import RowGroupCacheOptions
     from icestream.runtime.loop import loop_factory
 
-    set_up_logging(given.log_level, given.log_format)
+    set_up_logging(arguments.log_level, arguments.log_format)
     options = LakeOptions(
-        given.socket,
-        given.host,
-        given.port,
+        arguments.socket,
+        arguments.host,
+        arguments.port,
         True,
-        given.warehouse,
-        tuple(given.table_root),
-        given.token_file,
-        given.share_keys,
-        store_from(os.environ),
-        RowGroupCacheOptions(given.cache_bytes > 0, given.cache_bytes, given.cache_ttl_ms),
-        elsewhere_from(os.environ),
-        given.log,
-        given.namespace,
+        arguments.warehouse,
+        tuple(arguments.table_root),
+        arguments.token_file,
+        arguments.share_keys,
+        pop_store_options(os.environ),
+        RowGroupCacheOptions(arguments.cache_bytes > 0, arguments.cache_bytes, arguments.cache_ttl_ms),
+        pop_foreign_settings(os.environ),
+        arguments.log,
+        arguments.namespace,
         os.environ.pop(TOKEN_VARIABLE, ""),
     )
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(serve(options, lambda port: say({"port": port}), lambda room: say({"connections": room})))
+            runner.run(
+                serve(
+                    options,
+                    lambda port: print_document({"port": port}),
+                    lambda room: print_document({"connections": room}),
+                )
+            )
     except errors.IcestreamError as error:
-        get_logger("lake").error("the lake process cannot serve", reason=str(error))
+        get_logger("lake").error("lake process cannot start", reason=str(error))
         if isinstance(error, errors.ConfigurationError):
-            say({"refused": str(error)})
+            print_document({"refused": str(error)})
         return error_codes.exit_code(error)
     return 0
 
 
-def say(document: Mapping[str, object]) -> None:
-    """The one line that the parent waits for (server/child_processes.py)."""
+def print_document(document: Mapping[str, object]) -> None:
+    """Prints one line of JSON for the parent (server/child_processes.py)."""
     sys.stdout.write(json.dumps(document) + "\n")
     sys.stdout.flush()
 

@@ -1,8 +1,8 @@
-"""The HTTP of the lake process: the API, its description, and how the process itself is doing.
+"""The FastAPI application of the lake process: the API, its description, and the state of the process.
 
-/, /api/v1                  what there is, for somebody who looks around
-/api/v1/…                   lake/routes; docs/api.md shows them to people
-/api/v1/openapi.json        the same for programs, made of the routes and lake/models.py
+/, /api/v1                  an index of the resources
+/api/v1/…                   lake/routes; documented in docs/api.md
+/api/v1/openapi.json        the description for programs, generated from the routes and lake/models.py
 /livez, /readyz, /metrics   of this process: ready means connected to the broker
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.openapi.utils import get_openapi
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
 from starlette.responses import PlainTextResponse
@@ -19,21 +19,20 @@ from icestream.catalog.catalog import Catalog
 from icestream.catalog.tokens import Tokens
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.lake import problems
-from icestream.lake.broker_calls import PREFIX, BrokerCalls
+from icestream.lake.broker_calls import PREFIX, BrokerLink
 from icestream.lake.guard import Guard
-from icestream.lake.http import Places
+from icestream.lake.http import ConnectionSlots
 from icestream.lake.models import Problem
-from icestream.lake.operations import Operations, OwnOperations
-from icestream.lake.request_metrics import Requests
+from icestream.lake.operations import EmbeddedOperations, TableOperations
+from icestream.lake.request_metrics import RequestMetrics
 from icestream.lake.routes import lake, namespaces, node, subscriptions, topics, verify
-from icestream.lake.token_check import check_token
 from icestream.observability import metrics
 from icestream.observability.exposition import exposition
 from icestream.observability.health import Check, connections_check, failure
 from icestream.readers.lazy_scanner import LazyScanner
 from icestream.rpc.link_keeper import LinkKeeper
 
-# What readers do here. The registry as a whole is not shown: it has the broker's metrics too, all zero.
+# Metrics of the readers in this process. The whole registry is not exposed: it also has the broker's metrics, all zero.
 SCAN_METRICS = (
     metrics.SCANS,
     metrics.SCAN_SECONDS,
@@ -48,34 +47,36 @@ SCAN_METRICS = (
 def build_app(
     keeper: LinkKeeper,
     host: str,
-    counted: Requests | None = None,
+    request_metrics: RequestMetrics | None = None,
     catalog: Catalog | None = None,
     manifests: ManifestReader | None = None,
     tokens: Tokens | None = None,
     scans: LazyScanner | None = None,
-    operations: Operations | None = None,
-    places: Places | None = None,
+    operations: TableOperations | None = None,
+    slots: ConnectionSlots | None = None,
 ) -> FastAPI:
-    """`host`: what the process listens on; on a loopback address only this machine may ask. `catalog`: our own, if it
-    is served, with the reader of its manifests and the tokens that it asks for. `scans`: the tables of topics, wherever
-    they are. `operations`: what an operator does to them; None: in our own catalog. `places`: the connections of the
-    process, for its readiness."""
-    # without the pages that fetch their scripts from elsewhere
+    """The application. `host`: the address it listens on; on a loopback address only this machine has access.
+
+    `catalog`: the embedded one, if it is served, with the reader of its manifests and the tokens that it requires.
+    `scans`: the tables of topics in any catalog. `operations`: operations on these tables; None: those of the embedded
+    catalog. `slots`: the connections of the process, for its readiness.
+    """
+    # Without FastAPI's documentation pages, which load scripts from another server.
     app = FastAPI(
         title="Icestream",
         openapi_url=f"{PREFIX}/openapi.json",
         docs_url=None,
         redoc_url=None,
-        redirect_slashes=False,  # an answer is what was asked for, or a problem
+        redirect_slashes=False,  # a wrong path is an error, not a redirect
     )
-    app.state.broker = BrokerCalls(keeper)
+    app.state.broker = BrokerLink(keeper)
     app.state.catalog, app.state.manifests, app.state.tokens = catalog, manifests, tokens or Tokens()
     app.state.scans = scans
-    app.state.operations = OwnOperations(catalog) if operations is None and catalog is not None else operations
+    app.state.operations = EmbeddedOperations(catalog) if operations is None and catalog is not None else operations
     problems.install(app)
     routers = (
         namespaces.router,
-        topics.everywhere,
+        topics.all_topics_router,
         topics.router,
         subscriptions.router,
         node.router,
@@ -84,17 +85,27 @@ def build_app(
     )
     for router in routers:
         app.include_router(router, dependencies=[Depends(check_token)])
-    counted = counted or Requests()
-    app.middleware("http")(counted.count)
-    _add_process_routes(app, keeper, counted, places)
+    request_metrics = request_metrics or RequestMetrics()
+    app.middleware("http")(request_metrics.middleware)
+    _add_process_routes(app, keeper, request_metrics, slots)
     app.add_middleware(Guard, host=host)
-    app.openapi = lambda: described(app)  # type: ignore[method-assign]  # the way that FastAPI documents
+    app.openapi = lambda: describe_api(app)  # type: ignore[method-assign]  # as FastAPI documents it
     return app
 
 
-def _add_process_routes(app: FastAPI, keeper: LinkKeeper, counted: Requests, places: Places | None) -> None:
-    own = CollectorRegistry()
-    ProcessCollector(registry=own)
+def check_token(request: Request) -> None:
+    """Raises HTTPException 401 without a valid bearer token. If the catalog requires one, so does the API: a topic must
+    not be less protected than its table."""
+    tokens: Tokens = request.app.state.tokens
+    if not tokens.allows(request.headers.get("authorization")):
+        raise HTTPException(401, "missing or invalid bearer token (lake.token_file)", {"WWW-Authenticate": "Bearer"})
+
+
+def _add_process_routes(
+    app: FastAPI, keeper: LinkKeeper, request_metrics: RequestMetrics, slots: ConnectionSlots | None
+) -> None:
+    process_registry = CollectorRegistry()
+    ProcessCollector(registry=process_registry)
 
     @app.get("/livez", include_in_schema=False)
     async def live() -> PlainTextResponse:
@@ -102,9 +113,9 @@ def _add_process_routes(app: FastAPI, keeper: LinkKeeper, counted: Requests, pla
 
     @app.get("/readyz", include_in_schema=False)
     async def ready(request: Request) -> PlainTextResponse:
-        checks = [Check("broker", keeper.is_connected, "connected" if keeper.is_connected else "it is away")]
-        if places is not None:
-            checks.append(connections_check([places.state]))
+        checks = [Check("broker", keeper.is_connected, "connected" if keeper.is_connected else "not connected")]
+        if slots is not None:
+            checks.append(connections_check([slots.state]))
         failed = failure(checks)
         verdict = "ready" if failed is None else f"not ready: {failed.name}: {failed.reason}"
         lines = [*(check.line for check in checks), verdict] if "verbose" in request.query_params else [verdict]
@@ -126,35 +137,35 @@ def _add_process_routes(app: FastAPI, keeper: LinkKeeper, counted: Requests, pla
     async def show_metrics() -> Response:
         families = [
             metrics.API_CONNECTED.family(int(keeper.is_connected)),
-            metrics.API_REQUESTS.family(counted.requests),
-            metrics.API_SECONDS.family(counted.seconds),
-            *(family for one in SCAN_METRICS for family in one.collect()),
+            metrics.API_REQUESTS.family(request_metrics.requests),
+            metrics.API_SECONDS.family(request_metrics.seconds),
+            *(family for metric in SCAN_METRICS for family in metric.collect()),
             *metrics.STORAGE_CALLS.collect(),
             *metrics.STORAGE_CIRCUIT.collect(),
         ]
-        return Response(exposition(families) + generate_latest(own), media_type=CONTENT_TYPE_LATEST)
+        return Response(exposition(families) + generate_latest(process_registry), media_type=CONTENT_TYPE_LATEST)
 
 
-def described(app: FastAPI) -> dict[str, Any]:
-    """OpenAPI, with one form for everything that is not 2xx: FastAPI knows only its own."""
+def describe_api(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document, with our problem document for all errors instead of FastAPI's own format."""
     if app.openapi_schema is None:
-        found = get_openapi(
+        document = get_openapi(
             title=app.title,
             version="1",
             routes=app.routes,
-            description="Everything that an operator may ask of a node.",
+            description="The admin API of a node.",
         )
-        schemas = found["components"]["schemas"]
+        schemas = document["components"]["schemas"]
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
         schemas["Problem"] = Problem.model_json_schema()
-        refused = {"$ref": "#/components/schemas/Problem"}
-        for path in found["paths"].values():
+        problem_schema = {"$ref": "#/components/schemas/Problem"}
+        for path in document["paths"].values():
             for operation in path.values():
                 operation["responses"].pop("422", None)
                 operation["responses"]["default"] = {
                     "description": "A problem; errors.py and docs/api.md list the codes.",
-                    "content": {problems.MEDIA_TYPE: {"schema": refused}},
+                    "content": {problems.MEDIA_TYPE: {"schema": problem_schema}},
                 }
-        app.openapi_schema = found
+        app.openapi_schema = document
     return app.openapi_schema

@@ -1,4 +1,4 @@
-"""The broker as the routes of the API see it: a method and its arguments, over the local socket."""
+"""Calls from the routes of the API to the broker, over its local socket."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from icestream.rpc.link_keeper import LinkKeeper
 PREFIX = "/api/v1"  # of every route
 
 
-class BrokerCalls:
+class BrokerLink:
+    """The connection to the broker as a function: `await broker("describe_topic", topic=…)`."""
+
     def __init__(self, keeper: LinkKeeper) -> None:
         self._keeper = keeper
 
     async def __call__(self, method: str, /, **arguments: Any) -> dict[str, Any]:
-        """Raises the broker's error, or ConnectionLost while it is away."""
+        """The result of a call. Raises the broker's error, or ConnectionLost while the broker is not connected."""
         return await self._keeper.call(method, arguments)
 
     @property
@@ -25,19 +27,19 @@ class BrokerCalls:
         return self._keeper.is_connected
 
 
-def broker_of(request: Request) -> BrokerCalls:
-    found: BrokerCalls = request.app.state.broker
-    return found
+def get_broker(request: Request) -> BrokerLink:
+    broker: BrokerLink = request.app.state.broker
+    return broker
 
 
-def page_of(
-    after: Annotated[str, Query(max_length=2 * limits.TOPIC_NAME_BYTES_MAX, description="From behind this one.")] = "",
+def page_query(
+    after: Annotated[str, Query(max_length=2 * limits.TOPIC_NAME_BYTES_MAX, description="Start after this item.")] = "",
     limit: Annotated[
-        int, Query(ge=1, le=limits.API_PAGE_MAX, description="Items of the page.")
+        int, Query(ge=1, le=limits.API_PAGE_MAX, description="Maximum number of items on the page.")
     ] = limits.API_PAGE_DEFAULT,
 ) -> dict[str, Any]:
     return {"after": after, "limit": limit}
 
 
-Broker = Annotated[BrokerCalls, Depends(broker_of)]
-Page = Annotated[dict[str, Any], Depends(page_of)]
+BrokerDep = Annotated[BrokerLink, Depends(get_broker)]
+PageDep = Annotated[dict[str, Any], Depends(page_query)]

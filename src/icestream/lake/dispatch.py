@@ -1,7 +1,7 @@
-"""Which part of the lake process answers: the catalog below /v1, the API everywhere else.
+"""Dispatches requests of the lake process: /v1 to the catalog, everything else to the API.
 
-Every answer names the broker that this process belongs to, and a request that is meant for another one is refused
-before either part sees it (runtime/instance.py).
+Every response carries the instance id of the broker that this process belongs to. A request for another instance is
+rejected before either part sees it (runtime/instance.py).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from icestream.catalog.tokens import Tokens
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.lake import problems
 from icestream.lake.api_app import build_app
-from icestream.lake.http import Places
+from icestream.lake.http import ConnectionSlots
 from icestream.lake.iceberg import responses
 from icestream.lake.iceberg.access import NO_ACCESS, Access
-from icestream.lake.iceberg.app import IcebergFace, sending
-from icestream.lake.operations import Operations
-from icestream.lake.request_metrics import Requests
+from icestream.lake.iceberg.app import IcebergApp, as_asgi
+from icestream.lake.operations import TableOperations
+from icestream.lake.request_metrics import RequestMetrics
 from icestream.readers.lazy_scanner import LazyScanner
 from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.instance import HEADER, foreign_broker
@@ -28,7 +28,9 @@ from icestream.runtime.instance import HEADER, foreign_broker
 _HEADER: Final = HEADER.lower().encode()
 
 
-class Front:
+class LakeApp:
+    """The ASGI application of the lake process."""
+
     def __init__(self, api: ASGIApp, iceberg: ASGIApp, keeper: LinkKeeper) -> None:
         self._api = api
         self._iceberg = iceberg
@@ -36,30 +38,31 @@ class Front:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_iceberg = scope["type"] == "http" and scope["raw_path"].startswith(b"/v1/")
-        app = self._refused(scope, is_iceberg) or (self._iceberg if is_iceberg else self._api)
-        await app(scope, receive, self._named(send))
+        app = self._foreign_response(scope, is_iceberg) or (self._iceberg if is_iceberg else self._api)
+        await app(scope, receive, self._add_instance(send))
 
-    def _refused(self, scope: Scope, is_iceberg: bool) -> ASGIApp | None:
-        """What answers a request that is meant for another broker. Before the first connection to its own broker this
-        process does not know its instance: the request goes on, and hears that the broker is away."""
-        wanted = next((value for name, value in scope.get("headers", ()) if name == _HEADER), b"").decode("latin-1")
+    def _foreign_response(self, scope: Scope, is_iceberg: bool) -> ASGIApp | None:
+        """The error response to a request for another broker's instance; None if the request is for this one."""
+        requested = next((value for name, value in scope.get("headers", ()) if name == _HEADER), b"").decode("latin-1")
         own = self._keeper.instance
-        if not wanted or not own or wanted == own:
+        # Until this process has connected to its broker, it does not know its own instance. The request then passes,
+        # and fails with the error that the broker is not connected.
+        if not requested or not own or requested == own:
             return None
         host, port = scope.get("server") or ("", 0)
-        error = foreign_broker(wanted, own, f"{host}:{port}")
-        return sending(responses.of_error(error)) if is_iceberg else problems.of_error(error, scope["path"])
+        error = foreign_broker(requested, own, f"{host}:{port}")
+        return as_asgi(responses.error_response(error)) if is_iceberg else problems.error_problem(error, scope["path"])
 
-    def _named(self, send: Send) -> Send:
-        async def named(message: Message) -> None:
+    def _add_instance(self, send: Send) -> Send:
+        async def send_with_instance(message: Message) -> None:
             if message["type"] == "http.response.start" and self._keeper.instance:
                 message["headers"] = [*message["headers"], (_HEADER, self._keeper.instance.encode())]
             await send(message)
 
-        return named
+        return send_with_instance
 
 
-def build_front(
+def build_lake_app(
     keeper: LinkKeeper,
     host: str,
     catalog: Catalog | None,
@@ -67,13 +70,14 @@ def build_front(
     manifests: ManifestReader | None = None,
     access: Access = NO_ACCESS,
     scans: LazyScanner | None = None,
-    operations: Operations | None = None,
-    counted: Requests | None = None,
-    places: Places | None = None,
-) -> Front:
-    counted = counted or Requests()
-    return Front(
-        build_app(keeper, host, counted, catalog, manifests, tokens, scans, operations, places),
-        IcebergFace(catalog, tokens, counted, host, access),
+    operations: TableOperations | None = None,
+    request_metrics: RequestMetrics | None = None,
+    slots: ConnectionSlots | None = None,
+) -> LakeApp:
+    """The application with its two parts, which share the request metrics. Parameters as in `build_app`."""
+    request_metrics = request_metrics or RequestMetrics()
+    return LakeApp(
+        build_app(keeper, host, request_metrics, catalog, manifests, tokens, scans, operations, slots),
+        IcebergApp(catalog, tokens, request_metrics, host, access),
         keeper,
     )

@@ -40,18 +40,18 @@ from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.iceberg.snapshots import MAIN
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
-from icestream.lake.operations import AskLog, Owner
+from icestream.lake.operations import ReadLog, TableOwner
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
 from icestream.metadata.store import MetadataStore
 from icestream.model.topic_name import TopicName
 from icestream.runtime.clock import Clock
 
-AGAIN: Final = "others were at work meanwhile; nothing was decided: try again"
+CONFLICT_HINT: Final = "others were at work meanwhile; nothing was decided: try again"
 _ALL: Final = tuple(Consent)
 
 
-class Known(NamedTuple):
+class TopicState(NamedTuple):
     """A topic as it was read: its log, its mirror, and what that says about the table that it had."""
 
     log: TopicLog
@@ -78,22 +78,22 @@ class ForeignOperations:
         self._clock = clock
         self._fixed = fixed
 
-    async def owner(self, table: Identifier) -> Owner | None:
+    async def owner(self, table: Identifier) -> TableOwner | None:
         found = await self._holder(table)
         if found is None:
             await self._loaded(table)  # one that is not there is another matter
             return None
-        return Owner(found[1].topic, found[0])
+        return TableOwner(found[1].topic, found[0])
 
     # --- a table that is there ---
 
     async def bind(
-        self, table: Identifier, ask_log: AskLog, consents: Collection[Consent], is_dry: bool
+        self, table: Identifier, ask_log: ReadLog, consents: Collection[Consent], is_dry: bool
     ) -> OperationPreview:
         known = await self._known(ask_log)
         found = await self._free(table, known)
         made = bind.begin(
-            TableState(found, "", None, ()), known.log, known.former, _given(consents, is_dry), self._now()
+            TableState(found, "", None, ()), known.log, known.former, _effective_consents(consents, is_dry), self._now()
         )
         if not is_dry:
             await self._decide(table, known, found.uuid, made, None)
@@ -102,27 +102,27 @@ class ForeignOperations:
     async def adopt(
         self,
         table: Identifier,
-        ask_log: AskLog,
+        ask_log: ReadLog,
         consents: Collection[Consent],
         positions: Mapping[int, int] | None,
         is_dry: bool,
     ) -> OperationPreview:
         known = await self._known(ask_log)
         found = await self._free(table, known)
-        given, state = _given(consents, is_dry), TableState(found, "", None, ())
+        given, state = _effective_consents(consents, is_dry), TableState(found, "", None, ())
         made = adopt.adopt(state, known.log, known.former, given, self._now(), positions)
         return await self._settled(table, known, found, made, found.current_snapshot_id, given, is_dry)
 
     async def rewind(
         self,
         table: Identifier,
-        ask_log: AskLog,
+        ask_log: ReadLog,
         consents: Collection[Consent],
         snapshot_id: int | None,
         is_dry: bool,
     ) -> OperationPreview:
         known = await self._known(ask_log)
-        if known.mirror is None or known.mirror.is_parted or _named(known.mirror) != table:
+        if known.mirror is None or known.mirror.is_parted or _identifier(known.mirror) != table:
             raise errors.TopicTableConflict(f"{table} belongs to no topic", hint="`icestream lake adopt` takes it over")
         found = await self._loaded(table)
         if found.uuid != known.mirror.uuid:
@@ -131,7 +131,7 @@ class ForeignOperations:
                 hint="`icestream lake adopt` takes it over, `icestream lake recreate` makes a fresh one",
             )
         state = TableState(found, "", _binding(known), known.mirror.base.progress.removals if known.mirror.base else ())
-        given = _given(consents, is_dry)
+        given = _effective_consents(consents, is_dry)
         made = rewind.rewind(state, known.log, given, self._now(), snapshot_id)
         if made.decision.binding is state.binding:
             return made.preview  # it stands there already
@@ -141,7 +141,7 @@ class ForeignOperations:
     async def _settled(
         self,
         table: Identifier,
-        known: Known,
+        known: TopicState,
         found: TableMetadata,
         made: Rebinding,
         target: int | None,
@@ -150,7 +150,7 @@ class ForeignOperations:
     ) -> OperationPreview:
         """`target`: the snapshot at which main stands then. Rows behind what its history says may be any."""
         highest = await highest_offset(self._manifests, found, target)
-        told = _doubted(made.preview, highest)
+        told = _with_doubts(made.preview, highest)
         told.check(given)
         if not is_dry:
             if target is not None and target != found.current_snapshot_id:
@@ -170,22 +170,22 @@ class ForeignOperations:
     # --- a fresh one ---
 
     async def recreate(
-        self, table: Identifier | None, ask_log: AskLog, consents: Collection[Consent], is_dry: bool
+        self, table: Identifier | None, ask_log: ReadLog, consents: Collection[Consent], is_dry: bool
     ) -> tuple[Identifier, OperationPreview]:
         known = await self._known(ask_log)
         log, had = known.log, known.mirror
         if had is not None and await self._is_there(had):
             raise errors.AlreadyExists(
-                f"topic {log.topic} has its table, and it is readable: {_named(had)}",
+                f"topic {log.topic} has its table, and it is readable: {_identifier(had)}",
                 hint=f"`icestream lake rewind {join_levels((*had.namespace, had.name))}` goes on with it",
             )
         if table is None:
             table = (
                 topic_table_name.table_for_topic(TopicName.parse(log.topic), self._fixed)
                 if had is None
-                else _named(had)
+                else _identifier(had)
             )
-        made = recreate.recreate(log, known.former, _given(consents, is_dry), "file:/", "", self._now())
+        made = recreate.recreate(log, known.former, _effective_consents(consents, is_dry), "file:/", "", self._now())
         if not is_dry:
             await self._decide(table, known, await self._made(table), made, None)
         return table, made.preview
@@ -207,16 +207,16 @@ class ForeignOperations:
 
     # --- what is there ---
 
-    async def _known(self, ask_log: AskLog) -> Known:
+    async def _known(self, ask_log: ReadLog) -> TopicState:
         """The mirror first, then the log: what is committed behind that changes the mirror."""
         key = foreign_table_key((await ask_log()).topic_id)
         entry = await self._store.get(key)
-        return Known(await ask_log(), entry, None if entry is None else decode_foreign_table(key, entry))
+        return TopicState(await ask_log(), entry, None if entry is None else decode_foreign_table(key, entry))
 
     async def _holder(self, table: Identifier) -> tuple[int, ForeignTableRecord, Entry] | None:
         for key, entry in await self._store.list_all(FOREIGN_TABLES):
             mirror = decode_foreign_table(key, entry)
-            if _named(mirror) == table and not mirror.is_parted:
+            if _identifier(mirror) == table and not mirror.is_parted:
                 return int(key.removeprefix(FOREIGN_TABLES)), mirror, entry
         return None
 
@@ -232,11 +232,11 @@ class ForeignOperations:
         if mirror.is_parted:
             return False
         try:
-            return (await self._catalog.load(_named(mirror))).uuid == mirror.uuid
+            return (await self._catalog.load(_identifier(mirror))).uuid == mirror.uuid
         except (errors.UnknownTable, errors.UnknownNamespace, errors.MetadataFileMissing, errors.MetadataFileDamaged):
             return False
 
-    async def _free(self, table: Identifier, known: Known) -> TableMetadata:
+    async def _free(self, table: Identifier, known: TopicState) -> TableMetadata:
         """A table that this topic may take: no other's, and it has none but this one."""
         found, holder = await self._loaded(table), await self._holder(table)
         if holder is not None and holder[0] != known.log.topic_id:
@@ -245,9 +245,9 @@ class ForeignOperations:
                 hint=f"`icestream lake detach {join_levels((*table.namespace, table.name))}` parts them",
             )
         had = known.mirror
-        if had is not None and _named(had) != table and await self._is_there(had):
+        if had is not None and _identifier(had) != table and await self._is_there(had):
             raise errors.AlreadyExists(
-                f"topic {known.log.topic} has the table {_named(had)}",
+                f"topic {known.log.topic} has the table {_identifier(had)}",
                 hint=f"`icestream lake detach {join_levels((*had.namespace, had.name))}` parts them",
             )
         return found
@@ -277,7 +277,7 @@ class ForeignOperations:
     async def _decide(
         self,
         table: Identifier,
-        known: Known,
+        known: TopicState,
         uuid: str | None,
         made: Rebinding,
         snapshot_id: int | None,
@@ -303,22 +303,24 @@ class ForeignOperations:
         key = foreign_table_key(topic_id)
         before: cmd.Compare = cmd.Absent(key) if entry is None else cmd.AtRevision(key, entry.mod_revision)
         if not (await self._store.txn([before], [cmd.Put(key, msgspec.json.encode(mirror))])).held:
-            raise errors.CommitConflict("the pipeline or somebody else decided about the topic's table", hint=AGAIN)
+            raise errors.CommitConflict(
+                "the pipeline or somebody else decided about the topic's table", hint=CONFLICT_HINT
+            )
 
     def _now(self) -> int:
         return self._clock.wall_us() // 1000
 
 
-def _given(consents: Collection[Consent], is_dry: bool) -> Collection[Consent]:
+def _effective_consents(consents: Collection[Consent], is_dry: bool) -> Collection[Consent]:
     """A dry run tells all of it."""
     return _ALL if is_dry else consents
 
 
-def _named(mirror: ForeignTableRecord) -> Identifier:
+def _identifier(mirror: ForeignTableRecord) -> Identifier:
     return Identifier(tuple(mirror.namespace), mirror.name)
 
 
-def _binding(known: Known) -> Binding:
+def _binding(known: TopicState) -> Binding:
     """The mirror in the words of our own catalog. A base without a snapshot says nothing about those since."""
     mirror, log = known.mirror, known.log
     assert mirror is not None
@@ -330,7 +332,7 @@ def _binding(known: Known) -> Binding:
     return Binding(log.topic, log.topic_id, runs, base=base, is_rewound=True)
 
 
-def _doubted(told: OperationPreview, highest: int | None) -> OperationPreview:
+def _with_doubts(told: OperationPreview, highest: int | None) -> OperationPreview:
     """Rows behind what the history says: the pipeline would write these offsets again."""
     held = max((fate.held for fate in told.shards), default=0)
     if highest is None or highest < held or told.doubts:

@@ -1,15 +1,14 @@
-"""In front of the API and the catalog: what they must never see, and what every answer carries. Plain ASGI.
+"""A guard before the API and the catalog: rejects requests that they must not see, adds headers to responses. ASGI.
 
-    a body above the bound, or one that does not come in time               413, 408; it is read here, within the bound
-    more bodies at a time than there is room for                            503
-    a Host that is not this machine's, where only this machine may ask      421: a web page that renamed itself
-                                                                            (DNS rebinding)
-    a change asked for by a page of another site (Origin, Sec-Fetch-Site)   403: there is no authentication yet, and a
-                                                                            browser on this machine would do it
-    a name with a slash in it (%2F), except for the catalog's               404: it would be taken for another path
+    a body above the limit, or one that does not arrive in time             413, 408; the body is read here, bounded
+    more bodies at a time than the memory limit allows                      503
+    a Host other than this machine's on a loopback listener                 421: DNS rebinding
+    a change by a page of another site (Origin, Sec-Fetch-Site)             403: cross-site request forgery; a browser
+                                                                            on this machine would send it
+    a name that contains a slash (%2F), except in the catalog               404: it would be read as another path
 
-HEAD is answered as GET is, without the body, except by the catalog, which knows it. Answers carry a date (the server
-has no clock that ticks), and are kept by nobody.
+HEAD is handled as GET without the body, except by the catalog, which implements it. Responses carry a date, because the
+server does not add one, and must not be cached.
 """
 
 from __future__ import annotations
@@ -30,56 +29,63 @@ from icestream.runtime.host_header import is_local
 from icestream.settings.text import is_loopback
 
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-_WHOLE: Final = 200
-_BODY_WORDS: Final = {408: "the body did not come in time", 503: "too much is being asked at a time; try again"}
+_COMPLETE: Final = 200
+_BODY_ERRORS: Final = {
+    408: "timeout: the request body did not arrive in time",
+    503: "too many concurrent request bodies; retry later",
+}
 
 
-class Manner(NamedTuple):
-    """What differs between those behind a guard."""
+class GuardPolicy(NamedTuple):
+    """How a guard treats requests to one application."""
 
-    refuse: Callable[[int, str, str], ASGIApp]  # status, words, path
+    error_response: Callable[[int, str, str], ASGIApp]  # of status, message and path
     body_bytes_max: int
-    takes_slashes: bool = False  # %2F in names
-    knows_head: bool = False
+    allows_slashes: bool = False  # %2F in names
+    implements_head: bool = False
 
 
-API: Final = Manner(problems.of_status, limits.API_BODY_BYTES_MAX)
+API_POLICY: Final = GuardPolicy(problems.status_problem, limits.API_BODY_BYTES_MAX)
 
 
 class Guard:
-    def __init__(self, app: ASGIApp, *, host: str, manner: Manner = API) -> None:
+    """Wraps an ASGI application; `host` is the address that the process listens on."""
+
+    def __init__(self, app: ASGIApp, *, host: str, policy: GuardPolicy = API_POLICY) -> None:
         self._app = app
-        self._manner = manner
-        self._only_local = is_loopback(host)
-        self._held_bytes = 0  # of bodies that are being read or answered
+        self._policy = policy
+        self._is_loopback_only = is_loopback(host)
+        self._body_bytes = 0  # of all requests in progress
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            raise RuntimeError(f"the API speaks HTTP, not {scope['type']}")
-        refused = self._refused(scope)
-        if refused is not None:
-            await refused(scope, receive, _dated(send))
+            raise RuntimeError(f"unsupported protocol {scope['type']}: the API is HTTP only")
+        rejection = self._rejection(scope)
+        if rejection is not None:
+            await rejection(scope, receive, _add_headers(send))
             return
         body = bytearray()
         try:
             status = await self._read(body, receive)
             if status is None:
                 return
-            await self._answer(scope, receive, send, bytes(body), status)
+            await self._forward(scope, receive, send, bytes(body), status)
         finally:
-            self._held_bytes -= len(body)
+            self._body_bytes -= len(body)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, body: bytes, status: int) -> None:
-        if status != _WHOLE:
-            words = f"a body has at most {self._manner.body_bytes_max} bytes"
-            refused = self._manner.refuse(status, _BODY_WORDS.get(status, words), scope["path"])
-            await refused(scope, receive, _dated(send))
+    async def _forward(self, scope: Scope, receive: Receive, send: Send, body: bytes, status: int) -> None:
+        """Passes a complete request to the application; sends an error for an incomplete one."""
+        if status != _COMPLETE:
+            too_large = f"request body exceeds the limit of {self._policy.body_bytes_max} bytes"
+            rejection = self._policy.error_response(status, _BODY_ERRORS.get(status, too_large), scope["path"])
+            await rejection(scope, receive, _add_headers(send))
             return
-        method = "GET" if scope["method"] == "HEAD" and not self._manner.knows_head else scope["method"]
-        await self._app({**scope, "method": method}, _replayed(body, receive), _dated(send))
+        method = "GET" if scope["method"] == "HEAD" and not self._policy.implements_head else scope["method"]
+        await self._app({**scope, "method": method}, _replay(body, receive), _add_headers(send))
 
     async def _read(self, body: bytearray, receive: Receive) -> int | None:
-        """All of it; a status when it is too large or too slow; None when the client went away."""
+        """Reads the body and returns 200; an error status if it is too large or too slow; None if the client
+        disconnected."""
         try:
             async with asyncio.timeout(limits.API_BODY_SECONDS_MAX):
                 while True:
@@ -88,29 +94,31 @@ class Guard:
                         return None
                     piece = message.get("body", b"")
                     body += piece
-                    self._held_bytes += len(piece)
-                    if len(body) > self._manner.body_bytes_max:
+                    self._body_bytes += len(piece)
+                    if len(body) > self._policy.body_bytes_max:
                         return 413
-                    if self._held_bytes > limits.HTTP_BODIES_BYTES_MAX:
+                    if self._body_bytes > limits.HTTP_BODIES_BYTES_MAX:
                         return 503
                     if not message.get("more_body", False):
-                        return _WHOLE
+                        return _COMPLETE
         except TimeoutError:
             return 408
 
-    def _refused(self, scope: Scope) -> ASGIApp | None:
-        host, origin, site = _asker(scope["headers"])
-        if self._only_local and not is_local(host):
-            return self._manner.refuse(421, "this broker listens for its own machine only", scope["path"])
-        if not self._manner.takes_slashes and b"%2f" in scope.get("raw_path", b"").lower():
-            return self._manner.refuse(404, "no name has a slash in it", scope["path"])
-        if scope["method"] not in _SAFE and is_foreign(origin, host, site):
-            return self._manner.refuse(403, "a page of another site may not change anything here", scope["path"])
+    def _rejection(self, scope: Scope) -> ASGIApp | None:
+        """The error response to a request that its head disqualifies; None for an acceptable one."""
+        reject, path = self._policy.error_response, scope["path"]
+        host, origin, site = _origin_headers(scope["headers"])
+        if self._is_loopback_only and not is_local(host):
+            return reject(421, "wrong Host: this process listens on a loopback address only", path)
+        if not self._policy.allows_slashes and b"%2f" in scope.get("raw_path", b"").lower():
+            return reject(404, "names cannot contain a slash (%2F)", path)
+        if scope["method"] not in _SAFE and is_cross_site(origin, host, site):
+            return reject(403, "cross-site requests cannot change anything", path)
         return None
 
 
-def _asker(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, str | None, str | None]:
-    """Host, Origin and Sec-Fetch-Site; of each the first one."""
+def _origin_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, str | None, str | None]:
+    """The first Host, Origin and Sec-Fetch-Site header."""
     host = origin = site = None
     for name, value in headers:
         if name == b"host" and host is None:
@@ -122,8 +130,8 @@ def _asker(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, str | None, str
     return host or "", origin, site
 
 
-def is_foreign(origin: str | None, host: str, site: str | None) -> bool:
-    """Whether a browser says that another site asks. Whoever is no browser says nothing."""
+def is_cross_site(origin: str | None, host: str, site: str | None) -> bool:
+    """Whether a browser marks the request as one of another site. Other clients do not send these headers."""
     if site is not None and site not in ("same-origin", "none"):
         return True
     if origin is None:
@@ -134,17 +142,18 @@ def is_foreign(origin: str | None, host: str, site: str | None) -> bool:
         return True
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    was_given = False
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that returns the body in one piece, then whatever `receive` returns (the disconnect)."""
+    is_consumed = False
 
-    async def replay() -> Message:
-        nonlocal was_given
-        if was_given:
+    async def receive_body() -> Message:
+        nonlocal is_consumed
+        if is_consumed:
             return await receive()
-        was_given = True
+        is_consumed = True
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return replay
+    return receive_body
 
 
 @lru_cache(1)
@@ -152,8 +161,8 @@ def _date(second: int) -> bytes:
     return formatdate(second, usegmt=True).encode()
 
 
-def _dated(send: Send) -> Send:
-    async def dated(message: Message) -> None:
+def _add_headers(send: Send) -> Send:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             message["headers"] = [
                 *message["headers"],
@@ -163,4 +172,4 @@ def _dated(send: Send) -> Send:
             ]
         await send(message)
 
-    return dated
+    return send_with_headers

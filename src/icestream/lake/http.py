@@ -1,17 +1,17 @@
-"""HTTP/1.1 of the lake process: uvicorn's fast parser, with bounds for what a client may send and how long it may take.
+"""HTTP/1.1 of the lake process: uvicorn's fast parser with bounds on what a client may send and how long it may take.
 
     silent      a new connection        HTTP_HEAD_SECONDS_MAX until its first head is complete
     receiving   the head is complete    it has at most HTTP_HEAD_BYTES_MAX; the guard bounds the body (guard.py)
-    busy        the request is complete until its answer is sent; API_UNREAD_SECONDS_MAX for the client to take it
+    busy        the request is complete until the response is sent; API_UNREAD_SECONDS_MAX for the client to read it
     idle        between requests        API_IDLE_SECONDS until the next head begins, HTTP_HEAD_SECONDS_MAX until it ends
 
-Whatever is no HTTP, or too large, is answered with 400, and the connection ends. When all places are taken, silent and
-idle connections are closed for new ones (runtime/connection_room.py). While all are busy, new connections are admitted
-to a reserve; there a request needs the token of this node (its pipeline has it), or gets 503.
+Malformed or oversized requests get 400, and the connection is closed. When all slots are in use, silent and idle
+connections are closed in favour of new ones (runtime/connection_room.py). While all are busy, new connections are
+admitted to a reserve, where a request needs the token of this node (its pipeline has it) and gets 503 without.
 
-uvicorn writes head and body of an answer one after the other, which is a packet each, and the client wakes twice. So
-the head waits for the body (`Gathered`), until the end of the loop's turn at most: some answers have none. A large body
-goes by itself: to copy it would cost more than a packet.
+uvicorn writes head and body of a response separately: two packets, and two wake-ups of the client. Therefore the head
+is held back for the body (`HeadJoiningTransport`), until the end of the loop's turn at most, because some responses
+have no body. A large body is written separately: copying it would cost more than a packet.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ _BUSY: Final = (
 ) % (len(_BUSY_BODY), _BUSY_BODY)
 
 
-class Gathered:
-    """A transport as far as answers need one."""
+class HeadJoiningTransport:
+    """The part of a transport that responses need; joins a response's head with its body in one write."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._loop = loop
-        self._head = b""  # that waits for its body
+        self._head = b""  # held back for its body
 
     def write(self, data: bytes) -> None:
         head, self._head = self._head, b""
         if head and len(data) <= limits.HTTP_JOINED_BYTES_MAX:
             self._transport.write(head + data)
-        elif head:  # by writelines some versions of asyncio would not tell who writes that he has to wait
+        elif head:  # not writelines: some versions of asyncio would not signal back-pressure to the writer
             self._transport.write(head)
             self._transport.write(data)
         elif data.startswith(_HEAD):
@@ -72,60 +72,67 @@ class Gathered:
         return self._transport.is_closing()
 
 
-class Places:
-    """The room of the lake process, and the token of requests that may use its reserve (empty: none may).
+class ConnectionSlots:
+    """The connection slots of the lake process, and the token of requests that may use the reserve (empty: none).
 
-    `report` is told the state soon after the room becomes crowded or refuses connections, and when it no longer does.
+    `report` is called with the state shortly after the slots become scarce or connections are refused, and when
+    that ends.
     """
 
     def __init__(self, capacity: int, node_token: str, report: Callable[[RoomState], None]) -> None:
-        self.room: ConnectionRoom[BoundedHttp] = ConnectionRoom("lake", capacity, limits.API_CONNECTIONS_RESERVED)
+        self.room: ConnectionRoom[BoundedHttpProtocol] = ConnectionRoom(
+            "lake", capacity, limits.API_CONNECTIONS_RESERVED
+        )
         self._node_token = node_token.encode()
         self._report = report
         self._reported = (False, False)
-        self._reporting: asyncio.TimerHandle | None = None
+        self._report_timer: asyncio.TimerHandle | None = None
 
     @property
     def state(self) -> RoomState:
         return self.room.state
 
-    def is_of_this_node(self, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    def has_node_token(self, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+        """Whether a request comes from a process of this node."""
         token = next((value for name, value in headers if name == _NODE_TOKEN), b"")
         return bool(self._node_token) and hmac.compare_digest(token, self._node_token)
 
-    def changed(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._reporting is None and self._crowding() != self._reported:
-            self._reporting = loop.call_later(limits.API_CROWDING_SECONDS, self._say)
+    def on_change(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Schedules a report if the state differs from the one last reported; the delay absorbs short peaks."""
+        if self._report_timer is None and self._crowding() != self._reported:
+            self._report_timer = loop.call_later(limits.API_CROWDING_SECONDS, self._report_state)
 
     def _crowding(self) -> tuple[bool, bool]:
         state = self.room.state
         return (state.is_crowded, state.is_refusing)
 
-    def _say(self) -> None:
-        self._reporting = None
+    def _report_state(self) -> None:
+        self._report_timer = None
         if self._crowding() != self._reported:
             self._reported = self._crowding()
             self._report(self.room.state)
 
 
-class BoundedHttp(HttpToolsProtocol):
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """uvicorn's protocol with limits on heads, times and connections."""
+
     _is_head = True
     _head_bytes = 0
     _is_reserved = False
     _deadline: asyncio.TimerHandle | None = None
 
-    def __init__(self, places: Places, *arguments: Any, **named: Any) -> None:
-        """What follows `places` is uvicorn's."""
-        super().__init__(*arguments, **named)
-        self._places = places
-        self._room = places.room
+    def __init__(self, slots: ConnectionSlots, *arguments: Any, **options: Any) -> None:
+        """The arguments after `slots` are uvicorn's."""
+        super().__init__(*arguments, **options)
+        self._slots = slots
+        self._room = slots.room
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast("asyncio.Transport", transport))
-        self.transport = cast("asyncio.Transport", Gathered(self.transport, self.loop))
+        self.transport = cast("asyncio.Transport", HeadJoiningTransport(self.transport, self.loop))
         keep_alive(transport, limits.KEEP_ALIVE_SECONDS, limits.API_UNREAD_SECONDS_MAX)
         admission = self._room.admit(self)
-        self._places.changed(self.loop)
+        self._slots.on_change(self.loop)
         if admission.evicted is not None:
             admission.evicted.transport.close()
         if not admission.is_admitted:
@@ -136,8 +143,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._room.leave(self)
-        self._places.changed(self.loop)
-        self._stop_waiting()
+        self._slots.on_change(self.loop)
+        self._cancel_deadline()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -155,7 +162,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._is_head, self._head_bytes = True, 0
-        if not self._is_answering:
+        if not self._is_responding:
             self._expect_head_within(limits.HTTP_HEAD_SECONDS_MAX)
         super().on_message_begin()
 
@@ -163,44 +170,44 @@ class BoundedHttp(HttpToolsProtocol):
         self._is_head = False
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if size > limits.HTTP_HEAD_BYTES_MAX or self.parser.get_method() == b"CONNECT":
-            raise errors.InvalidInput(_REFUSAL)  # the parser makes it a refusal of its own
-        if self._is_reserved and not self._places.is_of_this_node(self.headers):
+            raise errors.InvalidInput(_REFUSAL)  # the parser turns it into an error of its own, which gives 400
+        if self._is_reserved and not self._slots.has_node_token(self.headers):
             self._refuse()
-            raise errors.InvalidInput(_REFUSAL)  # nothing more of it is parsed
-        self._stop_waiting()
-        if not self._is_answering:
+            raise errors.InvalidInput(_REFUSAL)  # stops the parser
+        self._cancel_deadline()
+        if not self._is_responding:
             self._room.move(self, Standing.RECEIVING)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        if self._is_answering:
+        if self._is_responding:
             self._room.move(self, Standing.BUSY)
-            self._places.changed(self.loop)
+            self._slots.on_change(self.loop)
 
     def on_response_complete(self) -> None:
-        is_followed = bool(self.pipeline)  # by a request whose head came before this answer was sent
+        is_followed = bool(self.pipeline)  # by a request whose head arrived before this response was sent
         super().on_response_complete()
         if not is_followed:
             self._room.move(self, Standing.IDLE)
-            self._places.changed(self.loop)
+            self._slots.on_change(self.loop)
             self._expect_head_within(limits.HTTP_HEAD_SECONDS_MAX if self._is_head else limits.API_IDLE_SECONDS)
 
     @property
-    def _is_answering(self) -> bool:
-        cycle = cast("RequestResponseCycle | None", self.cycle)  # uvicorn does not say that it begins without one
+    def _is_responding(self) -> bool:
+        cycle = cast("RequestResponseCycle | None", self.cycle)  # None at first, against uvicorn's annotation
         return cycle is not None and not cycle.response_complete
 
     def _refuse(self) -> None:
-        self._room.refused += self._is_reserved  # the room counts those that it does not admit
+        self._room.refused += self._is_reserved  # connections that were not admitted are already counted by the room
         self.transport.write(_BUSY)
         self.transport.close()
 
     def _expect_head_within(self, seconds: float) -> None:
-        self._stop_waiting()
+        self._cancel_deadline()
         self._deadline = self.loop.call_later(seconds, self.transport.close)
 
-    def _stop_waiting(self) -> None:
+    def _cancel_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

@@ -1,4 +1,4 @@
-"""What the lake process is told at its start. Loads nothing of it: a broker only needs to know how to start one."""
+"""The options of the lake process, and how a broker passes them to its child. Imports nothing of the lake process."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from icestream.readers.row_group_cache_options import RowGroupCacheOptions
 if TYPE_CHECKING:
     from icestream.settings import Settings
 
-# Keys of an object store and of another catalog go to the child in its environment, which only its own account can
-# read: never in its command.
+# Keys of an object store and of another catalog are passed in the child's environment, which only its own account can
+# read; every account can read its command line.
 STORE_VARIABLE: Final = "_ICESTREAM_LAKE_STORE"
 CATALOG_VARIABLE: Final = "_ICESTREAM_LAKE_CATALOG"
 TOKEN_VARIABLE: Final = "_ICESTREAM_LAKE_NODE_TOKEN"
-# The pipeline proves with it that it belongs to this node. Not in Authorization: that is for the catalog's tokens.
+# Identifies the pipeline of this node. Not in Authorization, which carries the catalog's tokens.
 NODE_TOKEN_HEADER: Final = "X-Icestream-Node"
 
 
 @dataclass(frozen=True, slots=True)
 class LakeOptions:
-    socket: Path  # of the broker that it belongs to
+    socket: Path  # local socket of its broker
     host: str = "127.0.0.1"
-    port: int = 8181  # 0: any that is free
-    is_child: bool = False  # it ends with the process that started it, which holds its stdin
-    warehouse: str = ""  # of the catalog that is served; none: the tables are in another catalog
-    table_roots: tuple[str, ...] = ()  # where tables may lie besides the warehouse
-    token_file: Path | None = None  # with the bearer tokens of the catalog
-    is_sharing_keys: bool = False  # clients that ask for the keys of the store get them
-    store: StoreOptions = field(default_factory=StoreOptions)  # how the warehouse is reached, where it is no directory
+    port: int = 8181  # 0: any free port
+    is_child: bool = False  # ends with the process that started it, which holds its stdin open
+    warehouse: str = ""  # of the embedded catalog; empty if the tables are in another catalog
+    table_roots: tuple[str, ...] = ()  # locations of tables besides the warehouse
+    token_file: Path | None = None  # bearer tokens of API and catalog
+    is_sharing_keys: bool = False  # whether clients that request the keys of the store get them
+    store: StoreOptions = field(default_factory=StoreOptions)  # access to a warehouse in an object store
     cache: RowGroupCacheOptions = field(default_factory=RowGroupCacheOptions)
-    # The settings as a document where the tables are in another catalog, which is opened by them; else nothing.
+    # The settings as a document, by which another catalog is opened; empty for the embedded one.
     elsewhere: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    log: Path | None = None  # the folder of the broker's log
-    namespace: str = ""  # the one of all tables of topics, if there is one
-    node_token: str = field(default="", repr=False)  # of the pipeline of this node (http.py)
+    log: Path | None = None  # directory of the broker's log
+    namespace: str = ""  # of all topics' tables, if the settings fix one
+    node_token: str = field(default="", repr=False)  # of this node's pipeline (http.py)
     connections_max: int = limits.API_CONNECTIONS_MAX
 
     @classmethod
@@ -60,30 +60,30 @@ class LakeOptions:
             is_sharing_keys=lake.share_keys,
             store=StoreOptions.of(settings.storage.iceberg_config.object_store),
             cache=RowGroupCacheOptions(lake.cache_enabled, lake.cache_bytes, lake.cache_ttl_ms),
-            elsewhere={} if settings.catalog_embedded else _told(settings),
+            elsewhere={} if settings.catalog_embedded else _settings_document(settings),
             log=settings.wal.base_path.absolute(),
             namespace=".".join(fixed_namespace(settings) or ()),
         )
 
     @property
     def roots(self) -> Sequence[str]:
-        """Where tables may lie; nothing is said of those in another catalog."""
+        """The locations of tables; empty for another catalog, whose tables may be anywhere."""
         return (self.warehouse, *self.table_roots) if self.warehouse else ()
 
     @property
     def is_local(self) -> bool:
-        """Whether all tables lie in directories of this machine."""
+        """Whether all tables are in directories of this machine."""
         roots = (self.warehouse, *self.table_roots)
         return all(root.startswith(("file:", "/")) for root in roots)
 
     def environment(self) -> Mapping[str, str]:
-        """What a broker adds to its own for the child."""
+        """The variables that the broker adds to its environment for the child."""
         store = {} if self.is_local else {STORE_VARIABLE: json.dumps(dataclasses.asdict(self.store))}
         token = {TOKEN_VARIABLE: self.node_token} if self.node_token else {}
         return store | token | ({CATALOG_VARIABLE: json.dumps(self.elsewhere)} if self.elsewhere else {})
 
     def command(self, log_level: str, log_format: str) -> Sequence[str]:
-        """How a broker starts it. -P: a file in the working directory must not pass for one of our modules."""
+        """The command by which the broker starts it. -P: files in the working directory must not shadow our modules."""
         return [
             sys.executable, "-P", "-m", "icestream.lake", "--parent", str(os.getpid()), "--socket", str(self.socket),
             "--host", self.host, "--port", str(self.port), "--log-level", log_level, "--log-format", log_format,
@@ -96,18 +96,18 @@ class LakeOptions:
         ]  # fmt: skip
 
 
-def _told(settings: Settings) -> Mapping[str, Any]:
+def _settings_document(settings: Settings) -> Mapping[str, Any]:
     from icestream.settings.document import as_document
 
     return as_document(settings) | {"data_dir": str(settings.data_dir.absolute())}
 
 
-def store_from(environment: MutableMapping[str, str]) -> StoreOptions:
-    """In the child. It is taken out: nobody whom the child starts shall have it."""
+def pop_store_options(environment: MutableMapping[str, str]) -> StoreOptions:
+    """The store options that the broker passed. They are removed: processes that the child starts must not get them."""
     return StoreOptions(**json.loads(environment.pop(STORE_VARIABLE, "{}")))
 
 
-def elsewhere_from(environment: MutableMapping[str, str]) -> Mapping[str, Any]:
-    """In the child, likewise."""
-    found: Mapping[str, Any] = json.loads(environment.pop(CATALOG_VARIABLE, "{}"))
-    return found
+def pop_foreign_settings(environment: MutableMapping[str, str]) -> Mapping[str, Any]:
+    """The settings of another catalog that the broker passed; removes them for the same reason."""
+    document: Mapping[str, Any] = json.loads(environment.pop(CATALOG_VARIABLE, "{}"))
+    return document

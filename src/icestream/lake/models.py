@@ -1,7 +1,7 @@
-"""What the API takes and gives, as types: they check requests, and OpenAPI is made of them.
+"""Models of the API's requests and responses. They validate requests, and OpenAPI is generated from them.
 
-Names, states and rules between values are the broker's to judge; here stands only the form. Numbers stay within what
-the broker can count.
+Only the form is checked here; the broker checks names, states and rules between values. Numbers are limited to the
+broker's range.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ StartKind = Literal["latest", "earliest", "offset", "time", "snapshot"]
 _DIGITS: Final = re.compile(r"[0-9]{1,19}")
 
 
-def _number_of(value: object) -> object:
-    """A text of digits as its number; anything else is for the type to refuse."""
+def _parse_digits(value: object) -> object:
+    """The number of a string of digits; any other value is returned unchanged, and the type rejects it."""
     return int(value) if isinstance(value, str) and _DIGITS.fullmatch(value) else value
 
 
-# Ids of 64 bits are texts in JSON: readers that take all numbers for doubles (jq, JavaScript) round those beyond 2^53.
-IdShown = Annotated[str, BeforeValidator(str)]
-IdGiven = Annotated[int, BeforeValidator(_number_of)]
+# 64-bit ids are strings in JSON: parsers that read numbers as doubles (jq, JavaScript) round those beyond 2^53.
+IdText = Annotated[str, BeforeValidator(str)]
+IdNumber = Annotated[int, BeforeValidator(_parse_digits)]
 StartValue = Annotated[
     Number,
-    BeforeValidator(_number_of),
-    Field(description="An offset, microseconds since 1970, or the id of a snapshot, as a number or a text."),
+    BeforeValidator(_parse_digits),
+    Field(description="An offset, microseconds since 1970, or the id of a snapshot, as a number or a string."),
 ]
 
 
-class Given(BaseModel):
-    """What a client sends: a misspelt key is an error, not ignored."""
+class RequestModel(BaseModel):
+    """The body of a request. Unknown keys are errors, so that a misspelt one is not ignored."""
 
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
 
 
-class Shown(BaseModel):
-    """What the broker says."""
+class ResponseModel(BaseModel):
+    """A response."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-class Listing(Shown, Generic[Item]):
+class Listing(ResponseModel, Generic[Item]):
     items: list[Item]
-    next: str | None = Field(description="`after` of the next page; null: this is the last one.")
+    next: str | None = Field(description="`after` of the next page; null on the last page.")
 
 
-class Problem(Shown):
-    """Every answer that is not 2xx (RFC 9457)."""
+class Problem(ResponseModel):
+    """The body of every error response (RFC 9457)."""
 
     type: str = Field(description="`urn:icestream:error:<code>`")
     title: str
@@ -68,78 +68,80 @@ class Problem(Shown):
     detail: str = Field(description="What happened.")
     instance: str
     code: str = Field(description="As in the native protocol.")
-    hint: str = Field(description="What a person can do; may be empty.")
-    retryable: bool = Field(description="Whether the same may succeed later without anybody's help.")
+    hint: str = Field(description="What to do about it; may be empty.")
+    retryable: bool = Field(description="Whether a retry may succeed.")
 
 
 # --- namespaces and topics --------------------------------------------------------------------------------------------
 
 
-class Policies(Given):
-    """null: the namespace's, else no bound, else what the table says. 0: no bound."""
+class TopicPolicies(RequestModel):
+    """null: inherited from the namespace, else unlimited or the current setting of the table. 0: unlimited."""
 
     max_producers: Number | None = None
     max_subscriptions: Number | None = None
     max_consumers_per_topic: Number | None = None
     max_consumers_per_subscription: Number | None = None
-    max_publish_rate: Number | None = Field(default=None, description="Messages in a second.")
-    max_dispatch_rate: Number | None = Field(default=None, description="Messages in a second and subscription.")
+    max_publish_rate: Number | None = Field(default=None, description="Messages per second.")
+    max_dispatch_rate: Number | None = Field(default=None, description="Messages per second and subscription.")
     max_message_bytes: Number | None = None
     retention_bytes: Number | None = Field(
-        default=None, description="Of the topic in the log; the oldest beyond it are dropped, as a declared gap."
+        default=None,
+        description="Bytes of the topic in the log; the oldest messages beyond it are dropped (a declared gap).",
     )
-    retention_ms: Number | None = Field(default=None, description="Of a message in the log; older ones are dropped.")
+    retention_ms: Number | None = Field(default=None, description="Age of messages in the log; older ones are dropped.")
     partitioning: Name | None = Field(
         default=None,
-        description="Of its table: none; hour, day or month of append_time; key, or bucket[16] of the key.",
+        description="Partitioning of its table: none; hour, day or month of append_time; key, or "
+        "bucket[16] of the key.",
     )
     compression: Name | None = Field(
-        default=None, description="Of its data files: zstd, gzip, snappy, lz4 or uncompressed; zstd:9 names a level."
+        default=None,
+        description="Compression of its data files: zstd, gzip, snappy, lz4 or uncompressed; zstd:9 sets a level.",
     )
-    target_file_bytes: Number | None = Field(
-        default=None, description="How large its data files become where there is enough."
-    )
+    target_file_bytes: Number | None = Field(default=None, description="Target size of its data files.")
     deleted_table: TableEnd | None = Field(
-        default=None, description="What becomes of its table when the topic is deleted; null: as the settings say."
+        default=None, description="What happens to its table when the topic is deleted; null: as the settings say."
     )
     deleted_rest: RestEnd | None = Field(
-        default=None, description="What becomes of its messages that are in no table then; null: as the settings say."
+        default=None,
+        description="What happens to its uncommitted messages when the topic is deleted; null: as the settings say.",
     )
 
 
-class NewNamespace(Given):
+class NewNamespace(RequestModel):
     namespace: Name
-    policies: Policies = Policies()
+    policies: TopicPolicies = TopicPolicies()
 
 
-class Namespace(Shown):
+class Namespace(ResponseModel):
     namespace: str
-    policies: Policies
+    policies: TopicPolicies
 
 
-class NewTopic(Given):
+class NewTopic(RequestModel):
     name: Name
     shards: Annotated[int, Field(ge=1, le=limits.SHARDS_PER_TOPIC_MAX)] = 1
     dispatch: DispatchKind = "reliable"
-    policies: Policies = Policies()
+    policies: TopicPolicies = TopicPolicies()
 
 
-class TopicLine(Shown):
+class TopicSummary(ResponseModel):
     topic: str = Field(description="`/namespace/name`")
     id: int
     shards: int
     dispatch: DispatchKind
-    node: str = Field(description="The node that serves it. What only that node knows is null elsewhere.")
-    producers: int | None = Field(description="That are connected.")
-    consumers: int | None = Field(description="That are connected.")
+    node: str = Field(description="The node that serves it. Values that only this node has are null on other nodes.")
+    producers: int | None = Field(description="Number of connected ones.")
+    consumers: int | None = Field(description="Number of connected ones.")
     subscriptions: int | None
-    lag: int | None = Field(description="Messages that are not acked, over all subscriptions.")
+    lag: int | None = Field(description="Unacknowledged messages of all subscriptions.")
     published_messages: int | None = Field(description="Since the broker started.")
     published_bytes: int | None = Field(description="Since the broker started.")
 
 
-class Gap(Shown):
-    """Offsets [start, end) that hold no message."""
+class GapRange(ResponseModel):
+    """A range of offsets [start, end) without messages."""
 
     start: int
     end: int
@@ -147,57 +149,58 @@ class Gap(Shown):
     state: str
 
 
-class ShardOffsets(Shown):
+class ShardOffsets(ResponseModel):
     shard: int
     epoch: int
-    earliest: int = Field(description="The oldest message in the log; the table may have older ones.")
-    next: int = Field(description="What the next message gets.")
-    synced: int = Field(description="Everything below is on disk.")
+    earliest: int = Field(description="The oldest offset in the log; the table may have older ones.")
+    next: int = Field(description="Offset of the next message.")
+    synced: int = Field(description="Every message below this offset is on disk.")
     gap_count: int
-    gaps: list[Gap] = Field(description="The newest ones.")
+    gaps: list[GapRange] = Field(description="The newest gaps.")
 
 
-class DeletedTopic(Shown):
-    deleted: str = Field(description="Its name.")
+class DeletedTopic(ResponseModel):
+    deleted: str = Field(description="Name of the topic.")
     table: list[str] | None = Field(
-        description="The levels of the namespace and the name of its table; null: it had none here."
+        description="The levels of the namespace and the name of its table; null if it had none in the "
+        "embedded catalog."
     )
-    table_end: TableEnd = Field(description="What becomes of it.")
-    rest: RestEnd = Field(description="What becomes of the messages that were in no table.")
-    rest_messages: int = Field(description="How many these were: discarded, or on their way into the table.")
+    table_end: TableEnd = Field(description="What happens to the table.")
+    rest: RestEnd = Field(description="What happens to uncommitted messages.")
+    rest_messages: int = Field(description="Number of uncommitted messages: discarded, or being committed.")
     lost_with: str = Field(
-        "", description="The node, removed before, whose log had messages that were in no table: nobody knows how many."
+        "", description="A removed node whose log had uncommitted messages, in unknown number; they are lost."
     )
 
 
-class StalledReader(Shown):
-    """A shard of a subscription that cannot go on."""
+class StalledReader(ResponseModel):
+    """A shard of a subscription whose delivery is stalled."""
 
     reader: str = Field(description="Topic, subscription and shard.")
     shard: int
     offset: int = Field(description="The first message that cannot be read.")
-    code: str = Field(description="Of the error.")
+    code: str = Field(description="Code of the error.")
     reason: str
-    is_transient: bool = Field(description="Whether it may pass by itself.")
+    is_transient: bool = Field(description="Whether it may resolve by itself.")
 
 
-class Topic(TopicLine):
+class Topic(TopicSummary):
     incarnation: int
     created_ms: int
-    policies: Policies = Field(description="The topic's own.")
-    effective_policies: Policies = Field(description="The topic's own over its namespace's.")
-    held_bytes: int = Field(description="In the log.")
+    policies: TopicPolicies = Field(description="Policies of the topic itself.")
+    effective_policies: TopicPolicies = Field(description="Policies of the topic over those of its namespace.")
+    held_bytes: int = Field(description="Bytes in the log.")
     shard_offsets: list[ShardOffsets]
     stalled_readers: list[StalledReader] = Field(
-        default_factory=list, description="Subscriptions whose next messages cannot be read now; the first few."
+        default_factory=list, description="Subscriptions whose delivery is stalled; the first few."
     )
 
 
 # --- subscriptions ----------------------------------------------------------------------------------------------------
 
 
-class Failure(Given):
-    """What happens to a message that fails."""
+class FailurePolicyModel(RequestModel):
+    """The treatment of messages that fail."""
 
     max_redelivery_count: Milliseconds = 5
     ack_timeout_ms: Annotated[int, Field(ge=1, le=limits.FAILURE_POLICY_VALUE_MAX)] = 30_000
@@ -208,108 +211,114 @@ class Failure(Given):
     dead_letter_topic: str | None = None
 
 
-class NewSubscription(Given):
+class NewSubscription(RequestModel):
     subscription: Name
     type: SubscriptionKind = "exclusive"
     start: StartKind = "latest"
     start_value: StartValue = 0
-    failure: Failure | None = None
+    failure: FailurePolicyModel | None = None
 
 
-class SubscriptionChange(Given):
-    """Only what is named changes."""
+class SubscriptionChange(RequestModel):
+    """Changes of a subscription; omitted fields are unchanged."""
 
-    failure: Failure | None = None
-    max_dispatch_rate: Number | None = Field(default=None, description="null: the topic's.")
+    failure: FailurePolicyModel | None = None
+    max_dispatch_rate: Number | None = Field(default=None, description="null: that of the topic.")
 
 
-class Seek(Given):
+class Seek(RequestModel):
     start: StartKind
     start_value: StartValue = 0
     shard: Annotated[int, Field(ge=0, lt=limits.SHARDS_PER_TOPIC_MAX)] | None = Field(
-        default=None, description="null: all of them."
+        default=None, description="null: all shards."
     )
 
 
-class Sought(Shown):
-    positions: list[int] = Field(description="For each shard, where it goes on.")
-    generations: list[int] = Field(description="Acks of deliveries before it count no more.")
+class SeekResult(ResponseModel):
+    positions: list[int] = Field(description="Position of each shard after the seek.")
+    generations: list[int] = Field(description="Acknowledgements of deliveries before the seek are ignored.")
 
 
-class SubscriptionLine(Shown):
+class SubscriptionSummary(ResponseModel):
     topic: str
     subscription: str
     id: int
     type: SubscriptionKind
-    consumers: int = Field(description="That are connected.")
-    lag: int = Field(description="Messages that are not acked.")
+    consumers: int = Field(description="Number of connected ones.")
+    lag: int = Field(description="Unacknowledged messages.")
 
 
-class ShardPosition(Shown):
+class ShardPosition(ResponseModel):
     shard: int
-    position: int = Field(description="Everything below is acked.")
-    next: int = Field(description="What the next message of the shard gets.")
+    position: int = Field(description="Every message below this offset is acknowledged.")
+    next: int = Field(description="Offset of the next message of the shard.")
     lag: int
-    oldest_unacked_age_ms: int | None = Field(description="Since the first message that is not acked was stored.")
+    oldest_unacked_age_ms: int | None = Field(description="Age of the oldest unacknowledged message.")
     acked_range_count: int
-    acked_ranges: list[tuple[int, int]] = Field(description="Above the position, [start, end); the first ones.")
-    hole: tuple[int, int] | None = Field(description="The first offsets that are not acked although later ones are.")
+    acked_ranges: list[tuple[int, int]] = Field(
+        description="Acknowledged ranges [start, end) above the position; the first ones."
+    )
+    hole: tuple[int, int] | None = Field(description="First range of unacknowledged offsets below acknowledged ones.")
     in_flight: int
     waiting_for_redelivery: int
     dead_letters_under_way: int
-    blocked: int = Field(description="Failed too often, and the policy is block.")
-    pause: str | None = Field(description="Why nothing new is delivered.")
+    blocked: int = Field(description="Messages that failed too often under the policy block.")
+    pause: str | None = Field(description="Why delivery is paused; null if it is not.")
     generation: int
 
 
-class Subscription(SubscriptionLine):
+class Subscription(SubscriptionSummary):
     created_ms: int
-    failure: Failure
+    failure: FailurePolicyModel
     max_dispatch_rate: int | None
     shard_positions: list[ShardPosition]
 
 
-class Producer(Shown):
+class Producer(ResponseModel):
     producer: str
     id: int
     epoch: int
     peer: str
 
 
-class Consumer(Shown):
+class Consumer(ResponseModel):
     consumer: str
     id: int
     peer: str
-    is_active: bool = Field(description="Failover: it is the one that gets the messages.")
-    credit: int = Field(description="Messages that it still takes.")
+    is_active: bool = Field(description="Failover: whether it receives the messages.")
+    credit: int = Field(description="Messages that it can still receive.")
     delivered_messages: int
-    waiting_ranges: int = Field(description="Deliveries that wait for its socket.")
+    waiting_ranges: int = Field(description="Deliveries queued for its socket.")
     key_pattern_count: int
-    key_patterns: list[str] = Field(description="The first ones.")
+    key_patterns: list[str] = Field(description="The first key patterns.")
 
 
 # --- the log, settings, health ----------------------------------------------------------------------------------------
 
 
-class Checkpoint(Shown):
+class Checkpoint(ResponseModel):
     name: str
     lsn: int
 
 
-class TopicGap(Gap):
+class TopicGap(GapRange):
     topic: str
     shard: int
 
 
-class Wal(Shown):
+class Wal(ResponseModel):
     log_id: str
     sync_mode: str
     last_lsn: int
     released_lsn: int
     synced_lsn: int
     used_bytes: int
-    warm_bytes: int = Field(description="Of it: kept although nobody needs it. It counts as room.")
-    spill_bytes: int = Field(description="Of it: spill logs of topics whose tables take nothing.")
+    warm_bytes: int = Field(
+        description="Bytes already in tables and kept only as a cache; reclaimable. Part of used_bytes."
+    )
+    spill_bytes: int = Field(
+        description="Bytes of spill logs, of topics whose tables accept no commits. Part of used_bytes."
+    )
     spill_files: int = Field(description="Files of spill logs.")
     quota_bytes: int
     topic_quota_bytes: int
@@ -320,11 +329,11 @@ class Wal(Shown):
     checkpoints: list[Checkpoint]
     gap_count: int
     gaps: list[TopicGap]
-    clean_start: bool = Field(description="The last stop was in order.")
-    stopped: str | None = Field(description="Why it takes nothing any more.")
+    clean_start: bool = Field(description="Whether the last shutdown was clean.")
+    stopped: str | None = Field(description="Why the log accepts no messages; null if it does.")
 
 
-class WalFile(Shown):
+class WalFile(ResponseModel):
     file: str
     bytes: int
     first_lsn: int
@@ -332,26 +341,26 @@ class WalFile(Shown):
     shards: int
 
 
-class Setting(Shown):
+class Setting(ResponseModel):
     key: str
     value: bool | int | str | list[str] | None
     origin: str = Field(description="default, file, env, flag, or stored: changed while the broker runs.")
-    online: bool = Field(description="Whether it may change while the broker runs.")
+    online: bool = Field(description="Whether it can be changed while the broker runs.")
     allowed: str
     description: str
 
 
-class NewValue(Given):
+class NewValue(RequestModel):
     value: bool | Annotated[int, Field(ge=-(2**63), lt=2**63)] | Annotated[str, Field(max_length=4096)] | None
 
 
-class HealthCheck(Shown):
+class HealthCheck(ResponseModel):
     name: str
     ok: bool
     reason: str
     is_needed: bool
 
 
-class Health(Shown):
+class Health(ResponseModel):
     ready: bool
     checks: list[HealthCheck]

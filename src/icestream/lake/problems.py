@@ -1,10 +1,10 @@
-"""Errors as HTTP says them: problem documents (RFC 9457), made from the one tree and its table (said.SAID).
+"""Errors of the API as problem documents (RFC 9457), built from the error tree and its table (error_codes.py).
 
 type        urn:icestream:error:<code>; stable, for programs
-title       the kind of error in words
-status      as in the head of the answer
-detail      what happened; instance: the path that was asked for
-code, hint, retryable     as everywhere else
+title       the kind of error
+status      same as the HTTP status
+detail      what happened; instance: the path of the request
+code, hint, retryable     as in every other protocol
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from icestream import error_codes, errors
 from icestream.observability.log import get_logger
 
 MEDIA_TYPE: Final = "application/problem+json"
-# What HTTP itself refuses, before anybody asks the broker.
+# Codes of errors of HTTP itself, without a call of the broker.
 _CODES: Final = {
     400: "invalid",
     401: "unauthorized",
@@ -59,34 +59,37 @@ def problem(
     return Response(msgspec.json.encode(body), status, headers, MEDIA_TYPE)
 
 
-def of_error(error: errors.IcestreamError, path: str, query: str = "") -> Response:
-    """What another node must answer is sent there, where its address is known: method and body stay."""
+def error_problem(error: errors.IcestreamError, path: str, query: str = "") -> Response:
+    """The problem document of an error. A topic of another node is a redirect (307: method and body are kept) to that
+    node, if its address is known."""
     title = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).capitalize()
     status = error_codes.http_status(error)
-    place = error.details.get("http") if isinstance(error, errors.TopicElsewhere) else None
-    if not place:
+    owner_url = error.details.get("http") if isinstance(error, errors.TopicElsewhere) else None
+    if not owner_url:
         return problem(status, error.code, title, error.message, path, error.hint, retryable=error.retryable)
-    found = problem(307, error.code, title, error.message, path, error.hint)
-    found.headers["Location"] = f"{place}{quote(path)}{'?' if query else ''}{query}"
-    return found
+    redirect = problem(307, error.code, title, error.message, path, error.hint)
+    redirect.headers["Location"] = f"{owner_url}{quote(path)}{'?' if query else ''}{query}"
+    return redirect
 
 
-def of_status(status: int, detail: str, path: str) -> Response:
+def status_problem(status: int, detail: str, path: str) -> Response:
     phrase = HTTPStatus(status).phrase
     return problem(status, _CODES.get(status, "http"), phrase, detail or phrase, path)
 
 
-def of_method(method: str, allowed: Sequence[str], path: str) -> Response:
-    """A path that is there for other methods."""
-    listed = ", ".join(allowed)
-    refused = of_status(405, f"{method} is not allowed here; allowed: {listed}", path)
-    refused.headers["Allow"] = listed
-    return refused
+def method_problem(method: str, allowed: Sequence[str], path: str) -> Response:
+    """The error for a path that exists for other methods only."""
+    methods = ", ".join(allowed)
+    response = status_problem(405, f"method {method} not allowed; allowed: {methods}", path)
+    response.headers["Allow"] = methods
+    return response
 
 
 def allowed_methods(app: FastAPI, scope: Scope) -> list[str]:
-    """Of all routes with the path of this request: the framework names those of one route only. The description of the
-    API has its routes; those of the process are not in it."""
+    """The methods of all routes with the path of this request; the framework only knows those of one route.
+
+    Routes of the API are in its description (OpenAPI), those of the process (/livez, …) are not.
+    """
     matching = [route for route in app.routes if route.matches(scope)[0] is not Match.NONE]
     methods = {method for route in matching for method in getattr(route, "methods", None) or ()}
     for template, operations in app.openapi()["paths"].items():
@@ -100,34 +103,37 @@ def _pattern(template: str) -> re.Pattern[str]:
     return compile_path(template)[0]
 
 
-def of_validation(error: RequestValidationError, path: str) -> Response:
-    """Everything that is wrong with the request, each with its place; never the value, which may be a secret."""
-    found = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
-    return of_error(errors.InvalidInput("; ".join(found)[:1000], hint="the API's description lists what fits"), path)
+def validation_problem(error: RequestValidationError, path: str) -> Response:
+    """The error for an invalid request: every fault with its location; never the value, which may be a secret."""
+    faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
+    hint = "see /api/v1/openapi.json for the format of requests"
+    return error_problem(errors.InvalidInput("; ".join(faults)[:1000], hint=hint), path)
 
 
 def install(app: FastAPI) -> None:
+    """Makes the application respond to every exception with a problem document."""
+
     async def on_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, errors.IcestreamError)
-        return of_error(error, request.url.path, request.url.query)
+        return error_problem(error, request.url.path, request.url.query)
 
     async def on_validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return of_validation(error, request.url.path)
+        return validation_problem(error, request.url.path)
 
     async def on_status(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            return of_method(request.method, allowed_methods(app, request.scope), request.url.path)
-        found = of_status(error.status_code, str(error.detail), request.url.path)
-        found.headers.update(error.headers or {})
-        return found
+            return method_problem(request.method, allowed_methods(app, request.scope), request.url.path)
+        response = status_problem(error.status_code, str(error.detail), request.url.path)
+        response.headers.update(error.headers or {})
+        return response
 
-    async def on_mistake(request: Request, error: Exception) -> Response:
-        _log.error("a request failed", path=request.url.path, exc_info=error)
-        return of_error(errors.IcestreamError("this is a mistake of ours; the log says more"), request.url.path)
+    async def on_internal_error(request: Request, error: Exception) -> Response:
+        _log.error("internal error in API request", path=request.url.path, exc_info=error)
+        return error_problem(errors.IcestreamError("internal error; see the log of the lake process"), request.url.path)
 
     app.add_exception_handler(errors.IcestreamError, on_error)
     app.add_exception_handler(RequestValidationError, on_validation)
     app.add_exception_handler(HTTPException, on_status)
-    app.add_exception_handler(Exception, on_mistake)
+    app.add_exception_handler(Exception, on_internal_error)

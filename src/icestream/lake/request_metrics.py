@@ -1,4 +1,4 @@
-"""What was asked of the lake process, by route and status: counted for /metrics."""
+"""Counts and durations of HTTP requests to the lake process, by method, route and status, for /metrics."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from fastapi import Request, Response
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
-class Requests:
+class RequestMetrics:
     def __init__(self) -> None:
         self.requests: defaultdict[tuple[str, ...], float] = defaultdict(float)
         self.seconds: defaultdict[tuple[str, ...], float] = defaultdict(float)
-        self.under_way = 0
+        self.in_progress = 0
 
-    def note(self, method: str, route: str, status: int, seconds: float) -> None:
+    def record(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Records a completed request."""
         key = (method if method in METHODS else "other", route, str(status))
         self.requests[key] += 1
         self.seconds[key] += seconds
 
-    async def count(self, request: Request, ask: Callable[[Request], Awaitable[Response]]) -> Response:
-        """The same as a middleware of FastAPI."""
-        began = time.monotonic()
-        self.under_way += 1
+    async def middleware(self, request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        """A middleware for FastAPI that records every request."""
+        start = time.monotonic()
+        self.in_progress += 1
         try:
-            response = await ask(request)
+            response = await call_next(request)
         finally:
-            self.under_way -= 1
+            self.in_progress -= 1
         route = getattr(request.scope.get("route"), "path", "none")
-        self.note(request.method, route, response.status_code, time.monotonic() - began)
+        self.record(request.method, route, response.status_code, time.monotonic() - start)
         return response

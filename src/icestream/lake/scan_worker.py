@@ -1,7 +1,7 @@
-"""The lake process at the broker's desk: takes questions about tables, answers each in a task of its own.
+"""Serves scan requests of the broker (cold reads): each is run in a task.
 
-It goes to the desk of every broker that the link leads to, one after the other. A question that the broker dropped is
-not begun; what is being read is read to its end, and nobody is told.
+The worker attaches to every broker that the link connects to, one after the other. A request that the broker cancels is
+cancelled if possible; a read in a thread runs to its end, and its result is discarded.
 """
 
 from __future__ import annotations
@@ -34,86 +34,86 @@ class ScanWorker:
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Serves requests until it is cancelled."""
         try:
             while True:
                 await self._keeper.wait_connected()
                 link = self._keeper.link
                 if link is not None:
-                    await self._attend(link)
+                    await self._serve(link)
                 await self._clock.sleep(limits.LINK_RETRY_SECONDS_MIN)
         finally:
-            self._drop_all()
+            self._cancel_all()
 
-    async def _attend(self, link: Link) -> None:
+    async def _serve(self, link: Link) -> None:
         try:
-            await link.call("scan_serve", {}, lambda event: self._told(link, event))
+            await link.call("scan_serve", {}, lambda event: self._on_event(link, event))
             await link.lost.wait()
         except errors.ConnectionLost:
             return
         except errors.IcestreamError as error:
-            _log.warning("the broker asks nothing about tables", error=str(error))
+            _log.warning("broker refused scan_serve, cold reads unavailable", error=str(error))
             await link.lost.wait()
         finally:
-            self._drop_all()
+            self._cancel_all()
 
-    def _told(self, link: Link, event: dict[str, Any]) -> None:
+    def _on_event(self, link: Link, event: dict[str, Any]) -> None:
         if event["event"] == "asked":
-            asked = msgspec.convert(event["asked"], ScanRequest)
-            task = asyncio.get_running_loop().create_task(self._carry_out(link, asked))
-            self._tasks[asked.number] = task
-            task.add_done_callback(lambda _: self._tasks.pop(asked.number, None))
+            request = msgspec.convert(event["asked"], ScanRequest)
+            task = asyncio.get_running_loop().create_task(self._run_scan(link, request))
+            self._tasks[request.number] = task
+            task.add_done_callback(lambda _: self._tasks.pop(request.number, None))
         elif event["event"] == "dropped":
-            self._drop(int(event["number"]))
+            self._cancel(int(event["number"]))
         elif event["event"] == LOST:
-            self._drop_all()
+            self._cancel_all()
 
-    def _drop(self, number: int) -> None:
+    def _cancel(self, number: int) -> None:
         task = self._tasks.pop(number, None)
         if task is not None:
             task.cancel()
 
-    def _drop_all(self) -> None:
+    def _cancel_all(self) -> None:
         for number in list(self._tasks):
-            self._drop(number)
+            self._cancel(number)
 
-    async def _carry_out(self, link: Link, asked: ScanRequest) -> None:
-        began_ns = self._clock.monotonic_ns()
+    async def _run_scan(self, link: Link, request: ScanRequest) -> None:
+        start_ns = self._clock.monotonic_ns()
         try:
-            with span("scan", question=asked.question.value, topic=asked.topic, shard=asked.shard):
-                found = await self._answer(asked)
+            with span("scan", question=request.question.value, topic=request.topic, shard=request.shard):
+                result = await self._answer(request)
         except errors.IcestreamError as error:
-            await self._fail(link, asked, error)
+            await self._fail(link, request, error)
         except OSError as error:  # of the machine or of a store: a retry may succeed
-            _log.error("a table cannot be read now", topic=asked.topic, shard=asked.shard, exc_info=error)
-            message = f"the table of topic {asked.topic} cannot be read now: {error}"
-            await self._fail(link, asked, errors.StorageUnavailable(message, hint="look at its disk or object store"))
-        except Exception as error:  # noqa: BLE001  # the reader waits for an answer, whatever went wrong
-            _log.error("a table could not be read", topic=asked.topic, shard=asked.shard, exc_info=error)
+            _log.error("table temporarily unreadable", topic=request.topic, shard=request.shard, exc_info=error)
+            message = f"cannot read the table of topic {request.topic} at the moment: {error}"
+            await self._fail(link, request, errors.StorageUnavailable(message, hint="check its disk or object store"))
+        except Exception as error:  # noqa: BLE001  # the broker waits for a reply, whatever went wrong
+            _log.error("table unreadable", topic=request.topic, shard=request.shard, exc_info=error)
             unreadable = errors.TableUnreadable(
-                f"the table of topic {asked.topic} could not be read: {error!r}",
-                hint=f"`icestream verify --deep {asked.topic}` looks at all of it; the lake process logs more",
+                f"cannot read the table of topic {request.topic}: {error!r}",
+                hint=f"run `icestream verify --deep {request.topic}`; see the log of the lake process",
             )
-            await self._fail(link, asked, unreadable)
+            await self._fail(link, request, unreadable)
         else:
             metrics.SCANS.labels("answered").inc()
-            await self._bring(link, asked.number, msgspec.msgpack.encode(found))
+            await self._send_result(link, request.number, msgspec.msgpack.encode(result))
         finally:
-            metrics.SCAN_SECONDS.inc((self._clock.monotonic_ns() - began_ns) / 1e9)
+            metrics.SCAN_SECONDS.inc((self._clock.monotonic_ns() - start_ns) / 1e9)
 
-    async def _bring(self, link: Link, number: int, data: bytes) -> None:
-        for at in range(0, len(data), limits.SCAN_PART_BYTES):
-            part = data[at : at + limits.SCAN_PART_BYTES]
-            is_last = at + len(part) == len(data)
+    async def _send_result(self, link: Link, number: int, data: bytes) -> None:
+        for start in range(0, len(data), limits.SCAN_PART_BYTES):
+            part = data[start : start + limits.SCAN_PART_BYTES]
+            is_last = start + len(part) == len(data)
             try:
                 await link.call("scan_answer", {"number": number, "part": part, "is_last": is_last})
             except errors.ConnectionLost:
-                return  # the next link brings the question again
+                return  # the broker sends the request again over the next link
 
-    async def _fail(self, link: Link, asked: ScanRequest, error: errors.IcestreamError) -> None:
+    async def _fail(self, link: Link, request: ScanRequest, error: errors.IcestreamError) -> None:
         metrics.SCANS.labels(error.code).inc()
-        told = {"number": asked.number, "code": error.code, "message": error.message, "hint": error.hint}
+        failure = {"number": request.number, "code": error.code, "message": error.message, "hint": error.hint}
         try:
-            await link.call("scan_failed", told)
+            await link.call("scan_failed", failure)
         except errors.ConnectionLost:
             return

@@ -26,13 +26,13 @@ from icestream.catalogs.warehouse_fence_record import is_object_location, object
 from icestream.iceberg.file_io import LocalFiles, TableFiles, open_inside
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.iceberg.shared_sync import LogDiskMonitor
-from icestream.lake.dispatch import Front, build_front
+from icestream.lake.dispatch import LakeApp, build_lake_app
 from icestream.lake.foreign_operations import ForeignOperations
-from icestream.lake.http import BoundedHttp, Places
+from icestream.lake.http import BoundedHttpProtocol, ConnectionSlots
 from icestream.lake.iceberg.access import NO_ACCESS, Access
 from icestream.lake.lake_options import LakeOptions
-from icestream.lake.operations import Operations, OwnOperations
-from icestream.lake.request_metrics import Requests
+from icestream.lake.operations import EmbeddedOperations, TableOperations
+from icestream.lake.request_metrics import RequestMetrics
 from icestream.lake.scan_worker import ScanWorker
 from icestream.metadata.remote_store import RemoteStore
 from icestream.observability.log import get_logger
@@ -93,10 +93,10 @@ async def _serve(
     clock = SystemClock()
     keeper = LinkKeeper(options.socket, "lake", clock)
     disk, aside = ThreadOffload("warehouse", limits.CATALOG_WRITES_AT_ONCE), ThreadOffload("manifests")
-    counted = Requests()
+    counted = RequestMetrics()
 
     def near() -> ShortOffload:
-        return ShortOffload(disk, clock, lambda: counted.under_way <= 1, limits.CATALOG_INLINE_BELOW_NS)
+        return ShortOffload(disk, clock, lambda: counted.in_progress <= 1, limits.CATALOG_INLINE_BELOW_NS)
 
     log = None if options.log is None else LogDiskMonitor(options.log)
     local = LocalFiles(open_inside(options.roots), disk, clock, log, near)
@@ -108,7 +108,7 @@ async def _serve(
         tasks.append(asyncio.create_task(guard_files(objects, warehouse, keeper, clock).run()))
     scans: LazyScanner | None = None
     elsewhere: TableCatalog | None = None
-    operations: Operations | None = None
+    operations: TableOperations | None = None
     fixed = tuple(options.namespace.split(".")) if options.namespace else None
     try:
         catalog = built_catalog(keeper, options, files)
@@ -116,7 +116,7 @@ async def _serve(
         if catalog is not None:
             tasks.append(asyncio.create_task(catalog.cleanup(manifests).run()))
             scans = LazyScanner(_own_tables(catalog, manifests), files, options.cache)
-            operations = OwnOperations(catalog, fixed)
+            operations = EmbeddedOperations(catalog, fixed)
         elif options.elsewhere:
             elsewhere = open_catalog(Settings.model_validate(options.elsewhere), files=objects if warehouse else None)
             scans = LazyScanner(_foreign_tables(keeper, elsewhere, manifests), files, options.cache)
@@ -127,9 +127,9 @@ async def _serve(
             tasks += [asyncio.create_task(one) for one in (scans.tables.run(), worker.run())]
         access = NO_ACCESS if options.is_local else Access.of(options.store, options.is_sharing_keys, options.roots)
         tokens = read_tokens(options.token_file)
-        places = Places(options.connections_max, options.node_token, on_crowding or _log_crowding)
+        places = ConnectionSlots(options.connections_max, options.node_token, on_crowding or _log_crowding)
         parts = (catalog, tokens, manifests, access, scans, operations, counted, places)
-        await _serve_http(build_front(keeper, options.host, *parts), options, places, stop, on_ready)
+        await _serve_http(build_lake_app(keeper, options.host, *parts), options, places, stop, on_ready)
     finally:
         for task in tasks:
             task.cancel()
@@ -180,13 +180,13 @@ def _log_crowding(room: RoomState) -> None:
 
 
 async def _serve_http(
-    front: Front, options: LakeOptions, places: Places, stop: asyncio.Event, on_ready: Callable[[int], None]
+    front: LakeApp, options: LakeOptions, places: ConnectionSlots, stop: asyncio.Event, on_ready: Callable[[int], None]
 ) -> None:
     found = bound(options.host, options.port)
     port = found.getsockname()[1]
     config = uvicorn.Config(
         front,
-        http=cast("type[asyncio.Protocol]", partial(BoundedHttp, places)),  # any factory will do
+        http=cast("type[asyncio.Protocol]", partial(BoundedHttpProtocol, places)),  # any factory will do
         log_config=None,
         log_level="critical",
         access_log=False,

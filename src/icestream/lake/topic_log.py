@@ -1,14 +1,14 @@
-"""The broker's log of a topic, for an operator who decides about its table (hazard 21).
+"""Runs operations on a topic's table together with the broker's log of the topic (hazard 21).
 
-Where a table goes back, the log writes again what it still has. So the log must not let go of that meanwhile, and the
-pipeline must find it:
+When a table goes back to an older state, the messages that it lost are committed again from the log. Until then the log
+must retain them:
 
-    1  what would it come to?           a dry run, by what the log has. What nobody agreed to ends here
-    2  the floors go down to there      from here on the log keeps it
-    3  the decision                     by what the log keeps, asked again
-    4  the floors go down once more     a driver may have moved them up meanwhile, by the table of before
+    1  preview             a dry run against the log; a consequence without consent ends the operation here
+    2  lower the floors    to the offsets at which the table will resume: the log retains everything above them
+    3  run the operation   against what the log retains now, which is read again
+    4  lower the floors    again: the pipeline may have raised them in between, by the former state of the table
 
-Whatever ends in the middle leaves floors that are too low: the pipeline moves them up to where it finds the table.
+An interruption leaves floors that are too low; the pipeline raises them to the committed offsets of the table.
 """
 
 from __future__ import annotations
@@ -16,48 +16,52 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from icestream.catalog.topic_rules.operation_preview import Consent, OperationPreview, ShardLog, TopicLog
-from icestream.lake.broker_calls import BrokerCalls
-from icestream.lake.operations import AskLog
+from icestream.lake.broker_calls import BrokerLink
+from icestream.lake.operations import ReadLog
 
-Decide = Callable[[AskLog, bool], Awaitable[OperationPreview]]
+OperationStep = Callable[[ReadLog, bool], Awaitable[OperationPreview]]
 
 
-async def topic_log(broker: BrokerCalls, topic: str) -> TopicLog:
-    """What the broker's log holds of a topic now."""
-    found = await broker("inspect_topic", topic=topic)
+async def read_topic_log(broker: BrokerLink, topic: str) -> TopicLog:
+    """The current range of a topic in the broker's log, by shard."""
+    state = await broker("inspect_topic", topic=topic)
     shards = {
-        one["shard"]: ShardLog(one["epoch"], one["earliest"], max(one["earliest"], one["synced"]))
-        for one in found["shard_offsets"]
+        shard["shard"]: ShardLog(shard["epoch"], shard["earliest"], max(shard["earliest"], shard["synced"]))
+        for shard in state["shard_offsets"]
     }
-    return TopicLog(found["topic"], found["id"], shards)
+    return TopicLog(state["topic"], state["id"], shards)
 
 
-async def decided(
-    broker: BrokerCalls, topic: str, consents: Collection[Consent], is_dry: bool, decide: Decide
+async def run_operation(
+    broker: BrokerLink, topic: str, consents: Collection[Consent], is_dry: bool, step: OperationStep
 ) -> OperationPreview:
-    """`decide`: the operation, by a log, as a dry run or not."""
-    told = await decide(lambda: topic_log(broker, topic), True)
+    """Runs an operation and returns its preview. `step` runs it against a log, as a dry run or not.
+
+    Raises the error of `OperationPreview.check` if a consequence is not consented to.
+    """
+    preview = await step(lambda: read_topic_log(broker, topic), True)
     if is_dry:
-        return told
-    told.check(consents)
-    floors = await _reopened(broker, topic, told)
-    told = await decide(lambda: _kept(broker, topic, floors), False)
-    await _reopened(broker, topic, told)
-    return told
+        return preview
+    preview.check(consents)
+    floors = await _lower_floors(broker, topic, preview)
+    preview = await step(lambda: _read_retained_log(broker, topic, floors), False)
+    await _lower_floors(broker, topic, preview)
+    return preview
 
 
-async def _reopened(broker: BrokerCalls, topic: str, told: OperationPreview) -> dict[int, int]:
-    topic_id = (await topic_log(broker, topic)).topic_id
-    positions = [[topic_id, fate.shard, fate.goes_on_at] for fate in told.shards]
-    found = await broker("pipeline_reopen", positions=positions)
-    return {shard: floor for _, shard, floor in found["floors"]}
+async def _lower_floors(broker: BrokerLink, topic: str, preview: OperationPreview) -> dict[int, int]:
+    """Lowers the floors of the log to where the table resumes, and returns the floors by shard."""
+    topic_id = (await read_topic_log(broker, topic)).topic_id
+    positions = [[topic_id, shard.shard, shard.goes_on_at] for shard in preview.shards]
+    reply = await broker("pipeline_reopen", positions=positions)
+    return {shard: floor for _, shard, floor in reply["floors"]}
 
 
-async def _kept(broker: BrokerCalls, topic: str, floors: Mapping[int, int]) -> TopicLog:
-    """What lies below its floor the log may have, but it does not keep it."""
-    log = await topic_log(broker, topic)
+async def _read_retained_log(broker: BrokerLink, topic: str, floors: Mapping[int, int]) -> TopicLog:
+    """The range of the log that is retained: records below the floor may still exist, but can disappear at any time."""
+    log = await read_topic_log(broker, topic)
     shards = {
-        shard: one._replace(earliest=min(max(one.earliest, floors.get(shard, 0)), one.end))
-        for shard, one in log.shards.items()
+        shard: state._replace(earliest=min(max(state.earliest, floors.get(shard, 0)), state.end))
+        for shard, state in log.shards.items()
     }
     return log._replace(shards=shards)

@@ -1,6 +1,6 @@
-"""Where to look for a table that is not there: the hint of /api/v1/lake.
+"""Hints for unknown tables in responses of /api/v1/lake.
 
-The catalog itself gives none: clients of Iceberg's protocol compare its words.
+The catalog itself adds none, because clients of Iceberg's protocol compare its error messages.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from icestream.iceberg.identifier import Identifier, join_levels
 
 
 @contextlib.asynccontextmanager
-async def looking_for(catalog: Catalog, table: Identifier) -> AsyncIterator[None]:
-    """Whoever finds no table is told what there is."""
+async def hint_on_unknown_table(catalog: Catalog, table: Identifier) -> AsyncIterator[None]:
+    """Adds a hint to an UnknownTable error."""
     try:
         yield
     except errors.UnknownTable as error:
-        raise errors.UnknownTable(error.message, hint=await _what_there_is(catalog, table)) from None
+        raise errors.UnknownTable(error.message, hint=await _hint(catalog, table)) from None
 
 
-async def _what_there_is(catalog: Catalog, table: Identifier) -> str:
+async def _hint(catalog: Catalog, table: Identifier) -> str:
     try:
         await catalog.views.exists(table)
     except errors.UnknownView:
         pass
     else:
-        return f"{table} is a view, and these commands are for tables: ask an engine about it"
+        return f"{table} is a view; only tables are supported here"
     try:
         await catalog.namespaces.load(table.namespace)
     except errors.UnknownNamespace:
         namespace = join_levels(table.namespace)
-        return f"there is no namespace {namespace}: `icestream lake namespaces` lists those that there are"
-    return f"`icestream lake tables {join_levels(table.namespace)}` lists those that there are"
+        return f"unknown namespace {namespace}: `icestream lake namespaces` lists the namespaces"
+    return f"`icestream lake tables {join_levels(table.namespace)}` lists the tables"

@@ -12,7 +12,7 @@ from icestream.cluster.members import encode_removed, node_key, removed_key
 from icestream.frontends.danube.danube_service import DanubeOptions, DanubeService
 from icestream.frontends.danube.handlers import Call
 from icestream.frontends.danube.wire import danube_pb2 as pb
-from icestream.lake.problems import of_error
+from icestream.lake.problems import error_problem
 from icestream.model.subscription import FailurePolicy, SubscriptionType
 from icestream.model.topic_deletion_policy import DeletedRestPolicy
 from icestream.model.topic_name import TopicName
@@ -191,10 +191,10 @@ async def test_clients_of_danube_are_redirected() -> None:
 
 async def test_http_redirects_to_the_node_of_a_topic_where_it_is_known() -> None:
     error = errors.TopicElsewhere("elsewhere", details={"http": "http://10.0.0.2:8181"})
-    found = of_error(error, "/api/v1/namespaces/a b/topics/t", "limit=5")
+    found = error_problem(error, "/api/v1/namespaces/a b/topics/t", "limit=5")
     assert found.status_code == 307
     assert found.headers["Location"] == "http://10.0.0.2:8181/api/v1/namespaces/a%20b/topics/t?limit=5"
-    assert of_error(errors.TopicElsewhere("elsewhere"), "/x").status_code == 421
+    assert error_problem(errors.TopicElsewhere("elsewhere"), "/x").status_code == 421
 
 
 async def test_the_places_of_a_node_survive_the_wire_and_hostile_ones_do_not() -> None:

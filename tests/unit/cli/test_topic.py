@@ -155,7 +155,7 @@ def test_no_partitions_is_a_value_that_only_nothing_takes_back(local: tuple[str,
     [
         ("max_publish_rate", "is not KEY=VALUE"),
         ("max_publsh_rate=1", "did you mean max_publish_rate?"),
-        ("xyz=1", "there are max_producers"),
+        ("xyz=1", "policies: max_producers"),
         ("max_producers=many", "is not a number"),
         ("max_producers=-1", "is below 0"),
         ("partitioning=week", "partitioning is one of none, hour, day, month, key, bucket[16]"),

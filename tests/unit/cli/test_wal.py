@@ -97,7 +97,7 @@ def test_inspect_shows_files_shards_and_health(terminal: Terminal, tmp_path: Pat
         "/default/b 3 0 3 3 0",
         "",
         "checkpoint 3, last record 3, 0 producer windows",
-        "1 spare file; closed in order",
+        "1 spare file; closed cleanly",
         "5.5 KiB used of a quota of 1.0 GiB; a topic may use 512.0 MiB",
     ]
 
@@ -145,7 +145,7 @@ def test_inspect_shows_that_a_sync_failed_until_a_start_has_taken_note_of_it(
     (path / "sync-failed").touch()
     code, out, _ = terminal.run("wal", "inspect", path)
     assert code == 0
-    assert "a sync failed in the last run: check the disk" in out
+    assert "a sync failed during the last run: check the disk" in out
     assert terminal.document("wal", "inspect", path)["sync_failed"] is True
 
 
@@ -182,7 +182,7 @@ def test_inspect_of_a_file_that_is_not_there_exits_with_4(terminal: Terminal, tm
     (tmp_path / "LOCK").touch()
     code, _, err = terminal.run("wal", "inspect", tmp_path, "--records", 77)
     assert code == 4
-    assert "there is no file log-0000000000000077.wal" in err
+    assert "no log file log-0000000000000077.wal" in err
 
 
 @pytest.mark.parametrize("verb", ["inspect", "repair"])
@@ -191,7 +191,7 @@ def test_a_directory_that_is_not_there_exits_with_4_and_is_not_made(
 ) -> None:
     code, _, err = terminal.run("wal", verb, tmp_path / "nowhere")
     assert code == 4
-    assert f"there is no log in {tmp_path / 'nowhere'}" in err
+    assert f"no log in {tmp_path / 'nowhere'}" in err
     assert not (tmp_path / "nowhere").exists()
 
 
@@ -202,7 +202,7 @@ def test_a_directory_that_holds_no_log_is_told_from_an_empty_one(terminal: Termi
     assert (code, "start `icestream serve` once" in err) == (4, True)
     (tmp_path / "wal").mkdir()
     code, _, err = terminal.run("wal", verb, tmp_path)
-    assert (code, f"do you mean {tmp_path / 'wal'}?" in err) == (4, True)
+    assert (code, f"did you mean {tmp_path / 'wal'}?" in err) == (4, True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "wal"]
 
 
@@ -266,7 +266,7 @@ def test_repair_mends_the_log_when_the_loss_is_accepted(terminal: Terminal, tmp_
     before = everything(path)
     code, out, err = terminal.run("wal", "repair", path, "--accept-loss", "--output", "json")
     assert (code, len(json.loads(out))) == (0, 1)
-    assert err == "repaired; originals kept as damaged-1-log-0000000000000006.wal\n"
+    assert err == "Repaired; originals kept as damaged-1-log-0000000000000006.wal.\n"
     after = everything(path)
     assert after["damaged-1-log-0000000000000006.wal"] == before["log-0000000000000006.wal"]
     assert {name for name in before if before[name] != after[name]} == {"log-0000000000000006.wal"}
@@ -286,7 +286,7 @@ def test_repair_says_what_it_cannot_know(terminal: Terminal, tmp_path: Path) -> 
     (path / "log-0000000000000001.wal").write_bytes(content)
     code, out, err = terminal.run("wal", "repair", path)
     assert code == 0
-    assert "from 3 on (goes on at" in out
+    assert "from 3 (resumes at" in out
     assert "The name of topic 1 is lost; the log uses /lost/topic-1 instead." in err
     code, _, err = terminal.run("wal", "repair", path, "--accept-loss")
     assert code == 0
@@ -317,7 +317,7 @@ def test_an_interrupted_repair_is_shown_and_finished_when_the_loss_is_accepted_a
     (path / "repair-decided").touch()
     code, _, err = terminal.run("wal", "inspect", path)
     assert (code, f"a repair of {path} was interrupted" in err) == (9, True)
-    for flags, says in (((), "--accept-loss` finishes it"), (("--accept-loss",), "was completed")):
+    for flags, says in (((), "--accept-loss` completes it"), (("--accept-loss",), "was completed")):
         assert mended.read_bytes() == damaged
         code, _, err = terminal.run("wal", "repair", path, *flags)
         assert (code, says in err) == (0, True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
 from icestream import limits
-from icestream.lake.guard import Guard, is_foreign
+from icestream.lake.guard import Guard, is_cross_site
 from icestream.runtime.host_header import host_name
 from tests.support.asgi import Answer, Asker
 
@@ -105,4 +105,4 @@ def test_a_page_of_another_site_changes_nothing(headers: dict[str, str], status:
 @given(st.text(), st.text(), st.none() | st.text())
 def test_any_header_is_judged(host: str, origin: str, site: str | None) -> None:
     assert isinstance(host_name(host), str)
-    is_foreign(origin, host, site)
+    is_cross_site(origin, host, site)

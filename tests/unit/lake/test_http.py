@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from icestream import errors, limits
-from icestream.lake.http import Gathered
+from icestream.lake.http import HeadJoiningTransport
 from icestream.lake.lake_options import LakeOptions
 from icestream.lake.serving import bound, serve
 from tests.support.raw_http import Connecting
@@ -93,7 +93,7 @@ class Wire(asyncio.Transport):
 
 async def test_head_and_body_of_an_answer_are_one_packet() -> None:
     wire = Wire()
-    subject = Gathered(wire, asyncio.get_running_loop())
+    subject = HeadJoiningTransport(wire, asyncio.get_running_loop())
     head = b"HTTP/1.1 200 OK\r\n\r\n"
     subject.write(head)
     subject.write(b"body")
@@ -115,7 +115,7 @@ async def test_head_and_body_of_an_answer_are_one_packet() -> None:
 
 async def test_a_large_body_is_not_copied_to_join_its_head() -> None:
     wire = Wire()
-    subject = Gathered(wire, asyncio.get_running_loop())
+    subject = HeadJoiningTransport(wire, asyncio.get_running_loop())
     head, most = b"HTTP/1.1 200 OK\r\n\r\n", limits.HTTP_JOINED_BYTES_MAX
     subject.write(head)
     subject.write(bytes(most))

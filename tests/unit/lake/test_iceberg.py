@@ -12,7 +12,7 @@ import pytest
 from icestream import errors, limits
 from icestream.catalog import catalog_keys
 from icestream.lake.iceberg import responses, routes
-from icestream.lake.iceberg.compression import accepts_gzip, compressed
+from icestream.lake.iceberg.compression import accepts_gzip, compress
 from tests.support.iceberg import IcebergClient, IcebergWorld, commit_of, error_of, path_of, set_properties
 from tests.support.tables import NEW_VIEW, SCHEMA, add, point, snapshot
 from tests.support.topic_tables import ENVELOPE, LEASE, TOPIC, TOPIC_ID, appending, claim
@@ -120,7 +120,7 @@ async def test_large_documents_are_compressed_for_clients_that_take_it() -> None
 async def test_which_clients_take_gzip(accepted: str | None, takes: bool) -> None:
     assert accepts_gzip(accepted) is takes
     body = bytes(limits.CATALOG_GZIP_INLINE_BYTES_MAX + 1)
-    answer = await compressed(responses.Answer(200, body), accepted)
+    answer = await compress(responses.IcebergResponse(200, body), accepted)
     assert gzip.decompress(answer.body) == body if takes else answer.body is body
 
 
@@ -128,7 +128,7 @@ async def test_a_method_that_is_not_allowed_is_told_from_those_that_are() -> Non
     client = await IcebergWorld().with_one()
     answer = await client.sent("PATCH", "/namespaces")
     assert (answer.status, answer.headers["allow"]) == (405, "GET, POST")
-    assert error_of(answer)[2] == "PATCH is not allowed here; allowed: GET, POST"
+    assert error_of(answer)[2] == "method PATCH not allowed; allowed: GET, POST"
 
 
 @pytest.mark.parametrize("level", ["b.c", "d/e", "f g", "h+i", "ü%", "日本", "?#&=", "..", "%1F"])
@@ -438,7 +438,7 @@ async def test_a_mistake_of_ours_is_500_with_a_trace_in_the_log_and_not_in_the_a
 
     monkeypatch.setattr(world.catalog.namespaces, "load", broken)
     assert await world.client.refused("GET", "/namespaces/a") == (
-        500, "InternalServerError", "this is a mistake of ours; the log says more",
+        500, "InternalServerError", "internal error; see the log of the lake process",
     )  # fmt: skip
 
 
@@ -452,8 +452,8 @@ async def test_what_is_asked_is_counted_by_route() -> None:
 
 
 async def test_a_retryable_refusal_says_when_to_come_back() -> None:
-    answer = responses.of_error(errors.NotReady("the broker is away"))
+    answer = responses.error_response(errors.NotReady("the broker is away"))
     assert (answer.status, (b"retry-after", b"1") in answer.headers) == (503, True)
-    unknown = responses.of_error(errors.OutcomeUnknown("it may have happened"))
+    unknown = responses.error_response(errors.OutcomeUnknown("it may have happened"))
     assert orjson.loads(unknown.body)["error"]["type"] == "CommitStateUnknownException"
     assert unknown.status == 500

@@ -35,7 +35,7 @@ def test_what_has_no_doubles_is_read_as_it_is(value: dict[str, object], indent: 
     ],
 )
 def test_a_key_that_stands_twice_is_refused(raw: bytes) -> None:
-    with pytest.raises(errors.InvalidInput, match="two fields"):
+    with pytest.raises(errors.InvalidInput, match="duplicate field"):
         decode(raw)
 
 

@@ -247,5 +247,5 @@ async def check_guarded(lake: LakeWorld) -> None:
 async def test_a_node_whose_tables_are_elsewhere_says_so(tmp_path: Path) -> None:
     async with lake_world(tmp_path) as lake, kept_link(lake.node.settings.local_socket) as keeper:
         lake.ask = Asker(build_app(keeper, "127.0.0.1"))
-        assert "no catalog of its own" in (await lake.refused("POST", "drop", NAMED))[2]
-        assert "knows of no catalog" in (await lake.refused("POST", "detach", NAMED))[2]
+        assert "no embedded catalog" in (await lake.refused("POST", "drop", NAMED))[2]
+        assert "no catalog configured" in (await lake.refused("POST", "detach", NAMED))[2]

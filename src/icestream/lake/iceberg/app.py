@@ -1,9 +1,9 @@
-"""The HTTP face of the embedded catalog, /v1/…: plain ASGI, because every commit of every engine comes through it.
+"""The HTTP application of the embedded catalog, /v1/…: plain ASGI, because every commit of every engine passes here.
 
 token wrong or missing          401
 no such path, no such method    404, 405
-answered by the catalog         its answer, or its error in Iceberg's form
-a mistake of ours               500; a client takes it for an unknown outcome, and it may be one (hazard 13)
+handled by the catalog          its result, or its error in Iceberg's format
+an internal error               500; clients treat it as an unknown outcome, which it may be (hazard 13)
 """
 
 from __future__ import annotations
@@ -16,91 +16,97 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from icestream import errors, limits
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.tokens import Tokens
-from icestream.lake.guard import Guard, Manner
+from icestream.lake.guard import Guard, GuardPolicy
 from icestream.lake.iceberg import responses, routes
 from icestream.lake.iceberg.access import NO_ACCESS, Access
-from icestream.lake.iceberg.compression import compressed
-from icestream.lake.iceberg.request import Asked
-from icestream.lake.iceberg.responses import Answer
-from icestream.lake.request_metrics import Requests
+from icestream.lake.iceberg.compression import compress
+from icestream.lake.iceberg.request import IcebergRequest
+from icestream.lake.iceberg.responses import IcebergResponse
+from icestream.lake.request_metrics import RequestMetrics
 from icestream.observability.log import get_logger
 
 _CHALLENGE: Final = ((b"www-authenticate", b'Bearer realm="icestream"'),)
-_NO_CATALOG: Final = "the tables of this node are in another catalog: storage.iceberg_config.catalog names it"
+_NO_CATALOG: Final = "this node has no embedded catalog: its tables are in that of storage.iceberg_config.catalog"
 _log = get_logger("catalog")
 
 
-class IcebergFace:
+class IcebergApp:
     def __init__(
-        self, catalog: Catalog | None, tokens: Tokens, counted: Requests, host: str, access: Access = NO_ACCESS
+        self,
+        catalog: Catalog | None,
+        tokens: Tokens,
+        request_metrics: RequestMetrics,
+        host: str,
+        access: Access = NO_ACCESS,
     ) -> None:
-        """`catalog`: None where the tables of the node are in another one."""
+        """`catalog` is None if the tables of the node are in another catalog."""
         self._catalog = catalog
         self._access = access
         self._tokens = tokens
-        self._counted = counted
-        self._guard = Guard(self._serve, host=host, manner=MANNER)
+        self._metrics = request_metrics
+        self._guard = Guard(self._serve, host=host, policy=GUARD_POLICY)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._guard(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        began = time.monotonic()
+        start = time.monotonic()
         body = (await receive())["body"]
-        asked = Asked(scope["method"], scope["raw_path"], scope["query_string"], scope["headers"], body, self._access)
-        route = routes.find(asked.segments)
-        self._counted.under_way += 1
+        method, path = scope["method"], scope["raw_path"]
+        request = IcebergRequest(method, path, scope["query_string"], scope["headers"], body, self._access)
+        route = routes.find_route(request.segments)
+        self._metrics.in_progress += 1
         try:
-            answer = await self._answer(asked, route)
+            response = await self._handle(request, route)
         finally:
-            self._counted.under_way -= 1
-        self._counted.note(asked.method, route.path if route else "none", answer.status, time.monotonic() - began)
-        answer = await compressed(answer, asked.header(b"accept-encoding"))
-        await sending(answer)(scope, receive, send)
+            self._metrics.in_progress -= 1
+        self._metrics.record(method, route.path if route else "none", response.status, time.monotonic() - start)
+        response = await compress(response, request.header(b"accept-encoding"))
+        await as_asgi(response)(scope, receive, send)
 
-    async def _answer(self, asked: Asked, route: routes.Route | None) -> Answer:
-        if asked.path == routes.TOKENS_PATH:
-            return responses.no_tokens()
-        if not self._tokens.allows(asked.header(b"authorization")):
-            return responses.of_status(401, "a bearer token is needed, and it must be one of this node's", _CHALLENGE)
+    async def _handle(self, request: IcebergRequest, route: routes.Route | None) -> IcebergResponse:
+        if request.path == routes.TOKENS_PATH:
+            return responses.no_tokens_response()
+        if not self._tokens.allows(request.header(b"authorization")):
+            return responses.status_response(401, "missing or invalid bearer token", _CHALLENGE)
         if route is None or self._catalog is None:
-            return responses.of_status(404, "No route for this path" if route is None else _NO_CATALOG)
-        handler = route.methods.get(asked.method)
+            return responses.status_response(404, "No route for this path" if route is None else _NO_CATALOG)
+        handler = route.methods.get(request.method)
         if handler is None:
             allowed = ", ".join(route.methods)
-            message = f"{asked.method} is not allowed here; allowed: {allowed}"
-            return responses.of_status(405, message, ((b"allow", allowed.encode()),))
+            message = f"method {request.method} not allowed; allowed: {allowed}"
+            return responses.status_response(405, message, ((b"allow", allowed.encode()),))
         try:
-            return await handler(self._catalog, asked)
+            return await handler(self._catalog, request)
         except errors.IcestreamError as error:
-            return self._refused(asked, error)
-        except Exception as error:  # noqa: BLE001  # the last word is ours: a client must not be left without an answer
-            _log.error("a request failed", method=asked.method, route=route.path, exc_info=error)
-            return responses.of_error(errors.IcestreamError("this is a mistake of ours; the log says more"))
+            return self._error_response(request, error)
+        except Exception as error:  # noqa: BLE001  # last resort: every request must get a response
+            _log.error("internal error in catalog request", method=request.method, route=route.path, exc_info=error)
+            return responses.error_response(errors.IcestreamError("internal error; see the log of the lake process"))
 
-    def _refused(self, asked: Asked, error: errors.IcestreamError) -> Answer:
-        answer = responses.of_error(error)
-        if answer.status >= 500:
-            _log.warning(
-                "a request could not be answered", method=asked.method, status=answer.status, reason=str(error)
-            )
-        return answer
+    def _error_response(self, request: IcebergRequest, error: errors.IcestreamError) -> IcebergResponse:
+        response = responses.error_response(error)
+        if response.status >= 500:
+            _log.warning("catalog request failed", method=request.method, status=response.status, reason=str(error))
+        return response
 
 
-def sending(answer: Answer) -> ASGIApp:
-    """An answer as an application that gives it."""
+def as_asgi(response: IcebergResponse) -> ASGIApp:
+    """An ASGI application that sends this response."""
 
-    async def give(_scope: Scope, _receive: Receive, send: Send) -> None:
-        length = () if answer.status in (204, 304) else ((b"content-length", str(len(answer.body)).encode()),)
-        headers = [*answer.headers, *length]
-        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        await send({"type": "http.response.body", "body": answer.body})
+    async def send_response(_scope: Scope, _receive: Receive, send: Send) -> None:
+        length = () if response.status in (204, 304) else ((b"content-length", str(len(response.body)).encode()),)
+        headers = [*response.headers, *length]
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        await send({"type": "http.response.body", "body": response.body})
 
-    return give
-
-
-def _refuse(status: int, message: str, _path: str) -> ASGIApp:
-    return sending(responses.of_status(status, message))
+    return send_response
 
 
-MANNER: Final = Manner(_refuse, limits.CATALOG_BODY_BYTES_MAX, takes_slashes=True, knows_head=True)
+def _guard_response(status: int, message: str, _path: str) -> ASGIApp:
+    return as_asgi(responses.status_response(status, message))
+
+
+GUARD_POLICY: Final = GuardPolicy(
+    _guard_response, limits.CATALOG_BODY_BYTES_MAX, allows_slashes=True, implements_head=True
+)

@@ -1,8 +1,9 @@
-"""A body of Iceberg's REST protocol: one JSON object in which no key stands twice.
+"""Decodes a body of Iceberg's REST protocol: one JSON object without duplicate keys.
 
-Of two equal keys every reader takes the one that it likes, so what passed a check could be something else afterwards.
-The fast parser does not say so. But each key in the text ends with a quote and a colon, so if there are as many of
-these as keys in what was read, none was left out; else, and that is rare, a slower parser looks at them one by one.
+Parsers differ in which of two equal keys they use, so a body could pass a check with one value and be applied with the
+other. The fast parser does not report duplicates. But every key in the text ends with a quote and a colon: if the text
+has as many of these as the result has keys, there is no duplicate. Otherwise (rare: a string may contain the same
+characters) a slower parser checks key by key.
 """
 
 from __future__ import annotations
@@ -19,31 +20,33 @@ _KEY_END: Final = re.compile(rb'"[ \t\r\n]*:')
 
 
 def decode(raw: bytes) -> Object:
-    found = values.decode(raw)
-    if _count_keys(found) != len(_KEY_END.findall(raw)):
+    """The object in the body. Raises InvalidInput."""
+    document = values.decode(raw)
+    if _count_keys(document) != len(_KEY_END.findall(raw)):
         try:
-            json.loads(raw, object_pairs_hook=_refuse_doubles)
+            json.loads(raw, object_pairs_hook=_reject_duplicates)
         except (RecursionError, ValueError):
-            raise errors.InvalidInput("Cannot parse JSON: too deep, or a number that is too long") from None
-    return found
+            raise errors.InvalidInput("Cannot parse JSON: nested too deeply, or a number is too long") from None
+    return document
 
 
-def _count_keys(found: Object) -> int:
+def _count_keys(document: Object) -> int:
+    """The number of keys of all objects in the document. Iterative: a document may be nested deeply."""
     count = 0
-    left: list[Any] = [found]
-    while left:
-        one = left.pop()
-        if type(one) is dict:
-            count += len(one)
-            left += one.values()
-        elif type(one) is list:
-            left += one
+    pending: list[Any] = [document]
+    while pending:
+        value = pending.pop()
+        if type(value) is dict:
+            count += len(value)
+            pending += value.values()
+        elif type(value) is list:
+            pending += value
     return count
 
 
-def _refuse_doubles(pairs: list[tuple[str, Any]]) -> None:
-    known = set[str]()
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> None:
+    names = set[str]()
     for name, _ in pairs:
-        if name in known:
-            raise errors.InvalidInput(f"Cannot parse JSON: two fields {short_repr(name)} in one object")
-        known.add(name)
+        if name in names:
+            raise errors.InvalidInput(f"Cannot parse JSON: duplicate field {short_repr(name)} in an object")
+        names.add(name)

@@ -1,4 +1,4 @@
-"""Commits in Iceberg's REST protocol: to one table, and to several at once."""
+"""Commits in Iceberg's REST protocol: to one table, and to several tables in a transaction."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from icestream.iceberg import values
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.values import Object
 from icestream.lake.iceberg import responses
-from icestream.lake.iceberg.request import Asked, identifier_of
-from icestream.lake.iceberg.responses import Answer
+from icestream.lake.iceberg.request import IcebergRequest, parse_identifier
+from icestream.lake.iceberg.responses import IcebergResponse
 
 
-async def commit_table(catalog: Catalog, asked: Asked) -> Answer:
-    request = _request(asked.document(), asked.is_forced)
-    return responses.table(await catalog.commits.commit(asked.relation, request, asked.name))
+async def commit_table(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
+    commit = _commit_request(request.document(), request.is_forced)
+    return responses.table_response(await catalog.commits.commit(request.relation, commit, request.name))
 
 
-async def commit_transaction(catalog: Catalog, asked: Asked) -> Answer:
-    is_forced = asked.is_forced
+async def commit_transaction(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
+    is_forced = request.is_forced
     changes: dict[Identifier, CommitRequest] = {}
-    for change in values.objects(asked.document(), "table-changes"):
-        identifier = identifier_of(values.as_object(values.required(change, "identifier"), "identifier"))
+    for change in values.objects(request.document(), "table-changes"):
+        identifier = parse_identifier(values.as_object(values.required(change, "identifier"), "identifier"))
         if identifier in changes:
-            raise errors.InvalidInput(f"a transaction with two changes of {identifier}", hint="make them one")
-        changes[identifier] = _request(change, is_forced)
-    return responses.repeats(await catalog.commits.commit_all(changes, asked.name))
+            raise errors.InvalidInput(
+                f"transaction contains two changes of {identifier}", hint="combine them into one change"
+            )
+        changes[identifier] = _commit_request(change, is_forced)
+    return responses.transaction_response(await catalog.commits.commit_all(changes, request.name))
 
 
-def _request(document: Object, is_forced: bool) -> CommitRequest:
+def _commit_request(document: Object, is_forced: bool) -> CommitRequest:
     return CommitRequest(values.objects(document, "requirements"), values.objects(document, "updates"), is_forced)

@@ -1,7 +1,7 @@
-"""Large answers go out compressed where the client takes gzip: the document of a table grows with its snapshots.
+"""Compresses large responses with gzip if the client accepts it: the metadata of a table grows with its snapshots.
 
-Small ones do not: a packet is not worth the time. The fastest level is used, for it takes most of the redundancy away.
-A large body is compressed in a thread: the loop would stand meanwhile.
+Small responses are not compressed: that would not save a packet. The fastest level removes most of the redundancy. A
+large body is compressed in a thread, because it would block the event loop.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import gzip
 from typing import Final
 
 from icestream import limits
-from icestream.lake.iceberg.responses import Answer
+from icestream.lake.iceberg.responses import IcebergResponse
 
 _LEVEL: Final = 1
 _HEADERS: Final = ((b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
 
 
-async def compressed(answer: Answer, accepted: str | None) -> Answer:
-    """The answer as it is sent to a client with this Accept-Encoding header."""
-    size = len(answer.body)
+async def compress(response: IcebergResponse, accepted: str | None) -> IcebergResponse:
+    """The response as it is sent to a client with this Accept-Encoding header."""
+    size = len(response.body)
     if size < limits.CATALOG_GZIP_BYTES_MIN or not accepts_gzip(accepted):
-        return answer
+        return response
     if size < limits.CATALOG_GZIP_INLINE_BYTES_MAX:
-        body = gzip.compress(answer.body, _LEVEL, mtime=0)
+        body = gzip.compress(response.body, _LEVEL, mtime=0)
     else:
-        body = await asyncio.to_thread(gzip.compress, answer.body, _LEVEL, mtime=0)
-    return answer._replace(body=body, headers=(*answer.headers, *_HEADERS))
+        body = await asyncio.to_thread(gzip.compress, response.body, _LEVEL, mtime=0)
+    return response._replace(body=body, headers=(*response.headers, *_HEADERS))
 
 
 def accepts_gzip(accepted: str | None) -> bool:

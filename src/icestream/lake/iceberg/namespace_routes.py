@@ -6,43 +6,45 @@ from icestream.catalog.catalog import Catalog
 from icestream.iceberg import values
 from icestream.iceberg.identifier import check_namespace
 from icestream.lake.iceberg import responses
-from icestream.lake.iceberg.request import Asked, levels_of
-from icestream.lake.iceberg.responses import NOTHING, Answer
+from icestream.lake.iceberg.request import IcebergRequest, parse_namespace
+from icestream.lake.iceberg.responses import NO_CONTENT, IcebergResponse
 
 
-async def list_namespaces(catalog: Catalog, asked: Asked) -> Answer:
-    named = asked.parameter("parent")
-    parent = levels_of(named) if named else ()
-    page = await catalog.namespaces.list(parent, *asked.page())
-    return responses.document({"namespaces": [[*parent, name] for name in page.names], "next-page-token": page.token})
+async def list_namespaces(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
+    parent_text = request.parameter("parent")
+    parent = parse_namespace(parent_text) if parent_text else ()
+    page = await catalog.namespaces.list(parent, *request.page())
+    return responses.json_response(
+        {"namespaces": [[*parent, name] for name in page.names], "next-page-token": page.token}
+    )
 
 
-async def create_namespace(catalog: Catalog, asked: Asked) -> Answer:
-    document = asked.document()
+async def create_namespace(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
+    document = request.document()
     namespace = check_namespace(values.texts(document, "namespace"))
     properties = values.optional_text_map(document, "properties")
-    made = await catalog.namespaces.create(namespace, properties, asked.name)
-    return responses.document({"namespace": namespace, "properties": made})
+    stored = await catalog.namespaces.create(namespace, properties, request.name)
+    return responses.json_response({"namespace": namespace, "properties": stored})
 
 
-async def load_namespace(catalog: Catalog, asked: Asked) -> Answer:
-    namespace = asked.namespace
-    return responses.document({"namespace": namespace, "properties": await catalog.namespaces.load(namespace)})
+async def load_namespace(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
+    namespace = request.namespace
+    return responses.json_response({"namespace": namespace, "properties": await catalog.namespaces.load(namespace)})
 
 
-async def namespace_exists(catalog: Catalog, asked: Asked) -> Answer:
-    await catalog.namespaces.load(asked.namespace)
-    return NOTHING
+async def namespace_exists(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
+    await catalog.namespaces.load(request.namespace)
+    return NO_CONTENT
 
 
-async def drop_namespace(catalog: Catalog, asked: Asked) -> Answer:
-    await catalog.namespaces.drop(asked.namespace, asked.name)
-    return NOTHING
+async def drop_namespace(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
+    await catalog.namespaces.drop(request.namespace, request.name)
+    return NO_CONTENT
 
 
-async def change_properties(catalog: Catalog, asked: Asked) -> Answer:
-    document = asked.document()
+async def change_properties(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
+    document = request.document()
     updates = values.optional_text_map(document, "updates")
     removals = values.texts(document, "removals") if document.get("removals") is not None else []
-    changed = await catalog.namespaces.change_properties(asked.namespace, updates, removals, asked.name)
-    return responses.document({"updated": changed.updated, "removed": changed.removed, "missing": changed.missing})
+    changed = await catalog.namespaces.change_properties(request.namespace, updates, removals, request.name)
+    return responses.json_response({"updated": changed.updated, "removed": changed.removed, "missing": changed.missing})

@@ -1,6 +1,6 @@
-"""A request of Iceberg's REST protocol: what its path, query, head and body name, read only when somebody asks.
+"""A request of Iceberg's REST protocol: path, query, headers and body, each decoded only when it is read.
 
-Names in a path are encoded one by one, so a slash in a name is %2F; a plus is a space, as Java's clients write it. The
+Names in a path are encoded separately, so a slash in a name is %2F; a plus is a space, as Java's clients encode it. The
 levels of a namespace are separated by 0x1F.
 """
 
@@ -23,7 +23,9 @@ _QUERY_FIELDS_MAX: Final = 32
 _PAGE_DIGITS_MAX: Final = 9
 
 
-class Asked:
+class IcebergRequest:
+    """One request. `raw` is the body, `segments` the parts of the path after /v1, `access` what this node grants."""
+
     __slots__ = ("_headers", "_query", "_raw_query", "access", "method", "path", "raw", "segments")
 
     def __init__(
@@ -35,11 +37,11 @@ class Asked:
         raw: bytes = b"",
         access: Access = NO_ACCESS,
     ) -> None:
-        self.access = access  # to the files: what this node tells
+        self.access = access
         self.method = method
-        self.path = path  # as it came
-        self.segments = path.split(b"/")[2:]  # behind /v1
-        self.raw = raw  # the body
+        self.path = path  # encoded
+        self.segments = path.split(b"/")[2:]
+        self.raw = raw
         self._headers = headers
         self._raw_query = query
         self._query: dict[str, str] | None = None
@@ -48,31 +50,31 @@ class Asked:
 
     @property
     def namespace(self) -> Namespace:
-        return levels_of(decoded(self.segments[1]))
+        return parse_namespace(decode_segment(self.segments[1]))
 
     @property
     def relation(self) -> Identifier:
         return _relation(self.segments[1], self.segments[3])
 
     def new_relation(self, document: Object) -> Identifier:
-        """Named in the body."""
+        """The identifier of a table or view to create, whose name is in the body."""
         return identifier(self.namespace, values.text(document, "name"))
 
     # --- query and head ---
 
     def parameter(self, name: str) -> str | None:
         if self._query is None:
-            self._query = _query_of(self._raw_query)
+            self._query = _parse_query(self._raw_query)
         return self._query.get(name)
 
     def flag(self, name: str) -> bool:
         return (self.parameter(name) or "false").lower() == "true"
 
     def page(self) -> tuple[str | None, int | None]:
-        """Token and size. A client that sends no token wants everything."""
+        """Page token and size. Without a token a client expects the whole listing."""
         size = self.parameter("pageSize")
         if size is not None and not (size.isascii() and size.isdigit() and len(size) <= _PAGE_DIGITS_MAX):
-            raise errors.InvalidInput(f"pageSize is a number, not {short_repr(size)}")
+            raise errors.InvalidInput(f"pageSize must be a number, got {short_repr(size)}")
         return self.parameter("pageToken"), None if size is None else int(size)
 
     def header(self, name: bytes) -> str | None:
@@ -83,24 +85,25 @@ class Asked:
 
     @property
     def is_forced(self) -> bool:
-        """Parting a topic from its table is meant (hazard 21): by a parameter, or by a header, as engines can send."""
-        given = self.parameter(FORCE)
-        if given is None:
-            given = self.header(FORCE.encode())
-        return given is not None and given.lower() != "false"
+        """Whether the client confirms that a topic loses its table (hazard 21): by a query parameter, or by a header,
+        which engines can set."""
+        value = self.parameter(FORCE)
+        if value is None:
+            value = self.header(FORCE.encode())
+        return value is not None and value.lower() != "false"
 
     @property
     def table_access(self) -> TableAccess:
-        """What the answer about a table tells this client about its files."""
+        """The access to table files that the response grants to this client."""
         return self.access.table(self.header(HEADER))
 
     @property
     def name(self) -> IdempotentRequest | None:
-        """Its own, if it has one (Idempotency-Key)."""
-        found = self.header(b"idempotency-key")
-        if found is None:
+        """The key and content of an idempotent request; None without an Idempotency-Key."""
+        key = self.header(b"idempotency-key")
+        if key is None:
             return None
-        return IdempotentRequest(found, b"\n".join((self.method.encode(), self.path, self._raw_query, self.raw)))
+        return IdempotentRequest(key, b"\n".join((self.method.encode(), self.path, self._raw_query, self.raw)))
 
     # --- the body ---
 
@@ -110,11 +113,11 @@ class Asked:
 
 @lru_cache(1024)
 def _relation(namespace: bytes, name: bytes) -> Identifier:
-    """Engines ask for the same few again and again."""
-    return identifier(levels_of(decoded(namespace)), decoded(name))
+    # Cached: engines request the same few tables over and over.
+    return identifier(parse_namespace(decode_segment(namespace)), decode_segment(name))
 
 
-def decoded(segment: bytes) -> str:
+def decode_segment(segment: bytes) -> str:
     return _text(unquote_to_bytes(segment.replace(b"+", b" ")))
 
 
@@ -122,20 +125,20 @@ def _text(raw: bytes) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError:
-        raise errors.InvalidInput(f"not UTF-8: {short_repr(raw)}") from None
+        raise errors.InvalidInput(f"name is not UTF-8: {short_repr(raw)}") from None
 
 
-def levels_of(joined: str) -> Namespace:
+def parse_namespace(joined: str) -> Namespace:
     return check_namespace(joined.split(SEPARATOR))
 
 
-def identifier_of(named: Object) -> Identifier:
-    """`{"namespace": […], "name": …}` in a body."""
-    return identifier(check_namespace(values.texts(named, "namespace")), values.text(named, "name"))
+def parse_identifier(document: Object) -> Identifier:
+    """The identifier in a body: `{"namespace": […], "name": …}`."""
+    return identifier(check_namespace(values.texts(document, "namespace")), values.text(document, "name"))
 
 
-def _query_of(raw: bytes) -> dict[str, str]:
+def _parse_query(raw: bytes) -> dict[str, str]:
     try:
         return dict(parse_qsl(raw.decode("ascii"), True, errors="strict", max_num_fields=_QUERY_FIELDS_MAX))
     except ValueError:
-        raise errors.InvalidInput(f"not a query: {short_repr(raw)}") from None
+        raise errors.InvalidInput(f"malformed query string: {short_repr(raw)}") from None

@@ -1,9 +1,9 @@
-"""What Iceberg's REST protocol answers: JSON, and errors in its one form.
+"""Responses of Iceberg's REST protocol: JSON documents, and errors in its one format.
 
-    {"error": {"message": …, "type": …, "code": <status>}}      type and status: said.SAID, which clients look at
+    {"error": {"message": …, "type": …, "code": <status>}}      type and status from error_codes.py; clients use both
 
-Beside these an error has what Icestream adds: `hint`, `retryable`, and `details` for programs (the tables in conflict,
-the present positions of a topic's table).
+Icestream adds `hint`, `retryable`, and `details` for programs (the tables in conflict, the current positions of a
+topic's table).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Header = tuple[bytes, bytes]
 
 _JSON: Final[Header] = (b"content-type", b"application/json")
 _RETRY_AFTER: Final[Header] = (b"retry-after", b"1")
-# What HTTP itself refuses, in the names of Iceberg's exceptions.
+# Iceberg's exceptions for errors of HTTP itself.
 _TYPES: Final = {
     401: "NotAuthorizedException",
     403: "ForbiddenException",
@@ -35,107 +35,117 @@ _TYPES: Final = {
 }
 
 
-class Answer(NamedTuple):
+class IcebergResponse(NamedTuple):
     status: int
     body: bytes = b""
     headers: tuple[Header, ...] = ()
 
 
-NOTHING: Final = Answer(204)
+NO_CONTENT: Final = IcebergResponse(204)
 
 
-def document(value: Any) -> Answer:
-    return Answer(200, orjson.dumps(value), (_JSON,))
+def json_response(value: Any) -> IcebergResponse:
+    return IcebergResponse(200, orjson.dumps(value), (_JSON,))
 
 
 # --- tables and views -------------------------------------------------------------------------------------------------
 
 
-def table(found: CommittedTable, only_referenced: bool = False, access: TableAccess = NO_TABLE_ACCESS) -> Answer:
-    """A table in force. The pieces of its document are joined once, and never parsed."""
-    shown = found.table.with_referenced_snapshots() if only_referenced else found.table
-    tag = (b"etag", entity_tag(found.location, only_referenced).encode())
-    more = b"" if found.repeated is None else b',"repeated":%d' % found.repeated
-    return Answer(200, _described(found.location, shown.pieces(), more, access), (_JSON, tag))
+def table_response(
+    table: CommittedTable, only_referenced: bool = False, access: TableAccess = NO_TABLE_ACCESS
+) -> IcebergResponse:
+    """A committed table. The pieces of its document are joined once, and never parsed."""
+    metadata = table.table.with_referenced_snapshots() if only_referenced else table.table
+    tag = (b"etag", entity_tag(table.location, only_referenced).encode())
+    extra = b"" if table.repeated is None else b',"repeated":%d' % table.repeated
+    return IcebergResponse(200, _metadata_document(table.location, metadata.pieces(), extra, access), (_JSON, tag))
 
 
-def staged(made: TableMetadata, access: TableAccess = NO_TABLE_ACCESS) -> Answer:
-    """A table that is not there yet: it has no metadata file."""
-    return Answer(200, b"".join((b'{"metadata":', *made.pieces(), *_access(access), b"}")), (_JSON,))
+def staged_table_response(metadata: TableMetadata, access: TableAccess = NO_TABLE_ACCESS) -> IcebergResponse:
+    """A staged table, which is not committed yet and has no metadata file."""
+    document = b"".join((b'{"metadata":', *metadata.pieces(), *_access_fields(access), b"}"))
+    return IcebergResponse(200, document, (_JSON,))
 
 
-def credentials(storage_credentials: bytes) -> Answer:
-    """`storage_credentials`: as JSON."""
-    return Answer(200, b'{"storage-credentials":' + storage_credentials + b"}", (_JSON,))
+def credentials_response(storage_credentials: bytes) -> IcebergResponse:
+    """The response to a request for credentials; `storage_credentials` is JSON."""
+    return IcebergResponse(200, b'{"storage-credentials":' + storage_credentials + b"}", (_JSON,))
 
 
-def _access(access: TableAccess) -> tuple[bytes, ...]:
+def _access_fields(access: TableAccess) -> tuple[bytes, ...]:
     if access == NO_TABLE_ACCESS:
         return (b',"config":', access.config)
     return (b',"config":', access.config, b',"storage-credentials":', access.storage_credentials)
 
 
-def view(found: LoadedView) -> Answer:
-    return Answer(200, _described(found.location, found.view.pieces(), b""), (_JSON,))
+def view_response(view: LoadedView) -> IcebergResponse:
+    return IcebergResponse(200, _metadata_document(view.location, view.view.pieces(), b""), (_JSON,))
 
 
-def _described(location: str, pieces: Sequence[bytes], more: bytes, access: TableAccess = NO_TABLE_ACCESS) -> bytes:
+def _metadata_document(
+    location: str, pieces: Sequence[bytes], extra: bytes, access: TableAccess = NO_TABLE_ACCESS
+) -> bytes:
     head = b'{"metadata-location":' + orjson.dumps(location) + b',"metadata":'
-    return b"".join((head, *pieces, more, *_access(access), b"}"))
+    return b"".join((head, *pieces, extra, *_access_fields(access), b"}"))
 
 
 def entity_tag(location: str, only_referenced: bool) -> str:
-    """A metadata file never changes, so its name stands for what it says."""
+    """The ETag of a table. A metadata file never changes, so its name identifies its content."""
     name = hashlib.blake2s(location.encode(), digest_size=16).hexdigest()
     return f'"{name}-refs"' if only_referenced else f'"{name}"'
 
 
-def identifiers(namespace: Sequence[str], names: Sequence[str], token: str | None) -> Answer:
-    found = [{"namespace": namespace, "name": name} for name in names]
-    return document({"identifiers": found, "next-page-token": token})
+def identifiers_response(namespace: Sequence[str], names: Sequence[str], token: str | None) -> IcebergResponse:
+    entries = [{"namespace": namespace, "name": name} for name in names]
+    return json_response({"identifiers": entries, "next-page-token": token})
 
 
-def repeats(found: Mapping[Identifier, CommittedTable]) -> Answer:
-    """Of a transaction. Only a round can be a repeat, and whoever sends rounds reads this (hazards 14, 47)."""
-    told: list[Object] = [
-        {"namespace": one.namespace, "name": one.name, "snapshot-id": made.repeated}
-        for one, made in found.items()
-        if made.repeated is not None
+def transaction_response(tables: Mapping[Identifier, CommittedTable]) -> IcebergResponse:
+    """The response to a transaction: 204, or the tables in which it repeats an earlier commit (hazards 14, 47).
+
+    Only rounds of the pipeline can be repeats, and only the pipeline reads this body; other clients ignore it.
+    """
+    entries: list[Object] = [
+        {"namespace": identifier.namespace, "name": identifier.name, "snapshot-id": table.repeated}
+        for identifier, table in tables.items()
+        if table.repeated is not None
     ]
-    return document({"repeated": told}) if told else NOTHING
+    return json_response({"repeated": entries}) if entries else NO_CONTENT
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
-def of_error(error: errors.IcestreamError) -> Answer:
+def error_response(error: errors.IcestreamError) -> IcebergResponse:
     status, kind = error_codes.iceberg_error(error)
-    more: Object = {"hint": error.hint, "retryable": error.retryable}
+    extra: Object = {"hint": error.hint, "retryable": error.retryable}
     if isinstance(error, errors.CommitConflict) and error.details:
-        more["details"] = error.details
-    return _refused(status, kind, str(error), more, (_RETRY_AFTER,) if status == 503 else ())
+        extra["details"] = error.details
+    return _error_document(status, kind, str(error), extra, (_RETRY_AFTER,) if status == 503 else ())
 
 
-def of_status(status: int, message: str, headers: tuple[Header, ...] = ()) -> Answer:
-    """What is refused before the catalog is asked."""
-    return _refused(status, _TYPES.get(status, "BadRequestException"), message, {}, headers)
+def status_response(status: int, message: str, headers: tuple[Header, ...] = ()) -> IcebergResponse:
+    """The error for a request that is rejected before it reaches the catalog."""
+    return _error_document(status, _TYPES.get(status, "BadRequestException"), message, {}, headers)
 
 
-def no_tokens() -> Answer:
-    """In the form of OAuth2, which a client expects there; it stops at once, where a 404 says nothing to anybody."""
+def no_tokens_response() -> IcebergResponse:
+    """The error of the token endpoint, in OAuth2's format: a client stops at once and shows it, unlike a 404."""
     document = {
         "error": "unsupported_grant_type",
-        "error_description": "this catalog hands out no tokens: give the client a `token` of lake.token_file, not a "
-        "`credential`; without lake.token_file it needs neither",
+        "error_description": "this catalog does not issue tokens: configure the client with a `token` of "
+        "lake.token_file instead of a `credential`; without lake.token_file it needs neither",
     }
-    return Answer(400, orjson.dumps(document), (_JSON,))
+    return IcebergResponse(400, orjson.dumps(document), (_JSON,))
 
 
-def _refused(status: int, kind: str, message: str, more: Object, headers: tuple[Header, ...]) -> Answer:
-    document = {"message": _text(message), "type": kind, "code": status, **more}
-    return Answer(status, orjson.dumps({"error": document}), (_JSON, *headers))
+def _error_document(
+    status: int, kind: str, message: str, extra: Object, headers: tuple[Header, ...]
+) -> IcebergResponse:
+    document = {"message": _text(message), "type": kind, "code": status, **extra}
+    return IcebergResponse(status, orjson.dumps({"error": document}), (_JSON, *headers))
 
 
 def _text(message: str) -> str:
-    """Half a character in what a client sent must not make an answer impossible."""
+    """The message with lone surrogates escaped: input of a client that it quotes may contain them."""
     return message.encode("utf-8", "backslashreplace").decode()

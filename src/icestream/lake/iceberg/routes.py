@@ -1,4 +1,4 @@
-"""Which request is answered by what. The same table tells clients what there is (`endpoints` of /v1/config)."""
+"""The route table of Iceberg's REST protocol. /v1/config lists the same routes as `endpoints`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from icestream import limits
 from icestream.catalog.catalog import Catalog
 from icestream.iceberg.values import Object
 from icestream.lake.iceberg import commit_routes, namespace_routes, table_routes, view_routes
-from icestream.lake.iceberg.request import Asked
-from icestream.lake.iceberg.responses import Answer, document
+from icestream.lake.iceberg.request import IcebergRequest
+from icestream.lake.iceberg.responses import IcebergResponse, json_response
 
-Handler = Callable[[Catalog, Asked], Awaitable[Answer]]
+Handler = Callable[[Catalog, IcebergRequest], Awaitable[IcebergResponse]]
 
 
-async def config(_catalog: Catalog, asked: Asked) -> Answer:
-    """There is one warehouse here, whatever a client calls it."""
-    return document({**_CONFIG, "defaults": asked.access.defaults})
+async def config(_catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
+    """The configuration for clients. There is only one warehouse: the `warehouse` parameter is ignored."""
+    return json_response({**_CONFIG, "defaults": request.access.defaults})
 
 
 _NAMESPACE: Final = "/v1/namespaces/{namespace}"
@@ -58,7 +58,7 @@ _CONFIG: Final[Object] = {
     ],
     "idempotency-key-lifetime": f"PT{limits.CATALOG_REQUEST_TTL_MS // 60_000}M",
 }
-# Deprecated in the protocol. A client with a `credential` asks here first, without a token.
+# Deprecated in the protocol. A client with a `credential` requests a token here first.
 TOKENS_PATH: Final = b"/v1/oauth/tokens"
 
 
@@ -68,21 +68,22 @@ class Route(NamedTuple):
 
 
 def _by_shape() -> dict[tuple[bytes, ...], Route]:
-    found: dict[tuple[bytes, ...], Route] = {}
+    """The routes by their path segments, with empty segments for the names."""
+    shapes: dict[tuple[bytes, ...], Route] = {}
     for (method, path), handler in ROUTES.items():
         shape = tuple(b"" if part.startswith("{") else part.encode() for part in path.split("/")[2:])
-        found.setdefault(shape, Route(path, {})).methods[method] = handler
-    return found
+        shapes.setdefault(shape, Route(path, {})).methods[method] = handler
+    return shapes
 
 
 _SHAPES: Final = _by_shape()
 
 
-def find(segments: Sequence[bytes]) -> Route | None:
-    """The route of a path behind /v1. A name that is empty is not one: no route has it."""
+def find_route(segments: Sequence[bytes]) -> Route | None:
+    """The route of a path, given its segments after /v1; None if there is none. Names must not be empty."""
     if segments[0] != b"namespaces":
         return _SHAPES.get(tuple(segments))
-    named = segments[1::2]
-    if not all(named):
+    names = segments[1::2]
+    if not all(names):
         return None
     return _SHAPES.get(tuple(b"" if number % 2 else part for number, part in enumerate(segments)))

@@ -7,81 +7,81 @@ from icestream.catalog.catalog import Catalog
 from icestream.iceberg import values
 from icestream.iceberg.values import short_repr
 from icestream.lake.iceberg import responses
-from icestream.lake.iceberg.request import Asked, identifier_of
-from icestream.lake.iceberg.responses import NOTHING, Answer
+from icestream.lake.iceberg.request import IcebergRequest, parse_identifier
+from icestream.lake.iceberg.responses import NO_CONTENT, IcebergResponse
 
 
-async def list_tables(catalog: Catalog, asked: Asked) -> Answer:
-    namespace = asked.namespace
-    page = await catalog.tables.list(namespace, *asked.page())
-    return responses.identifiers(namespace, page.names, page.token)
+async def list_tables(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
+    namespace = request.namespace
+    page = await catalog.tables.list(namespace, *request.page())
+    return responses.identifiers_response(namespace, page.names, page.token)
 
 
-async def create_table(catalog: Catalog, asked: Asked) -> Answer:
-    document = asked.document()
-    identifier = asked.new_relation(document)
+async def create_table(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
+    document = request.document()
+    identifier = request.new_relation(document)
     if values.optional_flag(document, "stage-create"):
-        return responses.staged(await catalog.tables.stage(identifier, document), asked.table_access)
-    made = await catalog.tables.create(identifier, document, asked.name)
-    return responses.table(made, access=asked.table_access)
+        return responses.staged_table_response(await catalog.tables.stage(identifier, document), request.table_access)
+    table = await catalog.tables.create(identifier, document, request.name)
+    return responses.table_response(table, access=request.table_access)
 
 
-async def register_table(catalog: Catalog, asked: Asked) -> Answer:
-    document = asked.document()
+async def register_table(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
+    document = request.document()
     location = values.text(document, "metadata-location")
     is_overwriting = values.optional_flag(document, "overwrite")
-    identifier = asked.new_relation(document)
-    made = await catalog.tables.register(identifier, location, is_overwriting, asked.name)
-    return responses.table(made, access=asked.table_access)
+    identifier = request.new_relation(document)
+    table = await catalog.tables.register(identifier, location, is_overwriting, request.name)
+    return responses.table_response(table, access=request.table_access)
 
 
-async def load_table(catalog: Catalog, asked: Asked) -> Answer:
-    snapshots = asked.parameter("snapshots") or "all"
+async def load_table(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
+    snapshots = request.parameter("snapshots") or "all"
     if snapshots not in ("all", "refs"):
         raise errors.InvalidInput(f"Invalid snapshots: {short_repr(snapshots)}", hint="all or refs")
-    found = await catalog.tables.load(asked.relation)
-    tag = responses.entity_tag(found.location, snapshots == "refs")
-    if _is_known(asked.header(b"if-none-match"), tag):
-        return Answer(304, headers=((b"etag", tag.encode()),))
-    return responses.table(found, snapshots == "refs", asked.table_access)
+    table = await catalog.tables.load(request.relation)
+    tag = responses.entity_tag(table.location, snapshots == "refs")
+    if _has_version(request.header(b"if-none-match"), tag):
+        return IcebergResponse(304, headers=((b"etag", tag.encode()),))
+    return responses.table_response(table, snapshots == "refs", request.table_access)
 
 
-def _is_known(given: str | None, tag: str) -> bool:
-    """Whether a client has this version already (If-None-Match)."""
-    if given is None:
+def _has_version(if_none_match: str | None, tag: str) -> bool:
+    """Whether the client already has this version of the table."""
+    if if_none_match is None:
         return False
-    known = [one.strip().removeprefix("W/") for one in given.split(",")]
-    return tag in known or "*" in known
+    tags = [text.strip().removeprefix("W/") for text in if_none_match.split(",")]
+    return tag in tags or "*" in tags
 
 
-async def table_exists(catalog: Catalog, asked: Asked) -> Answer:
-    await catalog.tables.exists(asked.relation)
-    return NOTHING
+async def table_exists(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
+    await catalog.tables.exists(request.relation)
+    return NO_CONTENT
 
 
-async def drop_table(catalog: Catalog, asked: Asked) -> Answer:
-    is_purging = asked.flag("purgeRequested")
-    await catalog.tables.drop(asked.relation, is_purging, asked.is_forced, asked.name)
-    return NOTHING
+async def drop_table(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
+    is_purging = request.flag("purgeRequested")
+    await catalog.tables.drop(request.relation, is_purging, request.is_forced, request.name)
+    return NO_CONTENT
 
 
-async def rename_table(catalog: Catalog, asked: Asked) -> Answer:
-    document = asked.document()
-    source = identifier_of(values.as_object(values.required(document, "source"), "source"))
-    target = identifier_of(values.as_object(values.required(document, "destination"), "destination"))
-    await catalog.tables.rename(source, target, asked.is_forced, asked.name)
-    return NOTHING
+async def rename_table(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
+    document = request.document()
+    source = parse_identifier(values.as_object(values.required(document, "source"), "source"))
+    target = parse_identifier(values.as_object(values.required(document, "destination"), "destination"))
+    await catalog.tables.rename(source, target, request.is_forced, request.name)
+    return NO_CONTENT
 
 
-async def report_metrics(catalog: Catalog, asked: Asked) -> Answer:
-    """What an engine measured about a scan or a commit of a table that exists. It is accepted and not used yet."""
-    values.text(asked.document(), "report-type")
-    await catalog.tables.exists(asked.relation)
-    return NOTHING
+async def report_metrics(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
+    """Accepts an engine's report about a scan or a commit; it is not used."""
+    values.text(request.document(), "report-type")
+    await catalog.tables.exists(request.relation)
+    return NO_CONTENT
 
 
-async def load_credentials(catalog: Catalog, asked: Asked) -> Answer:
-    """The keys of the store for a table that exists; none where the node hands out none. No header has to ask for them:
-    the protocol has none for this request."""
-    await catalog.tables.exists(asked.relation)
-    return responses.credentials(asked.access.credentials)
+async def load_credentials(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
+    """The keys of the store for an existing table; empty if the node does not share them. The protocol defines no
+    delegation header for this request."""
+    await catalog.tables.exists(request.relation)
+    return responses.credentials_response(request.access.credentials)

@@ -1,6 +1,6 @@
-"""/api/v1/lake: the tables of topics, and what an operator does to them (docs/lake.md).
+"""/api/v1/lake: the tables of topics, and operations on them (docs/lake.md).
 
-What is decided about them is decided here for every catalog; the rest is known by the embedded one alone.
+Operations work for every catalog; the other routes need the embedded one.
 """
 
 from __future__ import annotations
@@ -18,78 +18,79 @@ from icestream.catalog.topic_rules.operation_preview import Consent, OperationPr
 from icestream.iceberg import file_listing
 from icestream.iceberg.identifier import Identifier, check_namespace, identifier
 from icestream.iceberg.manifest_reader import ManifestReader
-from icestream.lake.broker_calls import PREFIX, Broker, BrokerCalls, Page
+from icestream.lake.broker_calls import PREFIX, BrokerDep, BrokerLink, PageDep
 from icestream.lake.lake_models import (
-    AdoptGiven,
-    BindGiven,
-    Consented,
+    AdoptRequest,
+    BindRequest,
     DataFile,
-    DropGiven,
-    Operation,
-    PurgeShown,
-    RecreateGiven,
-    RewindGiven,
+    DropRequest,
+    OperationRequest,
+    OperationResult,
+    PendingPurge,
+    RecreateRequest,
+    RewindRequest,
     TableDetails,
-    TableGiven,
     TableName,
-    TopicTable,
+    TableRequest,
+    TopicTableView,
 )
 from icestream.lake.models import Listing
-from icestream.lake.operations import AskLog, Operations
-from icestream.lake.topic_log import decided, topic_log
-from icestream.lake.unknown_table import looking_for
+from icestream.lake.operations import ReadLog, TableOperations
+from icestream.lake.topic_log import read_topic_log, run_operation
+from icestream.lake.unknown_table import hint_on_unknown_table
 
 router = APIRouter(prefix=f"{PREFIX}/lake", tags=["lake"])
 
 
-def catalog_of(request: Request) -> Catalog:
-    found: Catalog | None = request.app.state.catalog
-    if found is None:
+def get_catalog(request: Request) -> Catalog:
+    catalog: Catalog | None = request.app.state.catalog
+    if catalog is None:
         raise errors.InvalidInput(
-            "this node has no catalog of its own",
-            hint="its tables are in another catalog: use that one's own tools",
+            "this node has no embedded catalog",
+            hint="its tables are in another catalog: use the tools of that catalog",
         )
-    return found
+    return catalog
 
 
-def operations_of(request: Request) -> Operations:
-    found: Operations | None = request.app.state.operations
-    if found is None:
-        raise errors.InvalidInput("this process knows of no catalog", hint="start it with the settings of its broker")
-    return found
+def get_operations(request: Request) -> TableOperations:
+    operations: TableOperations | None = request.app.state.operations
+    if operations is None:
+        raise errors.InvalidInput("no catalog configured", hint="start the process with the settings of its broker")
+    return operations
 
 
-def manifests_of(request: Request) -> ManifestReader:
-    found: ManifestReader = request.app.state.manifests
-    return found
+def get_manifests(request: Request) -> ManifestReader:
+    manifests: ManifestReader = request.app.state.manifests
+    return manifests
 
 
-def table_of(
-    namespace: Annotated[list[str], Query(description="Its levels, in order.")], table: Annotated[str, Query()]
+def table_query(
+    namespace: Annotated[list[str], Query(description="Levels of the namespace, in order.")],
+    table: Annotated[str, Query()],
 ) -> Identifier:
     return identifier(check_namespace(namespace), table)
 
 
-OwnCatalog = Annotated[Catalog, Depends(catalog_of)]
-Deciding = Annotated[Operations, Depends(operations_of)]
-Manifests = Annotated[ManifestReader, Depends(manifests_of)]
-Table = Annotated[Identifier, Depends(table_of)]
+CatalogDep = Annotated[Catalog, Depends(get_catalog)]
+OperationsDep = Annotated[TableOperations, Depends(get_operations)]
+ManifestsDep = Annotated[ManifestReader, Depends(get_manifests)]
+TableDep = Annotated[Identifier, Depends(table_query)]
 
 
-def _named(given: TableGiven) -> Identifier:
-    return identifier(check_namespace(given.namespace), given.table)
+def _identifier(request: TableRequest) -> Identifier:
+    return identifier(check_namespace(request.namespace), request.table)
 
 
-# --- looking ----------------------------------------------------------------------------------------------------------
+# --- read-only --------------------------------------------------------------------------------------------------------
 
 
-@router.get("/tables", response_model=TableDetails, summary="Show a table: its topic, positions, what main lacks")
-async def describe_table(catalog: OwnCatalog, table: Table) -> Any:
-    async with looking_for(catalog, table):
+@router.get("/tables", response_model=TableDetails, summary="Show a table: topic, committed offsets, missing rows")
+async def describe_table(catalog: CatalogDep, table: TableDep) -> Any:
+    async with hint_on_unknown_table(catalog, table):
         record = (await catalog.commits.load(table)).record
     binding = record.binding
     return {
-        **_name(table),
+        **_table_fields(table),
         "uuid": record.uuid,
         "metadata_file": record.location,
         "version": record.version,
@@ -104,52 +105,52 @@ async def describe_table(catalog: OwnCatalog, table: Table) -> Any:
         ],
         "removals": [
             {
-                "operation": one.operation,
-                "snapshot_id": one.snapshot_id,
-                "first_snapshot_id": one.first_snapshot_id,
-                "time_ms": one.time_ms,
-                "is_exact": one.is_exact,
-                "rows": one.rows_at_most,
-                "ranges": {str(shard): found for shard, found in one.ranges.items()},
+                "operation": removal.operation,
+                "snapshot_id": removal.snapshot_id,
+                "first_snapshot_id": removal.first_snapshot_id,
+                "time_ms": removal.time_ms,
+                "is_exact": removal.is_exact,
+                "rows": removal.rows_at_most,
+                "ranges": {str(shard): offsets for shard, offsets in removal.ranges.items()},
             }
-            for one in record.removals
+            for removal in record.removals
         ],
     }
 
 
 @router.get("/files", response_model=Listing[DataFile], summary="List the files of a table, or of one of its snapshots")
 async def list_files(
-    catalog: OwnCatalog, manifests: Manifests, table: Table, page: Page, snapshot: int | None = None
+    catalog: CatalogDep, manifests: ManifestsDep, table: TableDep, page: PageDep, snapshot: int | None = None
 ) -> Any:
-    async with looking_for(catalog, table):
-        found = (await catalog.tables.load(table)).table
-    return await file_listing.list_files(found, manifests, snapshot, page["after"], page["limit"])
+    async with hint_on_unknown_table(catalog, table):
+        metadata = (await catalog.tables.load(table)).table
+    return await file_listing.list_files(metadata, manifests, snapshot, page["after"], page["limit"])
 
 
-@router.get("/topics", response_model=TopicTable, summary="Show the table of a topic")
-async def table_of_topic(catalog: OwnCatalog, broker: Broker, topic: str) -> Any:
-    log = await topic_log(broker, topic)
-    table, parted = await catalog.topics.table_of(log.topic_id), await catalog.topics.find_detached(log.topic_id)
-    committed: Mapping[int, int] = parted.committed if parted else {}
+@router.get("/topics", response_model=TopicTableView, summary="Show the table of a topic")
+async def table_of_topic(catalog: CatalogDep, broker: BrokerDep, topic: str) -> Any:
+    log = await read_topic_log(broker, topic)
+    table, detached = await catalog.topics.table_of(log.topic_id), await catalog.topics.find_detached(log.topic_id)
+    committed: Mapping[int, int] = detached.committed if detached else {}
     if table is not None:
         binding = (await catalog.commits.load(table)).record.binding
         committed = binding.committed() if binding else {}
     return {
         "topic": log.topic,
         "topic_id": log.topic_id,
-        "table": _name(table) if table else None,
-        "parted": {"namespace": parted.namespace, "table": parted.name} if parted else None,
+        "table": _table_fields(table) if table else None,
+        "parted": {"namespace": detached.namespace, "table": detached.name} if detached else None,
         "committed": {str(shard): end for shard, end in committed.items()},
     }
 
 
-@router.get("/purges", response_model=Listing[PurgeShown], summary="List dropped tables whose files are to go")
-async def list_purges(catalog: OwnCatalog, page: Page) -> Any:
+@router.get("/purges", response_model=Listing[PendingPurge], summary="List dropped tables whose files will be deleted")
+async def list_purges(catalog: CatalogDep, page: PageDep) -> Any:
     after = catalog_keys.PURGES + page["after"] if page["after"] else ""
-    found = await catalog.store.list(catalog_keys.PURGES, after, page["limit"])
+    entries = await catalog.store.list(catalog_keys.PURGES, after, page["limit"])
     items = [
         _purge(key.removeprefix(catalog_keys.PURGES), catalog_records.decode(PurgeRecord, key, entry))
-        for key, entry in found
+        for key, entry in entries
     ]
     return {"items": items, "next": items[-1]["uuid"] if len(items) == page["limit"] else None}
 
@@ -159,113 +160,122 @@ def _purge(uuid: str, record: PurgeRecord) -> dict[str, Any]:
     return {"uuid": uuid, "metadata_file": record.location, "due_ms": due_ms, "is_begun": record.is_begun}
 
 
-# --- changing ---------------------------------------------------------------------------------------------------------
+# --- operations -------------------------------------------------------------------------------------------------------
 
 
-@router.post("/bind", response_model=Operation, summary="Give a topic a table that has no rows")
-async def bind(operations: Deciding, broker: Broker, given: BindGiven) -> Any:
-    table, consents = _named(given), _consents(given)
+@router.post("/bind", response_model=OperationResult, summary="Bind an empty table to a topic")
+async def bind(operations: OperationsDep, broker: BrokerDep, request: BindRequest) -> Any:
+    table, consents = _identifier(request), _consents(request)
 
-    async def decide(log: AskLog, is_dry: bool) -> OperationPreview:
+    async def step(log: ReadLog, is_dry: bool) -> OperationPreview:
         return await operations.bind(table, log, consents, is_dry)
 
-    return _told(table, given, await decided(broker, given.topic, consents, given.dry_run, decide))
+    return _operation_response(
+        table, request, await run_operation(broker, request.topic, consents, request.dry_run, step)
+    )
 
 
 @router.post(
-    "/adopt", response_model=Operation, summary="Give a topic a table that has rows: it goes on where they end"
+    "/adopt", response_model=OperationResult, summary="Bind a table with rows to a topic, which resumes where they end"
 )
-async def adopt(operations: Deciding, broker: Broker, given: AdoptGiven) -> Any:
-    table, consents = _named(given), _consents(given)
-    positions = None if given.positions is None else {_shard(one): end for one, end in given.positions.items()}
+async def adopt(operations: OperationsDep, broker: BrokerDep, request: AdoptRequest) -> Any:
+    table, consents = _identifier(request), _consents(request)
+    positions = (
+        None if request.positions is None else {_parse_shard(shard): end for shard, end in request.positions.items()}
+    )
 
-    async def decide(log: AskLog, is_dry: bool) -> OperationPreview:
+    async def step(log: ReadLog, is_dry: bool) -> OperationPreview:
         return await operations.adopt(table, log, consents, positions, is_dry)
 
-    return _told(table, given, await decided(broker, given.topic, consents, given.dry_run, decide))
+    return _operation_response(
+        table, request, await run_operation(broker, request.topic, consents, request.dry_run, step)
+    )
 
 
-@router.post("/rewind", response_model=Operation, summary="Let a topic go on where a snapshot of its table stands")
-async def rewind(operations: Deciding, broker: Broker, given: RewindGiven) -> Any:
-    table, consents = _named(given), _consents(given)
+@router.post(
+    "/rewind", response_model=OperationResult, summary="Resume a topic at the state of a snapshot of its table"
+)
+async def rewind(operations: OperationsDep, broker: BrokerDep, request: RewindRequest) -> Any:
+    table, consents = _identifier(request), _consents(request)
     topic = await _topic_of(operations, broker, table)
 
-    async def decide(log: AskLog, is_dry: bool) -> OperationPreview:
-        return await operations.rewind(table, log, consents, given.snapshot, is_dry)
+    async def step(log: ReadLog, is_dry: bool) -> OperationPreview:
+        return await operations.rewind(table, log, consents, request.snapshot, is_dry)
 
-    return _told(table, given, await decided(broker, topic, consents, given.dry_run, decide))
+    return _operation_response(table, request, await run_operation(broker, topic, consents, request.dry_run, step))
 
 
-async def _topic_of(operations: Operations, broker: BrokerCalls, table: Identifier) -> str:
+async def _topic_of(operations: TableOperations, broker: BrokerLink, table: Identifier) -> str:
     owner = await operations.owner(table)
     if owner is None:
-        raise errors.TopicTableConflict(f"{table} belongs to no topic", hint="`icestream lake adopt` takes it over")
+        raise errors.TopicTableConflict(f"{table} belongs to no topic", hint="`icestream lake adopt` binds it")
     log: TopicLog | None
     try:
-        log = await topic_log(broker, owner.topic)
+        log = await read_topic_log(broker, owner.topic)
     except errors.UnknownTopic:
         log = None
     if log is None or log.topic_id != owner.topic_id:
         raise errors.TopicTableConflict(
             f"{table} belongs to a deleted topic {owner.topic} (id {owner.topic_id})",
-            hint=f"`icestream lake detach {table}` parts them",
+            hint=f"detach it with `icestream lake detach {table}`",
         )
     return owner.topic
 
 
-@router.post("/recreate", response_model=Operation, summary="Make a fresh table for a topic whose table is gone")
-async def recreate(operations: Deciding, broker: Broker, given: RecreateGiven) -> Any:
+@router.post("/recreate", response_model=OperationResult, summary="Create a new table for a topic whose table is lost")
+async def recreate(operations: OperationsDep, broker: BrokerDep, request: RecreateRequest) -> Any:
     tables: list[Identifier | None] = [None]
-    if given.namespace is not None and given.table is not None:
-        tables = [identifier(check_namespace(given.namespace), given.table)]
+    if request.namespace is not None and request.table is not None:
+        tables = [identifier(check_namespace(request.namespace), request.table)]
 
-    async def decide(log: AskLog, is_dry: bool) -> OperationPreview:
-        tables[0], told = await operations.recreate(tables[0], log, _consents(given), is_dry)
-        return told
+    async def step(log: ReadLog, is_dry: bool) -> OperationPreview:
+        tables[0], preview = await operations.recreate(tables[0], log, _consents(request), is_dry)
+        return preview
 
-    told = await decided(broker, given.topic, _consents(given), given.dry_run, decide)
+    preview = await run_operation(broker, request.topic, _consents(request), request.dry_run, step)
     assert tables[0] is not None
-    return _told(tables[0], given, told)
+    return _operation_response(tables[0], request, preview)
 
 
-@router.post("/detach", response_model=TableName, summary="Part a table from its topic")
-async def detach(operations: Deciding, given: TableGiven) -> Any:
-    table = _named(given)
+@router.post("/detach", response_model=TableName, summary="Detach a table from its topic")
+async def detach(operations: OperationsDep, request: TableRequest) -> Any:
+    table = _identifier(request)
     await operations.detach(table)
-    return _name(table)
+    return _table_fields(table)
 
 
 @router.post("/drop", response_model=TableName, summary="Drop a table")
-async def drop(catalog: OwnCatalog, given: DropGiven) -> Any:
-    table = _named(given)
-    async with looking_for(catalog, table):
-        await catalog.tables.drop(table, given.purge, given.force)
-    return _name(table)
+async def drop(catalog: CatalogDep, request: DropRequest) -> Any:
+    table = _identifier(request)
+    async with hint_on_unknown_table(catalog, table):
+        await catalog.tables.drop(table, request.purge, request.force)
+    return _table_fields(table)
 
 
-def _shard(text: str) -> int:
+def _parse_shard(text: str) -> int:
     if not text.isascii() or not text.isdigit():
-        raise errors.InvalidInput(f"positions: {text!r} is not a shard", hint="such as 0")
+        raise errors.InvalidInput(f"positions: {text!r} is not a shard number", hint="such as 0")
     return int(text)
 
 
-def _consents(given: Consented) -> list[Consent]:
-    return [Consent(word) for word in given.accept]
+def _consents(request: OperationRequest) -> list[Consent]:
+    return [Consent(word) for word in request.accept]
 
 
-def _name(table: Identifier) -> dict[str, Any]:
+def _table_fields(table: Identifier) -> dict[str, Any]:
     return {"namespace": [*table.namespace], "table": table.name}
 
 
-def _told(table: Identifier, given: Consented, found: OperationPreview) -> dict[str, Any]:
+def _operation_response(table: Identifier, request: OperationRequest, preview: OperationPreview) -> dict[str, Any]:
     return {
-        "operation": found.operation,
-        "topic": found.topic,
-        **_name(table),
-        "dry_run": given.dry_run,
-        "needs": sorted(found.needed),
+        "operation": preview.operation,
+        "topic": preview.topic,
+        **_table_fields(table),
+        "dry_run": request.dry_run,
+        "needs": sorted(preview.needed),
         "shards": [
-            {**fate._asdict(), "missing": fate.missing, "written_again": fate.written_again} for fate in found.shards
+            {**shard._asdict(), "missing": shard.missing, "written_again": shard.written_again}
+            for shard in preview.shards
         ],
-        "words": found.words(),
+        "words": preview.words(),
     }
