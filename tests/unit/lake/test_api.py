@@ -177,7 +177,7 @@ async def test_a_method_that_is_not_allowed_is_told_from_those_that_are(
 ) -> None:
     answer = await api.ask(method, f"/api/v1{path}", {})
     assert (answer.status, answer.headers["allow"]) == (405, allowed)
-    assert answer.json["detail"] == f"{method} not allowed; allowed: {allowed}"
+    assert answer.json["detail"] == f"method {method} not allowed; allowed: {allowed}"
 
 
 @pytest.mark.parametrize(
