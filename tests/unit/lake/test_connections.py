@@ -108,7 +108,7 @@ async def test_while_all_are_busy_the_pipeline_of_this_node_is_served_and_others
         begun.release()
         await may_go.wait()
 
-    monkeypatch.setattr("icestream.lake.guard.Guard._answer", wait)
+    monkeypatch.setattr("icestream.lake.guard.Guard._forward", wait)
     async with lake_process(tmp_path) as lake:
         busy = [await connect(lake.port) for _ in range(PLACES)]
         for http in busy:
@@ -136,7 +136,7 @@ async def test_silent_connections_cannot_fill_the_reserve(
         begun.release()
         await may_go.wait()
 
-    monkeypatch.setattr("icestream.lake.guard.Guard._answer", wait)
+    monkeypatch.setattr("icestream.lake.guard.Guard._forward", wait)
     async with lake_process(tmp_path, places=1) as lake:
         busy = await connect(lake.port)
         await busy.send(b"GET /livez HTTP/1.1\r\n" + HOST + b"\r\n")
