@@ -240,7 +240,9 @@ async def test_while_the_broker_is_away_it_says_so_and_then_goes_on(tmp_path: Pa
     assert (answer.status, answer.json["code"], answer.json["retryable"]) == (503, "connection_lost", True)
     assert answer.headers["retry-after"] == "1"
     assert ((await ask("GET", "/livez")).status, (await ask("GET", "/readyz")).status) == (200, 503)
-    assert (await ask("GET", "/readyz?verbose")).body == b"[-] broker: not connected\nnot ready: broker: not connected\n"
+    assert (
+        await ask("GET", "/readyz?verbose")
+    ).body == b"[-] broker: not connected\nnot ready: broker: not connected\n"
     async with local_broker(path, MemoryStore()) as broker:
         await keeper.wait_connected(10)
         assert (await ask("GET", "/readyz")).status == 200

@@ -125,7 +125,7 @@ async def test_verify_asks_the_log_and_looks_at_the_table(tmp_path: Path) -> Non
         had = {"topic": TOPIC, "topic_id": topic_id, "table": "default.orders", "committed": {"0": 7}, "problem": None}
         assert (await ask("GET", "/api/v1/lake/parted")).json == {"items": [had], "next": None}
         without = await ask("GET", asked)
-        assert (without.is_problem, "had the table default.orders" in without.json["detail"]) == (True, True)
+        assert (without.is_problem, "default.orders was detached" in without.json["detail"]) == (True, True)
         await store.close()
 
 
