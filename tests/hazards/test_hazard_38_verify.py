@@ -8,8 +8,7 @@ import pytest
 
 from icestream import limits
 from icestream.catalog.topic_rules.commit_rules import CommitRequest
-from icestream.readers.verify.shard_in_log import ShardLogState
-from icestream.readers.verify.verify_report import VerifyReport, Weight
+from icestream.readers.verify.verify_report import ShardLogState, VerifyReport, Weight
 from tests.support.topic_lake import TABLE, Row, TopicLake, damage, damage_footer, remove, row, rows
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.wrong_tables("most of them, on purpose")]

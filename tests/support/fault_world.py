@@ -37,8 +37,7 @@ from icestream.readers.lazy_scanner import LazyScanner
 from icestream.readers.row_group_cache_options import RowGroupCacheOptions
 from icestream.readers.snapshot_reader import SnapshotReader
 from icestream.readers.table_views import TableViews
-from icestream.readers.verify.shard_in_log import ShardLogState
-from icestream.readers.verify.verify_report import VerifyReport
+from icestream.readers.verify.verify_report import ShardLogState, VerifyReport
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.files import open_directory
 from icestream.runtime.randomness import SystemRandomness

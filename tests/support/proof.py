@@ -14,8 +14,7 @@ from icestream.iceberg.file_io import TableFiles
 from icestream.readers.lazy_scanner import LazyScanner
 from icestream.readers.row_group_cache_options import RowGroupCacheOptions
 from icestream.readers.table_views import TableViews
-from icestream.readers.verify.shard_in_log import ShardLogState
-from icestream.readers.verify.verify_report import VerifyReport
+from icestream.readers.verify.verify_report import ShardLogState, VerifyReport
 
 ShardsOf = Callable[[int], Mapping[int, ShardLogState]]
 

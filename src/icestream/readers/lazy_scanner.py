@@ -16,7 +16,7 @@ from icestream.readers.row_group_cache_options import RowGroupCacheOptions
 from icestream.readers.stored_files import OpenFile, StoredFiles
 from icestream.readers.table_view import TableView
 from icestream.readers.table_views import TableViews
-from icestream.readers.verify.shard_in_log import ShardLogState
+from icestream.readers.verify.verify_report import ShardLogState
 from icestream.runtime.tasks import ThreadOffload
 
 if TYPE_CHECKING:

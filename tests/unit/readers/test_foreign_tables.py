@@ -33,9 +33,8 @@ from icestream.readers.scanner import Scanner
 from icestream.readers.snapshot_reader import SnapshotReader
 from icestream.readers.stored_files import StoredFiles
 from icestream.readers.table_views import DetachedTopic
-from icestream.readers.verify.shard_in_log import ShardLogState
 from icestream.readers.verify.verifier import Verifier
-from icestream.readers.verify.verify_report import Weight
+from icestream.readers.verify.verify_report import ShardLogState, Weight
 from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.tasks import InlineOffload
 from tests.support.broker_machine import quiet

@@ -20,8 +20,7 @@ from icestream.model.shard import Gap, GapState, ShardKey
 from icestream.model.topic_name import TopicName
 from icestream.readers.verify.offset_ranges import Ranges, append_ranges, ranges_of, within
 from icestream.readers.verify.report_stream import lines
-from icestream.readers.verify.shard_in_log import ShardLogState
-from icestream.readers.verify.verify_report import Finding, VerifyProgress, VerifyReport, Weight
+from icestream.readers.verify.verify_report import Finding, ShardLogState, VerifyProgress, VerifyReport, Weight
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
 from tests.support.asgi import Asker
@@ -39,7 +38,7 @@ class Said:
         self.said = 0
         self.is_closed = False
 
-    def told(self, deep: bool) -> Iterator[Finding | VerifyProgress]:
+    def events(self, deep: bool) -> Iterator[Finding | VerifyProgress]:
         try:
             for one in self.given:
                 if isinstance(one, Exception):
@@ -171,7 +170,7 @@ async def test_overlapping_files_are_read_in_windows(tmp_path: Path, monkeypatch
     await lake.round((0, 0, 300), entries=entries)
     view = await lake.tables.fresh(lake.topic_id)
     assert view is not None
-    told = list(lake.scans.verifier(view, {0: ShardLogState(0, 300)}).told(deep=True))
+    told = list(lake.scans.verifier(view, {0: ShardLogState(0, 300)}).events(deep=True))
     findings = [(one.check, one.start, one.end) for one in told if isinstance(one, Finding)]
     assert sorted(findings) == [("dense", 77, 79), ("dense", 200, 201), ("unique", 10, 11)]
     steps = [one for one in told if isinstance(one, VerifyProgress)]

@@ -15,7 +15,7 @@ from icestream.lake.lake_models import BoundTopic, DetachedTopic, VerifyReport
 from icestream.lake.models import Listing
 from icestream.readers.lazy_scanner import LazyScanner
 from icestream.readers.verify.report_stream import lines, summary
-from icestream.readers.verify.shard_in_log import ShardLogState
+from icestream.readers.verify.verify_report import ShardLogState
 
 if TYPE_CHECKING:
     from icestream.readers.verify.verifier import Verifier

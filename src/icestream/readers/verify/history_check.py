@@ -1,8 +1,7 @@
-"""Files that main does not need, and another snapshot does: of a tag, of a branch, of one that has not expired yet.
-Time travel and a rollback need them, so each has to be there.
+"""Checks files that main does not need but another snapshot does: of a tag, of a branch, or not expired yet.
 
-Which files these are stands in the manifests of all snapshots; each manifest is read once, and those of main not again.
-Their rows are not looked at. It blocks.
+Time travel and rollbacks need them, so each must exist with its size. Which files these are is in the manifests of all
+snapshots; each manifest is read once, those of main not again. Rows are not checked. It blocks.
 """
 
 from __future__ import annotations
@@ -17,17 +16,16 @@ from icestream.iceberg.values import Object
 from icestream.readers.data_files import files_of
 from icestream.readers.stored_files import StoredFiles
 from icestream.readers.table_view import TableView
-from icestream.readers.verify.progress_count import ProgressCount
-from icestream.readers.verify.verify_report import Finding, VerifyEvent, Weight, failure
+from icestream.readers.verify.verify_report import Finding, ProgressCount, VerifyEvent, Weight, failure
 
-Asked = TypeVar("Asked")
-Answer = TypeVar("Answer")
+Request = TypeVar("Request")
+Result = TypeVar("Result")
 _UNREAD: Final = (errors.MetadataFileMissing, errors.MetadataFileDamaged, errors.TableUnreadable)
 
 
 class NeededFile(NamedTuple):
     path: str
-    snapshot_id: int  # one that needs it
+    snapshot_id: int  # a snapshot that needs it
     size_bytes: int = 0
 
 
@@ -37,84 +35,94 @@ class HistoryCheck:
         self._stored = stored
         self._progress = progress
         self._names: dict[int, str] = {}
-        for name, one in view.table.references.items():
-            self._names.setdefault(int(one["snapshot-id"]), f" ({one.get('type', 'branch')} {name})")
+        for name, reference in view.table.references.items():
+            label = f" ({reference.get('type', 'branch')} {name})"
+            self._names.setdefault(int(reference["snapshot-id"]), label)
 
-    def told(self) -> Iterator[VerifyEvent]:
-        if all(one["snapshot-id"] == self._view.table.current_snapshot_id for one in self._view.table.snapshots):
+    def check(self) -> Iterator[VerifyEvent]:
+        table = self._view.table
+        if all(snapshot["snapshot-id"] == table.current_snapshot_id for snapshot in table.snapshots):
             return
         pool = ThreadPoolExecutor(limits.VERIFY_FILES_AT_ONCE, "verify")
         try:
             manifests: dict[str, NeededFile] = {}
-            yield from self._manifests(pool, manifests)
+            yield from self._find_manifests(pool, manifests)
             files: dict[str, NeededFile] = {}
-            yield from self._files(pool, [*manifests.values()], files)
-            yield self._progress.more(len(files))
-            for one, wrong in _each(pool, self._wrong_with, [*files.values()]):
-                if wrong:
-                    yield failure("files", f"{wrong}: {self._words(one)} needs it")
-                yield self._progress.further(1)
+            yield from self._find_files(pool, [*manifests.values()], files)
+            yield self._progress.add_work(len(files))
+            for file, problem in _map_in_batches(pool, self._file_problem, [*files.values()]):
+                if problem:
+                    yield failure("files", f"{problem}: {self._snapshot_name(file)} needs it")
+                yield self._progress.advance(1)
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _manifests(self, pool: ThreadPoolExecutor, found: dict[str, NeededFile]) -> Iterator[VerifyEvent]:
-        """Those that main does not have."""
-        main = self._view.table.current_snapshot_id
-        named = sorted(self._view.table.snapshots, key=lambda one: one["snapshot-id"] not in self._names)
-        lists = [NeededFile(str(one["manifest-list"]), one["snapshot-id"]) for one in named if one.get("manifest-list")]
-        of_main: set[str] = set()
-        yield self._progress.more(len(lists))
-        for one in _inline(named):
-            found.setdefault(one.path, one)
-        for one, (paths, wrong) in _each(pool, self._listed, lists):
-            if wrong:
-                yield failure("files", f"{wrong}: {self._words(one)} needs it")
-            elif one.snapshot_id == main:
-                of_main.update(paths)
+    def _find_manifests(self, pool: ThreadPoolExecutor, manifests: dict[str, NeededFile]) -> Iterator[VerifyEvent]:
+        """Adds the manifests that main does not have. Snapshots with a name come first, to be named in findings."""
+        main_id = self._view.table.current_snapshot_id
+        snapshots = sorted(self._view.table.snapshots, key=lambda snapshot: snapshot["snapshot-id"] not in self._names)
+        lists = [
+            NeededFile(str(snapshot["manifest-list"]), snapshot["snapshot-id"])
+            for snapshot in snapshots
+            if snapshot.get("manifest-list")
+        ]
+        main_paths: set[str] = set()
+        yield self._progress.add_work(len(lists))
+        for manifest in _inline_manifests(snapshots):
+            manifests.setdefault(manifest.path, manifest)
+        for manifest_list, (paths, problem) in _map_in_batches(pool, self._read_list, lists):
+            if problem:
+                yield failure("files", f"{problem}: {self._snapshot_name(manifest_list)} needs it")
+            elif manifest_list.snapshot_id == main_id:
+                main_paths.update(paths)
             for path in paths:
-                found.setdefault(path, NeededFile(path, one.snapshot_id))
-            yield self._progress.further(1)
-        for path in of_main:
-            found.pop(path, None)
+                manifests.setdefault(path, NeededFile(path, manifest_list.snapshot_id))
+            yield self._progress.advance(1)
+        for path in main_paths:
+            manifests.pop(path, None)
 
-    def _files(
-        self, pool: ThreadPoolExecutor, manifests: Sequence[NeededFile], found: dict[str, NeededFile]
+    def _find_files(
+        self, pool: ThreadPoolExecutor, manifests: Sequence[NeededFile], files: dict[str, NeededFile]
     ) -> Iterator[VerifyEvent]:
-        named = self._view.files
-        of_main = {file.path for file in named.data} | {file.path for file in named.deletes}
-        left_out = 0
-        yield self._progress.more(len(manifests))
-        for one, (files, wrong) in _each(pool, self._named, manifests):
-            if wrong:
-                yield failure("files", f"{wrong}: {self._words(one)} needs it")
-            for file in files:
-                if file.path in of_main or file.path in found:
+        """Adds the live files of the manifests that main does not have, up to VERIFY_OTHER_FILES_MAX."""
+        main_files = self._view.files
+        main_paths = {file.path for file in main_files.data} | {file.path for file in main_files.deletes}
+        skipped = 0
+        yield self._progress.add_work(len(manifests))
+        for manifest, (manifest_files, problem) in _map_in_batches(pool, self._read_manifest, manifests):
+            if problem:
+                yield failure("files", f"{problem}: {self._snapshot_name(manifest)} needs it")
+            for file in manifest_files:
+                if file.path in main_paths or file.path in files:
                     continue
-                if len(found) < limits.VERIFY_OTHER_FILES_MAX:
-                    found[file.path] = file
+                if len(files) < limits.VERIFY_OTHER_FILES_MAX:
+                    files[file.path] = file
                 else:
-                    left_out += 1
-            yield self._progress.further(1)
-        if left_out:
-            text = f"only {len(found)} of the files that older snapshots need were looked for, and {left_out} not"
+                    skipped += 1
+            yield self._progress.advance(1)
+        if skipped:
+            text = f"only {len(files)} of the files that older snapshots need were looked for, and {skipped} not"
             yield Finding("files", Weight.BOUNDS_ONLY, text)
 
-    def _words(self, one: NeededFile) -> str:
-        return f"snapshot {one.snapshot_id}{self._names.get(one.snapshot_id, '')}"
+    def _snapshot_name(self, file: NeededFile) -> str:
+        return f"snapshot {file.snapshot_id}{self._names.get(file.snapshot_id, '')}"
 
-    # --- one file; by several threads ---
+    # --- one file; called by several threads ---
 
-    def _listed(self, one: NeededFile) -> tuple[list[str], str]:
+    def _read_list(self, manifest_list: NeededFile) -> tuple[list[str], str]:
+        """Returns the manifests of a list, and the problem that kept it from being read, if any."""
         try:
-            return [manifest.path for manifest in decode_manifest_list(one.path, self._read(one.path))], ""
+            data = self._read(manifest_list.path)
+            return [manifest.path for manifest in decode_manifest_list(manifest_list.path, data)], ""
         except _UNREAD as error:
             return [], error.message
 
-    def _named(self, one: NeededFile) -> tuple[list[NeededFile], str]:
+    def _read_manifest(self, manifest: NeededFile) -> tuple[list[NeededFile], str]:
+        """Returns the live files of a manifest, and the problem that kept it from being read, if any."""
         try:
-            data = self._read(one.path)
-            files = decode_entries(one.path, data, lambda entries: files_of(entries, 0, {}))
-            return [NeededFile(file.path, one.snapshot_id, file.size_bytes) for file in files], ""
+            data = self._read(manifest.path)
+            files = decode_entries(manifest.path, data, lambda entries: files_of(entries, 0, {}))
+            return [NeededFile(file.path, manifest.snapshot_id, file.size_bytes) for file in files], ""
         except _UNREAD as error:
             return [], error.message
 
@@ -124,27 +132,30 @@ class HistoryCheck:
             raise errors.MetadataFileMissing(f"{path} is not there")
         return data
 
-    def _wrong_with(self, one: NeededFile) -> str:
+    def _file_problem(self, file: NeededFile) -> str:
         try:
-            size = self._stored.size(one.path)
+            size = self._stored.size(file.path)
         except errors.TableUnreadable as error:
             return error.message
         if size is None:
-            return f"{one.path} is not there"
-        return "" if size == one.size_bytes else f"{one.path} has {size} bytes, and its manifest says {one.size_bytes}"
+            return f"{file.path} is not there"
+        if size != file.size_bytes:
+            return f"{file.path} has {size} bytes, and its manifest says {file.size_bytes}"
+        return ""
 
 
-def _inline(snapshots: Sequence[Object]) -> Iterator[NeededFile]:
-    """Manifests that a snapshot of an old writer names by itself."""
-    for one in snapshots:
-        for path in () if one.get("manifest-list") else one.get("manifests") or ():
-            yield NeededFile(str(path), one["snapshot-id"])
+def _inline_manifests(snapshots: Sequence[Object]) -> Iterator[NeededFile]:
+    """Yields the manifests that snapshots of old writers name without a manifest list."""
+    for snapshot in snapshots:
+        for path in () if snapshot.get("manifest-list") else snapshot.get("manifests") or ():
+            yield NeededFile(str(path), snapshot["snapshot-id"])
 
 
-def _each(
-    pool: ThreadPoolExecutor, answer: Callable[[Asked], Answer], asked: Sequence[Asked]
-) -> Iterator[tuple[Asked, Answer]]:
-    """Several at a time: in an object store each is a wait. Not all at once: there may be very many."""
-    for at in range(0, len(asked), limits.VERIFY_FILES_ASKED):
-        some = asked[at : at + limits.VERIFY_FILES_ASKED]
-        yield from zip(some, pool.map(answer, some), strict=True)
+def _map_in_batches(
+    pool: ThreadPoolExecutor, function: Callable[[Request], Result], requests: Sequence[Request]
+) -> Iterator[tuple[Request, Result]]:
+    """Yields each request with its result. Several at a time, because each is a round trip to an object store; in
+    batches, because there may be very many."""
+    for start in range(0, len(requests), limits.VERIFY_FILES_ASKED):
+        batch = requests[start : start + limits.VERIFY_FILES_ASKED]
+        yield from zip(batch, pool.map(function, batch), strict=True)

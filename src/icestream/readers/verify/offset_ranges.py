@@ -1,4 +1,4 @@
-"""The offsets of a shard as ranges: which a table holds, and which of them twice. Pure."""
+"""The offsets of a shard as ranges: which offsets a table has, and which of them more than once. Pure."""
 
 from __future__ import annotations
 
@@ -11,54 +11,54 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from icestream.readers.sections import int64s
 
 Ranges = list[tuple[int, int]]
-NONE: Final = pa.array([], pa.int64())
+NO_OFFSETS: Final = pa.array([], pa.int64())
 
 
 @dataclass
 class ShardOffsets:
-    """The offsets of a shard that the table holds."""
+    """The offsets of a shard that the table has. A check fills it, and sets `is_known` if it could tell all."""
 
     ranges: Ranges
     is_known: bool = False
 
 
 def ranges_of(offsets: Any) -> tuple[Ranges, Ranges]:
-    """Of offsets in any order: the ranges that are there, and those that are there more than once."""
+    """Returns the ranges of the offsets, given in any order, and the ranges of duplicates."""
     if not len(offsets):
         return [], []
     ordered = offsets.take(pc.sort_indices(offsets))
     last = len(ordered) - 1
     steps = pc.subtract(ordered.slice(1), ordered.slice(0, last))
     repeated = ordered.slice(1).filter(pc.equal(steps, 0))
-    return _joined(ordered, steps), _joined_values(pc.unique(repeated))
+    return _to_ranges(ordered, steps), _unique_to_ranges(pc.unique(repeated))
 
 
-def _joined(ordered: Any, steps: Any) -> Ranges:
-    """Cut where the next one is more than one further."""
+def _to_ranges(ordered: Any, steps: Any) -> Ranges:
+    """Joins consecutive values; `steps` are the differences between neighbours."""
     values = int64s(ordered)
-    cuts = [at + 1 for at in pc.indices_nonzero(pc.greater(steps, 1)).to_pylist()]
+    cuts = [index + 1 for index in pc.indices_nonzero(pc.greater(steps, 1)).to_pylist()]
     starts, ends = [0, *cuts], [*cuts, len(values)]
     return [(values[start], values[end - 1] + 1) for start, end in zip(starts, ends, strict=True)]
 
 
-def _joined_values(ordered: Any) -> Ranges:
+def _unique_to_ranges(ordered: Any) -> Ranges:
     if not len(ordered):
         return []
-    return _joined(ordered, pc.subtract(ordered.slice(1), ordered.slice(0, len(ordered) - 1)))
+    return _to_ranges(ordered, pc.subtract(ordered.slice(1), ordered.slice(0, len(ordered) - 1)))
 
 
-def append_ranges(held: Ranges, more: Ranges) -> None:
-    """Adds ranges that lie behind those that are there."""
-    for start, end in more:
-        if held and held[-1][1] == start:
-            held[-1] = held[-1][0], end
+def append_ranges(ranges: Ranges, later: Ranges) -> None:
+    """Appends ranges that lie after the existing ones; adjacent ranges are joined."""
+    for start, end in later:
+        if ranges and ranges[-1][1] == start:
+            ranges[-1] = ranges[-1][0], end
         else:
-            held.append((start, end))
+            ranges.append((start, end))
 
 
 def together(parts: list[Any]) -> Any:
-    found = [chunk for part in parts for chunk in (part.chunks if isinstance(part, pa.ChunkedArray) else [part])]
-    return pa.concat_arrays([NONE, *found])
+    chunks = [chunk for part in parts for chunk in (part.chunks if isinstance(part, pa.ChunkedArray) else [part])]
+    return pa.concat_arrays([NO_OFFSETS, *chunks])
 
 
 def within(offsets: Any, start: int, stop: int) -> Any:

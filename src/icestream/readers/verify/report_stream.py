@@ -1,12 +1,12 @@
-"""What a verifier says, as lines of JSON while it goes on: nobody waits in silence, and nothing is held back.
+"""Streams the events of a verifier as lines of JSON, so that the client sees progress and nothing is buffered.
 
     {"progress": {"done": 3, "all": 120}}
     {"finding": {"check": "dense", "weight": "wrong", ...}}
     {"report": {"topic": ..., "is_good": true, "is_complete": true, ...}}     the last line, or
-    {"problem": {"code": ..., "detail": ..., "hint": ...}}                    what kept it from going on
+    {"problem": {"code": ..., "detail": ..., "hint": ...}}                    the error that ended it
 
-The verifier blocks, so it runs beside the loop, as far as one piece of lines goes. Whoever does not read on holds it
-still; whoever leaves ends it.
+The verifier blocks, so it runs in a thread, one chunk of lines at a time. A client that stops reading pauses it; a
+client that disconnects ends it.
 """
 
 from __future__ import annotations
@@ -29,57 +29,57 @@ _log = get_logger("verify")
 
 
 def summary(report: VerifyReport) -> dict[str, Any]:
-    found = report._asdict()
-    count = len(found.pop("findings"))
-    found["snapshot_id"] = None if report.snapshot_id is None else str(report.snapshot_id)
-    return found | {"is_good": report.is_good, "is_complete": report.is_complete, "finding_count": count}
+    document = report._asdict()
+    count = len(document.pop("findings"))
+    document["snapshot_id"] = None if report.snapshot_id is None else str(report.snapshot_id)
+    return document | {"is_good": report.is_good, "is_complete": report.is_complete, "finding_count": count}
 
 
 async def lines(verifier: Verifier, deep: bool) -> AsyncIterator[bytes]:
-    told = _told(verifier, deep)
+    events = _encode_events(verifier, deep)
     try:
-        while piece := await asyncio.to_thread(_piece, told):
-            yield piece
+        while chunk := await asyncio.to_thread(_next_chunk, events):
+            yield chunk
     finally:
-        await asyncio.to_thread(told.close)
+        await asyncio.to_thread(events.close)
 
 
-def _told(verifier: Verifier, deep: bool) -> Generator[bytes]:
-    """Findings are counted, not kept."""
+def _encode_events(verifier: Verifier, deep: bool) -> Generator[bytes]:
+    """Yields a line for each event. Findings are counted, not kept: there may be millions."""
     count, weights = 0, set[Weight]()
     try:
-        for one in verifier.told(deep):
-            match one:
+        for event in verifier.events(deep):
+            match event:
                 case Finding():
                     count += 1
-                    weights.add(one.weight)
-                    yield _line("finding", one._asdict())
+                    weights.add(event.weight)
+                    yield _line("finding", event._asdict())
                 case VerifyProgress():
-                    yield _line("progress", one._asdict())
+                    yield _line("progress", event._asdict())
     except errors.IcestreamError as error:
         yield _line("problem", {"code": error.code, "detail": error.message, "hint": error.hint})
         return
-    except Exception as error:  # noqa: BLE001  # whoever asked waits for a last line, whatever went wrong
-        _log.error("a table could not be verified", exc_info=error)
+    except Exception as error:  # noqa: BLE001  # the client waits for a last line, whatever went wrong
+        _log.error("verify failed unexpectedly", exc_info=error)
         failed = errors.PersistentStorageError(
-            f"it could not be verified: {error!r}", hint="its lake process logs more"
+            f"verify failed: {error!r}", hint="the log of the lake process has the traceback"
         )
         yield _line("problem", {"code": failed.code, "detail": failed.message, "hint": failed.hint})
         return
     report = summary(verifier.report(deep, []))
-    found = {"is_good": Weight.WRONG not in weights, "is_complete": Weight.BOUNDS_ONLY not in weights}
-    yield _line("report", report | found | {"finding_count": count})
+    verdict = {"is_good": Weight.WRONG not in weights, "is_complete": Weight.BOUNDS_ONLY not in weights}
+    yield _line("report", report | verdict | {"finding_count": count})
 
 
-def _piece(told: Iterator[bytes]) -> bytes:
-    """What comes within a moment. Empty: that was all."""
-    until = time.monotonic() + limits.VERIFY_LINES_SECONDS
-    found: list[bytes] = []
-    for line in told:
-        found.append(line)
-        if len(found) >= limits.VERIFY_LINES_MAX or time.monotonic() >= until:
+def _next_chunk(lines: Iterator[bytes]) -> bytes:
+    """Returns the lines of the next VERIFY_LINES_SECONDS; empty at the end."""
+    deadline = time.monotonic() + limits.VERIFY_LINES_SECONDS
+    chunk: list[bytes] = []
+    for line in lines:
+        chunk.append(line)
+        if len(chunk) >= limits.VERIFY_LINES_MAX or time.monotonic() >= deadline:
             break
-    return b"".join(found)
+    return b"".join(chunk)
 
 
 def _line(name: str, document: dict[str, Any]) -> bytes:

@@ -1,10 +1,10 @@
-"""What a table holds, by all of its rows. It blocks.
+"""Checks all rows of a table, for `icestream verify --deep`. It blocks.
 
     values     every column of every row is decoded and converted as readers do it, some rows at a time: a damaged page
                is found whichever column it belongs to
-    offsets    which offsets are there, a window of them at a time (scan/window.py)
+    offsets    which offsets exist, one window at a time (offset_windows.py)
 
-So it holds as much as a reader does, however large the table is.
+So it needs as much memory as a reader does, however large the table is.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from icestream.readers.offset_windows import OffsetSpan, OffsetWindow, SpanIndex
 from icestream.readers.row_group_index import RowGroupIndex
 from icestream.readers.sections import check_values
 from icestream.readers.table_view import TableView
-from icestream.readers.verify.offset_ranges import NONE, ShardOffsets, append_ranges, ranges_of, together, within
-from icestream.readers.verify.progress_count import ProgressCount
-from icestream.readers.verify.verify_report import Finding, VerifyEvent, Weight, failure
+from icestream.readers.verify.offset_ranges import NO_OFFSETS, ShardOffsets, append_ranges, ranges_of, together, within
+from icestream.readers.verify.verify_report import Finding, ProgressCount, VerifyEvent, Weight, failure
 
 _ROW_BYTES: Final = 24  # shard and offset of a row, and its place in the order
 
@@ -34,77 +33,79 @@ class RowCheck:
         self._files = files
         self._row_groups = RowGroupIndex(files)
         self._progress = progress
-        self._seen = 0  # rows of the topic's shards, those that are there twice, too
-        self._damaged: dict[str, str] = {}  # what is wrong with files that cannot be decoded, by their paths
-        self._told: set[str] = set()  # paths
-        self._is_counted = True  # the rows of every file could be counted
+        self._checked_rows = 0  # rows of the topic's shards, duplicates included
+        self._damaged: dict[str, str] = {}  # the problems of files that cannot be decoded, by path
+        self._reported: set[str] = set()  # paths of damaged files
+        self._is_complete = True  # the rows of every file could be counted
 
-    def values(self, files: Sequence[DataFile]) -> Iterator[VerifyEvent]:
+    def check_values(self, files: Sequence[DataFile]) -> Iterator[VerifyEvent]:
+        """Decodes every column of every row."""
         for file in files:
             try:
                 for group in self._files.groups(file, self._view.columns):
                     for rows in self._files.live_batches(group, self._view.columns):
                         with decoding(file.path):
                             check_values(rows)
-                        yield self._progress.further(len(rows))
+                        yield self._progress.advance(len(rows))
             except errors.TableDamaged as error:
-                self._note(file, error)
-                yield from self._check_damaged(None)
+                self._record_damage(file, error)
+                yield from self._report_damage(None)
             except FileNotFoundError as error:
                 yield failure("files", f"{error} went while it was read")
 
-    def shard(self, shard: int, files: Sequence[DataFile], held: ShardOffsets) -> Iterator[VerifyEvent]:
+    def check_shard(self, shard: int, files: Sequence[DataFile], offsets: ShardOffsets) -> Iterator[VerifyEvent]:
+        """Reads the offsets of a shard into `offsets`, and yields duplicates."""
         shard_files = [file for file in files if file.shards.may_hold(shard)]
         try:
             spans = SpanIndex(span for file in shard_files for span in self._spans_of(file, shard))
             position = 0
             while (window := spans.next_window(position, limits.SCAN_WINDOW_BYTES)) is not None:
-                there, twice = ranges_of(offsets := self._offsets(window, shard))
-                append_ranges(held.ranges, there)
-                for start, end in twice:
+                ranges, duplicates = ranges_of(window_offsets := self._offsets(window, shard))
+                append_ranges(offsets.ranges, ranges)
+                for start, end in duplicates:
                     yield failure("unique", "there more than once", shard, start, end)
-                self._seen += len(offsets)
-                yield self._progress.further(len(offsets))
+                self._checked_rows += len(window_offsets)
+                yield self._progress.advance(len(window_offsets))
                 position = window.stop
-            yield from self._check_damaged(shard)
+            yield from self._report_damage(shard)
         except errors.TableUnreadable as error:  # deletes that cannot be applied
             yield failure("files", f"consumers cannot read it: {error.message}; {error.hint}", shard)
             yield Finding("dense", Weight.BOUNDS_ONLY, "its offsets were not looked at", shard)
         except FileNotFoundError as error:
             yield failure("files", f"{error} went while it was read", shard)
         else:
-            held.is_known = True
+            offsets.is_known = True
 
-    def strays(self, files: Sequence[DataFile]) -> Iterator[Finding]:
-        """Behind all shards, where each was read: rows that belong to none."""
+    def find_strays(self, files: Sequence[DataFile]) -> Iterator[Finding]:
+        """Yields how many rows belong to no shard of the topic. Called after all shards were read."""
         view = self._view
-        if not self._is_counted:
+        if not self._is_complete:
             return
-        there = sum(
+        live_rows = sum(
             self._files.live_rows(group, view.columns, view.files.deletes_of(file))
             for file in files
             for group in self._files.groups(file, view.columns)
         )
-        if there > self._seen:
-            words = counted(there - self._seen, "row")
+        if live_rows > self._checked_rows:
+            words = counted(live_rows - self._checked_rows, "row")
             yield failure("bounds", f"{words} without a place in this topic: of another shard, or without an offset")
 
-    def _note(self, file: DataFile, error: errors.TableDamaged) -> None:
+    def _record_damage(self, file: DataFile, error: errors.TableDamaged) -> None:
         self._damaged.setdefault(file.path, error.message)
 
-    def _check_damaged(self, shard: int | None) -> Iterator[Finding]:
-        """Each file once. Where its offsets cannot be decoded, its rows count as missing."""
-        for path in sorted(self._damaged.keys() - self._told):
-            self._told.add(path)
+    def _report_damage(self, shard: int | None) -> Iterator[Finding]:
+        """Yields each damaged file once. Where offsets cannot be decoded, the rows of the file count as missing."""
+        for path in sorted(self._damaged.keys() - self._reported):
+            self._reported.add(path)
             yield failure("files", self._damaged[path], shard)
 
     def _spans_of(self, file: DataFile, shard: int) -> list[OffsetSpan[RowGroup]]:
-        """Of each row two numbers are held."""
+        """Returns the row groups of a file with the memory that this check needs: two numbers for each row."""
         try:
             spans = self._row_groups.spans(self._view, file, shard, 0)
         except errors.TableDamaged as error:
-            self._note(file, error)
-            self._is_counted = False
+            self._record_damage(file, error)
+            self._is_complete = False
             return []
         return [span._replace(bytes=_ROW_BYTES * span.rows) for span in spans]
 
@@ -118,6 +119,6 @@ class RowCheck:
         try:
             return self._files.offsets(group, view.columns, shard, view.files.deletes_of(group.file))
         except errors.TableDamaged as error:
-            self._note(group.file, error)
-            self._is_counted = False
-            return NONE
+            self._record_damage(group.file, error)
+            self._is_complete = False
+            return NO_OFFSETS

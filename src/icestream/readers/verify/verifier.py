@@ -1,22 +1,22 @@
 """`icestream verify`: whether a topic's table holds every committed offset once (hazard 38).
 
     files       every file that main names is there, with its size and its number of rows; every file that another
-                snapshot names, whichever tag or branch leads to it, is there with its size (other_snapshots.py)
+                snapshot names, whichever tag or branch leads to it, is there with its size (history_check.py)
     property    what the table says of itself is what stands beside its pointer (in another catalog: what main's
-                snapshots say is not less than what we noted)
+                snapshots say is not less than our own record)
     bounds      no row lies behind what was committed, or in a shard that the topic does not have
     dense       every offset below committed is a row, or its absence is known: a declared gap of the log, rows that an
-                engine removed (not more than it took: density.py), a takeover, an offset before the table's first.
-                Each is named
+                engine removed (not more than it took: density_check.py), a takeover, an offset before the table's
+                first. Each is reported
     unique      no offset is there twice
     log         the broker's log goes on where the table ends
     readers     no subscription has come to a row that cannot be read
 
-Without `deep` it works from manifests and footers: `dense` and `unique` then follow from bounds (shallow_look.py), and
-are told as not looked at where files overlap or hold several shards. `deep` reads every column of all rows, as readers
-do (deep_look.py): what they cannot read is wrong, too. Where offsets are not looked at, the rows are counted.
+Without `deep` it works from manifests and footers: `dense` and `unique` then follow from bounds (manifest_check.py),
+and are reported as not checked where files overlap or hold several shards. `deep` reads every column of all rows, as
+readers do (row_check.py): what they cannot read is wrong, too. Where offsets are not checked, the rows are counted.
 
-What it finds is told one by one, with how far it has come in between. It blocks, and runs beside the loop.
+Findings and progress are reported while it runs. It blocks, and runs off the event loop.
 """
 
 from __future__ import annotations
@@ -39,10 +39,16 @@ from icestream.readers.verify import manifest_check
 from icestream.readers.verify.density_check import DensityCheck
 from icestream.readers.verify.history_check import HistoryCheck
 from icestream.readers.verify.offset_ranges import Ranges, ShardOffsets
-from icestream.readers.verify.progress_count import ProgressCount
 from icestream.readers.verify.row_check import RowCheck
-from icestream.readers.verify.shard_in_log import ShardLogState
-from icestream.readers.verify.verify_report import Finding, VerifyEvent, VerifyReport, Weight, failure
+from icestream.readers.verify.verify_report import (
+    Finding,
+    ProgressCount,
+    ShardLogState,
+    VerifyEvent,
+    VerifyReport,
+    Weight,
+    failure,
+)
 
 
 class Verifier:
@@ -55,10 +61,10 @@ class Verifier:
         self._log = log
         self._density = DensityCheck(view, log)
         self._progress = ProgressCount()
-        self._deep = RowCheck(view, files, self._progress)
+        self._row_check = RowCheck(view, files, self._progress)
 
     def verify(self, deep: bool) -> VerifyReport:
-        return self.report(deep, [one for one in self.told(deep) if isinstance(one, Finding)])
+        return self.report(deep, [event for event in self.events(deep) if isinstance(event, Finding)])
 
     def report(self, deep: bool, findings: list[Finding]) -> VerifyReport:
         view = self._view
@@ -67,38 +73,43 @@ class Verifier:
             view.binding.topic, table, view.table.current_snapshot_id, deep, len(view.files.data), findings
         )
 
-    def told(self, deep: bool) -> Iterator[VerifyEvent]:
-        named = self._view.files
-        rows = sum(file.rows for file in named.data) if deep else 0
-        yield self._progress.more(len(named.data) + len(named.deletes) + 2 * rows)
+    def events(self, deep: bool) -> Iterator[VerifyEvent]:
+        """Yields findings and progress while the table is checked."""
+        files = self._view.files
+        rows = sum(file.rows for file in files.data) if deep else 0
+        # Each row is read twice: for its values and for its offset.
+        yield self._progress.add_work(len(files.data) + len(files.deletes) + 2 * rows)
         yield from self._check_property()
-        whole: list[DataFile] = []
-        yield from self._check_files(whole)
-        yield from HistoryCheck(self._view, self._stored, self._progress).told()
+        readable: list[DataFile] = []
+        yield from self._check_files(readable)
+        yield from HistoryCheck(self._view, self._stored, self._progress).check()
         if deep:
-            yield from self._deep.values(whole)
-        yield from self._check_offsets(deep, whole)
+            yield from self._row_check.check_values(readable)
+        yield from self._check_offsets(deep, readable)
         yield from self._density.check_removed()
-        yield self._progress.end()
+        yield self._progress.complete()
 
-    def _check_offsets(self, deep: bool, whole: Sequence[DataFile]) -> Iterator[VerifyEvent]:
+    def _check_offsets(self, deep: bool, readable: Sequence[DataFile]) -> Iterator[VerifyEvent]:
         shards = sorted(self._view.binding.runs)
-        unlooked: list[int] = []
+        unchecked: list[int] = []
         for shard in shards:
-            held = ShardOffsets([])
-            yield from self._deep.shard(shard, whole, held) if deep else self._shallow(shard, whole, held)
-            if held.is_known:
-                yield from self._density.check(shard, held.ranges)
+            offsets = ShardOffsets([])
+            if deep:
+                yield from self._row_check.check_shard(shard, readable, offsets)
             else:
-                unlooked.append(shard)
+                yield from self._check_by_manifests(shard, readable, offsets)
+            if offsets.is_known:
+                yield from self._density.check(shard, offsets.ranges)
+            else:
+                unchecked.append(shard)
             yield from self._check_log(shard)
-        yield from self._check_counts(unlooked, whole)
-        is_read = deep and not unlooked
-        for stray in manifest_check.strays(shards, self._view.files):
-            if not is_read or stray.weight is Weight.WRONG:
+        yield from self._check_counts(unchecked, readable)
+        is_fully_read = deep and not unchecked
+        for stray in manifest_check.find_strays(shards, self._view.files):
+            if not is_fully_read or stray.weight is Weight.WRONG:
                 yield stray
-        if is_read:
-            yield from self._deep.strays(whole)
+        if is_fully_read:
+            yield from self._row_check.find_strays(readable)
 
     # --- the table and its files ---
 
@@ -106,42 +117,43 @@ class Verifier:
         if self._view.mirror is not None:
             yield from self._check_mirror(self._view.mirror)
             return
-        told = self._view.table.properties.get(COMMITTED)
+        text = self._view.table.properties.get(COMMITTED)
         try:
-            found = msgspec.json.decode(told or "", type=dict[int, int])
+            offsets = msgspec.json.decode(text or "", type=dict[int, int])
         except msgspec.MsgspecError:
-            found = None
-        known = self._view.binding.committed()
-        if found != known:
-            yield failure("property", f"the table says {COMMITTED} {told}, but {known} is committed")
+            offsets = None
+        committed = self._view.binding.committed()
+        if offsets != committed:
+            yield failure("property", f"the table says {COMMITTED} {text}, but {committed} is committed")
 
     def _check_mirror(self, mirror: Mapping[int, int]) -> Iterator[Finding]:
-        """In a catalog that is not ours: main's snapshots and our own note. The note may lag until the next round."""
+        """For a table in another catalog: compares main's snapshots with our own record, which may lag by one round."""
         binding = self._view.binding
         main = main_progress(self._view.table, binding.topic_id, binding.base)
         if not main.is_known:
             yield failure("property", "the history of main is cut off: no snapshot says how far it has come")
         for shard, end in sorted(binding.committed().items()):
-            noted, told = mirror.get(shard, 0), main.last_round.committed.get(shard, 0)
-            if noted > told:
-                yield failure("property", f"{end} was committed, and main says {told}", shard, told, noted)
+            recorded, on_main = mirror.get(shard, 0), main.last_round.committed.get(shard, 0)
+            if recorded > on_main:
+                text = f"{end} was committed, and main says {on_main}"
+                yield failure("property", text, shard, on_main, recorded)
 
-    def _check_files(self, whole: list[DataFile]) -> Iterator[VerifyEvent]:
-        """Several at a time: in an object store each is a wait for its answers."""
+    def _check_files(self, readable: list[DataFile]) -> Iterator[VerifyEvent]:
+        """Adds the files whose rows can be read to `readable`. Several at a time: object stores are slow."""
         files: list[DataFile | DeleteFile] = [*self._view.files.data, *self._view.files.deletes]
         pool = ThreadPoolExecutor(limits.VERIFY_FILES_AT_ONCE, "verify")
         try:
-            for file, (is_whole, wrong) in zip(files, pool.map(self._check_file, files), strict=True):
-                if wrong:
-                    yield failure("files", wrong)
-                if is_whole and isinstance(file, DataFile):
-                    whole.append(file)
-                yield self._progress.further(1)
+            for file, (is_readable, problem) in zip(files, pool.map(self._check_file, files), strict=True):
+                if problem:
+                    yield failure("files", problem)
+                if is_readable and isinstance(file, DataFile):
+                    readable.append(file)
+                yield self._progress.advance(1)
         finally:
             pool.shutdown(cancel_futures=True)
 
     def _check_file(self, file: DataFile | DeleteFile) -> tuple[bool, str]:
-        """Whether its rows can be looked at, and what is wrong with it."""
+        """Returns whether the rows of the file can be read, and its problem, if any."""
         try:
             size = self._stored.size(file.path)
             if size is None:
@@ -158,19 +170,21 @@ class Verifier:
 
     # --- offsets ---
 
-    def _shallow(self, shard: int, files: Sequence[DataFile], held: ShardOffsets) -> Iterator[Finding]:
-        return manifest_check.look(shard, _of_shards([shard], files), bool(self._view.files.deletes), held)
+    def _check_by_manifests(self, shard: int, files: Sequence[DataFile], offsets: ShardOffsets) -> Iterator[Finding]:
+        has_deletes = bool(self._view.files.deletes)
+        return manifest_check.check_shard(shard, _of_shards([shard], files), has_deletes, offsets)
 
     def _check_counts(self, shards: Sequence[int], files: Sequence[DataFile]) -> Iterator[Finding]:
-        """Each shard that has files of its own; the others together."""
+        """Counts the rows of each shard that has files of its own; the other shards together."""
         alone = [shard for shard in shards if manifest_check.is_alone(shard, _of_shards([shard], files))]
         mixed = [shard for shard in shards if shard not in alone]
         deletes = self._view.files.deletes
-        is_counted = all(one.content != EQUALITY_DELETES_CONTENT for one in deletes)
-        deleted = sum(one.rows for one in deletes) if is_counted else None
-        for some in [*([shard] for shard in alone), *([mixed] if mixed else [])]:
-            rows = sum(file.rows for file in _of_shards(some, files))
-            yield from self._density.check_count(some, rows, deleted)
+        # A delete by value may delete any number of rows.
+        is_countable = all(delete.content != EQUALITY_DELETES_CONTENT for delete in deletes)
+        deleted = sum(delete.rows for delete in deletes) if is_countable else None
+        for group in [*([shard] for shard in alone), *([mixed] if mixed else [])]:
+            rows = sum(file.rows for file in _of_shards(group, files))
+            yield from self._density.check_count(group, rows, deleted)
 
     def _check_log(self, shard: int) -> Iterator[Finding]:
         log = self._log.get(shard)
@@ -183,12 +197,12 @@ class Verifier:
             text = f"the log ends at {log.synced}, before what is committed, {end}"
             yield failure("log", text, shard, log.synced, end)
         elif log.earliest > end:
-            left: Ranges = []
-            yield from self._density.declared(shard, end, log.earliest, left)
-            for start, stop in left:
+            undeclared: Ranges = []
+            yield from self._density.declared(shard, end, log.earliest, undeclared)
+            for start, stop in undeclared:
                 yield failure("log", "neither in the table nor in the log", shard, start, stop)
 
 
 def _of_shards(shards: Sequence[int], files: Sequence[DataFile]) -> list[DataFile]:
-    """Those that may have rows of one of them."""
+    """Returns the files that may have rows of one of the shards."""
     return [file for file in files if any(file.shards.may_hold(shard) for shard in shards)]
