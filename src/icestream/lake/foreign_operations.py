@@ -1,16 +1,18 @@
-"""The tables of topics in another catalog: REST, Glue, SQL. What an operator decides about them (hazard 21).
+"""Operations on the tables of topics in another catalog: REST, Glue, SQL (hazard 21).
 
-Which table a topic has, and where it goes on, stands there in the mirror that the pipeline keeps of it in our metadata
-store (catalogs/mirror.py). The decisions are those of our own catalog (catalog/topic); what they come to is written
-into the mirror, with the snapshot that it was said of (`base`), so that the history of main is judged from there on.
+The pipeline keeps a record of each topic's table in our metadata store (the mirror): which table, and the offsets up to
+which it is committed. The rules are those of the embedded catalog (catalog/topic_rules). The result of an operation is
+written to the mirror together with the snapshot it was based on (`base`); later snapshots are judged from there.
 
-    decide       by the table as it is, the mirror and the log; refused until every consequence is agreed to
-    the table    is changed by two: `rewind --snapshot` moves main, `recreate` makes it. That comes first: a crash
-                 behind it leaves a topic that stops and names the command, or a table without rows that `bind` takes
-    the mirror   if it is as it was read. A round of the pipeline that lands meanwhile is not noted then, so its
-                 messages stay in the log, and the pipeline looks at the table again; or the operator hears of it
+    1 preview     by table, mirror and log; refused until every consequence is accepted
+    2 the table   is changed by two operations: `rewind --snapshot` sets main, `recreate` creates it. This comes first:
+                  after a crash, the topic stops with an error that names the command, or there is an empty table that
+                  `bind` accepts
+    3 the mirror  is replaced if it has not changed since it was read. If a commit of the pipeline replaced it, the
+                  operation fails with a conflict; if the operation was first, the pipeline's update fails, so its
+                  messages stay in the log and it reads the table again
 
-Nobody keeps other engines from such a table: nothing here forbids them anything.
+Unlike the embedded catalog, nothing here can keep other engines from changing such a table.
 """
 
 from __future__ import annotations
@@ -47,12 +49,12 @@ from icestream.metadata.store import MetadataStore
 from icestream.model.topic_name import TopicName
 from icestream.runtime.clock import Clock
 
-CONFLICT_HINT: Final = "others were at work meanwhile; nothing was decided: try again"
+CONFLICT_HINT: Final = "nothing was changed; retry"
 _ALL: Final = tuple(Consent)
 
 
 class TopicState(NamedTuple):
-    """A topic as it was read: its log, its mirror, and what that says about the table that it had."""
+    """The state of a topic: its range in the log, and its mirror with the entry it was read from."""
 
     log: TopicLog
     entry: Entry | None
@@ -79,126 +81,132 @@ class ForeignOperations:
         self._fixed = fixed
 
     async def owner(self, table: Identifier) -> TableOwner | None:
-        found = await self._holder(table)
-        if found is None:
-            await self._loaded(table)  # one that is not there is another matter
+        entry = await self._find_owner(table)
+        if entry is None:
+            await self._load(table)  # one that is not there is another matter
             return None
-        return TableOwner(found[1].topic, found[0])
+        return TableOwner(entry[1].topic, entry[0])
 
     # --- a table that is there ---
 
     async def bind(
-        self, table: Identifier, ask_log: ReadLog, consents: Collection[Consent], is_dry: bool
+        self, table: Identifier, read_log: ReadLog, consents: Collection[Consent], is_dry: bool
     ) -> OperationPreview:
-        known = await self._known(ask_log)
-        found = await self._free(table, known)
-        made = bind.begin(
-            TableState(found, "", None, ()), known.log, known.former, _effective_consents(consents, is_dry), self._now()
+        state = await self._read_state(read_log)
+        metadata = await self._load_bindable(table, state)
+        rebound = bind.begin(
+            TableState(metadata, "", None, ()),
+            state.log,
+            state.former,
+            _effective_consents(consents, is_dry),
+            self._now(),
         )
         if not is_dry:
-            await self._decide(table, known, found.uuid, made, None)
-        return made.preview
+            await self._record(table, state, metadata.uuid, rebound, None)
+        return rebound.preview
 
     async def adopt(
         self,
         table: Identifier,
-        ask_log: ReadLog,
+        read_log: ReadLog,
         consents: Collection[Consent],
         positions: Mapping[int, int] | None,
         is_dry: bool,
     ) -> OperationPreview:
-        known = await self._known(ask_log)
-        found = await self._free(table, known)
-        given, state = _effective_consents(consents, is_dry), TableState(found, "", None, ())
-        made = adopt.adopt(state, known.log, known.former, given, self._now(), positions)
-        return await self._settled(table, known, found, made, found.current_snapshot_id, given, is_dry)
+        state = await self._read_state(read_log)
+        metadata = await self._load_bindable(table, state)
+        accepted, table_state = _effective_consents(consents, is_dry), TableState(metadata, "", None, ())
+        rebound = adopt.adopt(table_state, state.log, state.former, accepted, self._now(), positions)
+        return await self._apply(table, state, metadata, rebound, metadata.current_snapshot_id, accepted, is_dry)
 
     async def rewind(
         self,
         table: Identifier,
-        ask_log: ReadLog,
+        read_log: ReadLog,
         consents: Collection[Consent],
         snapshot_id: int | None,
         is_dry: bool,
     ) -> OperationPreview:
-        known = await self._known(ask_log)
-        if known.mirror is None or known.mirror.is_parted or _identifier(known.mirror) != table:
-            raise errors.TopicTableConflict(f"{table} belongs to no topic", hint="`icestream lake adopt` takes it over")
-        found = await self._loaded(table)
-        if found.uuid != known.mirror.uuid:
+        state = await self._read_state(read_log)
+        if state.mirror is None or state.mirror.is_parted or _identifier(state.mirror) != table:
+            raise errors.TopicTableConflict(f"{table} belongs to no topic", hint="`icestream lake adopt` binds it")
+        metadata = await self._load(table)
+        if metadata.uuid != state.mirror.uuid:
             raise errors.TopicTableConflict(
                 f"{table} is another table than the one that was written before",
-                hint="`icestream lake adopt` takes it over, `icestream lake recreate` makes a fresh one",
+                hint="`icestream lake adopt` binds it, `icestream lake recreate` creates a new one",
             )
-        state = TableState(found, "", _binding(known), known.mirror.base.progress.removals if known.mirror.base else ())
-        given = _effective_consents(consents, is_dry)
-        made = rewind.rewind(state, known.log, given, self._now(), snapshot_id)
-        if made.decision.binding is state.binding:
-            return made.preview  # it stands there already
-        target = made.decision.table.current_snapshot_id
-        return await self._settled(table, known, found, made, target, given, is_dry)
+        table_state = TableState(
+            metadata, "", _binding(state), state.mirror.base.progress.removals if state.mirror.base else ()
+        )
+        accepted = _effective_consents(consents, is_dry)
+        rebound = rewind.rewind(table_state, state.log, accepted, self._now(), snapshot_id)
+        if rebound.decision.binding is table_state.binding:
+            return rebound.preview  # it stands there already
+        target = rebound.decision.table.current_snapshot_id
+        return await self._apply(table, state, metadata, rebound, target, accepted, is_dry)
 
-    async def _settled(
+    async def _apply(
         self,
         table: Identifier,
-        known: TopicState,
-        found: TableMetadata,
-        made: Rebinding,
+        state: TopicState,
+        metadata: TableMetadata,
+        rebound: Rebinding,
         target: int | None,
-        given: Collection[Consent],
+        accepted: Collection[Consent],
         is_dry: bool,
     ) -> OperationPreview:
         """`target`: the snapshot at which main stands then. Rows behind what its history says may be any."""
-        highest = await highest_offset(self._manifests, found, target)
-        told = _with_doubts(made.preview, highest)
-        told.check(given)
+        highest = await highest_offset(self._manifests, metadata, target)
+        preview = _with_doubts(rebound.preview, highest)
+        preview.check(accepted)
         if not is_dry:
-            if target is not None and target != found.current_snapshot_id:
-                await self._move_main(table, found, target)
-            await self._decide(table, known, found.uuid, made, target, -1 if highest is None else highest)
-        return told
+            if target is not None and target != metadata.current_snapshot_id:
+                await self._move_main(table, metadata, target)
+            await self._record(table, state, metadata.uuid, rebound, target, -1 if highest is None else highest)
+        return preview
 
     async def detach(self, table: Identifier) -> None:
-        found = await self._holder(table)
-        if found is None:
+        owner = await self._find_owner(table)
+        if owner is None:
             raise errors.TopicTableConflict(
-                f"{table} belongs to no topic", hint="there is nothing to part: `icestream topic list` shows the topics"
+                f"{table} belongs to no topic", hint="`icestream topic list` lists the topics"
             )
-        topic_id, mirror, entry = found
+        topic_id, mirror, entry = owner
         await self._write(topic_id, entry, msgspec.structs.replace(mirror, is_parted=True))
 
     # --- a fresh one ---
 
     async def recreate(
-        self, table: Identifier | None, ask_log: ReadLog, consents: Collection[Consent], is_dry: bool
+        self, table: Identifier | None, read_log: ReadLog, consents: Collection[Consent], is_dry: bool
     ) -> tuple[Identifier, OperationPreview]:
-        known = await self._known(ask_log)
-        log, had = known.log, known.mirror
-        if had is not None and await self._is_there(had):
+        state = await self._read_state(read_log)
+        log, former = state.log, state.mirror
+        if former is not None and await self._exists(former):
             raise errors.AlreadyExists(
-                f"topic {log.topic} has its table, and it is readable: {_identifier(had)}",
-                hint=f"`icestream lake rewind {join_levels((*had.namespace, had.name))}` goes on with it",
+                f"topic {log.topic} has its table, and it is readable: {_identifier(former)}",
+                hint=f"`icestream lake rewind {join_levels((*former.namespace, former.name))}` resumes with it",
             )
         if table is None:
             table = (
                 topic_table_name.table_for_topic(TopicName.parse(log.topic), self._fixed)
-                if had is None
-                else _identifier(had)
+                if former is None
+                else _identifier(former)
             )
-        made = recreate.recreate(log, known.former, _effective_consents(consents, is_dry), "file:/", "", self._now())
+        rebound = recreate.recreate(log, state.former, _effective_consents(consents, is_dry), "file:/", "", self._now())
         if not is_dry:
-            await self._decide(table, known, await self._made(table), made, None)
-        return table, made.preview
+            await self._record(table, state, await self._create_table(table), rebound, None)
+        return table, rebound.preview
 
-    async def _made(self, table: Identifier) -> str | None:
+    async def _create_table(self, table: Identifier) -> str | None:
         for depth in range(1, len(table.namespace) + 1):
             try:
                 await self._catalog.create_namespace(table.namespace[:depth], {})
             except errors.AlreadyExists:
                 continue
-        asked = {"schema": topic_schema.new_schema(), "properties": {"format-version": "2"}}
+        request = {"schema": topic_schema.new_schema(), "properties": {"format-version": "2"}}
         try:
-            return (await self._catalog.create(table, asked)).uuid
+            return (await self._catalog.create(table, request)).uuid
         except errors.AlreadyExists:
             raise errors.AlreadyExists(
                 f"there is a table {table} already",
@@ -207,27 +215,27 @@ class ForeignOperations:
 
     # --- what is there ---
 
-    async def _known(self, ask_log: ReadLog) -> TopicState:
+    async def _read_state(self, read_log: ReadLog) -> TopicState:
         """The mirror first, then the log: what is committed behind that changes the mirror."""
-        key = foreign_table_key((await ask_log()).topic_id)
+        key = foreign_table_key((await read_log()).topic_id)
         entry = await self._store.get(key)
-        return TopicState(await ask_log(), entry, None if entry is None else decode_foreign_table(key, entry))
+        return TopicState(await read_log(), entry, None if entry is None else decode_foreign_table(key, entry))
 
-    async def _holder(self, table: Identifier) -> tuple[int, ForeignTableRecord, Entry] | None:
+    async def _find_owner(self, table: Identifier) -> tuple[int, ForeignTableRecord, Entry] | None:
         for key, entry in await self._store.list_all(FOREIGN_TABLES):
             mirror = decode_foreign_table(key, entry)
             if _identifier(mirror) == table and not mirror.is_parted:
                 return int(key.removeprefix(FOREIGN_TABLES)), mirror, entry
         return None
 
-    async def _loaded(self, table: Identifier) -> TableMetadata:
+    async def _load(self, table: Identifier) -> TableMetadata:
         try:
             return tables.load((await self._catalog.load(table)).metadata)
         except errors.UnknownTable as error:
             hint = f"`icestream lake tables {join_levels(table.namespace)}` lists those that there are"
             raise errors.UnknownTable(error.message, hint=hint) from None
 
-    async def _is_there(self, mirror: ForeignTableRecord) -> bool:
+    async def _exists(self, mirror: ForeignTableRecord) -> bool:
         """The table that a topic has, by what it noted; another one under its name is not it."""
         if mirror.is_parted:
             return False
@@ -236,34 +244,36 @@ class ForeignOperations:
         except (errors.UnknownTable, errors.UnknownNamespace, errors.MetadataFileMissing, errors.MetadataFileDamaged):
             return False
 
-    async def _free(self, table: Identifier, known: TopicState) -> TableMetadata:
+    async def _load_bindable(self, table: Identifier, state: TopicState) -> TableMetadata:
         """A table that this topic may take: no other's, and it has none but this one."""
-        found, holder = await self._loaded(table), await self._holder(table)
-        if holder is not None and holder[0] != known.log.topic_id:
+        metadata, holder = await self._load(table), await self._find_owner(table)
+        if holder is not None and holder[0] != state.log.topic_id:
             raise errors.AlreadyExists(
                 f"the table belongs to topic {holder[1].topic} (id {holder[0]})",
-                hint=f"`icestream lake detach {join_levels((*table.namespace, table.name))}` parts them",
+                hint=f"`icestream lake detach {join_levels((*table.namespace, table.name))}` detaches it",
             )
-        had = known.mirror
-        if had is not None and _identifier(had) != table and await self._is_there(had):
+        former = state.mirror
+        if former is not None and _identifier(former) != table and await self._exists(former):
             raise errors.AlreadyExists(
-                f"topic {known.log.topic} has the table {_identifier(had)}",
-                hint=f"`icestream lake detach {join_levels((*had.namespace, had.name))}` parts them",
+                f"topic {state.log.topic} has the table {_identifier(former)}",
+                hint=f"`icestream lake detach {join_levels((*former.namespace, former.name))}` detaches it",
             )
-        return found
+        return metadata
 
     # --- changing ---
 
-    async def _move_main(self, table: Identifier, found: TableMetadata, target: int) -> None:
-        current = found.current_snapshot_id
+    async def _move_main(self, table: Identifier, metadata: TableMetadata, target: int) -> None:
+        current = metadata.current_snapshot_id
         requirements: list[Object] = [
-            {"type": "assert-table-uuid", "uuid": found.uuid},
+            {"type": "assert-table-uuid", "uuid": metadata.uuid},
             {"type": "assert-ref-snapshot-id", "ref": MAIN, "snapshot-id": current},
         ]
-        kept = {name: value for name, value in (found.references.get(MAIN) or {}).items() if name != "snapshot-id"}
+        ref_options = {
+            name: value for name, value in (metadata.references.get(MAIN) or {}).items() if name != "snapshot-id"
+        }
         point: Object = {
             "type": "branch",
-            **kept,
+            **ref_options,
             "action": "set-snapshot-ref",
             "ref-name": MAIN,
             "snapshot-id": target,
@@ -274,30 +284,30 @@ class ForeignOperations:
         if isinstance(outcome, CommitRefused):
             raise errors.CommitConflict(f"{table} was changed meanwhile: {outcome.reason}", hint="try again")
 
-    async def _decide(
+    async def _record(
         self,
         table: Identifier,
-        known: TopicState,
+        state: TopicState,
         uuid: str | None,
-        made: Rebinding,
+        rebound: Rebinding,
         snapshot_id: int | None,
         rows_up_to: int = -1,
     ) -> None:
-        binding = made.decision.binding
+        binding = rebound.decision.binding
         assert binding is not None
-        said = AdoptionBase(snapshot_id or 0, TopicProgress(binding.committed(), made.decision.removals))
+        base = AdoptionBase(snapshot_id or 0, TopicProgress(binding.committed(), rebound.decision.removals))
         mirror = ForeignTableRecord(
             [*table.namespace],
             table.name,
             uuid or "",
             binding.committed(),
             snapshot_id or 0,
-            known.log.topic,
-            said,
+            state.log.topic,
+            base,
             rows_up_to,
-            removals=made.decision.removals,
+            removals=rebound.decision.removals,
         )
-        await self._write(known.log.topic_id, known.entry, mirror)
+        await self._write(state.log.topic_id, state.entry, mirror)
 
     async def _write(self, topic_id: int, entry: Entry | None, mirror: ForeignTableRecord) -> None:
         key = foreign_table_key(topic_id)
@@ -320,9 +330,9 @@ def _identifier(mirror: ForeignTableRecord) -> Identifier:
     return Identifier(tuple(mirror.namespace), mirror.name)
 
 
-def _binding(known: TopicState) -> Binding:
+def _binding(state: TopicState) -> Binding:
     """The mirror in the words of our own catalog. A base without a snapshot says nothing about those since."""
-    mirror, log = known.mirror, known.log
+    mirror, log = state.mirror, state.log
     assert mirror is not None
     runs: dict[int, OffsetRuns] = {
         shard: (OffsetRun(log.shards[shard].epoch if shard in log.shards else 0, 0, end),)
@@ -332,9 +342,11 @@ def _binding(known: TopicState) -> Binding:
     return Binding(log.topic, log.topic_id, runs, base=base, is_rewound=True)
 
 
-def _with_doubts(told: OperationPreview, highest: int | None) -> OperationPreview:
+def _with_doubts(preview: OperationPreview, highest: int | None) -> OperationPreview:
     """Rows behind what the history says: the pipeline would write these offsets again."""
-    held = max((fate.held for fate in told.shards), default=0)
-    if highest is None or highest < held or told.doubts:
-        return told
-    return told._replace(doubts=(f"main has a row of offset {highest}, and its history knows those below {held}",))
+    committed_end = max((fate.held for fate in preview.shards), default=0)
+    if highest is None or highest < committed_end or preview.doubts:
+        return preview
+    return preview._replace(
+        doubts=(f"main has a row of offset {highest}, and its history knows those below {committed_end}",)
+    )

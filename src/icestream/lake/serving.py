@@ -2,7 +2,7 @@
 
 uvicorn serves, without the habits that do not fit here: it looks ten times in a second whether it should end, it takes
 the signals for itself, its parser reads a head of any size and waits for it for ever, and silent connections count
-against its bound (http.py). What is a mistake of ours is logged by us (problems.py, iceberg/face.py).
+against its bound (http.py). What is a mistake of ours is logged by us (problems.py, iceberg/app.py).
 """
 
 from __future__ import annotations
