@@ -31,5 +31,5 @@ async def test_connections_are_counted_by_listener(tmp_path: Path) -> None:
             await channel.unary_unary("/danube_admin.BrokerAdmin/ListBrokers")(b"")
             found = await listeners(node)
             assert (found["danube"], found["danube_admin"]) == (1, 1)
-        await until(lambda: all(not room.open for room in node.danube.rooms if room.listener == "danube_admin"))
+        await until(lambda: all(not room.open for room in node.danube.connections if room.listener == "danube_admin"))
         assert (await listeners(node))["danube"] == 1

@@ -33,7 +33,7 @@ def test_the_api_is_there_and_a_stop_ends_both_in_order(tmp_path: Path) -> None:
         lake = run.lake_pid
         assert os.getpriority(os.PRIO_PROCESS, lake) > os.getpriority(os.PRIO_PROCESS, run.process.pid)
         began = time.monotonic()
-        assert run.stop() == (0, "stopped in order: the next start needs no recovery\n")
+        assert run.stop() == (0, "stopped cleanly: the next start needs no recovery\n")
         assert time.monotonic() - began < 10
         assert not is_running(lake)
     assert not (tmp_path / "data" / "broker.sock").exists()

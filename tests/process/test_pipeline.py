@@ -159,7 +159,7 @@ def test_a_stop_in_order_says_nothing_of_what_others_raise(tmp_path: Path) -> No
         run.icestream("lake", "commit-now", "--wait", "120")
         said = run.stop()
     assert "round committed" in said
-    assert "stopped in order" in said
+    assert "stopped cleanly" in said
     assert "Traceback" not in said
     assert "Exception" not in said
 

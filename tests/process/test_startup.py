@@ -89,7 +89,7 @@ def test_a_raft_port_that_another_process_has_is_refused_with_its_setting(tmp_pa
 def test_a_terminal_that_is_closed_stops_a_broker_in_order(tmp_path: Path) -> None:
     with ServeProcess(tmp_path / "data") as process:
         process.greeting()
-        assert process.stop(signal.SIGHUP) == (0, "stopped in order: the next start needs no recovery\n")
+        assert process.stop(signal.SIGHUP) == (0, "stopped cleanly: the next start needs no recovery\n")
 
 
 def test_a_lake_port_of_another_broker_is_refused_and_the_other_broker_is_named(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_a_signal_ends_it_and_the_handlers_are_given_back(tmp_path: Path, number
     before = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
     signal.signal(number, before)  # a loop of another test may have left its own
     asyncio.run(server.serve(settings(tmp_path, "iceberg"), say))
-    assert said[-1] == "stopped in order: the next start needs no recovery"
+    assert said[-1] == "stopped cleanly: the next start needs no recovery"
     assert signal.getsignal(number) == before
 
 
@@ -203,7 +203,7 @@ def test_a_signal_before_the_log_is_open_ends_it_right_after(tmp_path: Path) -> 
         await asyncio.wait_for(serving, 30)
 
     asyncio.run(start_and_signal())
-    assert said[-1] == "stopped in order: the next start needs no recovery"
+    assert said[-1] == "stopped cleanly: the next start needs no recovery"
 
 
 def test_a_log_that_cannot_be_opened_ends_it_and_the_handlers_are_given_back(tmp_path: Path) -> None:

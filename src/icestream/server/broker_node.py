@@ -1,16 +1,16 @@
 """One broker process: its components, started in order and stopped in reverse.
 
-    HTTP               before everything: it says what the start waits for (node_services.py)
-    metadata store     it knows the positions that the log must not fall behind; with others, when there is a leader
-    log, storage       recovery happens here
-    broker             every topic and subscription that was there before
-    settings that change, local socket
-    listeners          native, Danube: whoever connects finds everything ready
-    lake process       nobody waits for it
+    early front ends    before everything: they report what the start waits for (node_services.py)
+    metadata store      records the offsets that the log must reach; in a cluster, once there is a leader
+    log, storage        recovery happens here
+    broker              every topic and subscription of earlier runs
+    online settings, local socket
+    front ends          a client finds everything ready (front_ends.py)
+    child processes     nothing waits for them
 
-A stop goes the other way: nobody is let in, the acks that are due leave, cursors are written, the log is closed, then
-the metadata store. When the disk of either log cannot be trusted any more, `failed` has the reason and the node must
-stop.
+A stop goes the other way: no more clients are accepted, pending responses are sent, cursors are written, the log is
+closed, then the metadata store. When the disk of either log cannot be trusted any more, `failed` has the reason and the
+node must stop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from icestream import errors, limits
+from icestream import errors
 from icestream.broker.iceberg_storage import IcebergStorage
 from icestream.broker.memory_storage import MemoryStorage
 from icestream.broker.pipeline_service import LogLocation, PipelineService
@@ -29,22 +29,20 @@ from icestream.broker.service import Broker
 from icestream.broker.storage import PersistentStorage
 from icestream.broker.topic_owners import TopicOwners
 from icestream.cluster.cluster_node import ClusterNode
+from icestream.frontends.danube.danube_front_end import DanubeFrontEnd
+from icestream.frontends.native.native_front_end import NativeFrontEnd
 from icestream.frontends.native.native_listener import NativeListener
-from icestream.frontends.native.public_calls import CALLS, PORTS, CallTable
 from icestream.metadata import eraftpb
 from icestream.metadata.node_store import NodeStore
 from icestream.metadata.store import MemoryStore, MetadataStore
 from icestream.model.shard import ShardKey
-from icestream.rpc import handshake, local_socket
-from icestream.rpc.compression import Compression
+from icestream.rpc import local_socket
+from icestream.runtime.advertised_address import advertised_address
 from icestream.runtime.clock import SystemClock
-from icestream.runtime.open_files import connections_allowed
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.simulated_disk import SimulatedDisk
-from icestream.server.advertised import advertised_address
 from icestream.server.certificates import read_certificates
-from icestream.server.component_options import broker_options, frame_bytes_max, log_options
-from icestream.server.danube import DanubeListeners
+from icestream.server.component_options import broker_options, log_options
 from icestream.server.deferred_table_checks import DeferredTableChecks
 from icestream.server.directories import check_directories
 from icestream.server.fence_monitor import open_fence_monitor
@@ -76,14 +74,14 @@ def topic_owners(store: MetadataStore, cluster: ClusterNode | None = None) -> To
         return TopicOwners()
     founders = eraftpb.decode_conf(store.identity.conf).voters
 
-    def peek(key: str) -> bytes | None:
+    def local_get(key: str) -> bytes | None:
         entry = store.node.machine.get(key)
         return entry.value if entry is not None else None
 
     def is_reached(node_id: int) -> bool:
         return cluster is None or cluster.peers.is_connected(node_id)
 
-    return TopicOwners(f"{store.identity.node_id:016x}", f"{founders[0]:016x}", peek, is_reached)
+    return TopicOwners(f"{store.identity.node_id:016x}", f"{founders[0]:016x}", local_get, is_reached)
 
 
 def _check_not_running(settings: Settings) -> None:
@@ -96,7 +94,7 @@ def _check_not_running(settings: Settings) -> None:
 
 
 class BrokerNode:
-    """Open one with `Node.start`."""
+    """Use `BrokerNode.start`."""
 
     def __init__(
         self,
@@ -104,39 +102,40 @@ class BrokerNode:
         store: MetadataStore,
         storage: PersistentStorage,
         log: WriteAheadLog | None,
-        around: NodeServices | None = None,
+        services: NodeServices | None = None,
         cluster: ClusterNode | None = None,
     ) -> None:
-        """`cluster`: where the metadata store is shared with other nodes."""
+        """`cluster` is None for a single node."""
         self.clock = clock = SystemClock()
         self.settings = settings
-        self.services = around or NodeServices(settings)
+        self.services = services or NodeServices(settings)
         self.store = store
         self.cluster = cluster
         self.log = log
         self.broker = Broker(broker_options(settings), store, storage, clock, topic_owners(store, cluster))
         policy = self.broker.topics.table_policy
-        self.ingest = PipelineService(log, clock, self._place(), policy) if log is not None else None
+        self.ingest = PipelineService(log, clock, self._log_location(), policy) if log is not None else None
         if self.ingest is not None:
             self.ingest.on_committed = self.broker.on_tables_committed
-        welcome = handshake.HandshakeServer(
-            settings.node.name, clock.wall_us, frame_bytes_max(settings), Compression(), self.services.instance
-        )
-        native_max = connections_allowed(limits.CONNECTIONS_MAX, limits.OPEN_FILES_MESSAGE_SHARE)
-        offered = CallTable({**CALLS, PORTS: self.services.tell_ports})
-        self.native = NativeListener(self.broker, welcome, offered, connections_max=native_max)
-        self.danube = DanubeListeners(settings)
         self.certificates = read_certificates(settings)
         self.fence = open_fence_monitor(settings, store, clock) if isinstance(store, NodeStore) else None
-        self.late_tables: DeferredTableChecks | None = None
+        self.deferred_table_checks: DeferredTableChecks | None = None
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if log is not None:
             log.on_stop = self._fail
         if isinstance(store, NodeStore):
             store.node.on_stop = self._fail
 
-    def _place(self) -> LogLocation:
-        """Where tasks of the pipeline find the log. The token is made anew by each start."""
+    @property
+    def native(self) -> NativeListener:
+        return self.services.front_end(NativeFrontEnd).listener
+
+    @property
+    def danube(self) -> DanubeFrontEnd:
+        return self.services.front_end(DanubeFrontEnd)
+
+    def _log_location(self) -> LogLocation:
+        """Where tasks of the pipeline read the log. Each start has a new token."""
         address = advertised_address(self.settings, self.services.http.port)
         return LogLocation(str(self.settings.wal.base_path), address, SystemRandomness().token(32).hex())
 
@@ -148,51 +147,55 @@ class BrokerNode:
     async def start(
         cls, settings: Settings, origins: Mapping[str, Origin] | None = None, join: str = "", stop: Stop | None = None
     ) -> BrokerNode:
-        """`origins`: where the settings came from, for those who ask. `join`: a node of the cluster to enter. `stop`:
-        ends the wait for other nodes, which has no end of its own."""
+        """Starts a node and returns it when it serves clients.
+
+        `origins`: where each setting comes from. `join`: the address of a member of the cluster to join. `stop` ends
+        the wait for other nodes, which has no timeout.
+        """
         check_directories(settings)
-        around = NodeServices(settings, origins)
+        services = NodeServices(settings, origins)
         try:
             await check_ports(settings, join)
-            await around.open_http()
+            await services.open_early_front_ends()
         except errors.ConfigurationError:
-            await around.close_http()
-            _check_not_running(settings)  # the port is taken by another broker of the same data: that is the news
+            await services.close_early_front_ends()
+            _check_not_running(settings)  # a running broker on the same data is the better explanation
             raise
         try:
-            node = await cls._open(settings, around, join, stop)
+            node = await cls._open(settings, services, join, stop)
         except BaseException:
-            await around.close_http()
+            await services.close_early_front_ends()
             raise
         try:
             await node.broker.start()
-            if node.late_tables is not None:
-                node.late_tables.start()
-            await around.attach(node)
-            await node.native.listen(settings.node.bind_host, settings.ports.native)
-            await node.danube.listen(node.broker, around.http.port)
+            if node.deferred_table_checks is not None:
+                node.deferred_table_checks.start()
+            await services.attach(node)
+            await services.open_front_ends()
             if node.cluster is not None:
                 node.cluster.announce(node_record(settings, node.native.port, node.danube.url))
         except BaseException:
             await node.stop()
             raise
-        around.start_children()
+        services.start_children()
         return node
 
     @classmethod
-    async def _open(cls, settings: Settings, around: NodeServices, join: str, stop: Stop | None) -> BrokerNode:
+    async def _open(cls, settings: Settings, services: NodeServices, join: str, stop: Stop | None) -> BrokerNode:
         if settings.storage.type == "memory":
             if settings.meta_store.seed_nodes or join:
                 raise errors.ConfigurationError(
-                    "a node in memory has no metadata store that others could share", hint="set `storage.type: iceberg`"
+                    "a node in memory cannot be a member of a cluster", hint="set `storage.type: iceberg`"
                 )
             store = MemoryStore()
             storage = MemoryStorage(store, SystemClock(), settings.broker.cursor_flush_ms, log_options(settings))
-            return cls(settings, store, storage, None, around)
-        return await cls._open_on_disk(settings, around, join, stop)
+            return cls(settings, store, storage, None, services)
+        return await cls._open_on_disk(settings, services, join, stop)
 
     @classmethod
-    async def _open_on_disk(cls, settings: Settings, around: NodeServices, join: str, stop: Stop | None) -> BrokerNode:
+    async def _open_on_disk(
+        cls, settings: Settings, services: NodeServices, join: str, stop: Stop | None
+    ) -> BrokerNode:
         opened = await open_store(settings, join, stop)
         store = opened.store
         try:
@@ -212,25 +215,25 @@ class BrokerNode:
             await store.close()
             raise
         storage = IcebergStorage(log, store, SystemClock(), settings.broker.cursor_flush_ms, ScanRequests())
-        node = cls(settings, store, storage, log, around, opened.cluster)
-        node.late_tables = DeferredTableChecks(store, storage, stored.unread)
+        node = cls(settings, store, storage, log, services, opened.cluster)
+        node.deferred_table_checks = DeferredTableChecks(store, storage, stored.unread)
         return node
 
     async def stop(self) -> None:
-        """Whatever fails on the way, what was taken is finished and the log closed.
+        """Stops the node; accepted messages are finished and the log is closed, whatever fails.
 
-        Clients, children and processes of the node take their leave at the same time: each may take seconds, and all
-        of it must not take ten.
+        Clients, children and processes of the node are closed at the same time: each may take seconds, all together
+        must take less than ten.
         """
         try:
-            leaving = await asyncio.gather(
-                self.native.close(), self.danube.close(), self.services.close(), return_exceptions=True
+            closings = await asyncio.gather(
+                self.services.close_front_ends(), self.services.close(), return_exceptions=True
             )
-            if self.late_tables is not None:
-                await self.late_tables.stop()
+            if self.deferred_table_checks is not None:
+                await self.deferred_table_checks.stop()
             await self.broker.shutdown()
-            for failure in leaving:
+            for failure in closings:
                 if isinstance(failure, BaseException):
                     raise failure
         finally:
-            await self.services.close_http()
+            await self.services.close_early_front_ends()

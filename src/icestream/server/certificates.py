@@ -1,6 +1,6 @@
-"""The certificates that a node was started with, and the check that tells before they end.
+"""The certificates of a node, and the check that warns before they expire.
 
-They are read once: a listener keeps the certificate that it was opened with, whatever lies in the file later.
+They are read once: a listener keeps the certificate that it was opened with, whatever the file contains later.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import NamedTuple
 from icestream import errors, limits
 from icestream.observability.health import Check
 from icestream.runtime.certificate import end_of_file
+from icestream.server.front_ends import FRONT_ENDS
 from icestream.settings import Settings
 
 
@@ -24,21 +25,21 @@ class Certificate(NamedTuple):
 
 
 def read_certificates(settings: Settings) -> list[Certificate]:
-    """Those of the settings. One that cannot be read is left to its listener, which refuses it with the reason."""
-    found = []
+    """The certificates of the settings. An unreadable file is skipped: its listener raises the reason."""
+    certificates = []
     for setting, path in _files(settings):
         try:
-            found.append(Certificate(setting, path, end_of_file(path)))
+            certificates.append(Certificate(setting, path, end_of_file(path)))
         except (OSError, errors.DecodeError):
             continue
-    return found
+    return certificates
 
 
 def _files(settings: Settings) -> Iterator[tuple[str, Path]]:
-    danube, meta_store = settings.danube, settings.meta_store
+    for front_end in FRONT_ENDS:
+        yield from front_end.certificate_files(settings)
+    meta_store = settings.meta_store
     files = (
-        ("danube.tls_certificate", danube.tls_certificate if danube.enable else None),
-        ("danube.tls_client_ca", danube.tls_client_ca if danube.enable else None),
         ("meta_store.tls_certificate", meta_store.tls_certificate),
         ("meta_store.tls_authority", meta_store.tls_authority),
     )
@@ -46,7 +47,7 @@ def _files(settings: Settings) -> Iterator[tuple[str, Path]]:
 
 
 def certificates_check(certificates: Sequence[Certificate], now: datetime) -> Check | None:
-    """None without certificates. Shown only: open connections and the other listeners go on."""
+    """None without certificates. Informational: open connections and other listeners are not affected."""
     if not certificates:
         return None
     first = min(certificates, key=lambda certificate: certificate.end)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from icestream import limits
 from icestream.broker.broker_options import BrokerOptions
 from icestream.model.sync_mode import SyncMode
 from icestream.model.topic_deletion_policy import DeletedRestPolicy, DeletedTablePolicy
@@ -45,8 +44,3 @@ def broker_options(settings: Settings) -> BrokerOptions:
         deleted_rest=DeletedRestPolicy(broker.deleted_rest),
         has_own_catalog=settings.catalog_embedded,
     )
-
-
-def frame_bytes_max(settings: Settings) -> int:
-    """The largest frame of a client; a message of the maximum size always fits."""
-    return max(limits.FRAME_BYTES_MAX_DEFAULT, settings.wal.max_message_bytes + limits.FRAME_OVERHEAD_BYTES)

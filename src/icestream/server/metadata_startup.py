@@ -27,9 +27,9 @@ from icestream.metadata.node_store import NodeStore
 from icestream.metadata.open import MetadataOptions, new_node_id, open_directory, start_alone
 from icestream.metadata.raft_core import has_raft_core
 from icestream.metadata.solo_core import SoloCore
+from icestream.runtime.advertised_address import advertised_address
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
-from icestream.server.advertised import advertised_address
 from icestream.server.fence_monitor import check_fenced_note
 from icestream.server.warehouse_fence import enforce_fence
 from icestream.server.warehouse_mark import read_or_create_mark, warehouse_directory

@@ -135,6 +135,11 @@ def broker(node: BrokerNode) -> Iterator[Check]:
         yield Check("broker", node.broker.is_ready, "" if node.broker.is_ready else "still reading its topics")
 
 
+def front_ends(node: BrokerNode) -> Iterator[Check]:
+    for front_end in node.services.front_ends:
+        yield from front_end.checks()
+
+
 def subscriptions(node: BrokerNode) -> Iterator[Check]:
     """Informational: other subscriptions are served, and another node would have the same problem."""
     yield from node.broker.delivery_health.checks()
@@ -168,6 +173,7 @@ PROBES: Final[tuple[Probe, ...]] = (
     log,
     disk,
     broker,
+    front_ends,
     subscriptions,
     ingest,
     connections,

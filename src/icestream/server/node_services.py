@@ -1,11 +1,12 @@
-"""What stands around the broker: its HTTP, the local socket, settings that change, the lake process.
+"""The services around the broker: front ends, local socket, online settings, and child processes.
 
-    HTTP             before everything else: it says what the start waits for
-    settings         what was stored counts before anybody connects; then they are watched
-    local socket     for processes of this node; not where nothing of the node is on disk and nobody needs it
-    lake process     last, and nobody waits for it; nor for the pipeline
+    early front ends    before everything else: they report what the start waits for (HTTP)
+    settings            stored changes are applied before clients connect; then they are watched
+    local socket        for processes of this node; not for a broker in memory without a lake process
+    other front ends    when everything else is ready (broker_node.py)
+    child processes     last; the start does not wait for them
 
-They end together, before the broker does.
+They are closed together, before the broker.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from prometheus_client.metrics_core import Metric
 
 from icestream import limits
 from icestream.broker.online_settings import OnlineSettings
+from icestream.broker.service import Broker
+from icestream.frontends.front_end import FrontEnd
 from icestream.frontends.http import gauges
-from icestream.frontends.http.endpoints import Endpoints
-from icestream.frontends.http.log_range import log_range
+from icestream.frontends.http.http_front_end import HttpFrontEnd
+from icestream.frontends.http.log_range import log_range as read_log_range
 from icestream.frontends.native.native_listener import NativeListener
 from icestream.internal_api.admin_calls import AdminCalls
 from icestream.internal_api.cluster_calls import ClusterCalls
@@ -47,16 +50,17 @@ from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import Tasks
 from icestream.server import node_health
 from icestream.server.child_processes import ChildProcess
+from icestream.server.front_ends import FRONT_ENDS
 from icestream.server.lake_probe import LakeProbe
 from icestream.server.settings_changes import apply_settings
 from icestream.server.unmanaged_lake import UnmanagedLake
 from icestream.settings import Origin, Settings
 
 if TYPE_CHECKING:
-    from icestream.frontends.native.native_connection import NativeConnection
     from icestream.server.broker_node import BrokerNode
 
 _log = get_logger("server")
+SomeFrontEnd = TypeVar("SomeFrontEnd", bound=FrontEnd)
 
 
 class NodeServices:
@@ -67,11 +71,8 @@ class NodeServices:
         self._tasks = Tasks(self._task_failed)
         self._node: BrokerNode | None = None
         self.instance = new_instance(SystemRandomness())
-        self._node_token = SystemRandomness().token(32).hex()  # by which our lake process knows our pipeline
-        self.http = HttpListener(
-            Endpoints(self.checks, self.exposition if settings.metrics.enable else None, self._log_range),
-            self.instance,
-        )
+        self._node_token = SystemRandomness().token(32).hex()  # authenticates our pipeline to our lake process
+        self.front_ends = [front_end(settings, self) for front_end in FRONT_ENDS]
         self.online: OnlineSettings | None = None
         self.local: NativeListener | None = None
         self.lake: ChildProcess | None = None
@@ -81,53 +82,59 @@ class NodeServices:
     def _task_failed(self, error: BaseException) -> None:
         store = self._node.store if self._node is not None else None
         if isinstance(store, NodeStore) and error is store.stopped:
-            return  # the node stops for it and says so
-        _log.error("a task around the broker failed", error=repr(error))
+            return  # the node stops with this error and reports it
+        _log.error("a background task of the node failed", error=repr(error))
+
+    def front_end(self, kind: type[SomeFrontEnd]) -> SomeFrontEnd:
+        """The front end of this class."""
+        return next(front_end for front_end in self.front_ends if isinstance(front_end, kind))
+
+    @property
+    def http(self) -> HttpListener:
+        return self.front_end(HttpFrontEnd).listener
+
+    @property
+    def broker(self) -> Broker:
+        assert self._node is not None, "the broker has not started yet"
+        return self._node.broker
 
     @property
     def children(self) -> list[ChildProcess]:
-        return [one for one in (self.lake, self.pipeline) if one is not None]
+        return [child for child in (self.lake, self.pipeline) if child is not None]
 
-    # --- what is said ---
+    # --- state ---
 
     async def checks(self) -> list[Check]:
-        """Waits shortly for the lake process, which is asked whether it serves."""
+        """The readiness checks; probes the lake process and waits for it shortly."""
         if self.lake_probe is not None:
             await self.lake_probe.refresh()
         return node_health.checks(self._node)
 
     def rooms(self) -> list[RoomState]:
-        """The places of all listeners of this node, as far as they are known here."""
-        rooms = [self.http.room] + ([self.local.room] if self.local is not None else [])
-        if self._node is not None:
-            rooms += [self._node.native.room, *self._node.danube.rooms]
-            rooms += [self._node.cluster.listener.room] if self._node.cluster is not None else []
+        """The connections of all listeners of this node and of its children."""
+        rooms = [room for front_end in self.front_ends for room in front_end.connections]
+        if self.local is not None:
+            rooms.append(self.local.room)
+        if self._node is not None and self._node.cluster is not None:
+            rooms.append(self._node.cluster.listener.room)
         return rooms + [child.room for child in self.children if child.room is not None]
 
     def ports(self) -> dict[str, object]:
-        """Where this node listens, also where the settings leave it open. A port that is not open, or not known yet,
-        is 0."""
-        node = self._node
+        """The ports of this node, also those that the settings leave open; 0 for a port that is not open or known."""
         lake = self.lake.port if self.lake is not None else 0
+        open_ports = {name: port for front_end in self.front_ends for name, port in front_end.open_ports.items()}
         return {
             "instance": self.instance,
             "node": self._settings.node.name,
             "host": self._settings.node.bind_host,
-            "native_port": node.native.port if node is not None else 0,
-            "danube_port": node.danube.port if node is not None else 0,
-            "danube_admin_port": node.danube.admin_port if node is not None else 0,
-            "http_port": self.http.port,
+            **open_ports,
             "lake_port": lake or self._settings.ports.lake,
             "pipeline_port": self.pipeline.port if self.pipeline is not None else 0,
         }
 
     def places(self) -> dict[str, object]:
-        """The ports, and `directory`: what the paths of the settings are relative to."""
+        """The ports, and `directory`: the directory to which the paths of the settings are relative."""
         return {**self.ports(), "directory": str(Path.cwd())}
-
-    async def tell_ports(self, connection: NativeConnection, given: dict[str, object]) -> dict[str, object]:
-        """The public call `ports`: whoever knows one port finds the others."""
-        return self.ports()
 
     async def exposition(self) -> bytes:
         return gauges.render_exposition(await self._families())
@@ -137,33 +144,41 @@ class NodeServices:
         if node is None:
             return [metrics.READY.family(0)]
         checks = await self.checks()
-        found: list[Metric] = [*await gauges.broker_families(node.broker)]
-        found.append(metrics.READY.family(int(failure(checks) is None)))
-        found.append(metrics.HEALTH.family({check.name: float(check.ok) for check in checks}))
+        families: list[Metric] = [*await gauges.broker_families(node.broker)]
+        families.append(metrics.READY.family(int(failure(checks) is None)))
+        families.append(metrics.HEALTH.family({check.name: float(check.ok) for check in checks}))
         rooms = self.rooms()
-        found.append(metrics.CONNECTIONS.family({room.listener: float(room.open) for room in rooms}))
-        found.append(metrics.CONNECTIONS_EVICTED.family({(room.listener,): float(room.evicted) for room in rooms}))
-        found.append(metrics.CONNECTIONS_REFUSED.family({(room.listener,): float(room.refused) for room in rooms}))
-        found.append(metrics.CHILD_UP.family({child.name: float(child.is_up) for child in self.children}))
-        found.append(metrics.CHILD_RESTARTS.family({(child.name,): child.restarts for child in self.children}))
+        families.append(metrics.CONNECTIONS.family({room.listener: float(room.open) for room in rooms}))
+        families.append(metrics.CONNECTIONS_EVICTED.family({(room.listener,): float(room.evicted) for room in rooms}))
+        families.append(metrics.CONNECTIONS_REFUSED.family({(room.listener,): float(room.refused) for room in rooms}))
+        families.append(metrics.CHILD_UP.family({child.name: float(child.is_up) for child in self.children}))
+        families.append(metrics.CHILD_RESTARTS.family({(child.name,): child.restarts for child in self.children}))
         if node.log is not None:
-            found += await gauges.log_families(node.log, self._clock.wall_us())
+            families += await gauges.log_families(node.log, self._clock.wall_us())
         if isinstance(node.store, NodeStore):
-            found += gauges.metadata_families(node.store.node.machine)
+            families += gauges.metadata_families(node.store.node.machine)
             ticker = node.cluster.ticker if node.cluster is not None else None
-            found += gauges.raft_families(node.store, ticker)
-        return found
+            families += gauges.raft_families(node.store, ticker)
+        return families
 
-    async def _log_range(self, request: Request) -> Response:
-        return await log_range(self._node.ingest if self._node is not None else None, request)
+    async def log_range(self, request: Request) -> Response:
+        return await read_log_range(self._node.ingest if self._node is not None else None, request)
 
-    # --- life ---
+    # --- lifecycle ---
 
-    async def open_http(self) -> None:
-        await self.http.listen(self._settings.node.bind_host, self._settings.ports.broker_http)
+    async def open_early_front_ends(self) -> None:
+        for front_end in self.front_ends:
+            if front_end.is_early:
+                await front_end.listen()
+
+    async def open_front_ends(self) -> None:
+        """Opens the front ends for clients, once the broker is ready."""
+        for front_end in self.front_ends:
+            if not front_end.is_early:
+                await front_end.listen()
 
     async def attach(self, node: BrokerNode) -> None:
-        """The broker has started, and nobody is connected yet."""
+        """Called when the broker has started and no client is connected yet."""
         self._node = node
         self.online = OnlineSettings(
             self._settings, self._origins, node.store, partial(apply_settings, node.broker, node.log)
@@ -176,7 +191,7 @@ class NodeServices:
     async def _listen_locally(self, node: BrokerNode, online: OnlineSettings) -> None:
         self._settings.data_dir.mkdir(parents=True, exist_ok=True)
         pipeline = PipelineCalls(node.ingest, online, f"{node.cluster.id:016x}" if node.cluster is not None else "")
-        administration = AdminCalls(
+        admin_calls = AdminCalls(
             node.broker,
             node.log,
             online,
@@ -187,11 +202,15 @@ class NodeServices:
             ClusterCalls(node.cluster, self._clock),
             FenceCalls(node.fence),
         )
-        welcome = handshake.HandshakeServer(self._settings.node.name, self._clock.wall_us, instance=self.instance)
+        handshake_server = handshake.HandshakeServer(
+            self._settings.node.name, self._clock.wall_us, instance=self.instance
+        )
         connections_max = connections_allowed(limits.CONNECTIONS_MAX, limits.OPEN_FILES_OPERATOR_SHARE)
-        listener = NativeListener(node.broker, welcome, administration.call_table(), "local", connections_max)
+        listener = NativeListener(node.broker, handshake_server, admin_calls.call_table(), "local", connections_max)
         await listener.listen_locally(self._settings.local_socket)
-        self.local = listener  # not before: a socket of somebody else is not ours to remove
+        self.local = (
+            listener  # not before it listens: `close` removes the socket file, which might be that of another broker
+        )
 
     def start_children(self) -> None:
         settings = self._settings
@@ -211,12 +230,12 @@ class NodeServices:
                 lambda: pipeline_environment(
                     settings, self.lake.port if self.lake is not None else 0, self._node_token
                 ),
-                "messages stay in the log and become no rows: the pipeline cannot run here",
+                "the pipeline cannot run here: messages stay in the log and are not written to tables",
             )
             self._tasks.start(self._run_pipeline(self.pipeline), "pipeline")
 
     def _unmanaged_lake(self) -> LakeProbe | None:
-        """None where no lake process can come: the messages are in memory."""
+        """None for a broker in memory, which has no lake process."""
         node, settings = self._node, self._settings
         scan_requests = node.broker.storage.scan_requests if node is not None else None
         if node is None or scan_requests is None:
@@ -231,21 +250,28 @@ class NodeServices:
         return LakeProbe(lake, settings.node.bind_host, self.instance, self._clock, is_managed=False)
 
     async def _run_pipeline(self, pipeline: ChildProcess) -> None:
-        """Behind the lake process, where only that knows its port."""
+        """Waits for the lake process if only that knows its port, then runs the pipeline."""
         while self.lake is not None and not self._settings.ports.lake and not self.lake.is_up:
             await self._clock.sleep(limits.CHILD_RETRY_SECONDS_MIN)
         await pipeline.run()
 
+    async def close_front_ends(self) -> None:
+        """Closes the front ends for clients, all at the same time. Raises the first error when all are closed."""
+        closings = [front_end.close() for front_end in self.front_ends if not front_end.is_early]
+        for outcome in await asyncio.gather(*closings, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+
     async def close(self) -> None:
-        """The pipeline first: it may be in the middle of a commit, which needs the others."""
+        """Stops the pipeline first: it may be in the middle of a commit, which needs the lake process."""
         try:
             if self.pipeline is not None:
                 await self.pipeline.stop()
-            async with asyncio.TaskGroup() as leaving:
+            async with asyncio.TaskGroup() as closing:
                 for child in self.children:
-                    leaving.create_task(child.stop())
+                    closing.create_task(child.stop())
                 if self.local is not None:
-                    leaving.create_task(self.local.close())
+                    closing.create_task(self.local.close())
         finally:
             if self.local is not None:
                 self._settings.local_socket.unlink(missing_ok=True)
@@ -253,6 +279,8 @@ class NodeServices:
                 await self.lake_probe.close()
             await self._tasks.stop()
 
-    async def close_http(self) -> None:
-        """At the very end: until then it says that the broker is shutting down."""
-        await self.http.close()
+    async def close_early_front_ends(self) -> None:
+        """At the very end: until then they report that the broker is shutting down."""
+        for front_end in self.front_ends:
+            if front_end.is_early:
+                await front_end.close()

@@ -29,7 +29,7 @@ def test_a_signal_stops_it_in_order_and_leaves_a_clean_log(tmp_path: Path, numbe
     picture("stopped then killed").write_to(data_dir / "wal")
     with ServeProcess(data_dir) as process:
         said = process.greeting()
-        assert process.stop(number) == (0, "stopped in order: the next start needs no recovery\n")
+        assert process.stop(number) == (0, "stopped cleanly: the next start needs no recovery\n")
     assert said[0] == f"Icestream: the broker is ready ({data_dir / 'wal'}), sync mode always"
     assert "  recovered: 4 records read, checkpoint at record 5, the log ends at record 7" in said
     assert "  log-0000000000000003.wal was not sealed: written anew and synced" in said

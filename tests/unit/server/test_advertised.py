@@ -12,7 +12,7 @@ import pytest
 from icestream.model.task_messages import TaskError
 from icestream.pipeline.log_bytes.log_sources import LogOwner
 from icestream.pipeline.round_plan import LogSource
-from icestream.server.advertised import advertised_address
+from icestream.runtime.advertised_address import advertised_address
 from tests.support.node_settings import node_settings
 from tests.unit.frontends.test_admin_calls import operated
 from tests.unit.frontends.test_pipeline_calls import backlog_of

@@ -62,7 +62,7 @@ async def test_while_the_metadata_store_is_opened_it_says_so(
     connect: Connecting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ports: list[int] = []
-    original = NodeServices.open_http
+    original = NodeServices.open_early_front_ends
 
     async def open_and_ask(self: NodeServices) -> None:
         await original(self)
@@ -73,7 +73,7 @@ async def test_while_the_metadata_store_is_opened_it_says_so(
         assert (await (await connect(self.http.port)).get("/livez")).status == 200
         assert numbers((await (await connect(self.http.port)).get("/metrics")).body.decode())["icestream_ready"] == 0
 
-    monkeypatch.setattr(NodeServices, "open_http", open_and_ask)
+    monkeypatch.setattr(NodeServices, "open_early_front_ends", open_and_ask)
     node = await BrokerNode.start(node_settings(tmp_path))
     assert (await (await connect(ports[0])).get("/readyz")).status == 200
     await node.stop()

@@ -1,0 +1,4 @@
+"""The broker's own HTTP: health, readiness, metrics, and ranges of log files for the pipeline.
+
+The admin API and the Iceberg catalog are served by the lake process, not here.
+"""

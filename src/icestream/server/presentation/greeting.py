@@ -10,6 +10,8 @@ from icestream.catalogs.topic_table_name import fixed_namespace, table_for_topic
 from icestream.cluster.cluster_node import ClusterNode
 from icestream.cluster.members import voters_wanted
 from icestream.cluster.node_info import NodeInfo
+from icestream.frontends.front_end import local_address
+from icestream.frontends.native.native_front_end import NativeFrontEnd
 from icestream.model.topic_name import TopicName
 from icestream.observability.words import counted, size_text
 from icestream.runtime.native import native
@@ -39,14 +41,12 @@ def greeting(node: BrokerNode) -> Iterator[str]:
     yield f"  {_contents(node)}"
     for warning in startup_warnings(node):
         yield f"  warning: {warning}"
-    host, around = settings.node.bind_host, node.services
-    shown = f"[{host}]" if ":" in host else host
-    yield f"Listening: native {shown}:{node.native.port}"
-    if node.danube.port:
-        yield f"  Danube clients: {node.danube.url}; their admin tools: port {node.danube.admin_port}"
-    if around.http.port:
-        yield f"  health and metrics: {_url(host, around.http.port)}/readyz?verbose, /livez, /metrics"
-    if around.lake is not None:
+    services = node.services
+    first, *others = [line for front_end in services.front_ends for line in front_end.greeting_lines()]
+    yield f"Listening: {first}"
+    for line in others:
+        yield f"  {line}"
+    if services.lake is not None:
         yield from _lake_lines(node)
     yield "Try, in another terminal:"
     for command in example_commands(node):
@@ -111,17 +111,15 @@ def members_text(info: NodeInfo, seeds: int) -> str:
 
 def announcement(node: BrokerNode) -> dict[str, object]:
     """The JSON document for programs: addresses and state. The lake port is null unless it is configured."""
-    settings, around = node.settings, node.services
+    settings, services = node.settings, node.services
     host, log = settings.node.bind_host, node.log
-    api = _url(host, settings.ports.lake) if around.lake is not None and settings.ports.lake else None
+    api = _url(host, settings.ports.lake) if services.lake is not None and settings.ports.lake else None
     return {
         "ready": True,
         "pid": os.getpid(),
         "data_dir": str(settings.data_dir.absolute()),
-        "address": _address(host, node.native.port),
-        "danube": node.danube.url or None,
-        "socket": str(settings.local_socket.absolute()) if around.local is not None else None,
-        "http": _url(host, around.http.port) if around.http.port else None,
+        **{name: address for front_end in services.front_ends for name, address in front_end.addresses().items()},
+        "socket": str(settings.local_socket.absolute()) if services.local is not None else None,
         "api": f"{api}/api/v1" if api is not None else None,
         "catalog": api if settings.catalog_embedded else None,
         "raft": node.cluster.address if node.cluster is not None else None,
@@ -144,20 +142,14 @@ def _contents(node: BrokerNode) -> str:
     return f"{contents}, the log uses {size_text(used)} of {size_text(quota)}"
 
 
-def _address(host: str, port: int) -> str:
-    """The address for clients on this machine."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def _url(host: str, port: int) -> str:
-    return f"http://{_address(host, port)}"
+    return f"http://{local_address(host, port)}"
 
 
 def example_commands(node: BrokerNode) -> Iterator[str]:
     """Commands that work as printed, with these settings."""
     settings = node.settings
-    address = _address(settings.node.bind_host, node.native.port)
+    address = local_address(settings.node.bind_host, node.services.front_end(NativeFrontEnd).port)
     broker_option = "" if address == DEFAULT_ADDRESS else f" --broker {address}"
     program = shlex.quote(program_path())
     yield f"echo hello | {program} produce {TOPIC}{broker_option}"

@@ -1,17 +1,20 @@
-"""The listeners for clients of Danube. gRPC is loaded when somebody wants them, and not before."""
+"""The listeners for Danube's clients and admin tools. gRPC is imported only if they are enabled."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from icestream import limits
 from icestream.broker.service import Broker
+from icestream.frontends.front_end import FrontEnd, NodeView
+from icestream.runtime.advertised_address import advertised_address
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.connection_room import RoomState
 from icestream.runtime.open_files import connections_allowed
-from icestream.server.advertised import advertised_address
 from icestream.settings import Settings
 
 if TYPE_CHECKING:
@@ -22,13 +25,31 @@ if TYPE_CHECKING:
     from icestream.frontends.danube.schema_handlers import SchemaHandlers
 
 
-class DanubeListeners:
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+class DanubeFrontEnd(FrontEnd):
+    name = "danube"
+
+    def __init__(self, settings: Settings, node: NodeView) -> None:
+        super().__init__(settings, node)
         self._service: DanubeService | None = None
         self._listener: PythonGrpcListener | NativeGrpcListener | None = None
         self._admin: PythonGrpcListener | NativeGrpcListener | None = None
-        self.url = ""  # where clients are told to connect; empty while nobody listens
+        self.url = ""  # the advertised address of the client listener; empty while it is closed
+
+    @classmethod
+    def configured_ports(cls, settings: Settings) -> Iterator[tuple[str, int]]:
+        if settings.danube.enable:
+            yield "ports.danube", settings.ports.danube
+            yield "ports.danube_admin", settings.ports.danube_admin
+
+    @classmethod
+    def certificate_files(cls, settings: Settings) -> Iterator[tuple[str, Path]]:
+        danube = settings.danube
+        if not danube.enable:
+            return
+        if danube.tls_certificate is not None:
+            yield "danube.tls_certificate", danube.tls_certificate
+        if danube.tls_client_ca is not None:
+            yield "danube.tls_client_ca", danube.tls_client_ca
 
     @property
     def port(self) -> int:
@@ -39,17 +60,21 @@ class DanubeListeners:
         return self._admin.port if self._admin is not None else 0
 
     @property
-    def rooms(self) -> list[RoomState]:
-        """Of each listener, as far as the wire tells."""
+    def open_ports(self) -> Mapping[str, int]:
+        return {"danube_port": self.port, "danube_admin_port": self.admin_port}
+
+    @property
+    def connections(self) -> Sequence[RoomState]:
+        """Of each listener that counts them: grpc.aio does not."""
         rooms = [listener.room for listener in (self._listener, self._admin) if listener is not None]
         return [room for room in rooms if room is not None]
 
-    async def listen(self, broker: Broker, metrics_port: int = 0) -> None:
+    async def listen(self) -> None:
         if not self._settings.danube.enable:
             return
         from icestream.frontends.danube.danube_service import DanubeOptions, DanubeService
 
-        settings = self._settings
+        settings, broker = self._settings, self._node.broker
         tls = _tls(settings)
         listener = _listener("ports.danube", limits.OPEN_FILES_MESSAGE_SHARE)
         port = await listener.bind(settings.node.bind_host, settings.ports.danube, tls)
@@ -58,50 +83,56 @@ class DanubeListeners:
         await listener.serve(self._service.table())
         self._listener = listener
         self._service.start()
-        await self._listen_for_operators(broker, self._service.schemas, port, metrics_port)
+        await self._listen_for_admin(broker, self._service.schemas, port)
 
-    async def _listen_for_operators(
-        self, broker: Broker, schemas: SchemaHandlers, port: int, metrics_port: int
-    ) -> None:
+    async def _listen_for_admin(self, broker: Broker, schemas: SchemaHandlers, port: int) -> None:
         from icestream.frontends.danube.admin_handlers import AdminHandlers, BrokerAddresses
         from icestream.frontends.danube.handlers import HandlerTable
 
         settings, tls = self._settings, _tls(self._settings)
         listener = _listener("ports.danube_admin", limits.OPEN_FILES_OPERATOR_SHARE)
         admin_port = await listener.bind(settings.node.bind_host, settings.ports.danube_admin, tls)
-        addresses = [_address(settings, one) for one in (port, admin_port, metrics_port)]
+        metrics_port = int(str(self._node.ports()["http_port"]))
+        addresses = [_address(settings, number) for number in (port, admin_port, metrics_port)]
         administration = AdminHandlers(broker, BrokerAddresses(settings.node.name, *addresses))
         await listener.serve(HandlerTable({**administration.table().unary, **schemas.table().unary}))
         self._admin = listener
 
     async def close(self) -> None:
-        """Streams end, calls under way are answered, nobody is let in any more."""
+        """Ends the streams, waits for calls in flight, and closes the listeners."""
         if self._service is not None:
             self._service.leave()
-        listeners = [one for one in (self._listener, self._admin) if one is not None]
-        await asyncio.gather(*(one.close() for one in listeners))
+        listeners = [listener for listener in (self._listener, self._admin) if listener is not None]
+        await asyncio.gather(*(listener.close() for listener in listeners))
         if self._service is not None:
             await self._service.close()
 
+    def greeting_lines(self) -> Iterator[str]:
+        if self.port:
+            yield f"Danube clients: {self.url}; their admin tools: port {self.admin_port}"
+
+    def addresses(self) -> dict[str, object]:
+        return {"danube": self.url or None}
+
 
 def _listener(setting: str, share: float) -> PythonGrpcListener | NativeGrpcListener:
-    """The native wire; where it was not built, gRPC's own for Python, which takes ten times as long for a call.
+    """The native gRPC server; without the native part grpc.aio, which takes ten times as long for a call.
 
-    `share`: of the descriptors that this process may have.
+    `share` is that of the file descriptors of this process.
     """
     connections_max = connections_allowed(limits.DANUBE_CONNECTIONS_MAX, share)
     from icestream.frontends.danube.native_grpc_server import NativeGrpcListener, has_native_wire
 
     if has_native_wire():
         return NativeGrpcListener(setting, connections_max)
-    _quiet()
+    _silence_grpc()
     from icestream.frontends.danube.python_grpc_server import PythonGrpcListener
 
     return PythonGrpcListener(setting, connections_max)
 
 
-def _quiet() -> None:
-    """gRPC writes to stderr what nobody can act on, and looks after forks that never happen here."""
+def _silence_grpc() -> None:
+    """Disables gRPC's messages on stderr and its fork support, before it is imported: this process does not fork."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
@@ -109,10 +140,10 @@ def _quiet() -> None:
 def _tls(settings: Settings) -> TlsFiles | None:
     from icestream.frontends.danube.danube_tls import TlsFiles
 
-    found = settings.danube
-    if found.tls_certificate is None or found.tls_key is None:
+    danube = settings.danube
+    if danube.tls_certificate is None or danube.tls_key is None:
         return None
-    return TlsFiles(found.tls_certificate, found.tls_key, found.tls_client_ca)
+    return TlsFiles(danube.tls_certificate, danube.tls_key, danube.tls_client_ca)
 
 
 def _address(settings: Settings, port: int) -> str:

@@ -1,0 +1,111 @@
+"""The interface of a front end: a way for clients to reach the broker, with listeners, settings and metrics of its own.
+
+A front end is a folder below `frontends` with a subclass of FrontEnd, which is registered in `server/front_ends.py`.
+The node does everything else with it by this interface: it checks its ports before the start, starts and closes it, and
+shows its connections, checks, certificates and addresses. See CONTRIBUTING.md, "How to add a front end".
+
+    start    early front ends listen before recovery and report what the start waits for (HTTP); the others listen when
+             the broker is ready, so that a client finds all topics
+    stop     early front ends are closed last; the others are closed first, at the same time
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from icestream.broker.service import Broker
+from icestream.observability.health import Check
+from icestream.observability.http_listener import Response
+from icestream.observability.http_request import Request
+from icestream.runtime.connection_room import RoomState
+from icestream.settings import Settings
+
+
+class NodeView(Protocol):
+    """What a front end may use of its node."""
+
+    @property
+    def instance(self) -> str:
+        """Identifies this run of the broker to its own processes."""
+
+    @property
+    def broker(self) -> Broker:
+        """Available to front ends that are not early."""
+
+    def ports(self) -> dict[str, object]:
+        """The ports on which the node listens, 0 for a port that is not open."""
+
+    async def checks(self) -> Sequence[Check]:
+        """The readiness checks of the node."""
+
+    async def exposition(self) -> bytes:
+        """The metrics of the node as Prometheus text."""
+
+    async def log_range(self, request: Request) -> Response:
+        """Bytes of a log file, for tasks of the pipeline on other machines."""
+
+
+class FrontEnd(ABC):
+    name: ClassVar[str]
+    is_early: ClassVar[bool] = False
+
+    def __init__(self, settings: Settings, node: NodeView) -> None:
+        self._settings = settings
+        self._node = node
+
+    # --- settings: known before anything is opened ---
+
+    @classmethod
+    @abstractmethod
+    def configured_ports(cls, settings: Settings) -> Iterator[tuple[str, int]]:
+        """Setting and number of each port that this front end will open; 0 for a free port."""
+
+    @classmethod
+    def certificate_files(cls, settings: Settings) -> Iterator[tuple[str, Path]]:
+        """Setting and path of each certificate, whose expiry the node checks."""
+        yield from ()
+
+    # --- lifecycle ---
+
+    @abstractmethod
+    async def listen(self) -> None:
+        """Opens the listeners. Raises ConfigurationError for a port that cannot be used."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Stops accepting clients, finishes what is in flight, and closes; within CLOSE_SECONDS_MAX."""
+
+    # --- state ---
+
+    @property
+    @abstractmethod
+    def open_ports(self) -> Mapping[str, int]:
+        """The ports of the listeners, by their names in the call `ports`; 0 while they are closed."""
+
+    @property
+    @abstractmethod
+    def connections(self) -> Sequence[RoomState]:
+        """The connections of each listener, for metrics and the check `connections`."""
+
+    def checks(self) -> Iterable[Check]:
+        """Further readiness checks; they do no I/O (server/node_health.py)."""
+        return ()
+
+    # --- presentation ---
+
+    def greeting_lines(self) -> Iterator[str]:
+        """How clients reach this front end, a line for each address, for people."""
+        yield from ()
+
+    def addresses(self) -> dict[str, object]:
+        """The same for programs, by name; None for an address that does not exist."""
+        return {}
+
+
+def local_address(host: str, port: int) -> str:
+    """The address for clients on this machine: a wildcard host becomes the loopback address."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
