@@ -1,11 +1,11 @@
-"""A block of marks, as it lies in the metadata store: what snapshots held that are in no table any more. Pure.
+"""The encoding of a block of snapshot marks in the metadata store. Pure.
 
     msgpack   [1, number, [row, …]]                the oldest mark first
     row       [snapshot id, time, {shard: end}]    time in ms and ends as differences from the row before, the first
                                                    from 0; a shard whose end has not changed is left out, and one
                                                    that is not there any more goes back to 0
 
-A row of a topic with one shard is 17 bytes, half of them the id, which is chance. Blocks are numbered from 0. The one
+A row of a topic with one shard is 17 bytes, half of them the id, which is random. Blocks are numbered from 0. The one
 with the highest number is open; it is full with SNAPSHOT_MARKS_PER_BLOCK rows, or with SNAPSHOT_BLOCK_ENDS ends in all,
 whichever comes first.
 """
@@ -27,7 +27,7 @@ Row = tuple[int, int, dict[int, int]]
 class MarkBlock(NamedTuple):
     number: int = 0
     rows: tuple[Row, ...] = ()
-    last: SnapshotMark = SnapshotMark(0, 0, {})  # what the last row adds up to
+    last: SnapshotMark = SnapshotMark(0, 0, {})  # the mark that the rows add up to
 
     @property
     def is_full(self) -> bool:
@@ -40,7 +40,11 @@ class MarkBlock(NamedTuple):
         mark = mark._replace(committed={shard: end for shard, end in mark.committed.items() if end})
         before, after = self.last.committed, mark.committed
         shards = sorted({*before, *after})
-        ends = {one: after.get(one, 0) - before.get(one, 0) for one in shards if after.get(one) != before.get(one)}
+        ends = {
+            changed: after.get(changed, 0) - before.get(changed, 0)
+            for changed in shards
+            if after.get(changed) != before.get(changed)
+        }
         return MarkBlock(self.number, (*self.rows, (mark.snapshot_id, mark.time_ms - self.last.time_ms, ends)), mark)
 
     def marks(self) -> Iterator[SnapshotMark]:
@@ -53,7 +57,7 @@ class MarkBlock(NamedTuple):
 
 
 def add_marks(open_block: MarkBlock, marks: Iterable[SnapshotMark]) -> tuple[list[MarkBlock], MarkBlock]:
-    """The blocks that have become full, and the one that is open then."""
+    """Adds marks; returns the blocks that became full, and the block that is open now."""
     full = []
     for mark in marks:
         open_block = open_block.plus(mark)
@@ -68,7 +72,8 @@ def encode(block: MarkBlock) -> bytes:
 
 
 def may_hold(value: bytes, snapshot_id: int) -> bool:
-    """False: it has no mark of that snapshot. By the bytes of the id, which nothing else has but by chance."""
+    """False if the block has no mark of that snapshot. Searches for the bytes of the id: a rare false positive is
+    decoded in vain."""
     return msgspec.msgpack.encode(snapshot_id) in value
 
 
@@ -76,7 +81,7 @@ _decoder: Final = msgspec.msgpack.Decoder(tuple[int, int, tuple[Row, ...]])
 
 
 def decode(key: str, value: bytes) -> MarkBlock:
-    """Raises MetadataDamaged for what nobody has written."""
+    """Raises MetadataDamaged for a value that `encode` does not produce."""
     try:
         version, number, rows = _decoder.decode(value)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -85,12 +90,12 @@ def decode(key: str, value: bytes) -> MarkBlock:
         raise _damaged(key, f"version {version}, number {number}")
     if len(rows) > limits.SNAPSHOT_MARKS_PER_BLOCK:
         raise _damaged(key, f"{len(rows)} marks")
-    found = MarkBlock(number, rows)
-    for mark in found.marks():
+    block = MarkBlock(number, rows)
+    for mark in block.marks():
         if not _is_sound(mark):
             raise _damaged(key, f"of snapshot {mark.snapshot_id}")
-        found = found._replace(last=mark)
-    return found
+        block = block._replace(last=mark)
+    return block
 
 
 def _is_sound(mark: SnapshotMark) -> bool:
@@ -104,8 +109,8 @@ def _is_sound(mark: SnapshotMark) -> bool:
     )
 
 
-def _damaged(key: str, what: str) -> errors.MetadataDamaged:
+def _damaged(key: str, reason: str) -> errors.MetadataDamaged:
     return errors.MetadataDamaged(
-        f"{key} in the metadata store is no block of marks of snapshots: {what}",
+        f"{key} in the metadata store is not a block of snapshot marks: {reason}",
         hint="delete it: subscriptions that start at one of these snapshots start at a time or an offset instead",
     )

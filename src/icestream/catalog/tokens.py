@@ -1,7 +1,7 @@
-"""Bearer tokens: whoever has one of them may ask. Without any, everybody may who reaches the port.
+"""Bearer tokens of the lake process. A request needs one of them; without any token every request is allowed.
 
-They stand in a file, one in a line, so that they are in no setting, no command line and no log. Digests are compared,
-all of them, so that the time of an answer tells nothing.
+They are in a file, one per line, so that no setting, command line or log contains them. Digests are compared, always
+all of them, so that the response time reveals nothing.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Tokens:
         self._digests = [_digest(token.encode()) for token in tokens]
 
     def allows(self, authorization: str | None) -> bool:
-        """`authorization`: what the head of a request says."""
+        """Whether a request is allowed. `authorization`: its header of that name."""
         if not self._digests:
             return True
-        scheme, _, given = (authorization or "").partition(" ")
-        asked = _digest(given.strip().encode("latin-1"))
-        fits = [hmac.compare_digest(asked, one) for one in self._digests]
-        return scheme.lower() == "bearer" and any(fits)
+        scheme, _, credentials = (authorization or "").partition(" ")
+        digest = _digest(credentials.strip().encode("latin-1"))
+        matches = [hmac.compare_digest(digest, token_digest) for token_digest in self._digests]
+        return scheme.lower() == "bearer" and any(matches)
 
 
 def _digest(token: bytes) -> bytes:
@@ -36,17 +36,18 @@ def _digest(token: bytes) -> bytes:
 
 
 def read_tokens(path: Path | None) -> Tokens:
-    """Raises ConfigurationError. A broker asks before its start: the process that needs them is only its child."""
+    """Reads the token file; without a path no token is needed. Raises ConfigurationError. A broker reads it at its
+    start, although only the lake process, its child, uses it: the error must end the start."""
     if path is None:
         return Tokens()
-    found, fault = _read(path)
+    tokens, fault = _read(path)
     if fault:
         raise errors.ConfigurationError(f"lake.token_file {path} {fault}", hint=TOKEN_FILE_HINT)
-    return Tokens(found)
+    return Tokens(tokens)
 
 
 def first_token(path: Path | None) -> str | None:
-    """For who asks the node's own catalog. Raises ConfigurationError for a file that cannot be used."""
+    """The token for requests to the node's own catalog. Raises ConfigurationError for a file that cannot be used."""
     if path is None:
         return None
     read_tokens(path)
@@ -54,19 +55,19 @@ def first_token(path: Path | None) -> str | None:
 
 
 def token_fault(path: Path | None) -> str:
-    """Why the file cannot be used, to be said behind its name; empty when it can."""
+    """Why the file cannot be used, as the end of a sentence that begins with its name; empty if it can."""
     return _read(path)[1] if path is not None else ""
 
 
 def _read(path: Path) -> tuple[Sequence[str], str]:
-    """Lines that are empty or begin with # are left out."""
+    """The tokens of a file, and why it cannot be used. Empty lines and comments are skipped."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         return (), f"cannot be read: {getattr(error, 'strerror', None) or 'it is not ASCII'}"
-    found = [token for line in lines if (token := line.strip()) and not token.startswith("#")]
-    if not 0 < len(found) <= limits.CATALOG_TOKENS_MAX:
-        return (), f"has {len(found)} tokens, not 1 to {limits.CATALOG_TOKENS_MAX}"
-    if any(len(token) < limits.CATALOG_TOKEN_CHARACTERS_MIN or " " in token for token in found):
-        return (), f"has a token of less than {limits.CATALOG_TOKEN_CHARACTERS_MIN} characters, or of two"
-    return found, ""
+    tokens = [token for line in lines if (token := line.strip()) and not token.startswith("#")]
+    if not 0 < len(tokens) <= limits.CATALOG_TOKENS_MAX:
+        return (), f"has {len(tokens)} tokens, not 1 to {limits.CATALOG_TOKENS_MAX}"
+    if any(len(token) < limits.CATALOG_TOKEN_CHARACTERS_MIN or " " in token for token in tokens):
+        return (), f"has a token shorter than {limits.CATALOG_TOKEN_CHARACTERS_MIN} characters, or two on one line"
+    return tokens, ""

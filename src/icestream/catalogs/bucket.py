@@ -1,13 +1,13 @@
 """Objects that are written once: a bucket of S3, GCS or Azure, or one in memory, through obstore.
 
-    put_new      the object is durable when this returns; AlreadyExists when one with other bytes has its name
-    get          its bytes; None when there is none. exists: whether there is one; size: in bytes, or None
-    names_below  the names below a prefix, in order. directly_in: last parts of names, and when each was written, in ms
-    remove       whether or not it is there
+    put_new      writes an object, durably; raises AlreadyExists if one with other bytes has its name
+    get          its bytes; None if it does not exist. exists: whether it does; size: in bytes, or None
+    names_below  the names below a prefix, in order. directly_in: last parts of names with the time of each write, in ms
+    remove       removes it, whether or not it exists
 
-A write whose answer was lost is sent again, by us or by a gateway on the way. If its name is taken, the bytes tell
-whether they are ours: who must be told apart from others writes something of his own into them. obstore's own repeats
-are off, so that deadline and circuit breaker count every request.
+A write whose reply was lost is sent again, by us or by a proxy. If its name exists, the bytes tell whether the object
+is ours: writers that must be told apart put something unique into them. obstore's own retries are off, so that deadline
+and circuit breaker count every request.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What is noted in our own metadata store of a topic's table in another catalog, behind each commit (hazard 21).
+"""The mirror: a record in our own metadata store of a topic's table in another catalog, written after each commit
+(hazard 21).
 
-The pipeline writes it and compares it with the table before it goes on; readers learn from it which table is whose, and
-a watch of it tells them of each commit. It may lag behind the table, never lead. What an operator decides about the
-table stands there, too (lake/foreign_operations.py): whoever writes it compares, so that nobody overwrites the other.
+The pipeline compares it with the table before it commits again; readers find a topic's table by it, and a watch of it
+notifies them of each commit. It may lag behind the table, never lead. The decisions of operators about the table are in
+it, too (lake/foreign_operations.py): every write compares its revision, so that no decision is overwritten.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ NOT_AGAIN: Final = "`icestream lake adopt`, `bind` or `recreate` gives the topic
 
 
 class ForeignTableRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """In the metadata store, at `foreign_table_key`."""
+    """At `catalog_keys.foreign_table_key` in the metadata store."""
 
     namespace: list[str]
     name: str
     uuid: str
     committed: dict[int, int]
-    snapshot_id: int = 0  # at which main stood then
+    snapshot_id: int = 0  # main at that time
     topic: str = ""
-    base: AdoptionBase | None = None  # what an operator said, and of which snapshot; 0: of a table without any
-    rows_up_to: int = -1  # the highest offset that the table had when it was said
-    is_parted: bool = False  # it had this table, and has none
-    rows: int = -1  # of that snapshot; -1: it did not say
+    base: AdoptionBase | None = None  # what an operator stated, and of which snapshot; 0: the table had none
+    rows_up_to: int = -1  # the highest offset in the table when it was stated
+    is_parted: bool = False  # the topic had this table, and has none now
+    rows: int = -1  # of that snapshot; -1: its summary has no count
     removals: Removals = ()  # what that snapshot lacks
 
     def check_has_table(self, topic: str) -> None:
@@ -45,6 +46,6 @@ def decode_foreign_table(key: str, entry: Entry) -> ForeignTableRecord:
         return msgspec.json.decode(entry.value, type=ForeignTableRecord)
     except msgspec.MsgspecError as error:
         raise errors.MetadataDamaged(
-            f"{key} in the metadata store is no mirror of a table: {error}",
+            f"{key} in the metadata store is not a mirror of a table: {error}",
             hint="`icestream lake recreate` makes a fresh table, `adopt` takes one as it is",
         ) from None

@@ -1,7 +1,7 @@
-"""An object as a file that is read in pieces, for libraries that read by themselves. Every read blocks.
+"""An object as a file object, for libraries that read ranges by themselves. Every read blocks.
 
-Each piece is one request, within the store's own time limit, and not tried again: whoever reads a table does so from
-the position where he stood.
+Each range is one request, within the store's own timeout, and not retried: a reader of a table resumes from its last
+position.
 """
 
 from __future__ import annotations

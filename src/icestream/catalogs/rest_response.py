@@ -5,7 +5,7 @@
                  `expected`, which each call says for 404 and 409
 401, 419         the token is not valid (any more): AccessDenied, after one fresh token
 429              later: nothing was changed
-5xx              nobody knows: ambiguous (hazard 13). Also what is not HTTP, or is cut off
+5xx              ambiguous: it may have been applied (hazard 13). Also what is not HTTP, or is cut off
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     iceberg_tables                  catalog_name, table_namespace, table_name | metadata_location, iceberg_type, …
     iceberg_namespace_properties    catalog_name, namespace, property_key | property_value
 
-`iceberg_type` came with the second version of the schema (V1); Java's catalog makes tables without it (V0) unless it is
-told otherwise. Both are used as they are found: without the column there are no views, and every row is a table.
+`iceberg_type` came with the second version of the schema (V1); Java's catalog makes tables without it (V0) unless
+configured otherwise. Both are used as they are: without the column there are no views, and every row is a table.
 
 A namespace is its levels joined by dots, so a level has none. It exists when it has a property (`exists` at least), a
 table, or a namespace inside: others make tables without looking, and may do so while we drop their namespace. Each

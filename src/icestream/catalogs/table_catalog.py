@@ -12,8 +12,8 @@ Requirements and updates are those of Iceberg's REST protocol, as plain JSON val
                 file, and look again later (hazard 13)
 
 An error that is raised instead means that nothing was changed: the request was wrong, there is no such table, access
-was denied, or the catalog could not be reached at all. After an answer that was lost the table is read back; nobody
-commits again blindly.
+was denied, or the catalog could not be reached at all. After a lost reply the table is read back; a commit is
+never repeated blindly.
 """
 
 from __future__ import annotations

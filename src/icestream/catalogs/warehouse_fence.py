@@ -6,7 +6,7 @@
                the fence was read once
     tell       the broker, which stops when it is on the wrong side (server/fence_monitor.py)
 
-A fence that was read once and cannot be read any more changes nothing: where the store is away, nothing is written.
+A fence that was read once and cannot be read now changes nothing: while the store is unavailable, nothing is written.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class WarehouseFence:
 
 
 class FenceWatch:
-    """Of a process that writes to the warehouse. Whoever makes it runs `run` beside the keeper's."""
+    """Watches the fence for a process that writes to the warehouse. The owner runs `run` beside the link keeper."""
 
     def __init__(self, keeper: LinkKeeper, fence: WarehouseFence, clock: Clock) -> None:
         self._keeper = keeper

@@ -51,7 +51,7 @@ class FenceReport(msgspec.Struct, frozen=True):
 
 def object_warehouse_of(settings: Settings) -> str:
     """The location of the warehouse, where it lies in an object store and this node places tables in it; else empty.
-    A store in memory is this process alone: nobody has to be kept off it."""
+    A store in memory belongs to this process alone and needs no fence."""
     is_ours = settings.catalog_embedded or settings.catalog.type != "rest"  # another server places them itself
     location = settings.storage.iceberg_config.warehouse
     return location if is_ours and is_object_location(location) else ""

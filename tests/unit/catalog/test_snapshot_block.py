@@ -85,5 +85,5 @@ def test_bytes_of_anybody_are_told_from_a_block(value: bytes) -> None:
     ],
 )
 def test_what_nobody_writes_is_refused(hostile: object) -> None:
-    with pytest.raises(errors.MetadataDamaged, match="no block of marks"):
+    with pytest.raises(errors.MetadataDamaged, match="not a block of snapshot marks"):
         snapshot_block.decode("k", msgspec.msgpack.encode(hostile))

@@ -127,14 +127,14 @@ def commit(
 
 def _retire(record: TableRecord, files: Sequence[str], now_ms: int) -> cmd.Put:
     """Records retired files under the first table of the commit: one operation, however many tables it has."""
-    budget, kept = limits.CATALOG_RETIRED_BYTES_MAX, []
+    budget, locations = limits.CATALOG_RETIRED_BYTES_MAX, []
     for location in files:
         budget -= len(location.encode())
         if budget < 0:  # the rest is found by the scan for orphans
             break
-        kept.append(location)
+        locations.append(location)
     key = catalog_keys.retired_key(record.uuid, record.version)
-    return cmd.Put(key, catalog_records.encode(RetiredFilesRecord(now_ms, kept)))
+    return cmd.Put(key, catalog_records.encode(RetiredFilesRecord(now_ms, locations)))
 
 
 def _plan_change(change: PlannedChange) -> PlannedTransaction:

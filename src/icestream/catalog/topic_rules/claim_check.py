@@ -6,8 +6,8 @@
                                                         Accepted: the runs are extended to the ends of the ranges
     anything else                                       refused, with the present positions
 
-A repeat is recognised by its id alone, whoever has the lease now: its rows are in the table. The same offsets under
-another round id are never a repeat: they come with other files (hazard 14 b).
+A repeat is recognised by its id alone, whichever driver has the lease now: its rows are in the table. The same offsets
+under another round id are never a repeat: they come with other files (hazard 14 b).
 """
 
 from __future__ import annotations
