@@ -1,20 +1,20 @@
-"""What a broker tells the pipeline about its log: which offsets are in no table yet, and where they lie.
+"""Inter-process messages from a broker to the pipeline: which offsets are uncommitted, and where they are stored.
 
-The broker syncs before it answers, so everything in here is synced (hazard 0) and may become a row.
+The broker syncs before it answers, so everything in a backlog is synced (hazard 0) and may become a row.
 
-    Backlog      one broker: its log, the topics with something to write, the files that hold it
-    Stretch      offsets [start, end) of one shard in one log file
-    marks        (position, lsn) of records where a reader of a file may begin, rising; the first is its first record.
-                 A task owns the bytes from one mark to another, or to `end`
+    Backlog        one broker: its log, the topics with uncommitted messages, the files that contain them
+    BacklogRange   offsets [start, end) of one shard in one log file
+    marks          (position, lsn) of records where a reader of a file may begin, rising; the first is its first record.
+                   A task owns the bytes from one mark to another, or to `end`
 
-A file is named by its number, which is its generation too: a file that was used again has another (hazard 29).
+A file is identified by its number, which is also its generation: a recycled file has another number (hazard 29).
 
 The calls on the broker's local socket (internal_api/pipeline_calls.py); a Backlog crosses as the bytes of
 `encode_backlog`, because a document may not have so many values:
     pipeline_backlog     wait_ms, files_max,              backlog: bytes
                          passed_over: topic ids
-    pipeline_lease       lease, epoch, files, ttl_ms      nothing. No file: the lease ends. LeaseLost: one with a higher
-                                                          epoch was here. PositionGone: a file is not there any more
+    pipeline_lease       lease, epoch, files, ttl_ms      nothing. No file: the lease ends. LeaseLost: a pipeline with a
+                                                          higher epoch has taken over. PositionGone: a file was freed
     pipeline_committed   positions [[topic_id, shard, offset], …], at most PIPELINE_POSITIONS_MAX; reopenings of the
                          backlog that they were made by: of shards that went back since nothing is taken      nothing
     pipeline_reopen      positions, as above: the tables end there. Floors go down, as far as the log has it
@@ -34,19 +34,19 @@ from icestream import errors
 class ShardBacklog(msgspec.Struct, frozen=True, array_like=True):
     shard: int
     epoch: int
-    committed: int  # the shard's floor: everything below is in the table, as far as the broker was told
+    committed: int  # the committed offset (the shard's floor): everything below is in the table
     synced: int
-    gaps: list[tuple[int, int]] = []  # declared, above committed: they hold no message
+    gaps: list[tuple[int, int]] = []  # declared gaps below `synced`: they hold no message
 
 
 class TopicBacklog(msgspec.Struct, frozen=True):
     topic_id: int
     name: str
     incarnation: int
-    shards: list[ShardBacklog]  # all of them, those with nothing to write too
-    rows: int  # in no table, wherever they lie
-    bytes: int  # of the stretches in this answer, about
-    oldest_us: int  # append time of the oldest message that is in no table; about: a file's or an index point's
+    shards: list[ShardBacklog]  # all shards, also those without uncommitted messages
+    rows: int  # uncommitted messages, also those outside of the files in this answer
+    bytes: int  # of the ranges in this answer, approximately
+    oldest_us: int  # append time of the oldest uncommitted message, approximately
     policy: dict[str, str] = {}  # of its table: partitioning, codec, target size; what differs from the settings
 
 
@@ -57,19 +57,19 @@ class BacklogRange(msgspec.Struct, frozen=True, array_like=True):
     start: int
     end: int
     bytes: int
-    position: int = 0  # of a record: none before it, in this file, holds any of these offsets; 0 where nobody looked
+    position: int = 0  # of a record: none before it in this file contains any of these offsets; 0 if unknown
 
 
 class BacklogFile(msgspec.Struct, frozen=True):
     number: int
-    end: int  # the position behind its last synced record
+    end: int  # the position after its last synced record
     marks: list[tuple[int, int]]
     stretches: list[BacklogRange]
     spill: bool = False  # a file of a topic's spill log (hazard 8), read like any other
 
 
 class PassedOver(msgspec.Struct, frozen=True):
-    """What waits of topics that the driver named, because they stand still: sums alone, so that they take no room."""
+    """The backlog of topics that the driver skips because they make no progress: only sums, which take no room."""
 
     rows: int = 0
     bytes: int = 0  # about
@@ -80,13 +80,13 @@ class Backlog(msgspec.Struct, frozen=True):
     log_id: str
     directory: str  # of the log, for tasks on the same machine
     address: str  # of the broker's HTTP, for all others: GET /wal/{number}
-    token: str  # what that asks for
+    token: str  # the token that this endpoint requires
     topics: list[TopicBacklog]
     files: list[BacklogFile]
-    is_cut: bool = False  # there is more: ask again after this is committed
+    is_cut: bool = False  # truncated: request again after this is committed
     lsn: int = 0  # the last record that this covers
     reopenings: int = 0  # grows when floors go back, and from one life of the broker to the next
-    # Settings `writer_…` that were changed while the broker runs: they go before those that the driver started with.
+    # Settings `writer_…` that were changed while the broker runs: they override those that the driver started with.
     changed_settings: dict[str, int] = {}
     passed_over: PassedOver = PassedOver()
 
@@ -99,7 +99,7 @@ def encode_backlog(backlog: Backlog) -> bytes:
 
 
 def decode_backlog(data: bytes) -> Backlog:
-    """Raises DecodeError for anything that is none."""
+    """Decodes a backlog. Raises DecodeError."""
     try:
         return _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

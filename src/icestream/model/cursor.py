@@ -72,9 +72,9 @@ class AckedOffsets:
 
     def missing(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """The parts of [start, end) that are not acked."""
-        while (found := self.first_missing(start, end)) is not None:
-            yield found
-            start = found[1]
+        while (hole := self.first_missing(start, end)) is not None:
+            yield hole
+            start = hole[1]
 
     def first_missing(self, start: int, end: int) -> tuple[int, int] | None:
         """The first part of [start, end) that is not acked, up to the next range."""

@@ -1,6 +1,6 @@
-"""Names of the files that the pipeline writes: fresh by chance, and each says under which epoch it was written.
+"""Names of the files that the pipeline writes: unique by a random token, with the epoch of their pipeline.
 
-    data/icestream-{epoch}-{chance}.parquet
+    data/icestream-{epoch}-{token}.parquet
     metadata/icestream-{epoch}-{uuid}-m{number}.avro               a manifest
     metadata/snap-{snapshot id}-icestream-{epoch}-{uuid}.avro      a manifest list
 
@@ -37,9 +37,9 @@ _FORMS: Final = {
 }
 
 
-def data_name(epoch: int, chance: str) -> str:
-    """`chance`: 32 hexadecimal digits."""
-    return f"{PREFIX}{epoch}-{chance}.parquet"
+def data_name(epoch: int, token: str) -> str:
+    """`token`: 32 random hexadecimal digits."""
+    return f"{PREFIX}{epoch}-{token}.parquet"
 
 
 def manifest_name(epoch: int, uuid: str, number: int) -> str:
@@ -51,9 +51,9 @@ def list_name(snapshot_id: int, epoch: int, uuid: str) -> str:
 
 
 def parse_pipeline_file(location: str) -> PipelineFile | None:
-    """None: another engine wrote it, or an earlier release."""
+    """Kind and epoch of a file that the pipeline wrote; None if another engine or an earlier release wrote it."""
     name = location.rpartition("/")[2]
     for kind, form in _FORMS.items():
-        if (found := form.fullmatch(name)) is not None:
-            return PipelineFile(kind, int(found[1]))
+        if (match := form.fullmatch(name)) is not None:
+            return PipelineFile(kind, int(match[1]))
     return None

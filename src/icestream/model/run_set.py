@@ -1,7 +1,7 @@
-"""Disjoint ranges of offsets in rising order, each with a value: what is in flight, what waits, and who has it.
+"""A set of disjoint offset ranges in rising order, each with a value: in flight, waiting, and for which consumer.
 
-A dispatcher knows millions of offsets by a few ranges, so nothing here is per message. Neighbours with equal values are
-one run; values that must stay apart compare by identity.
+A dispatcher describes millions of offsets by a few ranges, so nothing here costs per message. Neighbours with equal
+values are merged into one run; values that must stay apart compare by identity.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from operator import itemgetter
 from typing import Final, Generic, NamedTuple, TypeVar
 
 Value = TypeVar("Value")
-_FEW: Final = 16  # so many ranges are added one by one
-_PASS_SHARE: Final = 16  # one pass over so many runs is cheaper than looking an offset up
+_FEW: Final = 16  # fewer ranges than this are added one by one
+_PASS_SHARE: Final = 16  # one pass over this many runs is cheaper than looking up one offset
 _start_of = itemgetter(0)
 
 
@@ -72,8 +72,10 @@ class RunSet(Generic[Value]):
         runs[low:high] = [OffsetRun(start, end, value)]
 
     def add_all(self, ranges: Sequence[tuple[int, int]], value: Value) -> None:
-        """Adds ranges that rise, do not touch one another and are in no run. `value` is in no run either, so that none
-        of them continues one."""
+        """Adds ranges in rising order that touch neither each other nor any run.
+
+        No run may have `value` yet, so that no range continues a run.
+        """
         if len(ranges) < _FEW:
             for start, end in ranges:
                 self.add(start, end, value)
@@ -113,48 +115,48 @@ class RunSet(Generic[Value]):
         touched = self._runs[low:high]
         if not touched:
             return []
-        left: list[OffsetRun[Value]] = []
+        remaining: list[OffsetRun[Value]] = []
         if touched[0].start < start:
-            left.append(OffsetRun(touched[0].start, start, touched[0].value))
+            remaining.append(OffsetRun(touched[0].start, start, touched[0].value))
         if touched[-1].end > end:
-            left.append(OffsetRun(end, touched[-1].end, touched[-1].value))
-        if left or len(touched) > 1:
+            remaining.append(OffsetRun(end, touched[-1].end, touched[-1].value))
+        if remaining or len(touched) > 1:
             touched = [OffsetRun(max(run.start, start), min(run.end, end), run.value) for run in touched]
-        self._runs[low:high] = left
-        self._starts[low:high] = [run.start for run in left]
+        self._runs[low:high] = remaining
+        self._starts[low:high] = [run.start for run in remaining]
         self.size -= sum([run.end - run.start for run in touched])
         return touched
 
     def take_offsets(self, offsets: Sequence[int]) -> list[OffsetRun[Value]]:
-        """Removes and returns the parts of runs at these offsets, which rise: in one pass where they are many."""
+        """Removes and returns the parts of runs at these rising offsets; in one pass if they are many."""
         if not offsets:
             return []
         low, high = self._first_touching(offsets[0]), bisect_right(self._starts, offsets[-1])
         if len(offsets) < _FEW or high - low > _PASS_SHARE * len(offsets):
             return [run for offset in offsets for run in RunSet.take(self, offset, offset + 1)]
-        wanted, kept, taken = set(offsets), list[OffsetRun[Value]](), list[OffsetRun[Value]]()
+        requested, remaining, removed = set(offsets), list[OffsetRun[Value]](), list[OffsetRun[Value]]()
         for run in self._runs[low:high]:
             if run.end - run.start == 1:
-                (taken if run.start in wanted else kept).append(run)
+                (removed if run.start in requested else remaining).append(run)
                 continue
             at = run.start
             for offset in range(run.start, run.end):
-                if offset in wanted:
+                if offset in requested:
                     if at < offset:
-                        kept.append(OffsetRun(at, offset, run.value))
-                    taken.append(OffsetRun(offset, offset + 1, run.value))
+                        remaining.append(OffsetRun(at, offset, run.value))
+                    removed.append(OffsetRun(offset, offset + 1, run.value))
                     at = offset + 1
             if at < run.end:
-                kept.append(OffsetRun(at, run.end, run.value))
-        self._runs[low:high] = kept
-        self._starts[low:high] = [run.start for run in kept]
-        self.size -= len(taken)
-        return taken
+                remaining.append(OffsetRun(at, run.end, run.value))
+        self._runs[low:high] = remaining
+        self._starts[low:high] = [run.start for run in remaining]
+        self.size -= len(removed)
+        return removed
 
     def clear(self) -> None:
         self._starts, self._runs, self.size = [], [], 0
 
     def _first_touching(self, offset: int) -> int:
-        """Index of the first run that ends behind `offset`."""
+        """Index of the first run that ends after `offset`."""
         at = bisect_right(self._starts, offset)
         return at - 1 if at and self._runs[at - 1].end > offset else at

@@ -1,10 +1,10 @@
-"""What the broker asks the lake process about the table of a topic, and what it is told (docs/adr/0027).
+"""Inter-process messages between the broker and the lake process for reads of a topic's table (docs/adr/0027).
 
-Asked       one question about one shard. READ: what lies at an offset. EARLIEST: the first row. TIME: the first row
-            whose append time is at least this. SNAPSHOT: behind what is in a snapshot
-Scanned     the answer. `offset`: what EARLIEST, TIME and SNAPSHOT asked for, None for nothing found
-            READ: sections and gaps in the order of their offsets, without a hole up to `next_offset`
-            `end`: behind the last offset that the table knows of; None: the topic has no table
+ScanRequest    one request about one shard. READ: rows from an offset on. EARLIEST: the offset of the first row. TIME:
+               that of the first row whose append time is at least this. SNAPSHOT: the offset after a snapshot's rows
+ScanResponse   the response. `offset`: the result of EARLIEST, TIME and SNAPSHOT; None if there is no such row
+               READ: sections and gaps sorted by offset, without a hole up to `next_offset`
+               `end`: the offset after the last one in the table; None: the topic has no table
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ScanSection(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MissingRange(msgspec.Struct, frozen=True, array_like=True):
-    """Offsets [start, end) that are no rows, and why. `state`: of model/shard.py (GapState)."""
+    """Offsets [start, end) without rows, and why. `state`: a GapState of model/shard.py."""
 
     start: int
     end: int
@@ -54,4 +54,4 @@ class ScanResponse(msgspec.Struct, frozen=True):
     sections: list[ScanSection] = []
     missing: list[MissingRange] = []
     next_offset: int = 0
-    is_cached: bool = False  # nothing was read for it
+    is_cached: bool = False  # answered from the cache, without reading a file

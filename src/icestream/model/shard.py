@@ -1,4 +1,4 @@
-"""Topics, shards and positions: the words that everything else is said in."""
+"""The identity of topics and shards, and declared gaps in their offsets."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class ShardKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TopicIdentity:
-    """A topic as the log knows it. A topic that is created again has the same name and another incarnation and id.
+    """Id, name and incarnation of a topic. A topic that is created again keeps its name and gets a new incarnation, id.
 
-    Incarnation 0 is a stand-in for a topic whose name is lost (`nameless`); real ones count from 1.
+    Incarnation 0 marks a placeholder for a topic whose name is lost (`nameless`); real incarnations count from 1.
     """
 
     id: int
@@ -51,18 +51,18 @@ class TopicIdentity:
 
 
 class GapState(IntEnum):
-    """What is known of the offsets in a declared gap."""
+    """Why the offsets in a declared gap have no messages."""
 
-    UNUSED = 1  # never given to a message, or to one that no sync reached before the process or the power ended
-    LOST = 2  # held messages that are gone, on an operator's word (`icestream wal repair`)
-    PENDING = 3  # a dead owner's tail that may come back (hazard 2)
-    MERGED = 4  # that tail came back and was appended at new offsets
-    DROPPED = 5  # held messages that are gone: a retention of the topic (33), or an engine that removed rows (21)
+    UNUSED = 1  # never assigned, or assigned to a message that was not synced before a crash
+    LOST = 2  # messages that an operator gave up (`icestream wal repair`)
+    PENDING = 3  # the tail of a failed owner that may come back (hazard 2)
+    MERGED = 4  # such a tail that came back and was appended at new offsets
+    DROPPED = 5  # messages removed by the topic's retention (hazard 33) or by an engine that deleted rows (hazard 21)
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Offsets [start, end) of a shard that hold no message, and why. Readers step over it, `verify` accounts for it."""
+    """Offsets [start, end) of a shard without messages, and why. Readers step over it, `verify` accounts for it."""
 
     key: ShardKey
     start: int

@@ -1,7 +1,7 @@
-"""What a task of the pipeline tells its driver: the files that it wrote, or why not. Errors are data (hazard 29).
+"""Inter-process messages from a pipeline task to its driver: the files it wrote, or its error as data (hazard 29).
 
 A file is one Parquet file of one table: rows of one topic, one partition value (hazard 12), contiguous offsets for each
-of its shards, disjoint from every other file's (hazard 22). It is synced before it is told.
+of its shards, disjoint from those of every other file (hazard 22). It is synced before it is reported.
 """
 
 from __future__ import annotations
@@ -37,12 +37,11 @@ class WrittenFile(msgspec.Struct, frozen=True):
 
 
 class TaskErrorKind(StrEnum):
-    STALE = "stale"  # the range is not there any more, or not this one: the round is planned anew
-    DAMAGED = (
-        "damaged"  # a CRC does not fit at the right generation: read again from the owner before anyone believes it
-    )
+    STALE = "stale"  # the range was freed or recycled: the round is planned again
+    # A CRC does not match although the generation is right: read again from the owner before it counts as damage.
+    DAMAGED = "damaged"
     UNREACHABLE = "unreachable"  # the log or the table's storage did not answer
-    FAILED = "failed"  # anything else: a mistake of ours, most likely
+    FAILED = "failed"  # anything else, most likely a bug
 
 
 class TaskError(msgspec.Struct, frozen=True):
@@ -51,11 +50,14 @@ class TaskError(msgspec.Struct, frozen=True):
 
 
 class TopicTaskResult(msgspec.Struct, frozen=True):
-    """Of one topic in one range, or of a gathered topic in all of them. `range_number`: its place in the round."""
+    """The result for one topic in one range, or for a collected topic in all ranges.
+
+    `range_number`: the index of the range in the round.
+    """
 
     topic_id: int
     range_number: int
-    covered: list[CoveredRange]  # what was found and written; empty with an error
+    covered: list[CoveredRange]  # the offsets written; empty with an error
     files: list[WrittenFile]
     error: TaskError | None = None
-    is_cut: bool = False  # it had too many partition values: this is the front, the rest comes with another round
+    is_cut: bool = False  # too many partition values: these are the first offsets, the rest follows in another round

@@ -1,11 +1,12 @@
-"""What becomes of a topic's table and of its messages that are in no table, when it is deleted (hazard 49). Policies of
-the topic, of its namespace, or settings; whoever deletes may say otherwise.
+"""Policies for the deletion of a topic: what happens to its table and to its uncommitted messages (hazard 49).
 
-deleted_table   keep      a table like any other: nobody's topic, nobody's rules
-                drop      it has no name any more; its files stay
-                purge     its files go too, an hour later or more
-deleted_rest    commit    the pipeline brings them into the table first; until then the log keeps them
-                discard   they go, and how many is said
+They are policies of the topic or its namespace, or settings; the deletion call may override them.
+
+deleted_table   keep      the table stays, as an ordinary table without a topic
+                drop      the table is removed from the catalog; its files stay
+                purge     its files are removed, too, an hour later or more
+deleted_rest    commit    the pipeline commits uncommitted messages to the table first; until then the log keeps them
+                discard   uncommitted messages are discarded, and their number is reported
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ class DeletedRestPolicy(StrEnum):
 
 def parse_deleted_table(text: str) -> DeletedTablePolicy:
     if text not in list(DeletedTablePolicy):
-        raise errors.InvalidInput(f"{text!r} is nothing that becomes of a table", hint="keep, drop or purge")
+        raise errors.InvalidInput(f"{text!r} is not a policy for a deleted topic's table", hint="keep, drop or purge")
     return DeletedTablePolicy(text)
 
 
 def parse_deleted_rest(text: str) -> DeletedRestPolicy:
     if text not in list(DeletedRestPolicy):
-        raise errors.InvalidInput(f"{text!r} is nothing that becomes of the rest", hint="commit or discard")
+        raise errors.InvalidInput(f"{text!r} is not a policy for uncommitted messages", hint="commit or discard")
     return DeletedRestPolicy(text)
