@@ -141,7 +141,7 @@ async def danube_table(
     store = store or MemoryStore()
     broker = Broker(BrokerOptions(), store, MemoryStorage(store, clock, 10_000), clock)
     await broker.start()
-    service = DanubeService(broker, clock, DanubeOptions(URL, message_bytes_max))
+    service = DanubeService(broker, broker.store, clock, DanubeOptions(URL, message_bytes_max))
     try:
         yield DanubeTable(broker, service)
     finally:

@@ -47,10 +47,10 @@ from icestream.runtime.tasks import Tasks
 
 
 class TopicPage(NamedTuple):
-    """A page of topics in the order of their names. `next_after`: the argument for the next page; None at the end."""
+    """A page of topic names in order. `next_after`: the argument for the next page; None on the last page."""
 
-    topics: list[tuple[TopicName, records.TopicRecord]]
-    next_after: TopicName | None
+    names: list[TopicName]
+    next_after: str | None
 
 
 class Broker:
@@ -184,21 +184,16 @@ class Broker:
         """True if this node serves the topic of this record."""
         return self.topics.owners.is_local(record.owner)
 
-    async def page_topics(self, namespace: str, after: TopicName | None, limit: int) -> TopicPage:
-        """At most `limit` topics of all nodes, of one namespace or of all (""), behind `after`.
+    async def page_topics(self, namespace: str, after: str, limit: int) -> TopicPage:
+        """At most `limit` topics of all nodes after the one named `after`, of one namespace or of all (both may be "").
 
         Reads the page from the metadata store, so the cost does not depend on the number of topics.
         """
         prefix = f"{records.TOPICS}{namespace}/" if namespace else records.TOPICS
-        entries = await self.store.list(prefix, records.topic_key(after) if after is not None else "", limit + 1)
-        topics = [
-            (
-                TopicName(*key.removeprefix(records.TOPICS).split("/")),
-                records.decode(records.TopicRecord, key, entry.value),
-            )
-            for key, entry in entries[:limit]
-        ]
-        return TopicPage(topics, topics[-1][0] if len(entries) > limit else None)
+        after_key = records.TOPICS + after.removeprefix("/") if after else ""
+        entries = await self.store.list(prefix, after_key, limit + 1)
+        names = [TopicName(*key.removeprefix(records.TOPICS).split("/")) for key, _ in entries[:limit]]
+        return TopicPage(names, str(names[-1]) if len(entries) > limit else None)
 
     def shard_streams(self, topic: Topic) -> list[ShardStream]:
         """The readers of all shards of a topic."""

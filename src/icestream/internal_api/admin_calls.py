@@ -14,7 +14,6 @@ from msgspec import UNSET, UnsetType
 
 from icestream import errors, limits
 from icestream.broker import records
-from icestream.broker.history_start import history_starts
 from icestream.broker.online_settings import OnlineSettings, setting
 from icestream.broker.service import Broker
 from icestream.broker.stall_detector import message_age_ms
@@ -35,10 +34,8 @@ from icestream.internal_api.metadata_calls import METADATA_CALLS
 from icestream.internal_api.paging import PageRequest, page_of
 from icestream.internal_api.pipeline_calls import PipelineCalls
 from icestream.internal_api.scan_calls import SCAN_CALLS
-from icestream.metadata.entry import Entry
-from icestream.model.shard import ShardKey
 from icestream.model.subscription import StartAt, SubscriptionStart, SubscriptionType
-from icestream.model.topic_name import TopicName, check_namespace
+from icestream.model.topic_name import TopicName
 from icestream.observability.health import Check, failure
 from icestream.runtime.clock import Clock
 from icestream.settings import KEYS
@@ -156,12 +153,12 @@ class AdminCalls:
         return CallTable({**shared, **self._fence.calls(), **admin_calls}, limits.LOCAL_CALL_BYTES_MAX)
 
     def _topic(self, name: str) -> Topic:
-        return self._broker.topics.get(TopicName.parse(name))
+        return self._broker.topic(TopicName.parse(name))
 
     # --- namespaces ---
 
     async def list_namespaces(self, connection: NativeConnection, arguments: Document) -> Document:
-        namespaces = self._broker.topics.namespaces
+        namespaces = self._broker.namespaces()
         return page_of(
             ((name, name) for name in namespaces),
             decode_arguments(PageRequest, arguments),
@@ -169,13 +166,8 @@ class AdminCalls:
         )
 
     async def describe_namespace(self, connection: NativeConnection, arguments: Document) -> Document:
-        name = check_namespace(decode_arguments(NamespaceOnly, arguments).namespace)
-        record = self._broker.topics.namespaces.get(name)
-        if record is None:
-            raise errors.UnknownNamespace(
-                f"there is no namespace {name}", hint="`icestream namespace list` shows the existing ones"
-            )
-        return admin_documents.namespace_document(name, record)
+        name = decode_arguments(NamespaceOnly, arguments).namespace
+        return admin_documents.namespace_document(name, self._broker.namespace(name))
 
     async def create_namespace(self, connection: NativeConnection, arguments: Document) -> Document:
         request = decode_arguments(NamespacePolicies, arguments)
@@ -199,35 +191,28 @@ class AdminCalls:
         The cost of a page does not depend on the number of topics.
         """
         request = decode_arguments(PageTopics, arguments)
-        prefix = records.TOPICS
         if request.namespace:
-            await self.describe_namespace(connection, {"namespace": request.namespace})
-            prefix += f"{request.namespace}/"
-        after = records.topic_key(TopicName.parse(request.after)) if request.after else ""
-        entries = await self._broker.store.list(prefix, after, request.limit + 1)
-        lines = [self._topic_line(key, entry) for key, entry in entries[: request.limit]]
-        return {
-            "items": [line for line in lines if line is not None],
-            "next": "/" + entries[request.limit - 1][0].removeprefix(records.TOPICS)
-            if entries[request.limit :]
-            else None,
-        }
+            self._broker.namespace(request.namespace)  # raises UnknownNamespace
+        after = str(TopicName.parse(request.after)) if request.after else ""
+        page = await self._broker.page_topics(request.namespace, after, request.limit)
+        lines = [self._topic_line(name) for name in page.names]
+        return {"items": [line for line in lines if line is not None], "next": page.next_after}
 
-    def _topic_line(self, key: str, entry: Entry) -> Document | None:
-        """None for a topic that this node owns and has not opened yet."""
-        name, topics = TopicName(*key.removeprefix(records.TOPICS).split("/")), self._broker.topics
-        topic = topics.find(name)
+    def _topic_line(self, name: TopicName) -> Document | None:
+        """None for a topic that was deleted meanwhile, or that this node owns and has not opened yet."""
+        topic = self._broker.find_topic(name)
         if topic is not None:
             return admin_documents.topic_line(topic)
-        record = records.decode(records.TopicRecord, key, entry.value)
-        return None if topics.owners.is_local(record.owner) else admin_documents.topic_line_elsewhere(name, record)
+        record = self._broker.find_topic_record(name)
+        if record is None or self._broker.is_local(record):
+            return None
+        return admin_documents.topic_line_elsewhere(name, record)
 
     async def inspect_topic(self, connection: NativeConnection, arguments: Document) -> Document:
         topic = self._topic(decode_arguments(TopicOnly, arguments).topic)
-        # The storage facade gives access to stored messages only through a subscription, here one without a name.
-        stream = await self._broker.storage.create_subscription_stream(topic.name.namespace, topic.name.name, "")
         usage = self._log.state.usage.get(topic.record.id) if self._log is not None else None
-        details = admin_documents.topic_details(topic, stream.shards, usage.held_bytes if usage is not None else 0)
+        held_bytes = usage.held_bytes if usage is not None else 0
+        details = admin_documents.topic_details(topic, self._broker.shard_streams(topic), held_bytes)
         stalled = self._broker.stalled_readers.of_topic(topic.record.id)
         return details | {"stalled_readers": [admin_documents.stalled_reader_document(reader) for reader in stalled]}
 
@@ -237,17 +222,12 @@ class AdminCalls:
         A call of its own, because the lake process calls `inspect_topic` and would wait for itself here.
         """
         topic = self._topic(decode_arguments(TopicOnly, arguments).topic)
-        keys = [ShardKey(topic.record.id, shard) for shard in range(topic.record.shards)]
-        return {"starts": await history_starts([self._broker.storage.shard_stream(key) for key in keys])}
+        return {"starts": await self._broker.history_starts(topic)}
 
     async def page_gaps(self, connection: NativeConnection, arguments: Document) -> Document:
         request = decode_arguments(PageOfShard, arguments)
         topic = self._topic(request.topic)
-        if not 0 <= request.shard < topic.record.shards:
-            raise errors.InvalidInput(
-                f"topic {topic.name} has no shard {request.shard}", hint=f"it has {topic.record.shards}"
-            )
-        gaps = self._broker.storage.shard_stream(ShardKey(topic.record.id, request.shard)).gaps()
+        gaps = self._broker.gaps(topic, request.shard)
         return page_of(((f"{gap.start:019d}", gap) for gap in gaps), request, admin_documents.gap_document)
 
     async def set_topic_policies(self, connection: NativeConnection, arguments: Document) -> Document:

@@ -40,7 +40,7 @@ class ScanFailure(msgspec.Struct):
 
 
 def _scan_requests(connection: NativeConnection) -> ScanRequests:
-    scan_requests = connection.broker.storage.scan_requests
+    scan_requests = connection.broker.scan_requests
     if scan_requests is None:
         raise errors.InvalidInput(
             "this broker keeps its messages in memory and has no tables", hint="set `storage.type: iceberg`"

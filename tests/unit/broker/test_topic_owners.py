@@ -177,7 +177,7 @@ async def test_a_client_whose_second_node_goes_down_hears_its_name() -> None:
 async def test_clients_of_danube_are_redirected() -> None:
     async with two_nodes() as nodes:
         await nodes.second.create_partitioned_topic(BILLS, 2)
-        service = DanubeService(nodes.first, SystemClock(), DanubeOptions("http://127.0.0.1:1"))
+        service = DanubeService(nodes.first, nodes.first.store, SystemClock(), DanubeOptions("http://127.0.0.1:1"))
         table, asked = service.table().unary, pb.TopicLookupRequest(request_id=3, topic="/default/bills-part-1")
         raw = await table["/danube.Discovery/TopicLookup"](asked.SerializeToString(), Call("test"))
         found = pb.TopicLookupResponse.FromString(raw)

@@ -111,7 +111,7 @@ class AckHandler:
         return outcomes
 
     def _delivery(self, topic_name: str, subscription: str) -> tuple[DeliveryKey, ShardDelivery]:
-        topic, part = resolve_partition(self._broker.topics, topic_name)
+        topic, part = resolve_partition(self._broker, topic_name)
         entry = topic.subscriptions.get(subscription)
         if entry is None:
             raise unknown_subscription(topic.name, subscription)

@@ -104,7 +104,7 @@ class AdminHandlers:
     # --- namespaces ---
 
     async def namespaces(self, raw: bytes, call: Call) -> bytes:
-        return pb.NamespaceListResponse(namespaces=sorted(self._broker.topics.namespaces)).SerializeToString()
+        return pb.NamespaceListResponse(namespaces=sorted(self._broker.namespaces())).SerializeToString()
 
     async def namespace_topics(self, raw: bytes, call: Call) -> bytes:
         topics = self._topics_in(decode(pb.NamespaceRequest, raw).name)
@@ -113,7 +113,7 @@ class AdminHandlers:
     async def namespace_policies(self, raw: bytes, call: Call) -> bytes:
         name = decode(pb.NamespaceRequest, raw).name
         self._check_namespace(name)
-        policies = self._broker.topics.namespaces[name].policies
+        policies = self._broker.namespace(name).policies
         return pb.PolicyResponse(policies=json.dumps(_policies(policies))).SerializeToString()
 
     async def create_namespace(self, raw: bytes, call: Call) -> bytes:
@@ -128,12 +128,12 @@ class AdminHandlers:
 
     def _check_namespace(self, name: str) -> None:
         """Fails with NOT_FOUND for an unknown namespace, which admin tools do not retry."""
-        if check_namespace(name) not in self._broker.topics.namespaces:
+        if check_namespace(name) not in self._broker.namespaces():
             raise CallFailed("NOT_FOUND", errors.UnknownNamespace(f"there is no namespace {name}"))
 
     def _topics_in(self, namespace: str) -> list[tuple[str, Topic]]:
         self._check_namespace(namespace)
-        return self._names([topic for topic in self._broker.topics if topic.name.namespace == namespace])
+        return self._names([topic for topic in self._broker.list_topics() if topic.name.namespace == namespace])
 
     @staticmethod
     def _names(topics: list[Topic]) -> list[tuple[str, Topic]]:
@@ -152,7 +152,7 @@ class AdminHandlers:
                 f"unknown broker {request.broker_id[:100]}", hint=f"this broker is {self._addresses.name}"
             )
             raise CallFailed("NOT_FOUND", error)
-        return self._topic_list(self._names(list(self._broker.topics)))
+        return self._topic_list(self._names(self._broker.list_topics()))
 
     def _topic_list(self, topics: list[tuple[str, Topic]]) -> bytes:
         infos = [
@@ -212,7 +212,7 @@ class AdminHandlers:
         return response.SerializeToString()
 
     def _topic(self, name: str) -> Topic:
-        return self._broker.topics.get(base_name(name))
+        return self._broker.topic(base_name(name))
 
     # --- subscriptions ---
 

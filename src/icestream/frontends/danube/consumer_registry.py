@@ -110,7 +110,7 @@ class ConsumerRegistry:
     async def _join(
         self, registration: RegisteredConsumer, peer: str, start: SubscriptionStart | None, *, create: bool = True
     ) -> DanubeConsumer:
-        partition = resolve_partition(self._broker.topics, registration.topic)
+        partition = resolve_partition(self._broker, registration.topic)
         sink = DanubeConsumer(
             partition, registration.subscription, peer, self._address, self._message_bytes_max, self._ids.now_ms
         )
@@ -172,7 +172,7 @@ class ConsumerRegistry:
         if registration is None:
             return False
         try:
-            topic = resolve_partition(self._broker.topics, registration.topic).topic
+            topic = resolve_partition(self._broker, registration.topic).topic
         except errors.InvalidInput:
             return False
         return registration.subscription in topic.subscriptions

@@ -79,7 +79,9 @@ class DanubeFrontEnd(FrontEnd):
         listener = _listener("ports.danube", limits.OPEN_FILES_MESSAGE_SHARE)
         port = await listener.bind(settings.node.bind_host, settings.ports.danube, tls)
         self.url = f"{'http' if tls is None else 'https'}://{_address(settings, port)}"
-        self._service = DanubeService(broker, SystemClock(), DanubeOptions(self.url, settings.danube.max_message_bytes))
+        self._service = DanubeService(
+            broker, broker.store, SystemClock(), DanubeOptions(self.url, settings.danube.max_message_bytes)
+        )
         await listener.serve(self._service.table())
         self._listener = listener
         self._service.start()

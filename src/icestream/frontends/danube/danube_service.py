@@ -17,6 +17,7 @@ from icestream.frontends.danube.messages import COLUMNS
 from icestream.frontends.danube.producer_registry import ProducerRegistry
 from icestream.frontends.danube.request_batch import BatchedMethod
 from icestream.frontends.danube.schema_handlers import SchemaHandlers
+from icestream.metadata.store import MetadataStore
 from icestream.observability.log import get_logger
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Tasks
@@ -35,10 +36,11 @@ class DanubeOptions:
 
 
 class DanubeService:
-    def __init__(self, broker: Broker, clock: Clock, options: DanubeOptions) -> None:
+    def __init__(self, broker: Broker, store: MetadataStore, clock: Clock, options: DanubeOptions) -> None:
+        """`store`: for the records of this front end alone, the ids of its clients."""
         self._tasks = Tasks(self._task_failed)
-        ids = IdRegistry(broker.store, clock)
-        self.producers = ProducerRegistry(broker, ids)
+        ids = IdRegistry(store, clock)
+        self.producers = ProducerRegistry(broker, store, ids)
         self.consumers = ConsumerRegistry(broker, ids, clock, options.address, options.message_bytes_max)
         self._sender = MessageSender(broker, self.producers, clock, self._tasks, options.message_bytes_max)
         self._acks = AckHandler(broker, self.consumers)

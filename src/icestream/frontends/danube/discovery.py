@@ -29,12 +29,12 @@ class Discovery:
         request = decode(pb.TopicLookupRequest, raw)
         response_type, url = pb.TopicLookupResponse.Connect, self._url
         try:
-            await self._broker.topics.locate(base_name(request.topic))
+            await self._broker.locate_topic(base_name(request.topic))
         except errors.TopicElsewhere as error:
             response_type, url = pb.TopicLookupResponse.Redirect, error.details.get("danube", "")
             if not url:
                 raise
-        if not wire_names(self._broker.topics, request.topic):
+        if not wire_names(self._broker, request.topic):
             raise errors.UnknownTopic(f"there is no topic {request.topic}", hint="TopicPartitions lists its partitions")
         response = pb.TopicLookupResponse(
             request_id=request.request_id, response_type=response_type, connect_url=url, broker_url=url
@@ -43,7 +43,7 @@ class Discovery:
 
     async def partitions(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.TopicLookupRequest, raw)
-        names = wire_names(self._broker.topics, request.topic)
+        names = wire_names(self._broker, request.topic)
         return pb.TopicPartitionsResponse(request_id=request.request_id, partitions=names).SerializeToString()
 
     async def health(self, raw: bytes, call: Call) -> bytes:

@@ -142,7 +142,7 @@ class MessageSender:
         try:
             shard = self._shard_of(producer, uniform.topic_name)
             block = encode_block(batch.count, uniform.columns)
-            if len(block) > self._broker.storage.batch_bytes_max or not self._broker.storage.has_room(len(block)):
+            if len(block) > self._broker.batch_bytes_max or not self._broker.has_room(len(block)):
                 return False
             self._publish(producer.plain, shard, block, lambda result: _complete_batch(batch, result))
         except errors.IcestreamError:
@@ -174,7 +174,7 @@ class MessageSender:
             outcome.set_exception(error)
 
     def _shard_of(self, producer: DanubeProducer, name: str) -> int:
-        partition = resolve_partition(self._broker.topics, name)
+        partition = resolve_partition(self._broker, name)
         if partition.topic is not producer.plain.topic:
             raise errors.InvalidInput(
                 f"producer {producer.id} belongs to {producer.topic}, not to {partition.topic.name}",
@@ -204,7 +204,7 @@ class MessageSender:
             else:
                 groups.setdefault((id(message.producer), message.shard), []).append(message)
         for group in groups.values():
-            for part in _parts(group, self._broker.storage.batch_bytes_max):
+            for part in _parts(group, self._broker.batch_bytes_max):
                 self._store(part)
 
     def _store(self, group: list[PendingMessage]) -> None:
@@ -214,7 +214,7 @@ class MessageSender:
             numbering = Numbering(first.producer.id, first.producer.epoch, first.number)
         try:
             block = encode_block(len(group), _columns(group), numbering)
-            if self._broker.storage.has_room(len(block)):
+            if self._broker.has_room(len(block)):
                 self._publish(first.producer, first.shard, block, lambda result: _complete(group, result))
             else:
                 self._tasks.start(self._publish_later(group, block), "danube-room")
@@ -223,7 +223,7 @@ class MessageSender:
 
     async def _publish_later(self, group: list[PendingMessage], block: bytes) -> None:
         try:
-            await self._broker.storage.wait_for_room(len(block))
+            await self._broker.wait_for_room(len(block))
             self._publish(group[0].producer, group[0].shard, block, lambda result: _complete(group, result))
         except errors.IcestreamError as error:
             self._refuse(group, error)

@@ -6,8 +6,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from icestream.broker.danube_partitions import check_partition, unknown_partition
+from icestream.broker.service import Broker
 from icestream.broker.topic import Topic
-from icestream.broker.topic_registry import TopicRegistry
 from icestream.model.topic_name import TopicName, parse_shard
 
 parse_partition = lru_cache(4096)(parse_shard)  # cached: every message and ack carries such a name
@@ -24,10 +24,10 @@ class PartitionRef(NamedTuple):
         return self.part or 0
 
 
-def resolve_partition(topics: TopicRegistry, name: str) -> PartitionRef:
+def resolve_partition(broker: Broker, name: str) -> PartitionRef:
     """The shard with this name. Raises UnknownTopic for a topic or partition that does not exist."""
     topic_name, part = parse_partition(name)
-    topic = topics.get(topic_name)
+    topic = broker.topic(topic_name)
     check_partition(topic, part)
     if part is not None and part >= topic.record.shards:
         raise unknown_partition(topic, part)
@@ -39,14 +39,13 @@ def wire_name(topic: Topic, shard: int) -> str:
     return topic.name.shard_name(shard, record.shards, is_partitioned=record.is_partitioned)
 
 
-def wire_names(topics: TopicRegistry, name: str) -> list[str]:
+def wire_names(broker: Broker, name: str) -> list[str]:
     """The partitions of a topic of any node, or the named partition alone; empty if it does not exist.
 
     Names match exactly.
     """
     topic_name, part = parse_partition(name)
-    topic = topics.find(topic_name)
-    record = topic.record if topic is not None else topics.owners.find_topic(topic_name)
+    record = broker.find_topic_record(topic_name)
     if record is None or (part is not None and not record.is_named_by_shard):
         return []
     shards = range(record.shards) if part is None else [part] if part < record.shards else []

@@ -35,6 +35,7 @@ from icestream.frontends.danube.messages import OWN_COLUMNS
 from icestream.frontends.danube.partition_names import parse_partition
 from icestream.frontends.danube.schema_handlers import check_reference
 from icestream.frontends.danube.wire import danube_pb2 as pb
+from icestream.metadata.store import MetadataStore
 from icestream.model.subscription import DispatchMode
 from icestream.model.topic_name import TopicName
 
@@ -62,8 +63,10 @@ class DanubeProducer:
 
 
 class ProducerRegistry:
-    def __init__(self, broker: Broker, ids: IdRegistry) -> None:
+    def __init__(self, broker: Broker, store: MetadataStore, ids: IdRegistry) -> None:
+        """`store`: for the incarnations of producers, which are records of this front end."""
         self._broker = broker
+        self._store = store
         self._ids = ids
         self._connected: OrderedDict[int, DanubeProducer] = OrderedDict()  # longest idle first
         self._recalls: dict[int, asyncio.Task[DanubeProducer | None]] = {}
@@ -166,7 +169,7 @@ class ProducerRegistry:
                 await self._ids.renew_key(records.producer_key(producer.topic, producer.numbered.name))
             return True
         registration = await self._ids.producer(id_)
-        return registration is not None and self._broker.topics.find(TopicName.parse(registration.topic)) is not None
+        return registration is not None and self._broker.find_topic(TopicName.parse(registration.topic)) is not None
 
     # --- sequence numbers ---
 
@@ -182,9 +185,8 @@ class ProducerRegistry:
                     producer.topic, f"danube/{producer.name}", incarnation, resumes=resumes
                 )
                 opened.columns = OWN_COLUMNS
-                await (
-                    self._broker.storage.wait_durable()
-                )  # what was under way is stored or not: only then numbers count
+                # Batches of the former epoch are stored or rolled back then: only now its sequence numbers are final.
+                await self._broker.wait_durable()
                 producer.numbered, producer.incarnation = opened, incarnation
                 producer.stored_before = self._last_sequences(opened) if resumes else {}
             assert producer.numbered is not None
@@ -201,7 +203,7 @@ class ProducerRegistry:
         Raises ProducerFenced for an older incarnation.
         """
         key = f"{INCARNATIONS}{producer.id}"
-        entry = await self._broker.store.get(key)
+        entry = await self._store.get(key)
         incarnations = records.decode(Incarnations, key, entry.value).names if entry is not None else ()
         if incarnation in incarnations[:-1]:
             raise errors.ProducerFenced(
@@ -210,7 +212,7 @@ class ProducerRegistry:
             )
         if not incarnations or incarnations[-1] != incarnation:
             names = (*incarnations, incarnation)[-limits.DANUBE_INCARNATIONS_MAX :]
-            await self._broker.store.txn([], [put_name(key, records.encode(Incarnations(names)))])
+            await self._store.txn([], [put_name(key, records.encode(Incarnations(names)))])
             return False
         return True
 

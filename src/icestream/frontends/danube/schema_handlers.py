@@ -154,7 +154,7 @@ class SchemaHandlers:
         name = base_name(request.topic_name)
         schema = self._registry.of_topic(name)
         if schema is None:
-            self._broker.topics.get(name)
+            self._broker.topic(name)
             raise errors.UnknownSchema(f"topic {name} has no schema", hint="configure a schema, or produce with one")
         return pb.GetTopicSchemaConfigResponse(
             schema_subject=schema.subject,

@@ -38,7 +38,7 @@ class ClientCounts:
 async def client_counts(broker: Broker) -> ClientCounts:
     """Yields to the event loop every METRICS_SLICE_TOPICS topics: many topics must not delay acks."""
     counts = ClientCounts()
-    for number, topic in enumerate(broker.topics, 1):
+    for number, topic in enumerate(broker.list_topics(), 1):
         counts.producers += len(topic.producers)
         counts.subscriptions += len(topic.subscriptions)
         for subscription in topic.subscriptions.values():
@@ -57,8 +57,8 @@ async def broker_families(broker: Broker) -> list[GaugeMetricFamily]:
     counts = await client_counts(broker)
     largest_lags = heapq.nlargest(limits.METRICS_SUBSCRIPTIONS_MAX, counts.lags)
     return [
-        metrics.NAMESPACES.family(len(broker.topics.namespaces)),
-        metrics.TOPICS.family(len(broker.topics)),
+        metrics.NAMESPACES.family(len(broker.namespaces())),
+        metrics.TOPICS.family(broker.topic_count),
         metrics.PRODUCERS.family(counts.producers),
         metrics.SUBSCRIPTIONS.family(counts.subscriptions),
         metrics.CONSUMERS.family(counts.consumers),

@@ -140,7 +140,7 @@ async def open_producer(connection: NativeConnection, arguments: Document) -> Do
     try:
         if producer.epoch > 1:
             # Batches of the producer's previous epoch may be in flight; `last_sequences` is final once they settled.
-            await broker.storage.wait_durable()
+            await broker.wait_durable()
     except BaseException:
         broker.close_producer(producer)
         raise
@@ -155,7 +155,7 @@ async def open_producer(connection: NativeConnection, arguments: Document) -> Do
         "last_sequences": [last_sequence(producer, shard) for shard in shards],
         "recent": [recent_batches(connection, producer, shard) for shard in shards] if request.resumes else [],
         "max_message_bytes": producer.topic.policies.max_message_bytes or 0,
-        "max_batch_bytes": broker.storage.batch_bytes_max,
+        "max_batch_bytes": broker.batch_bytes_max,
     }
 
 
@@ -268,7 +268,7 @@ async def takeover_topic(connection: NativeConnection, arguments: Document) -> D
 
 
 async def describe_topic(connection: NativeConnection, arguments: Document) -> Document:
-    return describe(connection.broker.topics.get(TopicName.parse(decode_arguments(TopicOnly, arguments).topic)))
+    return describe(connection.broker.topic(TopicName.parse(decode_arguments(TopicOnly, arguments).topic)))
 
 
 async def topic_policies(connection: NativeConnection, arguments: Document) -> Document:
@@ -277,7 +277,7 @@ async def topic_policies(connection: NativeConnection, arguments: Document) -> D
     name = TopicName.parse(request.topic)
     if request.policies:
         await connection.broker.change_topic_policies(name, request.policies)
-    topic = connection.broker.topics.get(name)
+    topic = connection.broker.topic(name)
     return {
         "policies": policies_document(topic.record.policies),
         "effective_policies": policies_document(topic.policies),
@@ -292,10 +292,8 @@ def policies_document(policies: records.TopicPolicies) -> Document:
 async def list_topics(connection: NativeConnection, arguments: Document) -> Document:
     """A page of topics in name order; `next` is the last topic of the page, nil on the last page."""
     after = decode_arguments(ListTopics, arguments).after
-    key = records.TOPICS + after.removeprefix("/") if after else ""
-    entries = await connection.broker.store.list(records.TOPICS, key, limits.TOPICS_PAGE_MAX + 1)
-    page = ["/" + key.removeprefix(records.TOPICS) for key, _ in entries[: limits.TOPICS_PAGE_MAX]]
-    return {"topics": page, "next": page[-1] if len(entries) > len(page) else None}
+    page = await connection.broker.page_topics("", after, limits.TOPICS_PAGE_MAX)
+    return {"topics": [str(name) for name in page.names], "next": page.next_after}
 
 
 async def delete_subscription(connection: NativeConnection, arguments: Document) -> Document:
