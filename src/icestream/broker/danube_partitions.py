@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from icestream import errors, limits
 from icestream.broker.records import TopicPolicies
-from icestream.broker.subscription_manager import SubscriptionManager
+from icestream.broker.subscription_registry import SubscriptionRegistry
 from icestream.broker.topic import Topic
 from icestream.broker.topic_registry import TopicRegistry
 from icestream.model.subscription import DispatchMode
@@ -32,7 +32,7 @@ class PartitionRequest(NamedTuple):
 
 
 class DanubePartitions:
-    def __init__(self, topics: TopicRegistry, subscriptions: SubscriptionManager) -> None:
+    def __init__(self, topics: TopicRegistry, subscriptions: SubscriptionRegistry) -> None:
         self._topics = topics
         self._subscriptions = subscriptions
 

@@ -30,7 +30,7 @@ from icestream.broker.schema_registry import SchemaRegistry
 from icestream.broker.storage import PersistentStorage, ShardStream
 from icestream.broker.structural_changes import StructuralChanges
 from icestream.broker.subscription import Subscription, unknown_subscription
-from icestream.broker.subscription_manager import SubscriptionManager
+from icestream.broker.subscription_registry import SubscriptionRegistry
 from icestream.broker.topic import Producer, Topic
 from icestream.broker.topic_deletion import Deletion
 from icestream.broker.topic_owners import TopicOwners
@@ -73,7 +73,7 @@ class Broker:
         self.schemas = SchemaRegistry(store, self.topics, clock)
         self._publisher = Publisher(store, storage, clock, self.schemas)
         self._names = NameRegistry(store, clock, self._changes, self.topics)
-        self._subscriptions = SubscriptionManager(options, store, storage, clock, self._tasks, self)
+        self._subscriptions = SubscriptionRegistry(options, store, storage, clock, self._tasks, self)
         self.stalled_readers = self._subscriptions.stalled_readers
         self._partitions = DanubePartitions(self.topics, self._subscriptions)
         # Admission of batches (PersistentStorage). Bound here, because front ends call them for every batch.

@@ -141,7 +141,7 @@ async def test_of_a_very_large_batch_no_more_is_looked_at_than_is_buried(monkeyp
             looked.append(one.rows)
             yield one
 
-    monkeypatch.setattr(dead_letter_format, "blocks_of", counted)
+    monkeypatch.setattr(dead_letter_format, "iter_blocks", counted)
     (stream,) = (await broker.storage.create_subscription_stream("default", "a", "s")).shards
     found = await dead_letter_format.read_rows(stream, 150_000, rows)
     assert [row.offset for row in found] == [*range(150_000, 150_000 + len(found))]

@@ -45,7 +45,7 @@ _log = get_logger("subscriptions")
 _OWN_REASONS: Final = frozenset((ACK_TIMEOUT, FAILED_BEFORE, NO_ROOM, UNWANTED))
 
 
-class SubscriptionManager:
+class SubscriptionRegistry:
     def __init__(
         self,
         options: BrokerOptions,
