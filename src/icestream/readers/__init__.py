@@ -1,4 +1,4 @@
-"""Readers of topic tables: data files of any engine, decoded into the columns of a message, by shard and offset.
+"""Reads rows of topic tables by shard and offset, whichever engine wrote the files, as sections of the log.
 
-`verify` proves with the same readers that a table holds every committed offset exactly once.
+It plans scans over manifests, decodes one window of offsets at a time, and verifies tables (`verify`).
 """

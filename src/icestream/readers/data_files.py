@@ -1,9 +1,8 @@
-"""The files of a snapshot as a reader plans with them: where each lies, and which offsets it can hold.
+"""The files of a snapshot as a scan plans with them: where each is, and which offsets it can hold.
 
-A data file without bounds for `shard` or `offset` has to be looked into (`low` and `high` are None). A delete file
-counts for every data file that is not younger; that is decided by sequence numbers, which an entry takes from its
-manifest where it has none of its own. Deletes by value count for the data files of their own partition, or for all of
-them where they were written without a partition.
+A data file without bounds of `shard` or `offset` must be opened to find out (`low` and `high` are None). A delete file
+applies to every data file that is not younger, by sequence numbers, which an entry may inherit from its manifest.
+Deletes by value apply to data files of their own partition, or to all if they were written without a partition.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _NAME_MAPPING: Final = "schema.name-mapping.default"
 
 
 class Bounds(NamedTuple):
-    """Both ends inclusive; None: not known."""
+    """Both ends are inclusive; None: unknown."""
 
     low: int | None
     high: int | None
@@ -61,8 +60,8 @@ class DataFile(NamedTuple):
 
     @property
     def precedence(self) -> tuple[bool, int]:
-        """The lowest counts where several files have a row of one offset: a file of the pipeline before those of other
-        engines, then the one that was committed first."""
+        """Where several files have a row of the same offset, the file with the lowest precedence wins: files of the
+        pipeline before those of other engines, then the one that was committed first."""
         return parse_pipeline_file(self.path) is None, self.sequence
 
 
@@ -89,7 +88,7 @@ class SnapshotFiles(NamedTuple):
     deletes: tuple[DeleteFile, ...]
 
     def deletes_of(self, file: DataFile) -> tuple[DeleteFile, ...]:
-        return tuple(one for one in self.deletes if one.applies_to(file))
+        return tuple(delete for delete in self.deletes if delete.applies_to(file))
 
 
 def field_ids(schema: Mapping[str, Any]) -> dict[str, int]:
@@ -97,7 +96,8 @@ def field_ids(schema: Mapping[str, Any]) -> dict[str, int]:
 
 
 def table_columns(schema: Mapping[str, Any], properties: Mapping[str, str]) -> TableColumns:
-    """Of a table. A name mapping that cannot be decoded counts as none: columns are then found by their own names."""
+    """Returns the columns of a table. A name mapping that cannot be decoded is ignored: columns are then found by their
+    own names."""
     ids = field_ids(schema)
     try:
         mapped = msgspec.json.decode(properties.get(_NAME_MAPPING, "[]"), type=list[_MappedField])

@@ -1,5 +1,5 @@
-"""Puts the readers of tables together. What reads Parquet is loaded with the first question: most starts of a lake
-process see none."""
+"""Builds the scanner and verifiers of topic tables. The Parquet reader is imported with the first request: most lake
+processes never scan."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 class LazyScanner:
     def __init__(self, new_tables: Callable[[], TableViews], files: TableFiles, cache: RowGroupCacheOptions) -> None:
-        """`new_tables`: such that know nothing yet: a proof does not rely on what was read before."""
+        """`new_tables` creates table views with an empty cache: `verify` must not rely on what was read before."""
         self.new_tables = new_tables
         self.tables = new_tables()
         self._open = file_opener(files)
@@ -34,14 +34,14 @@ class LazyScanner:
         self._offload = ThreadOffload("scan", limits.SCAN_THREADS)
         self._scanner: Scanner | None = None
 
-    async def answer(self, asked: ScanRequest) -> ScanResponse:
+    async def answer(self, request: ScanRequest) -> ScanResponse:
         if self._scanner is None:
-            await self._offload.run(_load)
-            self._scanner = self._scanner_now()
-        return await self._scanner.answer(asked)
+            await self._offload.run(_import_scanner)
+            self._scanner = self._create_scanner()
+        return await self._scanner.answer(request)
 
-    def _scanner_now(self) -> Scanner:
-        if self._scanner is not None:  # somebody else was faster
+    def _create_scanner(self) -> Scanner:
+        if self._scanner is not None:  # another request created it while the modules were imported
             return self._scanner
         from icestream.readers.file_reader import FileReader
         from icestream.readers.scanner import Scanner
@@ -49,7 +49,7 @@ class LazyScanner:
         return Scanner(self.tables, FileReader(self._open, open_row_group_cache(self._cache)), self._offload)
 
     def verifier(self, view: TableView, log: Mapping[int, ShardLogState]) -> Verifier:
-        """Blocks: Parquet may have to be loaded. Nothing of what readers have read is believed."""
+        """Returns a verifier that shares no cache with readers. Blocks: the Parquet reader may have to be imported."""
         from icestream.readers.file_reader import FileReader
         from icestream.readers.verify.verifier import Verifier
 
@@ -59,20 +59,20 @@ class LazyScanner:
         self._offload.close()
 
 
-def _load() -> None:
+def _import_scanner() -> None:
     import icestream.readers.scanner  # noqa: F401
 
 
 def file_opener(files: TableFiles) -> OpenFile:
-    """How pyarrow opens a data file. Raises FileNotFoundError."""
+    """Returns a function that opens a location for pyarrow. It raises FileNotFoundError."""
 
     def open_file(location: str) -> Any:
         import pyarrow as pa  # type: ignore[import-untyped]
 
-        place = normalize(location)
-        if place.startswith("file:"):
-            return pa.OSFile(place.removeprefix("file:"), "rb")
+        canonical = normalize(location)
+        if canonical.startswith("file:"):
+            return pa.OSFile(canonical.removeprefix("file:"), "rb")
         assert isinstance(files, SchemeFiles)  # only it has anything but local files
-        return pa.PythonFile(files.reader(place), "r")
+        return pa.PythonFile(files.reader(canonical), "r")
 
     return open_file

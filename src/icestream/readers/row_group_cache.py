@@ -1,5 +1,5 @@
-"""Row groups that were read lately, decoded. Files never change, so a row group is known by its file and its number:
-no commit empties the cache, and deletes are applied behind it (hazard 40).
+"""Cache of decoded row groups. Files never change, so a row group is identified by its file and number: no commit
+invalidates the cache, and deletes are applied to what it returns (hazard 40).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class NoRowGroupCache:
         return None
 
     def put(self, key: RowGroupKey, rows: Any) -> None:
-        """It is forgotten."""
+        """Does nothing."""
 
 
 class BoundedRowGroupCache:
-    """So many bytes, and none older than `ttl_ms`; the oldest go first. For several threads."""
+    """Bounded by bytes and age (`ttl_ms`); evicts the oldest first. Thread-safe."""
 
     def __init__(self, options: RowGroupCacheOptions) -> None:
         self._max_bytes = options.max_bytes
@@ -46,9 +46,9 @@ class BoundedRowGroupCache:
         )
 
     def get(self, key: RowGroupKey) -> Any | None:
-        found = self._groups.get(key)
-        metrics.GROUP_CACHE.labels("miss" if found is None else "hit").inc()
-        return found
+        rows = self._groups.get(key)
+        metrics.GROUP_CACHE.labels("miss" if rows is None else "hit").inc()
+        return rows
 
     def put(self, key: RowGroupKey, rows: Any) -> None:
         if rows.nbytes < self._max_bytes:

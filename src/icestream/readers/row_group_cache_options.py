@@ -1,4 +1,4 @@
-"""Options of the row group cache, which the broker process passes on to the lake process: imports no reader."""
+"""Options of the row group cache. The broker process passes them to the lake process, so this imports no reader."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from icestream import limits
 
 @dataclass(frozen=True, slots=True)
 class RowGroupCacheOptions:
-    """Bounds of the cache of decoded row groups (group_cache.py)."""
+    """Bounds of the cache of decoded row groups (row_group_cache.py)."""
 
     enabled: bool = True
     max_bytes: int = limits.GROUP_CACHE_BYTES_DEFAULT

@@ -1,4 +1,4 @@
-"""Files of a table as they lie there, without a look at what they mean. Everything here blocks."""
+"""Size and bytes of a table's files, without interpreting them. Everything here blocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from icestream import errors, limits
 
-OpenFile = Callable[[str], Any]  # a location, to something that pyarrow reads. Raises FileNotFoundError
+OpenFile = Callable[[str], Any]  # opens a location for pyarrow; raises FileNotFoundError
 
 
 class StoredFiles:
@@ -15,22 +15,22 @@ class StoredFiles:
         self._open = open_file
 
     def size(self, location: str) -> int | None:
-        """In bytes; None: it is not there. Raises TableUnreadable."""
+        """Returns the size in bytes; None if the file does not exist. Raises TableUnreadable."""
         try:
-            with self._open(location) as found:
-                return int(found.size())
+            with self._open(location) as file:
+                return int(file.size())
         except FileNotFoundError:
             return None
         except OSError as error:
             raise _unreadable(location, error) from None
 
     def read(self, location: str) -> bytes | None:
-        """All of a metadata file; None: it is not there. Raises MetadataFileDamaged, TableUnreadable."""
+        """Returns a whole metadata file; None if it does not exist. Raises MetadataFileDamaged, TableUnreadable."""
         try:
-            with self._open(location) as found:
-                if found.size() > limits.CATALOG_DOCUMENT_BYTES_MAX:
-                    raise errors.MetadataFileDamaged(f"{location} has {found.size()} bytes: it is no metadata file")
-                return bytes(found.read())
+            with self._open(location) as file:
+                if file.size() > limits.CATALOG_DOCUMENT_BYTES_MAX:
+                    raise errors.MetadataFileDamaged(f"{location} has {file.size()} bytes: it is no metadata file")
+                return bytes(file.read())
         except FileNotFoundError:
             return None
         except OSError as error:
