@@ -13,16 +13,17 @@ from collections.abc import AsyncIterator, Callable
 
 from icestream import limits
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.tokens import first_token
+from icestream.catalogs.embedded import EmbeddedCatalog
 from icestream.catalogs.factory import open_catalog, open_files
 from icestream.catalogs.store_options import StoreOptions
 from icestream.catalogs.table_catalog import TableCatalog
 from icestream.catalogs.topic_table_name import fixed_namespace
 from icestream.catalogs.warehouse_fence import guard_files
 from icestream.catalogs.warehouse_fence_record import object_warehouse_of
-from icestream.iceberg.file_io import TableFiles
+from icestream.iceberg.file_io import LocalFiles, TableFiles, open_inside, open_local
 from icestream.iceberg.manifest_cache import ManifestCache
 from icestream.iceberg.manifest_reader import ManifestReader
+from icestream.iceberg.shared_sync import LogDiskMonitor
 from icestream.metadata.remote_store import RemoteStore
 from icestream.metadata.store import MetadataStore
 from icestream.observability.log import get_logger
@@ -53,10 +54,8 @@ from icestream.runtime.clock import SystemClock
 from icestream.runtime.parent_pipe import watch_parent
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.stop_signals import stopping_by_signal
-from icestream.runtime.tasks import ThreadOffload
+from icestream.runtime.tasks import Offload, ThreadOffload
 from icestream.settings import Settings
-from icestream.settings.derive import lake_uri
-from icestream.settings.document import as_document
 
 _log = get_logger("pipeline")
 
@@ -99,8 +98,13 @@ async def _open_driver(
     )
     store = RemoteStore(keeper, clock, randomness)
     store_options = StoreOptions.of(settings.storage.iceberg_config.object_store)
-    files = open_files(store_options, clock, randomness, warehouse_threads)
-    catalog = open_catalog(_with_token(settings), clock, randomness, instance=_instance(settings, keeper), files=files)
+    files = open_files(store_options, clock, randomness, local=_local_files(settings, warehouse_threads))
+    own_catalog = _own_catalog(settings, store, files)
+    # Our own catalog is a library over the metadata store: the driver commits without HTTP, and without the lake
+    # process.
+    catalog = (
+        open_catalog(settings, clock, randomness, files=files) if own_catalog is None else EmbeddedCatalog(own_catalog)
+    )
     effects = Effects.of(os.environ)
     tasks = [keeping]
     if warehouse := object_warehouse_of(settings):
@@ -110,7 +114,12 @@ async def _open_driver(
         broker = BrokerClient(keeper)
         lease_name = await broker.lease_name()
         manifest_reader = ManifestReader(files, manifest_thread)
-        ledger = _ledger(settings, store, catalog, files, manifest_reader, lease_name)
+        namespace = fixed_namespace(settings)
+        ledger: OffsetLedger = (
+            ForeignLedger(store, catalog, manifest_reader, namespace)
+            if own_catalog is None
+            else EmbeddedLedger(store, catalog, own_catalog, namespace, lease_name)
+        )
         storage = {} if store_options.kind == "local" else dataclasses.asdict(store_options)
         tables = TopicTableSet(ledger, catalog, effects, clock, randomness, storage)
         committer = Committer(
@@ -149,21 +158,26 @@ async def _open_driver(
             offload.close()
 
 
-def _instance(settings: Settings, keeper: LinkKeeper) -> Callable[[], str] | None:
-    """The broker instance that the catalog must belong to, if it is this node's own lake process. Another node of the
-    cluster may be configured as the catalog of the same tables: then it is not compared."""
-    own_uri = lake_uri(settings.node.bind_host, settings.ports.lake)
-    return (lambda: keeper.instance) if settings.catalog_embedded and settings.catalog.uri == own_uri else None
+def _roots(settings: Settings) -> tuple[str, ...]:
+    """The locations where our own catalog accepts tables."""
+    return (settings.storage.iceberg_config.warehouse, *settings.lake.table_roots)
 
 
-def _with_token(settings: Settings) -> Settings:
-    """The settings with a token for our own catalog, if the node has a token file."""
-    token = first_token(settings.lake.token_file) if settings.catalog_embedded else None
-    if token is None or settings.catalog.token is not None:
-        return settings
-    document = as_document(settings)
-    document["storage"]["iceberg_config"]["catalog"]["token"] = token
-    return Settings.model_validate(document)
+def _local_files(settings: Settings, offload: Offload) -> LocalFiles:
+    """Files of this machine's disks. For our own catalog with the rules of the lake process: no symbolic link leads out
+    of the roots, and full syncs leave the disk of the log some rest."""
+    if not settings.catalog_embedded:
+        return LocalFiles(open_local, offload)
+    log_disk = LogDiskMonitor(settings.wal.base_path.absolute())
+    return LocalFiles(open_inside(_roots(settings)), offload, SystemClock(), log_disk)
+
+
+def _own_catalog(settings: Settings, store: MetadataStore, files: TableFiles) -> Catalog | None:
+    """Our own catalog over the broker's metadata store; None if the tables are in another catalog."""
+    if not settings.catalog_embedded:
+        return None
+    warehouse, *table_roots = _roots(settings)
+    return Catalog(store, files, SystemClock(), SystemRandomness(), warehouse, table_roots)
 
 
 def _cleaner(
@@ -178,18 +192,3 @@ def _cleaner(
         return None
     references = ReferencedFiles(manifest_reader)
     return FileCleaner(store, catalog, files, references, SystemClock(), settings.pipeline.clean_up_delay_ms)
-
-
-def _ledger(
-    settings: Settings,
-    store: MetadataStore,
-    catalog: TableCatalog,
-    files: TableFiles,
-    manifest_reader: ManifestReader,
-    lease_name: str,
-) -> OffsetLedger:
-    namespace = fixed_namespace(settings)
-    if not settings.catalog_embedded:
-        return ForeignLedger(store, catalog, manifest_reader, namespace)
-    own_catalog = Catalog(store, files, SystemClock(), SystemRandomness(), settings.storage.iceberg_config.warehouse)
-    return EmbeddedLedger(store, catalog, own_catalog, namespace, lease_name)
