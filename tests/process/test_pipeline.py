@@ -32,7 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipelineRun]:
 def test_a_first_start_shows_its_first_snapshot(run: PipelineRun) -> None:
     """And what it tells somebody to type prints the rows, as it stands there."""
     begun, told, own, by_pyiceberg, by_duckdb, by_spark, _ = run.says("  What each of them needs")
-    assert begun.startswith("Demo: 3 messages are in the log, in /default/demo.")
+    assert begun.startswith("Demo: 3 messages are in the log of /default/demo.")
     with contextlib.closing(RestCatalog("ice", uri=run.uri)) as catalog:
         first = catalog.load_table("default.demo").snapshots()[0].snapshot_id
     assert told == f"Demo: /default/demo is the Iceberg table default.demo; its first snapshot, {first}, has 3 rows."
