@@ -149,7 +149,7 @@ def test_what_is_refused_names_the_way_out(lake: Lake) -> None:
     for arguments, says in (
         (("describe", "shop.none"), "hint: `icestream lake tables shop` lists"),
         (("drop", "shop.none", "--yes"), "hint: `icestream lake tables shop` lists"),
-        (("files", "none.none"), "hint: there is no namespace none: `icestream lake namespaces`"),
+        (("files", "none.none"), "hint: unknown namespace none: `icestream lake namespaces`"),
         (("tables", "none"), "hint: `icestream lake namespaces` lists"),
         (("describe", "shop.names"), "hint: shop.names is a view"),
         (("describe", "orders"), "lacks a namespace"),
