@@ -172,12 +172,12 @@ class PeerConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, count: int) -> None:
         messages: list[bytes] = []
         try:
-            for one in self._stream.received(count):
-                if one.kind in wire.MESSAGES:
+            for frame in self._stream.received(count):
+                if frame.kind in wire.MESSAGES:
                     self._check_member()
-                    messages.append(one.body)
+                    messages.append(frame.body)
                 else:
-                    self._receive(one)
+                    self._receive(frame)
         except errors.IcestreamError as error:
             self._refuse(error)
         if messages:
@@ -185,24 +185,24 @@ class PeerConnection(asyncio.BufferedProtocol):
 
     # --- frames ---
 
-    def _receive(self, one: Frame) -> None:
-        if one.kind == PeerFrame.HELLO:
-            hello = wire.decode_hello(one.body)
+    def _receive(self, frame: Frame) -> None:
+        if frame.kind == PeerFrame.HELLO:
+            hello = wire.decode_hello(frame.body)
             welcome = self._host.greet(hello)
             self.hello = hello
             self._listener.places.move(self, Standing.BUSY if self._host.is_member(hello) else Standing.IDLE)
             self._stream.kinds = wire.FROM_DIALLER
             self._send(PeerFrame.WELCOME, 0, wire.encode_welcome(welcome))
-        elif one.kind == PeerFrame.CALL:
-            self._start(self._answer(one))
-        elif one.kind == PeerFrame.INSTALL_SNAPSHOT:
+        elif frame.kind == PeerFrame.CALL:
+            self._start(self._answer(frame))
+        elif frame.kind == PeerFrame.INSTALL_SNAPSHOT:
             self._check_member()
             if self._chunks is not None:
                 raise errors.DecodeError("two snapshots on one connection")
             self._chunks = asyncio.Queue()
-            self._start(self._take_snapshot(one.body, self._chunks))
+            self._start(self._take_snapshot(frame.body, self._chunks))
         elif self._chunks is not None:
-            self._chunks.put_nowait(one)
+            self._chunks.put_nowait(frame)
             if self._chunks.qsize() > limits.SNAPSHOT_CHUNKS_WAITING_MAX and self._transport is not None:
                 self._transport.pause_reading()
         else:
@@ -229,25 +229,25 @@ class PeerConnection(asyncio.BufferedProtocol):
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a call of another node failed", error=repr(error))
 
-    async def _answer(self, one: Frame) -> None:
+    async def _answer(self, frame: Frame) -> None:
         method = ""
         try:
-            method, arguments = document.decode_call(one.body, limits.LOCAL_CALL_BYTES_MAX)
+            method, arguments = document.decode_call(frame.body, limits.LOCAL_CALL_BYTES_MAX)
             call = self._host.calls.get(method)
             if call is None:
                 raise errors.InvalidInput(f"{method[:40]!r} is no call between nodes")
             if method not in self._host.open_calls:
                 self._check_member()
-            self._send(PeerFrame.RESULT, one.number, document.encode(await call(arguments)))
+            self._send(PeerFrame.RESULT, frame.number, document.encode(await call(arguments)))
         except errors.IcestreamError as error:
             _log.debug("a call of another node was refused", rpc=method, error=str(error))
-            self._send(PeerFrame.ERROR, one.number, document.encode_error(error))
+            self._send(PeerFrame.ERROR, frame.number, document.encode_error(error))
 
     async def _take_snapshot(self, message: bytes, chunks: asyncio.Queue[Frame]) -> None:
         incoming = await self._host.begin_snapshot(message)
         try:
-            while (one := await chunks.get()).kind == PeerFrame.CHUNK:
-                await incoming.add(one.body)
+            while (frame := await chunks.get()).kind == PeerFrame.CHUNK:
+                await incoming.add(frame.body)
                 if self._transport is not None and chunks.empty():
                     self._transport.resume_reading()
             await incoming.finish()
@@ -259,7 +259,7 @@ class PeerConnection(asyncio.BufferedProtocol):
             self._refuse(errors.DecodeError(f"the snapshot was not taken: {error}"))
             return
         self._host.receive([message])
-        self._send(PeerFrame.RESULT, one.number, document.encode({}))
+        self._send(PeerFrame.RESULT, frame.number, document.encode({}))
         await incoming.release()
 
     # --- out ---

@@ -1,4 +1,4 @@
-"""Numbers that were collected because somebody asked, as Prometheus text."""
+"""Prometheus text of collected metrics."""
 
 from __future__ import annotations
 

@@ -126,8 +126,8 @@ class HttpListener:
     async def _send(
         self, writer: asyncio.StreamWriter, response: Response, method: str = "", *, keeps_alive: bool = False
     ) -> None:
-        named = response._replace(headers=(*response.headers, *self._headers))
-        await _send(writer, named, method, keeps_alive=keeps_alive)
+        response_with_headers = response._replace(headers=(*response.headers, *self._headers))
+        await _send(writer, response_with_headers, method, keeps_alive=keeps_alive)
 
     async def _answer(self, request: Request) -> Response:
         if self._is_only_local and not is_local(request.headers.get("host", "localhost")):

@@ -31,17 +31,17 @@ class Request(NamedTuple):
     @property
     def keeps_alive(self) -> bool:
         """Whether another request may follow on the same connection."""
-        asked = {word.strip() for word in self.headers.get("connection", "").lower().split(",")}
-        return "close" not in asked and (self.version == 1 or "keep-alive" in asked)
+        options = {word.strip() for word in self.headers.get("connection", "").lower().split(",")}
+        return "close" not in options and (self.version == 1 or "keep-alive" in options)
 
 
 def parse(head: bytes) -> Request:
     """`head` ends with the empty line."""
     line, *fields = head.removesuffix(END).decode("latin-1").split("\r\n")
-    found = _LINE.fullmatch(line)
-    if found is None:
+    match = _LINE.fullmatch(line)
+    if match is None:
         raise errors.InvalidInput("this is not a request of HTTP/1.0 or HTTP/1.1")
-    method, target, version = found.groups()
+    method, target, version = match.groups()
     headers = _headers(fields)
     if version == "1" and "host" not in headers:
         raise errors.InvalidInput("a request of HTTP/1.1 needs a Host header")
@@ -54,9 +54,9 @@ def parse(head: bytes) -> Request:
 def _headers(fields: list[str]) -> dict[str, str]:
     headers: dict[str, str] = {}
     for field in fields:
-        found = _HEADER.fullmatch(field)
-        if found is None:
+        match = _HEADER.fullmatch(field)
+        if match is None:
             raise errors.InvalidInput("a header of the request is not one")
-        name, value = found[1].lower(), found[2]
+        name, value = match[1].lower(), match[2]
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     return headers

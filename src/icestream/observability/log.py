@@ -71,9 +71,9 @@ class _Forward(logging.Handler):
 
 
 def _in_one_line(_logger: object, _method: str, event: MutableMapping[str, Any]) -> str:
-    said = str(event.pop("event", ""))
+    message = str(event.pop("event", ""))
     trace = event.pop("exception", "")
-    line = " ".join([said, *(f"{name}={value}" for name, value in event.items())])
+    line = " ".join([message, *(f"{name}={value}" for name, value in event.items())])
     return f"{line}\n{trace}" if trace else line
 
 

@@ -206,7 +206,7 @@ PIPELINE_STOPPED_TOPICS = Gauge(
 
 # --- read when asked: nothing is counted for them ---------------------------------------------------------------------
 class Reading(NamedTuple):
-    """A gauge whose value somebody knows anyway."""
+    """A gauge whose value is read from its component when metrics are collected."""
 
     name: str
     text: str
@@ -230,8 +230,8 @@ class Readings(NamedTuple):
 
     def family(self, values: Mapping[tuple[str, ...], float]) -> GaugeMetricFamily:
         family = GaugeMetricFamily(self.name, self.text, labels=self.labels)
-        for found, number in values.items():
-            family.add_metric(found, number)
+        for label, number in values.items():
+            family.add_metric(label, number)
         return family
 
 
@@ -254,8 +254,8 @@ LAG_OF_EACH = Readings(
 PAUSED = Reading("icestream_subscriptions_paused_shards", "Shards in which nothing new goes out, by reason.", "reason")
 BLOCKED = Reading("icestream_subscriptions_blocked_messages", "Messages that failed too often and block others.")
 WAL_USED = Reading("icestream_wal_used_bytes", "Bytes that the log takes on disk.")
-WAL_WARM = Reading("icestream_wal_warm_bytes", "Of it: kept although nobody needs it; it counts as room.")
-WAL_SPILL = Reading("icestream_wal_spill_bytes", "Of it: spill logs of topics whose tables take nothing.")
+WAL_WARM = Reading("icestream_wal_warm_bytes", "WAL bytes already in tables and kept only as a cache; reclaimable.")
+WAL_SPILL = Reading("icestream_wal_spill_bytes", "WAL bytes in spill logs of topics whose tables accept no commits.")
 WAL_SPILL_TOPICS = Reading("icestream_wal_spill_topics", "Topics that have a spill log.")
 WAL_BALLAST = Reading("icestream_wal_ballast_bytes", "Kept for draining a full disk; 0 while that is in use.")
 WAL_LEASES = Reading("icestream_wal_leases", "Leases of the pipeline on log files.")
@@ -302,7 +302,7 @@ CHILD_UP = Reading("icestream_child_up", "1 when a child process runs and answer
 
 
 class Counted(NamedTuple):
-    """A counter whose numbers somebody else keeps."""
+    """A counter whose numbers are kept by another component."""
 
     name: str
     text: str
@@ -310,8 +310,8 @@ class Counted(NamedTuple):
 
     def family(self, values: Mapping[tuple[str, ...], float]) -> CounterMetricFamily:
         family = CounterMetricFamily(self.name, self.text, labels=self.labels)
-        for found, number in values.items():
-            family.add_metric(found, number)
+        for label, number in values.items():
+            family.add_metric(label, number)
         return family
 
 

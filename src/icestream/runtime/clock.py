@@ -1,4 +1,4 @@
-"""Time, as a thing that is handed in. Two notions: the wall clock stamps messages, the monotonic one measures."""
+"""Clocks, passed in by constructor: the wall clock stamps messages, the monotonic clock measures durations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SystemClock:
 
 
 class SimulatedClock:
-    """A clock that moves only when told, and can step like a bad one. Who sleeps wakes when it has moved far enough."""
+    """A clock that moves only by `advance` and `step`. A sleep ends when the clock has advanced far enough."""
 
     def __init__(self, wall_us: int = 1_700_000_000_000_000) -> None:
         self._wall_us = wall_us
@@ -51,7 +51,7 @@ class SimulatedClock:
         await waiter
 
     def advance(self, seconds: float) -> None:
-        """Time passes."""
+        """Advances both clocks and wakes the sleeps that are due."""
         self._wall_us += int(seconds * 1e6)
         self._monotonic_ns += int(seconds * 1e9)
         due = [waiter for until_ns, waiter in self._sleepers if until_ns <= self._monotonic_ns]
@@ -61,5 +61,5 @@ class SimulatedClock:
                 waiter.set_result(None)
 
     def step(self, seconds: float) -> None:
-        """Somebody sets the wall clock; no time passes."""
+        """Steps the wall clock; the monotonic clock stays."""
         self._wall_us += int(seconds * 1e6)

@@ -60,7 +60,7 @@ class Directory(Protocol):
         """Takes the lock file `name` for this process until the result is closed. Raises LogLocked."""
 
     def describe(self, name: str) -> str:
-        """How to name the file to a person."""
+        """The path of the file for messages."""
 
     def close(self) -> None: ...
 
@@ -163,7 +163,7 @@ class LocalDirectory:
 
 
 def open_directory(path: Path, *, read_only: bool = False) -> LocalDirectory:
-    """The same, with a sentence instead of a traceback when the place cannot be used."""
+    """Opens a directory. Raises ConfigurationError with a hint if it cannot be used."""
     try:
         return LocalDirectory(path, read_only=read_only)
     except OSError as error:

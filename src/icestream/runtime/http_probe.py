@@ -19,17 +19,17 @@ class ProbeAnswer(NamedTuple):
 async def probe(host: str, port: int, path: str = "/livez", seconds: float = limits.PROBE_SECONDS_MAX) -> ProbeAnswer:
     """Raises ConnectionLost when nothing answers in HTTP within the time."""
     host = _EVERYWHERE.get(host, host)
-    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         async with asyncio.timeout(seconds):
-            head = await _head(host, port, f"GET {path} HTTP/1.1\r\nHost: {shown}\r\nConnection: close\r\n\r\n")
+            head = await _head(host, port, f"GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")
     except TimeoutError:
-        raise errors.ConnectionLost(f"{shown} does not answer within {seconds:g} s") from None
+        raise errors.ConnectionLost(f"{address} does not answer within {seconds:g} s") from None
     except (OSError, EOFError, asyncio.LimitOverrunError) as error:
-        raise errors.ConnectionLost(f"{shown} does not answer: {error}") from None
+        raise errors.ConnectionLost(f"{address} does not answer: {error}") from None
     answer = parse_head(head)
     if answer is None:
-        raise errors.ConnectionLost(f"{shown} does not answer in HTTP")
+        raise errors.ConnectionLost(f"{address} does not answer in HTTP")
     return answer
 
 

@@ -25,9 +25,9 @@ def new_instance(randomness: Randomness) -> str:
 
 def foreign_broker(expected: str, answered: str | None, where: str) -> errors.ForeignBroker:
     """`where`: the address that answered, such as `127.0.0.1:8181`. `answered`: None where it named no instance."""
-    who = f"another broker (instance {answered})" if answered else "a process that is no part of this broker"
+    responder = f"another broker (instance {answered})" if answered else "a process that is no part of this broker"
     return errors.ForeignBroker(
-        f"{where} is answered by {who}, not by the broker of instance {expected}",
+        f"{where} is answered by {responder}, not by the broker of instance {expected}",
         hint="two brokers on one machine need ports of their own: stop the other one, or give this one another port "
         "(ports.lake, ports.broker_http, …; 0 takes any that is free)",
     )

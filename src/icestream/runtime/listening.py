@@ -1,4 +1,4 @@
-"""Why nobody can listen somewhere, and what a person can do about it."""
+"""Errors for ports that cannot be opened, with the reason and what an operator can do."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def cannot_listen_on(refused: Sequence[RefusedPort]) -> errors.ConfigurationErro
 
     `refused`: at least one.
     """
-    kind = errors.ForeignBroker if any(one.instance for one in refused) else errors.ConfigurationError
+    kind = errors.ForeignBroker if any(port.instance for port in refused) else errors.ConfigurationError
     if len(refused) == 1:
         entry = refused[0]
         return kind(f"cannot listen on {entry.host}:{entry.port}: {entry.reason}", hint=entry.hint)

@@ -15,22 +15,22 @@ OWN: Final = 256
 CONNECTIONS_MIN: Final = 16
 
 
-def raise_open_files(wanted: int) -> None:
+def raise_open_files(requested: int) -> None:
     """Raises the soft limit towards `wanted`, as far as the hard limit lets it. Lowers nothing."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    if soft == resource.RLIM_INFINITY or soft >= requested:
         return
-    target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    target = requested if hard == resource.RLIM_INFINITY else min(requested, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, target), hard))
 
 
-def connections_allowed(wanted: int, share: float) -> int:
+def connections_allowed(requested: int, share: float) -> int:
     """The bound of a listener that would like `wanted` connections and gets `share` of the descriptors."""
-    return connections_within(resource.getrlimit(resource.RLIMIT_NOFILE)[0], wanted, share)
+    return connections_within(resource.getrlimit(resource.RLIMIT_NOFILE)[0], requested, share)
 
 
-def connections_within(allowed: int, wanted: int, share: float) -> int:
+def connections_within(allowed: int, requested: int, share: float) -> int:
     """The same for a process that may open `allowed` files (below 0: any number). Pure."""
     if allowed == resource.RLIM_INFINITY or allowed < 0:
-        return wanted
-    return max(CONNECTIONS_MIN, min(wanted, int((allowed - OWN) * share)))
+        return requested
+    return max(CONNECTIONS_MIN, min(requested, int((allowed - OWN) * share)))

@@ -9,7 +9,7 @@ from typing import Protocol
 
 class Randomness(Protocol):
     def token(self, size: int) -> bytes:
-        """`size` bytes that nobody else has."""
+        """`size` random bytes, unique in practice."""
 
 
 class SystemRandomness:

@@ -31,12 +31,12 @@ class ThreadOffload:
 
 
 class ShortOffload:
-    """For calls that are mostly short, such as a small file and its sync: on the loop itself while nobody else waits
-    for it and they have been short of late. That saves two switches between threads, which take as long as the call.
-    Of several at once only the first is run here, so that the others wait for the disk together."""
+    """Runs calls that are mostly short (a small file and its sync) on the loop itself, while it is idle and recent
+    calls were short. That saves two thread switches, which take as long as the call. Of several concurrent calls only
+    the first runs inline, so that the others wait for the disk together."""
 
     def __init__(self, threads: Offload, clock: Clock, is_alone: Callable[[], bool], below_ns: int) -> None:
-        """`threads`: closed by whoever made it."""
+        """`threads`: closed by its owner, not by this object."""
         self._threads = threads
         self._clock = clock
         self._is_alone = is_alone
@@ -67,7 +67,7 @@ class ShortOffload:
             self._took_ns = 0.7 * self._took_ns + 0.3 * (self._clock.monotonic_ns() - began_ns)
 
     def close(self) -> None:
-        """The threads are another's."""
+        """No effect: the threads belong to their owner."""
 
 
 class InlineOffload:

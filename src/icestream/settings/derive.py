@@ -22,9 +22,9 @@ _IN_MEMORY: Final = ("memory", "InMemory")
 _WILDCARDS: Final = ("0.0.0.0", "::")
 
 
-def with_derived_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+def with_derived_defaults(explicit: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of the mapping with every derived key that it does not set."""
-    tree = _copy(given)
+    tree = _copy(explicit)
     data_dir = Path(_text(tree, "data_dir") or DATA_DIR_DEFAULT)
     _fill(tree, f"{_ICEBERG}.wal.base_path", str(data_dir / "wal"))
     _fill(tree, "meta_store.data_dir", str(data_dir / "raft"))
@@ -87,8 +87,8 @@ def lake_uri(bind_host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _copy(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _copy(value) if isinstance(value, dict) else value for name, value in given.items()}
+def _copy(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _copy(value) if isinstance(value, dict) else value for name, value in section.items()}
 
 
 def _at(tree: dict[str, Any], path: str) -> Any:

@@ -13,17 +13,17 @@ from icestream.settings.tree import Settings
 
 def as_document(settings: Settings) -> dict[str, Any]:
     """`Settings.model_validate` makes the same settings of it."""
-    made: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     for path in KEYS:
         value = _plain(value_at(settings, path))
         if value is None:
             continue
         *sections, name = path.split(".")
-        place = made
+        place = document
         for section in sections:
             place = place.setdefault(section, {})
         place[name] = value
-    return made
+    return document
 
 
 def _plain(value: object) -> Any:
@@ -33,6 +33,6 @@ def _plain(value: object) -> Any:
         case Path():
             return str(value)
         case tuple() | list():
-            return [_plain(one) for one in value]
+            return [_plain(item) for item in value]
         case _:
             return value

@@ -90,14 +90,14 @@ class Keys(Mapping[str, Key]):
 
     def children(self, section: str) -> list[str]:
         """Paths of the keys and sections directly below a section (`""` is the root)."""
-        known = [*self._keys, *self.sections]
-        return [path for path in known if path and path.rpartition(".")[0] == section]
+        paths = [*self._keys, *self.sections]
+        return [path for path in paths if path and path.rpartition(".")[0] == section]
 
     def nearest(self, path: str) -> str:
         """The known path that was most likely meant: the right name in the wrong place, else the most similar path."""
-        known = [*self._keys, *filter(None, self.sections)]
-        same_name = [other for other in known if other.rpartition(".")[2] == path.rpartition(".")[2]]
-        return difflib.get_close_matches(path, same_name or known, n=1, cutoff=0.0)[0]
+        paths = [*self._keys, *filter(None, self.sections)]
+        same_name = [other for other in paths if other.rpartition(".")[2] == path.rpartition(".")[2]]
+        return difflib.get_close_matches(path, same_name or paths, n=1, cutoff=0.0)[0]
 
     def _walk(self, model: type[BaseModel], section: str) -> Iterator[Key]:
         self.sections[section] = (model.__doc__ or "").strip()

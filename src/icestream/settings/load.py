@@ -45,14 +45,14 @@ def examine(
     read = [layers.from_env(env or {}, KEYS), layers.from_flags(flags, KEYS)]
     if file is not None:
         read.insert(0, layers.from_file(file, KEYS))
-    given: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     for layer in read:
-        given |= layer.entries
-    settings, found = _validate(given)
-    problems = [problem for layer in read for problem in layer.problems] + found
+        entries |= layer.entries
+    settings, problems_found = _validate(entries)
+    problems = [problem for layer in read for problem in layer.problems] + problems_found
     if settings is None or problems:
         return None, problems
-    origins = {path: given[path].origin if path in given else DEFAULT for path in KEYS}
+    origins = {path: entries[path].origin if path in entries else DEFAULT for path in KEYS}
     return Loaded(settings, origins), ()
 
 
@@ -69,12 +69,12 @@ def change(settings: Settings, changes: Mapping[str, object]) -> tuple[Settings 
     ]
     if unfit:
         return None, unfit
-    given = {path: Entry(key, value_at(settings, path), DEFAULT) for path, key in KEYS.items()}
-    given |= {path: Entry(KEYS[path], value, stored) for path, value in changes.items()}
-    return _validate(given)
+    entries = {path: Entry(key, value_at(settings, path), DEFAULT) for path, key in KEYS.items()}
+    entries |= {path: Entry(KEYS[path], value, stored) for path, value in changes.items()}
+    return _validate(entries)
 
 
-def _validate(given: Mapping[str, Entry]) -> tuple[Settings | None, list[Problem]]:
+def _validate(entries: Mapping[str, Entry]) -> tuple[Settings | None, list[Problem]]:
     """Checks until nothing new is found: a rule between keys is only asked once each key in it is valid.
 
     Keys found wrong are left out of the next pass, where their defaults stand in for them; what that pass says about
@@ -85,11 +85,11 @@ def _validate(given: Mapping[str, Entry]) -> tuple[Settings | None, list[Problem
     settings: Settings | None = None
     while settings is None:
         try:
-            settings = Settings.model_validate(_nest({path: e for path, e in given.items() if path not in suspects}))
+            settings = Settings.model_validate(_nest({path: e for path, e in entries.items() if path not in suspects}))
         except ValidationError as error:
-            found = [finding for details in error.errors() for finding in _findings(details, given)]
-            news = [finding for finding in found if not finding.keys & suspects]
-            blamed = [finding for finding in news if finding.keys & given.keys()]
+            findings = [finding for details in error.errors() for finding in _findings(details, entries)]
+            news = [finding for finding in findings if not finding.keys & suspects]
+            blamed = [finding for finding in news if finding.keys & entries.keys()]
             if not blamed:
                 # Nothing that anybody set is to blame: a default that follows from other keys does not work out here.
                 return None, problems or [finding.problem for finding in news]
@@ -106,28 +106,28 @@ class _Finding:
     problem: Problem
 
 
-def _findings(details: ErrorDetails, given: Mapping[str, Entry]) -> Iterator[_Finding]:
+def _findings(details: ErrorDetails, entries: Mapping[str, Entry]) -> Iterator[_Finding]:
     path = ".".join(map(str, details["loc"]))
     cause = details.get("ctx", {}).get("error")
     if isinstance(cause, BrokenRules):
         for rule in cause.broken:
-            yield _rule_finding(path, rule, given)
+            yield _rule_finding(path, rule, entries)
     else:
         # A list has its items below it; the key is what we know.
         key = path if path in KEYS else path.rpartition(".")[0]
         which = f"item {int(path.rpartition('.')[2]) + 1} " if key != path else ""
         message = str(cause) if isinstance(cause, ValueError) else f"must be {KEYS[key].allowed}"
-        yield _Finding(frozenset([key]), _problem(key, which + message, given))
+        yield _Finding(frozenset([key]), _problem(key, which + message, entries))
 
 
-def _rule_finding(section: str, rule: Broken, given: Mapping[str, Entry]) -> _Finding:
+def _rule_finding(section: str, rule: Broken, entries: Mapping[str, Entry]) -> _Finding:
     keys = [f"{section}.{key}" if section else key for key in rule.keys]
-    subject = next((key for key in keys if key in given), keys[0])
-    return _Finding(frozenset(keys), _problem(subject, rule.message, given, rule.hint))
+    subject = next((key for key in keys if key in entries), keys[0])
+    return _Finding(frozenset(keys), _problem(subject, rule.message, entries, rule.hint))
 
 
-def _problem(key: str, message: str, given: Mapping[str, Entry], hint: str = "") -> Problem:
-    entry = given.get(key)
+def _problem(key: str, message: str, entries: Mapping[str, Entry], hint: str = "") -> Problem:
+    entry = entries.get(key)
     if entry is None:
         return Problem(key, message, hint=hint)
     return Problem(key, message, entry.origin, shown(entry.value, entry.key), hint)

@@ -31,17 +31,17 @@ def place_of(settings: Settings) -> str:
     if not seeds:
         return ""
     own = (settings.node.advertised_host, settings.node.bind_host)
-    found = [one for one in seeds if _port(one) == port]
-    mine = [one for one in found if _host(one) in own]
-    if len(found) == 1 or len(mine) == 1:
-        return (mine or found)[0]
-    if not found:
+    candidates = [address for address in seeds if _port(address) == port]
+    mine = [address for address in candidates if _host(address) in own]
+    if len(candidates) == 1 or len(mine) == 1:
+        return (mine or candidates)[0]
+    if not candidates:
         raise ConfigurationError(
             f"no seed node has the port {port}, which is `ports.raft` of this node",
             hint="name the one that it is: icestream serve --raft-port PORT, or set `ports.raft`",
         )
     raise ConfigurationError(
-        f"{len(found)} seed nodes have the port {port}: which of them is this node?",
+        f"{len(candidates)} seed nodes have the port {port}: which of them is this node?",
         hint="set `node.advertised_host` to the host of its entry",
     )
 
@@ -49,27 +49,27 @@ def place_of(settings: Settings) -> str:
 def placed(settings: Settings, raft_port: int, origins: Mapping[str, Origin]) -> Settings:
     """The settings of the seed node with that port, where several run on one machine."""
     seeds = settings.meta_store.seed_nodes
-    number = next((number for number, one in enumerate(seeds) if _port(one) == raft_port), None)
+    number = next((number for number, address in enumerate(seeds) if _port(address) == raft_port), None)
     if number is None:
-        ports = ", ".join(str(_port(one)) for one in seeds) or "there are none"
+        ports = ", ".join(str(_port(address)) for address in seeds) or "there are none"
         raise ConfigurationError(
             f"no seed node has the port {raft_port} (--raft-port); their ports: {ports}",
             hint="list every node of the cluster in `meta_store.seed_nodes`",
         )
-    told = as_document(settings)
-    _move(told, settings, str(raft_port))
+    document = as_document(settings)
+    _move(document, settings, str(raft_port))
     shift = number * limits.SEED_PORT_SHIFT
-    told["ports"] = {name: port + shift if port else 0 for name, port in settings.ports} | {"raft": raft_port}
+    document["ports"] = {name: port + shift if port else 0 for name, port in settings.ports} | {"raft": raft_port}
     if settings.catalog.type == "embedded":
-        told["storage"]["iceberg_config"]["catalog"].pop("uri", None)
+        document["storage"]["iceberg_config"]["catalog"].pop("uri", None)
     if origins.get("node.name", DEFAULT) == DEFAULT:
-        told["node"]["name"] = f"node-{number + 1}"
-    return Settings.model_validate(told)
+        document["node"]["name"] = f"node-{number + 1}"
+    return Settings.model_validate(document)
 
 
 def check_alone_here(settings: Settings) -> None:
     """Raises ConfigurationError for entries on one host without a word on which of them is started."""
-    hosts = [_host(one) for one in settings.meta_store.seed_nodes]
+    hosts = [_host(address) for address in settings.meta_store.seed_nodes]
     if len(hosts) > len(set(hosts)):
         raise ConfigurationError(
             "several seed nodes are on one host: which of them is started here?",
@@ -77,10 +77,13 @@ def check_alone_here(settings: Settings) -> None:
         )
 
 
-def _move(told: dict[str, Any], settings: Settings, name: str) -> None:
+def _move(document: dict[str, Any], settings: Settings, name: str) -> None:
     below = settings.data_dir
-    told["data_dir"] = str(below / name)
-    paths = ((told["meta_store"], "data_dir", "raft"), (told["storage"]["iceberg_config"]["wal"], "base_path", "wal"))
+    document["data_dir"] = str(below / name)
+    paths = (
+        (document["meta_store"], "data_dir", "raft"),
+        (document["storage"]["iceberg_config"]["wal"], "base_path", "wal"),
+    )
     for section, key, usual in paths:
         if Path(section[key]) == below / usual:
             del section[key]  # it follows data_dir
@@ -89,10 +92,10 @@ def _move(told: dict[str, Any], settings: Settings, name: str) -> None:
 
 
 def _port(address: str) -> int:
-    found = split_address(address)
-    return found[1] if found is not None else 0
+    parts = split_address(address)
+    return parts[1] if parts is not None else 0
 
 
 def _host(address: str) -> str:
-    found = split_address(address)
-    return found[0] if found is not None else ""
+    parts = split_address(address)
+    return parts[0] if parts is not None else ""

@@ -77,10 +77,10 @@ def split_http_uri(text: str) -> tuple[str, str, int] | None:
 
 def split_database_uri(text: str) -> tuple[str, int, str] | None:
     """Host, port and database of `postgresql://host:port/database`; None for anything else, and with credentials."""
-    found = _DATABASE_URI.fullmatch(text)
-    if found is None or not _is_host(found["host"].strip("[]")):
+    match = _DATABASE_URI.fullmatch(text)
+    if match is None or not _is_host(match["host"].strip("[]")):
         return None
-    return found["host"].strip("[]"), int(found["port"] or _POSTGRESQL_PORT), found["database"]
+    return match["host"].strip("[]"), int(match["port"] or _POSTGRESQL_PORT), match["database"]
 
 
 def is_loopback(host: str) -> bool:

@@ -133,14 +133,14 @@ class MetaStore(Section):
     )
 
     def broken_rules(self) -> Iterator[Broken]:
-        if len({one is None for one in (self.tls_certificate, self.tls_key, self.tls_authority)}) > 1:
+        if len({file is None for file in (self.tls_certificate, self.tls_key, self.tls_authority)}) > 1:
             yield Broken(
                 ("tls_certificate", "tls_key", "tls_authority"), "TLS between nodes needs a certificate, its key and "
                 "the authority", "set all three of `tls_…`, or none",
             )  # fmt: skip
         if len(self.seed_nodes) > limits.SEED_NODES_MAX:
-            given = len(self.seed_nodes)
-            yield Broken(("seed_nodes",), f"{given} `seed_nodes` are too many", f"list at most {limits.SEED_NODES_MAX}")
+            count = len(self.seed_nodes)
+            yield Broken(("seed_nodes",), f"{count} `seed_nodes` are too many", f"list at most {limits.SEED_NODES_MAX}")
         repeated = {node for node in self.seed_nodes if self.seed_nodes.count(node) > 1}
         if repeated:
             yield Broken(

@@ -99,8 +99,8 @@ class Quantity:
         names = {name.lower(): name for name in self.units} if self.units is SIZE_UNITS else {}
         name = names.get(unit.lower(), unit)
         if name not in self.units:
-            known = f"; known units: {', '.join(self.units)}" if self.units else ""
-            raise ValueError(f"must be {self.allowed}; {unit!r} is not a unit of it{known}")
+            known_units = f"; known units: {', '.join(self.units)}" if self.units else ""
+            raise ValueError(f"must be {self.allowed}; {unit!r} is not a unit of it{known_units}")
         return self.units[name]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
