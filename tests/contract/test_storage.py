@@ -22,7 +22,7 @@ from icestream.model.subscription import DispatchMode
 from icestream.model.topic_name import TopicName
 from icestream.wal.admission import Quota
 from icestream.wal.appender import Placed, Result
-from icestream.wal.producer_registry import Duplicate
+from icestream.wal.producer_sequences import Duplicate
 from tests.support.broker_machine import BrokerMachine, quiet
 
 pytestmark = pytest.mark.asyncio

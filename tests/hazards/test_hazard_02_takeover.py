@@ -8,7 +8,7 @@ from icestream.model import ShardKey, envelope
 from icestream.model.block import ConstantColumn, Numbering, encode_block, iter_blocks
 from icestream.model.shard import Gap, GapState
 from icestream.wal.format import SectionKind
-from icestream.wal.producer_registry import Duplicate
+from icestream.wal.producer_sequences import Duplicate
 from tests.support.machine import A, Machine, publish
 
 pytestmark = pytest.mark.asyncio

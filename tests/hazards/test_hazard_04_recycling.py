@@ -17,7 +17,7 @@ from icestream.wal.damage import plan_repair
 from icestream.wal.file_lifecycle import FileLifecycle
 from icestream.wal.log_file import checkpoint_lsn
 from icestream.wal.log_repair import apply_repair
-from icestream.wal.producer_registry import Duplicate
+from icestream.wal.producer_sequences import Duplicate
 from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.machine import TOPICS, A, B, Machine, block, messages, publish
 

@@ -11,7 +11,7 @@ from icestream.model import ShardKey, SyncMode
 from icestream.model.block import Numbering
 from icestream.wal.appender import Placed
 from icestream.wal.checkpoint import window_slices
-from icestream.wal.producer_registry import Duplicate
+from icestream.wal.producer_sequences import Duplicate
 from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.machine import A, Machine, batch, messages, publish, settle, turn
 from tests.support.stepped_sink import SteppedSink

@@ -21,7 +21,7 @@ from icestream.model.block import Numbering
 from icestream.runtime.files import File
 from icestream.runtime.tasks import InlineOffload
 from icestream.wal.appender import Placed, PlannedWrite
-from icestream.wal.producer_registry import Duplicate
+from icestream.wal.producer_sequences import Duplicate
 from icestream.wal.sink import InlineSink, SinkProgress
 from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.held_offload import HeldOffload

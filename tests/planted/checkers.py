@@ -19,7 +19,7 @@ from icestream.model.block import Numbering
 from icestream.model.shard import ShardKey, TopicIdentity
 from icestream.model.sync_mode import SyncMode
 from icestream.wal.appender import Placed, require_placed
-from icestream.wal.producer_registry import Duplicate
+from icestream.wal.producer_sequences import Duplicate
 from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.planted.messages import batch, tokens_in
 from tests.planted.order import RECORDS_START, Record, records_in

@@ -25,7 +25,7 @@ from icestream.runtime.native import native
 from icestream.wal.appender import AppendBatch, Placed, Result
 from icestream.wal.log_options import LogOptions
 from icestream.wal.open_log import open_log
-from icestream.wal.producer_registry import Duplicate
+from icestream.wal.producer_sequences import Duplicate
 from icestream.wal.receipt import Receipt
 from icestream.wal.tail import SectionRead
 from icestream.wal.write_ahead_log import WriteAheadLog

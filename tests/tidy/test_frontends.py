@@ -12,7 +12,7 @@ SOURCES = Path(__file__).parents[2] / "src" / "icestream"
 BEHIND_THE_BROKER = {"store", "storage", "topics"}
 # The metadata API of the node's own processes: the store is its subject.
 EXEMPT = {"internal_api/metadata_calls.py"}
-LOG_RESULTS = {"icestream.wal.appender", "icestream.wal.producer_registry", "icestream.wal.receipt"}
+LOG_RESULTS = {"icestream.wal.appender", "icestream.wal.producer_sequences", "icestream.wal.receipt"}
 
 
 def modules() -> list[Path]:

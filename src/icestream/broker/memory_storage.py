@@ -21,7 +21,7 @@ from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Tasks
 from icestream.wal.appender import Placed, Result
 from icestream.wal.log_options import LogOptions, too_large
-from icestream.wal.producer_registry import Duplicate, ProducerRegistry
+from icestream.wal.producer_sequences import Duplicate, ProducerSequences
 from icestream.wal.receipt import Receipt
 from icestream.wal.state import Shard, Usage
 from icestream.wal.tail import SectionRead
@@ -43,7 +43,7 @@ class MemoryStorage:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._shards: dict[ShardKey, MemoryShard] = {}
-        self._producers = ProducerRegistry()
+        self._producers = ProducerSequences()
         self._batches = 0
         self.cursors = CursorStore(store, clock, cursor_flush_ms, self.wait_durable)
         self._tasks = Tasks(self._task_failed)

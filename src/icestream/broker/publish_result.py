@@ -25,7 +25,7 @@ from icestream.broker.producer_window import ProducerWindow
 from icestream.broker.topic import Topic
 from icestream.observability import metrics
 from icestream.wal.appender import Placed
-from icestream.wal.producer_registry import Duplicate
+from icestream.wal.producer_sequences import Duplicate
 from icestream.wal.receipt import Receipt
 
 

@@ -31,7 +31,7 @@ from icestream.wal import format as wire
 from icestream.wal import notes
 from icestream.wal.index import MARK_BYTES, FileIndex
 from icestream.wal.log_file import SEAL_POSITION, Seal, encode_seal
-from icestream.wal.producer_registry import Duplicate
+from icestream.wal.producer_sequences import Duplicate
 from icestream.wal.state import LogState, Shard
 from icestream.wal.tail import SectionRead, Tail
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from icestream import errors, limits
 from icestream.model.shard import Gap, GapState, ShardKey, TopicIdentity
 from icestream.wal import format as wire
-from icestream.wal.producer_registry import SequenceWindow, StoredBatch
+from icestream.wal.producer_sequences import SequenceWindow, StoredBatch
 from icestream.wal.state import LogState
 
 _LOG = struct.Struct("<16sQB7x")

@@ -16,7 +16,7 @@ from icestream.model.shard import Gap, GapState, ShardKey, TopicIdentity
 from icestream.wal import notes
 from icestream.wal.format import OPTIONAL, SECTION_KINDS_KNOWN, SectionEntry, SectionKind
 from icestream.wal.index import ShardIndex
-from icestream.wal.producer_registry import ProducerRegistry
+from icestream.wal.producer_sequences import ProducerSequences
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ class LogState:
     shards: dict[ShardKey, Shard] = field(default_factory=dict)
     usage: dict[int, Usage] = field(default_factory=dict)  # by topic id
     gaps: dict[ShardKey, list[Gap]] = field(default_factory=dict)
-    producers: ProducerRegistry = field(default_factory=ProducerRegistry)
+    producers: ProducerSequences = field(default_factory=ProducerSequences)
     lsn: int = 0  # of the last record applied or built
 
     def declare_topic(self, topic: TopicIdentity) -> None:

@@ -31,7 +31,7 @@ from icestream.client.lane import Flow, Lane
 from icestream.model import envelope
 from icestream.model.block import Block, Numbering
 from icestream.model.shard import ShardKey
-from icestream.wal.producer_registry import Duplicate, ProducerRegistry
+from icestream.wal.producer_sequences import Duplicate, ProducerSequences
 
 LOOP = asyncio.new_event_loop()
 KEY = ShardKey(1, 0)
@@ -52,7 +52,7 @@ class BrokerShard:
 
     def __init__(self) -> None:
         self.stored: list[bytes] = []
-        self.producers = ProducerRegistry()
+        self.producers = ProducerSequences()
         self.epoch = 0
         self.is_refusing = False
 

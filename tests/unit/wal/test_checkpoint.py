@@ -21,7 +21,7 @@ from icestream.wal.checkpoint import (
     freeze_shards,
     window_slices,
 )
-from icestream.wal.producer_registry import Duplicate, SequenceWindow, StoredBatch
+from icestream.wal.producer_sequences import Duplicate, SequenceWindow, StoredBatch
 from icestream.wal.state import LogState
 from tests.support.effort import HALF, QUARTER
 from tests.support.mutations import bit_flips, decoded_or_refused, mutated, truncations

@@ -19,17 +19,17 @@ from hypothesis.stateful import (
 from icestream import errors, limits
 from icestream.model.block import Numbering
 from icestream.model.shard import ShardKey
-from icestream.wal.producer_registry import Duplicate, ProducerRegistry, SequenceWindow, StoredBatch
+from icestream.wal.producer_sequences import Duplicate, ProducerSequences, SequenceWindow, StoredBatch
 from tests.support.effort import HALF
 
 KEY, OTHER = ShardKey(1, 0), ShardKey(1, 1)
 WINDOW = limits.PRODUCER_WINDOW_BATCHES
 
 
-def opened(*, batches: int = 0, rows: int = 1, count_max: int = 100) -> ProducerRegistry:
+def opened(*, batches: int = 0, rows: int = 1, count_max: int = 100) -> ProducerSequences:
     """Producer 7 in epoch 1, with this many batches stored and synced: batch n has LSN n + 1 and base offset
     100 + n * rows."""
-    producers = ProducerRegistry(count_max)
+    producers = ProducerSequences(count_max)
     producers.open(7, 1)
     for number in range(batches):
         producers.record(KEY, Numbering(7, 1, number * rows), rows, 100 + number * rows, number + 1, number, number)
@@ -40,7 +40,7 @@ def opened(*, batches: int = 0, rows: int = 1, count_max: int = 100) -> Producer
 
 
 def test_a_producer_opens_before_it_sends() -> None:
-    producers = ProducerRegistry()
+    producers = ProducerSequences()
     with pytest.raises(errors.UnknownProducer):
         producers.check(KEY, Numbering(7, 1, 0), 1)
     producers.open(7, 1)
@@ -111,7 +111,7 @@ def test_hazard_07_an_older_epoch_is_fenced_everywhere_at_once() -> None:
 
 def test_hazard_07_an_older_epoch_is_fenced_after_a_start_too() -> None:
     """After a start only the windows are known: they say that epoch 5 has sent, so epoch 3 may not come back."""
-    producers = ProducerRegistry()
+    producers = ProducerSequences()
     producers.restore(KEY, 7, SequenceWindow(5, 1, 0))
     with pytest.raises(errors.ProducerFenced):
         producers.check(KEY, Numbering(7, 3, 0), 1)
@@ -122,7 +122,7 @@ def test_hazard_07_an_older_epoch_is_fenced_after_a_start_too() -> None:
 @pytest.mark.parametrize("epoch", [-1, -(2**31)])
 def test_an_epoch_below_zero_is_refused(epoch: int) -> None:
     with pytest.raises(errors.InvalidInput):
-        ProducerRegistry().open(7, epoch)
+        ProducerSequences().open(7, epoch)
 
 
 def test_shards_are_counted_apart() -> None:
@@ -170,7 +170,7 @@ def test_hazard_07_one_shard_that_left_by_count_is_unknown_while_the_producer_se
 
 
 def test_the_least_recently_used_leaves_first() -> None:
-    producers = ProducerRegistry(2)
+    producers = ProducerSequences(2)
     for who in (1, 2, 1, 3):
         producers.record(KEY, Numbering(who, 1, 0), 1, 0, 1, 0, 0)
     assert [who for _, who, _ in producers.windows()] == [1, 3]
@@ -274,7 +274,7 @@ class ProducerModel(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.producers = ProducerRegistry(1_000)
+        self.producers = ProducerSequences(1_000)
         self.stored: dict[tuple[ShardKey, int], Stored] = {}
         self.epochs: dict[int, int] = {}  # opened
         self.left: dict[tuple[ShardKey, int], int] = {}  # windows that were evicted, and the epoch they had

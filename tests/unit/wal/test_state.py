@@ -16,7 +16,7 @@ from icestream.model.block import ConstantColumn, Numbering, encode_block
 from icestream.model.shard import Gap, GapState, ShardKey, TopicIdentity
 from icestream.wal import format as wire
 from icestream.wal import notes
-from icestream.wal.producer_registry import Duplicate
+from icestream.wal.producer_sequences import Duplicate
 from icestream.wal.state import LogState, Shard, Usage
 
 KEY = ShardKey(1, 0)

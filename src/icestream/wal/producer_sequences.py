@@ -97,7 +97,7 @@ class SequenceWindow:
 Key = tuple[ShardKey, int]
 
 
-class ProducerRegistry:
+class ProducerSequences:
     """Every sequence window of the log, least recently used first, and the epochs of all producers."""
 
     def __init__(self, count_max: int = limits.PRODUCERS_MAX_DEFAULT) -> None:
