@@ -17,7 +17,7 @@ from icestream.cli.positions import time_text
 from icestream.cli.table_catalog import resolve_table
 from icestream.cli.table_layout import partition_text, sort_text
 from icestream.cli.table_name import format_levels, parse_levels, parse_table
-from icestream.observability.words import size_text
+from icestream.observability.words import counted, size_text
 
 Metadata = dict[str, Any]
 _SNAPSHOT_COLUMNS = ("operation", "parent", "added_rows", "total_rows", "refs")
@@ -326,7 +326,7 @@ def files(
     rows = [[_file_cell(entry, column) for column in _FILE_COLUMNS] for entry in entries]
     answer.table(_FILE_COLUMNS, rows, drop=("snapshot_id", "content", "bytes"))
     if has_more and answer.is_text:
-        print_note(f"Truncated after {limit} files; use a larger --limit, such as {limit * 10}.")
+        print_note(f"Truncated after {counted(limit, 'file')}; use a larger --limit, such as {limit * 10}.")
 
 
 def _file_cell(file: Metadata, column: str) -> object:
