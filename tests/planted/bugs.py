@@ -163,7 +163,7 @@ def freed_without_checkpoint(patch: Patch) -> None:
         return file_states.freeable(self.files, self._appender.synced_lsn, lambda key: shards[key].floor)
 
     patch(FileLifecycle, "_freeable", below_the_floors)
-    patch(FileLifecycle, "floors_moved", FileLifecycle.free_files)
+    patch(FileLifecycle, "free_due_files", FileLifecycle.free_files)
 
 
 def checkpoint_not_written(patch: Patch) -> None:
