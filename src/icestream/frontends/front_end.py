@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from icestream.broker.service import Broker
+from icestream.metadata.store import MetadataStore
 from icestream.observability.health import Check
 from icestream.observability.http_listener import Response
 from icestream.observability.http_request import Request
@@ -34,6 +35,11 @@ class NodeView(Protocol):
     @property
     def broker(self) -> Broker:
         """Available to front ends that are not early."""
+
+    @property
+    def store(self) -> MetadataStore:
+        """For records that belong to the front end itself, such as Danube's client ids. Topics, subscriptions and
+        messages are reached through the broker's use cases only."""
 
     def ports(self) -> dict[str, object]:
         """The ports on which the node listens, 0 for a port that is not open."""

@@ -34,6 +34,7 @@ from icestream.internal_api.fence_calls import FenceCalls
 from icestream.internal_api.pipeline_calls import PipelineCalls
 from icestream.lake.lake_options import LakeOptions
 from icestream.metadata.node_store import NodeStore
+from icestream.metadata.store import MetadataStore
 from icestream.observability import metrics
 from icestream.observability.health import Check, failure
 from icestream.observability.http_listener import HttpListener, Response
@@ -97,6 +98,11 @@ class NodeServices:
     def broker(self) -> Broker:
         assert self._node is not None, "the broker has not started yet"
         return self._node.broker
+
+    @property
+    def store(self) -> MetadataStore:
+        assert self._node is not None, "the broker has not started yet"
+        return self._node.store
 
     @property
     def children(self) -> list[ChildProcess]:

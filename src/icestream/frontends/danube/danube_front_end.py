@@ -80,7 +80,7 @@ class DanubeFrontEnd(FrontEnd):
         port = await listener.bind(settings.node.bind_host, settings.ports.danube, tls)
         self.url = f"{'http' if tls is None else 'https'}://{_address(settings, port)}"
         self._service = DanubeService(
-            broker, broker.store, SystemClock(), DanubeOptions(self.url, settings.danube.max_message_bytes)
+            broker, self._node.store, SystemClock(), DanubeOptions(self.url, settings.danube.max_message_bytes)
         )
         await listener.serve(self._service.table())
         self._listener = listener
