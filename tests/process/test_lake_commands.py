@@ -139,7 +139,8 @@ def check_gap() -> None:
     asked = ("adopt", "shop.copy", "/default/copies", "--position", "0=2", "--accept-duplicates")
     plan, *_, question, hint = icestream("lake", *asked).err.splitlines()
     assert plan == "would adopt shop.copy, topic /default/copies, needs --accept-duplicates"
-    assert (question, hint) == ("icestream: nothing was changed: adopt as above?", "hint: say --yes")
+    assert "nothing was changed: confirmation required: Proceed with adopt" in question
+    assert hint == "hint: pass --yes to confirm"
     assert told(*asked, "--yes")["shards"][0]["goes_on_at"] == 2
 
 
@@ -289,7 +290,7 @@ def test_verify_shows_every_topic_whatever_keeps_it_from_one(lake: Lake) -> None
     )
     shown = icestream("verify")
     assert "without a table" in shown.err
-    assert "had the table shop.parted and has none now" in icestream("verify", "/default/parted").err
+    assert "has no table: shop.parted was detached" in icestream("verify", "/default/parted").err
     told("detach", "shop.broken", "--yes")
 
 
