@@ -120,7 +120,7 @@ def test_the_embedded_catalog_on_what_speaks_s3(seaweed_server: Seaweed, tmp_pat
     file = written("s3-compatible.yml", tmp_path, seaweed_ports(seaweed_server)[1])
     settings = load(file).settings
     assert settings.catalog_embedded
-    assert found(doctor(file), "object store") == ("ok", f"s3 bucket {BUCKET} answers")
+    assert found(doctor(file), "object store") == ("ok", f"s3 bucket {BUCKET} is reachable")
 
     async def work() -> None:
         name = new_name()

@@ -82,6 +82,8 @@ class ConsumerRegistry:
             raise
         try:
             consumer.begin(stream)
+            if self._closing.is_set():  # a client that reconnected while the others were being closed
+                _end_for_shutdown(consumer)
             reason = await consumer.ended
         finally:
             self._leave(consumer)
@@ -188,4 +190,8 @@ class ConsumerRegistry:
         """Ends every stream, also those whose failure is being delayed."""
         self._closing.set()
         for consumer in list(self._consumers.values()):
-            consumer.event("closed", {"reason": "the broker is shutting down"})
+            _end_for_shutdown(consumer)
+
+
+def _end_for_shutdown(consumer: DanubeConsumer) -> None:
+    consumer.event("closed", {"reason": "the broker is shutting down"})
