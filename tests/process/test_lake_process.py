@@ -44,7 +44,7 @@ def test_a_lake_process_that_dies_is_started_again_and_the_broker_stays_ready(tm
         run.until_api()
         first = run.lake_pid
         os.kill(first, signal.SIGKILL)
-        said = until(lambda: found if "started again" in (found := run.health()) else "")
+        said = until(lambda: found if "next start in" in (found := run.health()) else "")
         assert "[!] lake: ended with exit code -9; next start in 0.5 s" in said
         assert said.endswith("ready\n")
         run.until_api()
@@ -61,7 +61,7 @@ def test_the_catalog_keeps_its_tables_when_the_lake_process_dies(tmp_path: Path)
         assert location.startswith(f"file:{tmp_path}/data/warehouse/ns/t-")
         assert Path(location.removeprefix("file:")).is_file()
         os.kill(run.lake_pid, signal.SIGKILL)
-        until(lambda: "started again" in run.health())
+        until(lambda: "next start in" in run.health())
         run.until_api()
         assert json.loads(get(run.lake_port, "/v1/namespaces/ns/tables/t")[1]) == json.loads(made)
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from icestream import errors, limits
 from icestream.frontends.danube.danube_tls import Pem, TlsFiles
-from icestream.frontends.danube.handlers import STATUSES, Call, HandlerTable, status_number
+from icestream.frontends.danube.handlers import STATUSES, Call, HandlerTable, Streaming, Unary, status_number
 from icestream.frontends.danube.request_batch import RequestBatch
 from icestream.observability.log import get_logger
 from icestream.runtime.connection_room import RoomState
@@ -173,11 +173,11 @@ class NativeGrpcServer:
         if handler is None:
             self._wire.fail(call, STATUSES["UNIMPLEMENTED"], f"unknown method {path}")
             return
-        self._start(self._serve_unary(call, handler(body, self._call(connection, metadata))))
+        self._start(self._serve_unary(call, handler, body, self._call(connection, metadata)))
 
-    async def _serve_unary(self, call: int, response: Any) -> None:
+    async def _serve_unary(self, call: int, handler: Unary, request: bytes, context: Call) -> None:
         try:
-            body = await response
+            body = await handler(request, context)
         except Exception as error:  # noqa: BLE001 (whatever the error, it becomes the status of the call)
             self._wire.fail(call, *status_number(error))
         else:
@@ -186,12 +186,16 @@ class NativeGrpcServer:
     def _on_stream(self, stream: int, path: str, body: bytes, connection: int, metadata: int, deadline: int) -> None:
         out = self._streams[stream] = NativeStream(self._wire, stream)
         handler = self._table.streams[path]
-        out.task = self._start(self._serve_stream(stream, handler(body, self._call(connection, metadata), out)))
+        out.task = self._start(self._serve_stream(stream, handler, body, self._call(connection, metadata), out))
 
-    async def _serve_stream(self, stream: int, running: Any) -> None:
+    async def _serve_stream(
+        self, stream: int, handler: Streaming, request: bytes, context: Call, out: NativeStream
+    ) -> None:
+        # The handler is called here and not by the caller: a stream that is closed in the burst that opened it is
+        # cancelled before its first step, and a coroutine made outside would never be awaited.
         status = (OK, "")
         try:
-            await running
+            await handler(request, context, out)
         except Exception as error:  # noqa: BLE001 (as above)
             status = status_number(error)
         self._wire.finish(stream, *status)

@@ -20,6 +20,7 @@ from icestream.runtime.listening import cannot_listen
 
 _log = get_logger("danube")
 _METADATA_PREFIX: Final = "x-icestream-"
+Streams = set["asyncio.Task[Any]"]  # the running handlers of streams
 
 OPTIONS: Final = (
     ("grpc.so_reuseport", 0),  # a second broker on the port fails to start instead of sharing the port
@@ -48,6 +49,7 @@ class PythonGrpcListener:
         self._setting = setting
         self._connections_max = connections_max
         self._server: aio.Server | None = None
+        self._streams: Streams = set()
         self.port = 0
 
     @property
@@ -76,7 +78,7 @@ class PythonGrpcListener:
 
     async def serve(self, table: HandlerTable) -> None:
         assert self._server is not None
-        self._server.add_generic_rpc_handlers((_Handlers(table),))
+        self._server.add_generic_rpc_handlers((_Handlers(table, self._streams),))
         await self._server.start()
 
     async def close(self) -> None:
@@ -84,6 +86,11 @@ class PythonGrpcListener:
         server, self._server = self._server, None
         if server is not None:
             await server.stop(limits.CLOSE_SECONDS_MAX)
+        # gRPC cancels the handlers of streams whose client is gone, and does not wait for them: a handler that is
+        # destroyed with its loop could not leave its subscription.
+        for stream in tuple(self._streams):
+            stream.cancel()
+        await asyncio.gather(*self._streams, return_exceptions=True)
 
 
 def _check_port_free(host: str, port: int) -> None:
@@ -100,12 +107,12 @@ def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
 
 
 class _Handlers(grpc.GenericRpcHandler):
-    def __init__(self, table: HandlerTable) -> None:
+    def __init__(self, table: HandlerTable, streams: Streams) -> None:
         self._methods: dict[str, Any] = {}
         for path, unary in table.unary.items():
             self._methods[path] = grpc.unary_unary_rpc_method_handler(_unary(unary))
         for path, stream in table.streams.items():
-            self._methods[path] = grpc.unary_stream_rpc_method_handler(_stream(stream))
+            self._methods[path] = grpc.unary_stream_rpc_method_handler(_stream(stream, streams))
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """None for an unknown method: gRPC answers UNIMPLEMENTED."""
@@ -128,8 +135,12 @@ def _unary(handler: Unary) -> Callable[[bytes, Any], Any]:
     return serve
 
 
-def _stream(handler: Streaming) -> Callable[[bytes, Any], Any]:
+def _stream(handler: Streaming, streams: Streams) -> Callable[[bytes, Any], Any]:
     async def serve(raw: bytes, context: Any) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        streams.add(task)
+        task.add_done_callback(streams.discard)
         stream = AioStream(context)
         writer = asyncio.get_running_loop().create_task(stream.write())
         try:
