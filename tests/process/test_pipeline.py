@@ -171,6 +171,6 @@ def test_a_machine_without_java_is_said_once_and_the_broker_serves(tmp_path: Pat
     with LakeRun(tmp_path / "data", *(word for one in sets for word in ("--set", one))) as run:
         reason = until(lambda: re.search(r"\[!\] pipeline: (?!starting)(.*)", run.health()))[1]
         assert "no-java" in reason
-        assert "started again" not in reason
+        assert "next start in" not in reason
         status, metrics = get(run.http_port, "/metrics")
         assert (status, 'icestream_child_restarts_total{process="pipeline"} 0.0' in metrics) == (200, True)

@@ -30,7 +30,7 @@ def test_a_process_is_heard_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(jvm_log, "log_line", heard.append)
     with jvm_log.stderr_pipe() as stderr:
         words = "import sys; sys.stderr.write('one\\n' + 'x' * 5000 + '\\nlast')"
-        (listening,) = [one for one in threading.enumerate() if one.name == "spark-words"]
+        (listening,) = [one for one in threading.enumerate() if one.name == "spark-stderr"]
         subprocess.run([sys.executable, "-c", words], stderr=stderr, check=True)
     listening.join(30)
     assert heard == ["one", "x" * 4096, "x" * (5000 - 4096), "last"]

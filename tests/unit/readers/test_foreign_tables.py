@@ -150,7 +150,7 @@ async def test_a_note_that_cannot_be_read_does_not_hide_the_others(world: Foreig
     await world.store.put(foreign_table_key(8), b"nothing")
     found, after = await world.tables.bound_topics("", 10)
     assert ([(one.topic, one.problem is None) for one in found], after) == ([("/default/t1", True), ("?", False)], None)
-    assert f"{foreign_table_key(8)} in the metadata store is no mirror" in str(found[1].problem)
+    assert f"{foreign_table_key(8)} in the metadata store is not a mirror" in str(found[1].problem)
     had = DetachedTopic("/default/parted", 7, "a.b", {0: 7})
     assert await world.tables.detached_topics("", 10) == ([had], None)
     assert [await world.tables.detached_topic(number) for number in (1, 7, 8, 9)] == [None, had, None, None]
@@ -240,7 +240,7 @@ async def test_a_snapshot_that_others_expired_is_still_a_start(world: ForeignWor
 @pytest.mark.wrong_tables("nobody of ours guards it")
 async def test_a_note_that_is_none_is_told(world: ForeignWorld) -> None:
     await world.store.put(foreign_table_key(1), b"{}")
-    with pytest.raises(errors.MetadataDamaged, match="no mirror"):
+    with pytest.raises(errors.MetadataDamaged, match="not a mirror"):
         await world.read()
 
 
