@@ -121,7 +121,7 @@ def test_a_bad_setting_is_refused_before_anything_is_made(tmp_path: Path) -> Non
     assert not (tmp_path / "data").exists()
 
 
-@pytest.mark.parametrize(("content", "fault"), [(None, "cannot be read: No such file"), ("short\n", "less than 16")])
+@pytest.mark.parametrize(("content", "fault"), [(None, "cannot be read: No such file"), ("short\n", "shorter than 16")])
 def test_a_token_file_that_cannot_be_used_is_refused_before_anything_is_made(
     tmp_path: Path, content: str | None, fault: str
 ) -> None:
