@@ -220,7 +220,7 @@ def test_a_token_file_that_cannot_be_used_is_a_problem(tmp_path: Path) -> None:
     ran = doctor(tmp_path / "data", f"lake.token_file={tmp_path / 'tokens'}")
     found = by_check(ran)["lake.token_file"]
     assert (ran.code, found["state"]) == (1, "problem")
-    assert "less than 16 characters" in found["finding"]
+    assert "shorter than 16 characters" in found["finding"]
     assert "openssl rand -hex 32" in found["fix"]
 
 
