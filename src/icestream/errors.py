@@ -423,10 +423,10 @@ class ClientClosed(ClientError, code="client_closed"):
 
 
 def _by_code(kind: type[IcestreamError]) -> dict[str, type[IcestreamError]]:
-    found = {kind.code: kind}
+    by_code = {kind.code: kind}
     for child in kind.__subclasses__():
-        found.update(_by_code(child))
-    return found
+        by_code.update(_by_code(child))
+    return by_code
 
 
 # Every kind by its code: how an error that travelled over a wire becomes itself again.

@@ -97,7 +97,7 @@ GAPS_PER_SHARD_MAX: Final = 1_024
 
 # Messages get older while nothing happens: so often the log looks whether some are too old for their topic's retention.
 RETENTION_STEP_SECONDS: Final = 60.0
-# What one such step may drop of a topic: a wrong date then costs half of it, and somebody has a minute to see it (32).
+# What one such step may drop of a topic: a wrong date costs half of it, and an operator has a minute to notice (32).
 RETENTION_STEP_PERCENT_DEFAULT: Final = 50
 
 # --- producers ------------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ MESSAGES_PER_KEY_MAX: Final = KEY_LOOK_AHEAD_MAX
 KEY_LOOK_AHEAD_BYTES_MAX: Final = 16 * MIB
 # A key that no consumer takes is not skipped while one that took it may come back: a restart of a client or a broker.
 KEY_UNWANTED_GRACE_MS: Final = 30_000
-# Filters of consumers that left within that time; each is tried for a key that nobody takes.
+# Filters of consumers that left within that time; each is tried for a key that no consumer takes.
 KEY_ABSENT_FILTERS_MAX: Final = 64
 # A dead letter that could not be stored is tried again after the policy's longest delay, but not faster than this.
 DEAD_LETTER_RETRY_MS_MIN: Final = 1_000
@@ -160,7 +160,7 @@ NACK_REASON_CHARACTERS_MAX: Final = 200
 # What the note of where it came from adds to a message: names of at most 512 bytes, and a reason.
 DEAD_LETTER_NOTE_BYTES: Final = 2 * KIB
 # A subscription that waits so long for one message stands still: longer than a consumer that works, shorter than the
-# usual time for an ack, after which the message is with somebody else. It is said at most this often for each shard.
+# usual time for an ack, after which the message is with another consumer. It is said at most this often for each shard.
 STANDSTILL_MS: Final = 10_000
 STANDSTILL_SAID_EVERY_MS: Final = 60_000
 # A subscription falls behind when over so many looks in a row its consumers would have taken more, and more messages
@@ -188,9 +188,9 @@ FRAME_BYTES_MIN: Final = 4 * MIB
 FRAME_BYTES_MAX: Final = 128 * MIB
 # What a frame with one message has beside it: names, times and headers are part of the message's own bound, or small.
 FRAME_OVERHEAD_BYTES: Final = 128 * KIB
-# Before the handshake nobody is known: a HELLO is some hundred bytes.
+# Before the handshake the client is unknown: a HELLO is some hundred bytes.
 HELLO_BYTES_MAX: Final = 16 * KIB
-# And whoever says nothing for so long is sent away: a slow network needs a second.
+# A connection without a HELLO is closed after this long: a slow network needs a second.
 HELLO_SECONDS_MAX: Final = 10
 # Sockets of one listener; each costs about 20 KiB when it is idle.
 CONNECTIONS_MAX: Final = 10_000
@@ -280,7 +280,7 @@ CLIENT_BUFFER_BYTES_DEFAULT: Final = 64 * MIB
 CLIENT_DRAIN_SHARE: Final = 0.25
 # Acked ranges, and ranges handed out, remembered for each shard, so that what comes again is not handed out again.
 CLIENT_HANDLED_RANGES_MAX: Final = 16_384
-# Gaps that a subscription remembers for whoever looks at them.
+# Gaps that a subscription remembers for its user.
 CLIENT_GAPS_MAX: Final = 1_000
 # Stalls that a subscription remembers: one for each shard and kind. How long one that the broker retries may last until
 # the application gets an error: a lake process that starts again takes a few seconds.
@@ -498,7 +498,7 @@ METADATA_FORWARD_RETRY_SECONDS: Final = 0.01
 # A command gives up when no node has led for so long: several elections. Clients wait 30 s by default, or less, and are
 # better told the reason than left to guess it.
 METADATA_LEADERLESS_SECONDS_MAX: Final = 5.0
-# Linearizable reads give up when nobody has led for so many ticks: 5 s.
+# Linearizable reads fail when there was no leader for so many ticks: 5 s.
 METADATA_READ_TICKS_MAX: Final = 100
 # Ticks of a node with others: a heartbeat of a leader each, an election after 10 to 20 without one (50 and 500 ms).
 METADATA_TICK_SECONDS: Final = 0.05
@@ -665,7 +665,7 @@ PIPELINE_RETRY_SECONDS_MAX: Final = 10.0
 PIPELINE_LOOK_SECONDS: Final = 1.0
 # A driver that is asked to stop while it commits has so long for it.
 PIPELINE_STOP_SECONDS: Final = 2.0
-# A topic that is not written because somebody must decide is looked at again after so long.
+# A topic that waits for a decision of an operator is checked again after this long.
 TOPIC_HALT_SECONDS: Final = 15.0
 # One whose part of rounds fails waits PIPELINE_RETRY_SECONDS_MIN, then twice that, up to this. A failing topic may cost
 # a whole round each time, a second or two: so it takes a small share of them, and is found mended within half a minute.
@@ -689,7 +689,7 @@ SNAPSHOTS_LOOKED_AT: Final = 4
 NEW_TABLES_MAX: Final = 100
 # A table that others commit to all the time is left to the next round after so many tries.
 COMMIT_ATTEMPTS_MAX: Final = 8
-# A table is looked at for files that nobody needs so often while something is committed to it. A snapshot lives longer.
+# How often a table is checked for unreferenced files while something is committed to it. A snapshot lives longer.
 CLEAN_UP_LOOK_MS: Final = 5 * 60_000
 # Its folders are looked through once in the life of a driver, and again after so long: others may have been cut off.
 CLEAN_UP_FOLDERS_MS: Final = 24 * 3_600_000
@@ -706,7 +706,7 @@ CLEAN_UP_WAITING_MAX: Final = 20_000
 # second, which is what a round is stretched to.
 CLEAN_UP_LISTS_REMEMBERED: Final = 64_000
 CLEAN_UP_MANIFESTS_REMEMBERED: Final = 200_000
-# The delay can be set from a minute, for a table that nobody else reads, up to 30 days.
+# The delay can be set from a minute, for a table that no other engine reads, up to 30 days.
 CLEAN_UP_DELAY_MS_MIN: Final = 60_000
 CLEAN_UP_DELAY_MS_MAX: Final = 30 * 24 * 3_600_000
 
@@ -720,7 +720,7 @@ STORAGE_CALL_TIMEOUTS: Final = 4
 STORAGE_ATTEMPTS_MAX: Final = 8
 STORAGE_RETRY_SECONDS_MIN: Final = 0.05
 STORAGE_RETRY_SECONDS_MAX: Final = 5.0
-# Failures in a row before nobody asks any more, and for how long: doubled each time, up to the last.
+# Failures in a row that open the circuit breaker, and for how long: doubled each time, up to the last.
 BREAKER_FAILURES_MAX: Final = 5
 BREAKER_OPEN_SECONDS_MIN: Final = 1.0
 BREAKER_OPEN_SECONDS_MAX: Final = 60.0
@@ -859,11 +859,11 @@ SPILL_HELD_FILES_MAX: Final = 64
 SPILL_GAIN_SHARE: Final = 0.25
 # Copied in one step, about: each step frees files before the next one needs room.
 SPILL_STEP_BYTES: Final = 256 * MIB
-# Under pressure: how often to look whether somebody is stuck by now.
+# Under pressure: how often to check whether a topic is stuck.
 SPILL_LOOK_SECONDS: Final = 5.0
 # Leases of log files: one for each round, and a few that were left to end by themselves.
 LEASES_MAX: Final = 64
-# A lease that nobody renews ends: then a dead driver holds the log no longer.
+# A lease that is not renewed ends, so that a dead driver does not hold the log.
 LEASE_TTL_MS_MAX: Final = 600_000
 # Positions in one call, so that it stays below the values of a call; who has more calls again.
 PIPELINE_POSITIONS_MAX: Final = 1_000
@@ -1014,7 +1014,7 @@ SEED_PORT_SHIFT: Final = 10
 DANUBE_MESSAGE_BYTES_MAX_DEFAULT: Final = 4 * MIB - 64 * KIB
 # What a message may grow by between its producer and its consumer: names of topic, broker and subscription, numbers.
 DANUBE_DELIVERY_BYTES_EXTRA: Final = 4 * KIB
-# What gRPC itself refuses, in a way that makes clients try for ever: so far above the bound that nobody gets there.
+# What gRPC itself refuses, in a way that makes clients try for ever: so far above the bound that no client reaches it.
 DANUBE_CALL_BYTES_MAX: Final = 4 * MESSAGE_BYTES_MAX
 # Calls under way, the streams of consumers too. Each has a task.
 DANUBE_CALLS_MAX: Final = 20_000

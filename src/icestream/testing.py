@@ -60,7 +60,7 @@ class TestBroker:
             raise errors.ClientClosed("the broker is not running")
         return self._node
 
-    # --- in the loop of whoever uses it ---
+    # --- in the event loop of the caller ---
 
     async def start(self) -> None:
         """Starts it, under the address that it had before."""
@@ -86,7 +86,7 @@ class TestBroker:
             "ports": {**dict.fromkeys(Ports.model_fields, 0), "native": self._port},
             "lake": {"managed": False},
             "pipeline": {"managed": False},
-            "broker": {"deleted_rest": "discard"},  # nobody commits it here
+            "broker": {"deleted_rest": "discard"},  # no pipeline commits it here
             "danube": {"enable": False},
             "storage": {
                 "type": "memory" if self._storage == "memory" else "iceberg",
@@ -96,7 +96,7 @@ class TestBroker:
         try:
             return Settings.model_validate(_merged(tree, self._given))
         except ValidationError as error:
-            wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+            wrong = "; ".join(f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors())
             raise errors.ConfigurationError(
                 f"a broker cannot start with these settings: {wrong}", hint="docs/config.md lists all keys"
             ) from None
@@ -167,9 +167,9 @@ def broker(storage: Literal["memory", "disk"] = "memory", settings: Mapping[str,
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    found = dict(below)
+    merged = dict(below)
     for key, value in above.items():
-        nested = found.get(key)
+        nested = merged.get(key)
         is_section = isinstance(nested, dict) and isinstance(value, Mapping)
-        found[key] = _merged(nested or {}, value) if is_section else value
-    return found
+        merged[key] = _merged(nested or {}, value) if is_section else value
+    return merged

@@ -40,9 +40,9 @@ class Takeover(NamedTuple):
     gaps: list[Gap]
 
 
-def lost_gap(key: ShardKey, committed: int, seen: int, former_node: str) -> Gap:
+def lost_gap(key: ShardKey, committed: int, highest_seen: int, former_node: str) -> Gap:
     """The offsets that the removed node may have assigned and that are not in the table. Pure."""
-    end = max(committed, seen) + limits.TAKEOVER_OFFSETS
+    end = max(committed, highest_seen) + limits.TAKEOVER_OFFSETS
     return Gap(key, committed, end, 0, f"taken over from node {former_node}, which was removed", GapState.LOST)
 
 
@@ -66,12 +66,12 @@ class TopicTakeover:
             raise errors.InvalidInput(f"topic {name} is already served by this node")
         if not self._owners.is_orphaned(record.owner):
             raise self._owners.redirect_error(name, record)
-        committed, seen = await self._committed(record.id), await self._seen(record.id)
+        committed, highest_seen = await self._committed(record.id), await self._seen(record.id)
         gaps = [
             lost_gap(
                 ShardKey(record.id, shard),
                 committed.get(shard, 0),
-                max(seen.get(shard, 0), record.takeover_end),  # the last owner may have committed nothing
+                max(highest_seen.get(shard, 0), record.takeover_end),  # the last owner may have committed nothing
                 record.node,
             )
             for shard in range(record.shards)

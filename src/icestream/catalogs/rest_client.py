@@ -117,10 +117,10 @@ class RestClient:
                 hint="check `credential` and `scope` of storage.iceberg_config.catalog",
             )
         try:
-            found = decode_response(answer, {}, url)
+            reply = decode_response(answer, {}, url)
         except errors.StorageUnavailable as error:  # asking for a token changes nothing
             raise errors.StorageUnavailable(error.message, hint=error.hint) from None
-        token, lifetime = found.get("access_token"), found.get("expires_in")
+        token, lifetime = reply.get("access_token"), reply.get("expires_in")
         if not isinstance(token, str):
             raise errors.UnexpectedAnswer(f"{url} answers without an access_token", hint="check `token_uri`")
         seconds = float(lifetime) if isinstance(lifetime, int | float) else _TOKEN_LIFETIME_SECONDS

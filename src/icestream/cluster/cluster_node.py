@@ -361,9 +361,11 @@ class ClusterNode:
 
     def announce(self, record: NodeRecord) -> None:
         """Where this node is reached, when its ports are known. Nothing is written where the cluster knows it."""
-        seen = self._options.record
-        known = msgspec.structs.replace(record, warehouse=seen.warehouse, warehouse_mark=seen.warehouse_mark)
-        self._options = dataclasses.replace(self._options, record=known)
+        configured = self._options.record
+        announced = msgspec.structs.replace(
+            record, warehouse=configured.warehouse, warehouse_mark=configured.warehouse_mark
+        )
+        self._options = dataclasses.replace(self._options, record=announced)
         self._tasks.start(self._join_cluster(), "join")
 
     def _members_changed(self) -> None:

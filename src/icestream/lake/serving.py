@@ -124,7 +124,7 @@ async def _serve(
             operations = ForeignOperations(store, elsewhere, manifests, SystemClock(), fixed)
         if scans is not None:
             worker = ScanWorker(keeper, scans.answer, SystemClock())
-            tasks += [asyncio.create_task(one) for one in (scans.tables.run(), worker.run())]
+            tasks += [asyncio.create_task(coroutine) for coroutine in (scans.tables.run(), worker.run())]
         access = NO_ACCESS if options.is_local else Access.of(options.store, options.is_sharing_keys, options.roots)
         tokens = read_tokens(options.token_file)
         places = ConnectionSlots(options.connections_max, options.node_token, on_crowding or _log_crowding)
@@ -182,8 +182,8 @@ def _log_crowding(room: RoomState) -> None:
 async def _serve_http(
     front: LakeApp, options: LakeOptions, places: ConnectionSlots, stop: asyncio.Event, on_ready: Callable[[int], None]
 ) -> None:
-    found = bound(options.host, options.port)
-    port = found.getsockname()[1]
+    listening = bound(options.host, options.port)
+    port = listening.getsockname()[1]
     config = uvicorn.Config(
         front,
         http=cast("type[asyncio.Protocol]", partial(BoundedHttpProtocol, places)),  # any factory will do
@@ -202,19 +202,19 @@ async def _serve_http(
     _log.info("the API listens", host=options.host, port=port)
     calm_collector()
     on_ready(port)  # the socket listens already: who comes before the server is up waits a moment
-    await server.serve([found])
+    await server.serve([listening])
 
 
 def bound(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol is named: asyncio turns Nagle's algorithm off only where it is, and 40 ms of each answer with it.
-    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((host, port))
-        found.listen(limits.API_CONNECTIONS_MAX)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(limits.API_CONNECTIONS_MAX)
     except OSError as error:
-        found.close()
+        listening.close()
         raise cannot_listen("ports.lake", host, port, error) from None
-    found.setblocking(False)
-    return found
+    listening.setblocking(False)
+    return listening

@@ -205,8 +205,8 @@ class NodeStore(MetadataStore):
         await self.before_close()
         await self.node.close()
         await self.after_close()
-        for one in self._held:
-            one.close()
+        for resource in self._held:
+            resource.close()
 
 
 async def _nothing() -> None:

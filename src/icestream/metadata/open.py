@@ -111,8 +111,8 @@ class OpenedMetadata:
     async def close(self) -> None:
         """Without having started."""
         await self.log.close()
-        for one in self._held:
-            one.close()
+        for resource in self._held:
+            resource.close()
 
 
 async def open_metadata(path: Path, clock: Clock | None = None, options: MetadataOptions | None = None) -> NodeStore:

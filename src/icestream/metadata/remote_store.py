@@ -153,7 +153,7 @@ class RemoteStore(MetadataStore):
 
     def _has_lasted(self, since_ns: int | None) -> bool:
         """A broker is unready for longer than an election takes. It has waited for a leader itself, so that another
-        try would only keep whoever asks from the reason."""
+        attempt would only delay the reason."""
         if since_ns is None:
             return False
         return self._clock.monotonic_ns() - since_ns >= limits.METADATA_LEADERLESS_SECONDS_MAX * 1e9

@@ -102,11 +102,11 @@ class StateMachine:
         match command:
             case cmd.CompareAndSwap(compare, value, ttl_ms):
                 put = cmd.PutWithTtl(compare.key, value, ttl_ms) if ttl_ms else cmd.Put(compare.key, value)
-                held = self._holds(compare)
-                return self._change([put] if held else [], held=held)
+                is_met = self._holds(compare)
+                return self._change([put] if is_met else [], held=is_met)
             case cmd.Txn(comparisons, then, otherwise):
-                held = all(self._holds(comparison) for comparison in comparisons)
-                return self._change(then if held else otherwise, held=held, whole=True)
+                is_met = all(self._holds(comparison) for comparison in comparisons)
+                return self._change(then if is_met else otherwise, held=is_met, whole=True)
             case cmd.AllocateMonotonicId(counter, count):
                 return self._allocate(cmd.COUNTERS + counter, count)
             case cmd.ExpireTtlKeys(keys):

@@ -196,8 +196,8 @@ def _encode_value(column: EnvelopeColumn, value: Value) -> bytes:
             case ColumnKind.HEADERS, dict():
                 return _encode_headers(value)
     except (struct.error, UnicodeEncodeError, TypeError):
-        shown = reprlib.repr(value)
-        raise errors.InvalidInput(f"column {column.name}: {shown} does not fit {column.kind.name}") from None
+        value_text = reprlib.repr(value)
+        raise errors.InvalidInput(f"column {column.name}: {value_text} does not fit {column.kind.name}") from None
     raise errors.InvalidInput(f"column {column.name}: {type(value).__name__} is not {column.kind.name}")
 
 
@@ -252,7 +252,7 @@ class Block:
         at = HEAD.size + COLUMN.size * count
         if at > self.block_bytes:
             raise errors.DecodeError("column directory cut off")
-        found: dict[int, _Stored] = {}
+        stored_columns: dict[int, _Stored] = {}
         last = 0
         for number in range(count):
             id_, encoding, flags, size = COLUMN.unpack_from(self._data, HEAD.size + COLUMN.size * number)
@@ -262,21 +262,21 @@ class Block:
             if at + size > self.block_bytes:
                 raise errors.DecodeError(f"column {id_} cut off")
             last = id_
-            found[id_] = _Stored(encoding, flags, at, size)
+            stored_columns[id_] = _Stored(encoding, flags, at, size)
             at += padded(size)
         if at != self.block_bytes:
             raise errors.DecodeError("columns do not fill the block")
-        return found
+        return stored_columns
 
     def columns(self) -> list[EnvelopeColumn]:
         return [COLUMN_BY_ID[id_] for id_ in self._columns]
 
     def stored(self, column: EnvelopeColumn) -> tuple[int, int, memoryview] | None:
         """Encoding, flags and data of a column as they stand in the block; its values are not looked at."""
-        found = self._columns.get(column.id)
-        if found is None:
+        entry = self._columns.get(column.id)
+        if entry is None:
             return None
-        return found.encoding, found.flags, self._data[found.start : found.start + found.size]
+        return entry.encoding, entry.flags, self._data[entry.start : entry.start + entry.size]
 
     def values(self, column: EnvelopeColumn) -> list[Value]:
         """Every row's value. Raises DecodeError for values that do not fit the column."""

@@ -39,11 +39,11 @@ class TopicName:
 
 def parse_shard(text: str) -> tuple[TopicName, int | None]:
     """The topic, and which shard of it is meant; None: the name has no shard in it."""
-    found = _split(text)
-    match = _SHARD.fullmatch(found.name)
+    parts = _split(text)
+    match = _SHARD.fullmatch(parts.name)
     if match is None:
-        return _checked(found), None
-    return _checked(TopicName(found.namespace, match["name"])), int(match["shard"])
+        return _checked(parts), None
+    return _checked(TopicName(parts.namespace, match["name"])), int(match["shard"])
 
 
 def check_namespace(text: str) -> str:
@@ -86,17 +86,17 @@ def _meant(parts: list[str]) -> str:
     return f"do you mean /{'/'.join(words if len(words) == 2 else ['default', *words])[:100]}? "
 
 
-def _checked(found: TopicName) -> TopicName:
+def _checked(topic_name: TopicName) -> TopicName:
     """The name of a topic, not of one of its shards, and not too long."""
-    if _SHARD.fullmatch(found.name):
+    if _SHARD.fullmatch(topic_name.name):
         raise errors.InvalidInput(
-            f"{reprlib.repr(str(found))} is the name of a shard",
+            f"{reprlib.repr(str(topic_name))} is the name of a shard",
             hint="leave -part-N away and say how many shards the topic has",
         )
-    size = max(len(found.namespace.encode()), len(found.name.encode()))
+    size = max(len(topic_name.namespace.encode()), len(topic_name.name.encode()))
     if size > limits.NAME_BYTES_MAX:
         raise errors.InvalidInput(
-            f"topic name {reprlib.repr(str(found))} has a part of {size} bytes",
+            f"topic name {reprlib.repr(str(topic_name))} has a part of {size} bytes",
             hint=f"at most {limits.NAME_BYTES_MAX} bytes each",
         )
-    return found
+    return topic_name

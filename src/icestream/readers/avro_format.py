@@ -60,7 +60,7 @@ class AvroFormat:
             reader = fastavro.block_reader(source)
             source.seek(run.start)
             records: list[Any] = [record for block in islice(reader, run.blocks) for record in block]
-            columns = {name: pa.array([_value(one[name]) for one in records], kind) for name, kind in kinds.items()}
+            columns = {name: pa.array([_value(row[name]) for row in records], kind) for name, kind in kinds.items()}
         yield from in_slices(pa.table(columns), rows)
 
 

@@ -84,12 +84,12 @@ def _bitmap32(body: bytes, at: int, base: int, rows: int, places: list[int]) -> 
     for number in range(count):
         start, cardinality = base + (heads[2 * number] << 16), heads[2 * number + 1] + 1
         is_runs = bool(run_flags) and bool(run_flags[number >> 3] >> (number & 7) & 1)
-        found, at = _container(body, at, cardinality, is_runs)
-        if found and start + found[-1] >= rows:
-            raise ValueError(f"row {start + found[-1]} is deleted in a file of {rows} rows")
-        if found and places and start + found[0] <= places[-1]:
+        positions, at = _container(body, at, cardinality, is_runs)
+        if positions and start + positions[-1] >= rows:
+            raise ValueError(f"row {start + positions[-1]} is deleted in a file of {rows} rows")
+        if positions and places and start + positions[0] <= places[-1]:
             raise ValueError(_NOT_RISING)
-        places += [start + value for value in found]
+        places += [start + value for value in positions]
     return at
 
 

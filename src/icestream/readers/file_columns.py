@@ -27,10 +27,10 @@ def columns_in(shape: FileShape, table: TableColumns) -> dict[str, str]:
     by_id = {id_: name for name, id_ in shape.ids.items() if id_ is not None}
     if by_id:
         return {name: by_id[id_] for name in TYPES if (id_ := table.ids.get(name)) in by_id}
-    named = {
+    names = {
         name: next((alias for alias in table.names.get(name, (name,)) if alias in shape.ids), None) for name in TYPES
     }
-    return {name: alias for name, alias in named.items() if alias is not None}
+    return {name: alias for name, alias in names.items() if alias is not None}
 
 
 def conformed(rows: Any, columns: dict[str, str], names: Iterable[str]) -> Any:

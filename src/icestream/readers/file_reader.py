@@ -68,8 +68,8 @@ class FileReader:
         for number, shape in enumerate(shapes):
             bounds = [shape.bounds_of(opened.columns.get(name)) for name in (SHARD, OFFSET, APPEND_TIME)]
             if len(shapes) == 1:  # what the manifest says of the file is true of its only group
-                known = (file.shards, file.offsets, file.times)
-                bounds = [own if own != UNKNOWN else listed for own, listed in zip(bounds, known, strict=True)]
+                file_bounds = (file.shards, file.offsets, file.times)
+                bounds = [own if own != UNKNOWN else listed for own, listed in zip(bounds, file_bounds, strict=True)]
             groups.append(RowGroup(file, number, first, shape.rows, self._decoded_bytes(file, opened, number), *bounds))
             first += shape.rows
         return groups
@@ -113,11 +113,11 @@ class FileReader:
         """Rows of the shard with the offsets [low, high), in the order of their offsets."""
         if not self._has_places(group, table):
             return empty()
-        gone = self._gone(group, deletes, table)
+        deleted = self._gone(group, deletes, table)
         if group.bytes > limits.SCAN_GROUP_BYTES_MAX:
-            parts = [_selected(rows, shard, low, high) for rows in self.live_batches(group, table, gone)]
+            parts = [_selected(rows, shard, low, high) for rows in self.live_batches(group, table, deleted)]
             return in_order(pa.concat_tables(parts)) if parts else empty()
-        rows = without(self._decoded(group, table), group.first_row, gone)
+        rows = without(self._decoded(group, table), group.first_row, deleted)
         is_alone = group.shards.low == group.shards.high == shard and group.shards.low is not None
         has_nulls = rows[SHARD].null_count or rows[OFFSET].null_count
         return between(in_order(rows if is_alone and not has_nulls else of_shard(rows, shard)), low, high)
@@ -135,24 +135,24 @@ class FileReader:
 
     def offsets(self, group: RowGroup, table: TableColumns, shard: int, deletes: tuple[DeleteFile, ...]) -> Any:
         """Of the rows of one shard that are not deleted, in the order in which they stand."""
-        gone = self._gone(group, deletes, table)
-        rows = self.columns(group, table, *{SHARD, OFFSET, *gone.columns})
-        return of_shard(without(rows, group.first_row, gone), shard)[OFFSET]
+        deleted = self._gone(group, deletes, table)
+        rows = self.columns(group, table, *{SHARD, OFFSET, *deleted.columns})
+        return of_shard(without(rows, group.first_row, deleted), shard)[OFFSET]
 
     def live_rows(self, group: RowGroup, table: TableColumns, deletes: tuple[DeleteFile, ...]) -> int:
-        gone = self._gone(group, deletes, table)
-        if not gone.by_value:
-            return group.rows - len(gone.positions)
-        return len(without(self.columns(group, table, *gone.columns, OFFSET), group.first_row, gone))
+        deleted = self._gone(group, deletes, table)
+        if not deleted.by_value:
+            return group.rows - len(deleted.positions)
+        return len(without(self.columns(group, table, *deleted.columns, OFFSET), group.first_row, deleted))
 
     def _has_places(self, group: RowGroup, table: TableColumns) -> bool:
         return all(name in self._file(group.file, table).columns for name in PLACE)
 
     def _gone(self, group: RowGroup, deletes: tuple[DeleteFile, ...], table: TableColumns) -> Deletes:
-        gone = self._deletes.of(group.file, deletes, table)
-        low = bisect_left(gone.positions, group.first_row)
-        high = bisect_left(gone.positions, group.first_row + group.rows)
-        return gone._replace(positions=gone.positions[low:high])
+        deleted = self._deletes.of(group.file, deletes, table)
+        low = bisect_left(deleted.positions, group.first_row)
+        high = bisect_left(deleted.positions, group.first_row + group.rows)
+        return deleted._replace(positions=deleted.positions[low:high])
 
     def _decoded(self, group: RowGroup, table: TableColumns) -> Any:
         key = RowGroupKey(group.file.path, group.number)

@@ -168,15 +168,15 @@ def row_values(rows: Any, columns: tuple[str, ...]) -> list[tuple[Any, ...]]:
 
 def without(rows: Any, first_row: int, deletes: Deletes) -> Any:
     """Rows that stand in their file from `first_row` on, without those that are deleted."""
-    kept = bytearray(b"\x01") * len(rows)
+    live_flags = bytearray(b"\x01") * len(rows)
     for at in deletes.positions:
         if first_row <= at < first_row + len(rows):
-            kept[at - first_row] = 0
+            live_flags[at - first_row] = 0
     for by_value in deletes.by_value:
         for at, values in enumerate(row_values(rows, by_value.columns)):
             if values in by_value.values:
-                kept[at] = 0
-    if 0 not in kept:
+                live_flags[at] = 0
+    if 0 not in live_flags:
         return rows
-    mask = pa.Array.from_buffers(pa.uint8(), len(kept), [None, pa.py_buffer(kept)])
+    mask = pa.Array.from_buffers(pa.uint8(), len(live_flags), [None, pa.py_buffer(live_flags)])
     return rows.filter(mask.cast(pa.bool_()))

@@ -43,10 +43,10 @@ Cut = tuple[int, int, bytes]  # encoding, flags, data
 
 def int64s(array: Any) -> memoryview:
     """The values of a column without nulls, of eight bytes each."""
-    one = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
-    if not len(one):
+    flat = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+    if not len(flat):
         return memoryview(b"").cast("q")
-    return memoryview(one.buffers()[1])[8 * one.offset : 8 * (one.offset + len(one))].cast("q")
+    return memoryview(flat.buffers()[1])[8 * flat.offset : 8 * (flat.offset + len(flat))].cast("q")
 
 
 def to_sections(
@@ -59,14 +59,14 @@ def to_sections(
     starts = _starts(rows)[: sections_max + 1]
     if len(starts) <= sections_max:
         starts.append(len(rows))
-    columns = [one for column in envelope.COLUMNS if (one := _stored(rows, column)) is not None]
-    found = []
+    columns = [stored_column for column in envelope.COLUMNS if (stored_column := _stored(rows, column)) is not None]
+    sections = []
     for start, end in pairwise(starts):
         body = b"".join(
             _block(columns, at, min(at + limits.BLOCK_ROWS_MAX, end)) for at in range(start, end, limits.BLOCK_ROWS_MAX)
         )
-        found.append(ScanSection(offsets[start], end - start, times[start], epoch_of(offsets[start]), body))
-    return found
+        sections.append(ScanSection(offsets[start], end - start, times[start], epoch_of(offsets[start]), body))
+    return sections
 
 
 def check_values(rows: Any) -> None:

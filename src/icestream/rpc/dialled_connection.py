@@ -10,6 +10,7 @@ Nothing is sent twice here: only the caller knows whether a call may be repeated
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from typing import Any, cast
 
 from icestream import errors
@@ -19,7 +20,7 @@ from icestream.rpc.pending_calls import OnReply, PendingCalls
 from icestream.rpc.stream import FrameStream
 
 
-class DialledConnection(asyncio.BufferedProtocol):
+class DialledConnection(asyncio.BufferedProtocol, ABC):
     """Base class. A subclass sends its HELLO in `connection_made`, and handles frames in `_on_frame`."""
 
     def __init__(self, peer: str, stream: FrameStream, calls_max: int | None = None) -> None:
@@ -96,9 +97,9 @@ class DialledConnection(asyncio.BufferedProtocol):
 
     # --- for subclasses ---
 
+    @abstractmethod
     def _on_frame(self, frame: Frame) -> None:
         """Handles a frame. An error that it raises ends the connection."""
-        raise NotImplementedError
 
     def _on_lost(self, error: errors.IcestreamError) -> None:
         """The connection was open and has ended."""

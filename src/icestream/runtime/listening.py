@@ -19,7 +19,7 @@ _REASONS: Final = {
 
 
 class RefusedPort(NamedTuple):
-    """A port on which nobody can listen. `key`: the setting that names it. `instance`: of the broker that has it, if it
+    """A port that cannot be opened. `key`: the setting that names it. `instance`: of the broker that has it, if it
     told."""
 
     key: str
@@ -45,7 +45,7 @@ def cannot_listen(key: str, host: str, port: int, error: OSError) -> errors.Conf
 
 
 def cannot_listen_on(refused: Sequence[RefusedPort]) -> errors.ConfigurationError:
-    """One error for all of them, so that nobody repairs them start by start; ForeignBroker where a broker has one.
+    """One error for all ports, so that an operator fixes them in one start; ForeignBroker where a broker has one.
 
     `refused`: at least one.
     """
@@ -58,10 +58,10 @@ def cannot_listen_on(refused: Sequence[RefusedPort]) -> errors.ConfigurationErro
 
 
 def _hint_for_all(refused: Sequence[RefusedPort]) -> str:
-    taken = [entry for entry in refused if entry.error.errno == errno.EADDRINUSE]
+    in_use = [entry for entry in refused if entry.error.errno == errno.EADDRINUSE]
     hints = [entry.hint for entry in refused if entry.error.errno != errno.EADDRINUSE]
-    if taken:
-        flags = " ".join(f"--set {entry.key}=0" for entry in taken)
+    if in_use:
+        flags = " ".join(f"--set {entry.key}=0" for entry in in_use)
         hints.insert(
             0,
             f"stop what listens there, or take other ports: `{flags}` means any that are free; "

@@ -117,32 +117,32 @@ def unreadable(reader: Type, writer: Type) -> list[str]:
     return list(_compare(reader, writer, "", set()))
 
 
-def _compare(reader: Type, writer: Type, path: str, seen: set[tuple[int, int]]) -> Iterator[str]:
-    if (id(reader), id(writer)) in seen:
+def _compare(reader: Type, writer: Type, path: str, visited: set[tuple[int, int]]) -> Iterator[str]:
+    if (id(reader), id(writer)) in visited:
         return
-    seen.add((id(reader), id(writer)))
-    if len(seen) > limits.SCHEMA_STEPS_MAX:
+    visited.add((id(reader), id(writer)))
+    if len(visited) > limits.SCHEMA_STEPS_MAX:
         raise errors.InvalidInput("the schema has too many branches to be compared", hint="use the mode none")
     if writer.kind == "union":
         for branch in writer.items:
-            yield from _compare(reader, branch, path, seen)
+            yield from _compare(reader, branch, path, visited)
     elif reader.kind == "union":
-        if not any(not list(_compare(branch, writer, path, set(seen))) for branch in reader.items):
+        if not any(not list(_compare(branch, writer, path, set(visited))) for branch in reader.items):
             yield f"{path or 'schema'}: no branch of the union reads {_display_name(writer)}"
     elif reader.kind != writer.kind:
         if writer.kind not in _READS.get(reader.kind, ()):
             yield f"{path or 'schema'}: {_display_name(reader)} does not read {_display_name(writer)}"
     else:
-        yield from _compare_same(reader, writer, path, seen)
+        yield from _compare_same(reader, writer, path, visited)
 
 
-def _compare_same(reader: Type, writer: Type, path: str, seen: set[tuple[int, int]]) -> Iterator[str]:
+def _compare_same(reader: Type, writer: Type, path: str, visited: set[tuple[int, int]]) -> Iterator[str]:
     if reader.kind in ("record", "enum", "fixed") and not _is_same_name(reader, writer):
         yield f"{path or 'schema'}: {reader.name} is not {writer.name}"
         return
     match reader.kind:
         case "record":
-            yield from _compare_records(reader, writer, path, seen)
+            yield from _compare_records(reader, writer, path, visited)
         case "enum":
             missing = [symbol for symbol in writer.symbols if symbol not in reader.symbols]
             if missing and not reader.has_default:
@@ -151,17 +151,17 @@ def _compare_same(reader: Type, writer: Type, path: str, seen: set[tuple[int, in
             if reader.size != writer.size:
                 yield f"{path or 'schema'}: fixed {reader.name} has {reader.size} bytes, not {writer.size}"
         case "array" | "map":
-            yield from _compare(reader.items[0], writer.items[0], f"{path}[]", seen)
+            yield from _compare(reader.items[0], writer.items[0], f"{path}[]", visited)
 
 
-def _compare_records(reader: Type, writer: Type, path: str, seen: set[tuple[int, int]]) -> Iterator[str]:
+def _compare_records(reader: Type, writer: Type, path: str, visited: set[tuple[int, int]]) -> Iterator[str]:
     written_by_name = {written.name: written for written in writer.fields}
     for read_field in reader.fields:
         names = (read_field.name, *read_field.aliases)
         written_field = next((written_by_name[name] for name in names if name in written_by_name), None)
         where = f"{path}.{read_field.name}" if path else read_field.name
         if written_field is not None:
-            yield from _compare(read_field.type, written_field.type, where, seen)
+            yield from _compare(read_field.type, written_field.type, where, visited)
         elif not read_field.has_default:
             yield f"{where}: the writer has no such field, and it has no default"
 

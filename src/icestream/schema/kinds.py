@@ -58,9 +58,9 @@ def validation_policy(text: str) -> ValidationPolicy:
     return _word(ValidationPolicy, "validation policy", text)
 
 
-def _word(kind: type[Word], what: str, text: str) -> Word:
+def _word(kind: type[Word], kind_name: str, text: str) -> Word:
     try:
         return kind(text.lower())
     except ValueError:
         names = ", ".join(member.value for member in kind)
-        raise errors.InvalidInput(f"{text[:40]!r} is not a {what}", hint=f"there are {names}") from None
+        raise errors.InvalidInput(f"{text[:40]!r} is not a {kind_name}", hint=f"there are {names}") from None

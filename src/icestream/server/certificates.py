@@ -57,7 +57,7 @@ def certificates_check(certificates: Sequence[Certificate], now: datetime) -> Ch
         reason = f"{name} ended at {first.end.isoformat()}: new connections fail; {fix}"
         return Check("certificates", False, reason, is_needed=False)
     days = math.ceil((first.end - now) / timedelta(days=1))
-    left = f"{days} days" if days > 1 else "less than a day"
+    remaining = f"{days} days" if days > 1 else "less than a day"
     if days <= limits.CERTIFICATE_DAYS_MIN:
-        return Check("certificates", False, f"{name} ends in {left}; {fix}", is_needed=False)
-    return Check("certificates", True, f"the first to end is {name}, in {left}", is_needed=False)
+        return Check("certificates", False, f"{name} ends in {remaining}; {fix}", is_needed=False)
+    return Check("certificates", True, f"the first to end is {name}, in {remaining}", is_needed=False)

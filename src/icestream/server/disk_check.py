@@ -24,8 +24,8 @@ class DiskState(NamedTuple):
 def disk_check(state: DiskState) -> Check:
     """Informational: consumers are served from a full disk too, and keeping clients away does not free space."""
     fault = _fault(state)
-    shown = f"the log uses {size_text(state.used_bytes)} of {size_text(state.quota_bytes)}"
-    return Check("disk", not fault, f"{fault}: {shown}" if fault else shown, is_needed=False)
+    usage = f"the log uses {size_text(state.used_bytes)} of {size_text(state.quota_bytes)}"
+    return Check("disk", not fault, f"{fault}: {usage}" if fault else usage, is_needed=False)
 
 
 def low_bytes(state: DiskState) -> int:

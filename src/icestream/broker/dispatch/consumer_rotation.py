@@ -124,6 +124,7 @@ class ConsumerRotation:
 
     def choose(self, free: int) -> Member | None:
         """The consumer that gets the next messages if `free` more may be in flight; None if none can take one."""
+        # Not abstract: in a key-shared subscription the key decides, so its rotation never chooses (key_shared.py).
         raise NotImplementedError
 
     def share(self, member: Member, free: int) -> int:

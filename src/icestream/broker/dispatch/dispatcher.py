@@ -117,11 +117,15 @@ class Dispatcher(DeliveryLedger):
         """Fails messages in flight; `consumer_id`: only those of this consumer. `reason`: for their dead letters."""
         if generation == self.generation:
             for start, end in ranges:
-                for held in self.in_flight.within(start, end):
-                    if consumer_id in (None, held.value.consumer):
-                        self.in_flight.take(held.start, held.end)
+                for delivery in self.in_flight.within(start, end):
+                    if consumer_id in (None, delivery.value.consumer):
+                        self.in_flight.take(delivery.start, delivery.end)
                         self._fail(
-                            held.start, held.end, DeliveryFailure(held.value.attempt + 1, reason), now_ms, delay_ms
+                            delivery.start,
+                            delivery.end,
+                            DeliveryFailure(delivery.value.attempt + 1, reason),
+                            now_ms,
+                            delay_ms,
                         )
         return self._dispatch(now_ms)
 

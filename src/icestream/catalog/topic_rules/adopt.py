@@ -58,10 +58,10 @@ def adopt(
             f"no snapshot in the history of main says what the table holds of topic {log.topic} (id {log.topic_id})",
             hint="state it with --position SHARD=OFFSET, the first offset that the table does not have",
         )
-    held = progress.last_round.committed if positions is None else positions
+    next_offsets = progress.last_round.committed if positions is None else positions
     doubts = rebinding.foreign_rows(progress) if positions is None else (ON_WORD,)
     losses = _given_up(state.table, log, progress, former) if positions is None else _skipped(positions, former)
-    preview = OperationPreview("adopt", log.topic, shard_previews(held, log, former.committed), doubts, losses)
+    preview = OperationPreview("adopt", log.topic, shard_previews(next_offsets, log, former.committed), doubts, losses)
     preview.check(consents)
     if positions is None:
         binding = rebinding.resume_binding(preview, log, {}, former.pipeline_epoch)

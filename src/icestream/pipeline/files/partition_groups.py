@@ -91,5 +91,5 @@ def _plain(value: Any) -> Value:
     """As a manifest has it: times as numbers."""
     if pa.types.is_timestamp(value.type):
         return None if not value.is_valid else int(value.value)
-    found: Value = value.as_py()
-    return found
+    plain: Value = value.as_py()
+    return plain

@@ -75,9 +75,9 @@ def _order(sections: Sections, blocks: Blocks, spans: Sequence[Span]) -> tuple[I
 
 def _ranges(first: Ints, count: Ints, row_count: int) -> Ints | None:
     total = int(count.sum())
-    found = np.repeat(first - (np.cumsum(count) - count), count) + np.arange(total)
-    is_plain = total == row_count and bool((found == np.arange(total)).all())
-    return None if is_plain else found
+    positions = np.repeat(first - (np.cumsum(count) - count), count) + np.arange(total)
+    is_plain = total == row_count and bool((positions == np.arange(total)).all())
+    return None if is_plain else positions
 
 
 def _columns(sections: Sections, blocks: Blocks, order: Ints | None) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def _columns(sections: Sections, blocks: Blocks, order: Ints | None) -> dict[str
         return placed(np.repeat(values, blocks.rows))
 
     number = np.arange(blocks.row_count) - np.repeat(blocks.first_row, blocks.rows)
-    found: dict[str, Any] = {
+    columns: dict[str, Any] = {
         "shard": pa.array(repeated(sections.shard[blocks.section]).astype(np.int32)),
         "offset": pa.array(placed(np.repeat(blocks.base, blocks.rows) + number)),
         "append_time": pa.array(repeated(sections.time_us[blocks.section]), ARROW_TYPES[ColumnKind.TIMESTAMP_US]),
@@ -98,9 +98,9 @@ def _columns(sections: Sections, blocks: Blocks, order: Ints | None) -> dict[str
         if column is None:
             raise errors.DecodeError(f"column {column_id} is not known")
         if column.in_table:
-            found[column.name] = _column(blocks, column, stored, order)
-    _add_numbering(found, blocks, number, repeated, placed)
-    return found
+            columns[column.name] = _column(blocks, column, stored, order)
+    _add_numbering(columns, blocks, number, repeated, placed)
+    return columns
 
 
 def _column(blocks: Blocks, column: EnvelopeColumn, stored: StoredColumn, order: Ints | None) -> Any:
