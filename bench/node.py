@@ -56,7 +56,7 @@ class Node:
 
     def lake_pid(self) -> int:
         for pid in process.family(self.target.pid):
-            if b"icestream.lake" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"icestream.processes.child_main\0lake" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return pid
         raise RunFailed("there is no lake process")
 

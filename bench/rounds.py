@@ -25,9 +25,10 @@ from icestream.pipeline.round_judgement import judge_round
 from icestream.pipeline.round_plan import RoundBudget, RoundPlan, TableTarget
 from icestream.pipeline.spark.spark_options import SparkOptions
 from icestream.pipeline.spark.writer import SparkRuntime, SparkWriter
-from icestream.pipeline.spark_setup.spark_install import SetupPaths, install_spark
-from icestream.pipeline.task import job
+from icestream.pipeline.spark_setup.spark_install import install_spark
+from icestream.pipeline.task import task_jobs
 from icestream.pipeline.task.task_run import read_bundle
+from icestream.processes.pipeline_options import setup_paths
 from icestream.settings import load
 from icestream.wal.format import RECORDS_START, RecordKind, RecordSection, SectionKind, encode_record
 from icestream.wal.log_file import FileHeader, encode_first_page, log_name
@@ -77,9 +78,9 @@ def plan_of(backlog: Backlog, tables: Path, tasks: int) -> RoundPlan:
 
 def bare(plan: RoundPlan) -> None:
     """The tasks of a plan that gathers nothing, in this process."""
-    for one in job.read_jobs(plan):
-        for _, told in read_bundle(job.encode(one)):
-            assert job.decode_written(told).error is None
+    for one in task_jobs.read_jobs(plan):
+        for _, told in read_bundle(task_jobs.encode(one)):
+            assert task_jobs.decode_written(told).error is None
 
 
 def timed(run: Callable[[], object]) -> dict[str, float]:
@@ -91,7 +92,7 @@ def timed(run: Callable[[], object]) -> dict[str, float]:
 
 def main(folder: Path, rows: int, repeats: int, *names: str) -> None:
     """`names`: of those logs alone; else of all, and bare."""
-    engine = install_spark(SetupPaths.of(load(None, {}, ()).settings, os.environ), say=lambda _: None)
+    engine = install_spark(setup_paths(load(None, {}, ()).settings, os.environ), say=lambda _: None)
     writer = SparkWriter(SparkOptions("local[2]", scratch=folder / "scratch"), lambda: SparkRuntime(engine))
     sizes = {"small": (1, 1000, 1000), "topics": (200, 500, 50), "one": (1, 100_000, 50), "large": (1, rows, 1000)}
     logs = {name: make_log(folder / name, *size) for name, size in sizes.items() if not names or name in names}

@@ -16,12 +16,13 @@ from typing import Any
 
 from bench.rounds import timed
 from icestream.pipeline.spark_setup import pinned_versions
-from icestream.pipeline.spark_setup.spark_install import SetupPaths, install_spark
+from icestream.pipeline.spark_setup.spark_install import install_spark
+from icestream.processes.pipeline_options import setup_paths
 from icestream.settings import load
 
 
 def session(folder: Path) -> Any:
-    machine = SetupPaths.of(load(None, {}, ()).settings, os.environ)
+    machine = setup_paths(load(None, {}, ()).settings, os.environ)
     engine = install_spark(machine, pinned_versions.ICEBERG_SPARK, say=lambda _: None)
     os.environ.update(JAVA_HOME=str(engine.java_home), SPARK_HOME=str(engine.spark_home), PYSPARK_PYTHON=sys.executable)
     from pyspark.sql import SparkSession

@@ -12,7 +12,8 @@ import subprocess
 from pathlib import Path
 
 from icestream.errors import MissingPart
-from icestream.pipeline.spark_setup.spark_install import SetupPaths, java_for_spark
+from icestream.pipeline.spark_setup.spark_install import java_for_spark
+from icestream.processes.pipeline_options import setup_paths
 from icestream.settings import load
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,7 +26,7 @@ class Missing(Exception):
 
 def java() -> str:
     """The Java to run it with: the one that Spark gets, found or installed as the set-up does it."""
-    machine = SetupPaths.of(load(None, os.environ, ()).settings, os.environ)
+    machine = setup_paths(load(None, os.environ, ()).settings, os.environ)
     try:
         return str(java_for_spark(machine, print) / "bin" / "java")
     except MissingPart as error:

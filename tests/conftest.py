@@ -19,12 +19,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.support import proof
+from tests.support import table_verification
 from tests.support.lakehouse import Lakehouse
 from tests.support.spark import Spark
 
 # Servers that tests of several folders share.
-pytest_plugins = ["tests.support.catalog_servers"]
+pytest_plugins = ["tests.support.catalog_servers", "tests.support.native_wires"]
 
 # Rules of stateful tests sync simulated disks, which hypothesis takes for slow data generation.
 QUIET = (HealthCheck.too_slow, HealthCheck.data_too_large)
@@ -73,10 +73,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 @pytest.fixture(autouse=True)
 def tables_are_whole(request: pytest.FixtureRequest) -> Iterator[None]:
     """Whatever tables of topics a test leaves in this process, `verify` finds nothing wrong with them (hazard 38)."""
-    proof.forget_all()
+    table_verification.forget_all()
     yield
-    if proof.has_some() and request.node.get_closest_marker("wrong_tables") is None:
-        wrong = [(one.topic, one.findings) for one in asyncio.run(proof.reports()) if not one.is_good]
+    if table_verification.has_some() and request.node.get_closest_marker("wrong_tables") is None:
+        wrong = [
+            (report.topic, report.findings)
+            for report in asyncio.run(table_verification.reports())
+            if not report.is_good
+        ]
         assert not wrong, wrong
 
 
@@ -89,14 +93,14 @@ def old_warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def spark_process(tmp_path_factory: pytest.TempPathFactory, old_warehouse: Path) -> Iterator[Spark]:
     """It takes seconds to start; meanwhile the lakehouse does."""
-    with Spark(tmp_path_factory.mktemp("spark"), old_warehouse) as found:
-        yield found
+    with Spark(tmp_path_factory.mktemp("spark"), old_warehouse) as spark:
+        yield spark
 
 
 @pytest.fixture(scope="session")
 def lakehouse(tmp_path_factory: pytest.TempPathFactory, old_warehouse: Path) -> Iterator[Lakehouse]:
-    with Lakehouse(tmp_path_factory.mktemp("lakehouse"), old_warehouse) as found:
-        yield found
+    with Lakehouse(tmp_path_factory.mktemp("lakehouse"), old_warehouse) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

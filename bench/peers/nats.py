@@ -1,7 +1,7 @@
-"""NATS JetStream with its file store: Debian's server in a directory of ours, one replica.
+"""NATS JetStream with its file store: the server of `requirements/bench.txt` in a directory of ours, one replica.
 
-It acks a message after its write to the page cache, as our mode `none` does. Debian's 2.9 has no publish of batches,
-and syncs by itself after minutes; there is nothing else to choose. Publishers have a window of messages without an ack.
+It acks a message after its write to the page cache, as our mode `none` does, and syncs by itself after minutes.
+Publishers have a window of messages without an ack.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,12 +19,17 @@ from bench.generator import Target
 from bench.harness import MissingPeer
 from bench.process import HOST, free_port
 
-INSTALL = "apt-get install nats-server"
+INSTALL = "make bench installs it; or apt-get install nats-server"
 
 
 def _binary() -> str:
-    """Debian puts it where only root looks."""
-    found = shutil.which("nats-server") or shutil.which("nats-server", path="/usr/sbin:/usr/local/sbin")
+    """That of this environment first; Debian's lies where only root looks."""
+    own = str(Path(sys.executable).parent)
+    found = (
+        shutil.which("nats-server", path=own)
+        or shutil.which("nats-server")
+        or shutil.which("nats-server", path="/usr/sbin:/usr/local/sbin")
+    )
     if found is None:
         raise MissingPeer(f"nats-server is not installed: {INSTALL}")
     return found

@@ -5,10 +5,14 @@ memory   10 million messages of 100 B go through a topic to a consumer that keep
          looks. In frames of 1,000, and of 10. Peak of the resident memory, broker and lake process added up.
 idle     a broker that has had 100 topics written, with a client that has a producer and a subscription open. After
          all that was put off is done: CPU time and bytes written, from /proc, lake process included.
+connections   10,000 native connections that have done their handshake and nothing else: resident memory of the broker
+         for each.
 """
 
 from __future__ import annotations
 
+import resource
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,9 +25,13 @@ from bench.figures import Figure, Goal, Row
 from bench.generator import Load, Target, generator_note
 from bench.harness import Bench
 from icestream import limits
+from icestream.rpc import frame, handshake
 
 NAME = "footprint"
-GOAL = "10 million messages with slow consumers: RSS < 1 GiB; an idle broker: < 0.5 % of a core, writes nothing"
+GOAL = (
+    "10 million messages with slow consumers: RSS < 1 GiB; an idle broker: < 0.5 % of a core, writes nothing; "
+    "10,000 idle connections ≤ 20 KiB each"
+)
 SLOW: dict[str, dict[str, float | str]] = {
     "slow": {"pace_ms": 50},
     "silent": {"acks": "false", "credit": 1_000_000},
@@ -59,6 +67,21 @@ def idle(path: Path, seconds: float, calm_seconds: float, cursor_flush_ms: float
         return 100 * (process.thread_seconds(pids) - cpu) / took, float(process.written_bytes(pids) - written)
 
 
+def connections(path: Path, count: int) -> float:
+    """KiB of the broker's resident memory for each connection."""
+    with broker.running(path, "always") as target, ExitStack() as stack:
+        host, _, port_text = target.address.rpartition(":")
+        port = int(port_text)
+        hello = frame.encode_frame(frame.FrameKind.HELLO, 1, handshake.encode_hello(handshake.Hello()))
+        for number in range(count // 100 + count):
+            opened = stack.enter_context(socket.create_connection((host, port)))
+            opened.sendall(hello)
+            opened.recv(4096)
+            if number == count // 100:  # the first ones fill what all connections share
+                before = process.resident_mib(target.pid)
+        return 1024 * (process.resident_mib(target.pid) - before) / count
+
+
 @contextmanager
 def _client(target: Target) -> Iterator[None]:
     with (
@@ -75,6 +98,7 @@ def measure(bench: Bench) -> list[Row]:
     return [
         *bench.attempt(NAME, "peak of RSS", Goal(at_most=1024, unit=" MiB"), partial(_memory, bench)),
         *bench.attempt(NAME, "an idle broker", Goal(at_most=0.5, unit=" %"), partial(_idle, bench)),
+        *bench.attempt(NAME, "idle connections", Goal(at_most=20, unit=" KiB"), partial(_connections, bench)),
     ]
 
 
@@ -100,6 +124,20 @@ def _memory(bench: Bench) -> list[Row]:
             )
         )
     return rows
+
+
+def _connections(bench: Bench) -> list[Row]:
+    count = int(bench.pick(10_000, 500))
+    raise_open_files_limit()
+    found = bench.interleave(1, {"connections": lambda path: connections(path, count)})["connections"]
+    what = f"{count:,} idle connections: resident memory of the broker for each"
+    return [Row(NAME, what, Figure(found, " KiB"), Goal(at_most=20, unit=" KiB"))]
+
+
+def raise_open_files_limit() -> None:
+    """Both ends of the connections are on this machine, and the broker inherits the limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _idle(bench: Bench) -> list[Row]:

@@ -324,12 +324,12 @@ impl<'a> Block<'a> {
 
 /// Rows, producer, epoch and first sequence as they stand in the head; which columns there are, a bit for each id, the
 /// last bit for all ids that have none; bytes that every row repeats.
-type Found = (usize, i64, i32, i64, u64, usize);
+pub type Found = (usize, i64, i32, i64, u64, usize);
 
-fn check(data: &[u8]) -> Result<Found, Fault> {
+pub fn check(data: &[u8]) -> Result<Found, Fault> {
     let block = Block::decode(data)?;
     if block.bytes.len() != data.len() {
-        return Err(format!("block of {} bytes in {}", block.bytes.len(), data.len()));
+        return Err(format!("block header declares {} bytes, received {}", block.bytes.len(), data.len()));
     }
     let (mut columns, mut repeated) = (0, 0);
     for column in &block.columns {

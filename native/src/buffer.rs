@@ -11,7 +11,7 @@ const DETACH_BYTES: usize = 64 * 1024;
 
 /// A bytes-like object, kept alive and unresized for as long as this lives.
 pub struct Input<'py> {
-    /// Asked for once: behind the stable ABI each question is a call, and a record has thousands of inputs.
+    /// Looked up once: with the stable ABI each lookup is a call, and a record has thousands of inputs.
     bytes: *const [u8],
     owner: Owner<'py>,
 }
@@ -34,8 +34,8 @@ impl<'py> Input<'py> {
     }
 
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: the owner keeps the memory. Nobody changes it: `bytes` never do, and whoever uses the slice of
-        // another buffer keeps the GIL (see `read`).
+        // SAFETY: the owner keeps the memory alive and unchanged: `bytes` never change, and users of the slice of
+        // another buffer keep the GIL (see `read`).
         unsafe { &*self.bytes }
     }
 }
@@ -51,7 +51,7 @@ pub fn read<R: Send>(py: Python<'_>, object: &Bound<'_, PyAny>, work: impl FnOnc
     Ok(work(bytes))
 }
 
-/// A `bytes` object that is still being filled: nobody else has seen it, so it may still change. Not zeroed first:
+/// A `bytes` object that is still being filled: Python has not seen it, so it may still change. Not zeroed first:
 /// for a record of 4 MiB that would be another pass over memory.
 pub struct Output<'py> {
     object: Bound<'py, PyBytes>,
@@ -79,7 +79,7 @@ impl<'py> Output<'py> {
 
     pub fn put(&mut self, bytes: &[u8]) {
         assert!(bytes.len() <= self.size - self.filled);
-        // SAFETY: room was checked; `bytes` cannot overlap an object that nobody else has seen.
+        // SAFETY: room was checked; `bytes` cannot overlap an object that Python has not seen.
         unsafe { self.start.add(self.filled).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         self.filled += bytes.len();
     }

@@ -1,4 +1,4 @@
-//! The eventfd by which an event loop hears of news.
+//! The eventfd by which an event loop is woken.
 
 use std::io::Error;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};

@@ -45,7 +45,7 @@ pub fn start_write_back(fd: RawFd, position: i64, length: i64) {
 pub unsafe fn read_at(fd: RawFd, position: i64, target: *mut u8, size: usize) -> Result<usize, Errno> {
     let mut done = 0;
     while done < size {
-        // SAFETY: what is left of the target, by the caller's word.
+        // SAFETY: the rest of the target, which the caller guarantees to be writable.
         let got = retried(|| unsafe { libc::pread(fd, target.add(done).cast(), size - done, position + done as i64) })?;
         if got == 0 {
             break;
@@ -64,10 +64,10 @@ pub unsafe fn write_at(fd: RawFd, position: i64, chunks: &mut [libc::iovec]) -> 
     let mut left = skip(chunks, 0);
     while !left.is_empty() {
         let count = left.len().min(CHUNKS_MAX);
-        // SAFETY: `count` chunks that the caller vouches for.
+        // SAFETY: `count` chunks that the caller guarantees to be readable.
         let put = retried(|| unsafe { libc::pwritev(fd, left.as_ptr(), count as i32, position + done as i64) });
         match put {
-            // A file that takes nothing and gives no reason would be asked for ever.
+            // Without this a file that accepts no byte and reports no error would be retried for ever.
             Ok(0) => return Err((done, libc::EIO)),
             Ok(size) => {
                 done += size as u64;

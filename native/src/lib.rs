@@ -1,6 +1,6 @@
 //! The native twins of Icestream's log code. The contract is `src/icestream/wal/format.py` for every byte of the log, and
-//! `src/icestream/model/block.py` for every byte of a block. Nothing here decides anything, it only does faster, or
-//! outside the GIL, what the Python side asked for.
+//! `src/icestream/model/block.py` for every byte of a block. Nothing here makes decisions: it does what Python requests,
+//! faster or outside the GIL.
 
 mod block;
 mod block_rows;
@@ -16,15 +16,14 @@ mod record;
 mod scan;
 mod state;
 mod threads;
-#[cfg(feature = "wire")]
 mod wire;
 mod writer;
 
 #[pyo3::pymodule]
 mod icestream_native {
-    /// Rises with every change of what these functions take or return: `icestream/runtime/native.py` asks for its own.
+    /// Increased with every change of what these functions take or return; `icestream/runtime/native.py` compares it.
     #[pymodule_export]
-    const CONTRACT: u32 = 3;
+    const CONTRACT: u32 = 4;
 
     #[pymodule_export]
     use crate::block::check_block;
@@ -41,7 +40,9 @@ mod icestream_native {
     use crate::record::encode_record;
     #[pymodule_export]
     use crate::scan::{find_headers, scan_records};
-    #[cfg(feature = "wire")]
+    #[pymodule_export]
+    use crate::wire::FrameServer;
+    #[cfg(feature = "grpc")]
     #[pymodule_export]
     use crate::wire::{GrpcServer, decode_columns};
     #[pymodule_export]

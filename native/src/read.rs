@@ -13,7 +13,7 @@ pub fn read_at<'py>(py: Python<'py>, fd: i32, position: i64, length: usize) -> P
     // A pointer may not cross into `detach`; its address may.
     let (start, size) = out.target();
     let address = start.expose_provenance();
-    // SAFETY: the target is ours, and nobody has seen the object yet. On failure it is dropped unread.
+    // SAFETY: the target is ours, and Python has not seen the object yet. On failure it is dropped unread.
     unsafe {
         let read = py.detach(|| file::read_at(fd, position, std::ptr::with_exposed_provenance_mut(address), size));
         Ok(out.finish_at(read.map_err(os_error)?))

@@ -1,5 +1,5 @@
-//! What is known about the log's writes. One mutex guards all of it, so whoever looks sees a moment that really was:
-//! never a sync without the write before it, never an error without what was finished before it (hazard 51).
+//! The state of the log's writes. One mutex guards all of it, so every reader sees a consistent moment: never a sync
+//! without the write before it, never an error without the completions before it (hazard 51).
 
 use crate::file::Errno;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -23,7 +23,7 @@ unsafe impl Send for Job {}
 unsafe impl Sync for Job {}
 
 impl Job {
-    /// Whether `next` goes on where this one ends: both can be one `pwritev` and one sync.
+    /// Whether `next` continues where this job ends: both can be one `pwritev` and one sync.
     pub fn joins(&self, next: &Job) -> bool {
         self.fd == next.fd && self.position + self.size as i64 == next.position
     }
@@ -37,7 +37,7 @@ pub struct Failure {
     pub errno: Errno,
 }
 
-/// Work of the second thread, in the order in which it was asked for.
+/// Work of the second thread, in the order of the requests.
 pub enum Task {
     Sync(RawFd),
     WriteBack(RawFd, i64, i64),
@@ -45,11 +45,11 @@ pub enum Task {
 
 #[derive(Default)]
 pub struct State {
-    /// Submissions that nobody has begun to write. Empty after a failure.
+    /// Submissions whose write has not begun. Empty after a failure.
     pub queue: Vec<Job>,
-    /// Bytes in the queue and in the hands of the writer thread.
+    /// Bytes in the queue and in the batch that the writer thread is writing.
     pub queued_bytes: u64,
-    /// Somebody (the thread, or `write_inline`) is using jobs or files.
+    /// The writer thread or `write_inline` is using jobs or files.
     pub writing: bool,
     pub writer_waits: bool,
     pub syncer_waits: bool,
@@ -60,7 +60,7 @@ pub struct State {
     pub failure: Option<Failure>,
     pub closing: bool,
     pub tasks: VecDeque<Task>,
-    /// Write-back that was asked for before its bytes were written, with the ticket that it waits for.
+    /// Write-back that was requested before its bytes were written, with the ticket that it waits for.
     write_backs: VecDeque<(u64, Task)>,
     /// Ticket, file and sync flag of the newest submission.
     newest: (u64, Option<RawFd>, bool),
@@ -83,7 +83,7 @@ impl State {
         Ok(())
     }
 
-    /// Lets a submission in, or says why not.
+    /// Accepts a submission. Errors after a failure or `close`, and for a ticket or file that is out of order.
     pub fn admit(&mut self, ticket: u64, fd: RawFd, sync: bool) -> PyResult<()> {
         self.check_open()?;
         let (newest, newest_fd, newest_sync) = self.newest;
@@ -116,7 +116,7 @@ impl State {
     }
 
     pub fn add_sync(&mut self, fd: RawFd) {
-        // A request that nobody has begun yet will cover this one too.
+        // A queued request that has not begun covers this one, too.
         if !self.tasks.iter().any(|task| matches!(task, Task::Sync(other) if *other == fd)) {
             self.tasks.push_back(Task::Sync(fd));
         }
@@ -159,8 +159,8 @@ impl State {
         self.fail(Failure { ticket: self.unsynced, step: "sync", errno })
     }
 
-    /// The first failure is the one that counts, and nothing is begun after it. Only a failed sync outweighs a failed
-    /// write before it, which can be rolled back: the sync was under way, and what it lost nobody else will be told.
+    /// Keeps the first failure; nothing is begun after it. Only a failed sync replaces a failed write: a write can be
+    /// rolled back, but pages that a sync has lost are reported by the kernel this one time only.
     fn fail(&mut self, failure: Failure) -> Failure {
         self.queue.clear();
         self.queued_bytes = 0;
@@ -170,8 +170,8 @@ impl State {
         }
     }
 
-    /// What a sync of `fd` would newly put on disk. Nothing when the log has gone on to another file (the one before
-    /// was synced for that, and may be closed by now), or when all of it is on disk already.
+    /// The ticket up to which a sync of `fd` would put new bytes on disk. None if the log continues in another file
+    /// (the one before was synced for that, and may be closed by now), or if everything is on disk already.
     pub fn to_sync(&self, fd: RawFd) -> Option<u64> {
         let here = self.failure.is_none() && self.written_fd == Some(fd);
         (here && self.written > self.synced).then_some(self.written)

@@ -21,16 +21,16 @@ pub struct Shared {
     pub event: Event,
 }
 
-/// Who publishes a result.
+/// Where a result comes from.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Turn {
     /// The writer thread, with more runs of the same batch to follow.
     More,
     /// The writer thread, with the last run of its batch.
     Last,
-    /// `write_inline`: its caller gets the result itself and needs no news of success.
+    /// `write_inline`: its caller gets the result itself, so success is not signalled.
     Inline,
-    /// The sync thread, which has no part in `State::writing`.
+    /// The sync thread, which does not use `State::writing`.
     Beside,
 }
 
@@ -58,8 +58,8 @@ impl Shared {
         lock(&self.state)
     }
 
-    /// Unlocks the state and wakes the threads that wait and have something to do. Waking costs a system call even
-    /// when nobody waits, so those who wait say so.
+    /// Unlocks the state and wakes the waiting threads that have work. Waking costs a system call even if no thread
+    /// waits, so a thread sets a flag before it waits.
     pub fn wake(&self, mut state: MutexGuard<'_, State>) {
         let writer = !state.queue.is_empty() && !state.writing && std::mem::take(&mut state.writer_waits);
         let syncer = !state.tasks.is_empty() && std::mem::take(&mut state.syncer_waits);
@@ -113,7 +113,7 @@ impl Shared {
         }
     }
 
-    /// Writes a run of joined jobs and syncs it if any of them asks. Gives the nanoseconds of the sync.
+    /// Writes a run of joined jobs and syncs it if any of them requests it. Returns the nanoseconds of the sync.
     pub fn write_run(&self, run: &[Job], turn: Turn) -> Result<u64, Failure> {
         self.check(turn)?;
         let mut chunks: Vec<_> = run.iter().map(chunk).collect();
@@ -125,7 +125,7 @@ impl Shared {
             self.publish(turn, |state| state.wrote(run));
             return Ok(0);
         }
-        // No news yet: the sync that follows brings them, and one wake-up is enough.
+        // Not signalled yet: the sync that follows does that, and one wake-up is enough.
         let mut state = self.state();
         state.wrote(run);
         self.wake(state);
@@ -134,14 +134,14 @@ impl Shared {
         self.sync(run[0].fd, run[run.len() - 1].ticket, turn)
     }
 
-    /// Ends a turn when the other thread has failed meanwhile. After a failed sync nothing may be synced any more:
-    /// the kernel would say yes and have dropped the pages (hazard 6).
+    /// Ends a turn if the other thread has failed meanwhile. After a failed sync nothing may be synced any more: the
+    /// kernel has dropped the pages and would report the next sync as successful (hazard 6).
     fn check(&self, turn: Turn) -> Result<(), Failure> {
         let failure = self.state().failure;
         failure.map_or(Ok(()), |failure| Err(self.publish_failure(turn, |_| failure)))
     }
 
-    /// Syncs, and then says that everything up to `ticket` is on disk. The caller holds `syncing`.
+    /// Syncs, and then publishes that everything up to `ticket` is on disk. The caller holds `syncing`.
     fn sync(&self, fd: RawFd, ticket: u64, turn: Turn) -> Result<u64, Failure> {
         if planted::report_before_sync() {
             self.publish(Turn::Beside, |state| state.synced = state.synced.max(ticket));
@@ -156,8 +156,8 @@ impl Shared {
         Ok(sync_ns)
     }
 
-    /// One change of the state, then the news of it: whoever hears the news finds the change. A turn that ends gives
-    /// `writing` back in the same moment, because a caller that sees everything done may write inline at once.
+    /// Changes the state, then signals the event: a reader that was woken finds the change. A turn that ends resets
+    /// `writing` in the same step, because a caller that sees everything done may write inline at once.
     fn publish(&self, turn: Turn, change: impl FnOnce(&mut State)) {
         let mut state = self.state();
         change(&mut state);
@@ -201,7 +201,7 @@ impl Shared {
         let _alone = lock(&self.syncing);
         let ticket = self.state().to_sync(fd);
         if let Some(ticket) = ticket {
-            // A failure is remembered in the state; this thread has nobody else to tell.
+            // A failure is kept in the state, where `poll` finds it.
             let _ = self.sync(fd, ticket, Turn::Beside);
         }
     }

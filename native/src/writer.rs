@@ -1,4 +1,4 @@
-//! `LogWriter`: the Python face of the threads.
+//! `LogWriter`: the Python interface of the threads.
 
 use crate::read::os_error;
 use crate::state::{Job, Task};
@@ -18,7 +18,7 @@ pub struct LogWriter {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     /// The `bytes` behind the jobs of the writer thread, by ticket. Only calls from Python touch this list, so the
-    /// thread never needs the GIL to let go of an object.
+    /// thread never needs the GIL to release an object.
     held: Mutex<VecDeque<(u64, Py<PyBytes>)>>,
 }
 
@@ -54,8 +54,8 @@ impl LogWriter {
         Ok(())
     }
 
-    /// Writes (and syncs) in the calling thread; gives the nanoseconds of the sync. Only while nothing is under way:
-    /// it would overtake what is queued.
+    /// Writes (and syncs) in the calling thread; returns the nanoseconds of the sync. Fails while anything is queued or
+    /// being written: it would overtake it.
     fn write_inline(
         &self,
         py: Python<'_>,
@@ -78,7 +78,7 @@ impl LogWriter {
         result.map_err(|failure| os_error(failure.errno))
     }
 
-    /// Syncs what is written so far, beside further writes. All of it must lie in `fd` or be synced already.
+    /// Syncs everything written so far, concurrently with further writes. All of it must be in `fd` or synced already.
     fn request_sync(&self, fd: RawFd) -> PyResult<()> {
         let mut state = self.shared.state();
         state.check_open()?;
@@ -87,8 +87,8 @@ impl LogWriter {
         Ok(())
     }
 
-    /// Asks the kernel to start writing a range to disk once it is written to the file. Only a hint: where the device
-    /// is busy the call waits for it, so it runs beside the writer and the loop, and its errors mean nothing.
+    /// Asks the kernel to start writing a range to disk once it is written to the file. Only a hint: on a busy device
+    /// the call blocks, so it runs in the sync thread, and its errors are ignored.
     fn start_write_back(&self, fd: RawFd, position: i64, length: i64) {
         let mut state = self.shared.state();
         if state.check_open().is_ok() {
@@ -98,15 +98,15 @@ impl LogWriter {
     }
 
     /// (written, synced, sync_ns, error): the highest tickets up to which everything is complete, the duration of the
-    /// last sync, and what stopped the writer. Also lets go of the bytes that are written.
+    /// last sync, and the failure that stopped the writer. Also releases the bytes that are written.
     #[allow(clippy::type_complexity)] // four plain values, documented above
     fn poll(&self) -> (u64, u64, u64, Option<(u64, &'static str, i32)>) {
-        // Drained first: news that come after this line make it readable again.
+        // Drained first: a change after this line makes it readable again.
         self.shared.event.drain();
         let state = self.shared.state();
         let error = state.failure.map(|failure| (failure.ticket, failure.step, failure.errno));
         let answer = (state.written, state.synced, state.sync_ns, error);
-        // After a failure no job is begun any more; one that was under way when the other thread failed still is.
+        // After a failure no job is begun any more, but one that was being written when the other thread failed still is.
         let unused = if error.is_some() && !state.writing { u64::MAX } else { state.written };
         drop(state);
         self.release(unused);
@@ -136,7 +136,7 @@ impl LogWriter {
 }
 
 impl LogWriter {
-    /// Lets go of the bytes up to `ticket`, outside the lock: an object's end may run Python code.
+    /// Releases the bytes up to `ticket`, outside the lock: dropping an object may run Python code.
     fn release(&self, ticket: u64) {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let count = held.partition_point(|(number, _)| *number <= ticket);

@@ -34,7 +34,7 @@
     │   ├── Contradiction          contradiction     no    two parts of one request exclude each other
     │   ├── TopicTableConflict     topic_table       no    the table of a topic does not allow this (hazard 21)
     │   ├── CommitConflict         commit_conflict   no    the table is not what the commit was made for: load it again
-    │   │   └── RangeRefused       range_refused     no    the offsets of a round do not continue the table (hazard 14)
+    │   │   └── RangeRefused       range_refused     no    a round or rewrite does not fit its table (hazards 14, 75)
     │   └── UnknownVersion         unknown_version   no    no version of the protocol that both sides speak
     ├── PersistentStorageError     storage           no    the seed's name for what the storage facade runs into
     │   ├── Refused                refused           yes   nothing was stored; try again later
@@ -46,7 +46,7 @@
     │   │   ├── TopicQuotaReached  topic_quota       yes
     │   │   ├── DiskFull           disk_full         yes
     │   │   ├── MetadataFull       metadata_full     yes   the budget of the metadata store is used up (hazard 28)
-    │   │   └── NotReady           not_ready         yes   the metadata store still reads its log, or has no leader
+    │   │   └── NotReady           not_ready         yes   the metadata store is starting, or has no leader
     │   ├── OutcomeUnknown         unknown           yes   it may or may not be stored; retry with a sequence number
     │   ├── StorageUnavailable     storage_unavailable yes   a catalog or an object store does not answer
     │   │   ├── CircuitOpen        circuit_open      yes   it failed so often that it is not asked now
@@ -78,9 +78,10 @@
         ├── ConsumerClosed         consumer_closed   no    deleted, or another one of its name came
         └── ClientClosed           client_closed     no
 
-`retryable`: the same call may succeed later without anybody's help. `hint` says what to do, in words that a person at a
-terminal can act on. The native protocol carries `code` itself; what every other way out says of an error stands in one
-table, `SAID` (docs/errors.md shows it), with a column for each: a further protocol gets its own, never a second tree.
+`retryable`: the same call may succeed later without a change by an operator. `hint` says what to do, in words that a
+person at a terminal can act on. The native protocol carries `code` itself; the codes of all other protocols are in one
+table, `WIRE_CODES` in error_codes.py (docs/errors.md shows it), with a column for each: a further protocol gets its own
+column, never a second tree.
 """
 
 from __future__ import annotations
@@ -246,7 +247,8 @@ class CommitConflict(InvalidInput, code="commit_conflict"):
 
 
 class RangeRefused(CommitConflict, code="range_refused"):
-    """The offsets of a round do not continue the table (hazard 14)."""
+    """The offsets of a round do not continue the table, or the files of a rewrite are not in it any more (hazards 14,
+    75)."""
 
 
 class UnknownVersion(InvalidInput, code="unknown_version"):

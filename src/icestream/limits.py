@@ -34,7 +34,7 @@ RECORD_BYTES_MAX: Final = MESSAGE_BYTES_MAX + 64 * KIB
 RECORD_SECTIONS_MAX: Final = 16_384
 # Offsets in a block are 32-bit counts; more rows than this never make a batch cheaper.
 BLOCK_ROWS_MAX: Final = 1_048_576
-# A block repeats its constant columns for each row; whoever makes rows of it holds them all at once (hazard 9).
+# A block repeats its constant columns for each row; decoding it to rows holds all of them at once (hazard 9).
 BLOCK_UNPACKED_BYTES_MAX: Final = 256 * MIB
 
 # --- log files ------------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ RETENTION_STEP_PERCENT_DEFAULT: Final = 50
 PRODUCER_WINDOW_BATCHES: Final = 64
 PRODUCERS_MAX_DEFAULT: Final = 100_000
 PRODUCER_AGE_SECONDS_DEFAULT: Final = 7 * 24 * 3600
-# The name of a producer or consumer is known as long as its windows, and renewed often enough for those who are there.
+# The name of a producer or consumer is kept as long as its windows, and renewed often enough while it is connected.
 NAME_AGE_MS: Final = PRODUCER_AGE_SECONDS_DEFAULT * 1000
 NAME_RENEWAL_MS: Final = 24 * 3600 * 1000
 
@@ -207,6 +207,8 @@ CALLS_IN_FLIGHT_MAX: Final = 64
 CONNECTION_IN_FLIGHT_BYTES_MAX: Final = 8 * MIB
 # What an answer that waits costs beside the frame that it answers.
 ANSWER_COST_BYTES: Final = 512
+# The same for all connections of a listener together: beyond it a connection has one frame in flight.
+WIRE_PENDING_BYTES_MAX: Final = 256 * MIB
 # Answers that a client does not read: at the bound its socket is not read (hazard 35). Most of the largest, PUBLISHED
 # with a refusal of every part, fits.
 CONNECTION_ANSWER_BYTES_MAX: Final = 1 * MIB
@@ -240,7 +242,7 @@ DOCUMENT_ITEMS_MAX: Final = 65_536
 DOCUMENT_DEPTH_MAX: Final = 16
 # Names in one answer to `list_topics`: at their longest they fit a document; one listing of the store tells of more.
 TOPICS_PAGE_MAX: Final = 900
-# What comes in from anybody is less: at worst it takes the loop a few milliseconds.
+# Requests of unauthenticated clients are smaller: at worst they take the loop a few milliseconds.
 CALL_BYTES_MAX: Final = 64 * KIB
 CALL_ITEMS_MAX: Final = 4_096
 # The texts of an error: PUBLISH_PARTS_MAX of them fit FRAME_BYTES_MIN.
@@ -364,7 +366,7 @@ API_STOP_SECONDS: Final = 2
 # Topics whose numbers are added up at once for /metrics: below a millisecond.
 METRICS_SLICE_TOPICS: Final = 256
 # Subscriptions whose lag is in /metrics each by itself, those that lag most: a series for each of very many would be
-# more than whoever collects them takes.
+# more than their collector takes.
 METRICS_SUBSCRIPTIONS_MAX: Final = 1_000
 
 # --- cluster --------------------------------------------------------------------------------------------------------
@@ -389,7 +391,7 @@ PEERS_LEARNED_MAX: Final = 256
 # Between two tries to reach a node that is not there: the first at once, then doubling. Shorter than an election.
 PEER_RETRY_SECONDS_MIN: Final = 0.05
 PEER_RETRY_SECONDS_MAX: Final = 1.0
-# From the removal of a node until the others end its connections: the answer to whoever asked it to go takes less.
+# From the removal of a node until the others end its connections: the answer to the caller that removed it takes less.
 PEER_PARTING_SECONDS: Final = 1.0
 # A snapshot goes in pieces of this size, of which so many may wait for the disk.
 SNAPSHOT_CHUNK_BYTES: Final = 256 * KIB
@@ -399,7 +401,7 @@ LEARNER_BEHIND_MAX: Final = 1_000
 # Places of the log whose state hashes are remembered until all nodes have told theirs; nodes that are heard for each.
 STATE_HASHES_KEPT: Final = 16
 STATE_HASH_NODES_MAX: Final = 64
-# Between two looks of the leader at who should be a voter, and of a node at the others before there is a cluster.
+# Between two checks of the leader which nodes should vote, and of a node for its peers before there is a cluster.
 MEMBERSHIP_LOOK_SECONDS: Final = 0.2
 # How often a node looks at the mark of a warehouse that another one is about to write: on a shared file system one
 # machine may see what another wrote some seconds later.
@@ -429,7 +431,7 @@ METADATA_ANSWER_BYTES_MAX: Final = 512 * KIB
 LOCAL_CALL_BYTES_MAX: Final = 4 * MIB
 # Watches of one connection: each is a task.
 METADATA_WATCHES_MAX: Final = 64
-# Changes that wait in another process for whoever watches; then it is told to read again.
+# Changes of a watch that wait in another process; beyond that the watch gets a Resync.
 METADATA_WATCH_QUEUE_MAX: Final = 1_024
 # Commands of one process that are under way at a time, each under a client name of its own.
 METADATA_REMOTE_COMMANDS_MAX: Final = 16
@@ -437,7 +439,7 @@ METADATA_REMOTE_COMMANDS_MAX: Final = 16
 METADATA_REMOTE_SECONDS_MAX: Final = 30.0
 # Batches of changes that are kept for watches that start late or are slow.
 METADATA_WATCH_BATCHES_MAX: Final = 4_096
-# Clients whose last answer is remembered, and for how long without a command: longer than anybody retries.
+# Clients whose last answer is remembered, and for how long without a command: longer than any client retries.
 METADATA_CLIENTS_MAX: Final = 10_000
 METADATA_CLIENT_AGE_MS: Final = 3_600_000
 # A client's name is made of chance; the answers remembered for it are as short.
@@ -446,7 +448,7 @@ METADATA_CLIENT_BYTES_MAX: Final = 64
 METADATA_TTL_MS_MAX: Final = 10 * 365 * 24 * 3600 * 1000
 METADATA_TIME_MS_MAX: Final = 2**53
 # Leases: all are looked at when one may have ended, and no more often than this. One lives on for all its time when the
-# lead changes, so it is for somebody who renews it, not for things that grow old.
+# lead changes, so it is for holders that renew it, not for things that expire.
 METADATA_LEASES_MAX: Final = 4_096
 METADATA_LEASE_MS_MAX: Final = 3_600_000
 METADATA_LEASE_LOOK_MS: Final = 100
@@ -479,7 +481,7 @@ METADATA_COMPACT_SLICE: Final = 8_192
 METADATA_STAMP_MS: Final = 30_000
 # Renewals of leases that a node forwards at once; with METADATA_FORWARDED_COMMANDS_MAX below PEER_CALLS_MAX.
 METADATA_RENEWALS_MAX: Final = 32
-# A snapshot that somebody waits for and that failed is tried again: each attempt may write all of it.
+# A requested snapshot that failed is tried again: each attempt may write all of it.
 METADATA_SNAPSHOT_RETRY_SECONDS: Final = 2.0
 # The newest and the one before it: a damaged newest costs replaying, never state.
 METADATA_SNAPSHOTS_KEPT: Final = 2
@@ -505,7 +507,7 @@ METADATA_TICK_SECONDS: Final = 0.05
 METADATA_ELECTION_TICKS: Final = 10
 # An idle node wakes rarely: that is nearly all that it costs. A follower sleeps for so many ticks behind the last word
 # of its leader: fewer than an election. A leader that is idle for a while sends its heartbeats every fourth tick, of
-# which two must get lost before anybody holds an election.
+# which two must get lost before a node holds an election.
 METADATA_QUIET_TICKS: Final = 8
 METADATA_IDLE_HEARTBEAT_TICKS: Final = 4
 METADATA_IDLE_SECONDS: Final = 1.0
@@ -574,7 +576,7 @@ CATALOG_REMEMBERED_MAX: Final = 4_096
 # Metadata files of one transaction that are written at the same time.
 CATALOG_WRITES_AT_ONCE: Final = 16
 # A metadata file of so many bytes at most is written and synced on the loop while that takes less than this on average
-# and nobody else asks.
+# and no other request is waiting.
 CATALOG_INLINE_BYTES_MAX: Final = 256 * KIB
 CATALOG_INLINE_BELOW_NS: Final = 1_000_000
 # Between two syncs of a whole disk that producers write to: so many times as long as the last one took, so that less
@@ -603,6 +605,12 @@ CATALOG_VIEW_VERSION_LEAP_MAX: Final = 2**16
 CATALOG_METADATA_LOG_DEFAULT: Final = 100
 # Rounds remembered beside a table's pointer (hazard 14): a driver that was cut off asks again within a few of them.
 CATALOG_ROUNDS_KEPT: Final = 64
+# Rewrites remembered beside a table's pointer (hazard 75). They have a list of their own, because rounds, which come
+# every few seconds, would soon push a rewrite out of a common one. One driver sends them one after the other.
+CATALOG_REWRITES_KEPT: Final = 16
+# Files that one rewrite replaces, and files that it adds: its requirement names each of them, within the body of a
+# request, and the catalog reads their manifests for every attempt.
+CATALOG_REWRITE_FILES_MAX: Final = 10_000
 # Runs of a shard that are remembered; only the last one is open, the others tell where owners changed.
 CATALOG_RUNS_PER_SHARD_MAX: Final = 8
 # Removals of rows by other engines that are told one by one: they stand in the summary of every snapshot behind them.
@@ -711,7 +719,7 @@ CLEAN_UP_DELAY_MS_MIN: Final = 60_000
 CLEAN_UP_DELAY_MS_MAX: Final = 30 * 24 * 3_600_000
 
 # --- catalogs and object stores elsewhere -----------------------------------------------------------------------------
-# One answer: longer than a slow commit, shorter than anybody's patience. A call with its repeats: four such answers.
+# One answer: longer than a slow commit, shorter than a user's patience. A call with its retries: four such answers.
 STORAGE_REQUEST_TIMEOUT_MS_DEFAULT: Final = 15_000
 STORAGE_REQUEST_TIMEOUT_MS_MIN: Final = 50
 STORAGE_REQUEST_TIMEOUT_MS_MAX: Final = 600_000
@@ -758,7 +766,7 @@ READ_THREADS: Final = 2
 SCANS_IN_FLIGHT_MAX: Final = 16
 SCAN_THREADS: Final = 2
 # Answers that the broker holds near their readers, of all of them together: as many last ones, and as many that are
-# asked for ahead. How old one may be: what somebody deletes from a table is not handed out much longer, and the next
+# asked for ahead. How old one may be: rows deleted from a table are not handed out much longer, and the next
 # one counts from when it came, since a slow store may take as long.
 SCANS_NEAR_MAX: Final = 16
 SCAN_NEAR_SECONDS_MAX: Final = 5.0
@@ -785,9 +793,12 @@ SCAN_BATCH_BYTES: Final = 8 * MIB
 SCAN_WINDOW_BYTES: Final = 64 * MIB
 # Windows without a row that one question goes through; then it is told how far there is none.
 SCAN_WINDOWS_MAX: Final = 64
+# Places of rows in files that a reply names, and that the broker remembers of a shard, as hints for its cursors. Most
+# replies have rows of one file; with tiny files some cursors have no hint. About 300 bytes each.
+SCAN_ROW_RANGES_MAX: Final = 32
 # How often a table is planned for one question: files that are gone were compacted or expired away, thrice at most.
 SCAN_PLANS_MAX: Final = 4
-# Rests of windows that wait for whoever goes on there.
+# Rests of windows that wait for the read that continues there.
 SCAN_KEPT_MAX: Final = 8
 # Footers of data files, lists of deleted rows and bounds of row groups: a few KiB each.
 SCAN_FOOTERS_MAX: Final = 512
@@ -800,7 +811,7 @@ SCAN_VECTOR_BYTES_MAX: Final = 64 * MIB
 # Manifests that are held as lists of files, a few hundred bytes for each; and tables whose files are known.
 SCAN_MANIFESTS_MAX: Final = 4_096
 SCAN_VIEWS_MAX: Final = 1_024
-# How long a table in another catalog, which tells nobody of changes, is believed to be what it was: rows that an engine
+# How long a table in another catalog, which reports no changes, is believed to be unchanged: rows that an engine
 # deletes there are handed out for so long, and each table that is read costs the catalog one question in that time.
 SCAN_FOREIGN_VIEW_SECONDS: Final = 5.0
 # `verify`: files that it looks at at once (in an object store each is a wait), what it says in one piece, how long a
@@ -851,7 +862,7 @@ WARM_MS_MAX: Final = 30 * 24 * 3600 * 1000
 WARM_BYTES_DEFAULT: Final = 1 * GIB
 # The spill log (hazard 8). A topic whose table takes nothing for so long is stuck: rounds and retries take seconds.
 SPILL_STUCK_SECONDS: Final = 60.0
-# Before half of the quota nobody needs the room that it holds; and a driver is told of 256 files at most, so those that
+# Below half of the quota the room that it holds is not needed; and a driver is told of 256 files at most, so those that
 # one topic alone holds must stay far fewer.
 SPILL_QUOTA_SHARE: Final = 0.5
 SPILL_HELD_FILES_MAX: Final = 64
@@ -865,7 +876,7 @@ SPILL_LOOK_SECONDS: Final = 5.0
 LEASES_MAX: Final = 64
 # A lease that is not renewed ends, so that a dead driver does not hold the log.
 LEASE_TTL_MS_MAX: Final = 600_000
-# Positions in one call, so that it stays below the values of a call; who has more calls again.
+# Positions in one call, so that it stays below the values of a call; for more, call again.
 PIPELINE_POSITIONS_MAX: Final = 1_000
 # What the driver says of itself.
 PIPELINE_STATE_BYTES_MAX: Final = 64 * KIB
@@ -1034,9 +1045,9 @@ DANUBE_METADATA_SETS_MAX: Final = 20_000
 DANUBE_IN_FLIGHT_BYTES_MAX: Final = 64 * MIB
 # A stream that cannot begin, or was taken over, ends so late: its client opens it again at once, without a pause.
 DANUBE_HOLD_SECONDS: Final = 1.0
-# A stream of a blocked subscription ends with the reason when nothing has come for so long: soon, for it lasts until
-# somebody acts, and not so soon that a client that opens it again each time fills its log. Where stored messages cannot
-# be read it is CLIENT_STALL_SECONDS, as for the other clients.
+# A stream of a blocked subscription ends with the reason when nothing has come for so long: soon, because it lasts
+# until an operator acts, and not so soon that a client that reopens it each time fills its log. If stored messages
+# cannot be read it is CLIENT_STALL_SECONDS, as for the other clients.
 DANUBE_BLOCKED_SECONDS: Final = 5.0
 # A producer counts as connected so long after its last word; clients say one every 5 s.
 DANUBE_PRODUCER_IDLE_MS: Final = 60_000
@@ -1065,7 +1076,7 @@ DANUBE_INCARNATION_BYTES_MAX: Final = 64
 SCHEMA_BYTES_MAX: Final = 256 * KIB
 # Versions of one subject: their list is read and written as a whole.
 SCHEMA_VERSIONS_MAX: Final = 1_000
-# Tags of a version, their description, who made it: words of a person.
+# Tags of a version, their description, their author: texts typed by people.
 SCHEMA_TEXT_BYTES_MAX: Final = 4 * KIB
 # Reasons why a version does not fit: enough to act on.
 SCHEMA_ERRORS_MAX: Final = 50

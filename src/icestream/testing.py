@@ -25,9 +25,9 @@ from pydantic import ValidationError
 
 from icestream import errors
 from icestream.client.loop_thread import LoopThread
-from icestream.server.broker_node import BrokerNode
+from icestream.processes.broker_process import BrokerNode
 from icestream.settings import Settings
-from icestream.settings.tree import Ports
+from icestream.settings.tree import PortsSection
 
 # Small files, none of them zeroed in the background: a start takes milliseconds.
 _SMALL_LOG: Final = {"max_file_size": "16MiB", "spare_files": 0, "ballast": 0}
@@ -83,7 +83,7 @@ class TestBroker:
     def _settings(self, folder: Path) -> Settings:
         tree: dict[str, Any] = {
             "data_dir": str(folder),
-            "ports": {**dict.fromkeys(Ports.model_fields, 0), "native": self._port},
+            "ports": {**dict.fromkeys(PortsSection.model_fields, 0), "native": self._port},
             "lake": {"managed": False},
             "pipeline": {"managed": False},
             "broker": {"deleted_rest": "discard"},  # no pipeline commits it here

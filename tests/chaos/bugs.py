@@ -1,4 +1,4 @@
-"""Planted bugs of a node: each is one mistake that somebody could make. The short form of the chaos must catch each."""
+"""Planted bugs of a node: each is one mistake that could be made. The short form of the chaos must catch each."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ DROPPED_EVERY = 50
 
 
 def no_fsync(faults: DiskFaults) -> None:
-    """Nobody waits for the disk: a sync returns at once and has done nothing."""
+    """A sync does not wait for the disk: it returns at once and has done nothing."""
     faults.forgets_syncs = True
 
 
 def vote_not_persisted(faults: DiskFaults) -> None:
-    """The term is written, whom this node voted for in it is not."""
+    """The term is written, the vote of this node in it is not."""
     append = LogStore.append
 
     def without_vote(self: LogStore, entries: Any, state: Any, *more: Any) -> int:
@@ -33,7 +33,7 @@ def vote_not_persisted(faults: DiskFaults) -> None:
 
 def ack_before_commit(faults: DiskFaults) -> None:
     """A leader answers when the command is in its own log, before any other node has it."""
-    logged = Proposals.logged
+    logged = Proposals.add_logged
     set_machine = Node._set_conf
 
     def remember(self: Node, conf: bytes) -> None:
@@ -47,7 +47,7 @@ def ack_before_commit(faults: DiskFaults) -> None:
             proposal.answer.set_result(cmd.Done(Proposals.node.machine.revision + len(self.in_log)))
 
     Node._set_conf = remember
-    Proposals.logged = too_early
+    Proposals.add_logged = too_early
 
 
 def stale_read(faults: DiskFaults) -> None:
@@ -56,11 +56,11 @@ def stale_read(faults: DiskFaults) -> None:
     async def at_once(self: NodeStore, consistency: Any) -> None:
         self.node.check_serving()
 
-    NodeStore._until_current = at_once
+    NodeStore._wait_current = at_once
 
 
 def dropped_watch_event(faults: DiskFaults) -> None:
-    """One batch of changes in fifty is told to nobody."""
+    """One batch of changes in fifty is not sent to the watchers."""
     publish = WatchHub.publish
 
     def forgetful(self: WatchHub, events: Any) -> None:

@@ -18,8 +18,8 @@ from itertools import count
 from typing import Any, ClassVar, TypeVar
 
 from bench.raft.client_port import NodeRefused
-from tests.chaos.door import Door, NotDone, Session
-from tests.chaos.history import OK, REFUSED, History, Operation, TtlRead, TtlWrite, Watching
+from tests.chaos.history import OK, REFUSED, Operation, OperationHistory, TtlRead, TtlWrite, WatchObservation
+from tests.chaos.store_client import OperationFailed, StoreConnector, StoreSession
 
 GROUP_OPERATIONS = 120
 WIDTH = 3
@@ -37,7 +37,7 @@ def register_key(group: int, place: int) -> str:
 
 
 class Clients:
-    def __init__(self, door: Door, history: History, seed: int) -> None:
+    def __init__(self, door: StoreConnector, history: OperationHistory, seed: int) -> None:
         self._door = door
         self.history = history
         self._seed = seed
@@ -48,7 +48,7 @@ class Clients:
         self._watching: list[asyncio.Task[None]] = []
         self._is_over = False
         self.first_revision = 0  # of an empty store
-        self.told = [0, 0]  # the last revision of each watcher
+        self.last_revisions = [0, 0]  # the last revision of each watcher
 
     def start(self, registers: int = 6) -> None:
         loop = asyncio.get_running_loop()
@@ -57,7 +57,7 @@ class Clients:
         kinds += [IdClient] if self._door.has_counters else []
         for number, kind in enumerate(kinds):
             self._working.append(loop.create_task(kind(self, number).run()))
-        self._watching = [loop.create_task(self._watch(number)) for number in range(len(self.told))]
+        self._watching = [loop.create_task(self._watch(number)) for number in range(len(self.last_revisions))]
 
     async def finish(self) -> None:
         """After the last operation of each."""
@@ -73,7 +73,7 @@ class Clients:
     def is_over(self) -> bool:
         return self._is_over
 
-    async def open(self, chance: random.Random) -> Session:
+    async def open(self, chance: random.Random) -> StoreSession:
         return await self._door.open(chance)
 
     # --- registers ---
@@ -84,7 +84,7 @@ class Clients:
         place, other = chance.randrange(WIDTH), chance.randrange(WIDTH)
         kind = chance.choices(tuple(kinds), tuple(kinds.values()))[0]
         value, otherwise = (b"%d" % next(self._values) for _ in range(2))
-        # what somebody has seen there lately: now and then it still is
+        # a value that a client has seen there lately: sometimes it is still current
         expected = self._recent.get((group, place)) if chance.random() < 0.8 else None
         arguments = {
             "get": (place,),
@@ -95,23 +95,23 @@ class Clients:
         }[kind]
         return Operation(client, kind, group, arguments, time.monotonic_ns())
 
-    def saw(self, one: Operation) -> None:
-        if one.kind == "get":
-            self._recent[one.group, one.arguments[0]] = one.result
-        elif one.kind == "put":
-            self._recent[one.group, one.arguments[0]] = one.arguments[1]
+    def saw(self, operation: Operation) -> None:
+        if operation.kind == "get":
+            self._recent[operation.group, operation.arguments[0]] = operation.result
+        elif operation.kind == "put":
+            self._recent[operation.group, operation.arguments[0]] = operation.arguments[1]
 
     async def read_all(self, chance: random.Random) -> None:
-        """Every register that was used, once more: what was answered must be there."""
+        """Reads every used register once more: every answered write must be there."""
         session = await self.open(chance)
         try:
             for group in range(self._begun // GROUP_OPERATIONS + 1):
                 for place in range(WIDTH):
-                    one = Operation(-1, "get", group, (place,), time.monotonic_ns())
+                    operation = Operation(-1, "get", group, (place,), time.monotonic_ns())
                     keys = [register_key(group, at) for at in range(WIDTH)]
-                    one.result, one.revision = await session.do("get", keys, (place,), b"", 0)
-                    one.completed, one.outcome = time.monotonic_ns(), OK
-                    self.history.operations.append(one)
+                    operation.result, operation.revision = await session.do("get", keys, (place,), b"", 0)
+                    operation.completed, operation.outcome = time.monotonic_ns(), OK
+                    self.history.operations.append(operation)
         finally:
             session.close()
 
@@ -119,7 +119,7 @@ class Clients:
 
     async def _watch(self, number: int) -> None:
         chance = random.Random(f"{self._seed} watcher {number}")
-        watching: Watching | None = Watching(number, self.first_revision)
+        watching: WatchObservation | None = WatchObservation(number, self.first_revision)
         while True:
             try:
                 session = await self.open(chance)
@@ -128,30 +128,30 @@ class Clients:
                 continue
             try:
                 watching = await self._watch_node(number, session, watching)
-            except (*LOST, NotDone):
+            except (*LOST, OperationFailed):
                 await asyncio.sleep(AWAY_SECONDS)
             finally:
                 session.close()
 
-    async def _watch_node(self, number: int, session: Session, begun: Watching | None) -> Watching:
-        """Until the node is lost."""
-        current = begun or Watching(number, self.first_revision)
+    async def _watch_node(self, number: int, session: StoreSession, begun: WatchObservation | None) -> WatchObservation:
+        """Watches one node until the connection is lost."""
+        current = begun or WatchObservation(number, self.first_revision)
         if current not in self.history.watchings:
             self.history.watchings.append(current)
 
         def tell(revision: int, events: Any) -> None:
             nonlocal current
             if events is None:
-                current = Watching(number, revision)
+                current = WatchObservation(number, revision)
                 self.history.watchings.append(current)
             else:
-                current.told.append((revision, [(key, value) for key, value in events]))
-            self.told[number] = revision
+                current.events.append((revision, [(key, value) for key, value in events]))
+            self.last_revisions[number] = revision
 
         # a node that is behind what was told must catch up first
         async with asyncio.timeout(ANSWER_SECONDS):
             await session.revision()
-        session.watch(current.told[-1][0] if current.told else current.after, tell)
+        session.watch(current.events[-1][0] if current.events else current.after, tell)
         await session.lost.wait()
         return current
 
@@ -164,7 +164,7 @@ class Client:
         self._history = clients.history
         self._number = number
         self._chance = random.Random(f"{clients._seed} client {number}")
-        self._session: Session | None = None
+        self._session: StoreSession | None = None
 
     async def run(self) -> None:
         try:
@@ -177,23 +177,23 @@ class Client:
     async def ask_one(self) -> None:
         raise NotImplementedError
 
-    async def asked(self, ask: Callable[[Session], Awaitable[Found]]) -> Found:
+    async def ask_store(self, ask: Callable[[StoreSession], Awaitable[Found]]) -> Found:
         """Of the node that this client is at. Raises NotDone, or one of LOST when the outcome is unknown."""
         if self._session is None or self._session.lost.is_set():
             try:
                 self._session = await self._clients.open(self._chance)
             except LOST as error:
                 await asyncio.sleep(AWAY_SECONDS)
-                raise NotDone(str(error)) from None
+                raise OperationFailed(str(error)) from None
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                found = await ask(self._session)
-        except (*LOST, NotDone):
+                answer = await ask(self._session)
+        except (*LOST, OperationFailed):
             self._leave()
             raise
         if self._chance.random() < 0.02:
             self._leave()
-        return found
+        return answer
 
     def _leave(self) -> None:
         if self._session is not None:
@@ -211,26 +211,30 @@ class RegisterClient(Client):
         self._sequence = 0
 
     async def ask_one(self) -> None:
-        one = self._clients.next_operation(self._number, self._chance, self.KINDS)
-        self._history.operations.append(one)
+        operation = self._clients.next_operation(self._number, self._chance, self.KINDS)
+        self._history.operations.append(operation)
         self._sequence += 1
         was_sent = False
         for _ in range(REPEATS_MAX if self._name else 1):
             try:
-                one.result, one.revision = await self.asked(lambda session: self._do(session, one))
-                one.completed, one.outcome = time.monotonic_ns(), OK
-                self._clients.saw(one)
+                operation.result, operation.revision = await self.ask_store(
+                    lambda session: self._do(session, operation)
+                )
+                operation.completed, operation.outcome = time.monotonic_ns(), OK
+                self._clients.saw(operation)
                 return
-            except NotDone:
+            except OperationFailed:
                 if not was_sent:
-                    one.completed, one.outcome = time.monotonic_ns(), REFUSED
+                    operation.completed, operation.outcome = time.monotonic_ns(), REFUSED
                     return
             except LOST:
                 was_sent = True
 
-    async def _do(self, session: Session, one: Operation) -> Any:
-        keys = [register_key(one.group, place) for place in range(WIDTH)]
-        return await session.do(one.kind, keys, one.arguments, self._name, self._sequence if self._name else 0)
+    async def _do(self, session: StoreSession, operation: Operation) -> Any:
+        keys = [register_key(operation.group, place) for place in range(WIDTH)]
+        return await session.do(
+            operation.kind, keys, operation.arguments, self._name, self._sequence if self._name else 0
+        )
 
 
 class ReadingClient(RegisterClient):
@@ -243,8 +247,8 @@ class IdClient(Client):
     async def ask_one(self) -> None:
         size, invoked = self._chance.randint(1, 5), time.monotonic_ns()
         try:
-            first = await self.asked(lambda session: session.allocate(size))
-        except (*LOST, NotDone):
+            first = await self.ask_store(lambda session: session.allocate(size))
+        except (*LOST, OperationFailed):
             return
         self._history.ids.append((invoked, time.monotonic_ns(), first, size))
         await asyncio.sleep(PAUSE_SECONDS * 5)
@@ -276,21 +280,21 @@ class ExpiringClient(Client):
         write = TtlWrite(key, ttl_ms, time.monotonic_ns())
         self._history.ttl_writes.append(write)
         try:
-            if await self.asked(lambda session: self._keep(session, key, ttl_ms)):
+            if await self.ask_store(lambda session: self._keep(session, key, ttl_ms)):
                 write.completed = time.monotonic_ns()
-        except (*LOST, NotDone):
+        except (*LOST, OperationFailed):
             return
 
-    async def _keep(self, session: Session, key: str, ttl_ms: int) -> bool:
+    async def _keep(self, session: StoreSession, key: str, ttl_ms: int) -> bool:
         await session.put_ttl(key, ttl_ms)
         return True
 
     async def _look(self, key: str) -> bool:
-        """Whether to look again."""
+        """Reads the key once; True if it is to be read again."""
         invoked = time.monotonic_ns()
         try:
-            is_present = await self.asked(lambda session: session.is_there(key))
-        except (*LOST, NotDone):
+            is_present = await self.ask_store(lambda session: session.is_there(key))
+        except (*LOST, OperationFailed):
             return True
         self._history.ttl_reads.append(TtlRead(key, invoked, time.monotonic_ns(), is_present))
         return is_present
@@ -301,11 +305,11 @@ class LeaseClient(ExpiringClient):
 
     def __init__(self, clients: Clients, number: int) -> None:
         super().__init__(clients, number)
-        self._held = ("", 0)
+        self._lease = ("", 0)
 
-    async def _keep(self, session: Session, key: str, ttl_ms: int) -> bool:
-        if self._held[0] != key:
-            self._held = (key, await session.put_lease(key, ttl_ms))
+    async def _keep(self, session: StoreSession, key: str, ttl_ms: int) -> bool:
+        if self._lease[0] != key:
+            self._lease = (key, await session.put_lease(key, ttl_ms))
             return True
         self._clients.history.renewals += 1
-        return await session.renew(*self._held)
+        return await session.renew(*self._lease)

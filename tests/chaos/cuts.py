@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from icestream.cluster.link import PeerLink
 from icestream.cluster.listener import PeerConnection
+from icestream.cluster.peer_link import PeerLink
 from icestream.cluster.wire import split_address
 
 
@@ -22,12 +22,12 @@ class Cuts:
         self.ports: set[int] = set()
         self.holds = False
         self.lost = 0
-        self._held: list[tuple[Any, bytes]] = []
+        self._delayed: list[tuple[Any, bytes]] = []
 
     def set(self, ports: set[int], *, holds: bool) -> None:
         self.ports, self.holds = ports, holds
-        held, self._held = self._held, []
-        for transport, data in held:
+        delayed, self._delayed = self._delayed, []
+        for transport, data in delayed:
             if not transport.is_closing():
                 transport.write(data)
 
@@ -37,7 +37,7 @@ class Cuts:
             return
         self.lost += 1
         if self.holds:
-            self._held.append((transport, data))
+            self._delayed.append((transport, data))
 
 
 class CutTransport:

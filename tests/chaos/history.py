@@ -51,21 +51,21 @@ class TtlRead:
 
 
 @dataclass
-class Watching:
-    """What one watch was told, from behind `after` on, without a resync between."""
+class WatchObservation:
+    """The events of one watch after revision `after`, without a resync between them."""
 
     watcher: int
     after: int
-    told: list[tuple[int, list[tuple[str, bytes | None]]]] = field(default_factory=list)
+    events: list[tuple[int, list[tuple[str, bytes | None]]]] = field(default_factory=list)
 
 
 @dataclass
-class History:
+class OperationHistory:
     operations: list[Operation] = field(default_factory=list)
     ids: list[tuple[int, int, int, int]] = field(default_factory=list)  # invoked, completed, first, count
     ttl_writes: list[TtlWrite] = field(default_factory=list)
     ttl_reads: list[TtlRead] = field(default_factory=list)
-    watchings: list[Watching] = field(default_factory=list)
+    watchings: list[WatchObservation] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
     healed: int = 0  # since then nothing was broken
     terms: set[int] = field(default_factory=set)
@@ -74,11 +74,11 @@ class History:
 
     @property
     def acked(self) -> int:
-        return sum(one.outcome == OK for one in self.operations) + len(self.ids) + len(self.ttl_reads)
+        return sum(operation.outcome == OK for operation in self.operations) + len(self.ids) + len(self.ttl_reads)
 
     def save(self, path: Path) -> None:
         with path.open("w") as file:
             for name in ("operations", "ttl_writes", "ttl_reads", "watchings"):
-                for one in getattr(self, name):
-                    file.write(json.dumps({name: asdict(one)}, default=repr) + "\n")
+                for record in getattr(self, name):
+                    file.write(json.dumps({name: asdict(record)}, default=repr) + "\n")
             file.write(json.dumps({"ids": self.ids, "faults": self.faults}) + "\n")

@@ -31,11 +31,11 @@ def apply(state: State, kind: str, arguments: tuple[Any, ...]) -> tuple[State, A
         case "delete", (place,):
             return _with(state, place, None), None
         case "cas", (place, expected, value):
-            held = state[place] == expected
-            return (_with(state, place, value) if held else state), held
+            is_equal = state[place] == expected
+            return (_with(state, place, value) if is_equal else state), is_equal
         case "txn", (place, expected, other, value, otherwise):
-            held = state[place] == expected
-            return _with(state, other, value if held else otherwise), held
+            is_equal = state[place] == expected
+            return _with(state, other, value if is_equal else otherwise), is_equal
     raise AssertionError(f"{kind} {arguments} is no operation")
 
 
@@ -44,11 +44,15 @@ def _with(state: State, place: int, value: Any) -> State:
 
 
 def is_linearizable(operations: Iterable[Operation], width: int, steps_max: int = STEPS_MAX) -> bool | None:
-    """All of one group of `width` keys that are absent at first."""
-    counted = [one for one in operations if one.outcome == OK or (one.outcome == UNKNOWN and one.kind != "get")]
-    counted.sort(key=lambda one: one.invoked)
-    ends = [one.completed or EVER if one.outcome == OK else EVER for one in counted]
-    needed = sum(1 << at for at, one in enumerate(counted) if one.outcome == OK)
+    """True if the operations on one group of `width` keys, absent at first, are linearizable; None if undecided."""
+    counted = [
+        operation
+        for operation in operations
+        if operation.outcome == OK or (operation.outcome == UNKNOWN and operation.kind != "get")
+    ]
+    counted.sort(key=lambda operation: operation.invoked)
+    ends = [operation.completed or EVER if operation.outcome == OK else EVER for operation in counted]
+    needed = sum(1 << at for at, operation in enumerate(counted) if operation.outcome == OK)
     return _search(counted, ends, needed, (None,) * width, steps_max)
 
 
@@ -64,22 +68,22 @@ def _search(counted: list[Operation], ends: list[int], needed: int, start: State
         # nothing that was called behind the first end of those that are left can be the next
         limit = EVER
         for at in range((~done & (done + 1)).bit_length() - 1, len(counted)):
-            one = counted[at]
-            if one.invoked > limit:
+            operation = counted[at]
+            if operation.invoked > limit:
                 break
             if done >> at & 1:
                 continue
             limit = min(limit, ends[at])
             steps += 1
-            after, result = apply(state, one.kind, one.arguments)
-            if one.outcome == OK and one.kind in ("get", "cas", "txn") and result != one.result:
+            after, result = apply(state, operation.kind, operation.arguments)
+            if operation.outcome == OK and operation.kind in ("get", "cas", "txn") and result != operation.result:
                 continue
             reached = (done | 1 << at, after)
             if reached not in seen:
                 seen.add(reached)
                 fitting.append((ends[at], reached))
         # the first to end is tried first, an unknown one only where nothing else fits
-        fitting.sort(key=lambda found: -found[0])
+        fitting.sort(key=lambda candidate: -candidate[0])
         stack += [reached for _, reached in fitting]
         if steps > steps_max:
             return None
@@ -88,13 +92,13 @@ def _search(counted: list[Operation], ends: list[int], needed: int, start: State
 
 def violations(operations: Iterable[Operation], width: int) -> list[str]:
     groups: dict[int, list[Operation]] = defaultdict(list)
-    for one in operations:
-        if one.outcome != REFUSED:
-            groups[one.group].append(one)
-    found = []
+    for operation in operations:
+        if operation.outcome != REFUSED:
+            groups[operation.group].append(operation)
+    broken = []
     for group, those in sorted(groups.items()):
         verdict = is_linearizable(those, width)
         if verdict is not True:
             word = "are not linearizable" if verdict is False else "could not be judged in time"
-            found.append(f"the {len(those)} operations of group {group} {word}")
-    return found
+            broken.append(f"the {len(those)} operations of group {group} {word}")
+    return broken

@@ -37,16 +37,16 @@ class DiskFaults:
         self.forgets_syncs = False  # a planted bug: a sync that does nothing
 
 
-class Unsynced:
-    """What no sync has covered, of one inode."""
+class UnsyncedWrites:
+    """The writes of one inode that no sync has covered."""
 
     def __init__(self) -> None:
         self.writes: list[tuple[int, bytes]] = []
         self.size = 0
 
 
-class LosingFile:
-    def __init__(self, real: LocalFile, unsynced: Unsynced, faults: DiskFaults, chance: random.Random) -> None:
+class UnsyncedLossFile:
+    def __init__(self, real: LocalFile, unsynced: UnsyncedWrites, faults: DiskFaults, chance: random.Random) -> None:
         self._real = real
         self._unsynced = unsynced
         self._faults = faults
@@ -54,12 +54,12 @@ class LosingFile:
 
     def read_at(self, position: int, length: int) -> bytes:
         length = max(min(length, self.size() - position), 0)
-        found = bytearray(self._real.read_at(position, length).ljust(length, b"\0"))
+        content = bytearray(self._real.read_at(position, length).ljust(length, b"\0"))
         for start, data in self._unsynced.writes:
             first, last = max(start, position), min(start + len(data), position + length)
             if first < last:
-                found[first - position : last - position] = data[first - start : last - start]
-        return bytes(found)
+                content[first - position : last - position] = data[first - start : last - start]
+        return bytes(content)
 
     def write_at(self, position: int, data: bytes) -> None:
         if self._faults.full and position + len(data) > self.size():
@@ -102,14 +102,14 @@ class LosingFile:
         self._real.close()
 
 
-class LosingDirectory(LocalDirectory):
-    """Every other method is the real one's."""
+class UnsyncedLossDirectory(LocalDirectory):
+    """A real directory whose unsynced writes can be lost."""
 
     def __init__(self, path: Path, faults: DiskFaults, seed: int) -> None:
         super().__init__(path)
         self._faults = faults
         self._chance = random.Random(seed)
-        self._inodes: dict[int, Unsynced] = {}
+        self._inodes: dict[int, UnsyncedWrites] = {}
 
     def open(self, name: str) -> File:
         return self._losing(super().open(name))
@@ -119,9 +119,9 @@ class LosingDirectory(LocalDirectory):
             raise OSError(errno.ENOSPC, "the test has filled the disk")
         return self._losing(super().create(name))
 
-    def _losing(self, real: LocalFile) -> LosingFile:
+    def _losing(self, real: LocalFile) -> UnsyncedLossFile:
         inode = os.fstat(real.fileno()).st_ino
-        return LosingFile(real, self._inodes.setdefault(inode, Unsynced()), self._faults, self._chance)
+        return UnsyncedLossFile(real, self._inodes.setdefault(inode, UnsyncedWrites()), self._faults, self._chance)
 
     def rename(self, old: str, new: str) -> None:
         if (self.path / new).exists():
@@ -138,7 +138,7 @@ class LosingDirectory(LocalDirectory):
 
 
 class ThreadSink:
-    """An inline sink in a thread of its own, so that a slow disk holds up nobody but itself."""
+    """An inline sink in a thread of its own, so that a slow disk delays only its own writes."""
 
     def __init__(self) -> None:
         self._inner = InlineSink()
@@ -174,7 +174,7 @@ class ThreadSink:
         return False
 
     def request_sync(self, file: File) -> None:
-        """Nobody asks for it here."""
+        """Not used here."""
 
     def progress(self) -> SinkProgress:
         with contextlib.suppress(BlockingIOError):

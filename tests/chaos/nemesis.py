@@ -10,8 +10,8 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import ClassVar
 
-from tests.chaos.history import History
-from tests.chaos.nodes import AWAY, Member, Nodes
+from tests.chaos.history import OperationHistory
+from tests.chaos.nodes import AWAY, ChaosMember, ChaosNodes
 
 HOLD_SECONDS = (0.2, 1.2)
 PAUSE_SECONDS = (0.2, 0.6)
@@ -22,7 +22,12 @@ CLOCK_STEP_SECONDS = 3600.0
 
 class Nemesis:
     def __init__(
-        self, nodes: Nodes, history: History, seed: int, kinds: tuple[str, ...], patience_seconds: float = 60.0
+        self,
+        nodes: ChaosNodes,
+        history: OperationHistory,
+        seed: int,
+        kinds: tuple[str, ...],
+        patience_seconds: float = 60.0,
     ) -> None:
         self._nodes = nodes
         self._history = history
@@ -53,8 +58,8 @@ class Nemesis:
     async def _hold(self) -> None:
         await asyncio.sleep(self._chance.uniform(*HOLD_SECONDS))
 
-    async def _leader(self) -> Member:
-        """Who leads; anybody when nobody does in time."""
+    async def _leader(self) -> ChaosMember:
+        """The leader; any member when there is no leader in time."""
         loop = asyncio.get_running_loop()
         end = loop.time() + LEADER_SECONDS
         while loop.time() < end:
@@ -64,10 +69,10 @@ class Nemesis:
             await asyncio.sleep(0.05)
         return self._any()
 
-    def _any(self) -> Member:
+    def _any(self) -> ChaosMember:
         return self._chance.choice(self._nodes.up or list(self._nodes.members.values()))
 
-    async def _victim(self) -> Member:
+    async def _victim(self) -> ChaosMember:
         return await self._leader() if self._chance.random() < 0.5 else self._any()
 
     # --- kills and pauses ---
@@ -114,7 +119,7 @@ class Nemesis:
         is_deaf = self._chance.random() < 0.5
         await self._cut_for_a_while([(other, victim) if is_deaf else (victim, other) for other in others])
 
-    async def _cut_for_a_while(self, links: list[tuple[Member, Member]]) -> None:
+    async def _cut_for_a_while(self, links: list[tuple[ChaosMember, ChaosMember]]) -> None:
         self._nodes.cut(links, holds=self._chance.random() < 0.5)
         try:
             await self._hold()

@@ -6,7 +6,7 @@ On stdin come orders, one JSON document a line, for what cannot be done to a pro
     {"cuts": [ports], "holds": bool}   {"disk": {"slow_seconds", "failing", "full"}}   {"step_clock": seconds}
 
 Beside its data it keeps evidence that outlives a kill -9, one JSON array a line:
-    votes    ["boot", term, vote]: what a start found; ["granted", term, to]: promised to somebody
+    votes    ["boot", term, vote]: what a start found; ["granted", term, to]: promised to a candidate
     hashes   [index, SHA-256]: of its state at a snapshot
 It ends by itself, with what stopped it, when the node stops.
 """
@@ -27,7 +27,7 @@ from icestream.cluster.cluster_node import ClusterNode, ClusterOptions
 from icestream.cluster.members import NodeRecord
 from icestream.cluster.node_info import to_document
 from icestream.metadata import eraftpb
-from icestream.metadata.core import Message
+from icestream.metadata.core import RaftMessage
 from icestream.metadata.open import MetadataOptions, OpenedMetadata, open_directory, open_on
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.loop import loop_factory
@@ -35,19 +35,10 @@ from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import ThreadOffload
 from tests.chaos.bugs import BUGS
 from tests.chaos.cuts import Cuts, make_links_cuttable
-from tests.chaos.losing_disk import DiskFaults, LosingDirectory, ThreadSink
+from tests.chaos.losing_disk import DiskFaults, ThreadSink, UnsyncedLossDirectory
+from tests.support.fake_clock import FakeClock
 
 VOTE_RESPONSE, REJECT_FIELD, TERM_FIELD = 6, 10, 4
-
-
-class SteppedClock(SystemClock):
-    """Somebody sets the wall clock."""
-
-    def __init__(self) -> None:
-        self.offset_us = 0
-
-    def wall_us(self) -> int:
-        return super().wall_us() + self.offset_us
 
 
 class Evidence:
@@ -65,7 +56,7 @@ class NodeProcess:
         self._plan = plan
         self._folder = Path(plan["folder"])
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._clock = SteppedClock()
+        self._clock = FakeClock(SystemClock())
         self._cuts = Cuts()
         self._faults = DiskFaults()
         self._votes = Evidence(self._folder / "votes")
@@ -107,15 +98,15 @@ class NodeProcess:
         options = MetadataOptions(**{name: plan[name] for name in names})
         if plan["disk"] == "native":
             return await open_directory(self._folder / "data", self._clock, options)
-        directory = LosingDirectory(self._folder / "data", self._faults, plan["seed"])
+        directory = UnsyncedLossDirectory(self._folder / "data", self._faults, plan["seed"])
         return await open_on(directory, self._clock, SystemRandomness(), ThreadSink(), options, ThreadOffload)
 
     def _note_hashes(self, node: ClusterNode) -> None:
-        taken = node.running.snapshots.on_taken
+        on_taken = node.running.snapshots.on_taken
 
         def note(index: int, digest: bytes) -> None:
             self._hashes.note(index, digest.hex())
-            taken(index, digest)
+            on_taken(index, digest)
 
         node.running.snapshots.on_taken = note
 
@@ -128,9 +119,9 @@ class NodeProcess:
     async def _status(self) -> dict[str, Any]:
         assert self._node is not None
         node = self._node.node
-        found = to_document(self._node.info())
+        status = to_document(self._node.info())
         ticker = self._node.ticker
-        found |= {
+        status |= {
             "leads": node.leads,
             "is_ready": node.is_ready,
             "installs": node.installs.count,
@@ -138,7 +129,7 @@ class NodeProcess:
             "compared": self._node.comparison.hashes.compared,
             "drift_seconds_max": ticker.drift_seconds_max if ticker else 0.0,
         }
-        return found
+        return status
 
     async def _call(self, method: str, arguments: dict[str, Any]) -> Any:
         assert self._node is not None
@@ -160,14 +151,14 @@ class NodeProcess:
             self._cuts.set(set(order["cuts"]), holds=order["holds"])
         for name, value in order.get("disk", {}).items():
             setattr(self._faults, name, value)
-        self._clock.offset_us += int(order.get("step_clock", 0) * 1e6)
+        self._clock.step(order.get("step_clock", 0))
 
 
 def note_votes(votes: Evidence) -> None:
-    """Each promise to a candidate, when it leaves."""
-    send: Callable[[ClusterNode, list[Message]], None] = ClusterNode._send
+    """Records each vote when its message is sent."""
+    send: Callable[[ClusterNode, list[RaftMessage]], None] = ClusterNode._send
 
-    def noting(self: ClusterNode, messages: list[Message]) -> None:
+    def noting(self: ClusterNode, messages: list[RaftMessage]) -> None:
         for message in messages:
             if eraftpb.message_kind(message.data) == VOTE_RESPONSE:
                 fields = dict(eraftpb._fields(message.data))

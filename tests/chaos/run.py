@@ -24,10 +24,10 @@ import msgspec
 from icestream.metadata import command as cmd
 from tests.chaos import checkers, linearizability
 from tests.chaos.clients import WIDTH, Clients, register_key
-from tests.chaos.door import IcestreamDoor
-from tests.chaos.history import UNKNOWN, History
+from tests.chaos.history import UNKNOWN, OperationHistory
 from tests.chaos.nemesis import DISK_KINDS, KINDS, Nemesis
-from tests.chaos.nodes import Nodes
+from tests.chaos.nodes import ChaosNodes
+from tests.chaos.store_client import IcestreamConnector
 
 # The gate of a long run, by the minute.
 ACKED_PER_MINUTE, FAULTS_PER_MINUTE = 10_000, 10
@@ -37,7 +37,7 @@ ACKED_PER_MINUTE, FAULTS_PER_MINUTE = 10_000, 10
 class Verdict:
     seed: int
     seconds: float
-    history: History
+    history: OperationHistory
     violations: list[str]
     missing: list[str] = field(default_factory=list)  # what a run must have had to prove anything
     folder: Path | None = None
@@ -49,15 +49,15 @@ class Verdict:
 
     def text(self) -> str:
         history = self.history
-        unknown = sum(one.outcome == UNKNOWN for one in history.operations)
+        unknown = sum(operation.outcome == UNKNOWN for operation in history.operations)
         lines = [
             f"seed {self.seed}: {history.acked} acked, {unknown} unknown, {sum(history.faults.values())} faults in "
             f"{self.seconds:.0f} s, {len(history.terms)} terms seen, {self.compared} states compared, "
             f"{history.installs} snapshots installed, {len(self.violations)} violations",
             f"  faults: {dict(sorted(history.faults.items()))}",
         ]
-        lines += [f"  VIOLATION {one}" for one in self.violations[: checkers.SHOWN_MAX]]
-        lines += [f"  MISSING {one}" for one in self.missing]
+        lines += [f"  VIOLATION {violation}" for violation in self.violations[: checkers.SHOWN_MAX]]
+        lines += [f"  MISSING {gap}" for gap in self.missing]
         if not self.is_good:
             lines.append(f"  kept in {self.folder}")
         return "\n".join(lines)
@@ -82,12 +82,12 @@ class ChaosPlan:
 
 async def run(plan: ChaosPlan, folder: Path) -> Verdict:
     patience = plan.patience_seconds
-    nodes = Nodes(folder, plan.nodes, seed=plan.seed, disk=plan.disk, bug=plan.bug, patience_seconds=patience)
-    history = History()
+    nodes = ChaosNodes(folder, plan.nodes, seed=plan.seed, disk=plan.disk, bug=plan.bug, patience_seconds=patience)
+    history = OperationHistory()
     try:
         nodes.start_missing()
         await nodes.until(lambda: _has_voters(nodes, plan.nodes))
-        clients = Clients(IcestreamDoor(nodes), history, plan.seed)
+        clients = Clients(IcestreamConnector(nodes), history, plan.seed)
         clients.start()
         begun = time.monotonic()
         try:
@@ -114,12 +114,12 @@ async def run(plan: ChaosPlan, folder: Path) -> Verdict:
     return verdict
 
 
-def _has_voters(nodes: Nodes, count: int) -> bool:
+def _has_voters(nodes: ChaosNodes, count: int) -> bool:
     return all(len(member.status.get("voters", ())) == count for member in nodes.members.values())
 
 
-async def settle(nodes: Nodes, clients: Clients, seed: int) -> None:
-    """What was answered is read again; the watchers hear all; the states are compared."""
+async def settle(nodes: ChaosNodes, clients: Clients, seed: int) -> None:
+    """Reads every answered value again, waits for the watchers, and compares the states."""
     await clients.read_all(random.Random(seed))
     await nodes.until_whole()
     leader = await nodes.leader()
@@ -127,16 +127,16 @@ async def settle(nodes: Nodes, clients: Clients, seed: int) -> None:
     await nodes.ask(leader, "submit", msgspec.msgpack.encode(cmd.TakeSnapshot()), b"", 0, seconds=10.0)
     await nodes.until(lambda: _have_one_snapshot(nodes))
     revision = max(member.status["revision"] for member in nodes.members.values())
-    await nodes.until(lambda: min(clients.told) >= revision)
+    await nodes.until(lambda: min(clients.last_revisions) >= revision)
     clients.history.installs = sum(member.status["installs"] for member in nodes.members.values())
 
 
-def _have_one_snapshot(nodes: Nodes) -> bool:
-    found = [member.status for member in nodes.members.values()]
-    return all(found) and len({status["snapshot_index"] for status in found}) == 1
+def _have_one_snapshot(nodes: ChaosNodes) -> bool:
+    statuses = [member.status for member in nodes.members.values()]
+    return all(statuses) and len({status["snapshot_index"] for status in statuses}) == 1
 
 
-def judge(history: History, nodes: Nodes) -> tuple[list[str], int]:
+def judge(history: OperationHistory, nodes: ChaosNodes) -> tuple[list[str], int]:
     folders = [member.folder for member in (*nodes.members.values(), *nodes.gone)]
     watched, ledger = checkers.watch_violations(history.watchings)
     hashes, compared = checkers.hash_violations(folders)
@@ -155,26 +155,26 @@ def judge(history: History, nodes: Nodes) -> tuple[list[str], int]:
 def missing(verdict: Verdict, kinds: tuple[str, ...]) -> list[str]:
     """A run in which nothing happened proves nothing."""
     history = verdict.history
-    found = [f"no {kind}" for kind in kinds if not history.faults[kind] and sum(history.faults.values()) >= len(kinds)]
+    gaps = [f"no {kind}" for kind in kinds if not history.faults[kind] and sum(history.faults.values()) >= len(kinds)]
     if len(history.terms) < 2:
-        found.append("no election was seen")
+        gaps.append("no election was seen")
     if not verdict.compared:
-        found.append("no states were compared")
+        gaps.append("no states were compared")
     if not history.ids and not history.ttl_reads:
-        found.append("no ids and no expiring keys")
+        gaps.append("no ids and no expiring keys")
     if history.ttl_reads and not history.renewals:
-        found.append("no lease was renewed")
-    return found
+        gaps.append("no lease was renewed")
+    return gaps
 
 
 def below_the_gate(verdict: Verdict) -> list[str]:
     """Of a long run on a machine that is not busy with other things."""
-    history, minutes, found = verdict.history, verdict.seconds / 60, []
+    history, minutes, shortfalls = verdict.history, verdict.seconds / 60, []
     if history.acked < ACKED_PER_MINUTE * minutes:
-        found.append(f"only {history.acked} acked, {ACKED_PER_MINUTE * minutes:.0f} wanted")
+        shortfalls.append(f"only {history.acked} acked, {ACKED_PER_MINUTE * minutes:.0f} wanted")
     if sum(history.faults.values()) < FAULTS_PER_MINUTE * minutes:
-        found.append(f"fewer than {FAULTS_PER_MINUTE} faults a minute")
-    return found
+        shortfalls.append(f"fewer than {FAULTS_PER_MINUTE} faults a minute")
+    return shortfalls
 
 
 def main() -> None:
@@ -184,8 +184,8 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--disk", choices=("losing", "native"), default="losing")
     parser.add_argument("--bug", default="")
-    given = parser.parse_args()
-    plan = ChaosPlan(given.seed, given.seconds, given.nodes, given.disk, given.bug)
+    options = parser.parse_args()
+    plan = ChaosPlan(options.seed, options.seconds, options.nodes, options.disk, options.bug)
     print(f"seed {plan.seed}", flush=True)
     folder = Path(tempfile.mkdtemp(prefix=f"chaos-{plan.seed}-"))
     verdict = asyncio.run(run(plan, folder))

@@ -19,7 +19,7 @@ LONG_SECONDS = 60.0
 
 
 def judged(plan: ChaosPlan, folder: Path) -> Verdict:
-    """What a run that fails has left stays in the folder of the test."""
+    """The verdict of a run; a failed run leaves its files in the folder of the test."""
     print(f"seed {plan.seed}")
     verdict = asyncio.run(run(plan, folder))
     print(verdict.text())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.chaos import checkers
-from tests.chaos.history import OK, REFUSED, UNKNOWN, History, Operation, TtlRead, TtlWrite, Watching
+from tests.chaos.history import OK, REFUSED, UNKNOWN, Operation, OperationHistory, TtlRead, TtlWrite, WatchObservation
 from tests.chaos.linearizability import apply, is_linearizable, violations
 
 
@@ -87,27 +87,33 @@ def random_history(seed: int, clients: int = 5, length: int = 100) -> list[Opera
 def test_a_right_history_passes_and_one_wrong_read_does_not(seed: int) -> None:
     operations = random_history(seed)
     assert is_linearizable(operations, 3) is True
-    reads = [one for one in operations if one.kind == "get" and one.outcome == OK]
+    reads = [operation for operation in operations if operation.kind == "get" and operation.outcome == OK]
     reads[len(reads) // 2].result = -1
     assert is_linearizable(operations, 3) is False
 
 
-def test_refused_writes_must_not_be_seen_and_groups_are_judged_alone() -> None:
+def test_refused_writes_must_stay_invisible_and_key_groups_are_judged_separately() -> None:
     refused = op("put", 0, 1, at=(0, 1), outcome=REFUSED)
     assert violations([refused, op("get", 0, at=(2, 3), result=1)], 1)
     assert not violations([refused, op("get", 0, at=(2, 3), result=None)], 1)
 
 
-def test_what_cannot_be_judged_is_said() -> None:
+def test_histories_that_cannot_be_judged_are_reported() -> None:
     assert is_linearizable(random_history(1), 3, steps_max=10) is None
 
 
-def test_a_gap_a_repeat_and_two_tellings_of_a_watch() -> None:
-    def told(*revisions: int, value: bytes = b"") -> Watching:
-        return Watching(0, 0, [(revision, [("/a", value)]) for revision in revisions])
+def test_watch_gaps_repeats_and_contradictions_are_reported() -> None:
+    def observation(*revisions: int, value: bytes = b"") -> WatchObservation:
+        return WatchObservation(0, 0, [(revision, [("/a", value)]) for revision in revisions])
 
-    assert checkers.watch_violations([told(1, 2, 3)])[0] == []
-    for bad in ([told(1, 3)], [told(1, 1)], [told(2, 1)], [told(2)], [told(1), told(1, value=b"x")]):
+    assert checkers.watch_violations([observation(1, 2, 3)])[0] == []
+    for bad in (
+        [observation(1, 3)],
+        [observation(1, 1)],
+        [observation(2, 1)],
+        [observation(2)],
+        [observation(1), observation(1, value=b"x")],
+    ):
         assert checkers.watch_violations(bad)[0]
 
 
@@ -129,18 +135,18 @@ def test_revisions_that_are_out_of_order_or_stale() -> None:
     assert checkers.revision_violations([first, second, early], ledger, key) == []
 
 
-def test_ids_that_come_twice_or_fall() -> None:
+def test_repeated_or_decreasing_ids_are_reported() -> None:
     assert checkers.id_violations([(0, 1, 1, 5), (0, 3, 6, 1), (4, 5, 7, 1)]) == []
     assert checkers.id_violations([(0, 1, 1, 5), (0, 3, 5, 1)])
     assert checkers.id_violations([(0, 1, 6, 5), (2, 3, 1, 1)])
 
 
-def test_keys_that_die_early_or_live_on() -> None:
+def test_keys_that_expire_early_or_late_are_reported() -> None:
     ms = checkers.MS
     write = TtlWrite("/t", 100, 0, 10 * ms)
 
     def judged(read: TtlRead) -> list[str]:
-        return checkers.ttl_violations(History(ttl_writes=[write], ttl_reads=[read], healed=1))
+        return checkers.ttl_violations(OperationHistory(ttl_writes=[write], ttl_reads=[read], healed=1))
 
     assert judged(TtlRead("/t", 20 * ms, 30 * ms, True)) == []
     assert judged(TtlRead("/t", 20 * ms, 30 * ms, False))
@@ -148,7 +154,7 @@ def test_keys_that_die_early_or_live_on() -> None:
     assert judged(TtlRead("/t", 9_000 * ms, 9_001 * ms, True))
 
 
-def test_votes_that_are_given_twice_or_forgotten(tmp_path: Any) -> None:
+def test_double_and_forgotten_votes_are_reported(tmp_path: Any) -> None:
     def judged(*lines: str) -> list[str]:
         (tmp_path / "votes").write_text("\n".join(lines))
         return checkers.vote_violations([tmp_path])

@@ -13,8 +13,8 @@ import pytest
 from bench.peers import etcd
 from tests.chaos import checkers, linearizability
 from tests.chaos.clients import WIDTH, Clients, register_key
-from tests.chaos.etcd_door import EtcdDoor
-from tests.chaos.history import History
+from tests.chaos.etcd_client import EtcdConnector
+from tests.chaos.history import OperationHistory
 
 pytestmark = [
     pytest.mark.chaos,
@@ -23,9 +23,9 @@ pytestmark = [
 SECONDS = 6.0
 
 
-async def judged(clients: list[str], pids: list[int], *, serializable: bool) -> tuple[list[str], History]:
-    history = History()
-    working = Clients(EtcdDoor(clients, serializable=serializable), history, seed=1)
+async def judged(clients: list[str], pids: list[int], *, serializable: bool) -> tuple[list[str], OperationHistory]:
+    history = OperationHistory()
+    working = Clients(EtcdConnector(clients, serializable=serializable), history, seed=1)
     working.first_revision = 1  # an empty etcd is at revision 1
     working.start()
     for pid in pids:
@@ -38,8 +38,8 @@ async def judged(clients: list[str], pids: list[int], *, serializable: bool) -> 
     await working.read_all(random.Random(1))
     await working.close()
     watched, ledger = checkers.watch_violations(history.watchings)
-    found = linearizability.violations(history.operations, WIDTH) + watched
-    return found + checkers.revision_violations(history.operations, ledger, register_key), history
+    violations = linearizability.violations(history.operations, WIDTH) + watched
+    return violations + checkers.revision_violations(history.operations, ledger, register_key), history
 
 
 def stand_still(pid: int, signal: str) -> None:
@@ -51,7 +51,7 @@ def test_etcd_passes(tmp_path: Path) -> None:
         violations, history = asyncio.run(judged(clients, pids, serializable=False))
     assert violations == []
     assert history.acked > 100
-    assert any(watching.told for watching in history.watchings)
+    assert any(watching.events for watching in history.watchings)
 
 
 def test_etcd_with_serializable_reads_is_caught(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ import pytest
 
 from icestream import errors, limits
 from icestream.catalogs.bucket import Objects
-from icestream.catalogs.factory import open_files, open_objects
-from icestream.catalogs.object_files import parse_object_location
+from icestream.catalogs.object_files import open_files, parse_object_location
 from icestream.catalogs.storage_caller import CallTimeouts, StorageCaller
 from icestream.catalogs.store_options import StoreOptions
+from icestream.processes.component_options import store_options
+from icestream.processes.configured_catalog import open_objects
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
 from tests.support.catalog_servers import STORE, azure_flags, new_name, s3_flags, settings_of
@@ -67,43 +68,42 @@ async def test_an_object_is_a_file_for_libraries(objects: Objects) -> None:
     await objects.put_new(name, bytes(range(100)))
 
     def read() -> list[bytes]:
-        with objects.reader(name) as found:
-            assert (found.size_bytes, found.readable(), found.seekable()) == (100, True, True)
-            found.seek(-4, io.SEEK_END)
-            parts = [found.read(2), found.read(), found.read()]
-            found.seek(1)
-            found.seek(1, io.SEEK_CUR)
-            return [*parts, found.read(3), bytes([found.tell()])]
+        with objects.reader(name) as file:
+            assert (file.size_bytes, file.readable(), file.seekable()) == (100, True, True)
+            file.seek(-4, io.SEEK_END)
+            parts = [file.read(2), file.read(), file.read()]
+            file.seek(1)
+            file.seek(1, io.SEEK_CUR)
+            return [*parts, file.read(3), bytes([file.tell()])]
 
     assert await asyncio.to_thread(read) == [b"\x60\x61", b"\x62\x63", b"", b"\x02\x03\x04", b"\x05"]
     with pytest.raises(FileNotFoundError):
         await asyncio.to_thread(objects.reader, new_name())
 
 
-async def test_what_is_larger_than_expected_is_not_read(objects: Objects) -> None:
+async def test_objects_larger_than_expected_are_not_read(objects: Objects) -> None:
     name = new_name()
     await objects.put_new(name, b"12345")
-    with pytest.raises(errors.UnexpectedAnswer, match="5 bytes, more than 4"):
+    with pytest.raises(errors.UnexpectedAnswer, match="5 bytes, the limit is 4"):
         await objects.get(name, 4)
 
 
-async def test_a_name_that_is_none_is_refused(objects: Objects) -> None:
+async def test_invalid_object_names_are_refused(objects: Objects) -> None:
     with pytest.raises(errors.InvalidInput):
         await objects.get("a//b", 10)
 
 
-async def test_a_bucket_that_is_not_there_is_said(azure_endpoint: str) -> None:
+async def test_a_missing_bucket_is_reported_without_retries(azure_endpoint: str) -> None:
     """At once: nothing is gained by asking again. (SeaweedFS makes it instead.)"""
     absent = open_objects(settings_of(*azure_flags(azure_endpoint), f"{STORE}.bucket=not-there"))
-    with pytest.raises(errors.UnexpectedAnswer, match="there is no such bucket") as caught:
+    with pytest.raises(errors.UnexpectedAnswer, match="bucket does not exist") as caught:
         await absent.put_new("x", b"1")
     assert "not-there" in str(caught.value)
 
 
-async def test_tables_lie_in_azure_by_their_location(azure_endpoint: str) -> None:
-    """As engines name them: the container before the @, the account behind it."""
-    store = settings_of(*azure_flags(azure_endpoint)).storage.iceberg_config.object_store
-    files = open_files(StoreOptions.of(store))
+async def test_azure_tables_are_located_by_container_and_account(azure_endpoint: str) -> None:
+    """Engines name the container before the @ and the account behind it."""
+    files = open_files(store_options(settings_of(*azure_flags(azure_endpoint))))
     location = f"abfss://objects@devstoreaccount1.dfs.core.windows.net/{new_name()}/metadata/00000-a.metadata.json"
     await files.create(location, [b"{", b"}"])
     assert await files.read(location) == b"{}"
@@ -117,7 +117,7 @@ async def test_tables_lie_in_azure_by_their_location(azure_endpoint: str) -> Non
 
 
 @pytest.mark.parametrize("fault", ["cut-before", "cut-after", "500", "503-after", "twice", "cut-in-answer"])
-async def test_a_write_whose_answer_is_lost_is_done_once(fault: str, request: pytest.FixtureRequest) -> None:
+async def test_a_write_whose_reply_is_lost_is_applied_once(fault: str, request: pytest.FixtureRequest) -> None:
     server = request.getfixturevalue("seaweed_server")
     async with fault_proxy(server.endpoint, rb"^PUT /") as proxy:
         subject = open_objects(settings_of(*s3_flags(server, f"http://127.0.0.1:{proxy.port}")))
@@ -127,8 +127,8 @@ async def test_a_write_whose_answer_is_lost_is_done_once(fault: str, request: py
         assert await subject.get(name, 10) == b"ours"
 
 
-async def test_the_bytes_of_another_are_not_taken_for_ours(request: pytest.FixtureRequest) -> None:
-    """The answer is lost, and meanwhile somebody else takes the name."""
+async def test_an_object_written_by_another_client_is_not_mistaken_for_ours(request: pytest.FixtureRequest) -> None:
+    """The answer is lost, and meanwhile another writer takes the name."""
     server = request.getfixturevalue("seaweed_server")
     plain = open_objects(settings_of(*s3_flags(server)))
     async with fault_proxy(server.endpoint, rb"^PUT /") as proxy:
@@ -141,7 +141,7 @@ async def test_the_bytes_of_another_are_not_taken_for_ours(request: pytest.Fixtu
         assert await plain.get(name, 10) == b"others"
 
 
-async def test_refused_keys_and_a_store_that_is_away_are_told_apart(request: pytest.FixtureRequest) -> None:
+async def test_rejected_credentials_and_an_unavailable_store_are_distinguished(request: pytest.FixtureRequest) -> None:
     server = request.getfixturevalue("seaweed_server")
     denied = open_objects(settings_of(*s3_flags(server), f"{STORE}.secret_access_key=hunter2"))
     with pytest.raises(errors.AccessDenied, match="refuses access") as caught:
@@ -155,13 +155,11 @@ async def test_refused_keys_and_a_store_that_is_away_are_told_apart(request: pyt
 # --- the files of tables ----------------------------------------------------------------------------------------------
 
 
-async def test_files_of_tables_are_objects_or_local_by_their_location(
+async def test_table_files_are_objects_or_local_files_by_location(
     request: pytest.FixtureRequest, tmp_path: object
 ) -> None:
-    options = StoreOptions.of(
-        settings_of(*s3_flags(request.getfixturevalue("seaweed_server"))).storage.iceberg_config.object_store
-    )
-    files = open_files(options)
+    settings = settings_of(*s3_flags(request.getfixturevalue("seaweed_server")))
+    files = open_files(store_options(settings))
     for root in (f"s3://{BUCKET}", f"s3a://{BUCKET}", "memory://m", f"file:{tmp_path}"):
         location = f"{root}/{new_name()}/metadata/00000-a.metadata.json"
         with pytest.raises(errors.MetadataFileMissing):
@@ -172,8 +170,8 @@ async def test_files_of_tables_are_objects_or_local_by_their_location(
         assert await files.exists(location)
         assert await files.size(location) == 2
         folder, _, name = location.rpartition("/")
-        ((found, written_ms),) = await files.names(folder)
-        assert (found, abs(written_ms / 1000 - time.time()) < 600) == (name, True)
+        ((listed_name, written_ms),) = await files.names(folder)
+        assert (listed_name, abs(written_ms / 1000 - time.time()) < 600) == (name, True)
         assert await files.names(f"{folder}/nothing") == []
         await files.make_durable([location])
         await files.remove_empty(folder)
@@ -181,11 +179,11 @@ async def test_files_of_tables_are_objects_or_local_by_their_location(
         assert not await files.exists(location)
         assert await files.size(location) == 0
         await files.remove(location)
-    with pytest.raises(errors.InvalidInput, match="Cannot reach"):
+    with pytest.raises(errors.InvalidInput, match="unsupported location"):
         await files.read("ftp://host/x")
 
 
-async def test_a_file_that_is_too_large_is_no_metadata_file(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_oversized_metadata_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     files = open_files(StoreOptions())
     await files.create("memory://m/x", [b"12345"])
     monkeypatch.setattr(limits, "CATALOG_DOCUMENT_BYTES_MAX", 4)
@@ -193,7 +191,7 @@ async def test_a_file_that_is_too_large_is_no_metadata_file(monkeypatch: pytest.
         await files.read("memory://m/x")
 
 
-async def test_a_store_that_fails_too_often_is_left_alone(request: pytest.FixtureRequest) -> None:
+async def test_a_store_that_keeps_failing_opens_the_circuit_breaker(request: pytest.FixtureRequest) -> None:
     from icestream.catalogs.bucket import open_bucket
 
     caller = StorageCaller(
@@ -219,7 +217,7 @@ async def test_a_store_that_fails_too_often_is_left_alone(request: pytest.Fixtur
         ("hdfs://host/a", None),
     ],
 )
-async def test_a_location_leads_to_a_bucket_and_a_name(location: str, expected: tuple[str, str, str] | None) -> None:
+async def test_a_location_is_parsed_into_bucket_and_name(location: str, expected: tuple[str, str, str] | None) -> None:
     if expected is None:
         with pytest.raises(errors.InvalidInput):
             parse_object_location(location)
@@ -228,7 +226,7 @@ async def test_a_location_leads_to_a_bucket_and_a_name(location: str, expected: 
 
 
 async def test_a_role_is_assumed_for_the_store(glue: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By moto, which is S3 and the service for roles as well; whose key signed a request stands in its head."""
+    """moto is S3 and the service for roles; the headers of a request tell which key signed it."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", glue)
     async with fault_proxy(glue, rb"(?i)authorization: [^\r]*Credential=(?!own-key)ASIA") as proxy:
         flags = [

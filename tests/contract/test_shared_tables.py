@@ -15,10 +15,11 @@ from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
 
 from icestream import errors
-from icestream.catalogs.factory import open_catalog
-from icestream.catalogs.store_options import StoreOptions, file_io
+from icestream.catalogs.store_options import file_io
 from icestream.catalogs.table_catalog import CommitDone, TableChange
 from icestream.iceberg.identifier import Identifier
+from icestream.processes.component_options import store_options
+from icestream.processes.configured_catalog import open_catalog
 from icestream.settings import Settings
 from tests.contract.test_table_catalog import ASKED
 from tests.support import postgres as postgresql
@@ -52,7 +53,7 @@ def both(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Set
     seaweed = request.getfixturevalue("seaweed_server")
     if kind == "rest":
         settings = settings_of(*seaweed_flags(seaweed), *s3_flags(seaweed))
-        properties = file_io(StoreOptions.of(settings.storage.iceberg_config.object_store))
+        properties = file_io(store_options(settings))
         return settings, RestCatalog(
             "rest",
             uri=seaweed.uri,
@@ -62,7 +63,7 @@ def both(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Set
         )
     uri = request.getfixturevalue("glue")
     settings = settings_of(*glue_flags(uri), *s3_flags(seaweed))
-    properties = file_io(StoreOptions.of(settings.storage.iceberg_config.object_store))
+    properties = file_io(store_options(settings))
     keys = {"glue.endpoint": uri, "glue.region": REGION, "glue.access-key-id": "k", "glue.secret-access-key": "s"}
     return settings, GlueCatalog("glue", warehouse=f"s3://{seaweedfs.BUCKET}/theirs", **keys, **properties)
 
@@ -75,7 +76,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Setti
     gc.collect()  # what was not closed is told here, not to a test that comes later
 
 
-async def test_they_append_to_our_table_and_we_go_on(pair: tuple[Settings, Any]) -> None:
+async def test_pyiceberg_appends_to_our_table_and_we_continue(pair: tuple[Settings, Any]) -> None:
     settings, theirs = pair
     ours = open_catalog(settings)
     namespace = (new_name(),)
@@ -99,7 +100,7 @@ async def test_they_append_to_our_table_and_we_go_on(pair: tuple[Settings, Any])
     await ours.close()
 
 
-async def test_we_change_drop_and_list_their_table(pair: tuple[Settings, Any]) -> None:
+async def test_our_client_changes_drops_and_lists_pyiceberg_tables(pair: tuple[Settings, Any]) -> None:
     settings, theirs = pair
     ours = open_catalog(settings)
     name = new_name()
@@ -126,8 +127,8 @@ CREATE TABLE iceberg_tables (catalog_name VARCHAR(255) NOT NULL, table_namespace
 """
 
 
-async def test_a_catalog_of_the_first_schema_is_used_as_it_is(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """It has no column that tells tables from views. One that is brought up to date meanwhile is used on."""
+async def test_a_sql_catalog_with_the_first_schema_is_supported(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """The first schema has no column that tells tables from views; a catalog upgraded meanwhile still works."""
     import psycopg
 
     server, database = request.getfixturevalue("postgres_server"), new_name()
@@ -141,9 +142,9 @@ async def test_a_catalog_of_the_first_schema_is_used_as_it_is(request: pytest.Fi
         ours = open_catalog(settings)
         table, theirs, moved = (Identifier(("ns",), name) for name in ("ours", "theirs", "moved"))
         await ours.create_namespace(("ns",), {"team": "a"})
-        made = await ours.create(table, ASKED)
+        created = await ours.create(table, ASKED)
         row = "INSERT INTO iceberg_tables VALUES ('old', 'ns', 'theirs', %s, NULL)"
-        connection.execute(row, [made.metadata_location])
+        connection.execute(row, [created.metadata_location])
         assert await ours.list_tables(("ns",)) == [table, theirs]
         updates = [{"action": "set-properties", "updates": {"a": "1"}}]
         assert isinstance(await ours.commit(theirs, TableChange([], updates)), CommitDone)
@@ -154,12 +155,12 @@ async def test_a_catalog_of_the_first_schema_is_used_as_it_is(request: pytest.Fi
         again = open_catalog(settings)
         assert await again.list_tables(("ns",)) == [table]
         await again.drop(table)
-    for one in (ours, again):
-        await one.close()
+    for catalog in (ours, again):
+        await catalog.close()
 
 
-async def test_a_table_of_others_makes_its_namespace(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """In PostgreSQL a table may stand in a namespace that nobody made."""
+async def test_a_foreign_table_implies_its_namespace(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """In PostgreSQL a table may stand in a namespace that was never created."""
     import psycopg
 
     settings, theirs = both("sql", request, tmp_path)

@@ -18,7 +18,7 @@ from icestream.metadata.command import Absent, Delete, Put
 from icestream.model import SyncMode, envelope
 from icestream.model.block import Numbering, encode_block, iter_blocks
 from icestream.model.shard import ShardKey, TopicIdentity
-from icestream.model.subscription import DispatchMode
+from icestream.model.subscription_options import DispatchMode
 from icestream.model.topic_name import TopicName
 from icestream.wal.admission import Quota
 from icestream.wal.appender import Placed, Result
@@ -40,30 +40,30 @@ def machine(request: pytest.FixtureRequest) -> BrokerMachine:
 
 @pytest_asyncio.fixture
 async def storage(machine: BrokerMachine) -> AsyncIterator[PersistentStorage]:
-    found = await machine.open_storage()
+    storage = await machine.open_storage()
     record = records.TopicRecord(1, 2, DispatchMode.RELIABLE, 0, "node")
     await machine.store.put(records.topic_key(NAME), records.encode(record))
-    found.declare_topic(TopicIdentity(1, str(NAME)), 2)
-    yield found
-    await found.shutdown()
+    storage.declare_topic(TopicIdentity(1, str(NAME)), 2)
+    yield storage
+    await storage.shutdown()
 
 
 @dataclass
-class Source:
+class CursorSource:
     """A cursor that a test moves by hand."""
 
     offset: int = 0
     acked: list[tuple[int, int]] = field(default_factory=list)
     is_deleted: bool = False
     is_partial: bool = False
-    asked: int = 0
+    reads: int = 0
     cursor_key: str = KEY
 
     def delete(self) -> None:
         self.is_deleted = True
 
     def cursor(self) -> CursorRecord:
-        self.asked += 1
+        self.reads += 1
         return CursorRecord(0, self.offset, 1, 0, 3, as_steps(self.offset, self.acked))
 
 
@@ -80,34 +80,34 @@ async def store(
 
 async def read_all(storage: PersistentStorage, key: ShardKey, offset: int = 0) -> dict[int, bytes]:
     stream = (await storage.create_subscription_stream("default", "a", "s")).shards[key.shard]
-    found: dict[int, bytes] = {}
+    stored_payloads: dict[int, bytes] = {}
     while offset < stream.visible:
         result = await stream.read(offset, 1)
         assert result.next_offset > offset
         for section in result.sections:
-            payloads = [value for one in iter_blocks(section.body) for value in one.values(envelope.PAYLOAD)]
+            payloads = [value for block in iter_blocks(section.body) for value in block.values(envelope.PAYLOAD)]
             for at, payload in enumerate(payloads, section.base_offset):
                 if at >= offset:
                     assert isinstance(payload, bytes)
-                    found[at] = payload
+                    stored_payloads[at] = payload
         offset = result.next_offset
-    return found
+    return stored_payloads
 
 
 # --- in ---
 
 
-async def test_offsets_of_a_shard_are_dense_and_in_order_whatever_the_other_shards_do(
+async def test_offsets_of_a_shard_are_dense_and_ordered_independently_of_other_shards(
     storage: PersistentStorage,
 ) -> None:
     sent = [storage.store_messages((A0, A1)[at % 2], block(b"%d" % at, b"x")) for at in range(8)]
-    answers = [await one for one in sent]
-    assert [one[0][0] for one in answers if isinstance(one[0], Placed)] == [0, 0, 2, 2, 4, 4, 6, 6]
+    answers = [await request for request in sent]
+    assert [answer[0][0] for answer in answers if isinstance(answer[0], Placed)] == [0, 0, 2, 2, 4, 4, 6, 6]
     assert await read_all(storage, A0) == {0: b"0", 1: b"x", 2: b"2", 3: b"x", 4: b"4", 5: b"x", 6: b"6", 7: b"x"}
     assert await read_all(storage, A1, 5) == {5: b"x", 6: b"7", 7: b"x"}
 
 
-async def test_a_numbered_batch_that_comes_again_is_the_one_from_before(storage: PersistentStorage) -> None:
+async def test_a_repeated_numbered_batch_returns_the_original_offsets(storage: PersistentStorage) -> None:
     storage.open_producer(7, 1)
     first = await store(storage, A0, b"a", b"b", numbering=Numbering(7, 1, 0))
     again = await store(storage, A0, b"a", b"b", numbering=Numbering(7, 1, 0))
@@ -120,7 +120,7 @@ async def test_a_numbered_batch_that_comes_again_is_the_one_from_before(storage:
     assert await read_all(storage, A0) == {0: b"a", 1: b"b"}
 
 
-async def test_what_older_epochs_stored_is_told_apart(storage: PersistentStorage) -> None:
+async def test_numbers_of_older_epochs_are_distinguished(storage: PersistentStorage) -> None:
     """A process that starts again and counts from 0 must not take the numbers of the one before for its own."""
     storage.open_producer(7, 1)
     await store(storage, A0, b"a", b"b", numbering=Numbering(7, 1, 0))
@@ -140,7 +140,7 @@ async def test_what_older_epochs_stored_is_told_apart(storage: PersistentStorage
         (Numbering(8, 1, 0), errors.UnknownProducer),
     ],
 )
-async def test_a_batch_whose_numbers_do_not_fit_is_refused_and_nothing_is_stored(
+async def test_a_batch_with_wrong_numbers_is_refused_and_not_stored(
     storage: PersistentStorage, numbering: Numbering, refusal: type[errors.IcestreamError]
 ) -> None:
     storage.open_producer(7, 1)
@@ -151,26 +151,26 @@ async def test_a_batch_whose_numbers_do_not_fit_is_refused_and_nothing_is_stored
     assert await read_all(storage, A0) == {0: b"a", 1: b"b"}
 
 
-async def test_what_is_not_a_batch_is_refused_at_once_in_the_same_words(machine: BrokerMachine) -> None:
-    said: list[list[str]] = []
+async def test_invalid_batches_are_refused_with_the_same_error(machine: BrokerMachine) -> None:
+    refusals: list[list[str]] = []
     for in_memory in (False, True):
         machine.in_memory = in_memory
         storage = await machine.open_storage()
         storage.declare_topic(TopicIdentity(1, str(NAME)), 1)
         large = [block(bytes(200_000)), block(bytes(16_000), bytes(16_000)), block(b"a") + bytes(8), b"", b"short"]
-        said.append([])
+        refusals.append([])
         for bad in large:
             with pytest.raises(errors.IcestreamError) as raised:
                 storage.store_messages(A0, bad)
-            said[-1].append(f"{type(raised.value).__name__}: {raised.value}")
+            refusals[-1].append(f"{type(raised.value).__name__}: {raised.value}")
         with pytest.raises(errors.UnknownTopic) as unknown:
             storage.store_messages(ShardKey(1, 1), block(b"a"))
-        said[-1].append(str(unknown.value))
+        refusals[-1].append(str(unknown.value))
         await storage.shutdown()
-    assert said[0] == said[1]
+    assert refusals[0] == refusals[1]
 
 
-async def test_batches_are_as_large_as_it_says(storage: PersistentStorage) -> None:
+async def test_batch_sizes_are_reported_exactly(storage: PersistentStorage) -> None:
     empty = len(block(b"", b""))
     largest = block(b"", bytes(storage.batch_bytes_max - empty))
     assert len(largest) == storage.batch_bytes_max
@@ -180,11 +180,11 @@ async def test_batches_are_as_large_as_it_says(storage: PersistentStorage) -> No
         storage.store_messages(A0, block(b"", bytes(storage.batch_bytes_max - empty + 8)))
 
 
-async def test_a_topic_that_is_forgotten_takes_nothing_any_more(storage: PersistentStorage) -> None:
+async def test_a_forgotten_topic_refuses_appends(storage: PersistentStorage) -> None:
     await store(storage, A0, b"a")
     under_way = storage.store_messages(A1, block(b"b"))
     await storage.forget_topic(1, 2)
-    assert isinstance((await under_way)[0], Placed), "what was taken is stored"
+    assert isinstance((await under_way)[0], Placed), "an accepted append is stored"
     for key in (A0, A1):
         with pytest.raises(errors.UnknownTopic):
             storage.store_messages(key, block(b"c"))
@@ -192,7 +192,7 @@ async def test_a_topic_that_is_forgotten_takes_nothing_any_more(storage: Persist
     await storage.forget_topic(99, 3)
 
 
-async def test_a_storage_that_is_closed_takes_nothing_any_more(storage: PersistentStorage) -> None:
+async def test_a_closed_storage_refuses_appends(storage: PersistentStorage) -> None:
     await store(storage, A0, b"a")
     await storage.shutdown()
     with pytest.raises(errors.LogClosed):
@@ -204,7 +204,7 @@ async def fill(storage: PersistentStorage, size: int) -> None:
         await storage.store_messages(A0, block(bytes(size)))
 
 
-async def test_whatever_storage_cannot_do_now_is_an_error_of_the_facade() -> None:
+async def test_temporary_failures_are_errors_of_the_storage_facade() -> None:
     """Seed 000 has one name for it. What the caller got wrong is InvalidInput, as everywhere."""
     machine = BrokerMachine()
     storage = await machine.open_storage()
@@ -225,7 +225,7 @@ async def test_whatever_storage_cannot_do_now_is_an_error_of_the_facade() -> Non
     await storage.shutdown()
 
 
-async def test_there_is_room_for_whoever_waits_for_it(storage: PersistentStorage) -> None:
+async def test_waiters_are_notified_when_there_is_room(storage: PersistentStorage) -> None:
     assert storage.has_room(1000)
     await asyncio.wait_for(storage.wait_for_room(1000), 5)
 
@@ -233,12 +233,12 @@ async def test_there_is_room_for_whoever_waits_for_it(storage: PersistentStorage
 # --- out ---
 
 
-async def test_a_stream_begins_where_nothing_was_and_follows_what_comes(storage: PersistentStorage) -> None:
+async def test_a_stream_starts_empty_and_follows_appends(storage: PersistentStorage) -> None:
     shards, cursors = await storage.create_subscription_stream("default", "a", "s")
-    told: list[int] = []
-    shards[0].follow(lambda: told.append(shards[0].visible))
+    visible_ends: list[int] = []
+    shards[0].follow(lambda: visible_ends.append(shards[0].visible))
     assert cursors == [None, None]
-    assert [(one.key, one.visible, one.log_start(), list(one.gaps())) for one in shards] == [
+    assert [(shard.key, shard.visible, shard.log_start(), list(shard.gaps())) for shard in shards] == [
         (A0, 0, 0, []),
         (A1, 0, 0, []),
     ]
@@ -246,20 +246,20 @@ async def test_a_stream_begins_where_nothing_was_and_follows_what_comes(storage:
     await store(storage, A0, b"a", b"b")
     await store(storage, A1, b"c")
     await quiet()
-    assert told == [2]
+    assert visible_ends == [2]
     await storage.wait_durable()
     assert shards[0].synced == 2
 
 
-async def test_whoever_does_not_follow_any_more_is_not_told(storage: PersistentStorage) -> None:
+async def test_a_stopped_follower_is_not_notified(storage: PersistentStorage) -> None:
     stream = (await storage.create_subscription_stream("default", "a", "s")).shards[0]
-    told: list[str] = []
+    notified: list[str] = []
 
     def first() -> None:
-        told.append("first")
+        notified.append("first")
 
     def second() -> None:
-        told.append("second")
+        notified.append("second")
 
     stream.follow(first)
     stream.follow(second)
@@ -269,22 +269,22 @@ async def test_whoever_does_not_follow_any_more_is_not_told(storage: PersistentS
     stream.unfollow(second)
     await store(storage, A0, b"b")
     await quiet()
-    assert told == ["second"]
+    assert notified == ["second"]
 
 
-async def test_reads_give_whole_sections_and_at_least_one(storage: PersistentStorage) -> None:
+async def test_reads_return_whole_sections_and_at_least_one(storage: PersistentStorage) -> None:
     for at in range(5):
         await store(storage, A0, b"%d" % at * 100, b"%d" % at * 100)
     stream = (await storage.create_subscription_stream("default", "a", "s")).shards[0]
     size = len(block(b"0" * 100, b"0" * 100))
     for sections in (stream.read_hot(3, 2 * size), (await stream.read(3, 2 * size)).sections):
-        assert [(one.base_offset, one.rows) for one in sections] == [(2, 2), (4, 2)]
-    assert [one.base_offset for one in stream.read_hot(9, 1)] == [8]
+        assert [(section.base_offset, section.rows) for section in sections] == [(2, 2), (4, 2)]
+    assert [section.base_offset for section in stream.read_hot(9, 1)] == [8]
     assert (await stream.read(10, 1)).sections == []
     assert (await stream.read(10, 1)).next_offset == 10
 
 
-async def test_a_time_is_found_by_the_clock_of_the_broker(machine: BrokerMachine, storage: PersistentStorage) -> None:
+async def test_offsets_by_time_use_the_clock_of_the_broker(machine: BrokerMachine, storage: PersistentStorage) -> None:
     stream = (await storage.create_subscription_stream("default", "a", "s")).shards[0]
     times = []
     for step in (0.0, 10.0, -3.0, 20.0):
@@ -294,8 +294,8 @@ async def test_a_time_is_found_by_the_clock_of_the_broker(machine: BrokerMachine
             machine.clock.step(step)  # a small step back is not one: the section gets the time of the one before
         times.append(machine.clock.wall_us())
         await store(storage, A0, b"x", b"y")
-    found = [section.append_time_us for section in (await stream.read(0, 10**6)).sections]
-    assert found == [times[0], times[1], times[1], times[3]]
+    append_times = [section.append_time_us for section in (await stream.read(0, 10**6)).sections]
+    assert append_times == [times[0], times[1], times[1], times[3]]
     starts = {times[0] - 1: 0, times[0]: 0, times[0] + 1: 2, times[1]: 2, times[1] + 1: 6, times[3] + 1: 8}
     assert {time: await stream.offset_for_time(time) for time in starts} == starts
 
@@ -316,25 +316,25 @@ async def stored(machine: BrokerMachine, key: str = KEY) -> CursorRecord | None:
 async def test_a_changed_cursor_is_written_once_an_interval_with_its_value_of_that_moment(
     machine: BrokerMachine, storage: PersistentStorage
 ) -> None:
-    source = Source()
+    source = CursorSource()
     for offset in range(1, 100):
         source.offset = offset
         storage.update_subscription_cursor(source)
     await quiet()
     assert await stored(machine) is None
     await machine.pass_time(10)
-    found = await stored(machine)
-    assert found is not None
-    assert (found.offset, source.asked) == (99, 1)
+    cursor = await stored(machine)
+    assert cursor is not None
+    assert (cursor.offset, source.reads) == (99, 1)
     revision = await machine.store.revision()
     await machine.pass_time(60)
     assert await machine.store.revision() == revision, "nothing changed: nothing is written"
 
 
-async def test_a_stored_cursor_comes_back_with_its_stream_and_only_to_its_topic(
+async def test_a_stored_cursor_is_restored_for_its_topic_only(
     machine: BrokerMachine, storage: PersistentStorage
 ) -> None:
-    source = Source(offset=5, acked=[(7, 9), (12, 13)])
+    source = CursorSource(offset=5, acked=[(7, 9), (12, 13)])
     assert await storage.write_cursors([source])
     cursors = (await storage.create_subscription_stream("default", "a", "s")).cursors
     assert cursors[0] is not None
@@ -346,33 +346,33 @@ async def test_a_stored_cursor_comes_back_with_its_stream_and_only_to_its_topic(
     assert (await storage.create_subscription_stream("default", "a", "s")).cursors == [None, None]
 
 
-async def test_cursors_are_written_in_one_step_with_what_belongs_to_them(
+async def test_cursors_are_written_in_one_transaction_with_related_records(
     machine: BrokerMachine, storage: PersistentStorage
 ) -> None:
     other = records.cursor_key(NAME, "s", 1, 2)
-    sources = [Source(offset=1), Source(offset=2, cursor_key=other)]
+    sources = [CursorSource(offset=1), CursorSource(offset=2, cursor_key=other)]
     before = await machine.store.revision()
     assert await storage.write_cursors(sources, [Absent("/x")], [Put("/x", b"1")])
     assert await machine.store.revision() == before + 1
-    assert not await storage.write_cursors([Source(offset=9)], [Absent("/x")], [Put("/x", b"2")])
-    found = await stored(machine), await stored(machine, other)
-    assert [one.offset for one in found if one is not None] == [1, 2]
+    assert not await storage.write_cursors([CursorSource(offset=9)], [Absent("/x")], [Put("/x", b"2")])
+    cursors = await stored(machine), await stored(machine, other)
+    assert [cursor.offset for cursor in cursors if cursor is not None] == [1, 2]
 
 
 async def test_more_cursors_than_fit_one_transaction_are_written_in_several(
     machine: BrokerMachine, storage: PersistentStorage
 ) -> None:
     acked = [(at, at + 1) for at in range(100, 8000, 2)]
-    sources = [Source(1, acked, cursor_key=f"/äöü/{number}") for number in range(120)]
+    sources = [CursorSource(1, acked, cursor_key=f"/äöü/{number}") for number in range(120)]
     for source in sources:
         storage.update_subscription_cursor(source)
     await storage.flush_cursors()
-    found = [await stored(machine, source.cursor_key) for source in sources]
-    assert all(one is not None and one.ranges == acked for one in found)
+    cursors = [await stored(machine, source.cursor_key) for source in sources]
+    assert all(cursor is not None and cursor.ranges == acked for cursor in cursors)
 
 
-async def test_a_deleted_cursor_does_not_come_back(machine: BrokerMachine, storage: PersistentStorage) -> None:
-    source = Source(offset=1)
+async def test_a_deleted_cursor_is_not_written_again(machine: BrokerMachine, storage: PersistentStorage) -> None:
+    source = CursorSource(offset=1)
     await storage.write_cursors([source])
     await machine.store.put("/record", b"")
     source.offset = 2
@@ -391,7 +391,7 @@ async def test_a_deleted_cursor_does_not_come_back(machine: BrokerMachine, stora
 async def test_cursors_that_could_not_be_written_are_written_later(
     machine: BrokerMachine, storage: PersistentStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = Source(offset=4)
+    source = CursorSource(offset=4)
     with monkeypatch.context() as patched:
 
         async def refuse(*arguments: object) -> None:
@@ -404,14 +404,14 @@ async def test_cursors_that_could_not_be_written_are_written_later(
             await storage.write_cursors([source])
     assert await stored(machine) is None
     await machine.pass_time(10)
-    found = await stored(machine)
-    assert found is not None
-    assert found.offset == 4
+    cursor = await stored(machine)
+    assert cursor is not None
+    assert cursor.offset == 4
 
 
 async def test_a_shutdown_writes_the_cursors(machine: BrokerMachine, storage: PersistentStorage) -> None:
-    storage.update_subscription_cursor(Source(offset=8))
+    storage.update_subscription_cursor(CursorSource(offset=8))
     await storage.shutdown()
-    found = await stored(machine)
-    assert found is not None
-    assert found.offset == 8
+    cursor = await stored(machine)
+    assert cursor is not None
+    assert cursor.offset == 8

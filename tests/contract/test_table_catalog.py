@@ -15,9 +15,9 @@ import pytest
 import pytest_asyncio
 
 from icestream import errors
-from icestream.catalogs.factory import open_catalog
 from icestream.catalogs.table_catalog import CommitDone, CommitRefused, LoadedTable, TableCatalog, TableChange
 from icestream.iceberg.identifier import Identifier, Namespace
+from icestream.processes.configured_catalog import open_catalog
 from tests.support.catalog_servers import (
     CATALOG,
     KINDS,
@@ -42,15 +42,15 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest_asyncio.fixture
 async def catalog(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[TableCatalog]:
-    async with catalog_of(kind, request, tmp_path) as found:
-        yield found
+    async with catalog_of(kind, request, tmp_path) as opened:
+        yield opened
 
 
 @pytest_asyncio.fixture
 async def namespace(catalog: TableCatalog) -> Namespace:
-    made = (new_name(),)
-    await catalog.create_namespace(made, {"team": "a"})
-    return made
+    created = (new_name(),)
+    await catalog.create_namespace(created, {"team": "a"})
+    return created
 
 
 @pytest_asyncio.fixture
@@ -60,29 +60,29 @@ async def table(catalog: TableCatalog, namespace: Namespace) -> Identifier:
     return identifier
 
 
-def appending(found: LoadedTable, number: int) -> TableChange:
+def appending(table: LoadedTable, number: int) -> TableChange:
     """A snapshot on top of what was found."""
-    parent = found.current_snapshot_id
+    parent = table.current_snapshot_id
     snapshot = {
         "snapshot-id": number,
-        "sequence-number": int(found.metadata["last-sequence-number"]) + 1,
-        "timestamp-ms": int(found.metadata["last-updated-ms"]),
-        "manifest-list": f"{found.metadata['location']}/metadata/snap-{number}.avro",
+        "sequence-number": int(table.metadata["last-sequence-number"]) + 1,
+        "timestamp-ms": int(table.metadata["last-updated-ms"]),
+        "manifest-list": f"{table.metadata['location']}/metadata/snap-{number}.avro",
         "summary": {"operation": "append"},
         "schema-id": 0,
         **({"parent-snapshot-id": parent} if parent is not None else {}),
     }
     return TableChange(
         [
-            {"type": "assert-table-uuid", "uuid": found.uuid},
+            {"type": "assert-table-uuid", "uuid": table.uuid},
             {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": parent},
         ],
         [add(snapshot), point("main", number)],
     )
 
 
-def snapshots(found: LoadedTable) -> list[int]:
-    return [one["snapshot-id"] for one in found.metadata.get("snapshots") or ()]
+def snapshots(table: LoadedTable) -> list[int]:
+    return [snapshot["snapshot-id"] for snapshot in table.metadata.get("snapshots") or ()]
 
 
 async def test_namespaces(catalog: TableCatalog, namespace: Namespace) -> None:
@@ -113,21 +113,21 @@ async def test_namespaces_in_namespaces(catalog: TableCatalog, namespace: Namesp
     assert await catalog.list_namespaces(namespace) == []
 
 
-async def test_a_namespace_with_tables_stays(catalog: TableCatalog, table: Identifier) -> None:
+async def test_a_namespace_with_tables_cannot_be_dropped(catalog: TableCatalog, table: Identifier) -> None:
     with pytest.raises(errors.NotEmpty):
         await catalog.drop_namespace(table.namespace)
     assert await catalog.list_tables(table.namespace) == [table]
 
 
 async def test_a_table_is_created_loaded_and_dropped(catalog: TableCatalog, table: Identifier, kind: str) -> None:
-    found = await catalog.load(table)
-    assert [one["name"] for one in found.metadata["schemas"][0]["fields"]] == ["id", "data", "at"]
-    assert found.properties["owner"] == "shop"
-    assert found.current_snapshot_id is None
+    loaded = await catalog.load(table)
+    assert [field["name"] for field in loaded.metadata["schemas"][0]["fields"]] == ["id", "data", "at"]
+    assert loaded.properties["owner"] == "shop"
+    assert loaded.current_snapshot_id is None
     if kind != "rest":
         with pytest.raises(errors.AlreadyExists):
             await catalog.create(table, ASKED)
-    assert (await catalog.load(table)).uuid == found.uuid
+    assert (await catalog.load(table)).uuid == loaded.uuid
     await catalog.drop(table)
     assert await catalog.list_tables(table.namespace) == []
     with pytest.raises(errors.UnknownTable):
@@ -136,7 +136,9 @@ async def test_a_table_is_created_loaded_and_dropped(catalog: TableCatalog, tabl
         await catalog.drop(table)
 
 
-async def test_what_is_not_there_is_said(catalog: TableCatalog, namespace: Namespace, kind: str) -> None:
+async def test_missing_tables_and_namespaces_are_reported(
+    catalog: TableCatalog, namespace: Namespace, kind: str
+) -> None:
     nowhere = (new_name(),)
     if kind != "rest":
         with pytest.raises(errors.UnknownNamespace):
@@ -149,7 +151,7 @@ async def test_what_is_not_there_is_said(catalog: TableCatalog, namespace: Names
         await catalog.commit(Identifier(namespace, "missing"), TableChange([], []))
 
 
-async def test_a_table_gets_another_name(catalog: TableCatalog, table: Identifier) -> None:
+async def test_a_table_can_be_renamed(catalog: TableCatalog, table: Identifier) -> None:
     before = await catalog.load(table)
     target = Identifier(table.namespace, "renamed")
     await catalog.rename(table, target)
@@ -159,18 +161,18 @@ async def test_a_table_gets_another_name(catalog: TableCatalog, table: Identifie
         await catalog.rename(table, Identifier(table.namespace, "third"))
 
 
-async def test_a_name_that_is_taken_is_not_given_twice(catalog: TableCatalog, table: Identifier) -> None:
+async def test_an_existing_name_is_refused(catalog: TableCatalog, table: Identifier) -> None:
     other = Identifier(table.namespace, "other")
-    made = await catalog.create(other, {**ASKED, "properties": {"owner": "other"}})
+    created = await catalog.create(other, {**ASKED, "properties": {"owner": "other"}})
     with pytest.raises(errors.AlreadyExists):
         await catalog.rename(table, other)
-    assert (await catalog.load(other)).uuid == made.uuid
-    assert (await catalog.load(table)).uuid != made.uuid
+    assert (await catalog.load(other)).uuid == created.uuid
+    assert (await catalog.load(table)).uuid != created.uuid
 
 
 async def test_a_commit_is_done(catalog: TableCatalog, table: Identifier) -> None:
-    found = await catalog.load(table)
-    outcome = await catalog.commit(table, appending(found, 11))
+    loaded = await catalog.load(table)
+    outcome = await catalog.commit(table, appending(loaded, 11))
     assert isinstance(outcome, CommitDone)
     assert outcome.table is not None
     assert snapshots(outcome.table) == [11]
@@ -180,10 +182,10 @@ async def test_a_commit_is_done(catalog: TableCatalog, table: Identifier) -> Non
     assert snapshots(await catalog.load(table)) == [11, 12]
 
 
-async def test_a_stale_commit_is_a_conflict_that_brings_the_table(catalog: TableCatalog, table: Identifier) -> None:
-    found = await catalog.load(table)
-    await catalog.commit(table, appending(found, 11))
-    outcome = await catalog.commit(table, appending(found, 12))
+async def test_a_stale_commit_is_a_conflict_that_returns_the_table(catalog: TableCatalog, table: Identifier) -> None:
+    loaded = await catalog.load(table)
+    await catalog.commit(table, appending(loaded, 11))
+    outcome = await catalog.commit(table, appending(loaded, 12))
     assert isinstance(outcome, CommitRefused)
     assert outcome.table is not None
     assert snapshots(outcome.table) == [11]
@@ -191,7 +193,7 @@ async def test_a_stale_commit_is_a_conflict_that_brings_the_table(catalog: Table
 
 
 async def test_the_same_commit_twice_is_in_the_table_once(catalog: TableCatalog, table: Identifier, kind: str) -> None:
-    """A driver that was cut off says it again. Whoever reads back after a conflict finds its own snapshot."""
+    """A driver that was cut off repeats its commit. Reading back after a conflict finds its own snapshot."""
     change = appending(await catalog.load(table), 11)
     await catalog.commit(table, change)
     again = await catalog.commit(table, change)
@@ -205,13 +207,13 @@ async def test_properties_and_schemas_change(catalog: TableCatalog, table: Ident
         {"action": "remove-properties", "removals": ["owner"]},
     ]
     assert isinstance(await catalog.commit(table, TableChange([], updates)), CommitDone)
-    found = await catalog.load(table)
-    assert found.properties["a"] == "1"
-    assert "owner" not in found.properties
-    wider = {**found.metadata["schemas"][0], "schema-id": 1}
+    loaded = await catalog.load(table)
+    assert loaded.properties["a"] == "1"
+    assert "owner" not in loaded.properties
+    wider = {**loaded.metadata["schemas"][0], "schema-id": 1}
     wider["fields"] = [*wider["fields"], {"id": 4, "name": "more", "type": "string", "required": False}]
     change = TableChange(
-        [{"type": "assert-current-schema-id", "current-schema-id": found.metadata["current-schema-id"]}],
+        [{"type": "assert-current-schema-id", "current-schema-id": loaded.metadata["current-schema-id"]}],
         [
             {"action": "add-schema", "schema": wider, "last-column-id": 4},
             {"action": "set-current-schema", "schema-id": -1},
@@ -219,33 +221,37 @@ async def test_properties_and_schemas_change(catalog: TableCatalog, table: Ident
     )
     assert isinstance(await catalog.commit(table, change), CommitDone)
     now = await catalog.load(table)
-    (current,) = [one for one in now.metadata["schemas"] if one["schema-id"] == now.metadata["current-schema-id"]]
-    assert [one["name"] for one in current["fields"]] == ["id", "data", "at", "more"]
+    (current,) = [
+        schema for schema in now.metadata["schemas"] if schema["schema-id"] == now.metadata["current-schema-id"]
+    ]
+    assert [field["name"] for field in current["fields"]] == ["id", "data", "at", "more"]
 
 
 async def test_several_tables_each_have_an_outcome(catalog: TableCatalog, table: Identifier) -> None:
     other = Identifier(table.namespace, "other")
     stale = Identifier(table.namespace, "stale")
-    for one in (other, stale):
-        await catalog.create(one, ASKED)
+    for name in (other, stale):
+        await catalog.create(name, ASKED)
     old = await catalog.load(stale)
     await catalog.commit(stale, appending(old, 10))
-    changes = {one: appending(await catalog.load(one), 11) for one in (table, other)}
+    changes = {identifier: appending(await catalog.load(identifier), 11) for identifier in (table, other)}
     outcomes = await catalog.commit_all({**changes, stale: appending(old, 11)})
     assert isinstance(outcomes[stale], CommitRefused)
-    for one in changes:
-        is_done = isinstance(outcomes[one], CommitDone)
-        assert is_done or outcomes[one].is_bystander  # type: ignore[union-attr]
-        assert snapshots(await catalog.load(one)) == ([11] if is_done else [])
-    waiting = {one: change for one, change in changes.items() if not isinstance(outcomes[one], CommitDone)}
+    for name in changes:
+        is_done = isinstance(outcomes[name], CommitDone)
+        assert is_done or outcomes[name].is_bystander  # type: ignore[union-attr]
+        assert snapshots(await catalog.load(name)) == ([11] if is_done else [])
+    waiting = {
+        identifier: change for identifier, change in changes.items() if not isinstance(outcomes[identifier], CommitDone)
+    }
     if waiting:
         again = await catalog.commit_all(waiting)
-        assert all(isinstance(one, CommitDone) for one in again.values())
-    for one in changes:
-        assert snapshots(await catalog.load(one)) == [11]
+        assert all(isinstance(outcome, CommitDone) for outcome in again.values())
+    for name in changes:
+        assert snapshots(await catalog.load(name)) == [11]
 
 
-async def test_nobody_loses_a_commit_to_others(catalog: TableCatalog, table: Identifier) -> None:
+async def test_concurrent_commits_are_all_kept(catalog: TableCatalog, table: Identifier) -> None:
     """Three writers with three commits each on one table: every one is there, once."""
 
     async def write(writer: int) -> None:
@@ -257,14 +263,14 @@ async def test_nobody_loses_a_commit_to_others(catalog: TableCatalog, table: Ide
                 assert isinstance(outcome, CommitRefused), outcome
 
     await asyncio.gather(*map(write, range(3)))
-    found = await catalog.load(table)
-    assert sorted(snapshots(found)) == [100 * writer + number + 1 for writer in range(3) for number in range(3)]
+    loaded = await catalog.load(table)
+    assert sorted(snapshots(loaded)) == [100 * writer + number + 1 for writer in range(3) for number in range(3)]
 
 
 # --- how a REST catalog is asked --------------------------------------------------------------------------------------
 
 
-async def test_a_token_that_is_refused_is_fetched_anew(request: pytest.FixtureRequest) -> None:
+async def test_a_rejected_token_is_fetched_again(request: pytest.FixtureRequest) -> None:
     server = request.getfixturevalue("seaweed_server")
     async with fault_proxy(server.uri, rb"^GET /v1/lake/namespaces") as proxy:
         catalog = open_catalog(settings_of(*seaweed_flags(server, f"http://127.0.0.1:{proxy.port}")))
@@ -276,9 +282,9 @@ async def test_a_token_that_is_refused_is_fetched_anew(request: pytest.FixtureRe
 
 @pytest.mark.parametrize(
     ("flag", "words"),
-    [("credential=icestream:hunter2", "gives no token"), ("token=hunter2", "Bearer token is invalid")],
+    [("credential=icestream:hunter2", "refuses a token"), ("token=hunter2", "Bearer token is invalid")],
 )
-async def test_refused_credentials_are_said_and_not_shown(
+async def test_rejected_credentials_are_reported_and_never_shown(
     flag: str, words: str, request: pytest.FixtureRequest
 ) -> None:
     server = request.getfixturevalue("seaweed_server")
@@ -298,7 +304,7 @@ async def test_headers_are_sent_with_every_request(tmp_path: Path) -> None:
         await catalog.close()
 
 
-async def test_what_is_no_catalog_is_said() -> None:
+async def test_a_server_that_is_no_catalog_is_reported() -> None:
     catalog = open_catalog(settings_of(f"{CATALOG}.uri=http://127.0.0.1:1", f"{CATALOG}.request_timeout_ms=100"))
     with pytest.raises(errors.StorageUnavailable, match="cannot be reached"):
         await catalog.list_namespaces()

@@ -21,8 +21,8 @@ BOTH = pytest.mark.parametrize("kind", [SubType.EXCLUSIVE, SubType.SHARED])
 
 @pytest_asyncio.fixture
 async def danube(tmp_path: Path) -> AsyncIterator[DanubeBroker]:
-    async with danube_broker(tmp_path) as found:
-        yield found
+    async with danube_broker(tmp_path) as broker:
+        yield broker
 
 
 @BOTH
@@ -33,10 +33,10 @@ async def test_basic_subscription(danube: DanubeBroker, kind: SubType, reliable:
     for number in range(20):
         await producer.send(b"%d" % number, {"number": str(number)})
     messages = [await received.next() for _ in range(20)]
-    assert [one.payload for one in messages] == [b"%d" % number for number in range(20)]
-    assert [one.msg_id.topic_offset for one in messages] == list(range(20))
-    assert [dict(one.attributes) for one in messages] == [{"number": str(number)} for number in range(20)]
-    assert {one.producer_name for one in messages} == {"p"}
+    assert [message.payload for message in messages] == [b"%d" % number for number in range(20)]
+    assert [message.msg_id.topic_offset for message in messages] == list(range(20))
+    assert [dict(message.attributes) for message in messages] == [{"number": str(number)} for number in range(20)]
+    assert {message.producer_name for message in messages} == {"p"}
 
 
 async def test_pubsub_fanout_exclusive_unique_subscriptions(danube: DanubeBroker) -> None:
@@ -57,8 +57,8 @@ async def test_queue_shared_round_robin_distribution(danube: DanubeBroker, relia
     all_of_them = [await danube.consumer("/default/t", f"c{number}") for number in range(3)]
     for number in range(27):  # so many that no window is full before the first ack
         await producer.send(b"%d" % number)
-    found = [await received.payloads(9) for received in all_of_them]
-    assert sorted(int(payload) for one in found for payload in one) == list(range(27))
+    batches = [await received.payloads(9) for received in all_of_them]
+    assert sorted(int(payload) for batch in batches for payload in batch) == list(range(27))
 
 
 async def test_churn_shared_queue_join_leave(danube: DanubeBroker) -> None:
@@ -74,7 +74,7 @@ async def test_churn_shared_queue_join_leave(danube: DanubeBroker) -> None:
 
 
 async def test_churn_exclusive_fanout_join_leave(danube: DanubeBroker) -> None:
-    """Whoever joins gets all from then on; who stays misses nothing when others come and go."""
+    """A joining consumer gets all messages from then on; the others miss nothing when consumers come and go."""
     producer = await danube.producer("/default/t")
     stays = await danube.consumer("/default/t", "c1", "s1", SubType.EXCLUSIVE)
     leaves = await danube.consumer("/default/t", "c2", "s2", SubType.EXCLUSIVE)
@@ -114,8 +114,10 @@ async def test_partitioned_basic(danube: DanubeBroker, kind: SubType, reliable: 
     for number in range(9):
         await producer.send(b"%d" % number)
     messages = [await received.next() for _ in range(9)]
-    assert sorted(int(one.payload) for one in messages) == list(range(9))
-    assert Counter(one.msg_id.topic_name for one in messages) == {f"/default/t-part-{part}": 3 for part in range(3)}
+    assert sorted(int(message.payload) for message in messages) == list(range(9))
+    assert Counter(message.msg_id.topic_name for message in messages) == {
+        f"/default/t-part-{part}": 3 for part in range(3)
+    }
     assert len(danube.broker.topics) == 1
 
 
@@ -124,10 +126,12 @@ async def test_partitioned_queue_shared_distribution_and_partition_coverage(danu
     both = [await danube.consumer("/default/t", name) for name in ("a", "b")]
     for number in range(24):
         await producer.send(b"%d" % number)
-    found = [[await received.next() for _ in range(12)] for received in both]
-    assert sorted(int(one.payload) for messages in found for one in messages) == list(range(24))
-    for messages in found:
-        assert Counter(one.msg_id.topic_name for one in messages) == {f"/default/t-part-{part}": 4 for part in range(3)}
+    batches = [[await received.next() for _ in range(12)] for received in both]
+    assert sorted(int(message.payload) for messages in batches for message in messages) == list(range(24))
+    for messages in batches:
+        assert Counter(message.msg_id.topic_name for message in messages) == {
+            f"/default/t-part-{part}": 4 for part in range(3)
+        }
 
 
 async def test_partitioned_pubsub_fanout_exclusive_full_receipt(danube: DanubeBroker) -> None:
@@ -148,11 +152,11 @@ async def test_partitioning_validation(danube: DanubeBroker) -> None:
         assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
-async def test_a_key_of_a_partitioned_topic_stays_in_its_partition(danube: DanubeBroker) -> None:
+async def test_a_key_of_a_partitioned_topic_is_always_in_the_same_partition(danube: DanubeBroker) -> None:
     producer = await danube.producer("/default/t", partitions=3)
     received = await danube.consumer("/default/t")
     for number in range(12):
         await producer.send_with_key(b"x", None, f"key-{number % 4}")
     messages = [await received.next() for _ in range(12)]
-    places = {(one.routing_key, one.msg_id.topic_name) for one in messages}
+    places = {(message.routing_key, message.msg_id.topic_name) for message in messages}
     assert len(places) == 4

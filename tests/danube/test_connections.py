@@ -8,7 +8,7 @@ import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from icestream.server.broker_node import BrokerNode
+from icestream.processes.broker_process import BrokerNode
 from tests.support.danube_broker import danube_broker
 from tests.support.until import until
 
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.asyncio
 
 async def listeners(node: BrokerNode) -> dict[str, float]:
     families = text_string_to_metric_families((await node.services.exposition()).decode())
-    (found,) = [one for one in families if one.name == "icestream_connections"]
-    return {sample.labels["listener"]: sample.value for sample in found.samples}
+    (family,) = [family for family in families if family.name == "icestream_connections"]
+    return {sample.labels["listener"]: sample.value for sample in family.samples}
 
 
 async def test_connections_are_counted_by_listener(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ async def test_connections_are_counted_by_listener(tmp_path: Path) -> None:
         await danube.producer("/default/t")
         async with grpc.aio.insecure_channel(f"127.0.0.1:{node.danube.admin_port}") as channel:
             await channel.unary_unary("/danube_admin.BrokerAdmin/ListBrokers")(b"")
-            found = await listeners(node)
-            assert (found["danube"], found["danube_admin"]) == (1, 1)
+            counts = await listeners(node)
+            assert (counts["danube"], counts["danube_admin"]) == (1, 1)
         await until(lambda: all(not room.open for room in node.danube.connections if room.listener == "danube_admin"))
         assert (await listeners(node))["danube"] == 1

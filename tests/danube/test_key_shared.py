@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from danube import SubType
 
-from icestream.model.subscription import FailurePolicy, PoisonPolicy, RedeliveryBackoff
+from icestream.model.subscription_options import FailurePolicy, PoisonPolicy, RedeliveryBackoff
 from icestream.model.topic_name import TopicName
 from tests.support.danube_broker import DanubeBroker, Received, danube_broker
 from tests.support.until import until
@@ -22,8 +22,8 @@ TOPIC = TopicName("default", "t")
 
 @pytest_asyncio.fixture
 async def danube(tmp_path: Path) -> AsyncIterator[DanubeBroker]:
-    async with danube_broker(tmp_path) as found:
-        yield found
+    async with danube_broker(tmp_path) as broker:
+        yield broker
 
 
 async def join(danube: DanubeBroker, name: str = "c", *keys: str) -> Received:
@@ -31,21 +31,21 @@ async def join(danube: DanubeBroker, name: str = "c", *keys: str) -> Received:
 
 
 async def drain(received: list[Received], count: int) -> list[list[Any]]:
-    """What each of them gets until there are `count` in all; everything is acked."""
-    found: list[list[Any]] = [[] for _ in received]
+    """The messages of each consumer, until there are `count` in all; every message is acked."""
+    batches: list[list[Any]] = [[] for _ in received]
 
-    async def collect(one: Received, into: list[Any]) -> None:
+    async def collect(consumer: Received, into: list[Any]) -> None:
         while True:
-            into.append(await one.next())
+            into.append(await consumer.next())
 
-    tasks = [asyncio.ensure_future(collect(one, into)) for one, into in zip(received, found, strict=True)]
+    tasks = [asyncio.ensure_future(collect(consumer, into)) for consumer, into in zip(received, batches, strict=True)]
     try:
-        await until(lambda: sum(map(len, found)) >= count)
+        await until(lambda: sum(map(len, batches)) >= count)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return found
+    return batches
 
 
 @pytest.mark.parametrize("partitions", [0, 3])
@@ -56,9 +56,9 @@ async def test_key_shared_single_consumer(danube: DanubeBroker, reliable: bool, 
     for number in range(24):
         await producer.send_with_key(b"%d" % number, None, f"key-{number % 6}")
     (messages,) = await drain([received], 24)
-    assert sorted(int(one.payload) for one in messages) == list(range(24))
+    assert sorted(int(message.payload) for message in messages) == list(range(24))
     for key in range(6):
-        mine = [int(one.payload) for one in messages if one.routing_key == f"key-{key}"]
+        mine = [int(message.payload) for message in messages if message.routing_key == f"key-{key}"]
         assert mine == list(range(key, 24, 6))
 
 
@@ -68,12 +68,12 @@ async def test_per_key_affinity(danube: DanubeBroker, reliable: bool) -> None:
     received = [await join(danube, f"c{number}") for number in range(3)]
     for number in range(40):
         await producer.send_with_key(b"%d" % number, None, f"key-{number % 8}")
-    found = await drain(received, 40)
-    keys = [{one.routing_key for one in messages} for messages in found]
+    batches = await drain(received, 40)
+    keys = [{message.routing_key for message in messages} for messages in batches]
     assert sum(map(len, keys)) == 8, "a key went to two consumers"
-    for messages in found:
-        for key in {one.routing_key for one in messages}:
-            numbers = [int(one.payload) for one in messages if one.routing_key == key]
+    for messages in batches:
+        for key in {message.routing_key for message in messages}:
+            numbers = [int(message.payload) for message in messages if message.routing_key == key]
             assert numbers == sorted(numbers)
 
 
@@ -86,8 +86,8 @@ async def test_glob_filter_and_multiple_patterns(danube: DanubeBroker, reliable:
     for key in keys:
         await producer.send_with_key(key.encode(), None, key)
     first, second = await drain([payments, logistics], 5)
-    assert [one.payload for one in first] == [b"payment", b"payment"]
-    assert sorted(one.payload for one in second) == [b"invoice-1", b"ship", b"shipping"]
+    assert [message.payload for message in first] == [b"payment", b"payment"]
+    assert sorted(message.payload for message in second) == [b"invoice-1", b"ship", b"shipping"]
 
 
 async def test_filter_mixed_with_unfiltered(danube: DanubeBroker) -> None:
@@ -97,8 +97,8 @@ async def test_filter_mixed_with_unfiltered(danube: DanubeBroker) -> None:
     for number in range(20):
         await producer.send_with_key(b"m", None, f"{'ab'[number % 2]}{number}")
     first, second = await drain([some, rest], 20)
-    assert {one.routing_key[0] for one in first} <= {"a"}
-    assert {one.routing_key[0] for one in second} >= {"b"}
+    assert {message.routing_key[0] for message in first} <= {"a"}
+    assert {message.routing_key[0] for message in second} >= {"b"}
 
 
 async def test_out_of_order_ack(danube: DanubeBroker) -> None:
@@ -131,8 +131,8 @@ async def test_key_shared_nack_redelivers_to_the_same_consumer(danube: DanubeBro
         TOPIC, "s", FailurePolicy(1, 30_000, 0, 0, RedeliveryBackoff.FIXED, PoisonPolicy.DROP)
     )
     await producer.send_with_key(b"m", None, "key")
-    await until(lambda: any(not one.queue.empty() for one in received))
-    (owner,) = [one for one in received if not one.queue.empty()]
+    await until(lambda: any(not consumer.queue.empty() for consumer in received))
+    (owner,) = [consumer for consumer in received if not consumer.queue.empty()]
     first = await owner.next(ack=False)
     await owner.consumer.nack(first, delay_ms=0)
     assert (await owner.next()).msg_id == first.msg_id
@@ -145,8 +145,8 @@ async def test_key_shared_partitioned_multi_affinity(danube: DanubeBroker, relia
     received = [await join(danube, f"c{number}") for number in range(2)]
     for number in range(24):
         await producer.send_with_key(b"m", None, f"key-{number % 6}")
-    found = await drain(received, 24)
-    assert sum(len({one.routing_key for one in messages}) for messages in found) == 6
+    batches = await drain(received, 24)
+    assert sum(len({message.routing_key for message in messages}) for messages in batches) == 6
 
 
 async def test_consumer_churn_join(danube: DanubeBroker) -> None:
@@ -157,8 +157,8 @@ async def test_consumer_churn_join(danube: DanubeBroker) -> None:
     received.append(await join(danube, "second"))
     for number in range(10, 20):
         await producer.send_with_key(b"%d" % number, None, f"key-{number}")
-    found = await drain(received, 20)
-    assert sorted(int(one.payload) for messages in found for one in messages) == list(range(20))
+    batches = await drain(received, 20)
+    assert sorted(int(message.payload) for messages in batches for message in messages) == list(range(20))
 
 
 @pytest.mark.parametrize("poison", [PoisonPolicy.DROP, PoisonPolicy.BLOCK, PoisonPolicy.DEAD_LETTER])
@@ -174,8 +174,8 @@ async def test_poison_concerns_only_its_key(danube: DanubeBroker, poison: Poison
     await received.consumer.nack(await received.next(ack=False), delay_ms=0)
     await producer.send_with_key(b"behind", None, "bad")
     await producer.send_with_key(b"other", None, "good")
-    wanted = {b"other"} if poison is PoisonPolicy.BLOCK else {b"other", b"behind"}
-    assert set(await received.payloads(len(wanted))) == wanted
+    expected = {b"other"} if poison is PoisonPolicy.BLOCK else {b"other", b"behind"}
+    assert set(await received.payloads(len(expected))) == expected
 
 
 async def test_key_shared_consumer_death_keeps_messages(danube: DanubeBroker) -> None:

@@ -11,7 +11,7 @@ import pytest_asyncio
 from danube import SubType
 from danube.producer import Producer
 
-from icestream.model.subscription import FailurePolicy, PoisonPolicy, RedeliveryBackoff
+from icestream.model.subscription_options import FailurePolicy, PoisonPolicy, RedeliveryBackoff
 from icestream.model.topic_name import TopicName
 from tests.support.danube_broker import WAIT_SECONDS, DanubeBroker, Received, danube_broker
 from tests.support.until import until
@@ -24,8 +24,8 @@ AT_ONCE = FailurePolicy(1, 30_000, 0, 0, RedeliveryBackoff.FIXED, PoisonPolicy.D
 
 @pytest_asyncio.fixture
 async def danube(tmp_path: Path) -> AsyncIterator[DanubeBroker]:
-    async with danube_broker(tmp_path) as found:
-        yield found
+    async with danube_broker(tmp_path) as broker:
+        yield broker
 
 
 @BOTH
@@ -88,7 +88,7 @@ async def test_retry_exhausted_deadletter(danube: DanubeBroker) -> None:
 
 
 def earliest() -> dict[str, object]:
-    from icestream.model.subscription import StartAt, SubscriptionStart, SubscriptionType
+    from icestream.model.subscription_options import StartAt, SubscriptionStart, SubscriptionType
 
     return {"kind": SubscriptionType.SHARED, "start": SubscriptionStart(StartAt.EARLIEST)}
 
@@ -147,8 +147,8 @@ async def test_subscription_creation_race_condition(danube: DanubeBroker) -> Non
     consumers = await asyncio.gather(*(danube.consumer("/default/t", f"c{number}") for number in range(5)))
     assert list(danube.broker.topics.get(TOPIC).subscriptions) == ["s"]
     await asyncio.gather(*(producer.send(b"%d" % number) for number in range(25)))
-    found = await taken_by_any(consumers, 25)
-    assert sorted(map(int, found)) == list(range(25))
+    payloads = await taken_by_any(consumers, 25)
+    assert sorted(map(int, payloads)) == list(range(25))
 
 
 # --- Danube's heartbeat scenarios: it polls for what a notification missed; here nothing is missed -------------------
@@ -160,13 +160,13 @@ async def test_notification_coalescing_recovery(danube: DanubeBroker) -> None:
     received = await danube.consumer("/default/t", kind=SubType.EXCLUSIVE)
     await asyncio.gather(*(producer.send(b"%d" % number) for number in range(100)))
     messages = [await received.next() for _ in range(100)]
-    assert [one.msg_id.topic_offset for one in messages] == list(range(100))
-    assert {int(one.payload) for one in messages} == set(range(100))
+    assert [message.msg_id.topic_offset for message in messages] == list(range(100))
+    assert {int(message.payload) for message in messages} == set(range(100))
     await until(lambda: danube.broker.subscription(TOPIC, "s").lag == 0)
 
 
 async def test_consumer_disconnect_during_notification(danube: DanubeBroker) -> None:
-    """What arrives while the consumer goes away waits for it, in order, and what it acked does not come again."""
+    """Messages that arrive while the consumer leaves wait for it, in order; acked ones do not come again."""
     producer = await danube.producer("/default/t")
     received = await danube.consumer("/default/t", kind=SubType.EXCLUSIVE)
     await producer.send(b"acked")
@@ -186,28 +186,28 @@ async def test_poll_next_returns_none_recovery(tmp_path: Path) -> None:
         producer = await danube.producer("/default/t")
         received = await danube.consumer("/default/t", kind=SubType.EXCLUSIVE)
         for burst in range(3):
-            wanted = [b"%d" % number for number in range(10 * burst, 10 * burst + 10)]
-            for payload in wanted:
+            expected = [b"%d" % number for number in range(10 * burst, 10 * burst + 10)]
+            for payload in expected:
                 await producer.send(payload)
-            assert await received.payloads(10) == wanted
+            assert await received.payloads(10) == expected
             await until(lambda: danube.broker.subscription(TOPIC, "s").lag == 0)
 
 
 async def taken_by_any(consumers: list[Received], count: int) -> list[bytes]:
-    """Who gets how many depends on whose stream is open first."""
-    found: list[bytes] = []
+    """The payloads that the consumers get together; how many each gets depends on which stream opens first."""
+    payloads: list[bytes] = []
     enough = asyncio.Event()
 
-    async def take(one: Received) -> None:
+    async def take(consumer: Received) -> None:
         while True:
-            found.append((await one.next()).payload)
-            if len(found) == count:
+            payloads.append((await consumer.next()).payload)
+            if len(payloads) == count:
                 enough.set()
 
-    tasks = [asyncio.ensure_future(take(one)) for one in consumers]
+    tasks = [asyncio.ensure_future(take(consumer)) for consumer in consumers]
     async with asyncio.timeout(WAIT_SECONDS):
         await enough.wait()
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    return found
+    return payloads

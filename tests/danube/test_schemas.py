@@ -25,7 +25,7 @@ V2 = {"type": "object", "properties": {"id": {"type": "integer"}, "name": {"type
 V3 = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 
 
-class Schemas:
+class SchemaClient:
     def __init__(self, danube: DanubeBroker) -> None:
         assert danube.client is not None
         self.danube = danube
@@ -52,9 +52,9 @@ class Schemas:
 
 
 @pytest_asyncio.fixture
-async def schemas(tmp_path: Path) -> AsyncIterator[Schemas]:
+async def schemas(tmp_path: Path) -> AsyncIterator[SchemaClient]:
     async with danube_broker(tmp_path) as danube:
-        yield Schemas(danube)
+        yield SchemaClient(danube)
 
 
 async def refused(call: Any) -> grpc.StatusCode:
@@ -63,7 +63,7 @@ async def refused(call: Any) -> grpc.StatusCode:
     return caught.value.code()
 
 
-async def test_register_multiple_types_and_get_the_bytes_back(schemas: Schemas) -> None:
+async def test_register_multiple_types_and_get_the_bytes_back(schemas: SchemaClient) -> None:
     definitions = {
         JSON: b'{ "type":  "object" }\n',
         SchemaType.AVRO: b'"string"',
@@ -74,12 +74,12 @@ async def test_register_multiple_types_and_get_the_bytes_back(schemas: Schemas) 
     }
     for kind, raw in definitions.items():
         id_ = await schemas.register(f"of-{kind.value}", raw, kind)
-        found = await schemas.client.get_latest_schema(f"of-{kind.value}")
-        assert (found.schema_id, found.version, found.schema_type) == (id_, 1, kind.value)
-        assert found.schema_definition == raw
+        schema = await schemas.client.get_latest_schema(f"of-{kind.value}")
+        assert (schema.schema_id, schema.version, schema.schema_type) == (id_, 1, kind.value)
+        assert schema.schema_definition == raw
 
 
-async def test_versioning(schemas: Schemas) -> None:
+async def test_versioning(schemas: SchemaClient) -> None:
     first = await schemas.register("s", V1)
     assert await schemas.register("s", V1) == first
     assert (await schemas.client.get_latest_schema("s")).version == 1
@@ -91,7 +91,7 @@ async def test_versioning(schemas: Schemas) -> None:
     assert await refused(schemas.client.get_schema_version(first, 9)) is grpc.StatusCode.NOT_FOUND
 
 
-async def test_incompatible_is_refused_and_none_allows_it(schemas: Schemas) -> None:
+async def test_incompatible_schemas_are_refused_unless_compatibility_is_none(schemas: SchemaClient) -> None:
     await schemas.register("s", V1)
     assert await refused(schemas.register("s", V3)) is grpc.StatusCode.INTERNAL
     is_compatible, wrong = await schemas.client.check_compatibility("s", orjson.dumps(V3), JSON)
@@ -125,7 +125,7 @@ BACKWARD, FORWARD = CompatibilityMode.BACKWARD, CompatibilityMode.FORWARD
     ],
 )
 async def test_compatibility(
-    schemas: Schemas, kind: SchemaType, mode: CompatibilityMode, last: Any, new: Any, is_fine: bool
+    schemas: SchemaClient, kind: SchemaType, mode: CompatibilityMode, last: Any, new: Any, is_fine: bool
 ) -> None:
     await schemas.register("s", last, kind)
     await schemas.client.set_compatibility_mode("s", mode)
@@ -137,21 +137,23 @@ async def test_compatibility(
     assert (await schemas.client.get_latest_schema("s")).version == 1 + is_fine
 
 
-async def test_multi_version_evolution_and_different_versions_of_one_subject(schemas: Schemas) -> None:
+async def test_multi_version_evolution_and_different_versions_of_one_subject(schemas: SchemaClient) -> None:
     """Producers of several versions share a topic; a consumer is told which one each message has."""
     properties: dict[str, Any] = {"id": {"type": "integer"}}
     for number in range(1, 4):
         properties = {**properties, f"p{number}": {"type": "string"}}
         id_ = await schemas.register("s", {**V1, "properties": properties})
-    producers = [await schemas.producer("/default/t", f"p{one}", subject="s", version=one) for one in (1, 2, 3)]
+    producers = [
+        await schemas.producer("/default/t", f"p{version}", subject="s", version=version) for version in (1, 2, 3)
+    ]
     received = await schemas.danube.consumer("/default/t")
     for producer in producers:
         await producer.send(b'{"id": 1}')
     messages = [await received.next() for _ in producers]
-    assert [(one.schema_id, one.schema_version) for one in messages] == [(id_, 1), (id_, 2), (id_, 3)]
+    assert [(message.schema_id, message.schema_version) for message in messages] == [(id_, 1), (id_, 2), (id_, 3)]
 
 
-async def test_a_deleted_version_is_gone_and_its_number_not_used_again(schemas: Schemas) -> None:
+async def test_a_deleted_version_is_removed_and_its_number_not_reused(schemas: SchemaClient) -> None:
     id_ = await schemas.register("s", V1)
     await schemas.register("s", V2)
     await schemas.client.delete_schema_version("s", 2)
@@ -165,8 +167,8 @@ async def test_a_deleted_version_is_gone_and_its_number_not_used_again(schemas: 
     ("reference", "version"),
     [({"version": 1}, 1), ({"version": 2}, 2), ({}, 2), ({"min_version": 1}, 2), ({"min_version": 2}, 2)],
 )
-async def test_a_consumer_sees_the_version_that_its_producer_chose(
-    schemas: Schemas, reference: dict[str, int], version: int
+async def test_a_consumer_sees_the_schema_version_of_the_producer(
+    schemas: SchemaClient, reference: dict[str, int], version: int
 ) -> None:
     id_ = await schemas.register("s", V1)
     await schemas.register("s", V2)
@@ -177,7 +179,7 @@ async def test_a_consumer_sees_the_version_that_its_producer_chose(
     assert (message.schema_id, message.schema_version) == (id_, version)
 
 
-async def test_a_producer_with_a_schema_that_is_not_there(schemas: Schemas) -> None:
+async def test_a_producer_with_an_unknown_schema_is_refused(schemas: SchemaClient) -> None:
     await schemas.register("s", V1)
     for reference in ({"subject": "none"}, {"subject": "s", "version": 7}, {"subject": "s", "min_version": 2}):
         call = schemas.producer("/default/t", **reference)
@@ -185,7 +187,7 @@ async def test_a_producer_with_a_schema_that_is_not_there(schemas: Schemas) -> N
     assert not len(schemas.danube.broker.topics)
 
 
-async def test_first_producer_assigns_the_subject_and_another_one_fails(schemas: Schemas) -> None:
+async def test_first_producer_assigns_the_subject_and_another_one_fails(schemas: SchemaClient) -> None:
     await schemas.register("a", V1)
     await schemas.register("b", V1)
     await schemas.producer("/default/t", "first", subject="a")
@@ -193,8 +195,8 @@ async def test_first_producer_assigns_the_subject_and_another_one_fails(schemas:
     await schemas.producer("/default/t", "without")
     call = schemas.producer("/default/t", "other", subject="b")
     assert await refused(call) is grpc.StatusCode.FAILED_PRECONDITION
-    found = await schemas.client.get_topic_schema_config("/default/t")
-    assert (found.schema_subject, found.validation_policy) == ("a", "warn")
+    config = await schemas.client.get_topic_schema_config("/default/t")
+    assert (config.schema_subject, config.validation_policy) == ("a", "warn")
 
 
 @pytest.mark.parametrize(
@@ -208,7 +210,7 @@ async def test_first_producer_assigns_the_subject_and_another_one_fails(schemas:
     ],
 )
 async def test_enforced_validation_end_to_end(
-    schemas: Schemas, kind: SchemaType, schema: Any, good: bytes | None, bad: bytes
+    schemas: SchemaClient, kind: SchemaType, schema: Any, good: bytes | None, bad: bytes
 ) -> None:
     if good is None:
         out = io.BytesIO()
@@ -228,7 +230,7 @@ async def test_enforced_validation_end_to_end(
     assert (await received.next()).payload == bad
 
 
-async def test_bytes_are_whatever_they_are(schemas: Schemas) -> None:
+async def test_bytes_schemas_accept_any_payload(schemas: SchemaClient) -> None:
     await schemas.register("s", b"anything", SchemaType.BYTES)
     producer = await schemas.producer("/default/t", subject="s")
     await schemas.client.configure_topic_schema("/default/t", "s", "enforce", True)
@@ -238,7 +240,7 @@ async def test_bytes_are_whatever_they_are(schemas: Schemas) -> None:
     assert (message.payload, message.schema_version) == (b"\x00\xff", 1)
 
 
-async def test_a_version_that_comes_later_is_checked_too(schemas: Schemas) -> None:
+async def test_a_later_schema_version_is_checked_too(schemas: SchemaClient) -> None:
     await schemas.register("s", V1)
     await schemas.producer("/default/t", "old", subject="s")
     await schemas.client.configure_topic_schema("/default/t", "s", "enforce", True)
@@ -250,18 +252,18 @@ async def test_a_version_that_comes_later_is_checked_too(schemas: Schemas) -> No
 
 async def test_the_registry_and_its_policies_are_there_after_a_restart(tmp_path: Path) -> None:
     async with danube_broker(tmp_path, "iceberg") as danube:
-        schemas = Schemas(danube)
+        schemas = SchemaClient(danube)
         id_ = await schemas.register("s", V1)
         producer = await schemas.producer("/default/t", subject="s")
         await schemas.client.configure_topic_schema("/default/t", "s", "enforce", True)
         await danube.stop()
         await danube.start()
-        found = await schemas.client.get_schema_version(id_, 1)
-        assert (found.subject, found.schema_definition) == ("s", orjson.dumps(V1))
+        schema = await schemas.client.get_schema_version(id_, 1)
+        assert (schema.subject, schema.schema_definition) == ("s", orjson.dumps(V1))
         assert await refused(producer.send(b"no JSON")) is grpc.StatusCode.PERMISSION_DENIED
 
 
-async def test_wrong_words_are_invalid_arguments(schemas: Schemas) -> None:
+async def test_invalid_words_are_invalid_arguments(schemas: SchemaClient) -> None:
     await schemas.register("s", V1)
     await schemas.producer("/default/t", subject="s")
     invalid = grpc.StatusCode.INVALID_ARGUMENT
@@ -272,14 +274,14 @@ async def test_wrong_words_are_invalid_arguments(schemas: Schemas) -> None:
     assert await refused(not_there) is grpc.StatusCode.NOT_FOUND
 
 
-async def test_subjects_are_listed_with_their_tags(schemas: Schemas) -> None:
+async def test_subjects_are_listed_with_their_tags(schemas: SchemaClient) -> None:
     """A call that the Python client does not have."""
     assert schemas.danube.node is not None
     target = schemas.danube.node.danube.url.removeprefix("http://")
     async with grpc.aio.insecure_channel(target) as channel:
         register = channel.unary_unary("/danube_schema.SchemaRegistry/RegisterSchema")
-        asked = pb.RegisterSchemaRequest(subject="s", schema_type="json", schema_definition=b"{}", tags=["a", "b"])
-        await register(asked.SerializeToString())
+        request = pb.RegisterSchemaRequest(subject="s", schema_type="json", schema_definition=b"{}", tags=["a", "b"])
+        await register(request.SerializeToString())
         listed = await channel.unary_unary("/danube_schema.SchemaRegistry/ListSubjects")(b"")
-    (found,) = pb.ListSubjectsResponse.FromString(listed).subjects
-    assert (found.subject, found.latest_version, list(found.tags)) == ("s", 1, ["a", "b"])
+    (subject,) = pb.ListSubjectsResponse.FromString(listed).subjects
+    assert (subject.subject, subject.latest_version, list(subject.tags)) == ("s", 1, ["a", "b"])

@@ -10,7 +10,7 @@ import trustme
 from danube import DanubeClient, DanubeClientBuilder
 
 from icestream import errors
-from icestream.server.broker_node import BrokerNode
+from icestream.processes.broker_process import BrokerNode
 from tests.support.node_settings import node_settings
 
 pytestmark = pytest.mark.asyncio
@@ -22,15 +22,15 @@ class Certificates:
         self.stranger = folder / "stranger.pem"
         authority, other = (trustme.CA(key_type=trustme.KeyType.ECDSA) for _ in range(2))
         authority.cert_pem.write_to_path(self.ca)
-        wanted = (self.server, "127.0.0.1", authority), (self.client, "client.test", authority)
-        for path, name, signs in (*wanted, (self.stranger, "client.test", other)):
-            found = signs.issue_cert(name, key_type=trustme.KeyType.ECDSA)
-            found.cert_chain_pems[0].write_to_path(path)
-            found.private_key_pem.write_to_path(path.with_suffix(".key"))
+        certificates = (self.server, "127.0.0.1", authority), (self.client, "client.test", authority)
+        for path, name, signs in (*certificates, (self.stranger, "client.test", other)):
+            certificate = signs.issue_cert(name, key_type=trustme.KeyType.ECDSA)
+            certificate.cert_chain_pems[0].write_to_path(path)
+            certificate.private_key_pem.write_to_path(path.with_suffix(".key"))
 
     def settings(self, *, with_clients: bool) -> dict[str, object]:
-        found = {"enable": True, "tls_certificate": self.server, "tls_key": self.server.with_suffix(".key")}
-        return found | ({"tls_client_ca": self.ca} if with_clients else {})
+        settings = {"enable": True, "tls_certificate": self.server, "tls_key": self.server.with_suffix(".key")}
+        return settings | ({"tls_client_ca": self.ca} if with_clients else {})
 
     def credentials(self, certificate: Path | None) -> grpc.ChannelCredentials:
         if certificate is None:
@@ -97,13 +97,13 @@ async def close(client: DanubeClient) -> None:
         await connection.channel.close()
 
 
-async def test_a_certificate_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+async def test_a_missing_certificate_is_reported(tmp_path: Path) -> None:
     missing = {"enable": True, "tls_certificate": tmp_path / "no.pem", "tls_key": tmp_path / "no.key"}
     with pytest.raises(errors.ConfigurationError, match=r"no\.pem"):
         await BrokerNode.start(node_settings(tmp_path / "data", "memory", danube=missing))
 
 
-async def test_a_port_that_is_taken_is_said_so(tmp_path: Path) -> None:
+async def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
     first = await BrokerNode.start(node_settings(tmp_path / "a", "memory", danube={"enable": True}))
     try:
         ports = {"native": 0, "broker_http": 0, "lake": 0, "danube": first.danube.port, "danube_admin": 0}

@@ -21,9 +21,9 @@ from icestream.pipeline.planner import plan_round
 from icestream.pipeline.round_judgement import judge_round
 from icestream.pipeline.round_plan import RoundBudget, RoundPlan
 from icestream.pipeline.task.task_run import read_range
+from icestream.processes.broker_process import BrokerNode
 from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import SystemClock
-from icestream.server.broker_node import BrokerNode
 from tests.support.node_settings import node_settings
 from tests.support.pipeline_process import PipelineRun
 from tests.support.pipeline_round import NOW_US, all_rows, target_in
@@ -36,15 +36,15 @@ CONF = ("spark.driver.host=127.0.0.1", "spark.driver.bindAddress=127.0.0.1", "sp
 
 @pytest.fixture(scope="module")
 def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with spark_cluster(tmp_path_factory.mktemp("cluster")) as found:
-        yield found
+    with spark_cluster(tmp_path_factory.mktemp("cluster")) as address:
+        yield address
 
 
 @pytest.mark.timeout(180)
 def test_the_pipeline_of_a_broker_runs_on_a_cluster(master: str, tmp_path: Path) -> None:
     """Published, committed, readable, off the log, verified: `pipeline.spark.master` is all that differs.
 
-    The broker calls its log by a path that leads there from its own working directory alone: whoever else opens it
+    The broker calls its log by a path that leads there from its own working directory alone: any other process
     finds nothing, as on another machine, and asks the broker.
     """
     (tmp_path / "data").mkdir()
@@ -83,7 +83,7 @@ async def test_executors_read_the_log_over_the_network_alone(master: str, tmp_pa
             producer = await client.producer("/default/orders")
             await asyncio.gather(*(producer.send(payload) for payload in PAYLOADS))
         plan = await leased_plan(BrokerClient(keeper), tmp_path)
-        assert sum(one.end - one.start for one in plan.ranges) > 1_500_000
+        assert sum(log_range.end - log_range.start for log_range in plan.ranges) > 1_500_000
         await asyncio.to_thread(check_on_cluster, plan, master, tmp_path)
         await asyncio.to_thread(check_refusals, plan)
     finally:
@@ -93,12 +93,12 @@ async def test_executors_read_the_log_over_the_network_alone(master: str, tmp_pa
 
 
 async def leased_plan(broker: BrokerClient, folder: Path) -> RoundPlan:
-    """As if the tasks ran on another machine: they are told of no folder."""
+    """A leased plan for tasks on another machine: it names no local folder."""
     backlog = msgspec.structs.replace(await broker.backlog(0), directory="")
     (topic,) = backlog.topics
     target = target_in(folder / "tables")
     plan = plan_round(backlog, {topic.topic_id: {0: 0}}, {topic.topic_id: target}, RoundBudget(age_due_ms=0), NOW_US)
-    await broker.hold("a-round", 1, plan.files, limits.LEASE_TTL_MS_MAX)  # nobody renews it here
+    await broker.hold("a-round", 1, plan.files, limits.LEASE_TTL_MS_MAX)  # it is not renewed here
     return plan.leased("a-round", 1)
 
 
@@ -111,7 +111,7 @@ def check_on_cluster(plan: RoundPlan, master: str, folder: Path) -> None:
 
 
 def check_refusals(plan: RoundPlan) -> None:
-    """What the broker says no to comes back as data."""
+    """A refusal of the broker is returned as data."""
     (first, *_) = plan.ranges
     for change, trouble in (
         ({"lease": "nobody's"}, TaskErrorKind.STALE),
@@ -119,7 +119,7 @@ def check_refusals(plan: RoundPlan) -> None:
     ):
         source = msgspec.structs.replace(plan.source, **change)
         owner = LogOwner(source)
-        found, failed = read_range(source, first, owner)
+        rows, failed = read_range(source, first, owner)
         owner.close()
-        assert len(found) == 0
+        assert len(rows) == 0
         assert {error.trouble for error in failed.values()} == {trouble}

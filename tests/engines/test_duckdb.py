@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 
-class Duck:
+class DuckDbSession:
     def __init__(self, connection: DuckDBPyConnection) -> None:
         self._connection = connection
 
@@ -23,20 +23,20 @@ class Duck:
 
 
 @pytest.fixture
-def duck(lakehouse: Lakehouse) -> Iterator[Duck]:
+def duck(lakehouse: Lakehouse) -> Iterator[DuckDbSession]:
     with lakehouse.duckdb() as connection:
-        yield Duck(connection)
+        yield DuckDbSession(connection)
 
 
 @pytest.fixture
 def name(lakehouse: Lakehouse) -> str:
     """Of a namespace that is there; DuckDB calls it a schema."""
-    found = new_name()
-    assert request(lakehouse.port, "POST", "/v1/namespaces", {"namespace": [found]})[0] == 200
-    return found
+    namespace = new_name()
+    assert request(lakehouse.port, "POST", "/v1/namespaces", {"namespace": [namespace]})[0] == 200
+    return namespace
 
 
-def test_a_table_from_create_to_drop(duck: Duck) -> None:
+def test_a_table_from_create_to_drop(duck: DuckDbSession) -> None:
     schema = f"ice.{new_name()}"
     duck.sql(f"CREATE SCHEMA {schema}")
     duck.sql(f"CREATE TABLE {schema}.t (id BIGINT, word VARCHAR, moment TIMESTAMPTZ)")
@@ -54,13 +54,13 @@ def test_a_table_from_create_to_drop(duck: Duck) -> None:
     assert [row for row in duck.sql("SHOW ALL TABLES") if row[1] == schema.removeprefix("ice.")] == []
 
 
-def test_a_table_is_made_of_a_query(duck: Duck, name: str) -> None:
-    """It stages the table, and writes manifests into a folder that it expects to be there."""
+def test_a_table_is_created_from_a_query(duck: DuckDbSession, name: str) -> None:
+    """DuckDB stages the table, and writes manifests into a folder that it expects to exist."""
     duck.sql(f"CREATE TABLE ice.{name}.t AS SELECT range AS id FROM range(10)")
     assert duck.sql(f"SELECT count(*), max(id) FROM ice.{name}.t") == [(10, 9)]
 
 
-def test_several_statements_are_one_commit(duck: Duck, name: str) -> None:
+def test_several_statements_are_one_commit(duck: DuckDbSession, name: str) -> None:
     for table in ("a", "b"):
         duck.sql(f"CREATE TABLE ice.{name}.{table} (id BIGINT)")
     duck.sql("BEGIN")
@@ -74,7 +74,7 @@ def test_several_statements_are_one_commit(duck: Duck, name: str) -> None:
     assert [duck.sql(f"SELECT * FROM ice.{name}.{table}") for table in ("a", "b")] == [[(2,)], [(2,)]]
 
 
-def test_older_snapshots_can_be_read(duck: Duck, name: str) -> None:
+def test_older_snapshots_can_be_read(duck: DuckDbSession, name: str) -> None:
     duck.sql(f"CREATE TABLE ice.{name}.t AS SELECT 1 AS id")
     duck.sql(f"INSERT INTO ice.{name}.t VALUES (2)")
     snapshots = duck.sql(f"SELECT snapshot_id FROM iceberg_snapshots('ice.{name}.t') ORDER BY sequence_number")

@@ -1,4 +1,4 @@
-"""Flink at the catalog: what docs/engines.md tells somebody to type, with a Flink that the page has installed.
+"""Flink at the catalog: the commands of docs/engines.md, with a Flink that was installed as the page says.
 
 Not part of `make test`: it is as large as Spark. `make flink` installs it by the page's own commands, and runs this.
 """
@@ -22,7 +22,7 @@ SECONDS_MAX = 600
 
 @pytest.mark.skipif(VARIABLE not in os.environ, reason=f"no {VARIABLE}, a Python with apache-flink: make flink")
 @pytest.mark.timeout(SECONDS_MAX + 60)
-def test_flink_makes_a_table_writes_and_reads_it(tmp_path: Path) -> None:
+def test_flink_creates_writes_and_reads_a_table(tmp_path: Path) -> None:
     program = re.findall(r"```python\n(.*?)```", read("docs/engines.md"), flags=re.DOTALL)[-1]
     with LakeRun(tmp_path / "data") as broker:
         broker.until_api()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from tests.support.history_topic import COUNT, SHARDS, Place, Topic, check_all, offsets_of
+from tests.support.history_topic import COUNT, SHARDS, HistoryTopic, Place, check_all, offsets_of
 from tests.support.pipeline_process import PipelineRun
 from tests.support.spark import Spark
 from tests.support.topic_lake import damage_page
@@ -23,34 +23,37 @@ PARTITIONINGS = ("none", "key", "bucket[4]")
 SMALL_ONES = "map('min-input-files', '2', 'min-file-size-bytes', '500000', 'target-file-size-bytes', '600000')"
 
 
-def published(history: PipelineRun, spark: Spark, partitioning: str = "") -> Topic:
+def published(history: PipelineRun, spark: Spark, partitioning: str = "") -> HistoryTopic:
     """In three rounds."""
-    topic = Topic(history, spark, partitioning)
+    topic = HistoryTopic(history, spark, partitioning)
     for first in range(0, COUNT, COUNT // 3):
         topic.publish(range(first, first + COUNT // 3))
     return topic
 
 
-def ends_of(topic: Topic) -> set[Place]:
+def ends_of(topic: HistoryTopic) -> set[Place]:
     """The last message of each shard: a reader waits for it, so it is not deleted."""
     return {place for place in topic.sent if (place[0], place[1] + 1) not in topic.sent}
 
 
-def below_earliest(topic: Topic, gone: frozenset[Place]) -> frozenset[Place]:
+def below_earliest(topic: HistoryTopic, gone: frozenset[Place]) -> frozenset[Place]:
     """Deleted messages before the first that is left: a subscription from "earliest" on begins behind them."""
-    first = {shard: min(at for one, at in topic.sent.keys() - gone if one == shard) for shard in range(SHARDS)}
+    first = {
+        shard: min(at for place_shard, at in topic.sent.keys() - gone if place_shard == shard)
+        for shard in range(SHARDS)
+    }
     return frozenset(place for place in gone if place[1] < first[place[0]])
 
 
-def spark_rewrites(topic: Topic) -> frozenset[Place]:
+def spark_rewrites(topic: HistoryTopic) -> frozenset[Place]:
     topic.call("rewrite_data_files", "options => map('rewrite-all', 'true')")
     return frozenset()
 
 
-def spark_deletes(mode: str, remainder: int) -> Callable[[Topic], frozenset[Place]]:
+def spark_deletes(mode: str, remainder: int) -> Callable[[HistoryTopic], frozenset[Place]]:
     """Some offsets of every file."""
 
-    def delete(topic: Topic) -> frozenset[Place]:
+    def delete(topic: HistoryTopic) -> frozenset[Place]:
         topic.sql(f"ALTER TABLE {{t}} SET TBLPROPERTIES ('write.delete.mode' = '{mode}')")
         gone = frozenset(place for place in topic.sent if place[1] % 11 == remainder) - ends_of(topic)
         for shard in range(SHARDS):
@@ -61,14 +64,14 @@ def spark_deletes(mode: str, remainder: int) -> Callable[[Topic], frozenset[Plac
     return delete
 
 
-def spark_merges(topic: Topic) -> frozenset[Place]:
+def spark_merges(topic: HistoryTopic) -> frozenset[Place]:
     """The same values again: each file is written anew, with rows of all kinds."""
     topic.sql("ALTER TABLE {t} SET TBLPROPERTIES ('write.update.mode' = 'copy-on-write')")
     topic.sql("UPDATE {t} SET producer_name = producer_name WHERE offset % 2 = 0")
     return frozenset()
 
 
-def pyiceberg_deletes(topic: Topic) -> frozenset[Place]:
+def pyiceberg_deletes(topic: HistoryTopic) -> frozenset[Place]:
     """By writing files anew: it has no deletes of another kind. Into buckets it does not write without a further
     library, which the tests do not have."""
     if topic.partitioning.startswith("bucket"):
@@ -81,7 +84,7 @@ def pyiceberg_deletes(topic: Topic) -> frozenset[Place]:
     return gone
 
 
-OPERATIONS: dict[str, Callable[[Topic], frozenset[Place]]] = {
+OPERATIONS: dict[str, Callable[[HistoryTopic], frozenset[Place]]] = {
     "PyIceberg delete": pyiceberg_deletes,
     "Spark delete, copy on write": spark_deletes("copy-on-write", 3),
     "Spark delete, merge on read": spark_deletes("merge-on-read", 5),
@@ -92,7 +95,7 @@ OPERATIONS: dict[str, Callable[[Topic], frozenset[Place]]] = {
 
 
 @pytest.mark.parametrize("partitioning", PARTITIONINGS)
-def test_hazard_22_a_table_is_read_behind_each_operation_of_each_engine(
+def test_hazard_22_a_table_is_readable_after_each_operation_of_each_engine(
     history: PipelineRun, spark: Spark, partitioning: str
 ) -> None:
     """Reproduction (b) of what outside use found. One behind the other: files of all engines stand side by side, and
@@ -102,9 +105,9 @@ def test_hazard_22_a_table_is_read_behind_each_operation_of_each_engine(
     gone: frozenset[Place] = frozenset()
     for name, operation in OPERATIONS.items():
         gone |= operation(topic)
-        found = topic.read(gone)
-        check_all(topic, found.got, gone)
-        assert offsets_of(found.gaps) | below_earliest(topic, gone) == gone, name
+        result = topic.read(gone)
+        check_all(topic, result.got, gone)
+        assert offsets_of(result.gaps) | below_earliest(topic, gone) == gone, name
     topic.publish(range(COUNT, COUNT + 20))
     topic.leave_log()
     check_all(topic, topic.read(gone).got, gone)
@@ -116,21 +119,21 @@ def test_hazard_22_compaction_of_small_files_beside_large_ones_as_our_docs_recom
     history: PipelineRun, spark: Spark
 ) -> None:
     """Reproduction (a): the rewritten file has the offsets before and behind those of the large one."""
-    topic = Topic(history, spark)
+    topic = HistoryTopic(history, spark)
     for first, size in ((0, 100), (1_000, 2_000), (2_000, 100), (3_000, 100)):
         topic.publish(range(first, first + 1_000), size)
     topic.leave_log()
     topic.call("rewrite_data_files", f"options => {SMALL_ONES}")
     spans = topic.spans()
     assert any(low < other_low <= high for low, high in spans for other_low, _ in spans), f"none overlap: {spans}"
-    found = topic.read()
-    check_all(topic, found.got)
-    assert not found.gaps
+    result = topic.read()
+    check_all(topic, result.got)
+    assert not result.gaps
     assert topic.verify()["is_good"]
 
 
 @pytest.mark.parametrize("engine", ["spark", "pyiceberg"])
-def test_hazard_22_a_foreign_row_with_an_offset_of_the_topic_changes_nothing(
+def test_hazard_22_a_foreign_row_with_an_offset_of_the_topic_is_ignored(
     history: PipelineRun, spark: Spark, engine: str
 ) -> None:
     """Reproduction (c)."""
@@ -148,7 +151,7 @@ def test_hazard_22_a_foreign_row_with_an_offset_of_the_topic_changes_nothing(
             table.append(pa.table([[0], [5], [b"foreign"]], schema))
     check_all(topic, topic.read().got)
     report = topic.verify()
-    assert [one["check"] for one in report["findings"] if one["weight"] == "wrong"] == ["unique"]
+    assert [finding["check"] for finding in report["findings"] if finding["weight"] == "wrong"] == ["unique"]
     topic.sql("DELETE FROM {t} WHERE payload = CAST('foreign' AS BINARY)")
     check_all(topic, topic.read().got)
 
@@ -157,7 +160,7 @@ def test_hazard_22_a_foreign_row_with_an_offset_of_the_topic_changes_nothing(
 def test_hazard_22_a_table_that_spark_compacts_to_another_format_is_read_and_verified(
     history: PipelineRun, spark: Spark, file_format: str
 ) -> None:
-    """Also with deletes of that format, beside new rounds, and with partitions."""
+    """That includes deletes of that format, new rounds beside them, and partitions."""
     topic = published(history, spark, "bucket[4]" if file_format == "orc" else "")
     topic.sql(f"ALTER TABLE {{t}} SET TBLPROPERTIES ('write.format.default' = '{file_format}')")
     topic.leave_log()
@@ -173,11 +176,11 @@ def test_hazard_22_a_table_that_spark_compacts_to_another_format_is_read_and_ver
     assert (report["is_good"], report["is_complete"]) == (True, True), report
 
 
-def test_hazard_22_a_file_that_cannot_be_read_is_told_everywhere_and_read_again_once_it_is_whole(
+def test_hazard_22_an_unreadable_file_is_reported_everywhere_and_read_once_restored(
     history: PipelineRun, spark: Spark
 ) -> None:
     """The consumer, readiness, metrics and `verify` say it with the reason."""
-    topic = Topic(history, spark, "none")
+    topic = HistoryTopic(history, spark, "none")
     ran = topic.consume("--subscription", "audit")
     assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr
     topic.publish(range(COUNT))
@@ -193,9 +196,9 @@ def test_hazard_22_a_file_that_cannot_be_read_is_told_everywhere_and_read_again_
     shown = rf"\[!\] subscriptions: .*{topic.name}:audit:\d: unreadable at offset 0: .*{path.name} is damaged"
     assert re.search(shown, history.health())
     assert 'icestream_stalled_readers{reason="table_damaged"}' in history.broker_metrics()
-    wrong = [one for one in topic.verify()["findings"] if one["weight"] == "wrong"]
-    assert {one["check"] for one in wrong} == {"files", "readers"}
-    assert all(path.name in one["text"] for one in wrong)
+    wrong = [finding for finding in topic.verify()["findings"] if finding["weight"] == "wrong"]
+    assert {finding["check"] for finding in wrong} == {"files", "readers"}
+    assert all(path.name in finding["text"] for finding in wrong)
     path.write_bytes(whole)
     ran = topic.consume("--subscription", "audit")
     assert (ran.returncode, len(ran.stdout.splitlines())) == (0, COUNT), ran.stderr

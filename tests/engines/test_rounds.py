@@ -38,7 +38,7 @@ def many_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("many_tasks")
 @pytest.mark.parametrize("tasks", [1, 2])
-def test_one_job_brings_every_row_into_its_table(spark: Spark, log: LogInFolder, tmp_path: Path, tasks: int) -> None:
+def test_one_job_writes_every_row_into_its_table(spark: Spark, log: LogInFolder, tmp_path: Path, tasks: int) -> None:
     plan = log.plan(tmp_path / "tables", tasks)
     assert (plan.bundles, plan.writers) == ((1, 0) if tasks == 1 else (2, 2))
     written = spark.round(plan)
@@ -48,7 +48,7 @@ def test_one_job_brings_every_row_into_its_table(spark: Spark, log: LogInFolder,
         assert all_rows(judged.files) == log.expected(judged.topic.topic_id)
 
 
-def test_what_went_wrong_comes_back_as_data(spark: Spark, log: LogInFolder, tmp_path: Path) -> None:
+def test_task_errors_are_returned_as_data(spark: Spark, log: LogInFolder, tmp_path: Path) -> None:
     plan = log.plan(tmp_path / "tables")
     log.path(log.files[2]).unlink()
     for judged in judge_round(plan, spark.round(plan)):
@@ -57,7 +57,7 @@ def test_what_went_wrong_comes_back_as_data(spark: Spark, log: LogInFolder, tmp_
         assert all_rows(judged.files) == log.expected(judged.topic.topic_id)[: judged.claims[0].end]
 
 
-def test_a_session_that_dies_is_told_and_made_anew(log: LogInFolder, tmp_path: Path) -> None:
+def test_a_dead_session_is_reported_and_replaced(log: LogInFolder, tmp_path: Path) -> None:
     """Java is killed between two rounds; the classes of the session that ended well are kept for the next."""
     with round_process(tmp_path, "local[1]") as rounds:
         plan = log.plan(tmp_path / "tables")

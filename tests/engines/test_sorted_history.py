@@ -8,7 +8,7 @@ import asyncio
 import pytest
 
 from icestream.model.shard import GapState
-from tests.support.history_topic import COUNT, SHARDS, Topic, check_all, offsets_of
+from tests.support.history_topic import COUNT, SHARDS, HistoryTopic, check_all, offsets_of
 from tests.support.pipeline_process import PipelineRun
 from tests.support.spark import Spark
 
@@ -16,46 +16,46 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture
-def topic(history: PipelineRun, spark: Spark) -> Topic:
+def topic(history: PipelineRun, spark: Spark) -> HistoryTopic:
     """In three rounds."""
-    found = Topic(history, spark)
+    history_topic = HistoryTopic(history, spark)
     for first in range(0, COUNT, COUNT // 3):
-        found.publish(range(first, first + COUNT // 3))
-    return found
+        history_topic.publish(range(first, first + COUNT // 3))
+    return history_topic
 
 
 ORDERS = ("payload DESC", "key ASC, offset DESC", "zorder(key, payload)")
 
 
-def test_hazard_22_tables_that_spark_sorted_are_read_in_order(topic: Topic) -> None:
+def test_hazard_22_tables_that_spark_sorted_are_read_in_order(topic: HistoryTopic) -> None:
     topic.leave_log()
     plain = topic.read()
     check_all(topic, plain.got)
     for order in ORDERS:
         topic.sort(order)
-        found = topic.read()
-        check_all(topic, found.got)
-        assert (sorted(found.got), found.gaps) == (sorted(plain.got), [])
+        result = topic.read()
+        check_all(topic, result.got)
+        assert (sorted(result.got), result.gaps) == (sorted(plain.got), [])
     topic.expire()
-    found = topic.read()
-    check_all(topic, found.got)
-    assert (sorted(found.got), found.gaps) == (sorted(plain.got), [])
+    result = topic.read()
+    check_all(topic, result.got)
+    assert (sorted(result.got), result.gaps) == (sorted(plain.got), [])
 
 
-def test_hazard_22_a_table_with_an_order_of_its_own_takes_rounds_and_is_read(topic: Topic) -> None:
+def test_hazard_22_a_table_with_a_sort_order_is_written_and_read(topic: HistoryTopic) -> None:
     topic.sql("ALTER TABLE {t} WRITE ORDERED BY payload DESC")
     topic.sort()
     topic.publish(range(COUNT, COUNT + 30))
     topic.leave_log()
-    found = topic.read()
-    check_all(topic, found.got)
+    result = topic.read()
+    check_all(topic, result.got)
     topic.sort()
     check_all(topic, topic.read().got)
 
 
 @pytest.mark.parametrize("mode", ["copy-on-write", "merge-on-read"])
-def test_hazard_22_rows_that_spark_deletes_from_a_sorted_table_are_gaps(topic: Topic, mode: str) -> None:
-    """Also where another compaction, and an expiry, came behind it."""
+def test_hazard_22_rows_that_spark_deletes_from_a_sorted_table_are_gaps(topic: HistoryTopic, mode: str) -> None:
+    """The rows stay gaps after another compaction and an expiry."""
     topic.leave_log()
     topic.sql(f"ALTER TABLE {{t}} SET TBLPROPERTIES ('write.delete.mode' = '{mode}')")
     topic.sort("payload DESC")
@@ -63,18 +63,18 @@ def test_hazard_22_rows_that_spark_deletes_from_a_sorted_table_are_gaps(topic: T
     ends = {place for place in topic.sent if (place[0], place[1] + 1) not in topic.sent}
     gone = frozenset(place for place in topic.sent if place[1] % 5 == 0 or 20 <= place[1] < 24) - ends
     for shard in range(SHARDS):
-        some = ", ".join(str(at) for one, at in gone if one == shard)
+        some = ", ".join(str(at) for gone_shard, at in gone if gone_shard == shard)
         topic.sql(f"DELETE FROM {{t}} WHERE shard = {shard} AND offset IN ({some})")
     for after in (lambda: None, lambda: topic.sort("payload ASC"), topic.expire):
         after()
-        found = topic.read(gone)
-        check_all(topic, found.got, gone)
+        result = topic.read(gone)
+        check_all(topic, result.got, gone)
         below_first = frozenset((shard, 0) for shard in range(SHARDS))  # "earliest" begins behind them
-        assert offsets_of(found.gaps) | below_first == gone
-        assert {gap.state for gap in found.gaps} == {GapState.DROPPED}
+        assert offsets_of(result.gaps) | below_first == gone
+        assert {gap.state for gap in result.gaps} == {GapState.DROPPED}
 
 
-def test_hazard_22_files_that_go_under_a_reader_are_planned_again(topic: Topic) -> None:
+def test_hazard_22_files_removed_during_a_read_are_planned_again(topic: HistoryTopic) -> None:
     topic.leave_log()
     topic.sort("payload DESC")
 
@@ -82,6 +82,6 @@ def test_hazard_22_files_that_go_under_a_reader_are_planned_again(topic: Topic) 
         topic.sort("key ASC, payload ASC")
         topic.expire()
 
-    found = asyncio.run(topic.subscribed(10, meddle))
-    check_all(topic, found.got)
-    assert not found.gaps
+    result = asyncio.run(topic.subscribed(10, meddle))
+    check_all(topic, result.got)
+    assert not result.gaps

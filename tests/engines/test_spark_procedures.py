@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.lakehouse import Lakehouse
-from tests.support.spark import Refusal, Spark
+from tests.support.spark import Spark, SparkRefusal
 
 MERGE_ON_READ = ", ".join(f"'write.{what}.mode' = 'merge-on-read'" for what in ("delete", "update", "merge"))
 FAR = "TIMESTAMP '2100-01-01 00:00:00'"
 
 
-class Table:
+class ProcedureTable:
     """A table, its short name in calls, and what is asked of it again and again."""
 
     def __init__(self, spark: Spark, name: str) -> None:
@@ -23,8 +23,8 @@ class Table:
         self.name = name
         self.short = name.removeprefix("ice.")
 
-    def call(self, procedure: str, given: str = "") -> list[tuple[object, ...]]:
-        return self.spark.sql(f"CALL ice.system.{procedure}('{self.short}'{given})")
+    def call(self, procedure: str, arguments: str = "") -> list[tuple[object, ...]]:
+        return self.spark.sql(f"CALL ice.system.{procedure}('{self.short}'{arguments})")
 
     @property
     def ids(self) -> list[int]:
@@ -36,26 +36,26 @@ class Table:
 
     @property
     def folder(self) -> Path:
-        found = dict(row[:2] for row in self.spark.sql(f"DESCRIBE EXTENDED {self.name}"))
-        return Path(found["Location"].removeprefix("file:"))
+        description = dict(row[:2] for row in self.spark.sql(f"DESCRIBE EXTENDED {self.name}"))
+        return Path(description["Location"].removeprefix("file:"))
 
 
 @pytest.fixture
-def table(spark: Spark, t: str) -> Table:
+def table(spark: Spark, t: str) -> ProcedureTable:
     """Rows 0 to 8 in three commits."""
     spark.sql(f"CREATE TABLE {t} TBLPROPERTIES ({MERGE_ON_READ}) AS SELECT id FROM range(3)")
     for first in (3, 6):
         spark.sql(f"INSERT INTO {t} SELECT id + {first} FROM range(3)")
-    return Table(spark, t)
+    return ProcedureTable(spark, t)
 
 
-def test_files_manifests_and_deletes_are_rewritten(spark: Spark, table: Table) -> None:
+def test_files_manifests_and_deletes_are_rewritten(spark: Spark, table: ProcedureTable) -> None:
     spark.sql(f"DELETE FROM {table.name} WHERE id IN (0, 4)")
     left = [1, 2, 3, 5, 6, 7, 8]
     table.call("rewrite_position_delete_files", ", map('rewrite-all', 'true')")
     assert table.ids == left
     table.call("rewrite_data_files", ", options => map('rewrite-all', 'true', 'remove-dangling-deletes', 'true')")
-    assert spark.one(f"SELECT count(*) FROM {table.name}.data_files") == 1
+    assert spark.scalar(f"SELECT count(*) FROM {table.name}.data_files") == 1
     assert table.ids == left
     for order in ("id DESC NULLS LAST", "zorder(id)"):
         sort = f", strategy => 'sort', sort_order => '{order}', options => map('rewrite-all', 'true')"
@@ -67,7 +67,7 @@ def test_files_manifests_and_deletes_are_rewritten(spark: Spark, table: Table) -
     assert table.ids == left
 
 
-def test_snapshots_expire_with_their_files(spark: Spark, table: Table) -> None:
+def test_snapshots_expire_with_their_files(spark: Spark, table: ProcedureTable) -> None:
     table.call("rewrite_data_files", ", options => map('rewrite-all', 'true')")
     before = len(list(table.folder.rglob("*.parquet")))
     deleted = table.call("expire_snapshots", f", older_than => {FAR}, retain_last => 1")[0]
@@ -77,7 +77,7 @@ def test_snapshots_expire_with_their_files(spark: Spark, table: Table) -> None:
     assert table.call("expire_snapshots", ", snapshot_ids => array(123)")[0][0] == 0
 
 
-def test_orphans_are_removed_and_nothing_else(table: Table) -> None:
+def test_only_orphan_files_are_removed(table: ProcedureTable) -> None:
     orphan = table.folder / "data" / "orphan.parquet"
     orphan.write_bytes(b"nobody's")
     long_ago = time.time() - 10 * 24 * 3600
@@ -88,13 +88,13 @@ def test_orphans_are_removed_and_nothing_else(table: Table) -> None:
     assert table.ids == list(range(9))
 
 
-def test_main_moves_back_and_forth(spark: Spark, table: Table) -> None:
+def test_main_moves_back_and_forward(spark: Spark, table: ProcedureTable) -> None:
     first, second, third = table.snapshots
     table.call("rollback_to_snapshot", f", {second}")
     assert table.ids == list(range(6))
     table.call("set_current_snapshot", f", {third}")
     assert table.ids == list(range(9))
-    at = spark.one(f"SELECT committed_at FROM {table.name}.snapshots WHERE snapshot_id = {second}")
+    at = spark.scalar(f"SELECT committed_at FROM {table.name}.snapshots WHERE snapshot_id = {second}")
     table.call("rollback_to_timestamp", f", TIMESTAMP '{at}'")
     assert table.ids == list(range(3))
     assert [row[0] for row in table.call("ancestors_of")] == [first]
@@ -103,30 +103,30 @@ def test_main_moves_back_and_forth(spark: Spark, table: Table) -> None:
     spark.sql(f"CALL ice.system.set_current_snapshot(table => '{table.short}', ref => 'last')")
     assert table.ids == list(range(9))
     table.call("set_current_snapshot", f", {first}")
-    with pytest.raises(Refusal, match=r"(?i)ancestor"):
+    with pytest.raises(SparkRefusal, match=r"(?i)ancestor"):
         table.call("rollback_to_snapshot", f", {third}")
 
 
-def test_written_changes_are_published_later(spark: Spark, table: Table) -> None:
+def test_written_changes_are_published_later(spark: Spark, table: ProcedureTable) -> None:
     spark.sql(f"ALTER TABLE {table.name} SET TBLPROPERTIES ('write.wap.enabled' = 'true')")
     for number, name in ((100, "one"), (101, "two")):
         with spark.setting("spark.wap.id", name):
             spark.sql(f"INSERT INTO {table.name} VALUES ({number})")
     assert table.ids == list(range(9))
     table.call("publish_changes", ", 'one'")
-    staged = spark.one(f"SELECT snapshot_id FROM {table.name}.snapshots WHERE summary['wap.id'] = 'two'")
+    staged = spark.scalar(f"SELECT snapshot_id FROM {table.name}.snapshots WHERE summary['wap.id'] = 'two'")
     table.call("cherrypick_snapshot", f", {staged}")
     assert table.ids == [*range(9), 100, 101]
 
 
-def test_a_branch_becomes_main(spark: Spark, table: Table) -> None:
+def test_a_branch_becomes_main(spark: Spark, table: ProcedureTable) -> None:
     spark.sql(f"ALTER TABLE {table.name} CREATE BRANCH audit")
     spark.sql(f"INSERT INTO {table.name}.branch_audit VALUES (100)")
     table.call("fast_forward", ", 'main', 'audit'")
     assert table.ids == [*range(9), 100]
 
 
-def test_the_changes_between_snapshots(spark: Spark, table: Table) -> None:
+def test_the_changes_between_snapshots(spark: Spark, table: ProcedureTable) -> None:
     """Of a table whose deletes rewrite files: others have no changelog."""
     spark.sql(f"ALTER TABLE {table.name} SET TBLPROPERTIES ('write.delete.mode' = 'copy-on-write')")
     spark.sql(f"DELETE FROM {table.name} WHERE id = 1")
@@ -136,12 +136,12 @@ def test_the_changes_between_snapshots(spark: Spark, table: Table) -> None:
         f", changelog_view => 'changes', identifier_columns => array('id'), "
         f"options => map('start-snapshot-id', '{start}')",
     )
-    found = spark.sql("SELECT id, _change_type FROM changes ORDER BY _change_ordinal, id")
+    changes = spark.sql("SELECT id, _change_type FROM changes ORDER BY _change_ordinal, id")
     spark.sql("DROP VIEW changes")
-    assert found == [*((number, "INSERT") for number in range(3, 9)), (1, "DELETE")]
+    assert changes == [*((number, "INSERT") for number in range(3, 9)), (1, "DELETE")]
 
 
-def test_statistics_are_kept_in_the_table(spark: Spark, table: Table) -> None:
+def test_statistics_are_kept_in_the_table(spark: Spark, table: ProcedureTable) -> None:
     ((file,),) = table.call("compute_table_stats")
     assert Path(str(file).removeprefix("file:")).is_file()
     spark.sql(f"ALTER TABLE {table.name} ADD PARTITION FIELD bucket(2, id)")
@@ -151,18 +151,18 @@ def test_statistics_are_kept_in_the_table(spark: Spark, table: Table) -> None:
     assert table.ids == [*range(9), 100]
 
 
-def test_a_metadata_file_is_registered_under_another_name(spark: Spark, ns: str, table: Table) -> None:
+def test_a_metadata_file_is_registered_under_another_name(spark: Spark, ns: str, table: ProcedureTable) -> None:
     files = spark.column(f"SELECT file FROM {table.name}.metadata_log_entries ORDER BY timestamp")
     ((snapshot, count, _),) = spark.sql(f"CALL ice.system.register_table('{ns}.copy', '{files[-1]}')")
     assert (snapshot, count) == (table.snapshots[-1], 9)
-    assert spark.one(f"SELECT count(*) FROM ice.{ns}.copy") == 9
-    with pytest.raises(Refusal, match="already exists"):
+    assert spark.scalar(f"SELECT count(*) FROM ice.{ns}.copy") == 9
+    with pytest.raises(SparkRefusal, match="already exists"):
         spark.sql(f"CALL ice.system.register_table('{ns}.copy', '{files[-1]}')")
-    with pytest.raises(Refusal):
+    with pytest.raises(SparkRefusal):
         spark.sql(f"CALL ice.system.register_table('{ns}.other', 'file:/etc/passwd')")
 
 
-def test_paths_are_rewritten_for_a_copy_elsewhere(table: Table, tmp_path: Path) -> None:
+def test_paths_are_rewritten_for_a_copy(table: ProcedureTable, tmp_path: Path) -> None:
     prefixes = f", source_prefix => 'file:{table.folder}', target_prefix => 'file:{tmp_path}'"
     staging = f", staging_location => 'file:{tmp_path}/staged'"
     newest, listed, *_ = table.call("rewrite_table_path", prefixes + staging)[0]
@@ -170,13 +170,13 @@ def test_paths_are_rewritten_for_a_copy_elsewhere(table: Table, tmp_path: Path) 
     assert f"file:{tmp_path}/metadata/{newest}" in Path(str(listed).removeprefix("file:")).read_text()
 
 
-def test_files_of_others_are_added(spark: Spark, table: Table, tmp_path: Path) -> None:
+def test_foreign_files_are_added(spark: Spark, table: ProcedureTable, tmp_path: Path) -> None:
     spark.sql(f"INSERT OVERWRITE DIRECTORY '{tmp_path}/parquet' USING parquet SELECT id + 50 AS id FROM range(2)")
     table.call("add_files", f", source_table => '`parquet`.`{tmp_path}/parquet`'")
     assert table.ids == [*range(9), 50, 51]
 
 
-def test_tables_of_spark_itself_become_iceberg(spark: Spark, ns: str, lakehouse: Lakehouse) -> None:
+def test_spark_tables_become_iceberg_tables(spark: Spark, ns: str, lakehouse: Lakehouse) -> None:
     """Both need a session catalog that knows Iceberg, with ours behind it; its folder is one of `lake.table_roots`."""
     spark.attach("spark_catalog", lakehouse.uri, "org.apache.iceberg.spark.SparkSessionCatalog")
     spark.sql("CREATE NAMESPACE IF NOT EXISTS ice.default")
@@ -184,5 +184,5 @@ def test_tables_of_spark_itself_become_iceberg(spark: Spark, ns: str, lakehouse:
         spark.sql(f"CREATE TABLE spark_catalog.default.{name} USING parquet AS SELECT id FROM range(3)")
     spark.sql(f"CALL ice.system.snapshot('spark_catalog.default.snapped', 'ice.{ns}.snapped')")
     spark.sql("CALL spark_catalog.system.migrate('spark_catalog.default.moved')")
-    assert spark.one(f"SELECT count(*) FROM ice.{ns}.snapped") == 3
-    assert spark.one("SELECT count(*) FROM ice.default.moved") == 3
+    assert spark.scalar(f"SELECT count(*) FROM ice.{ns}.snapped") == 3
+    assert spark.scalar("SELECT count(*) FROM ice.default.moved") == 3

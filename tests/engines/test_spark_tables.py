@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.lake_run import get
 from tests.support.lakehouse import Lakehouse
-from tests.support.spark import Refusal, Spark
+from tests.support.spark import Spark, SparkRefusal
 
 
 def rows(spark: Spark, table: str) -> list[tuple[object, ...]]:
@@ -18,7 +18,7 @@ def rows(spark: Spark, table: str) -> list[tuple[object, ...]]:
 
 def test_a_table_from_create_to_drop(spark: Spark, ns: str, t: str, lakehouse: Lakehouse) -> None:
     spark.sql(f"CREATE TABLE {t} (id BIGINT NOT NULL COMMENT 'number', name STRING) TBLPROPERTIES ('team' = 'mine')")
-    with pytest.raises(Refusal, match="already exists"):
+    with pytest.raises(SparkRefusal, match="already exists"):
         spark.sql(f"CREATE TABLE {t} (id BIGINT)")
     spark.sql(f"INSERT INTO {t} VALUES (1, 'one'), (2, 'two')")
     spark.sql(f"INSERT INTO {t} VALUES (3, NULL)")
@@ -34,7 +34,7 @@ def test_a_table_from_create_to_drop(spark: Spark, ns: str, t: str, lakehouse: L
     spark.sql(f"DROP TABLE ice.{ns}.other PURGE")
     assert spark.sql(f"SHOW TABLES IN ice.{ns}") == []
     assert list(folder.rglob("*.parquet")) == []
-    with pytest.raises(Refusal, match="TABLE_OR_VIEW_NOT_FOUND"):
+    with pytest.raises(SparkRefusal, match="TABLE_OR_VIEW_NOT_FOUND"):
         spark.sql(f"SELECT * FROM ice.{ns}.other")
 
 
@@ -45,7 +45,7 @@ def test_namespaces_of_several_levels(spark: Spark, ns: str, lakehouse: Lakehous
     assert ("Comment", "a level below") in spark.sql(f"DESCRIBE NAMESPACE EXTENDED ice.{ns}.inner")
     spark.sql(f"CREATE TABLE ice.{ns}.inner.t (id BIGINT)")
     for name in (f"ice.{ns}.inner", f"ice.{ns}"):
-        with pytest.raises(Refusal, match="not empty"):
+        with pytest.raises(SparkRefusal, match="not empty"):
             spark.sql(f"DROP NAMESPACE {name}")
     spark.sql(f"DROP TABLE ice.{ns}.inner.t")
     spark.sql(f"DROP NAMESPACE ice.{ns}.inner")
@@ -55,19 +55,19 @@ def test_namespaces_of_several_levels(spark: Spark, ns: str, lakehouse: Lakehous
 
 def test_create_and_replace_as_select(spark: Spark, ns: str, t: str) -> None:
     spark.sql(f"CREATE TABLE {t} PARTITIONED BY (part) AS SELECT id, id % 2 AS part FROM range(6)")
-    assert spark.one(f"SELECT count(*) FROM {t}") == 6
+    assert spark.scalar(f"SELECT count(*) FROM {t}") == 6
     spark.sql(f"REPLACE TABLE {t} AS SELECT id + 100 AS id, 'x' AS word FROM {t}")
     assert spark.sql(f"SELECT min(id), max(id), max(word) FROM {t}") == [(100, 105, "x")]
     spark.sql(f"CREATE OR REPLACE TABLE {t} (other STRING)")
     assert rows(spark, t) == []
     first = spark.column(f"SELECT snapshot_id FROM {t}.snapshots ORDER BY committed_at")[0]
-    assert spark.one(f"SELECT count(part) FROM {t} VERSION AS OF {first}") == 6
+    assert spark.scalar(f"SELECT count(part) FROM {t} VERSION AS OF {first}") == 6
     spark.sql(f"CREATE OR REPLACE TABLE ice.{ns}.fresh AS SELECT 1 AS id")
     assert spark.column(f"SELECT * FROM ice.{ns}.fresh") == [1]
 
 
 @pytest.mark.parametrize("mode", ["copy-on-write", "merge-on-read"])
-def test_rows_are_changed_in_place(spark: Spark, t: str, mode: str) -> None:
+def test_rows_are_updated_in_place(spark: Spark, t: str, mode: str) -> None:
     modes = ", ".join(f"'write.{what}.mode' = '{mode}'" for what in ("delete", "update", "merge"))
     spark.sql(f"CREATE TABLE {t} TBLPROPERTIES ({modes}) AS SELECT id, 'old' AS word FROM range(1, 6)")
     spark.sql(
@@ -77,7 +77,7 @@ def test_rows_are_changed_in_place(spark: Spark, t: str, mode: str) -> None:
     spark.sql(f"UPDATE {t} SET word = 'updated' WHERE id = 2")
     spark.sql(f"DELETE FROM {t} WHERE id = 3")
     assert rows(spark, t) == [(1, "merged"), (2, "updated"), (4, "old"), (5, "old"), (9, "new")]
-    assert (spark.one(f"SELECT count(*) FROM {t}.delete_files") > 0) == (mode == "merge-on-read")
+    assert (spark.scalar(f"SELECT count(*) FROM {t}.delete_files") > 0) == (mode == "merge-on-read")
 
 
 def test_the_schema_evolves(spark: Spark, t: str) -> None:
@@ -104,7 +104,7 @@ def test_the_schema_evolves(spark: Spark, t: str) -> None:
     assert [row[:2] for row in spark.sql(f"DESCRIBE {t}")] == [
         ("title", "string"), ("id", "bigint"), ("deep", "struct<x:int,y:string>")
     ]  # fmt: skip
-    with pytest.raises(Refusal):
+    with pytest.raises(SparkRefusal):
         spark.sql(f"ALTER TABLE {t} ALTER COLUMN id TYPE INT")
 
 
@@ -164,19 +164,19 @@ def test_views(spark: Spark, ns: str, t: str) -> None:
     spark.sql(
         f"CREATE VIEW {view} (number COMMENT 'of a row') COMMENT 'all' TBLPROPERTIES ('a' = 'b') AS SELECT id FROM {t}"
     )
-    assert spark.one(f"SELECT sum(number) FROM {view}") == 6
-    with pytest.raises(Refusal, match="already exists"):
+    assert spark.scalar(f"SELECT sum(number) FROM {view}") == 6
+    with pytest.raises(SparkRefusal, match="already exists"):
         spark.sql(f"CREATE TABLE {view} (id BIGINT)")
-    with pytest.raises(Refusal, match="already exists"):
+    with pytest.raises(SparkRefusal, match="already exists"):
         spark.sql(f"CREATE VIEW {t} AS SELECT 1 AS one")
     spark.sql(f"CREATE OR REPLACE VIEW {view} AS SELECT id * 2 AS twice FROM {t}")
     spark.sql(f"ALTER VIEW {view} SET TBLPROPERTIES ('c' = 'd')")
     spark.sql(f"ALTER VIEW {view} RENAME TO ice.{ns}.w")
-    assert spark.one(f"SELECT sum(twice) FROM ice.{ns}.w") == 12
+    assert spark.scalar(f"SELECT sum(twice) FROM ice.{ns}.w") == 12
     assert spark.sql(f"SHOW VIEWS IN ice.{ns}") == [(ns, "w", False)]
-    assert "'c' = 'd'" in spark.one(f"SHOW CREATE TABLE ice.{ns}.w")
+    assert "'c' = 'd'" in spark.scalar(f"SHOW CREATE TABLE ice.{ns}.w")
     spark.sql(f"DROP VIEW ice.{ns}.w")
-    with pytest.raises(Refusal, match="TABLE_OR_VIEW_NOT_FOUND"):
+    with pytest.raises(SparkRefusal, match="TABLE_OR_VIEW_NOT_FOUND"):
         spark.sql(f"SELECT * FROM ice.{ns}.w")
 
 
@@ -188,27 +188,27 @@ def test_a_table_of_format_version_3(spark: Spark, t: str) -> None:
     spark.sql(f"DELETE FROM {t} WHERE id = 3")
     spark.sql(f"UPDATE {t} SET id = 40 WHERE id = 4")
     spark.sql(f"INSERT INTO {t} VALUES (50, NULL)")
-    found = spark.sql(
+    rows = spark.sql(
         f"SELECT id, _row_id, _last_updated_sequence_number, variant_get(v, '$.a', 'int') FROM {t} ORDER BY id"
     )
-    assert [row[:3] for row in found[:4]] == [(0, 0, 1), (1, 1, 1), (2, 2, 1), (40, 4, 3)]
-    assert (found[4][0], found[4][1] > 4, found[4][2]) == (50, True, 4)
-    assert [row[3] for row in found] == [0, 1, 2, 4, None]
+    assert [row[:3] for row in rows[:4]] == [(0, 0, 1), (1, 1, 1), (2, 2, 1), (40, 4, 3)]
+    assert (rows[4][0], rows[4][1] > 4, rows[4][2]) == (50, True, 4)
+    assert [row[3] for row in rows] == [0, 1, 2, 4, None]
     assert spark.sql(f"SELECT file_format, record_count FROM {t}.delete_files") == [("PUFFIN", 2)]
 
 
-def test_a_table_is_raised_from_version_to_version(spark: Spark, t: str) -> None:
+def test_a_table_is_upgraded_from_version_to_version(spark: Spark, t: str) -> None:
     spark.sql(f"CREATE TABLE {t} TBLPROPERTIES ('format-version' = '1') AS SELECT id FROM range(3)")
     for version in ("2", "3"):
         spark.sql(f"ALTER TABLE {t} SET TBLPROPERTIES ('format-version' = '{version}')")
         spark.sql(f"INSERT INTO {t} VALUES ({version}0)")
     assert spark.sql(f"SELECT count(*), count(DISTINCT id) FROM {t}") == [(5, 5)]
-    assert spark.one(f"SELECT count(_row_id) FROM {t} WHERE id = 30") == 1
-    with pytest.raises(Refusal, match=r"(?i)downgrade"):
+    assert spark.scalar(f"SELECT count(_row_id) FROM {t} WHERE id = 30") == 1
+    with pytest.raises(SparkRefusal, match=r"(?i)downgrade"):
         spark.sql(f"ALTER TABLE {t} SET TBLPROPERTIES ('format-version' = '2')")
 
 
-def test_committers_at_the_same_time_lose_nothing(spark: Spark, t: str, lakehouse: Lakehouse) -> None:
+def test_concurrent_committers_lose_nothing(spark: Spark, t: str, lakehouse: Lakehouse) -> None:
     """A statement that repeats its commit; the other client is of another make."""
     retries = "'commit.retry.num-retries' = '50', 'commit.retry.min-wait-ms' = '5'"
     spark.sql(f"CREATE TABLE {t} (id BIGINT) TBLPROPERTIES ({retries})")
@@ -224,13 +224,13 @@ def test_committers_at_the_same_time_lose_nothing(spark: Spark, t: str, lakehous
         others = [threads.submit(set_property, number) for number in range(2)]
         for number in range(6):
             spark.sql(f"INSERT INTO {t} VALUES ({number})")
-        for one in others:
-            one.result()
-    assert spark.one(f"SELECT count(*) FROM {t}") == 6
+        for task in others:
+            task.result()
+    assert spark.scalar(f"SELECT count(*) FROM {t}") == 6
     assert len([key for key, _ in spark.sql(f"SHOW TBLPROPERTIES {t}") if key.startswith("own-")]) == 10
 
 
 def test_a_location_outside_of_the_warehouse_is_refused(spark: Spark, t: str, tmp_path: Path) -> None:
-    with pytest.raises(Refusal, match="outside of the warehouse"):
+    with pytest.raises(SparkRefusal, match="outside of the warehouse"):
         spark.sql(f"CREATE TABLE {t} (id BIGINT) LOCATION 'file:{tmp_path}/elsewhere'")
     assert not (tmp_path / "elsewhere").exists()

@@ -9,8 +9,8 @@ import pytest
 from icestream import errors
 from icestream.model import SyncMode
 from icestream.wal.write_ahead_log import WriteAheadLog
+from tests.support.held_sink import HeldSink
 from tests.support.machine import A, B, Machine, batch, messages, publish, settle, turn, undeclared
-from tests.support.stepped_sink import SteppedSink
 
 pytestmark = pytest.mark.asyncio
 MODES = pytest.mark.parametrize("mode", list(SyncMode))
@@ -20,15 +20,15 @@ def check_order(log: WriteAheadLog) -> None:
     for shard in log.state.shards.values():
         assert shard.floor <= shard.synced <= shard.written <= shard.assigned
         if log.appender.mode is not SyncMode.ALWAYS:
-            assert shard.written <= shard.reserved, "somebody may see an offset that no promise on disk covers"
+            assert shard.written <= shard.reserved, "a reader may see an offset that no promise on disk covers"
             assert shard.assigned <= shard.reserve_pending
 
 
 @MODES
 @pytest.mark.parametrize("seed", range(4))
-async def test_hazard_00_the_offsets_stay_in_order_at_every_step_of_the_disk(mode: SyncMode, seed: int) -> None:
+async def test_hazard_00_offset_marks_stay_ordered_at_every_step_of_the_disk(mode: SyncMode, seed: int) -> None:
     chance = random.Random(seed)
-    machine, sink = Machine(seed, mode), SteppedSink()
+    machine, sink = Machine(seed, mode), HeldSink()
     log = await machine.start(sink=sink)
     for number in range(60):
         log.submit([batch(log, key, b"%d" % number, bytes(chance.randrange(4000))) for key in (A, B)])
@@ -48,8 +48,8 @@ async def test_hazard_00_the_offsets_stay_in_order_at_every_step_of_the_disk(mod
 
 
 @MODES
-async def test_hazard_00_ack_and_delivery_leave_together_and_not_too_early(mode: SyncMode) -> None:
-    machine, sink = Machine(mode=mode), SteppedSink()
+async def test_hazard_00_ack_and_delivery_happen_together_and_not_before_the_release(mode: SyncMode) -> None:
+    machine, sink = Machine(mode=mode), HeldSink()
     log = await machine.start(sink=sink)
     first = log.submit([batch(log, A, b"first")])
     await settle()
@@ -73,7 +73,7 @@ async def test_hazard_00_ack_and_delivery_leave_together_and_not_too_early(mode:
 
 @MODES
 async def test_hazard_00_a_floor_beyond_synced_is_refused(mode: SyncMode) -> None:
-    machine, sink = Machine(mode=mode), SteppedSink()
+    machine, sink = Machine(mode=mode), HeldSink()
     log = await machine.start(sink=sink)
     log.submit([batch(log, A, b"one")])
     await turn(log, sink)
@@ -87,7 +87,7 @@ async def test_hazard_00_a_floor_beyond_synced_is_refused(mode: SyncMode) -> Non
 
 
 @pytest.mark.parametrize("mode", [SyncMode.PERIODIC, SyncMode.NONE])
-async def test_hazard_00_numbers_that_nobody_may_reuse_are_a_declared_gap_that_readers_step_over(
+async def test_hazard_00_offsets_that_must_not_be_reused_are_a_declared_gap_that_readers_skip(
     mode: SyncMode,
 ) -> None:
     machine = Machine(mode=mode)
@@ -112,7 +112,7 @@ async def test_hazard_00_numbers_that_nobody_may_reuse_are_a_declared_gap_that_r
 
 
 @pytest.mark.parametrize("mode", [SyncMode.PERIODIC, SyncMode.NONE])
-async def test_hazard_00_a_shard_that_got_nothing_since_the_last_start_has_no_further_gap(mode: SyncMode) -> None:
+async def test_hazard_00_a_shard_without_appends_since_the_last_start_gets_no_further_gap(mode: SyncMode) -> None:
     """Otherwise every unclean stop of a node would cost every shard that it ever had a million numbers."""
     machine = Machine(mode=mode)
     log = await machine.start()
@@ -129,4 +129,4 @@ async def test_hazard_00_a_shard_that_got_nothing_since_the_last_start_has_no_fu
     assert await publish(log, A, b"second") == gap.end
     await machine.kill()
     log = await machine.start()
-    assert log.report.gaps != [], "now there is something that somebody may have seen"
+    assert log.report.gaps != [], "a reader may have seen the lost offsets"

@@ -6,7 +6,7 @@ import pytest
 
 from icestream.model import ShardKey, envelope
 from icestream.model.block import ConstantColumn, Numbering, encode_block, iter_blocks
-from icestream.model.shard import Gap, GapState
+from icestream.model.shard import DeclaredGap, GapState
 from icestream.wal.format import SectionKind
 from icestream.wal.producer_sequences import Duplicate
 from tests.support.machine import A, Machine, publish
@@ -14,7 +14,7 @@ from tests.support.machine import A, Machine, publish
 pytestmark = pytest.mark.asyncio
 
 
-async def test_hazard_02_where_a_message_came_from_stays_with_it() -> None:
+async def test_hazard_02_the_origin_of_a_message_is_kept_with_it() -> None:
     machine = Machine()
     log = await machine.start()
     log.state.producers.open(9, 3)
@@ -30,7 +30,7 @@ async def test_hazard_02_where_a_message_came_from_stays_with_it() -> None:
         await end()
         log = await machine.start()
         result = await log.reader.read(A, 0)
-        first, second = [one for section in result.sections for one in iter_blocks(section.body)]
+        first, second = [block for section in result.sections for block in iter_blocks(section.body)]
         assert first.values(envelope.ORIGIN_EPOCH) == [7, 7]
         assert first.values(envelope.ORIGIN_OFFSET) == [1500, 1501]
         assert first.numbering == numbering, "the original producer and sequence go with it"
@@ -42,7 +42,7 @@ async def test_hazard_02_the_state_of_a_takeover_gap_survives_in_checkpoint_and_
     machine = Machine()
     log = await machine.start()
     await publish(log, A, b"before the takeover")
-    pending = Gap(A, 1, 1000, 2, "owner lost", GapState.PENDING)
+    pending = DeclaredGap(A, 1, 1000, 2, "owner lost", GapState.PENDING)
     log.appender.declare_gaps([pending], machine.clock.wall_us())
     assert await publish(log, A, b"after it") == 1000
     await machine.kill()

@@ -9,9 +9,9 @@ import pytest
 
 from icestream.model import SyncMode
 from icestream.pipeline.driver.effects import Effect, Fault
-from tests.support.driver_life import Struck
+from tests.support.interruptible_driver import DriverKilled
 from tests.support.machine import Machine
-from tests.support.powerless_world import PowerlessWorld
+from tests.support.power_loss_world import PowerLossWorld
 
 NOT_DUE_MS = 10**13  # longer than from any clock of a test to any other
 
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.asyncio
 
 @pytest.mark.parametrize("mode", list(SyncMode))
 @pytest.mark.parametrize("seed", range(3))
-async def test_hazard_03_the_round_behind_a_power_loss_commits(tmp_path: Path, mode: SyncMode, seed: int) -> None:
-    world = await PowerlessWorld.on(tmp_path, Machine(seed, mode, sync_interval_ms=10**9))
+async def test_hazard_03_the_round_after_a_power_loss_commits(tmp_path: Path, mode: SyncMode, seed: int) -> None:
+    world = await PowerLossWorld.on(tmp_path, Machine(seed, mode, sync_interval_ms=10**9))
     for _ in range(3):
         await world.publish_some()
         await world.drain(world.driver())
@@ -35,21 +35,21 @@ async def test_hazard_03_the_round_behind_a_power_loss_commits(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("mode", list(SyncMode))
-async def test_hazard_03_a_driver_looks_twice_at_a_gap_before_anything_is_due(tmp_path: Path, mode: SyncMode) -> None:
+async def test_hazard_03_a_driver_checks_a_gap_twice_before_a_round_is_due(tmp_path: Path, mode: SyncMode) -> None:
     """The table ends before the gap, the messages go on behind it: the second look finds what the first one left."""
-    world = await PowerlessWorld.on(tmp_path, Machine(1, mode, sync_interval_ms=10**9))
+    world = await PowerLossWorld.on(tmp_path, Machine(1, mode, sync_interval_ms=10**9))
     await world.publish_some()
     await world.drain(world.driver())
     await world.publish_some()
     await world.lose_power()
     assert mode is SyncMode.ALWAYS or any(world.log.gaps(key) for key in world.published)
     await world.publish_some()
-    one = world.driver(age_due_ms=NOT_DUE_MS)
+    harness = world.driver(age_due_ms=NOT_DUE_MS)
     for _ in range(3):
-        await one.driver.turn()
-        assert not one.topics.halted
-    one.driver.expedite()
-    await world.drain(one)
+        await harness.driver.turn()
+        assert not harness.topics.halted
+    harness.driver.expedite()
+    await world.drain(harness)
     await world.check()
     await world.close()
 
@@ -57,15 +57,15 @@ async def test_hazard_03_a_driver_looks_twice_at_a_gap_before_anything_is_due(tm
 @pytest.mark.parametrize("mode", list(SyncMode))
 @pytest.mark.parametrize("effect", [Effect.WRITE, Effect.COMMIT, Effect.ADVANCE])
 async def test_hazard_03_a_power_loss_in_the_middle_of_a_round(tmp_path: Path, mode: SyncMode, effect: Effect) -> None:
-    """What is in the table was synced before: the broker syncs before it tells what there is."""
-    world = await PowerlessWorld.on(tmp_path, Machine(1, mode, sync_interval_ms=10**9))
+    """Committed rows were synced before: the broker syncs before it reports its backlog."""
+    world = await PowerLossWorld.on(tmp_path, Machine(1, mode, sync_interval_ms=10**9))
     await world.publish_some()
     await world.drain(world.driver())
     await world.publish_some()
-    one = world.driver(Fault(False, effect, 1))
-    with pytest.raises(Struck):
-        await world.drain(one)
-    await one.end()
+    harness = world.driver(Fault(False, effect, 1))
+    with pytest.raises(DriverKilled):
+        await world.drain(harness)
+    await harness.end()
     await world.publish_some()
     await world.lose_power()
     await world.publish_some()

@@ -38,14 +38,17 @@ async def recycle(log: WriteAheadLog) -> None:
     await log.checkpoint()
 
 
-def known(log: WriteAheadLog) -> dict[str, Any]:
-    """What must not depend on which files are left."""
+def log_state(log: WriteAheadLog) -> dict[str, Any]:
+    """The state of the log that must not depend on which files are left."""
     windows = log.state.producers.windows()
     return {
         "topics": dict(log.state.topics),
         "next": {key: (shard.assigned, shard.synced, shard.epoch) for key, shard in log.state.shards.items()},
         "time": {key: shard.append_time_us for key, shard in log.state.shards.items()},
-        "windows": {(key, who): (one.producer_epoch, one.expected, list(one.sent)) for key, who, one in windows},
+        "windows": {
+            (key, producer): (window.producer_epoch, window.expected, list(window.sent))
+            for key, producer, window in windows
+        },
         "gaps": {key: gaps for key, gaps in log.state.gaps.items() if gaps},
     }
 
@@ -57,20 +60,22 @@ def checkpoints(disk: SimulatedDisk) -> list[str]:
 
 @pytest.mark.parametrize("stopped_in_order", [False, True])
 @pytest.mark.parametrize("end", ["kill", "power_loss"])
-async def test_hazard_04_after_recycling_everything_a_start_knows_it_all(end: str, stopped_in_order: bool) -> None:
+async def test_hazard_04_a_start_after_recycling_everything_restores_the_whole_state(
+    end: str, stopped_in_order: bool
+) -> None:
     machine = Machine()
     log = await machine.start()
     await fill(log, 30)
     if stopped_in_order:  # then no file is left at all
         await log.close()
         log = await machine.start()
-    before = known(log)
+    before = log_state(log)
     await recycle(log)
     assert log.lifecycle.files == []
     await getattr(machine, end)()
 
     log = await machine.start()
-    assert known(log) == before
+    assert log_state(log) == before
     assert log.state.producers.check(A, Numbering(PRODUCER, 1, 29), 1) == Duplicate(
         29, before["windows"][A, 5][2][-1][3]
     )
@@ -81,7 +86,7 @@ async def test_hazard_04_after_recycling_everything_a_start_knows_it_all(end: st
 
 
 @pytest.mark.parametrize("damage", ["delete", "cut", "empty", "flip", "zero"])
-async def test_hazard_04_without_the_newest_checkpoint_the_older_one_gives_the_same_state(damage: str) -> None:
+async def test_hazard_04_the_older_checkpoint_gives_the_same_state_as_the_newest(damage: str) -> None:
     machine = Machine()
     log = await machine.start()
     await fill(log, 30)
@@ -89,18 +94,18 @@ async def test_hazard_04_without_the_newest_checkpoint_the_older_one_gives_the_s
     await fill(log, 20, start=30)
     await log.checkpoint()
     await fill(log, 3, start=50)
-    before = known(log)
+    before = log_state(log)
     await machine.kill()
     newest, older = checkpoints(machine.disk)
     assert checkpoint_lsn(newest) != checkpoint_lsn(older)
     spoil(machine.disk, newest, damage)
 
     log = await machine.start()
-    assert known(log) == before
+    assert log_state(log) == before
     assert log.report.checkpoint_lsn == checkpoint_lsn(older)
     assert log.report.bad_checkpoints == ([] if damage == "delete" else [newest])
-    found = await messages(log, A)
-    assert found[52] == b"52" + bytes(6000)
+    stored = await messages(log, A)
+    assert stored[52] == b"52" + bytes(6000)
 
 
 def spoil(disk: SimulatedDisk, name: str, damage: str) -> None:
@@ -133,7 +138,7 @@ async def test_hazard_04_without_any_checkpoint_a_recycled_log_does_not_start_at
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "flip", "zero"])
-async def test_hazard_04_checkpoints_that_cannot_be_read_still_tell_how_far_the_log_went(damage: str) -> None:
+async def test_hazard_04_unreadable_checkpoints_still_tell_the_end_of_the_log(damage: str) -> None:
     """Every file was freed, and both checkpoints are hit: their names are all that is left of the log."""
     machine = Machine()
     log = await machine.start()
@@ -158,12 +163,12 @@ async def test_hazard_04_checkpoints_that_cannot_be_read_still_tell_how_far_the_
     apply_repair(machine.disk, machine.clock, plan)
     log = await machine.start({A: 30, B: 30})
     assert log.state.lsn > last
-    known, unknown = log.gaps(A)
-    assert (known.start, known.end, unknown.start) == (0, 30, 30), "who knows a position is believed"
-    assert await publish(log, A, b"new") == unknown.end > 30, "what may lie behind it is not given out again"
+    known_gap, unknown = log.gaps(A)
+    assert (known_gap.start, known_gap.end, unknown.start) == (0, 30, 30), "a stored position is believed"
+    assert await publish(log, A, b"new") == unknown.end > 30, "offsets behind it are not assigned again"
 
 
-async def test_hazard_04_a_file_goes_only_after_two_durable_checkpoints_cover_it() -> None:
+async def test_hazard_04_a_file_is_freed_only_after_two_durable_checkpoints_cover_it() -> None:
     machine = Machine()
     log = await machine.start()
     await fill(log, 30)
@@ -186,7 +191,7 @@ async def test_hazard_04_a_file_goes_only_after_two_durable_checkpoints_cover_it
     assert freed == len(last_lsn) > 1
 
 
-async def test_hazard_04_a_file_of_notes_alone_goes_only_after_two_checkpoints_too(
+async def test_hazard_04_a_file_of_notes_is_freed_only_after_two_checkpoints_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No floor holds it, but the older checkpoint and the log behind it must still give the same state. Starts write no
@@ -221,23 +226,23 @@ async def test_hazard_04_a_file_of_notes_alone_goes_only_after_two_checkpoints_t
 
 @pytest.mark.parametrize("operation", ["create", "write", "sync", "rename", "sync_directory"])
 @pytest.mark.parametrize("times", [1, 2, 3])
-async def test_hazard_04_checkpoints_that_fail_free_nothing_that_is_still_needed(operation: str, times: int) -> None:
+async def test_hazard_04_failed_checkpoints_free_no_file_that_is_needed(operation: str, times: int) -> None:
     for after in range(4):
         machine = Machine(seed=after)
         log = await machine.start()
         await fill(log, 20)
-        before = known(log)
+        before = log_state(log)
         machine.disk.fail(operation, errno.EIO, after)
         for _ in range(times - 1):
             machine.disk.fail(operation, errno.EIO)
         await log.advance_floor({A: 20, B: 20})
         await machine.power_loss()
         log = await machine.start()
-        assert known(log) == before
+        assert log_state(log) == before
         assert await publish(log, A, b"next") == 20
 
 
-async def test_hazard_04_a_crash_at_any_moment_of_recycling_and_reuse_changes_nothing() -> None:
+async def test_hazard_04_a_crash_at_any_step_of_recycling_and_reuse_loses_nothing() -> None:
     crashed = True
     operations = 0
     while crashed:
@@ -258,13 +263,13 @@ async def test_hazard_04_a_crash_at_any_moment_of_recycling_and_reuse_changes_no
         answer = log.state.producers.check(A, Numbering(PRODUCER, 1, 11), 1)
         assert answer is not None
         assert answer.base_offset == 11
-        found = await messages(log, A)
-        assert found == {offset: b"%d" % offset + bytes(6000) for offset in found}
+        stored = await messages(log, A)
+        assert stored == {offset: b"%d" % offset + bytes(6000) for offset in stored}
         operations += 3
     assert operations > 60
 
 
-async def test_hazard_04_a_topic_id_that_nothing_names_stops_the_start() -> None:
+async def test_hazard_04_an_unnamed_topic_id_stops_the_start() -> None:
     machine = Machine()
     log = await machine.start()
     await publish(log, A, b"known")

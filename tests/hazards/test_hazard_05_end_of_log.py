@@ -26,9 +26,9 @@ from icestream.wal.appender import Placed
 from icestream.wal.format import RECORDS_START
 from icestream.wal.log_file import SEAL_POSITION, SECTOR, log_name, log_number
 from icestream.wal.write_ahead_log import WriteAheadLog
-from tests.support.effort import HALF, QUARTER
+from tests.support.held_sink import HeldSink
+from tests.support.hypothesis_effort import HALF, QUARTER
 from tests.support.machine import A, B, Machine, batch, messages, publish, settle, turn, undeclared
-from tests.support.stepped_sink import SteppedSink
 
 # As every LogDamaged of a start must read: which file, where in it, what to do.
 NAMES_THE_PLACE = re.compile(r"log-\d{16}\.wal is damaged at position \d+: .*icestream wal repair")
@@ -38,8 +38,8 @@ NAMES_THE_PLACE = re.compile(r"log-\d{16}\.wal is damaged at position \d+: .*ice
 
 
 @dataclass
-class Life:
-    """What happens between two starts. Sizes of each tick's records; how often the disk does something in between."""
+class ProcessRunPlan:
+    """One run between two starts: the record sizes of each tick, and how many disk steps follow each."""
 
     ticks: list[list[int]]
     steps: list[int]
@@ -48,35 +48,35 @@ class Life:
 
 
 @dataclass
-class Model:
-    """What producers were told, and what each start showed."""
+class EndOfLogModel:
+    """The acks that producers got, and the messages that each start showed."""
 
     sent: int = 0
     acked: dict[tuple[ShardKey, int], bytes] = field(default_factory=dict)
     gone: set[bytes] = field(default_factory=set)  # sent, and absent after some start
-    given: set[bytes] = field(default_factory=set)
+    payloads: set[bytes] = field(default_factory=set)
     floors: dict[ShardKey, int] = field(default_factory=dict)
 
     async def check_start(self, log: WriteAheadLog) -> None:
         there: set[bytes] = set()
         for key in log.state.shards:
-            found = await messages(log, key)
+            stored = await messages(log, key)
             floor = self.floors.get(key, 0)
             for (where, offset), payload in self.acked.items():
                 if where == key and offset >= floor:
-                    assert found.get(offset) == payload, f"acked at {offset} of {key}, now {found.get(offset)!r:.20}"
-            assert undeclared(log, key, found) == []
-            numbers = [int(found[offset].split(b".")[0]) for offset in sorted(found)]
+                    assert stored.get(offset) == payload, f"acked at {offset} of {key}, now {stored.get(offset)!r:.20}"
+            assert undeclared(log, key, stored) == []
+            numbers = [int(stored[offset].split(b".")[0]) for offset in sorted(stored)]
             assert numbers == sorted(set(numbers)), "order changed, or a message is there twice"
-            there |= set(found.values())
+            there |= set(stored.values())
         assert not there & self.gone, "a message that was gone came back"
-        kept = {payload for (key, offset), payload in self.acked.items() if offset < self.floors.get(key, 0)}
-        self.gone |= self.given - there - kept
+        below_floor = {payload for (key, offset), payload in self.acked.items() if offset < self.floors.get(key, 0)}
+        self.gone |= self.payloads - there - below_floor
 
 
 LIVES = st.lists(
     st.builds(
-        Life,
+        ProcessRunPlan,
         ticks=st.lists(
             # equal sizes make new records end where old ones did
             st.one_of(st.lists(st.just(400), min_size=1, max_size=4), st.lists(st.integers(0, 7000), max_size=4)),
@@ -97,16 +97,16 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 @HALF
 @given(seed=st.integers(0, 2**32), align=st.sampled_from([8, 512]), filled=st.booleans(), lives=LIVES)
 def test_hazard_05_power_loss_never_refuses_loses_or_resurrects(
-    seed: int, align: int, filled: bool, lives: list[Life]
+    seed: int, align: int, filled: bool, lives: list[ProcessRunPlan]
 ) -> None:
-    run(check_lives(Machine(seed, align_bytes=align), Model(), lives, filled=filled))
+    run(check_lives(Machine(seed, align_bytes=align), EndOfLogModel(), lives, filled=filled))
 
 
-async def check_lives(machine: Machine, model: Model, lives: list[Life], *, filled: bool) -> None:
+async def check_lives(machine: Machine, model: EndOfLogModel, lives: list[ProcessRunPlan], *, filled: bool) -> None:
     if filled:
         await fill_and_recycle(machine, model)
     for life in lives:
-        sink = SteppedSink()
+        sink = HeldSink()
         log = await machine.start(sink=sink)
         await model.check_start(log)
         await work(log, sink, model, life)
@@ -119,7 +119,7 @@ async def check_lives(machine: Machine, model: Model, lives: list[Life], *, fill
     await model.check_start(await machine.start())
 
 
-async def fill_and_recycle(machine: Machine, model: Model) -> None:
+async def fill_and_recycle(machine: Machine, model: EndOfLogModel) -> None:
     """Leaves spare files that are full of good records of older generations."""
     log = await machine.start()
     for _ in range(40):
@@ -128,32 +128,32 @@ async def fill_and_recycle(machine: Machine, model: Model) -> None:
     await log.advance_floor(model.floors)
     await log.checkpoint()
     await log.checkpoint()
-    model.given.clear()
+    model.payloads.clear()
     assert any(name.startswith("spare-") for name in machine.disk.names())
     await machine.kill()
 
 
-def payload(model: Model, size: int) -> bytes:
+def payload(model: EndOfLogModel, size: int) -> bytes:
     model.sent += 1
-    made = b"%08d." % model.sent + bytes(size)
-    model.given.add(made)
-    return made
+    content = b"%08d." % model.sent + bytes(size)
+    model.payloads.add(content)
+    return content
 
 
-async def work(log: WriteAheadLog, sink: SteppedSink, model: Model, life: Life) -> None:
+async def work(log: WriteAheadLog, sink: HeldSink, model: EndOfLogModel, life: ProcessRunPlan) -> None:
     waiting: list[tuple[ShardKey, bytes, asyncio.Future[list[object]]]] = []
     for sizes, steps in zip(life.ticks, life.steps, strict=False):
         for number, size in enumerate(sizes):
-            key, made = (A, B)[number % 2], payload(model, size)
-            waiting.append((key, made, log.submit([batch(log, key, made)])))
+            key, content = (A, B)[number % 2], payload(model, size)
+            waiting.append((key, content, log.submit([batch(log, key, content)])))
             if number % 2:
                 await asyncio.sleep(0)  # another record of the same sync
         await turn(log, sink, steps)
-    for key, made, answer in waiting:
+    for key, content, answer in waiting:
         if answer.done():
             (placed,) = answer.result()
             assert isinstance(placed, Placed)
-            model.acked[key, placed.base_offset] = made
+            model.acked[key, placed.base_offset] = content
     if life.recycles:
         floors = {key: shard.synced for key, shard in log.state.shards.items()}
         await log.advance_floor(floors)
@@ -198,26 +198,26 @@ def test_hazard_05_each_file_gets_its_first_record_after_the_one_before_is_synce
 
 
 @dataclass
-class Written:
+class WrittenLog:
     """A log whose every record was synced on its own, as bytes; and what is in it."""
 
     files: dict[str, bytes]
-    found: dict[ShardKey, dict[int, bytes]]
+    stored: dict[ShardKey, dict[int, bytes]]
     ends: dict[str, int]  # of each file: the first byte of which a flip leaves no evidence
 
     def machine(self) -> Machine:
-        made = Machine()
+        machine = Machine()
         for name, content in self.files.items():
-            made.disk.replace(name, content)
-        return made
+            machine.disk.replace(name, content)
+        return machine
 
     def is_last_batch(self, name: str, position: int) -> bool:
         return name in self.ends and position >= self.ends[name]
 
 
-async def write_log(*, checkpoint: bool, recycled: bool) -> Written:
+async def write_log(*, checkpoint: bool, recycled: bool) -> WrittenLog:
     """Three files or more; the last one unsealed, as after kill -9."""
-    machine, model = Machine(), Model()
+    machine, model = Machine(), EndOfLogModel()
     if recycled:
         await fill_and_recycle(machine, model)
     log = await machine.start()
@@ -226,30 +226,30 @@ async def write_log(*, checkpoint: bool, recycled: bool) -> Written:
         await publish(log, B, payload(model, 400), payload(model, 0))
         if checkpoint and number == 12:
             await log.checkpoint()
-    found = {key: await messages(log, key) for key in (A, B)}
+    stored = {key: await messages(log, key) for key in (A, B)}
     active = log.appender.file
     assert active is not None
     await machine.kill()
     files = {name: machine.disk.content(name) for name in machine.disk.names() if name != "LOCK"}
     name = next(name for name in files if log_number(name) == active.number)
-    return Written(files, found, {name: records(files[name], active.number)[-1]})
+    return WrittenLog(files, stored, {name: records(files[name], active.number)[-1]})
 
 
 def records(content: bytes, number: int) -> list[int]:
-    """Where the records of a file begin."""
-    found, at = [], wire.RECORDS_START
+    """The positions of the records in a file."""
+    positions, at = [], wire.RECORDS_START
     while True:
         try:
             header = wire.decode_header(content, at, at)
         except errors.DecodeError:
-            return found
+            return positions
         if header.generation != number or header.kind != wire.RecordKind.DATA:
-            return found
-        found.append(at)
+            return positions
+        positions.append(at)
         at += header.record_bytes
 
 
-async def check_flip(written: Written, name: str, bit: int) -> str:
+async def check_flip(written: WrittenLog, name: str, bit: int) -> str:
     """Flips, starts and reads everything: "reported" or "harmless", anything else fails."""
     machine = written.machine()
     machine.disk.flip(name, bit)
@@ -258,21 +258,21 @@ async def check_flip(written: Written, name: str, bit: int) -> str:
     if not isinstance(log, WriteAheadLog):
         assert isinstance(log, errors.FormatUnknown) or NAMES_THE_PLACE.search(str(log)), f"{where}: {log}"
         return "reported"
-    for key, expected in written.found.items():
+    for key, expected in written.stored.items():
         try:
-            found = await messages(log, key)
+            stored = await messages(log, key)
         except errors.LogDamaged:
             return "reported"
-        for offset, value in found.items():
+        for offset, value in stored.items():
             assert expected.get(offset) == value, f"{where}: offset {offset} of {key} has other bytes"
         if written.is_last_batch(name, bit >> 3):
             continue
-        missing = sorted(set(expected) - set(found))
-        assert not missing, f"{where}: {len(missing)} acked messages of {key} are gone and nobody said so"
+        missing = sorted(set(expected) - set(stored))
+        assert not missing, f"{where}: {len(missing)} acked messages of {key} are gone and not reported"
     return "harmless"
 
 
-async def check_flips(written: Written, flips: list[tuple[str, int]]) -> dict[str, int]:
+async def check_flips(written: WrittenLog, flips: list[tuple[str, int]]) -> dict[str, int]:
     count: dict[str, int] = {}
     for name, bit in flips:
         answer = await check_flip(written, name, bit)
@@ -281,12 +281,12 @@ async def check_flips(written: Written, flips: list[tuple[str, int]]) -> dict[st
 
 
 @pytest.fixture(scope="module")
-def written() -> Written:
+def written() -> WrittenLog:
     return asyncio.run(write_log(checkpoint=False, recycled=False))
 
 
 @pytest.fixture(scope="module")
-def written_with_past() -> Written:
+def written_with_past() -> WrittenLog:
     """With a checkpoint in the middle, and in files that are full of older records."""
     return asyncio.run(write_log(checkpoint=True, recycled=True))
 
@@ -296,7 +296,7 @@ HEADER_LENGTHS = ((40, 4), (44, 4), (48, 4), (52, 4))
 ENTRY_LENGTHS = ((40, 4), (44, 4), (48, 4), (52, 4))
 
 
-def test_hazard_05_a_flip_in_any_length_field_is_reported(written: Written) -> None:
+def test_hazard_05_a_flip_in_any_length_field_is_reported(written: WrittenLog) -> None:
     flips: list[tuple[str, int]] = []
     for name, content in written.files.items():
         number = log_number(name)
@@ -312,8 +312,8 @@ def test_hazard_05_a_flip_in_any_length_field_is_reported(written: Written) -> N
     assert set(asyncio.run(check_flips(written, flips))) == {"reported"}
 
 
-def test_hazard_05_a_flip_in_the_first_page_of_a_file_is_reported_or_changes_nothing(
-    written: Written, written_with_past: Written
+def test_hazard_05_a_flip_in_the_first_page_of_a_file_is_reported_or_harmless(
+    written: WrittenLog, written_with_past: WrittenLog
 ) -> None:
     for log in (written, written_with_past):
         names = [name for name in log.files if log_number(name)]
@@ -327,7 +327,7 @@ def test_hazard_05_a_flip_in_the_first_page_of_a_file_is_reported_or_changes_not
 
 @given(data=st.data())
 def test_hazard_05_a_flip_anywhere_before_the_last_batch_is_reported_or_harmless(
-    written: Written, written_with_past: Written, data: st.DataObject
+    written: WrittenLog, written_with_past: WrittenLog, data: st.DataObject
 ) -> None:
     log = data.draw(st.sampled_from([written, written_with_past]), label="which log")
     name = data.draw(st.sampled_from(sorted(log.files)), label="file")
@@ -335,7 +335,7 @@ def test_hazard_05_a_flip_anywhere_before_the_last_batch_is_reported_or_harmless
     assert asyncio.run(check_flip(log, name, bit)) in ("reported", "harmless")
 
 
-def test_hazard_05_most_flips_among_the_records_are_reported(written: Written) -> None:
+def test_hazard_05_most_flips_among_the_records_are_reported(written: WrittenLog) -> None:
     """The measure of the rule: all but those in the very last batch (and in bytes that mean nothing)."""
     name, content = max((name, content) for name, content in written.files.items() if log_number(name) == 1)
     starts = records(content, 1)
@@ -347,7 +347,7 @@ def test_hazard_05_most_flips_among_the_records_are_reported(written: Written) -
 # --- zeros, and what lies behind the end ------------------------------------------------------------------------------
 
 
-def test_hazard_05_a_zeroed_header_is_not_a_record(written: Written) -> None:
+def test_hazard_05_a_zeroed_header_is_not_a_record(written: WrittenLog) -> None:
     async def check() -> None:
         (active,) = written.ends
         content = written.files[active]
@@ -362,8 +362,8 @@ def test_hazard_05_a_zeroed_header_is_not_a_record(written: Written) -> None:
         last = written.machine()
         last.disk.replace(active, content[: starts[-1]] + bytes(64) + content[starts[-1] + 64 :])
         log = await last.start()
-        assert await messages(log, A) == written.found[A]
-        assert len(written.found[B]) - len(await messages(log, B)) == 2, "the last batch: no log can tell"
+        assert await messages(log, A) == written.stored[A]
+        assert len(written.stored[B]) - len(await messages(log, B)) == 2, "the last batch: no log can tell"
 
     run(check())
 
@@ -371,7 +371,7 @@ def test_hazard_05_a_zeroed_header_is_not_a_record(written: Written) -> None:
 @example(zeros=64)
 @given(zeros=st.integers(1, 5000))
 @QUARTER
-def test_hazard_05_a_file_of_zeros_holds_no_record(zeros: int) -> None:
+def test_hazard_05_a_file_of_zeros_has_no_records(zeros: int) -> None:
     async def check() -> None:
         machine = Machine()
         log = await machine.start()
@@ -388,7 +388,7 @@ def test_hazard_05_a_file_of_zeros_holds_no_record(zeros: int) -> None:
 
 def test_hazard_05_the_report_names_the_torn_tail_that_was_cut() -> None:
     async def check() -> None:
-        machine, sink = Machine(), SteppedSink()
+        machine, sink = Machine(), HeldSink()
         log = await machine.start(sink=sink)
         log.submit([batch(log, A, b"kept")])
         await turn(log, sink)
@@ -414,14 +414,14 @@ def test_hazard_05_a_flip_in_the_seal_of_a_file_that_a_failed_write_ended_neithe
     """Behind such a seal whole records can stand that were rolled back; their LSNs were given to others since."""
 
     async def check() -> None:
-        machine, sink = Machine(), SteppedSink()
+        machine, sink = Machine(), HeldSink()
         log = await machine.start(sink=sink)
         await acked(log, sink, A, b"first")
         taken_back = []
         for value in (b"never acked", b"torn" + bytes(3000)):
             taken_back.append(log.submit([batch(log, A, value)]))
             await turn(log, sink, 0)
-        machine.disk.chance = NearlyAll()  # type: ignore[assignment]
+        machine.disk.chance = PrefixAligned()  # type: ignore[assignment]
         machine.disk.fail("write", errno.ENOSPC)
         await turn(log, sink)
         assert all(isinstance(answer.exception(), errors.OutcomeUnknown) for answer in taken_back)
@@ -435,25 +435,25 @@ def test_hazard_05_a_flip_in_the_seal_of_a_file_that_a_failed_write_ended_neithe
             assert "icestream wal repair" in str(started)
             return
         assert await messages(started, A) == {0: b"first"}
-        found = await messages(started, B)
-        assert {offset: found.get(offset) for offset in (0, 1)} == {0: b"second", 1: b"third"}
+        stored = await messages(started, B)
+        assert {offset: stored.get(offset) for offset in (0, 1)} == {0: b"second", 1: b"third"}
 
     run(check())
 
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["with a footer", "without"])
-def test_hazard_05_a_lost_seal_does_not_make_damage_of_the_torn_beginning_of_the_next_file(stopped: bool) -> None:
-    """What is missing between two files stood at the beginning of the second, and no sync had reached it."""
+def test_hazard_05_a_lost_seal_does_not_turn_a_torn_start_of_the_next_file_into_damage(stopped: bool) -> None:
+    """The records missing between two files stood at the start of the second, and no sync had reached them."""
 
     async def check() -> None:
-        machine, sink = Machine(), SteppedSink()
+        machine, sink = Machine(), HeldSink()
         log = await machine.start(sink=sink)
         await acked(log, sink, A, b"first")
         if stopped:
             closing = asyncio.ensure_future(log.close())
             await turn(log, sink)
             await closing
-            log = await machine.start(sink=(sink := SteppedSink()))
+            log = await machine.start(sink=(sink := HeldSink()))
         else:
             machine.disk.fail("write", errno.ENOSPC)
             log.submit([batch(log, A, b"taken back")])
@@ -474,14 +474,14 @@ def test_hazard_05_a_lost_seal_does_not_make_damage_of_the_torn_beginning_of_the
     run(check())
 
 
-class NearlyAll:
-    """How much of a failing write lands: all but its last bytes."""
+class PrefixAligned:
+    """A source of chance by which a failing write loses only its last bytes."""
 
     def randint(self, low: int, high: int) -> int:
         return max(low, high - 8)
 
 
-async def acked(log: WriteAheadLog, sink: SteppedSink, key: ShardKey, value: bytes) -> None:
+async def acked(log: WriteAheadLog, sink: HeldSink, key: ShardKey, value: bytes) -> None:
     answer = log.submit([batch(log, key, value)])
     await turn(log, sink)
     assert answer.done()
@@ -508,8 +508,8 @@ def test_hazard_05_a_directory_sync_that_fails_while_a_file_is_freed_does_not_re
         survived = await machine.survives(go_on())
         await machine.power_loss()
         log = await machine.start()
-        found = await messages(log, A)
-        assert {offset: found.get(offset) for offset in stored if offset >= 12} == {
+        recovered = await messages(log, A)
+        assert {offset: recovered.get(offset) for offset in stored if offset >= 12} == {
             offset: value for offset, value in stored.items() if offset >= 12
         }
         return survived
@@ -526,9 +526,9 @@ def fail_next_directory_sync(disk: SimulatedDisk, *, after_renames_of: str) -> N
 
     def renamed(old: str, new: str) -> None:
         rename(old, new)
-        if old.startswith(after_renames_of) and not asked:
-            asked.append(old)
+        if old.startswith(after_renames_of) and not failed_renames:
+            failed_renames.append(old)
             disk.fail("sync_directory", errno.EIO)
 
-    asked: list[str] = []
+    failed_renames: list[str] = []
     disk.rename = renamed  # type: ignore[method-assign]

@@ -38,16 +38,16 @@ from icestream.wal.log_file import (
 from icestream.wal.log_repair import apply_repair
 from icestream.wal.survey import survey
 from icestream.wal.write_ahead_log import WriteAheadLog
+from tests.support.held_sink import HeldSink
 from tests.support.machine import A, B, Machine, batch, messages, publish, settle, turn
-from tests.support.pictures import LOGS, picture
-from tests.support.small_log import Picture, contents, open_small, read_shard
-from tests.support.stepped_sink import SteppedSink
+from tests.support.sample_logs import LOGS, picture
+from tests.support.small_log import LogImage, contents, open_small, read_shard
 
 MODES = pytest.mark.parametrize("mode", list(SyncMode), ids=[mode.value for mode in SyncMode])
 
 
-async def append_slowly(log: WriteAheadLog, sink: SteppedSink, key: ShardKey, *payloads: bytes) -> None:
-    """As the native thread works: the next file is prepared before the record of this call is synced."""
+async def append_slowly(log: WriteAheadLog, sink: HeldSink, key: ShardKey, *payloads: bytes) -> None:
+    """Appends as the native thread works: the next file is prepared before the record of this call is synced."""
     appended = asyncio.ensure_future(log.append([batch(log, key, *payloads)]))
     await settle()
     await turn(log, sink)
@@ -57,7 +57,7 @@ async def append_slowly(log: WriteAheadLog, sink: SteppedSink, key: ShardKey, *p
 async def killed_machine(mode: SyncMode, lives: int = 1, records: int = 3, size: int = 10) -> Machine:
     machine = Machine(mode=mode)
     for life in range(lives):
-        sink = SteppedSink()
+        sink = HeldSink()
         log = await machine.start(sink=sink)
         for record in range(records):
             await append_slowly(log, sink, A, f"{life}.{record}".encode().ljust(size, b"x"))
@@ -83,7 +83,7 @@ def holds_records(disk: SimulatedDisk, name: str) -> bool:
 
 @MODES
 @pytest.mark.asyncio
-async def test_hazard_05_the_current_file_deleted_behind_a_prepared_one_is_damage(mode: SyncMode) -> None:
+async def test_hazard_05_deleting_the_current_file_before_a_prepared_one_is_damage(mode: SyncMode) -> None:
     machine = await killed_machine(mode)
     current = next(name for name in log_names(machine.disk) if holds_records(machine.disk, name))
     prepared = next(name for name in log_names(machine.disk) if name > current)
@@ -127,14 +127,14 @@ async def test_hazard_05_the_current_and_the_prepared_file_deleted_are_damage(mo
 NAMES = pytest.mark.parametrize("name", [name for name in LOGS if name != "killed often"])
 
 
-def sets_of_files(drawn: Picture, newest: int) -> list[tuple[str, ...]]:
-    """Every set of the newest log files."""
+def sets_of_files(drawn: LogImage, newest: int) -> list[tuple[str, ...]]:
+    """Every combination of the newest log files."""
     logs = drawn.logs()[-newest:]
     return [some for size in range(1, len(logs) + 1) for some in itertools.combinations(logs, size)]
 
 
 @NAMES
-def test_hazard_05_every_set_of_deleted_log_files_is_reported_or_costs_nothing(name: str) -> None:
+def test_hazard_05_every_set_of_deleted_log_files_is_reported_or_harmless(name: str) -> None:
     drawn = picture(name)
     sets = sets_of_files(drawn, 5)
 
@@ -146,8 +146,8 @@ def test_hazard_05_every_set_of_deleted_log_files_is_reported_or_costs_nothing(n
         except errors.LogDamaged:
             return
         for key, acked in drawn.acked.items():
-            found = await read_shard(log, key)
-            lost = [offset for offset, payload in acked.items() if found.get(offset) != payload]
+            stored = await read_shard(log, key)
+            lost = [offset for offset, payload in acked.items() if stored.get(offset) != payload]
             assert not lost, f"{gone} deleted: {lost} of {key} are gone, and the start did not report it"
 
     for gone in sets:
@@ -155,7 +155,7 @@ def test_hazard_05_every_set_of_deleted_log_files_is_reported_or_costs_nothing(n
 
 
 @NAMES
-def test_hazard_05_a_repair_declares_what_deleted_files_held_and_reuses_no_offset(name: str) -> None:
+def test_hazard_05_a_repair_declares_the_messages_of_deleted_files_and_reuses_no_offset(name: str) -> None:
     drawn = picture(name)
     sets = sets_of_files(drawn, 4)
     positions = dict.fromkeys(drawn.acked, 0)  # the metadata store knows the shards
@@ -169,9 +169,9 @@ def test_hazard_05_a_repair_declares_what_deleted_files_held_and_reuses_no_offse
         assert not plan_repair(disk).is_needed
         log = await open_small(disk, drawn.mode, positions)
         for key, acked in drawn.acked.items():
-            found = await read_shard(log, key)
+            stored = await read_shard(log, key)
             gaps = [gap for gap in log.gaps(key) if gap.state is GapState.LOST]
-            for offset in acked.keys() - found.keys():
+            for offset in acked.keys() - stored.keys():
                 declared = any(gap.start <= offset < gap.end for gap in gaps)
                 assert declared, f"{gone} deleted: offset {offset} of {key} is gone and not declared"
             assert log.state.shards[key].assigned > max(acked), f"{gone} deleted: {key} gives offsets out again"
@@ -213,7 +213,7 @@ async def first_write_failed(machine: Machine) -> None:
 
 
 async def freed(machine: Machine) -> None:
-    """Everything is durable elsewhere, and every file that can go is gone."""
+    """A log whose messages are all committed, and whose files are freed as far as possible."""
     log = await machine.start()
     await publish(log, A, b"one")
     await log.close()
@@ -226,7 +226,7 @@ async def freed(machine: Machine) -> None:
 @pytest.mark.parametrize("power", [False, True], ids=["kill", "power"])
 @pytest.mark.parametrize("life", [unused, stopped, stopped_unused, begun, first_write_failed, freed])
 @pytest.mark.asyncio
-async def test_hazard_05_a_start_that_dies_anywhere_leaves_no_false_damage(
+async def test_hazard_05_a_start_killed_anywhere_leaves_no_false_damage(
     mode: SyncMode, power: bool, life: Callable[[Machine], Awaitable[None]]
 ) -> None:
     for operation in itertools.count():

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from icestream import connect, errors, server
+from icestream import connect, errors
 from icestream.broker.records import NODE_LOGS
 from icestream.cli import main as command_line
+from icestream.processes.broker_process import BrokerNode
 from icestream.wal.log_file import checkpoint_name
 from tests.support.node_settings import node_settings
 
@@ -27,7 +28,7 @@ MESSAGES = 20
 
 async def publish(data_dir: Path, count: int) -> list[int]:
     """One life of a node; the offsets that were acked."""
-    node = await server.BrokerNode.start(node_settings(data_dir))
+    node = await BrokerNode.start(node_settings(data_dir))
     try:
         address = f"127.0.0.1:{node.native.port}"
         async with connect(address) as client, client.producer("/default/orders") as producer:
@@ -39,7 +40,7 @@ async def publish(data_dir: Path, count: int) -> list[int]:
 
 async def log_records(data_dir: Path, *, remove: bool = False) -> list[str]:
     """The records of logs in the metadata store of a node that runs for this only."""
-    node = await server.BrokerNode.start(node_settings(data_dir))
+    node = await BrokerNode.start(node_settings(data_dir))
     try:
         keys = [key for key, _ in await node.store.list_all(NODE_LOGS)]
         if remove:
@@ -98,7 +99,7 @@ def test_hazard_05_a_log_without_a_record_gets_one_at_the_next_start(tmp_path: P
         asyncio.run(publish(data, 1))
 
 
-def test_hazard_05_a_start_that_dies_before_the_record_starts_again(
+def test_hazard_05_a_start_killed_before_the_record_is_written_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tmp_path / "data"
@@ -107,7 +108,7 @@ def test_hazard_05_a_start_that_dies_before_the_record_starts_again(
         raise errors.NotReady("the store is gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr("icestream.server.broker_node.record_log", fail)
+        patched.setattr("icestream.processes.broker_process.record_log", fail)
         with pytest.raises(errors.NotReady):
             asyncio.run(publish(data, 1))
     assert asyncio.run(publish(data, 1)) == [0]
@@ -117,7 +118,7 @@ def test_hazard_05_a_start_that_dies_before_the_record_starts_again(
 def test_hazard_05_a_repair_of_a_lost_log_ignores_an_unreadable_first_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It covers no record and names no file that can be read: it is no evidence of more than an empty directory."""
+    """A checkpoint without records and readable files is no evidence of more than an empty directory."""
     data = tmp_path / "data"
     asyncio.run(publish(data, MESSAGES))
     shutil.rmtree(data / "wal")
@@ -149,8 +150,8 @@ def test_hazard_05_the_log_of_another_node_is_refused(tmp_path: Path) -> None:
     assert asyncio.run(publish(data, 1)) == [MESSAGES]
 
 
-def test_hazard_05_a_log_that_was_given_up_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its offsets and those of the log that took its place would contradict each other."""
+def test_hazard_05_an_abandoned_log_cannot_be_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offsets of the abandoned log and of the log that replaced it would contradict each other."""
     data, aside = tmp_path / "data", tmp_path / "aside"
     asyncio.run(publish(data, MESSAGES))
     (data / "wal").rename(aside)
@@ -167,7 +168,7 @@ def test_hazard_05_a_log_that_was_given_up_does_not_come_back(tmp_path: Path, mo
     assert asyncio.run(publish(data, 1)) == [first + 1]
 
 
-def test_hazard_05_a_start_behind_a_repair_may_die_before_the_log_is_recorded(
+def test_hazard_05_a_start_after_a_repair_may_be_killed_before_the_log_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tmp_path / "data"
@@ -181,7 +182,7 @@ def test_hazard_05_a_start_behind_a_repair_may_die_before_the_log_is_recorded(
         raise errors.NotReady("the store is gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr("icestream.server.broker_node.record_log", fail)
+        patched.setattr("icestream.processes.broker_process.record_log", fail)
         with pytest.raises(errors.NotReady):
             asyncio.run(publish(data, 1))
     assert asyncio.run(publish(data, 1))[0] >= 2**40

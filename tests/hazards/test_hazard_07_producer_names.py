@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from icestream import errors, limits
+from icestream.broker.broker_topic import BrokerProducer
 from icestream.broker.publish_result import PublishOutcome, PublishResult
 from icestream.broker.service import Broker
-from icestream.broker.topic import Producer
 from icestream.model.topic_name import TopicName
 from tests.support.broker_machine import TOPIC, BrokerMachine, block, quiet, stored_rows
+from tests.support.held_sink import HeldSink
 from tests.support.machine import turn
-from tests.support.stepped_sink import SteppedSink
 
 
 async def opened(machine: BrokerMachine, shards: int = 1) -> Broker:
@@ -28,7 +28,9 @@ async def opened(machine: BrokerMachine, shards: int = 1) -> Broker:
     return broker
 
 
-async def store(broker: Broker, producer: Producer, first: int, *payloads: bytes, shard: int = 0) -> PublishResult:
+async def store(
+    broker: Broker, producer: BrokerProducer, first: int, *payloads: bytes, shard: int = 0
+) -> PublishResult:
     return await broker.publish(producer, shard, block(*payloads, producer=producer, first=first))
 
 
@@ -41,7 +43,7 @@ async def payloads(broker: Broker, shard: int = 0) -> list[bytes]:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("restarts", [False, True])
-async def test_hazard_07_a_name_that_is_opened_again_keeps_its_id_and_gets_an_epoch_and_its_last_number(
+async def test_hazard_07_reopening_a_name_keeps_its_id_and_returns_a_new_epoch_and_the_last_number(
     restarts: bool,
 ) -> None:
     machine = BrokerMachine()
@@ -61,7 +63,7 @@ async def test_hazard_07_a_name_that_is_opened_again_keeps_its_id_and_gets_an_ep
 
 
 @pytest.mark.asyncio
-async def test_hazard_07_a_process_that_starts_again_and_counts_from_0_loses_nothing() -> None:
+async def test_hazard_07_a_restarted_process_that_counts_from_0_loses_nothing() -> None:
     """Danube gives it the same id, and takes its new messages for old ones."""
     broker = await opened(BrokerMachine())
     for life in range(3):
@@ -117,7 +119,7 @@ async def test_hazard_07_a_topic_that_is_created_again_has_other_producers() -> 
 
 @pytest.mark.asyncio
 async def test_hazard_07_the_same_numbers_in_two_shards_are_two_messages() -> None:
-    """That a retry stays in its shard is the client's part: it says which shard it means."""
+    """The client keeps a retry in its shard: it names the shard in each request."""
     broker = await opened(BrokerMachine(), 2)
     producer = await broker.open_producer(TOPIC, "p")
     for shard in (0, 1, 0, 1):
@@ -126,8 +128,8 @@ async def test_hazard_07_the_same_numbers_in_two_shards_are_two_messages() -> No
 
 
 @pytest.mark.asyncio
-async def test_hazard_07_no_more_batches_are_in_flight_than_a_retry_can_ask_for() -> None:
-    machine, sink = BrokerMachine(), SteppedSink()
+async def test_hazard_07_batches_in_flight_never_exceed_what_a_retry_can_ask_for() -> None:
+    machine, sink = BrokerMachine(), HeldSink()
     broker = await machine.open_broker(sink)
     assert machine.log is not None
     await broker.create_topic(TOPIC)
@@ -137,7 +139,7 @@ async def test_hazard_07_no_more_batches_are_in_flight_than_a_retry_can_ask_for(
         for first in range(limits.PRODUCER_WINDOW_BATCHES)
     ]
     await quiet()
-    assert producer.is_full(0), "whoever reads from its connection should wait"
+    assert producer.is_full(0), "the reader of its connection should wait"
     refused = broker.publish(producer, 0, block(b"y", producer=producer, first=len(sent)))
     await quiet()
     assert isinstance(refused.error, errors.InFlightFull)
@@ -152,7 +154,7 @@ async def test_hazard_07_no_more_batches_are_in_flight_than_a_retry_can_ask_for(
 
 
 async def answer_of(
-    broker: Broker, producer: Producer, first: int, machine: BrokerMachine, sink: SteppedSink
+    broker: Broker, producer: BrokerProducer, first: int, machine: BrokerMachine, sink: HeldSink
 ) -> PublishResult:
     assert machine.log is not None
     broker.reset_producer(producer, 0)
@@ -163,7 +165,7 @@ async def answer_of(
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("how", ["by age", "by number"])
-async def test_hazard_07_a_producer_that_was_forgotten_must_open_again_and_is_no_silent_new_start(how: str) -> None:
+async def test_hazard_07_a_forgotten_producer_must_open_again_instead_of_silently_restarting(how: str) -> None:
     machine = BrokerMachine()
     broker = await opened(machine)
     producer = await broker.open_producer(TOPIC, "p")
@@ -187,26 +189,26 @@ async def test_hazard_07_a_producer_that_was_forgotten_must_open_again_and_is_no
 
 
 @dataclass
-class Batch:
+class SentBatch:
     first: int
     payloads: list[bytes]
     answers: list[PublishResult] = field(default_factory=list)
 
 
-class Client:
+class ModelClient:
     """A producer as its process knows it: numbers from 0, the shard of a number is fixed, in doubt it sends again."""
 
     def __init__(self, incarnation: int, shards: int) -> None:
         self.incarnation = incarnation
-        self.producer: Producer | None = None
+        self.producer: BrokerProducer | None = None
         self.next = [0] * shards
         self.stored = [False] * shards  # something, since it connected
-        self.pending: list[list[Batch]] = [[] for _ in range(shards)]
+        self.pending: list[list[SentBatch]] = [[] for _ in range(shards)]
 
-    def make(self, shard: int, rows: int) -> Batch:
+    def make(self, shard: int, rows: int) -> SentBatch:
         first = self.next[shard]
         self.next[shard] += rows
-        batch = Batch(first, [b"%d %d" % (self.incarnation, first + row) for row in range(rows)])
+        batch = SentBatch(first, [b"%d %d" % (self.incarnation, first + row) for row in range(rows)])
         self.pending[shard].append(batch)
         return batch
 
@@ -221,13 +223,13 @@ STEPS = st.one_of(
 )
 
 
-class Story:
-    """What producers saw, against what is stored in the end."""
+class ProducerScenario:
+    """Compares the answers that producers got with the messages that are stored in the end."""
 
     def __init__(self) -> None:
         self.machine = BrokerMachine()
         self.acked: dict[tuple[int, int, int], int] = {}  # (incarnation, shard, number) -> offset
-        self.client = Client(0, SHARDS)
+        self.client = ModelClient(0, SHARDS)
 
     async def check_steps(self, steps: list[tuple[object, ...]]) -> None:
         await self.start()
@@ -245,7 +247,7 @@ class Story:
                 case "connect again", _:
                     await self.connect(resumes=True)
                 case "start again", _:
-                    self.client = Client(self.client.incarnation + 1, SHARDS)
+                    self.client = ModelClient(self.client.incarnation + 1, SHARDS)
                     await self.connect(resumes=False)
                 case "forget", _:
                     await self.forget()
@@ -270,7 +272,7 @@ class Story:
         await self.check()
 
     async def start(self) -> None:
-        self.sink = SteppedSink()
+        self.sink = HeldSink()
         self.broker = await self.machine.open_broker(self.sink)
 
     async def disk(self, count: int) -> None:
@@ -280,7 +282,7 @@ class Story:
         self.collect()
 
     async def connect(self, *, resumes: bool) -> None:
-        """As the native front end does it: what the life before has in flight is settled before anything is told."""
+        """Opens the producer as the native front end does: batches of its former connection are settled first."""
         client = self.client
         self.machine.clock.advance(2)  # a file that could not be made is tried again after a second
         producer = await self.broker.open_producer(TOPIC, "p", instance=str(client.incarnation), resumes=resumes)
@@ -293,12 +295,12 @@ class Story:
                 for first, rows, base in recent if resumes else ():
                     if first <= batch.first < first + rows:
                         self.note(shard, batch, base + batch.first - first)
-            client.pending[shard] = [one for one in pending if last is None or one.first > last]
+            client.pending[shard] = [batch for batch in pending if last is None or batch.first > last]
             for batch in client.pending[shard]:
                 batch.answers.clear()
                 self.send(shard, batch)
 
-    def send(self, shard: int, batch: Batch) -> None:
+    def send(self, shard: int, batch: SentBatch) -> None:
         producer = self.client.producer
         assert producer is not None
         if producer.is_full(shard):
@@ -321,7 +323,7 @@ class Story:
                         if batch in pending:
                             pending.remove(batch)
 
-    def note(self, shard: int, batch: Batch, base: int) -> None:
+    def note(self, shard: int, batch: SentBatch, base: int) -> None:
         for row in range(len(batch.payloads)):
             place = (self.client.incarnation, shard, batch.first + row)
             assert self.acked.setdefault(place, base + row) == base + row, "two offsets for one message"
@@ -335,7 +337,7 @@ class Story:
             await self.connect(resumes=True)
 
     async def forget(self) -> None:
-        """Its windows leave. What it has in flight is answered before, so nothing is in doubt."""
+        """The broker forgets the producer's windows, after its batches in flight are answered: nothing is in doubt."""
         await self.disk(1000)
         assert self.machine.log is not None
         if any(self.client.pending):
@@ -351,8 +353,8 @@ class Story:
 
     async def check(self) -> None:
         for shard in range(SHARDS):
-            found = await stored_rows(self.broker, shard=shard)
-            seen = {offset: tuple(map(int, row["payload"].split())) for offset, row in found.items()}
+            rows = await stored_rows(self.broker, shard=shard)
+            seen = {offset: tuple(map(int, row["payload"].split())) for offset, row in rows.items()}
             assert [*seen.values()] == sorted(set(seen.values())), "each once, and in order"
             numbers: dict[int, list[int]] = defaultdict(list)
             for incarnation, number in seen.values():
@@ -361,17 +363,17 @@ class Story:
                 assert stored == [*range(len(stored))], f"incarnation {incarnation} has a hole: {stored}"
             mine = {place: offset for place, offset in self.acked.items() if place[1] == shard}
             for (incarnation, _, number), offset in mine.items():
-                assert seen.get(offset) == (incarnation, number), "what was acked is there"
-            assert numbers[self.client.incarnation] == [*range(self.client.next[shard])], "and so is all that was sent"
+                assert seen.get(offset) == (incarnation, number), "an acked message is missing"
+            assert numbers[self.client.incarnation] == [*range(self.client.next[shard])], "every sent message is stored"
 
 
 @given(st.lists(STEPS, min_size=5, max_size=30))
 @settings(max_examples=60, deadline=None)
 def test_hazard_07_each_message_of_each_incarnation_once_and_in_order(steps: list[tuple[object, ...]]) -> None:
-    asyncio.run(Story().check_steps(steps))
+    asyncio.run(ProducerScenario().check_steps(steps))
 
 
-def test_hazard_07_names_are_looked_up_exactly() -> None:
+def test_hazard_07_names_are_compared_exactly() -> None:
     async def check() -> None:
         broker = await opened(BrokerMachine())
         await broker.create_topic(TopicName("default", "ab"))

@@ -13,8 +13,8 @@ from icestream.wal.appender import Placed
 from icestream.wal.checkpoint import window_slices
 from icestream.wal.producer_sequences import Duplicate
 from icestream.wal.write_ahead_log import WriteAheadLog
+from tests.support.held_sink import HeldSink
 from tests.support.machine import A, Machine, batch, messages, publish, settle, turn
-from tests.support.stepped_sink import SteppedSink
 
 pytestmark = pytest.mark.asyncio
 PRODUCER, OTHER = 5, 6
@@ -30,7 +30,7 @@ async def send(log: WriteAheadLog, first: int, value: bytes, key: ShardKey = A, 
 
 
 async def test_hazard_07_a_retry_before_the_first_copy_is_synced_waits_for_the_same_sync() -> None:
-    machine, sink = Machine(), SteppedSink()
+    machine, sink = Machine(), HeldSink()
     log = await machine.start(sink=sink)
     log.state.producers.open(PRODUCER, 1)
     first = log.submit([batch(log, A, b"x", numbering=numbered(0))])
@@ -47,7 +47,7 @@ async def test_hazard_07_a_retry_before_the_first_copy_is_synced_waits_for_the_s
 
 @pytest.mark.parametrize("operation", ["write", "sync"])
 async def test_hazard_07_a_retry_shares_the_fate_of_the_first_copy(operation: str) -> None:
-    machine, sink = Machine(), SteppedSink()
+    machine, sink = Machine(), HeldSink()
     log = await machine.start(sink=sink)
     log.state.producers.open(PRODUCER, 1)
     first = log.submit([batch(log, A, b"x", numbering=numbered(0))])
@@ -67,7 +67,7 @@ async def test_hazard_07_a_retry_shares_the_fate_of_the_first_copy(operation: st
 
 
 async def test_hazard_07_a_failed_append_is_forgotten_so_that_its_retry_is_stored() -> None:
-    machine, sink = Machine(), SteppedSink()
+    machine, sink = Machine(), HeldSink()
     log = await machine.start(sink=sink)
     log.state.producers.open(PRODUCER, 1)
     await settle()
@@ -115,7 +115,7 @@ async def test_hazard_07_a_retry_below_the_window_is_success_without_an_offset()
     assert log.shard(*A).assigned == limits.PRODUCER_WINDOW_BATCHES + 2
 
 
-async def test_hazard_07_a_jump_forward_and_a_torn_batch_store_nothing() -> None:
+async def test_hazard_07_a_number_gap_and_a_partial_batch_store_nothing() -> None:
     machine = Machine()
     log = await machine.start()
     log.state.producers.open(PRODUCER, 1)
@@ -127,7 +127,7 @@ async def test_hazard_07_a_jump_forward_and_a_torn_batch_store_nothing() -> None
     assert isinstance(await send(log, 3, b"3"), Placed)
 
 
-async def test_hazard_07_a_producer_that_restarts_numbers_anew_under_a_new_epoch() -> None:
+async def test_hazard_07_a_restarted_producer_numbers_from_0_under_a_new_epoch() -> None:
     machine = Machine()
     log = await machine.start()
     log.state.producers.open(PRODUCER, 1)
@@ -141,7 +141,7 @@ async def test_hazard_07_a_producer_that_restarts_numbers_anew_under_a_new_epoch
     assert await messages(log, A) == {0: b"before", 1: b"after"}
 
 
-async def test_hazard_07_an_unknown_producer_is_told_to_open_again() -> None:
+async def test_hazard_07_an_unknown_producer_must_open_again() -> None:
     machine = Machine()
     log = await machine.start()
     assert isinstance(await send(log, 0, b"x"), errors.UnknownProducer)
@@ -150,7 +150,7 @@ async def test_hazard_07_an_unknown_producer_is_told_to_open_again() -> None:
     assert isinstance(await send(log, 0, b"x"), Placed)
 
 
-async def test_hazard_07_a_producer_whose_window_left_by_count_is_unknown_never_new() -> None:
+async def test_hazard_07_a_producer_evicted_by_count_is_unknown_and_never_new() -> None:
     machine = Machine()
     log = await machine.start()
     log.state.producers.count_max = 3
@@ -164,7 +164,7 @@ async def test_hazard_07_a_producer_whose_window_left_by_count_is_unknown_never_
     assert isinstance(await send(log, 0, b"y", key=ShardKey(1, 0), epoch=2), Placed), "after opening again it goes on"
 
 
-async def test_hazard_07_a_producer_whose_window_left_by_age_is_unknown_never_new() -> None:
+async def test_hazard_07_a_producer_evicted_by_age_is_unknown_and_never_new() -> None:
     machine = Machine()
     log = await machine.start()
     log.state.producers.open(PRODUCER, 1)
@@ -176,7 +176,7 @@ async def test_hazard_07_a_producer_whose_window_left_by_age_is_unknown_never_ne
     assert log.shard(*A).assigned == 1
 
 
-async def test_hazard_07_windows_leave_by_age_without_anybody_asking() -> None:
+async def test_hazard_07_windows_are_evicted_by_age_without_a_request() -> None:
     machine = Machine()
     log = await machine.start()
     log.state.producers.open(PRODUCER, 1)
@@ -209,8 +209,8 @@ async def test_hazard_07_each_number_once_and_in_order_with_a_crash_at_every_ste
         crashed = not await machine.survives(produce())
         await (machine.power_loss() if power else machine.kill())
         log = await machine.start()
-        known = log.state.producers.last_sequence(A, PRODUCER)
-        assert (-1 if known is None else known) >= acked - 1
+        last_sequence = log.state.producers.last_sequence(A, PRODUCER)
+        assert (-1 if last_sequence is None else last_sequence) >= acked - 1
         log.state.producers.open(PRODUCER, 1)
         assert await machine.survives(produce(log))
         assert await messages(log, A) == {first: b"%d" % first + bytes(6000) for first in range(10)}
@@ -219,7 +219,7 @@ async def test_hazard_07_each_number_once_and_in_order_with_a_crash_at_every_ste
 
 
 async def test_hazard_07_a_checkpoint_during_the_first_batch_of_an_epoch_keeps_the_epoch_before() -> None:
-    machine, sink = Machine(), SteppedSink()
+    machine, sink = Machine(), HeldSink()
     log = await machine.start(sink=sink)
     log.state.producers.open(PRODUCER, 1)
     for first in range(10):
@@ -248,14 +248,14 @@ async def test_hazard_07_a_synced_batch_is_known_after_power_loss_however_much_w
     await log.checkpoint()
     await machine.power_loss()
     log = await machine.start()
-    known = log.state.producers.last_sequence(A, PRODUCER)
-    assert known is not None
-    assert known >= 9
+    last_sequence = log.state.producers.last_sequence(A, PRODUCER)
+    assert last_sequence is not None
+    assert last_sequence >= 9
     log.state.producers.open(PRODUCER, 1)
     assert isinstance(await send(log, 9, b"x"), Duplicate)
 
 
-async def test_hazard_07_what_a_checkpoint_began_with_stays_until_it_is_written() -> None:
+async def test_hazard_07_windows_of_a_started_checkpoint_are_kept_until_it_is_written() -> None:
     """Between two slices of a checkpoint a producer fills its whole window anew, and all of it is synced."""
     machine = Machine()
     log = await machine.start()
@@ -264,18 +264,18 @@ async def test_hazard_07_what_a_checkpoint_began_with_stays_until_it_is_written(
     log.state.producers.open(PRODUCER, 1)
     await send(log, 0, b"x")
     slices = window_slices(log.state, log.appender.synced_lsn, 1)
-    assert len(next(slices)) > 0, "the other producer's"
+    assert len(next(slices)) > 0, "the windows of the other producer are written"
     for first in range(1, 2 + limits.PRODUCER_WINDOW_BATCHES):
         await send(log, first, b"x")
     assert len(next(slices)) > 0
     slices.close()
     await send(log, 2 + limits.PRODUCER_WINDOW_BATCHES, b"x")
     _, (_, _, window) = log.state.producers.windows()
-    assert len(window.sent) == limits.PRODUCER_WINDOW_BATCHES, "and no longer"
+    assert len(window.sent) == limits.PRODUCER_WINDOW_BATCHES, "a window is not longer"
 
 
-async def test_hazard_07_the_batch_behind_a_failed_first_one_is_not_the_first_of_its_epoch() -> None:
-    machine, sink = Machine(), SteppedSink()
+async def test_hazard_07_the_batch_after_a_failed_first_one_is_not_the_first_of_its_epoch() -> None:
+    machine, sink = Machine(), HeldSink()
     log = await machine.start(sink=sink)
     log.state.producers.open(PRODUCER, 1)
     stored = log.submit([batch(log, A, b"0", numbering=numbered(0))])
@@ -318,7 +318,7 @@ async def test_hazard_07_an_older_epoch_is_refused_in_every_shard_also_after_a_r
 
 @pytest.mark.parametrize("restarts", [False, True])
 async def test_hazard_07_a_forgotten_epoch_is_not_opened_again(restarts: bool) -> None:
-    """Its retries could not be told from new messages any more, so it needs a new one."""
+    """Retries of a forgotten epoch could not be told from new messages, so the producer needs a new epoch."""
     machine = Machine()
     log = await machine.start()
     log.state.producers.open(PRODUCER, 3)

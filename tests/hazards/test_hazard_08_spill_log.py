@@ -30,9 +30,9 @@ from icestream.wal.spill_file import SpillFileWriter
 from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.machine import A, B, Machine, batch, messages, publish, settle
 from tests.support.pipeline_round import NOW_US, target_in
-from tests.unit.frontends.test_admin_calls import operated
-from tests.unit.frontends.test_pipeline_calls import backlog_of
-from tests.unit.wal.test_backlog import check, told
+from tests.unit.internal_api.test_admin_calls import operated
+from tests.unit.internal_api.test_pipeline_calls import backlog_of
+from tests.unit.wal.test_backlog_reader import check, reported_offsets
 
 pytestmark = pytest.mark.asyncio
 B1 = ShardKey(2, 1)
@@ -70,7 +70,7 @@ def charged(log: WriteAheadLog) -> dict[int, int]:
     return {topic: usage.held_bytes for topic, usage in log.state.usage.items()}
 
 
-async def test_hazard_08_the_files_of_a_stuck_topic_are_let_go_and_it_loses_nothing() -> None:
+async def test_hazard_08_files_of_a_stuck_topic_are_freed_and_it_loses_nothing() -> None:
     machine = Machine(**SMALL)
     log = await stuck_log(machine)
     before, files = await all_of(log), len(log.lifecycle.files)
@@ -80,8 +80,8 @@ async def test_hazard_08_the_files_of_a_stuck_topic_are_let_go_and_it_loses_noth
     assert len(logs(machine.disk)) < files, "freed, not only forgotten"
     assert len(spills(machine.disk)) == 1
     assert await all_of(log) == before
-    held = await check(machine, log)
-    assert [(file.spill, {one.topic_id for one in file.stretches}) for file in held.files] == [
+    backlog = await check(machine, log)
+    assert [(file.spill, {stretch.topic_id for stretch in file.stretches}) for file in backlog.files] == [
         (True, {2}),
         (False, {2}),
     ]
@@ -94,7 +94,7 @@ async def test_hazard_08_the_files_of_a_stuck_topic_are_let_go_and_it_loses_noth
     assert await publish(log, B, b"next") == len(before[B])
 
 
-async def test_hazard_08_no_floor_goes_down_while_what_lies_above_it_is_copied(
+async def test_hazard_08_no_floor_is_lowered_while_messages_above_it_are_copied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine = Machine(**SMALL)
@@ -104,9 +104,9 @@ async def test_hazard_08_no_floor_goes_down_while_what_lies_above_it_is_copied(
     machine.clock.advance(limits.SPILL_STUCK_SECONDS)
     may_write, write = asyncio.Event(), log.spill_job._write
 
-    async def held(*given: Any) -> Any:
+    async def held(*arguments: Any) -> Any:
         await may_write.wait()
-        return await write(*given)
+        return await write(*arguments)
 
     monkeypatch.setattr(log.spill_job, "_write", held)
     copying = asyncio.ensure_future(log.spill_job.step())
@@ -144,12 +144,14 @@ async def test_hazard_08_only_one_topic_is_refused_while_three_times_the_quota_p
     assert refused > 0
     assert stored > 70
     assert log.lifecycle.used_bytes < QUOTA
-    found = await messages(log, B)
-    assert [found[offset].partition(b"-")[0] for offset in range(stored)] == [b"%d" % one for one in range(stored)]
+    payloads = await messages(log, B)
+    assert [payloads[offset].partition(b"-")[0] for offset in range(stored)] == [
+        b"%d" % number for number in range(stored)
+    ]
     assert len(log.lifecycle.spills.files) <= 2 * QUOTA // 2 // machine.options.file_bytes + 1, "small ones are merged"
 
-    held = await check(machine, log)
-    assert [file.spill for file in held.files][:2] == [True, True]
+    backlog = await check(machine, log)
+    assert [file.spill for file in backlog.files][:2] == [True, True]
     await log.advance_floor({B: stored})
     assert spills(machine.disk) == []
     assert charged(log)[2] < machine.options.file_bytes
@@ -157,14 +159,14 @@ async def test_hazard_08_only_one_topic_is_refused_while_three_times_the_quota_p
 
 
 async def looked(log: WriteAheadLog) -> bool:
-    """Whether the log spills by itself now."""
+    """True if the log spills by itself now."""
     log.spill_job.start_under_pressure()
     for _ in range(20):
         await settle()
     return bool(log.lifecycle.spills)
 
 
-async def test_hazard_08_nothing_is_copied_while_there_is_room() -> None:
+async def test_hazard_08_nothing_is_copied_while_there_is_free_space() -> None:
     assert not await looked(await stuck_log(Machine(quota_bytes=2**30)))
     assert await looked(await stuck_log(Machine(quota_bytes=500_000)))
 
@@ -183,7 +185,7 @@ async def test_hazard_08_a_topic_that_moves_is_not_stuck() -> None:
     assert await log.spill_job.step()
 
 
-async def test_hazard_08_where_everything_is_stuck_nothing_is_copied() -> None:
+async def test_hazard_08_nothing_is_copied_while_every_topic_is_stuck() -> None:
     """The catalog is away: copying would free nothing."""
     machine = Machine(**SMALL)
     log = await machine.start()
@@ -193,11 +195,11 @@ async def test_hazard_08_where_everything_is_stuck_nothing_is_copied() -> None:
     assert not await log.spill_job.step()
     await log.advance_floor({A: 100})
     machine.clock.advance(limits.SPILL_STUCK_SECONDS)
-    assert await log.spill_job.step(), "one of them is there again"
+    assert await log.spill_job.step(), "one of the topics makes progress again"
 
 
 @pytest.mark.parametrize("end", ["kill", "power_loss"])
-async def test_hazard_08_a_crash_at_any_step_of_the_disk_loses_and_doubles_nothing(end: str) -> None:
+async def test_hazard_08_a_crash_at_any_step_of_the_disk_loses_and_duplicates_nothing(end: str) -> None:
     steps = 0
     while True:
         machine = Machine(seed=steps, **SMALL)
@@ -230,7 +232,7 @@ async def _spill_and_go_on(log: WriteAheadLog) -> None:
         await log.advance_floor({A: placed.base_offset + 1})  # type: ignore[union-attr]
 
 
-async def test_hazard_08_a_small_spill_file_gives_way_to_the_next_at_any_step() -> None:
+async def test_hazard_08_a_small_spill_file_is_replaced_by_the_next_at_any_step() -> None:
     steps = 0
     while True:
         machine = Machine(seed=steps, **SMALL)
@@ -258,7 +260,7 @@ async def _step(log: WriteAheadLog) -> None:
     assert await log.spill_job.step()
 
 
-async def test_hazard_08_the_copy_is_durable_before_any_log_file_goes() -> None:
+async def test_hazard_08_the_copy_is_durable_before_any_log_file_is_freed() -> None:
     machine = Machine(**SMALL)
     log = await stuck_log(machine)
     done = len(machine.disk.operations)
@@ -267,17 +269,17 @@ async def test_hazard_08_the_copy_is_durable_before_any_log_file_goes() -> None:
     (spill,) = spills(machine.disk)
     temporary = spill.replace(".wal", ".tmp")
     named = after.index(("rename", f"{temporary} {spill}"))
-    last_write = max(at for at, one in enumerate(after) if one == ("write", temporary))
-    synced = [at for at, one in enumerate(after) if one == ("sync", temporary) and at < named]
+    last_write = max(at for at, call in enumerate(after) if call == ("write", temporary))
+    synced = [at for at, call in enumerate(after) if call == ("sync", temporary) and at < named]
     assert synced[-1] > last_write
-    directory_synced = next(at for at, one in enumerate(after) if at > named and one[0] == "sync_directory")
+    directory_synced = next(at for at, call in enumerate(after) if at > named and call[0] == "sync_directory")
     gone = [at for at, (what, name) in enumerate(after) if what in ("rename", "remove") and log_number(name.split()[0])]
     assert gone
     assert directory_synced < min(gone)
 
 
-async def test_hazard_08_a_copy_that_is_not_synced_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By power losses as in the tests above: so they look."""
+async def test_hazard_08_an_unsynced_copy_would_be_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The power losses of the tests above would show a missing sync."""
     publish_file = SpillFileWriter.publish
 
     def careless(self: SpillFileWriter) -> object:
@@ -286,7 +288,7 @@ async def test_hazard_08_a_copy_that_is_not_synced_would_be_seen(monkeypatch: py
             return publish_file(self)
 
     monkeypatch.setattr(SpillFileWriter, "publish", careless)
-    found = set()
+    losses = set()
     for seed in range(20):
         machine = Machine(seed=seed, **SMALL)
         log = await stuck_log(machine, 24)
@@ -294,8 +296,8 @@ async def test_hazard_08_a_copy_that_is_not_synced_would_be_seen(monkeypatch: py
         await log.spill_job.step()
         await machine.power_loss()
         started = await machine.try_start()
-        found.add(not isinstance(started, WriteAheadLog) or await lost(started, before))
-    assert True in found
+        losses.add(not isinstance(started, WriteAheadLog) or await lost(started, before))
+    assert True in losses
 
 
 async def lost(log: WriteAheadLog, before: dict[ShardKey, dict[int, bytes]]) -> bool:
@@ -306,7 +308,7 @@ async def lost(log: WriteAheadLog, before: dict[ShardKey, dict[int, bytes]]) -> 
 
 
 @pytest.mark.parametrize("mode", SyncMode)
-async def test_hazard_08_any_life_of_a_log_with_stuck_topics(mode: SyncMode) -> None:
+async def test_hazard_08_any_history_of_a_log_with_stuck_topics_is_consistent(mode: SyncMode) -> None:
     chance = random.Random(8)
     machine = Machine(mode=mode, **SMALL)
     log = await machine.start()
@@ -336,33 +338,33 @@ async def test_hazard_08_any_life_of_a_log_with_stuck_topics(mode: SyncMode) -> 
                 log = await machine.start()
                 log.shard(*B1)
                 log.spill_job.start_under_pressure()
-        for shard, known in sent.items():
+        for shard, payloads in sent.items():
             floor = log.shard(*shard).floor
-            found = await messages(log, shard, floor)
-            wanted = {offset: payload for offset, payload in known.items() if offset >= floor}
-            assert {offset: found.get(offset) for offset in wanted} == wanted
-            stretches = [one for file in (await log.backlog.snapshot()).files for one in file.stretches]
-            of_shard = [one for one in stretches if (one.topic_id, one.shard) == shard]
-            assert all(sum(part.start <= offset < part.end for part in of_shard) == 1 for offset in wanted)
+            stored = await messages(log, shard, floor)
+            expected = {offset: payload for offset, payload in payloads.items() if offset >= floor}
+            assert {offset: stored.get(offset) for offset in expected} == expected
+            stretches = [stretch for file in (await log.backlog.snapshot()).files for stretch in file.stretches]
+            of_shard = [stretch for stretch in stretches if (stretch.topic_id, stretch.shard) == shard]
+            assert all(sum(part.start <= offset < part.end for part in of_shard) == 1 for offset in expected)
         assert charged(log) == counted(log)
 
 
 def counted(log: WriteAheadLog) -> dict[int, int]:
-    """What is charged to each topic, from the files alone."""
-    found = dict.fromkeys(log.state.usage, 0)
+    """The bytes that are charged to each topic, computed from the files alone."""
+    sizes = dict.fromkeys(log.state.usage, 0)
     for file in log.lifecycle.files:
-        for key, held in file.ranges():
-            found[key.topic_id] += held.own_bytes if held.end > log.lifecycle.log_floor(key) else 0
+        for key, extent in file.ranges():
+            sizes[key.topic_id] += extent.own_bytes if extent.end > log.lifecycle.log_floor(key) else 0
     for file in log.lifecycle.spills.files:
-        for key, held in file.ranges():
-            found[key.topic_id] += held.own_bytes if held.end > log.shard(*key).floor else 0
+        for key, extent in file.ranges():
+            sizes[key.topic_id] += extent.own_bytes if extent.end > log.shard(*key).floor else 0
     for _, index in log.appender.open_files():
         for topic, size in index.live_bytes().items():
-            found[topic] += size
-    return found
+            sizes[topic] += size
+    return sizes
 
 
-# --- who reads it -----------------------------------------------------------------------------------------------------
+# --- readers of the spill log -----------------------------------------------------------------------------------------
 
 
 async def test_hazard_08_offsets_and_times_are_found_in_the_spill_log() -> None:
@@ -400,7 +402,7 @@ async def test_hazard_08_a_round_that_reads_a_spill_file_keeps_it() -> None:
         await log.reader.copy(file.number, 4096, 4104)
 
 
-async def test_hazard_08_many_spill_files_leave_room_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hazard_08_many_spill_files_leave_space_for_other_topics(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SPILL_STEP_BYTES", 1)
     machine = Machine(**SMALL)
     log = await stuck_log(machine, 60, 5000)
@@ -408,20 +410,20 @@ async def test_hazard_08_many_spill_files_leave_room_for_the_others(monkeypatch:
         pass
     assert len(log.lifecycle.spills.files) > 2
     await publish(log, A, b"new")
-    held = await log.backlog.snapshot(2, {B.topic_id})
-    assert (set(told(held)), held.is_cut) == ({A}, False), "who stands still and is passed over takes no room"
+    backlog = await log.backlog.snapshot(2, {B.topic_id})
+    assert (set(reported_offsets(backlog)), backlog.is_cut) == ({A}, False), "a topic that is passed over takes no room"
     seen: set[int] = set()
-    held = await log.backlog.snapshot(files_max=2)
-    assert [file.spill for file in held.files] == [True, False]
-    assert held.is_cut
-    assert A in told(held)
-    ends = {key: max(offsets) + 1 for key, offsets in told(held).items()}
-    assert ends[B] == log.lifecycle.spills.files[0].find(B).end, "nothing behind a hole"  # type: ignore[union-attr]
-    while B in told(held):
-        assert not seen & set(told(held)[B])
-        seen |= set(told(held)[B])
-        await log.advance_floor({key: max(offsets) + 1 for key, offsets in told(held).items()})
-        held = await log.backlog.snapshot(files_max=2)
+    backlog = await log.backlog.snapshot(files_max=2)
+    assert [file.spill for file in backlog.files] == [True, False]
+    assert backlog.is_cut
+    assert A in reported_offsets(backlog)
+    ends = {key: max(offsets) + 1 for key, offsets in reported_offsets(backlog).items()}
+    assert ends[B] == log.lifecycle.spills.files[0].find(B).end, "the backlog ends at a hole"  # type: ignore[union-attr]
+    while B in reported_offsets(backlog):
+        assert not seen & set(reported_offsets(backlog)[B])
+        seen |= set(reported_offsets(backlog)[B])
+        await log.advance_floor({key: max(offsets) + 1 for key, offsets in reported_offsets(backlog).items()})
+        backlog = await log.backlog.snapshot(files_max=2)
     assert seen == set(range(60))
 
 
@@ -438,7 +440,7 @@ async def test_hazard_08_a_retention_drops_from_the_spill_log_first() -> None:
     assert min(await messages(log, B, log.shard(*B).floor)) >= log.shard(*B).floor
 
 
-async def test_hazard_08_tasks_of_the_pipeline_read_a_spill_file_here_and_elsewhere(
+async def test_hazard_08_pipeline_tasks_read_a_spill_file_locally_and_over_http(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "SPILL_STUCK_SECONDS", 0.0)
@@ -461,10 +463,10 @@ async def test_hazard_08_tasks_of_the_pipeline_read_a_spill_file_here_and_elsewh
             msgspec.structs.replace(plan.source, directory="", lease="r1"),
         ):
             owner = LogOwner(source)
-            read = [await asyncio.to_thread(read_range, source, one, owner) for one in plan.ranges]
+            read = [await asyncio.to_thread(read_range, source, source_range, owner) for source_range in plan.ranges]
             owner.close()
             assert [failed for _, failed in read] == [{}] * len(read)
-            assert sorted(offset for found, _ in read for offset in found.base.tolist()) == list(range(60))
+            assert sorted(offset for block, _ in read for offset in block.base.tolist()) == list(range(60))
 
 
 async def test_hazard_08_inspect_and_metrics_show_the_spill_log() -> None:
@@ -474,10 +476,10 @@ async def test_hazard_08_inspect_and_metrics_show_the_spill_log() -> None:
     await log.spill_job.step()
     (file,) = log.lifecycle.spills.files
     assert metrics.WAL_SPILLED_BYTES._value.get() - before == file.size == log.lifecycle.spills.bytes
-    shown = {one.name: one for one in (await log_families(log, machine.clock.wall_us()))}
+    shown = {family.name: family for family in (await log_families(log, machine.clock.wall_us()))}
     assert shown["icestream_wal_spill_bytes"].samples[0].value == file.size
     assert shown["icestream_wal_spill_topics"].samples[0].value == 1
-    (view,) = [one for one in view_log(machine.disk).files if one.state == SPILL]
+    (view,) = [file for file in view_log(machine.disk).files if file.state == SPILL]
     assert (view.name, view.size, view.shards) == (spill_name(file.number), file.size, 2)
 
 
@@ -485,7 +487,7 @@ async def test_hazard_08_inspect_and_metrics_show_the_spill_log() -> None:
 
 
 @pytest.mark.parametrize("operation", ["write", "sync", "rename", "create"])
-async def test_hazard_08_a_copy_that_fails_costs_nothing(operation: str) -> None:
+async def test_hazard_08_a_failed_copy_loses_nothing(operation: str) -> None:
     machine = Machine(**SMALL)
     log = await stuck_log(machine)
     before = await all_of(log)
@@ -498,7 +500,7 @@ async def test_hazard_08_a_copy_that_fails_costs_nothing(operation: str) -> None
 
 
 @pytest.mark.parametrize("damage", ["gone", "header", "seal"])
-async def test_hazard_08_a_missing_spill_file_stops_the_start_and_a_repair_says_what_is_lost(damage: str) -> None:
+async def test_hazard_08_a_missing_spill_file_stops_the_start_and_a_repair_reports_the_loss(damage: str) -> None:
     machine = Machine(**SMALL)
     log = await stuck_log(machine)
     await log.spill_job.step()
@@ -514,13 +516,15 @@ async def test_hazard_08_a_missing_spill_file_stops_the_start_and_a_repair_says_
     lost = {(gap.key, offset) for gap in plan.gaps for offset in range(gap.start, gap.end)}
     apply_repair(machine.disk, machine.clock, plan)
     log = await machine.start()
-    for key, known in before.items():
-        found = await messages(log, key, log.shard(*key).floor)
-        assert {offset for offset in known if offset not in found} == {offset for one, offset in lost if one == key}
+    for key, payloads in before.items():
+        stored = await messages(log, key, log.shard(*key).floor)
+        assert {offset for offset in payloads if offset not in stored} == {
+            offset for shard, offset in lost if shard == key
+        }
     assert (B, 0) in lost
 
 
-async def test_hazard_08_a_repair_of_the_log_leaves_the_spill_log_alone() -> None:
+async def test_hazard_08_a_repair_of_the_log_does_not_touch_the_spill_log() -> None:
     machine = Machine(**SMALL)
     log = await stuck_log(machine)
     await log.spill_job.step()
@@ -538,7 +542,7 @@ async def test_hazard_08_a_repair_of_the_log_leaves_the_spill_log_alone() -> Non
     assert await all_of(log) == before
 
 
-async def test_hazard_08_a_footer_of_a_spill_file_is_made_anew() -> None:
+async def test_hazard_08_the_footer_of_a_spill_file_is_rebuilt() -> None:
     machine = Machine(**SMALL)
     log = await stuck_log(machine)
     await log.spill_job.step()

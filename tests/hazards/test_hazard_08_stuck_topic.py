@@ -19,7 +19,7 @@ pytestmark = pytest.mark.asyncio
 
 def stored_bytes(disk: SimulatedDisk) -> dict[tuple[int, int], int]:
     """(file, topic) to the bytes of its sections, from the files themselves."""
-    found: dict[tuple[int, int], int] = {}
+    sizes: dict[tuple[int, int], int] = {}
     for name in disk.names():
         if not name.startswith("log-"):
             continue
@@ -34,22 +34,22 @@ def stored_bytes(disk: SimulatedDisk) -> dict[tuple[int, int], int]:
             for entry in wire.decode_entries(content, at, header):
                 if entry.kind == wire.SectionKind.MESSAGES:
                     place = (number, entry.topic_id)
-                    found[place] = found.get(place, 0) + entry.body_bytes + wire.ENTRY_BYTES
+                    sizes[place] = sizes.get(place, 0) + entry.body_bytes + wire.ENTRY_BYTES
             at += header.record_bytes
-    return found
+    return sizes
 
 
 def counted_bytes(log: WriteAheadLog) -> dict[tuple[int, int], int]:
     """The same as the log counts it."""
-    found: dict[tuple[int, int], int] = {}
+    sizes: dict[tuple[int, int], int] = {}
     for file in log.lifecycle.files:
-        for key, held in file.ranges():
+        for key, extent in file.ranges():
             place = (file.number, key.topic_id)
-            found[place] = found.get(place, 0) + held.own_bytes
+            sizes[place] = sizes.get(place, 0) + extent.own_bytes
     active = log.appender.file
     if active is not None:
-        found.update({(active.number, topic): size for topic, size in active.index.live_bytes().items()})
-    return found
+        sizes.update({(active.number, topic): size for topic, size in active.index.live_bytes().items()})
+    return sizes
 
 
 def by_topic(counted: dict[tuple[int, int], int]) -> dict[int, int]:
@@ -73,16 +73,16 @@ async def test_hazard_08_live_bytes_are_counted_by_file_and_topic() -> None:
     await fill(log, 60)
     assert len(log.lifecycle.files) >= 3
     assert counted_bytes(log) == stored_bytes(machine.disk)
-    held = {topic: usage.held_bytes for topic, usage in log.state.usage.items()}
-    assert held == by_topic(stored_bytes(machine.disk))
+    held_bytes = {topic: usage.held_bytes for topic, usage in log.state.usage.items()}
+    assert held_bytes == by_topic(stored_bytes(machine.disk))
 
     await machine.kill()
     log = await machine.start()
     assert counted_bytes(log) == stored_bytes(machine.disk)
-    assert {topic: usage.held_bytes for topic, usage in log.state.usage.items()} == held
+    assert {topic: usage.held_bytes for topic, usage in log.state.usage.items()} == held_bytes
 
 
-async def test_hazard_08_a_freed_file_gives_its_bytes_back_to_each_topic() -> None:
+async def test_hazard_08_a_freed_file_returns_its_bytes_to_each_topic() -> None:
     machine = Machine()
     log = await machine.start()
     await fill(log, 60)
@@ -118,7 +118,7 @@ async def test_hazard_08_a_topic_at_its_quota_is_refused_alone_and_loses_nothing
     await log.checkpoint()
     await log.checkpoint()
     (placed,) = await log.submit([batch(log, A, bytes(5000))])
-    assert placed.base_offset == stored, "it drained, and goes on without a gap"  # type: ignore[union-attr]
+    assert placed.base_offset == stored, "the log drained and goes on without a gap"  # type: ignore[union-attr]
 
 
 async def test_hazard_08_a_topic_that_commits_is_not_refused_because_another_one_is_stuck() -> None:
@@ -132,4 +132,4 @@ async def test_hazard_08_a_topic_that_commits_is_not_refused_because_another_one
         await log.advance_floor({A: placed.base_offset + 1})  # type: ignore[union-attr]
     assert log.shard(*A).assigned == 90, "three times its quota has passed through"
     assert log.shard(*B).floor == 0
-    assert log.reader.earliest(B) == 0, "and the stuck topic lost nothing"
+    assert log.reader.earliest(B) == 0, "the stuck topic lost nothing"

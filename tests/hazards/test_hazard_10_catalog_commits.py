@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 import msgspec
@@ -19,13 +20,13 @@ from icestream.catalog.topic_rules.commit_rules import CommitRequest
 from icestream.catalog.topic_rules.offset_run import OffsetRun
 from icestream.iceberg.identifier import Identifier
 from icestream.metadata.entry import Entry
+from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.simulated_disk import SimulatedDisk
-from tests.support.jitter_store import JitterStore
-from tests.support.losing_store import LosingStore
+from tests.support.faulty_store import FaultyStore
 from tests.support.metadata_machine import MetadataMachine
 from tests.support.tables import UUID
 from tests.support.topic_tables import ENVELOPE, LEASE, appending, claim
-from tests.support.warehouse import NS, TABLE, World
+from tests.support.warehouse import NS, TABLE, CatalogWorld
 
 pytestmark = pytest.mark.asyncio
 
@@ -36,93 +37,85 @@ def setting(name: str, value: str) -> CommitRequest:
     return CommitRequest([], [{"action": "set-properties", "updates": {name: value}}])
 
 
-async def topics(world: World, count: int) -> list[Identifier]:
+async def topics(world: CatalogWorld, count: int) -> list[Identifier]:
     """Tables of so many topics, all at offset 0."""
     await world.store.put(catalog_keys.LEASE, LEASED)
-    made = [await world.with_table(f"t{number:03d}", schema=ENVELOPE) for number in range(count)]
-    for number, identifier in enumerate(made):
+    identifiers = [await world.with_table(f"t{number:03d}", schema=ENVELOPE) for number in range(count)]
+    for number, identifier in enumerate(identifiers):
         await world.catalog.topics.bind(identifier, f"/default/t{number}", number + 1, {0: (0, 0)})
-    return made
+    return identifiers
 
 
 async def a_round(catalog: Catalog, tables: list[Identifier], number: int) -> dict[Identifier, CommitRequest]:
     """The offsets [10 (n - 1), 10 n) of each table."""
-    asked = {}
+    requests = {}
     for place, identifier in enumerate(tables):
         state = (await catalog.commits.load(identifier)).state
         requirement = claim(number, (0, 0, 10 * number - 10, 10 * number), topic_id=place + 1)
-        asked[identifier] = CommitRequest([requirement], appending(state, 1_000 + number))
-    return asked
+        requests[identifier] = CommitRequest([requirement], appending(state, 1_000 + number))
+    return requests
 
 
 async def committed(catalog: Catalog, tables: list[Identifier]) -> list[int]:
-    found = [(await catalog.commits.load(identifier)).record.binding for identifier in tables]
-    return [binding.committed()[0] for binding in found if binding is not None]
+    bindings = [(await catalog.commits.load(identifier)).record.binding for identifier in tables]
+    return [binding.committed()[0] for binding in bindings if binding is not None]
 
 
 async def test_hazard_10_a_round_of_many_tables_is_one_transaction() -> None:
-    world = World()
+    world = CatalogWorld()
     tables = await topics(world, 20)
     before = await world.store.revision()
     done = await world.catalog.commits.commit_all(await a_round(world.catalog, tables, 1))
     assert await world.store.revision() == before + 1
-    assert {one.table.current_snapshot_id for one in done.values()} == {1_001}
+    assert {outcome.table.current_snapshot_id for outcome in done.values()} == {1_001}
     assert await committed(world.another(9), tables) == [10] * 20
     again = await world.catalog.commits.commit_all(await a_round(world.catalog, tables, 1))
-    assert {one.repeated for one in again.values()} == {1_001}
+    assert {outcome.repeated for outcome in again.values()} == {1_001}
     assert await world.store.revision() == before + 1
 
 
 async def test_hazard_10_a_lease_that_ended_between_plan_and_transaction_refuses() -> None:
     """The driver is deposed after the round was judged: the transaction compares the lease."""
-    world = World(LosingStore(JitterStore(1)))
+    world = CatalogWorld(FaultyStore(SimulatedClock(), delay=random.Random(1)))
     tables = await topics(world, 3)
-    asked = await a_round(world.catalog, tables, 1)
+    requests = await a_round(world.catalog, tables, 1)
     files = world.metadata_files()
-    assert isinstance(world.store, LosingStore)
-    behind = world.store.behind
-    submit = behind.submit
-
-    async def deposed(*given: Any) -> Any:
-        behind.submit = submit  # type: ignore[method-assign]
-        await behind.put(catalog_keys.LEASE, b'{"epoch":6}')
-        return await submit(*given)
-
-    behind.submit = deposed  # type: ignore[method-assign]
+    assert isinstance(world.store, FaultyStore)
+    world.store.before_txn = lambda: world.store.put(catalog_keys.LEASE, b'{"epoch":6}')
     with pytest.raises(errors.CommitConflict) as refused:
-        await world.catalog.commits.commit_all(asked)
-    assert {one["reason"] for one in refused.value.details["tables"]} == {"stale_pipeline"}
+        await world.catalog.commits.commit_all(requests)
+    assert {table["reason"] for table in refused.value.details["tables"]} == {"stale_pipeline"}
     assert await committed(world.another(9), tables) == [0] * 3
-    assert world.metadata_files() == files, "nothing is left of it"
+    assert world.metadata_files() == files, "no file is left of the refused commit"
 
 
 async def test_hazard_10_a_lease_that_is_renewed_does_not_disturb() -> None:
-    world = World()
+    world = CatalogWorld()
     tables = await topics(world, 2)
-    asked = await a_round(world.catalog, tables, 1)
+    requests = await a_round(world.catalog, tables, 1)
     await world.store.put_with_ttl(catalog_keys.LEASE, LEASED, 60_000)
-    await world.catalog.commits.commit_all(asked)
+    await world.catalog.commits.commit_all(requests)
     assert await committed(world.catalog, tables) == [10, 10]
 
 
 @pytest.mark.parametrize("end", ["kill", "power loss"])
-async def test_hazard_10_a_crash_at_any_step_of_a_commit_over_tables_leaves_all_or_nothing(end: str) -> None:
+async def test_hazard_10_a_crash_at_any_step_of_a_multi_table_commit_is_all_or_nothing(end: str) -> None:
     """The warehouse's steps are those of hazard 11; here the steps of the store."""
     outcomes = set()
     step = 0
     while True:
         machine, disk = MetadataMachine(step, log_file_bytes=2**17), SimulatedDisk(step)
-        world = World(await machine.start(), disk)
+        world = CatalogWorld(await machine.start(), disk)
         tables = await topics(world, 5)
-        asked = await a_round(world.catalog, tables, 1)
+        requests = await a_round(world.catalog, tables, 1)
         machine.disk.crash_after(step)
-        survived = await machine.survives(_drive(world.catalog, asked))
+        survived = await machine.survives(_drive(world.catalog, requests))
         await machine.end(end)
         disk.kill()
-        world = World(await machine.start(), disk)
-        found = set(await committed(world.catalog, tables))
-        assert len(found) == 1, "some tables are committed and some are not"
-        outcomes |= found
+        world = CatalogWorld(await machine.start(), disk)
+        offsets = set(await committed(world.catalog, tables))
+        assert len(offsets) == 1, "some tables are committed and some are not"
+        outcomes |= offsets
         await machine.kill()
         if survived:
             break
@@ -130,24 +123,24 @@ async def test_hazard_10_a_crash_at_any_step_of_a_commit_over_tables_leaves_all_
     assert outcomes == {0, 10}
 
 
-async def _drive(catalog: Catalog, asked: dict[Identifier, CommitRequest]) -> None:
-    await catalog.commits.commit_all(asked)
+async def _drive(catalog: Catalog, requests: dict[Identifier, CommitRequest]) -> None:
+    await catalog.commits.commit_all(requests)
 
 
-async def test_hazard_47_after_an_ambiguous_answer_positions_tell_what_is_there() -> None:
+async def test_hazard_47_after_an_ambiguous_reply_the_positions_tell_the_outcome() -> None:
     """204 has no body: the driver reads the positions of all tables, and the same round again is a repeat."""
     for how, expected in (("done", 1_001), ("never", None)):
-        store = LosingStore(JitterStore(1))
-        world = World(store)
+        store = FaultyStore(SimulatedClock(), delay=random.Random(1))
+        world = CatalogWorld(store)
         tables = await topics(world, 3)
-        asked = await a_round(world.catalog, tables, 1)
+        requests = await a_round(world.catalog, tables, 1)
         store.lose(how)
 
-        async def goes_down(store: LosingStore = store) -> None:
+        async def goes_down(store: FaultyStore = store) -> None:
             store.is_down = True
 
-        store.after = goes_down
-        call = asyncio.ensure_future(world.catalog.commits.commit_all(asked))
+        store.after_lost = goes_down
+        call = asyncio.ensure_future(world.catalog.commits.commit_all(requests))
         while not call.done():
             await asyncio.sleep(0)
             world.clock.advance(1)
@@ -157,21 +150,21 @@ async def test_hazard_47_after_an_ambiguous_answer_positions_tell_what_is_there(
         driver = world.another(9)
         assert await committed(driver, tables) == ([10] * 3 if expected else [0] * 3)
         again = await driver.commits.commit_all(await a_round(driver, tables, 1))
-        assert {one.repeated for one in again.values()} == {expected}
+        assert {outcome.repeated for outcome in again.values()} == {expected}
         assert await committed(driver, tables) == [10] * 3
 
 
 async def test_hazard_47_a_foreign_commit_beside_a_round_is_named_alone() -> None:
-    world = World()
+    world = CatalogWorld()
     tables = await topics(world, 3)
-    asked = await a_round(world.catalog, tables, 1)
+    requests = await a_round(world.catalog, tables, 1)
     state = (await world.catalog.commits.load(tables[1])).state
     await world.catalog.commits.commit(tables[1], CommitRequest([], appending(state, 7)))
     with pytest.raises(errors.CommitConflict) as refused:
-        await world.catalog.commits.commit_all(asked)
-    assert [one["table"] for one in refused.value.details["tables"]] == ["ns.t001"]
-    del asked[tables[1]]
-    await world.catalog.commits.commit_all(asked)
+        await world.catalog.commits.commit_all(requests)
+    assert [table["table"] for table in refused.value.details["tables"]] == ["ns.t001"]
+    del requests[tables[1]]
+    await world.catalog.commits.commit_all(requests)
     assert await committed(world.catalog, tables) == [10, 0, 10]
 
 
@@ -180,7 +173,7 @@ async def test_hazard_47_a_foreign_commit_beside_a_round_is_named_alone() -> Non
 
 @pytest.mark.parametrize("nodes", [1, 3])
 async def test_eight_writers_on_one_table_lose_nothing(nodes: int) -> None:
-    world = World(JitterStore(nodes))
+    world = CatalogWorld(FaultyStore(SimulatedClock(), delay=random.Random(nodes)))
     await world.with_table()
     catalogs = [world.another(100 + number) for number in range(nodes)]
 
@@ -194,16 +187,16 @@ async def test_eight_writers_on_one_table_lose_nothing(nodes: int) -> None:
                     continue
 
     await asyncio.gather(*(write(writer) for writer in range(8)))
-    found = await world.another(9).tables.load(TABLE)
-    assert sum(name.startswith("w") and value == "done" for name, value in found.table.properties.items()) == 80
-    assert found.location.rsplit("/", 1)[1].startswith("00080-"), "each commit is one version"
-    kept = {entry["metadata-file"] for entry in found.table.metadata_log} | {found.location}
-    assert set(world.metadata_files()) == kept, "no file is left of an attempt that failed"
-    assert all(len(one.tables._runner.locks) == 0 for one in catalogs)
+    loaded = await world.another(9).tables.load(TABLE)
+    assert sum(name.startswith("w") and value == "done" for name, value in loaded.table.properties.items()) == 80
+    assert loaded.location.rsplit("/", 1)[1].startswith("00080-"), "each commit is one version"
+    referenced = {entry["metadata-file"] for entry in loaded.table.metadata_log} | {loaded.location}
+    assert set(world.metadata_files()) == referenced, "no file is left of an attempt that failed"
+    assert all(len(catalog.tables._runner.locks) == 0 for catalog in catalogs)
 
 
-async def test_old_files_go_when_the_table_says_so() -> None:
-    world = World()
+async def test_old_metadata_files_are_removed_if_the_table_properties_say_so() -> None:
+    world = CatalogWorld()
     await world.with_table()
     limits_ = {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "2"}
     await world.catalog.commits.commit(TABLE, CommitRequest([], [{"action": "set-properties", "updates": limits_}]))
@@ -213,7 +206,7 @@ async def test_old_files_go_when_the_table_says_so() -> None:
         assert (await reader.tables.load(TABLE)).table.properties["n"] == str(number)
         world.clock.advance(600)
         await world.upkeep()
-    assert len(world.metadata_files()) == 3 + 4, "nothing goes within the hour"
+    assert len(world.metadata_files()) == 3 + 4, "no file is removed within the hour"
     world.clock.advance(1_200)
     await world.upkeep()
     assert len(world.metadata_files()) == 3 + 3
@@ -223,8 +216,8 @@ async def test_old_files_go_when_the_table_says_so() -> None:
     assert (await world.another(8).tables.load(TABLE)).table.properties["n"] == "4"
 
 
-async def test_a_reader_whose_file_is_gone_asks_for_the_pointer_again() -> None:
-    world = World()
+async def test_a_reader_whose_file_was_removed_loads_the_pointer_again() -> None:
+    world = CatalogWorld()
     await world.with_table()
     first = await world.store.get(catalog_keys.relation_key(TABLE))
     limits_ = {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "1"}
@@ -264,8 +257,8 @@ def planned(count: int, shards: int) -> Any:
 
 
 async def test_hazard_10_a_round_of_200_tables_fits_one_transaction() -> None:
-    made = planned(200, 8)
-    assert (len(made.comparisons), len(made.operations)) == (201, 200)
+    transaction = planned(200, 8)
+    assert (len(transaction.comparisons), len(transaction.operations)) == (201, 200)
 
 
 async def test_hazard_28_a_table_of_the_most_shards_fits_its_key() -> None:
@@ -280,18 +273,18 @@ async def test_hazard_28_a_table_of_the_most_shards_fits_its_key() -> None:
     assert catalog_records.decode_relation("", Entry(catalog_records.encode(many), 1, 1, 1, 0)) == many
 
 
-async def test_hazard_10_what_does_not_fit_is_refused_with_the_numbers() -> None:
+async def test_hazard_10_oversized_transactions_are_refused_with_the_sizes() -> None:
     with pytest.raises(errors.InvalidInput, match="commit to 501 tables exceeds the limit of 500"):
         planned(limits.CATALOG_TRANSACTION_TABLES_MAX + 1, 1)
-    with pytest.raises(errors.InvalidInput, match="at most 1048576 fit"):
+    with pytest.raises(errors.InvalidInput, match="limit 1048576"):
         planned(450, 64)
-    world = World()
+    world = CatalogWorld()
     with pytest.raises(errors.InvalidInput, match="commit to 0 tables"):
         await world.catalog.commits.commit_all({})
 
 
-async def test_hazard_10_a_record_that_is_not_one_is_told_as_damage() -> None:
-    world = World()
+async def test_hazard_10_a_malformed_record_is_reported_as_damage() -> None:
+    world = CatalogWorld()
     await world.with_table()
     key = catalog_keys.relation_key(TABLE)
     for value in (b"", b"\xff", catalog_records.encode(full_record(1))[:-3], msgspec.msgpack.encode({"type": "index"})):

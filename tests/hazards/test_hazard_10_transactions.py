@@ -10,8 +10,8 @@ from icestream.metadata import command as cmd
 from icestream.metadata.node_store import NodeStore
 from icestream.metadata.store import MemoryStore
 from icestream.metadata.watch import Changes
+from tests.support.held_sink import HeldSink
 from tests.support.metadata_machine import MetadataMachine, contents, settle, turn
-from tests.support.stepped_sink import SteppedSink
 
 pytestmark = pytest.mark.asyncio
 
@@ -34,52 +34,52 @@ async def rename(store: NodeStore) -> cmd.Done:
     return await store.txn([cmd.Absent("/renamed")], [cmd.Delete(TABLES[0]), cmd.Put("/renamed", b"old")])
 
 
-async def all_steps(machine: MetadataMachine, told: list[str]) -> None:
+async def all_steps(machine: MetadataMachine, completed: list[str]) -> None:
     store = await machine.start()
     await prepare(store)
-    told.append("prepared")
+    completed.append("prepared")
     assert (await rename(store)).held
-    told.append("renamed")
+    completed.append("renamed")
     await store.put(TABLES[0], b"old")
     assert (await commit(store)).held
-    told.append("committed")
+    completed.append("committed")
     await store.snapshots.take()
 
 
 @pytest.mark.parametrize("end", ["kill", "power loss"])
-async def test_hazard_10_a_crash_at_any_step_leaves_all_or_nothing(end: str) -> None:
+async def test_hazard_10_a_crash_at_any_step_is_all_or_nothing(end: str) -> None:
     whole = MetadataMachine(log_file_bytes=2**17)
     await all_steps(whole, [])
     steps = len(whole.disk.operations)
     assert steps > 15
     outcomes = set()
     for step in range(steps):
-        machine, told = MetadataMachine(seed=step, log_file_bytes=2**17), list[str]()
+        machine, completed = MetadataMachine(seed=step, log_file_bytes=2**17), list[str]()
         machine.disk.crash_after(step)
-        assert not await machine.survives(all_steps(machine, told))
+        assert not await machine.survives(all_steps(machine, completed))
         await (machine.kill() if end == "kill" else machine.power_loss())
-        found = await contents(await machine.start())
-        outcomes.add(check(found, told))
+        stored = await contents(await machine.start())
+        outcomes.add(check(stored, completed))
         await machine.kill()
     assert {"nothing", "prepared", "renamed", "committed"} <= outcomes
 
 
-def check(found: dict[str, bytes], told: list[str]) -> str:
-    """How far it came; whoever was told something finds it."""
-    values = [found.get(key) for key in TABLES]
+def check(stored: dict[str, bytes], completed: list[str]) -> str:
+    """The last step that is stored; every step that was reported is stored."""
+    values = [stored.get(key) for key in TABLES]
     assert len(set(values[1:])) == 1, "some tables are committed and some are not"
-    assert (values[0] is None) or ("/renamed" in found) or values[1] == b"old"
-    is_renamed = "/renamed" in found
-    assert not (is_renamed and values[0] == b"old" and "renamed" not in told and values[1] != b"old")
+    assert (values[0] is None) or ("/renamed" in stored) or values[1] == b"old"
+    is_renamed = "/renamed" in stored
+    assert not (is_renamed and values[0] == b"old" and "renamed" not in completed and values[1] != b"old")
     state = "committed" if values[1] == b"new" else "renamed" if is_renamed else "prepared" if values[1] else "nothing"
     order = ["nothing", "prepared", "renamed", "committed"]
-    assert order.index(state) >= (order.index(told[-1]) if told else 0)
+    assert order.index(state) >= (order.index(completed[-1]) if completed else 0)
     return state
 
 
-async def test_hazard_10_a_rename_is_never_under_two_names_or_none() -> None:
+async def test_hazard_10_a_renamed_table_always_has_exactly_one_name() -> None:
     """A reader that looks at any moment, also between write and sync, sees one of both."""
-    machine, sink = MetadataMachine(log_file_bytes=2**17), SteppedSink()
+    machine, sink = MetadataMachine(log_file_bytes=2**17), HeldSink()
     store = await machine.open(sink)
     await turn(store, sink)
     preparing = asyncio.ensure_future(prepare(store))
@@ -102,7 +102,7 @@ async def test_hazard_10_a_lease_that_ended_between_plan_and_commit_refuses() ->
     assert (await store.get(TABLES[7])).value == b"old"  # type: ignore[union-attr]
 
 
-async def test_hazard_10_a_watch_sees_a_transaction_as_one() -> None:
+async def test_hazard_10_a_watch_delivers_a_transaction_as_one_event() -> None:
     store = await MetadataMachine(log_file_bytes=2**17).start()
     await prepare(store)
     watch = store.watch("/tables/", await store.revision())
@@ -113,7 +113,7 @@ async def test_hazard_10_a_watch_sees_a_transaction_as_one() -> None:
     assert {event.revision for event in changes.events} == {changes.revision}
 
 
-async def test_hazard_10_two_commits_at_once_are_one_after_the_other() -> None:
+async def test_hazard_10_two_concurrent_commits_are_serialized() -> None:
     for store in (MemoryStore(), await MetadataMachine(log_file_bytes=2**17).start()):
         await prepare(store)  # type: ignore[arg-type]
         first, second = await asyncio.gather(commit(store), commit(store))  # type: ignore[arg-type]

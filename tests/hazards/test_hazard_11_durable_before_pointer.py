@@ -14,23 +14,23 @@ from icestream.runtime.simulated_disk import Crash, SimulatedDisk
 from tests.support.metadata_machine import MetadataMachine
 from tests.support.tables import NOW_MS, SCHEMA, add, point, snapshot
 from tests.support.topic_tables import ENVELOPE, LEASE, TOPIC, TOPIC_ID, appending, claim
-from tests.support.warehouse import NS, TABLE, World, files_on
+from tests.support.warehouse import NS, TABLE, CatalogWorld, files_on
 
 pytestmark = pytest.mark.asyncio
 
 PROPERTY = CommitRequest([], [{"action": "set-properties", "updates": {"a": "b"}}])
 
 
-def compacted(world: World, location: str) -> CommitRequest:
+def compacted(world: CatalogWorld, location: str) -> CommitRequest:
     """A commit of another engine, whose files were written and never synced."""
     for name in ("metadata/snap-1.avro", "metadata/manifest-1.avro", "data/rows-1.parquet"):
         world.write(f"{location}/{name}", name.encode() * 100)
-    made = snapshot(1, **{"manifest-list": f"{location}/metadata/snap-1.avro", "timestamp-ms": NOW_MS})
-    return CommitRequest([], [add(made), point("main", 1)])
+    added = snapshot(1, **{"manifest-list": f"{location}/metadata/snap-1.avro", "timestamp-ms": NOW_MS})
+    return CommitRequest([], [add(added), point("main", 1)])
 
 
-async def test_hazard_11_files_of_other_engines_are_on_disk_before_they_count() -> None:
-    world = World()
+async def test_hazard_11_files_of_other_engines_are_synced_before_the_pointer_moves() -> None:
+    world = CatalogWorld()
     await world.with_table()
     location = (await world.catalog.tables.load(TABLE)).table.location
     await world.catalog.commits.commit(TABLE, compacted(world, location))
@@ -40,13 +40,13 @@ async def test_hazard_11_files_of_other_engines_are_on_disk_before_they_count() 
     assert (await world.another(9).tables.load(TABLE)).table.current_snapshot_id == 1
 
 
-async def test_hazard_11_one_sync_serves_what_others_wrote_and_our_own_file() -> None:
-    world = World()
+async def test_hazard_11_one_sync_covers_files_of_engines_and_our_own() -> None:
+    world = CatalogWorld()
     await world.with_table()
     location = (await world.catalog.tables.load(TABLE)).table.location
-    asked = compacted(world, location)
+    commit_request = compacted(world, location)
     world.disk.operations.clear()
-    await world.catalog.commits.commit(TABLE, asked)
+    await world.catalog.commits.commit(TABLE, commit_request)
     kinds = [kind for kind, _ in world.disk.operations if kind != "write"]
     assert kinds == ["create", "sync_disk", "sync_directory"], "the last one is how the simulated disk syncs names"
 
@@ -59,7 +59,7 @@ async def test_hazard_11_one_sync_serves_what_others_wrote_and_our_own_file() ->
     ],
 )
 async def test_hazard_11_a_commit_that_names_no_new_file_syncs_only_its_own(update: dict[str, Any]) -> None:
-    world = World()
+    world = CatalogWorld()
     await world.with_table()
     world.disk.operations.clear()
     await world.catalog.commits.commit(TABLE, CommitRequest([], [update]))
@@ -67,36 +67,36 @@ async def test_hazard_11_a_commit_that_names_no_new_file_syncs_only_its_own(upda
     assert kinds == ["create", "sync", "sync_directory"]
 
 
-async def test_hazard_11_a_round_has_synced_its_files_itself() -> None:
-    world = World()
+async def test_hazard_11_a_round_syncs_its_files_itself() -> None:
+    world = CatalogWorld()
     await world.with_table(schema=ENVELOPE)
     await world.store.put("/pipeline/lease", b'{"epoch":5}')
     await world.catalog.topics.bind(TABLE, TOPIC, TOPIC_ID, {0: (0, 0)})
     loaded = await world.catalog.commits.load(TABLE)
     world.disk.operations.clear()
-    asked = CommitRequest([claim(1, (0, 0, 0, 10))], appending(loaded.state, 9))
-    done = await world.catalog.commits.commit(TABLE, asked)
+    commit_request = CommitRequest([claim(1, (0, 0, 0, 10))], appending(loaded.state, 9))
+    done = await world.catalog.commits.commit(TABLE, commit_request)
     assert done.table.current_snapshot_id == 9
     assert "sync_disk" not in {kind for kind, _ in world.disk.operations}
     assert LEASE == 5
 
 
-async def test_hazard_11_a_registered_table_is_made_durable_first() -> None:
-    world = World()
+async def test_hazard_11_a_registered_table_is_synced_first() -> None:
+    world = CatalogWorld()
     await world.with_table()
-    found = await world.catalog.tables.load(TABLE)
+    loaded = await world.catalog.tables.load(TABLE)
     await world.catalog.tables.drop(TABLE)
-    copy = f"{found.table.location}/metadata/00007-copy.metadata.json"
-    world.write(copy, found.table.encode())
+    copy = f"{loaded.table.location}/metadata/00007-copy.metadata.json"
+    world.write(copy, loaded.table.encode())
     await world.catalog.tables.register(TABLE, copy)
     world.disk.power_loss()
     assert (await world.another(9).tables.load(TABLE)).location == copy
 
 
 @pytest.mark.parametrize("path", ["write.data.path", "write.object-storage.path", "write.metadata.path"])
-async def test_hazard_11_files_on_another_disk_are_made_durable_too(path: str) -> None:
+async def test_hazard_11_files_on_another_disk_are_synced_too(path: str) -> None:
     """An engine writes where the table's properties say; that disk has a sync of its own."""
-    world = World(mounts_at=("/warehouse/large",))
+    world = CatalogWorld(mounts_at=("/warehouse/large",))
     await world.with_table(properties={path: "file:/warehouse/large/t"})
     location = (await world.catalog.tables.load(TABLE)).table.location
     world.write("file:/warehouse/large/t/rows-1.parquet", b"rows")
@@ -108,7 +108,7 @@ async def test_hazard_11_files_on_another_disk_are_made_durable_too(path: str) -
 
 
 async def test_hazard_11_one_disk_is_synced_once() -> None:
-    world = World()
+    world = CatalogWorld()
     await world.with_table(properties={"write.data.path": "file:/warehouse/large/t"})
     world.write("file:/warehouse/large/t/rows-1.parquet", b"rows")
     location = (await world.catalog.tables.load(TABLE)).table.location
@@ -118,8 +118,8 @@ async def test_hazard_11_one_disk_is_synced_once() -> None:
 
 
 @pytest.mark.parametrize("path", ["write.data.path", "write.metadata.path", "write.folder-storage.path"])
-async def test_hazard_11_data_outside_of_the_warehouse_is_refused_when_it_is_asked_for(path: str) -> None:
-    world = World()
+async def test_hazard_11_data_locations_outside_the_warehouse_are_refused(path: str) -> None:
+    world = CatalogWorld()
     properties = {path: "file:/elsewhere"}
     with pytest.raises(errors.InvalidInput, match="outside of the warehouse"):
         await world.with_table(properties=properties)
@@ -135,7 +135,7 @@ async def test_hazard_11_a_disk_that_cannot_sync_refuses_the_commit(
     number: int, kind: type[errors.IcestreamError]
 ) -> None:
     """EIO and ENOSPC of what others wrote: certain, 503, and the table is as it was."""
-    world = World()
+    world = CatalogWorld()
     await world.with_table()
     before = await world.catalog.tables.load(TABLE)
     world.disk.fail("sync_disk", number)
@@ -146,26 +146,26 @@ async def test_hazard_11_a_disk_that_cannot_sync_refuses_the_commit(
     assert await world.catalog.tables.load(TABLE) == before
 
 
-async def test_hazard_11_a_place_outside_is_not_touched() -> None:
-    world = World()
+async def test_hazard_11_locations_outside_the_warehouse_are_not_touched() -> None:
+    world = CatalogWorld()
     await world.with_table()
-    made = snapshot(1, **{"manifest-list": "file:/etc/snap.avro", "timestamp-ms": NOW_MS})
+    added = snapshot(1, **{"manifest-list": "file:/etc/snap.avro", "timestamp-ms": NOW_MS})
     with pytest.raises(errors.InvalidInput, match="outside of the warehouse"):
-        await world.catalog.commits.commit(TABLE, CommitRequest([], [add(made), point("main", 1)]))
+        await world.catalog.commits.commit(TABLE, CommitRequest([], [add(added), point("main", 1)]))
 
 
 # --- crashes ----------------------------------------------------------------------------------------------------------
 
 
-class Computer:
+class PowerLossMachine:
     """One machine: the disk of the metadata store, that of the warehouse, and both end together."""
 
     def __init__(self, seed: int) -> None:
         self.machine = MetadataMachine(seed, log_file_bytes=2**16)
         self.disk = SimulatedDisk(seed)
 
-    async def start(self, seed: int = 1) -> tuple[World, Catalog]:
-        world = World(await self.machine.start(), self.disk, seed)
+    async def start(self, seed: int = 1) -> tuple[CatalogWorld, Catalog]:
+        world = CatalogWorld(await self.machine.start(), self.disk, seed)
         return world, world.catalog
 
     async def end(self, how: str) -> None:
@@ -176,27 +176,27 @@ class Computer:
             self.disk.power_loss()
 
 
-async def life(computer: Computer, told: list[str]) -> None:
+async def life(computer: PowerLossMachine, completed: list[str]) -> None:
     """One table through its life, commit by commit; what was answered is told."""
     world, catalog = await computer.start()
     await world.with_table()
-    told.append("created")
+    completed.append("created")
     await catalog.commits.commit(TABLE, PROPERTY)
-    told.append("changed")
+    completed.append("changed")
     location = (await catalog.tables.load(TABLE)).table.location
     await catalog.commits.commit(TABLE, compacted(world, location))
-    told.append("compacted")
+    completed.append("compacted")
     await catalog.tables.rename(TABLE, Identifier(NS, "renamed"))
-    told.append("renamed")
+    completed.append("renamed")
     await catalog.tables.drop(Identifier(NS, "renamed"))
-    told.append("dropped")
+    completed.append("dropped")
 
 
 STATES = ["nothing", "created", "changed", "compacted", "renamed", "dropped"]
 
 
-async def state_of(computer: Computer) -> str:
-    """What a fresh start finds. Every table that has a name can be read, with every file that it names."""
+async def state_of(computer: PowerLossMachine) -> str:
+    """The state that a fresh start shows; checks that every listed table and every file of it can be read."""
     world, catalog = await computer.start(2)
     try:
         names = (await catalog.tables.list(NS, None, None)).names
@@ -205,53 +205,53 @@ async def state_of(computer: Computer) -> str:
     assert len(names) <= 1, "under two names"
     if not names:
         return "none"
-    found = (await catalog.tables.load(Identifier(NS, names[0]))).table
-    for one in found.snapshots:
-        path = one["manifest-list"].removeprefix("file:")
+    table = (await catalog.tables.load(Identifier(NS, names[0]))).table
+    for entry in table.snapshots:
+        path = entry["manifest-list"].removeprefix("file:")
         assert world.disk.content(path) == b"metadata/snap-1.avro" * 100, "a snapshot whose list is not on disk"
         assert world.disk.content(path.replace("metadata/snap-1.avro", "data/rows-1.parquet"))
     if names == ["renamed"]:
         return "renamed"
-    return "compacted" if len(found.snapshots) else "changed" if "a" in found.properties else "created"
+    return "compacted" if len(table.snapshots) else "changed" if "a" in table.properties else "created"
 
 
 @pytest.mark.parametrize("end", ["kill", "power loss"])
 @pytest.mark.parametrize("which", ["warehouse", "store"])
-async def test_hazard_11_a_crash_at_any_step_leaves_the_old_table_or_the_new_one(which: str, end: str) -> None:
-    whole = Computer(0)
+async def test_hazard_11_a_crash_at_any_step_leaves_the_old_or_the_new_table(which: str, end: str) -> None:
+    whole = PowerLossMachine(0)
     await life(whole, [])
     steps = len((whole.disk if which == "warehouse" else whole.machine.disk).operations)
     seen = set()
     for step in range(steps):
-        computer, told = Computer(step), list[str]()
+        computer, completed = PowerLossMachine(step), list[str]()
         (computer.disk if which == "warehouse" else computer.machine.disk).crash_after(step)
-        assert not await computer.machine.survives(crashing(computer, told))
+        assert not await computer.machine.survives(crashing(computer, completed))
         await computer.end(end)
-        found = await state_of(computer)
-        seen.add(found)
-        check(found, told)
+        state = await state_of(computer)
+        seen.add(state)
+        check(state, completed)
         await computer.end("kill")
     assert {"created", "changed", *(("compacted", "renamed") if which == "store" else ())} <= seen
 
 
-async def crashing(computer: Computer, told: list[str]) -> None:
+async def crashing(computer: PowerLossMachine, completed: list[str]) -> None:
     """A crash of the warehouse's disk ends the process like one of the store's."""
-    await life(computer, told)
+    await life(computer, completed)
     raise Crash
 
 
-def check(found: str, told: list[str]) -> None:
-    """At least as far as anybody was told, and at most one step further."""
-    last = STATES.index(told[-1]) if told else 0
+def check(state: str, completed: list[str]) -> None:
+    """The state is at least the last reported step, and at most one step further."""
+    last = STATES.index(completed[-1]) if completed else 0
     possible = STATES[last : last + 2]
-    if found == "none":
-        assert "dropped" in possible or not told
+    if state == "none":
+        assert "dropped" in possible or not completed
     else:
-        assert found in possible, (found, told)
+        assert state in possible, (state, completed)
 
 
-async def test_hazard_11_a_full_disk_refuses_and_leaves_the_table() -> None:
-    world = World()
+async def test_hazard_11_a_full_disk_refuses_the_commit_and_keeps_the_table() -> None:
+    world = CatalogWorld()
     await world.with_table()
     before = await world.catalog.tables.load(TABLE)
     for operation in ("create", "write", "sync", "sync_directory"):
@@ -268,19 +268,19 @@ async def test_hazard_11_a_full_disk_refuses_and_leaves_the_table() -> None:
     assert SCHEMA["type"] == "struct"
 
 
-async def test_hazard_11_many_manifests_share_a_sync_and_are_on_disk_before_anything_names_them() -> None:
-    world = World()
+async def test_hazard_11_many_manifests_share_a_sync_before_they_are_referenced() -> None:
+    world = CatalogWorld()
     await world.with_table()
     location = (await world.catalog.tables.load(TABLE)).table.location
     names = [f"{location}/metadata/m{number}.avro" for number in range(limits.FILES_SYNCED_APART_MAX + 1)]
     await files_on(world.disk).create_all([(name, [b"one ", name.encode()]) for name in names])
     world.disk.power_loss()
-    found = [world.disk.content(name.removeprefix("file:")) for name in names]
-    assert found == [b"one " + name.encode() for name in names]
+    contents = [world.disk.content(name.removeprefix("file:")) for name in names]
+    assert contents == [b"one " + name.encode() for name in names]
 
 
-async def test_hazard_11_one_of_many_that_exists_leaves_none_of_the_others() -> None:
-    world = World()
+async def test_hazard_11_if_one_of_many_files_exists_none_of_the_others_is_left() -> None:
+    world = CatalogWorld()
     await world.with_table()
     location = (await world.catalog.tables.load(TABLE)).table.location
     names = [f"{location}/metadata/m{number}.avro" for number in range(limits.FILES_SYNCED_APART_MAX + 1)]

@@ -33,7 +33,7 @@ async def test_a_commit_outlives_one_bad_answer_of_the_store(seaweed_server: Sea
         assert snapshots(await catalog.load(TABLE)) == [1]
 
 
-async def test_a_store_that_takes_nothing_changes_nothing(seaweed_server: Seaweed) -> None:
+async def test_a_store_that_refuses_writes_leaves_the_table_unchanged(seaweed_server: Seaweed) -> None:
     async with fault_proxy(seaweed_server.endpoint, rb"^PUT /") as proxy:
         catalog = EmbeddedCatalog(own_on_s3(seaweed_server, f"http://127.0.0.1:{proxy.port}"))
         await catalog.create_namespace(TABLE.namespace, {})
@@ -48,7 +48,7 @@ async def test_a_store_that_takes_nothing_changes_nothing(seaweed_server: Seawee
 
 
 async def loaded(catalog: EmbeddedCatalog) -> LoadedTable:
-    """When the circuit lets somebody through again."""
+    """The table, loaded as soon as the circuit breaker lets a request through again."""
     while True:
         try:
             return await catalog.load(TABLE)

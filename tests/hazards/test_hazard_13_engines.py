@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.fault_proxy import FaultProxy, fault_proxy
 from tests.support.lakehouse import Lakehouse, new_name
-from tests.support.spark import Refusal, Spark
+from tests.support.spark import Spark, SparkRefusal
 
 COMMIT = rb"^POST /v1/namespaces/[^/ ]+/tables/[^/ ]+ "
 # The catalog carries it out and the answer is lost; or it never gets there.
@@ -38,15 +38,15 @@ def running(uri: str) -> Iterator[FaultProxy]:
 
 
 def inserted(spark: Spark, table: str, number: int) -> bool:
-    """Whether Spark says so."""
+    """Inserts a row; True if Spark reports success."""
     try:
         spark.sql(f"INSERT INTO {table} VALUES ({number})")
-    except Refusal:
+    except SparkRefusal:
         return False
     return True
 
 
-def test_hazard_13_spark_keeps_what_it_committed_when_answers_are_lost(spark: Spark, lakehouse: Lakehouse) -> None:
+def test_hazard_13_spark_keeps_its_commits_when_replies_are_lost(spark: Spark, lakehouse: Lakehouse) -> None:
     namespace = new_name("lost")
     spark.sql(f"CREATE NAMESPACE ice.{namespace}")
     spark.sql(f"CREATE TABLE ice.{namespace}.t (id BIGINT)")
@@ -58,11 +58,11 @@ def test_hazard_13_spark_keeps_what_it_committed_when_answers_are_lost(spark: Sp
             if inserted(spark, f"by_{namespace}.{namespace}.t", number):
                 reported.append(number)
             assert proxy.seen >= 1, fault
-        assert inserted(spark, f"by_{namespace}.{namespace}.t", len(FAULTS)), "and it goes on"
-    found = sorted(spark.column(f"SELECT id FROM ice.{namespace}.t"))
-    assert len(found) == len(set(found)), "nothing is there twice"
-    assert set(reported) <= set(found), "what was reported is there"
-    assert {FAULTS.index(fault) for fault in FAULTS if fault != "cut-before"} <= set(found), "no file of it was removed"
+        assert inserted(spark, f"by_{namespace}.{namespace}.t", len(FAULTS)), "later inserts succeed"
+    rows = sorted(spark.column(f"SELECT id FROM ice.{namespace}.t"))
+    assert len(rows) == len(set(rows)), "no row is stored twice"
+    assert set(reported) <= set(rows), "every reported row is stored"
+    assert {FAULTS.index(fault) for fault in FAULTS if fault != "cut-before"} <= set(rows), "no file of it was removed"
 
 
 @pytest.mark.parametrize("fault", ["cut-after", "500-after"])
@@ -75,7 +75,7 @@ def test_hazard_13_a_table_that_spark_creates_with_rows_survives_a_lost_answer(
     with running(lakehouse.uri) as proxy:
         spark.attach(f"by_{namespace}", f"http://127.0.0.1:{proxy.port}")  # Spark keeps a catalog under its name
         proxy.plan(fault)
-        with contextlib.suppress(Refusal):
+        with contextlib.suppress(SparkRefusal):
             spark.sql(f"CREATE TABLE by_{namespace}.{namespace}.t USING iceberg AS SELECT 1 AS id")
         assert proxy.seen >= 1
     assert spark.column(f"SELECT id FROM ice.{namespace}.t") == [1]

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from icestream import error_codes, errors, limits
-from icestream.metadata.store import MemoryStore
 from icestream.runtime.clock import SimulatedClock
-from tests.support.asgi import Answer
+from tests.support.asgi import AsgiResponse
+from tests.support.faulty_store import FaultyStore
 from tests.support.iceberg import IcebergClient, IcebergWorld, commit_of, error_of, set_properties
-from tests.support.losing_store import LosingStore
 from tests.support.tables import NEW_VIEW, SCHEMA, add, point, snapshot
 
 pytestmark = pytest.mark.asyncio
@@ -38,8 +37,8 @@ MUTATIONS: dict[str, tuple[str, str, Any]] = {
 }  # fmt: skip
 
 
-async def world_with_everything() -> tuple[IcebergWorld, LosingStore]:
-    store = LosingStore(MemoryStore(SimulatedClock()))
+async def world_with_everything() -> tuple[IcebergWorld, FaultyStore]:
+    store = FaultyStore(SimulatedClock())
     world = IcebergWorld(store=store)
     client = await world.with_one()
     await client("POST", "/namespaces", {"namespace": ["empty"]})
@@ -48,23 +47,23 @@ async def world_with_everything() -> tuple[IcebergWorld, LosingStore]:
 
 
 async def state_of(world: IcebergWorld) -> dict[str, Any]:
-    """All that clients can see, as another node says it."""
+    """All that clients can see, as another node answers it."""
     client = IcebergClient(world.another(99))
-    found = await client("GET", "/namespaces"), await client("GET", "/namespaces/ns")
+    namespaces = await client("GET", "/namespaces"), await client("GET", "/namespaces/ns")
     tables = (await client("GET", "/namespaces/ns/tables"))["identifiers"]
     views = (await client("GET", "/namespaces/ns/views"))["identifiers"]
-    documents = [await client("GET", f"/namespaces/ns/tables/{one['name']}") for one in tables]
-    documents += [await client("GET", f"/namespaces/ns/views/{one['name']}") for one in views]
-    return {"namespaces": found, "tables": tables, "views": views, "documents": documents}
+    documents = [await client("GET", f"/namespaces/ns/tables/{table['name']}") for table in tables]
+    documents += [await client("GET", f"/namespaces/ns/views/{view['name']}") for view in views]
+    return {"namespaces": namespaces, "tables": tables, "views": views, "documents": documents}
 
 
-async def while_down(world: IcebergWorld, store: LosingStore, method: str, path: str, body: Any) -> Answer:
+async def while_down(world: IcebergWorld, store: FaultyStore, method: str, path: str, body: Any) -> AsgiResponse:
     """The answer to a request during which the store goes down, and stays so."""
 
     async def goes_down() -> None:
         store.is_down = True
 
-    store.after = goes_down
+    store.after_lost = goes_down
     asking = asyncio.ensure_future(world.client.sent(method, path, body, idempotency_key=KEY))
     while not asking.done():
         await asyncio.sleep(0)
@@ -74,7 +73,7 @@ async def while_down(world: IcebergWorld, store: LosingStore, method: str, path:
 
 @pytest.mark.parametrize("how", ["done", "never", "late"])
 @pytest.mark.parametrize("name", MUTATIONS)
-async def test_hazard_13_a_lost_answer_that_can_be_found_out_is_a_success(name: str, how: str) -> None:
+async def test_hazard_13_a_lost_reply_that_can_be_resolved_is_a_success(name: str, how: str) -> None:
     world, store = await world_with_everything()
     before = await state_of(world)
     store.lose(how)
@@ -83,12 +82,14 @@ async def test_hazard_13_a_lost_answer_that_can_be_found_out_is_a_success(name: 
     after = await state_of(world)
     assert after != before
     await store.deliver()
-    assert await state_of(world) == after, "what was on its way is without effect"
+    assert await state_of(world) == after, "a late request has no effect"
 
 
 @pytest.mark.parametrize("how", ["done", "never", "late"])
 @pytest.mark.parametrize("name", MUTATIONS)
-async def test_hazard_13_what_is_unknown_is_told_so_and_a_repeat_under_its_name_settles_it(name: str, how: str) -> None:
+async def test_hazard_13_an_unknown_outcome_is_reported_and_settled_by_an_idempotent_repeat(
+    name: str, how: str
+) -> None:
     world, store = await world_with_everything()
     before = await state_of(world)
     store.lose(how)
@@ -102,11 +103,11 @@ async def test_hazard_13_what_is_unknown_is_told_so_and_a_repeat_under_its_name_
     assert after != before
     third = await world.client.sent(*MUTATIONS[name], idempotency_key=KEY)
     assert third.status == again.status
-    assert await state_of(world) == after, "it was carried out once"
+    assert await state_of(world) == after, "the request was carried out once"
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-async def test_hazard_13_a_store_that_is_away_is_503_and_nothing_happened(name: str) -> None:
+async def test_hazard_13_an_unavailable_store_is_503_and_leaves_no_file(name: str) -> None:
     """Before anything was proposed: a definite refusal, and no file is left behind."""
     world, store = await world_with_everything()
     before, files = await state_of(world), world.metadata_files()
@@ -118,8 +119,8 @@ async def test_hazard_13_a_store_that_is_away_is_503_and_nothing_happened(name: 
     assert (await state_of(world), world.metadata_files()) == (before, files)
 
 
-@pytest.mark.parametrize("kind", sorted({errors.InvalidInput, *errors.BY_CODE.values()}, key=lambda one: one.code))
-async def test_hazard_13_500_is_said_only_of_what_is_unknown(kind: type[errors.IcestreamError]) -> None:
+@pytest.mark.parametrize("kind", sorted({errors.InvalidInput, *errors.BY_CODE.values()}, key=lambda error: error.code))
+async def test_hazard_13_status_500_is_used_for_unknown_outcomes_only(kind: type[errors.IcestreamError]) -> None:
     """Java takes every 500 of a commit for an unknown outcome, and keeps its files for ever."""
     status, name = error_codes.iceberg_error(kind("x"))
     catalog_never_raises = issubclass(kind, errors.ClientError | errors.ConfigurationError)
@@ -132,7 +133,7 @@ async def test_hazard_13_500_is_said_only_of_what_is_unknown(kind: type[errors.I
         assert name != "CommitStateUnknownException"
 
 
-async def test_hazard_13_a_conflict_with_oneself_after_a_lost_answer_is_seen_by_who_reads() -> None:
+async def test_hazard_13_a_client_without_a_key_finds_its_own_snapshot_after_a_lost_reply() -> None:
     """Without a key a client that lost the answer finds its own snapshot when it looks, and must not clean up."""
     world, _ = await world_with_everything()
     body = commit_of(
@@ -140,11 +141,11 @@ async def test_hazard_13_a_conflict_with_oneself_after_a_lost_answer_is_seen_by_
     )
     await world.client("POST", TABLE, body)
     assert (await world.client.refused("POST", TABLE, body))[:2] == (409, "CommitFailedException")
-    found = await world.client("GET", f"{TABLE}?snapshots=refs")
-    assert found["metadata"]["current-snapshot-id"] == 1
+    loaded = await world.client("GET", f"{TABLE}?snapshots=refs")
+    assert loaded["metadata"]["current-snapshot-id"] == 1
 
 
-async def test_hazard_47_after_an_ambiguous_transaction_every_table_says_what_it_has() -> None:
+async def test_hazard_47_after_an_ambiguous_transaction_every_table_shows_its_state() -> None:
     for how, expected in (("done", "b"), ("never", None)):
         world, store = await world_with_everything()
         await world.client("POST", "/namespaces/ns/tables", {"name": "u", "schema": SCHEMA})
@@ -155,6 +156,6 @@ async def test_hazard_47_after_an_ambiguous_transaction_every_table_says_what_it
         store.is_down = False
         client = IcebergClient(world.another(5))
         for name in ("t", "u"):
-            found = await client("GET", f"/namespaces/ns/tables/{name}")
-            assert found["metadata"]["properties"].get("a") == expected
-            assert found["metadata-location"] in world.metadata_files()
+            loaded = await client("GET", f"/namespaces/ns/tables/{name}")
+            assert loaded["metadata"]["properties"].get("a") == expected
+            assert loaded["metadata-location"] in world.metadata_files()

@@ -1,5 +1,5 @@
-"""Hazard 13: a repeat under its Idempotency-Key is never told that what was done had failed, is never shown somebody
-else's table as its own, and never undoes what others did since, also where the request had changed nothing."""
+"""Hazard 13: a repeat under its Idempotency-Key is never told that a completed request failed, is never shown another
+client's table as its own, and never undoes later changes, also where the request had changed nothing."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from icestream import errors
-from icestream.metadata import command as cmd
-from icestream.metadata.store import MemoryStore
 from icestream.runtime.clock import SimulatedClock
+from tests.support.faulty_store import FaultyStore
 from tests.support.iceberg import IcebergClient, IcebergWorld, set_properties
 from tests.support.tables import NEW_VIEW, SCHEMA
 
@@ -54,10 +53,10 @@ async def body_of(world: IcebergWorld, name: str) -> Any:
     path, body, _ = REQUESTS[name]
     if "register" not in path:
         return body
-    kind, asked = (VIEWS, NEW_VIEW) if path.endswith("view") else (TABLES, {"schema": SCHEMA})
-    made = await world.client("POST", kind, {"name": "once", **asked})
+    kind, definition = (VIEWS, NEW_VIEW) if path.endswith("view") else (TABLES, {"schema": SCHEMA})
+    created = await world.client("POST", kind, {"name": "once", **definition})
     await world.client("DELETE", f"{kind}/once")
-    return {**body, "metadata-location": made["metadata-location"]}
+    return {**body, "metadata-location": created["metadata-location"]}
 
 
 async def _dropped(client: IcebergClient, place: str) -> None:
@@ -72,13 +71,13 @@ async def _renamed(client: IcebergClient, place: str) -> None:
 async def _made_anew(client: IcebergClient, place: str) -> None:
     await _renamed(client, place)
     collection, name = place.rsplit("/", 1)
-    asked = {"schema": SCHEMA} if collection == TABLES else NEW_VIEW
-    await client("POST", collection, {"name": name, **asked})
+    definition = {"schema": SCHEMA} if collection == TABLES else NEW_VIEW
+    await client("POST", collection, {"name": name, **definition})
 
 
 @pytest.mark.parametrize("act", [_dropped, _renamed, _made_anew], ids=lambda act: act.__name__[1:])
 @pytest.mark.parametrize("name", REQUESTS)
-async def test_hazard_13_a_repeat_is_not_told_that_what_was_done_is_missing(
+async def test_hazard_13_a_repeat_never_reports_a_done_change_as_missing(
     name: str, act: Callable[[IcebergClient, str], Awaitable[None]]
 ) -> None:
     """404 would tell an engine to delete the files of a commit that landed; another table's metadata, what it did."""
@@ -92,7 +91,7 @@ async def test_hazard_13_a_repeat_is_not_told_that_what_was_done_is_missing(
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-async def test_hazard_13_a_repeat_is_not_told_that_the_store_is_away(name: str) -> None:
+async def test_hazard_13_a_repeat_is_never_answered_with_store_unavailable(name: str) -> None:
     """503 says that nothing was done."""
     world = await world_with_everything()
     path, body = REQUESTS[name][0], await body_of(world, name)
@@ -103,24 +102,24 @@ async def test_hazard_13_a_repeat_is_not_told_that_the_store_is_away(name: str) 
         raise errors.StorageUnavailable("the object store does not answer", is_ambiguous=True)
 
     catalog.commits._runner.documents._files.read = away  # type: ignore[method-assign]
-    found = await IcebergClient(catalog).refused("POST", path, body, idempotency_key=KEY)
-    assert found[:2] == UNKNOWN
+    error = await IcebergClient(catalog).refused("POST", path, body, idempotency_key=KEY)
+    assert error[:2] == UNKNOWN
 
 
-async def test_hazard_13_a_repeat_of_what_made_a_namespace_is_answered_whatever_became_of_it() -> None:
+async def test_hazard_13_a_repeated_namespace_creation_is_answered_whatever_happened_to_it() -> None:
     client = (await world_with_everything()).client
-    asked = {"namespace": ["new"], "properties": {"a": "b"}}
-    first = await client("POST", "/namespaces", asked, idempotency_key=KEY)
+    namespace = {"namespace": ["new"], "properties": {"a": "b"}}
+    first = await client("POST", "/namespaces", namespace, idempotency_key=KEY)
     await client("DELETE", "/namespaces/new")
-    assert await client("POST", "/namespaces", asked, idempotency_key=KEY) == first
+    assert await client("POST", "/namespaces", namespace, idempotency_key=KEY) == first
 
 
 # --- requests that changed nothing ---
 
 
 async def _property(client: IcebergClient, place: str) -> Any:
-    found = await client("GET", place)
-    return found.get("metadata", found)["properties"]["a"]
+    answer = await client("GET", place)
+    return answer.get("metadata", answer)["properties"]["a"]
 
 
 # Where the same is said twice, and how.
@@ -137,48 +136,36 @@ SAYING: dict[str, tuple[str, Callable[[str], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", SAYING)
-async def test_hazard_13_a_repeat_of_what_changed_nothing_changes_nothing(name: str) -> None:
+async def test_hazard_13_a_repeat_of_a_no_op_changes_nothing(name: str) -> None:
     client = (await world_with_everything()).client
-    path, said, place = SAYING[name]
-    await client("POST", path, said("1"))
-    first = await client.sent("POST", path, said("1"), idempotency_key=KEY)
-    await client("POST", path, said("2"))
-    again = await client.sent("POST", path, said("1"), idempotency_key=KEY)
+    path, request_of, place = SAYING[name]
+    await client("POST", path, request_of("1"))
+    first = await client.sent("POST", path, request_of("1"), idempotency_key=KEY)
+    await client("POST", path, request_of("2"))
+    again = await client.sent("POST", path, request_of("1"), idempotency_key=KEY)
     assert (first.status, again.status) in ((200, 200), (204, 204))
-    assert await _property(client, place) == "2", "somebody else said so since"
-
-
-class InterruptedStore(MemoryStore):
-    """Others are at work between what a request reads and its transaction."""
-
-    before: Callable[[], Awaitable[object]] | None = None
-
-    async def submit(self, command: cmd.Command, client: bytes = b"", sequence: int = 0) -> cmd.Answer:
-        if isinstance(command, cmd.Txn) and self.before is not None:
-            before, self.before = self.before, None
-            await before()
-        return await super().submit(command, client, sequence)
+    assert await _property(client, place) == "2", "another client has set it since"
 
 
 @pytest.mark.parametrize("name", SAYING)
-async def test_hazard_13_what_seems_to_change_nothing_is_judged_by_what_is_there(name: str) -> None:
-    """Its name is written only if nothing changed since it was judged."""
-    store = InterruptedStore(SimulatedClock())
+async def test_hazard_13_an_apparent_no_op_is_decided_by_the_current_state(name: str) -> None:
+    """The key is stored only if nothing has changed since the request was judged."""
+    store = FaultyStore(SimulatedClock())
     world = IcebergWorld(store=store)
     client = await world.with_one()
     await client("POST", VIEWS, {"name": "v", **NEW_VIEW})
-    path, said, place = SAYING[name]
-    await client("POST", path, said("1"))
+    path, request_of, place = SAYING[name]
+    await client("POST", path, request_of("1"))
     other = IcebergClient(world.another(50))
-    store.before = lambda: other("POST", path, said("2"))
-    await client("POST", path, said("1"), idempotency_key=KEY)
-    assert await _property(client, place) == "1", "it came behind the other one"
+    store.before_txn = lambda: other("POST", path, request_of("2"))
+    await client("POST", path, request_of("1"), idempotency_key=KEY)
+    assert await _property(client, place) == "1", "this request came after the other one"
 
 
-async def test_hazard_13_a_repeat_is_told_which_properties_were_there() -> None:
+async def test_hazard_13_a_repeat_returns_the_same_property_lists() -> None:
     client = (await world_with_everything()).client
     await client("POST", "/namespaces/ns/properties", {"updates": {"old": "x"}})
-    asked = {"removals": ["old", "never"], "updates": {"x": "y"}}
-    first = await client("POST", "/namespaces/ns/properties", asked, idempotency_key=KEY)
+    changes = {"removals": ["old", "never"], "updates": {"x": "y"}}
+    first = await client("POST", "/namespaces/ns/properties", changes, idempotency_key=KEY)
     assert first == {"updated": ["x"], "removed": ["old"], "missing": ["never"]}
-    assert await client("POST", "/namespaces/ns/properties", asked, idempotency_key=KEY) == first
+    assert await client("POST", "/namespaces/ns/properties", changes, idempotency_key=KEY) == first

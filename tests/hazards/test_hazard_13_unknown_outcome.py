@@ -13,11 +13,10 @@ from icestream.catalog.idempotency import IdempotentRequest
 from icestream.catalog.topic_rules.commit_rules import CommitRequest
 from icestream.iceberg.identifier import Identifier
 from icestream.metadata import command as cmd
-from icestream.metadata.store import MemoryStore
 from icestream.runtime.clock import SimulatedClock
-from tests.support.losing_store import LosingStore
+from tests.support.faulty_store import FaultyStore
 from tests.support.tables import NEW_VIEW, SCHEMA
-from tests.support.warehouse import NS, TABLE, World
+from tests.support.warehouse import NS, TABLE, CatalogWorld
 
 pytestmark = pytest.mark.asyncio
 
@@ -30,9 +29,9 @@ def setting(name: str, value: str) -> CommitRequest:
     return CommitRequest([], [{"action": "set-properties", "updates": {name: value}}])
 
 
-async def world_with_table() -> tuple[World, LosingStore]:
-    store = LosingStore(MemoryStore(SimulatedClock()))
-    world = World(store)
+async def world_with_table() -> tuple[CatalogWorld, FaultyStore]:
+    store = FaultyStore(SimulatedClock())
+    world = CatalogWorld(store)
     await world.with_table()
     return world, store
 
@@ -80,9 +79,9 @@ async def _with_view(catalog: Catalog) -> None:
 
 
 async def _replaced(catalog: Catalog, sql: str = "select 'ours'") -> None:
-    made = NEW_VIEW["view-version"] | {"representations": [{"type": "sql", "sql": sql, "dialect": "spark"}]}
+    version = NEW_VIEW["view-version"] | {"representations": [{"type": "sql", "sql": sql, "dialect": "spark"}]}
     use_it = {"action": "set-current-view-version", "view-version-id": -1}
-    await catalog.views.replace(VIEW, [], [{"action": "add-view-version", "view-version": made}, use_it])
+    await catalog.views.replace(VIEW, [], [{"action": "add-view-version", "view-version": version}, use_it])
 
 
 async def _says(catalog: Catalog, sql: str = "select 'ours'") -> bool:
@@ -101,26 +100,32 @@ BEFORE: dict[str, Callable[[Catalog], Awaitable[None]]] = {
     "drop view": _with_view,
 }
 ACTS: dict[str, tuple[Act, Check]] = {
-    "commit": (lambda one: one.commits.commit(TABLE, setting("a", "b")), _has_property),
-    "create": (lambda one: one.tables.create(OTHER, {"schema": SCHEMA}), lambda one: _is_named(one, OTHER)),
-    "rename": (lambda one: one.tables.rename(TABLE, OTHER), lambda one: _is_named(one, OTHER)),
-    "drop": (lambda one: one.tables.drop(TABLE), lambda one: _negated(_is_named(one, TABLE))),
-    "create namespace": (lambda one: one.namespaces.create(("new",), {}), lambda one: _has_namespace(one, "new", ())),
+    "commit": (lambda catalog: catalog.commits.commit(TABLE, setting("a", "b")), _has_property),
+    "create": (
+        lambda catalog: catalog.tables.create(OTHER, {"schema": SCHEMA}),
+        lambda catalog: _is_named(catalog, OTHER),
+    ),
+    "rename": (lambda catalog: catalog.tables.rename(TABLE, OTHER), lambda catalog: _is_named(catalog, OTHER)),
+    "drop": (lambda catalog: catalog.tables.drop(TABLE), lambda catalog: _negated(_is_named(catalog, TABLE))),
+    "create namespace": (
+        lambda catalog: catalog.namespaces.create(("new",), {}),
+        lambda catalog: _has_namespace(catalog, "new", ()),
+    ),
     "create in a namespace": (
-        lambda one: one.namespaces.create((*NS, "new"), {}),
-        lambda one: _has_namespace(one, "new", NS),
+        lambda catalog: catalog.namespaces.create((*NS, "new"), {}),
+        lambda catalog: _has_namespace(catalog, "new", NS),
     ),
     "set namespace properties": (
-        lambda one: one.namespaces.change_properties(NS, {"a": "b"}, []),
+        lambda catalog: catalog.namespaces.change_properties(NS, {"a": "b"}, []),
         _has_namespace_property,
     ),
     "register over": (_registered_over, _is_as_before),
     "replace view": (_replaced, _says),
-    "drop view": (lambda one: one.views.drop(VIEW), lambda one: _negated(_has_view(one))),
+    "drop view": (lambda catalog: catalog.views.drop(VIEW), lambda catalog: _negated(_has_view(catalog))),
 }
 
 
-async def world_for(name: str) -> tuple[World, LosingStore]:
+async def world_for(name: str) -> tuple[CatalogWorld, FaultyStore]:
     world, store = await world_with_table()
     if name in BEFORE:
         await BEFORE[name](world.catalog)
@@ -134,7 +139,7 @@ async def pointed(catalog: Catalog) -> set[str]:
 
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("name", ACTS)
-async def test_hazard_13_a_lost_answer_is_found_out_and_the_change_happens_once(name: str, how: str) -> None:
+async def test_hazard_13_a_lost_reply_is_resolved_and_the_change_is_applied_once(name: str, how: str) -> None:
     """Whatever became of the first transaction: the caller is told of success, and what was on its way stays without
     effect when it arrives at last."""
     world, store = await world_for(name)
@@ -143,13 +148,13 @@ async def test_hazard_13_a_lost_answer_is_found_out_and_the_change_happens_once(
     await act(world.catalog)
     assert await check(world.another(7))
     for answer in await store.deliver():
-        assert getattr(answer, "held", False) is False, "it was fenced off"
+        assert getattr(answer, "held", False) is False, "the late transaction was fenced off"
     assert await check(world.another(8))
     assert await pointed(world.another(9)) <= set(world.metadata_files())
 
 
 @pytest.mark.parametrize("how", HOWS)
-async def test_hazard_13_what_cannot_be_found_out_is_told_as_unknown_and_the_file_is_kept(how: str) -> None:
+async def test_hazard_13_an_unresolvable_outcome_is_unknown_and_keeps_the_file(how: str) -> None:
     world, store = await world_with_table()
     before = world.metadata_files()
     store.lose(how)
@@ -157,7 +162,7 @@ async def test_hazard_13_what_cannot_be_found_out_is_told_as_unknown_and_the_fil
     async def goes_down() -> None:
         store.is_down = True
 
-    store.after = goes_down
+    store.after_lost = goes_down
     commit = asyncio.ensure_future(world.catalog.commits.commit(TABLE, setting("a", "b")))
     while not commit.done():
         await asyncio.sleep(0)
@@ -168,44 +173,41 @@ async def test_hazard_13_what_cannot_be_found_out_is_told_as_unknown_and_the_fil
     (new,) = set(world.metadata_files()) - set(before)
     store.is_down = False
     await store.deliver()
-    found = await world.another(9).tables.load(TABLE)
-    assert (found.location == new) == (how != "never")
+    loaded = await world.another(9).tables.load(TABLE)
+    assert (loaded.location == new) == (how != "never")
 
 
 @pytest.mark.parametrize("name", sorted(set(ACTS) - {"create namespace"}))  # there the fence is the change itself
-async def test_hazard_13_what_was_told_as_refused_never_comes_true(name: str) -> None:
+async def test_hazard_13_a_change_reported_as_refused_is_never_applied_later(name: str) -> None:
     """The answer is lost, the second attempt finds a full disk or a full store: now the first may not land any more."""
     world, store = await world_for(name)
     act, check = ACTS[name]
     store.lose("late")
-    refusals = []
+    fences = []
 
     async def fills_up() -> None:
         world.disk.fail("create", 28)  # ENOSPC
-        put, store.behind.submit = store.behind.submit, refuse_once  # type: ignore[method-assign]
-        refusals.append(put)
+        store.refuse = refuse_all_but_the_fence
 
-    async def refuse_once(command: cmd.Command, client: bytes = b"", sequence: int = 0) -> cmd.Answer:
-        """The fence passes; what comes behind it is refused."""
-        is_fence = isinstance(command, cmd.Txn) and len(command.then) == 1 and len(refusals) == 1
-        if is_fence:
-            refusals.append(None)
-            return await refusals[0](command)
-        raise errors.MetadataFull("no room")
+    def refuse_all_but_the_fence(command: cmd.Command) -> bool:
+        if isinstance(command, cmd.Txn) and len(command.then) == 1 and not fences:
+            fences.append(command)
+            return False
+        return True
 
-    store.after = fills_up
+    store.after_lost = fills_up
     with pytest.raises(errors.Refused):
         await act(world.catalog)
-    store.behind.submit = refusals[0]  # type: ignore[method-assign]
+    store.refuse = lambda _: False
     world.disk.heal()
     for answer in await store.deliver():
-        assert getattr(answer, "held", False) is False, "it was fenced off"
+        assert getattr(answer, "held", False) is False, "the late transaction was fenced off"
     assert not await check(world.another(8))
     assert await pointed(world.another(9)) <= set(world.metadata_files())
 
 
 @pytest.mark.parametrize("how", HOWS)
-async def test_hazard_13_others_that_go_on_meanwhile_hide_nothing(how: str) -> None:
+async def test_hazard_13_concurrent_commits_do_not_hide_the_outcome(how: str) -> None:
     """After a lost answer two others commit: whether ours was before them stands in their files."""
     world, store = await world_with_table()
     other = world.another(50)
@@ -215,14 +217,14 @@ async def test_hazard_13_others_that_go_on_meanwhile_hide_nothing(how: str) -> N
         await other.commits.commit(TABLE, setting("y", "2"))
 
     store.lose(how)
-    store.after = others
+    store.after_lost = others
     done = await world.catalog.commits.commit(TABLE, setting("a", "b"))
     assert done.table.properties["a"] == "b"
     await store.deliver()
-    found = await world.another(9).tables.load(TABLE)
-    assert {name: found.table.properties.get(name) for name in "axy"} == {"a": "b", "x": "1", "y": "2"}
+    loaded = await world.another(9).tables.load(TABLE)
+    assert {name: loaded.table.properties.get(name) for name in "axy"} == {"a": "b", "x": "1", "y": "2"}
     versions = sorted(
-        int(one.rsplit("/", 1)[1][:5]) for one in [entry["metadata-file"] for entry in found.table.metadata_log]
+        int(file.rsplit("/", 1)[1][:5]) for file in [entry["metadata-file"] for entry in loaded.table.metadata_log]
     )
     assert versions == [0, 1, 2], "three commits, each once"
 
@@ -237,20 +239,16 @@ async def test_hazard_13_a_history_that_is_too_short_to_tell_is_unknown() -> Non
             await other.commits.commit(TABLE, setting("x", str(number)))
 
     store.lose("done")
-    store.after = others
+    store.after_lost = others
     with pytest.raises(errors.OutcomeUnknown, match="does not reach back to it"):
         await world.catalog.commits.commit(TABLE, setting("a", "b"))
     assert await _has_property(world.another(9))
 
 
-async def test_hazard_13_a_refusal_changes_nothing_and_leaves_no_file() -> None:
+async def test_hazard_13_a_refused_commit_changes_nothing_and_leaves_no_file() -> None:
     world, store = await world_with_table()
     before = world.metadata_files()
-
-    async def refuse(*_: object) -> object:
-        raise errors.MetadataFull("no room")
-
-    store.behind.submit = refuse  # type: ignore[method-assign, assignment]
+    store.refuse = lambda _: True
     with pytest.raises(errors.MetadataFull) as refused:
         await world.catalog.commits.commit(TABLE, setting("a", "b"))
     assert error_codes.iceberg_error(refused.value)[0] == 503
@@ -285,7 +283,7 @@ async def _made_anew(other: Catalog) -> None:
 
 @pytest.mark.parametrize("how", ["done", "never"])
 @pytest.mark.parametrize("act", [_dropped, _renamed, _made_anew], ids=lambda act: act.__name__[1:])
-async def test_hazard_13_a_table_that_is_gone_afterwards_is_no_answer_about_a_commit(
+async def test_hazard_13_a_table_that_disappears_after_a_lost_reply_leaves_the_outcome_unknown(
     act: Callable[[Catalog], Awaitable[None]], how: str
 ) -> None:
     """404 would tell an engine that nothing was committed, and it would delete what the table under its new name, or
@@ -293,14 +291,14 @@ async def test_hazard_13_a_table_that_is_gone_afterwards_is_no_answer_about_a_co
     world, store = await world_with_table()
     other = world.another(50)
     store.lose(how)
-    store.after = lambda: act(other)
+    store.after_lost = lambda: act(other)
     with pytest.raises(errors.OutcomeUnknown):
         await world.catalog.commits.commit(TABLE, setting("a", "b"))
     assert len(world.metadata_files()) == {_dropped: 2, _renamed: 3, _made_anew: 3}[act], "no file was taken back"
-    for identifier in (one for one in (TABLE, OTHER) if act is not _dropped):
+    for identifier in (candidate for candidate in (TABLE, OTHER) if act is not _dropped):
         if await _is_named(other, identifier):
-            found = (await world.another(9).tables.load(identifier)).table
-            assert found.properties.get("a") == ("b" if how == "done" and identifier == OTHER else None)
+            table = (await world.another(9).tables.load(identifier)).table
+            assert table.properties.get("a") == ("b" if how == "done" and identifier == OTHER else None)
 
 
 async def _commits(other: Catalog, _: str) -> None:
@@ -332,16 +330,19 @@ async def _is_table_named(catalog: Catalog) -> bool:
 # What others do meanwhile, are told of, and want to find. They know where the table was.
 MEANWHILE: dict[str, tuple[Callable[[Catalog, str], Awaitable[object]], Check]] = {
     "register over": (_commits, _has_landed),
-    "replace view": (lambda one, _: _replaced(one, "select 'theirs'"), lambda one: _says(one, "select 'theirs'")),
+    "replace view": (
+        lambda catalog, _: _replaced(catalog, "select 'theirs'"),
+        lambda catalog: _says(catalog, "select 'theirs'"),
+    ),
     "set namespace properties": (_sets_namespace_property, _has_their_property),
-    "drop": (lambda one, location: one.tables.register(TABLE, location), _is_table_named),
+    "drop": (lambda catalog, location: catalog.tables.register(TABLE, location), _is_table_named),
     "rename": (_renames_on_and_makes_both, _is_table_named),
 }
 
 
 @pytest.mark.parametrize("name", MEANWHILE)
-async def test_hazard_13_nothing_is_done_a_second_time_over_what_others_did_since(name: str) -> None:
-    """It was done, and its answer was lost. Whoever cannot tell that does not try again: it is unknown."""
+async def test_hazard_13_a_change_is_never_repeated_over_concurrent_changes(name: str) -> None:
+    """The request was done and its answer was lost. Where that cannot be verified, the outcome is unknown."""
     world, store = await world_for(name)
     location = (await world.catalog.tables.load(TABLE)).location
     other, (act, check) = world.another(50), MEANWHILE[name]
@@ -350,14 +351,14 @@ async def test_hazard_13_nothing_is_done_a_second_time_over_what_others_did_sinc
         await act(other, location)
 
     store.lose("done")
-    store.after = others
+    store.after_lost = others
     with pytest.raises(errors.OutcomeUnknown):
         await ACTS[name][0](world.catalog)
     assert await check(world.another(9)), "their change was acknowledged"
 
 
 @pytest.mark.parametrize("name", ["replace view", "set namespace properties"])
-async def test_hazard_13_what_certainly_was_not_done_is_tried_again(name: str) -> None:
+async def test_hazard_13_a_change_that_was_certainly_not_applied_is_retried(name: str) -> None:
     """The number of their version is that of ours; or they made a table in the namespace, and changed nothing in it."""
     world, store = await world_for(name)
     other = world.another(50)
@@ -369,12 +370,12 @@ async def test_hazard_13_what_certainly_was_not_done_is_tried_again(name: str) -
             await other.tables.create(OTHER, {"schema": SCHEMA})
 
     store.lose("never")
-    store.after = others
+    store.after_lost = others
     await ACTS[name][0](world.catalog)
     assert await ACTS[name][1](world.another(9))
 
 
-async def test_hazard_13_what_is_lost_while_one_looks_is_unknown_too() -> None:
+async def test_hazard_13_a_store_failure_while_reading_back_leaves_the_outcome_unknown() -> None:
     """The store goes away between the look at the pointer and the one at the table."""
     world, store = await world_with_table()
     other = world.another(50)
@@ -384,14 +385,14 @@ async def test_hazard_13_what_is_lost_while_one_looks_is_unknown_too() -> None:
         store.gets_left = 1
 
     store.lose("done")
-    store.after = others
+    store.after_lost = others
     with pytest.raises(errors.OutcomeUnknown, match="reply lost, and its outcome cannot be read"):
         await world.catalog.commits.commit(TABLE, setting("a", "b"))
     store.gets_left = None
     assert await _has_property(world.another(9))
 
 
-async def test_hazard_13_a_table_that_cannot_be_read_afterwards_is_unknown_too() -> None:
+async def test_hazard_13_an_unreadable_table_after_a_lost_reply_leaves_the_outcome_unknown() -> None:
     world, store = await world_with_table()
     other = world.another(50)
 
@@ -400,14 +401,14 @@ async def test_hazard_13_a_table_that_cannot_be_read_afterwards_is_unknown_too()
         world.disk.remove(location.removeprefix("file:"))
 
     store.lose("done")
-    store.after = others
+    store.after_lost = others
     with pytest.raises(errors.OutcomeUnknown, match="reply lost, and its outcome cannot be read"):
         await world.catalog.commits.commit(TABLE, setting("a", "b"))
 
 
 @pytest.mark.parametrize("how", ["done", "never"])
-async def test_hazard_13_a_request_with_a_name_is_found_out_however_much_others_did(how: str) -> None:
-    """Its name was written with it, or it was not done."""
+async def test_hazard_13_an_idempotency_key_resolves_the_outcome_after_any_concurrent_change(how: str) -> None:
+    """The key was stored in the same transaction as the change, or the change was not done."""
     world, store = await world_with_table()
     await world.catalog.commits.commit(TABLE, setting("write.metadata.previous-versions-max", "1"))
     other = world.another(50)
@@ -417,15 +418,15 @@ async def test_hazard_13_a_request_with_a_name_is_found_out_however_much_others_
             await other.commits.commit(TABLE, setting("x", str(number)))
 
     store.lose(how)
-    store.after = others
+    store.after_lost = others
     name = IdempotentRequest("01890a5d-ac96-774b-bcce-b302099a8057", b"asked")
     await world.catalog.commits.commit(TABLE, setting("a", "b"), name)
-    found = await world.another(9).tables.load(TABLE)
-    assert found.table.properties["a"] == "b"
-    assert int(found.location.rsplit("/", 1)[1][:5]) == 5, "once"
+    loaded = await world.another(9).tables.load(TABLE)
+    assert loaded.table.properties["a"] == "b"
+    assert int(loaded.location.rsplit("/", 1)[1][:5]) == 5, "once"
 
 
-async def test_hazard_13_a_creation_that_others_overtook_loses_no_table() -> None:
+async def test_hazard_13_a_creation_overtaken_by_a_rename_loses_no_table() -> None:
     """Ours was made, and has another name since; the file that it points to stays."""
     world, store = await world_with_table()
     other = world.another(50)
@@ -435,7 +436,7 @@ async def test_hazard_13_a_creation_that_others_overtook_loses_no_table() -> Non
         await other.tables.create(OTHER, {"schema": SCHEMA})
 
     store.lose("done")
-    store.after = others
+    store.after_lost = others
     with pytest.raises(errors.AlreadyExists):
         await world.catalog.tables.create(OTHER, {"schema": SCHEMA})
     assert (await world.another(9).tables.load(Identifier(NS, "third"))).table.uuid

@@ -11,7 +11,7 @@ import pytest
 from icestream.catalog import catalog_keys
 from icestream.iceberg.identifier import Identifier
 from tests.hazards.test_hazard_21_foreign_commits import REFUSED
-from tests.support.asgi import Answer
+from tests.support.asgi import AsgiResponse
 from tests.support.iceberg import IcebergClient, IcebergWorld, commit_of, error_of
 from tests.support.tables import SCHEMA, point
 from tests.support.topic_tables import ENVELOPE, LEASE, TOPIC_ID, appending, claim, replacing
@@ -52,15 +52,15 @@ class TopicWorld(IcebergWorld):
         return replacing(state, snapshot_id, operation, **summary)
 
 
-def committed(found: dict[str, Any]) -> Any:
-    return orjson.loads(found["metadata"]["properties"]["icestream.committed"])
+def committed(loaded: dict[str, Any]) -> Any:
+    return orjson.loads(loaded["metadata"]["properties"]["icestream.committed"])
 
 
 # --- 14 ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", [*itertools.permutations(["new", "repeat", "conflict"])])
-async def test_hazard_14_each_table_of_a_transaction_is_judged_by_itself(order: tuple[str, ...]) -> None:
+async def test_hazard_14_each_table_of_a_transaction_is_judged_separately(order: tuple[str, ...]) -> None:
     world = TopicWorld()
     client = await world.with_topics("new", "repeat", "conflict")
     done = await world.round_of("repeat", 1, 0, 100, topic=1)
@@ -72,14 +72,14 @@ async def test_hazard_14_each_table_of_a_transaction_is_judged_by_itself(order: 
         "conflict": await world.round_of("conflict", 2, 50, 150, topic=2),
     }
 
-    async def send(*names: str) -> Answer:
+    async def send(*names: str) -> AsgiResponse:
         changes = [{"identifier": {"namespace": ["ns"], "name": name}, **bodies[name]} for name in names]
         return await client.sent("POST", "/transactions/commit", {"table-changes": changes})
 
     refused = await send(*order)
     assert error_of(refused)[:2] == (409, "CommitFailedException")
-    (told,) = refused.json["error"]["details"]["tables"]
-    assert (told["table"], told["positions"]) == ("ns.conflict", {"0": {"epoch": 0, "next": 100}})
+    (conflict,) = refused.json["error"]["details"]["tables"]
+    assert (conflict["table"], conflict["positions"]) == ("ns.conflict", {"0": {"epoch": 0, "next": 100}})
     assert committed(await client("GET", "/namespaces/ns/tables/new")) == {"0": 0}
     rest = await send(*(name for name in order if name != "conflict"))
     assert rest.json == {"repeated": [{"namespace": ["ns"], "name": "repeat", "snapshot-id": 1_001}]}
@@ -98,7 +98,7 @@ async def test_hazard_14_another_round_that_does_not_start_at_next_is_refused_wi
     assert committed(await client("GET", TABLE)) == {"0": 10}
 
 
-async def test_hazard_14_properties_of_a_copy_make_no_round() -> None:
+async def test_hazard_14_copied_properties_are_not_a_round() -> None:
     """A tool that copies properties is refused where it would lie, and dropped nowhere."""
     world = TopicWorld()
     client = await world.rounds(1)
@@ -116,7 +116,7 @@ async def test_hazard_14_properties_of_a_copy_make_no_round() -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-async def test_hazard_21_what_would_stop_a_topic_is_403_and_forced_it_parts_them(name: str) -> None:
+async def test_hazard_21_changes_that_would_stop_a_topic_are_403_and_detach_it_when_forced(name: str) -> None:
     world = TopicWorld()
     client = await world.rounds(3)
     before = await client("GET", TABLE)
@@ -149,12 +149,12 @@ async def test_hazard_21_a_topic_s_table_is_not_dropped_renamed_or_registered_ag
     assert committed(await client("POST", "/namespaces/ns/tables/other", after)) == {"0": 20}, "the topic went along"
 
 
-async def test_hazard_21_rows_that_others_remove_are_recorded_and_the_topic_goes_on() -> None:
+async def test_hazard_21_rows_removed_by_engines_are_recorded_and_ingest_continues() -> None:
     world = TopicWorld()
     client = await world.rounds(3)
     await client("POST", TABLE, commit_of([point("main", 1_001)]))
     record = (await world.catalog.commits.load(Identifier(("ns",), "orders"))).record
-    assert [one.ranges for one in record.removals] == [{0: (10, 30)}]
+    assert [removal.ranges for removal in record.removals] == [{0: (10, 30)}]
     await client("POST", TABLE, commit_of(await world.updates(7, "replace")))
     after = await world.round_of("orders", 4, 30, 40)
     assert committed(await client("POST", TABLE, after)) == {"0": 40}
@@ -168,16 +168,16 @@ async def test_hazard_23_a_round_expires_snapshots_in_its_own_commit_and_childre
     client = await world.rounds(3)
     body = await world.round_of("orders", 4, 30, 40)
     body["updates"].append({"action": "remove-snapshots", "snapshot-ids": [1_001, 1_002, 424_242]})
-    found = (await client("POST", TABLE, body))["metadata"]
-    assert [one["snapshot-id"] for one in found["snapshots"]] == [1_003, 1_004]
-    assert found["snapshots"][0]["parent-snapshot-id"] == 1_002, "an incremental reader sees where it stands"
-    assert committed({"metadata": found}) == {"0": 40}
+    metadata = (await client("POST", TABLE, body))["metadata"]
+    assert [entry["snapshot-id"] for entry in metadata["snapshots"]] == [1_003, 1_004]
+    assert metadata["snapshots"][0]["parent-snapshot-id"] == 1_002, "an incremental reader sees where it stands"
+    assert committed({"metadata": metadata}) == {"0": 40}
 
 
-async def test_hazard_23_a_tagged_snapshot_stays_when_others_expire() -> None:
+async def test_hazard_23_a_tagged_snapshot_is_kept_when_others_expire() -> None:
     world = TopicWorld()
     client = await world.rounds(3)
     await client("POST", TABLE, commit_of([point("hourly", 1_001, "tag")]))
     await client("POST", TABLE, commit_of([{"action": "remove-snapshots", "snapshot-ids": [1_002]}]))
     loaded = await client("GET", f"{TABLE}?snapshots=refs")
-    assert [one["snapshot-id"] for one in loaded["metadata"]["snapshots"]] == [1_001, 1_003]
+    assert [entry["snapshot-id"] for entry in loaded["metadata"]["snapshots"]] == [1_001, 1_003]

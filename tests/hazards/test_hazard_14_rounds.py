@@ -27,7 +27,7 @@ from tests.support.topic_tables import (
 
 
 def refusal(state: TableState, requirement: dict[str, Any], lease: int | None = LEASE) -> dict[str, Any]:
-    """What a round that is refused is told."""
+    """The error details of a refused round."""
     with pytest.raises(errors.RangeRefused) as refused:
         judge_commit(state, CommitRequest([requirement], appending(state, 7_777)), lease, NOW_MS)
     return refused.value.details
@@ -50,34 +50,34 @@ def test_hazard_14_a_round_extends_the_runs_and_the_server_writes_the_offsets() 
     assert summary["operation"] == "append"
 
 
-def test_hazard_14_a_repeat_is_known_by_its_round_and_changes_nothing() -> None:
+def test_hazard_14_a_repeat_is_recognised_by_its_round_id_and_changes_nothing() -> None:
     state = settled(commit_round(bound(), 1, (0, 0, 0, 100)))
     again = commit_round(state, 1, (0, 0, 0, 100), snapshot_id=4_711)
     assert (again.repeated, again.table, again.binding) == (1_001, state.table, state.binding)
     older = judge_commit(state, CommitRequest([claim(1, (0, 0, 0, 100), lease=4)], []), 6, NOW_MS)
-    assert older.repeated == 1_001, "its rows are in the table, whatever became of the driver's lease"
+    assert older.repeated == 1_001, "the rows are in the table, whatever became of the lease"
     moved = settled(foreign(state, *replacing(state, 9, "replace")))
-    assert commit_round(moved, 1, (0, 0, 0, 100)).repeated == 1_001, "also when main has moved since"
+    assert commit_round(moved, 1, (0, 0, 0, 100)).repeated == 1_001, "a repeat is recognised after main has moved"
 
 
-def test_hazard_14_b_the_same_range_under_another_round_is_no_repeat() -> None:
+def test_hazard_14_b_the_same_range_under_another_round_is_not_a_repeat() -> None:
     state = settled(commit_round(bound(), 1, (0, 0, 0, 100)))
-    told = refusal(state, claim(2, (0, 0, 0, 100)))
-    assert told == {
+    details = refusal(state, claim(2, (0, 0, 0, 100)))
+    assert details == {
         "reason": "not_next",
         "positions": {"0": {"epoch": 0, "next": 100}, "1": {"epoch": 0, "next": 0}},
         "pipeline-epoch": LEASE,
     }
 
 
-def test_hazard_14_a_round_id_with_other_ranges_is_no_repeat() -> None:
+def test_hazard_14_a_round_id_with_other_ranges_is_not_a_repeat() -> None:
     """A driver that lost the answer and planned more under the same id must not believe that all of it is there."""
     state = settled(commit_round(bound(), 1, (0, 0, 0, 100)))
     assert refusal(state, claim(1, (0, 0, 0, 150)))["reason"] == "round_reused"
     assert refusal(state, claim(1, (0, 0, 0, 100), (1, 0, 0, 1)))["reason"] == "round_reused"
 
 
-def test_hazard_14_c_properties_make_no_round() -> None:
+def test_hazard_14_c_properties_alone_are_not_a_round() -> None:
     """A copy of the table, or of its properties, is a table like any other."""
     state = settled(commit_round(bound(), 1, (0, 0, 0, 100)))
     copied = TableState(state.table, FILE)
@@ -92,7 +92,7 @@ def test_hazard_14_c_properties_make_no_round() -> None:
     ("start", "end"),
     [(50, 150), (0, 150), (99, 100), (101, 150)],
 )
-def test_hazard_14_d_a_range_that_overlaps_or_leaves_a_hole_is_refused(start: int, end: int) -> None:
+def test_hazard_14_d_overlapping_ranges_and_holes_are_refused(start: int, end: int) -> None:
     state = settled(commit_round(bound(), 1, (0, 0, 0, 100)))
     assert refusal(state, claim(2, (0, 0, start, end)))["reason"] == "not_next"
 
@@ -110,12 +110,12 @@ def test_hazard_14_d_a_range_that_overlaps_or_leaves_a_hole_is_refused(start: in
         (claim(2, (0, 0, 100, 200), (1, 0, 1, 2)), LEASE, "not_next"),
     ],
 )
-def test_hazard_14_everything_else_is_refused_with_the_positions(
+def test_hazard_14_any_other_claim_is_refused_with_the_positions(
     requirement: dict[str, Any], lease: int | None, reason: str
 ) -> None:
     state = settled(commit_round(bound(), 1, (0, 0, 0, 100)))
-    told = refusal(state, requirement, lease)
-    assert (told["reason"], told["positions"]["0"]) == (reason, {"epoch": 0, "next": 100})
+    details = refusal(state, requirement, lease)
+    assert (details["reason"], details["positions"]["0"]) == (reason, {"epoch": 0, "next": 100})
 
 
 def test_hazard_14_a_takeover_closes_the_run_of_the_old_owner() -> None:
@@ -150,7 +150,7 @@ def test_hazard_14_the_last_rounds_are_remembered() -> None:
     assert refusal(state, claim(1, (0, 0, 0, 1)))["reason"] == "not_next", "forgotten, and still not taken twice"
 
 
-def test_hazard_14_the_runs_of_a_shard_stay_few() -> None:
+def test_hazard_14_the_number_of_runs_of_a_shard_stays_small() -> None:
     state = bound(1)
     assert state.binding is not None
     binding = state.binding
@@ -196,7 +196,7 @@ def test_hazard_14_a_round_may_expire_snapshots_in_the_same_commit() -> None:
         state = settled(commit_round(state, number, (0, 0, number - 1, number)))
     updates = [*appending(state, 9), {"action": "remove-snapshots", "snapshot-ids": [1_001, 1_002]}]
     done = judge_commit(state, CommitRequest([claim(4, (0, 0, 3, 4))], updates), LEASE, NOW_MS + 10_000)
-    assert [one["snapshot-id"] for one in done.table.snapshots] == [1_003, 9]
+    assert [entry["snapshot-id"] for entry in done.table.snapshots] == [1_003, 9]
     assert done.removals == ()
 
 
@@ -216,7 +216,7 @@ def test_hazard_14_a_round_may_expire_snapshots_in_the_same_commit() -> None:
         ({"topic-id": "12"}, "non-integer"),
     ],
 )
-def test_hazard_14_a_claim_that_makes_no_sense_is_a_mistake(requirement: dict[str, Any], says: str) -> None:
+def test_hazard_14_a_contradictory_claim_is_an_invalid_request(requirement: dict[str, Any], says: str) -> None:
     state = bound()
     broken = claim(1, (0, 0, 0, 1)) | requirement
     with pytest.raises(errors.InvalidInput, match=says):
@@ -228,7 +228,7 @@ def test_hazard_14_a_claim_that_makes_no_sense_is_a_mistake(requirement: dict[st
 # --- properties -------------------------------------------------------------------------------------------------------
 
 
-def test_hazard_14_nobody_else_writes_our_properties() -> None:
+def test_hazard_14_only_the_pipeline_writes_reserved_properties() -> None:
     state = settled(commit_round(bound(), 1, (0, 0, 0, 100)))
     lies = {"icestream.committed": '{"0":0}'}
     for updates in (
@@ -246,14 +246,14 @@ def test_hazard_14_nobody_else_writes_our_properties() -> None:
         foreign(TableState(table(), FILE), {"action": "set-properties", "updates": lies})
 
 
-def test_hazard_14_saying_again_what_is_there_and_other_properties_are_no_harm() -> None:
+def test_hazard_14_unchanged_reserved_properties_and_other_properties_are_allowed() -> None:
     state = settled(commit_round(bound(), 1, (0, 0, 0, 100)))
     copied = {"action": "set-properties", "updates": dict(state.table.properties) | {"owner": "me"}}
     done = foreign(state, copied, {"action": "remove-properties", "removals": ["icestream.none", "none"]})
     assert done.table.properties == state.table.properties | {"owner": "me"}
     copy = TableState(state.table, FILE)
     bare = foreign(copy, {"action": "remove-properties", "removals": ["icestream.topic"]})
-    assert "icestream.topic" not in bare.table.properties, "a copy that belongs to nobody may be tidied up"
+    assert "icestream.topic" not in bare.table.properties, "a copy that belongs to no topic may be maintained"
 
 
 # --- transactions -----------------------------------------------------------------------------------------------------
@@ -261,17 +261,17 @@ def test_hazard_14_saying_again_what_is_there_and_other_properties_are_no_harm()
 
 def kinds() -> dict[str, tuple[TableState, CommitRequest]]:
     """One table of each kind: a round that is new, one that is there already, one that is in conflict."""
-    fresh, known = bound(1), settled(commit_round(bound(1), 1, (0, 0, 0, 100)))
+    fresh, committed = bound(1), settled(commit_round(bound(1), 1, (0, 0, 0, 100)))
     return {
         "new": (fresh, CommitRequest([claim(1, (0, 0, 0, 100))], appending(fresh, 1_001))),
-        "repeat": (known, CommitRequest([claim(1, (0, 0, 0, 100))], appending(known, 1_001))),
-        "conflict": (known, CommitRequest([claim(2, (0, 0, 0, 100))], appending(known, 1_002))),
+        "repeat": (committed, CommitRequest([claim(1, (0, 0, 0, 100))], appending(committed, 1_001))),
+        "conflict": (committed, CommitRequest([claim(2, (0, 0, 0, 100))], appending(committed, 1_002))),
         "foreign": (TableState(append(table(), 1), FILE), CommitRequest([], [point("tag", 1, "tag")])),
     }
 
 
 @pytest.mark.parametrize("order", [*itertools.permutations(["new", "repeat", "foreign"])])
-def test_hazard_14_a_repeat_beside_a_new_round_swallows_nothing(order: tuple[str, ...]) -> None:
+def test_hazard_14_a_repeat_beside_a_new_round_hides_nothing(order: tuple[str, ...]) -> None:
     commits = {name: kinds()[name] for name in order}
     outcomes = judge_transaction(commits, LEASE, NOW_MS + 10_000)
     assert list(outcomes) == list(order)
@@ -285,9 +285,9 @@ def test_hazard_14_a_repeat_beside_a_new_round_swallows_nothing(order: tuple[str
 def test_hazard_14_a_conflict_refuses_all_and_names_the_tables(order: tuple[str, ...]) -> None:
     with pytest.raises(errors.CommitConflict) as refused:
         judge_transaction({name: kinds()[name] for name in order}, LEASE, NOW_MS + 10_000)
-    told = refused.value.details["tables"]
-    assert [one["table"] for one in told] == ["conflict"]
-    assert told[0]["positions"] == {"0": {"epoch": 0, "next": 100}}
+    conflicts = refused.value.details["tables"]
+    assert [conflict["table"] for conflict in conflicts] == ["conflict"]
+    assert conflicts[0]["positions"] == {"0": {"epoch": 0, "next": 100}}
     assert "tables in conflict: conflict" in refused.value.message
 
 

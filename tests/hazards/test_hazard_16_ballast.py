@@ -31,7 +31,7 @@ def machine_with(ballast: int | None = BALLAST, **options: Any) -> Machine:
 
 
 async def fill(machine: Machine, log: WriteAheadLog) -> int:
-    """Until it is refused; how many were stored."""
+    """Appends until the log refuses; returns how many messages are stored."""
     try:
         while True:
             await log.submit([batch(log, A, bytes(7000))])
@@ -39,12 +39,12 @@ async def fill(machine: Machine, log: WriteAheadLog) -> int:
         return log.shard(*A).assigned
 
 
-def given(log: WriteAheadLog) -> bool:
+def is_ballast_released(log: WriteAheadLog) -> bool:
     return log.lifecycle.ballast.is_released
 
 
 def write(disk: SimulatedDisk, name: str, size: int) -> None:
-    """As a round of the pipeline does, on the same disk."""
+    """Writes a file on the same disk, as a round of the pipeline does."""
     file = disk.create(name)
     try:
         file.allocate(size)
@@ -59,32 +59,32 @@ async def again(machine: Machine) -> None:
     await settle()
 
 
-async def test_hazard_16_a_full_disk_drains_by_the_ballast_and_takes_it_back() -> None:
+async def test_hazard_16_a_full_disk_drains_by_the_ballast_which_is_restored() -> None:
     machine = machine_with()
     log = await machine.start()
-    assert not given(log)
+    assert not is_ballast_released(log)
     assert BALLAST_NAME in machine.disk.names()
     stored = await fill(machine, log)
-    assert given(log)
+    assert is_ballast_released(log)
     assert machine.disk.free_bytes() >= BALLAST
 
     for _ in range(3):
         await again(machine)
         with pytest.raises(errors.DiskFull, match="only the emergency reserve is left"):
             await log.submit([batch(log, A, bytes(7000))])
-    assert machine.disk.free_bytes() >= BALLAST, "not for the log itself"
+    assert machine.disk.free_bytes() >= BALLAST, "the log does not use the ballast itself"
     write(machine.disk, "round.parquet", BALLAST * 3 // 4)
     await log.advance_floor({A: stored * 3 // 4})
-    assert not given(log)
+    assert not is_ballast_released(log)
     assert log.lifecycle.ballast.held_bytes == BALLAST
     await again(machine)
     for _ in range(20):
         await log.submit([batch(log, A, bytes(7000))])
-    found = await messages(log, A, stored * 3 // 4)
-    assert sorted(found) == list(range(stored * 3 // 4, stored + 20))
+    stored_tail = await messages(log, A, stored * 3 // 4)
+    assert sorted(stored_tail) == list(range(stored * 3 // 4, stored + 20))
 
 
-async def test_hazard_16_without_a_ballast_nothing_is_left_for_draining() -> None:
+async def test_hazard_16_without_a_ballast_no_space_is_left_for_draining() -> None:
     machine = machine_with(0)
     log = await machine.start()
     await fill(machine, log)
@@ -93,32 +93,32 @@ async def test_hazard_16_without_a_ballast_nothing_is_left_for_draining() -> Non
         write(machine.disk, "round.parquet", BALLAST * 3 // 4)
 
 
-async def test_hazard_16_it_is_taken_back_only_with_room_to_go_on() -> None:
-    """Else the log and those who drain it would take it from each other, once a second."""
+async def test_hazard_16_the_ballast_is_restored_only_with_space_to_spare() -> None:
+    """Otherwise the log and the pipeline would take the space from each other once a second."""
     machine = machine_with()
     log = await machine.start()
     stored = await fill(machine, log)
     free = machine.disk.free_bytes()
     write(machine.disk, "round.parquet", free - BALLAST)
     await log.lifecycle.update_ballast()
-    assert given(log)
+    assert is_ballast_released(log)
     machine.disk.remove("round.parquet")
     await log.advance_floor({A: stored})
-    assert not given(log)
+    assert not is_ballast_released(log)
 
 
-async def test_hazard_16_somebody_else_fills_the_disk() -> None:
+async def test_hazard_16_a_disk_filled_by_others_uses_the_ballast() -> None:
     machine = machine_with()
     log = await machine.start()
     await log.submit([batch(log, A, b"x")])
     write(machine.disk, "others", machine.disk.free_bytes() - 10 * KIB)
-    assert not given(log)
+    assert not is_ballast_released(log)
     await log.lifecycle.update_ballast()
-    assert given(log)
+    assert is_ballast_released(log)
     assert machine.disk.free_bytes() > BALLAST
     machine.disk.remove("others")
     await log.lifecycle.update_ballast()
-    assert not given(log)
+    assert not is_ballast_released(log)
 
 
 @pytest.mark.parametrize("is_used", [False, True])
@@ -132,9 +132,9 @@ async def test_hazard_16_a_full_disk_can_start_and_drain(end: str, is_used: bool
         machine.disk.sync()
     await getattr(machine, end)()
     log = await machine.start()
-    assert given(log)
+    assert is_ballast_released(log)
     await log.advance_floor({A: stored})
-    assert not given(log)
+    assert not is_ballast_released(log)
     await again(machine)
     (placed,) = await log.submit([batch(log, A, b"next")])
     assert placed == Placed(stored, log.state.lsn)
@@ -158,7 +158,7 @@ async def test_hazard_16_a_start_without_room_for_its_own_work_uses_the_ballast(
 
 
 @pytest.mark.parametrize("damage", ["short", "long", "off"])
-async def test_hazard_16_what_a_start_finds_is_made_right(damage: str) -> None:
+async def test_hazard_16_a_start_corrects_the_ballast_it_finds(damage: str) -> None:
     machine = machine_with()
     log = await machine.start()
     await log.close()
@@ -167,13 +167,13 @@ async def test_hazard_16_what_a_start_finds_is_made_right(damage: str) -> None:
     else:
         machine.disk.replace(BALLAST_NAME, bytes(100 if damage == "short" else BALLAST + 100))
     log = await machine.start()
-    held = {name: len(machine.disk.content(name)) for name in machine.disk.names() if name == BALLAST_NAME}
-    assert held == ({} if damage == "off" else {BALLAST_NAME: BALLAST})
-    assert not given(log)
+    sizes = {name: len(machine.disk.content(name)) for name in machine.disk.names() if name == BALLAST_NAME}
+    assert sizes == ({} if damage == "off" else {BALLAST_NAME: BALLAST})
+    assert not is_ballast_released(log)
 
 
 @pytest.mark.parametrize("operation", ["create", "allocate"])
-async def test_hazard_16_a_ballast_that_cannot_be_made_is_tried_again(operation: str) -> None:
+async def test_hazard_16_a_failed_ballast_is_retried(operation: str) -> None:
     machine = machine_with()
     log = await machine.start()
     write(machine.disk, "others", machine.disk.free_bytes() - 10 * KIB)
@@ -181,25 +181,25 @@ async def test_hazard_16_a_ballast_that_cannot_be_made_is_tried_again(operation:
     machine.disk.remove("others")
     machine.disk.fail(operation, errno.EIO)
     await log.lifecycle.update_ballast()
-    assert given(log)
+    assert is_ballast_released(log)
     assert BALLAST_NAME not in machine.disk.names()
     await log.lifecycle.update_ballast()
-    assert not given(log)
+    assert not is_ballast_released(log)
 
 
-async def test_hazard_16_spares_give_way_to_it() -> None:
+async def test_hazard_16_spare_files_give_way_to_the_ballast() -> None:
     machine = machine_with()
     log = await machine.start()
     stored = await fill(machine, log)
     write(machine.disk, "round.parquet", BALLAST * 3 // 4)
     await log.advance_floor({A: stored})
-    assert not given(log)
+    assert not is_ballast_released(log)
     spares = [name for name in machine.disk.names() if name.startswith("spare-")]
     assert len(spares) >= 1
 
 
 @pytest.mark.parametrize(
-    ("wanted", "quota", "free", "size"),
+    ("configured", "quota", "free", "size"),
     [
         (None, 100 * limits.GIB, 200 * limits.GIB, limits.BALLAST_BYTES_MAX_DEFAULT),
         (None, 400 * limits.MIB, 200 * limits.GIB, 100 * limits.MIB),
@@ -208,5 +208,5 @@ async def test_hazard_16_spares_give_way_to_it() -> None:
         (0, 100 * limits.GIB, 200 * limits.GIB, 0),
     ],
 )
-async def test_hazard_16_its_size_follows_the_quota(wanted: int | None, quota: int, free: int, size: int) -> None:
-    assert ballast_bytes(wanted, quota, free, 0) == size
+async def test_hazard_16_its_size_follows_the_quota(configured: int | None, quota: int, free: int, size: int) -> None:
+    assert ballast_bytes(configured, quota, free, 0) == size

@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import os
 import random
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -18,15 +16,13 @@ import pytest
 from icestream import errors
 from icestream.model import ShardKey, SyncMode
 from icestream.model.block import Numbering
-from icestream.runtime.files import File
 from icestream.runtime.tasks import InlineOffload
-from icestream.wal.appender import Placed, PlannedWrite
+from icestream.wal.appender import Placed
 from icestream.wal.producer_sequences import Duplicate
-from icestream.wal.sink import InlineSink, SinkProgress
 from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.held_offload import HeldOffload
+from tests.support.held_sink import HeldSink
 from tests.support.machine import HANGS_SECONDS, A, B, Machine, batch, messages, publish, settle, turn, undeclared
-from tests.support.stepped_sink import SteppedSink
 
 pytestmark = pytest.mark.asyncio
 MODES = pytest.mark.parametrize("mode", list(SyncMode))
@@ -35,7 +31,7 @@ FAILED = (errors.OutcomeUnknown, errors.DiskFull)
 
 
 @dataclass
-class Story:
+class WriteErrorScenario:
     """A fixed run of appends, each repeated until it is stored, and what was acked."""
 
     machine: Machine
@@ -97,25 +93,25 @@ class Story:
         self.refused += isinstance(error, errors.DiskFull)
 
     def ack(self, key: ShardKey, offset: int, value: bytes) -> None:
-        known = self.acked[key].setdefault(offset, value)
-        assert known == value, f"offset {offset} of {key} was acked for {known!r:.12} and for {value!r:.12}"
+        first_value = self.acked[key].setdefault(offset, value)
+        assert first_value == value, f"offset {offset} of {key} was acked for {first_value!r:.12} and for {value!r:.12}"
 
     async def check(self, log: WriteAheadLog) -> None:
         for key, acked in self.acked.items():
-            found = await messages(log, key)
-            lost = {offset: value[:10] for offset, value in acked.items() if found.get(offset) != value}
+            stored = await messages(log, key)
+            lost = {offset: value[:10] for offset, value in acked.items() if stored.get(offset) != value}
             assert not lost, f"{key}: acked, but not there: {lost}"
-            assert undeclared(log, key, found) == []
-            assert log.shard(*key).assigned >= len(found)
+            assert undeclared(log, key, stored) == []
+            assert log.shard(*key).assigned >= len(stored)
         assert list((await messages(log, A)).values()) == [b"%d." % number + bytes(6000) for number in range(30)]
 
 
 @MODES
-async def test_hazard_16_a_write_that_fails_at_any_place_costs_no_ack_and_no_offset(mode: SyncMode) -> None:
+async def test_hazard_16_a_write_that_fails_anywhere_loses_no_ack_and_no_offset(mode: SyncMode) -> None:
     after, unknown = 0, 0
     while True:
         machine = Machine(seed=after, mode=mode)
-        story = Story(machine)
+        story = WriteErrorScenario(machine)
         log = await machine.start()
         machine.disk.operations.clear()
         machine.disk.fail("write", errno.ENOSPC, after)
@@ -123,7 +119,7 @@ async def test_hazard_16_a_write_that_fails_at_any_place_costs_no_ack_and_no_off
         failed = sum(operation == "write" for operation, _ in machine.disk.operations) > after
         unknown += story.unknown
         assert not log.stopped
-        assert log.gaps(A) == log.gaps(B) == [], "what was never acked gives its offsets back"
+        assert log.gaps(A) == log.gaps(B) == [], "offsets that were never acked are assigned again"
         assert [log.shard(*key).assigned for key in (A, B)] == [30, 10]
         await story.check(log)
         await machine.kill()
@@ -133,15 +129,15 @@ async def test_hazard_16_a_write_that_fails_at_any_place_costs_no_ack_and_no_off
             break
         after += 1
     assert after > 25
-    assert unknown > 20, "those in flight were told that their outcome is unknown"
+    assert unknown > 20, "appends in flight got an unknown outcome"
 
 
 @MODES
-async def test_hazard_16_a_sync_that_fails_at_any_place_stops_the_node_and_a_restart_is_clean(mode: SyncMode) -> None:
+async def test_hazard_16_a_sync_that_fails_anywhere_stops_the_node_and_a_restart_is_clean(mode: SyncMode) -> None:
     after, stops = 0, 0
     while True:
         machine = Machine(seed=after, mode=mode)
-        story = Story(machine)
+        story = WriteErrorScenario(machine)
         log = await machine.start()
         machine.disk.operations.clear()
         machine.disk.fail("sync", errno.ENOSPC, after)
@@ -166,11 +162,11 @@ async def test_hazard_16_a_sync_that_fails_at_any_place_stops_the_node_and_a_res
 
 @MODES
 @pytest.mark.parametrize("seed", range(8))
-async def test_hazard_16_with_several_records_in_flight_nothing_later_is_written_after_an_error(
+async def test_hazard_16_nothing_is_written_after_an_error_with_several_records_in_flight(
     mode: SyncMode, seed: int
 ) -> None:
     chance = random.Random(seed)
-    machine, sink = Machine(seed, mode), SteppedSink()
+    machine, sink = Machine(seed, mode), HeldSink()
     log = await machine.start(sink=sink)
     waiting: list[tuple[bytes, asyncio.Future[list[object]]]] = []
     acked: dict[int, bytes] = {}
@@ -187,7 +183,7 @@ async def test_hazard_16_with_several_records_in_flight_nothing_later_is_written
         machine.clock.advance(2)
         await turn(log, sink)
     for value, answer in waiting:
-        assert answer.done(), "everybody is answered"
+        assert answer.done(), "every append is answered"
         if isinstance(answer.exception(), FAILED):
             failures += 1
             continue
@@ -204,8 +200,8 @@ async def test_hazard_16_with_several_records_in_flight_nothing_later_is_written
         log = await machine.start()
 
 
-async def test_hazard_16_who_waits_for_room_goes_on_after_a_failed_write() -> None:
-    machine, sink = Machine(in_flight_bytes=7100), SteppedSink()
+async def test_hazard_16_appends_waiting_for_room_continue_after_a_failed_write() -> None:
+    machine, sink = Machine(in_flight_bytes=7100), HeldSink()
     log = await machine.start(sink=sink)
     first = log.submit([batch(log, A, bytes(7000))])
     await settle()
@@ -216,34 +212,19 @@ async def test_hazard_16_who_waits_for_room_goes_on_after_a_failed_write() -> No
     await turn(log, sink)
     assert isinstance(first.exception(), errors.OutcomeUnknown)
     await turn(log, sink)
-    assert second.done(), "nothing is in flight any more, and it still waits"
+    assert second.done(), "the append still waits although nothing is in flight"
     (placed,) = second.result()
     assert placed.base_offset == 0  # type: ignore[union-attr]
 
 
-class HesitantSink(SteppedSink):
-    """Tells of writes a moment late, as a thread may: it is asked first, and finishes then."""
-
-    is_late = False
-    _told = SinkProgress(0, 0, None)
-
-    def progress(self) -> SinkProgress:
-        if not self.is_late:
-            self._told = super().progress()
-        return SinkProgress(self._told.written, self._told.synced, self._error)
-
-    def halt(self) -> SinkProgress:
-        return super().progress()
-
-
 @pytest.mark.parametrize("mode", [SyncMode.PERIODIC, SyncMode.NONE])
-async def test_hazard_16_what_proves_to_be_written_when_a_later_write_fails_is_acked(mode: SyncMode) -> None:
-    """It stays in the log, so its producer goes on behind it: "unknown" would leave a hole in the producer's acks."""
-    machine, sink = Machine(mode=mode), HesitantSink()
+async def test_hazard_16_a_record_that_was_written_before_a_later_failure_is_acked(mode: SyncMode) -> None:
+    """The record stays in the log and its producer goes on: "unknown" would leave a hole in its acks."""
+    machine, sink = Machine(mode=mode), HeldSink()
     log = await machine.start(sink=sink)
     log.submit([batch(log, A, b"zero")])
     await turn(log, sink)
-    sink.is_late = True
+    sink.is_report_held = True
     written = log.submit([batch(log, A, b"written")])
     await settle()
     sink.step()
@@ -259,7 +240,7 @@ async def test_hazard_16_what_proves_to_be_written_when_a_later_write_fails_is_a
 
 
 @pytest.mark.parametrize("mode", [SyncMode.PERIODIC, SyncMode.NONE])
-async def test_hazard_16_a_sync_after_a_failed_write_comes_to_an_end(mode: SyncMode) -> None:
+async def test_hazard_16_a_sync_after_a_failed_write_completes(mode: SyncMode) -> None:
     machine = Machine(mode=mode)
     log = await machine.start()
     await publish(log, A, b"one")
@@ -274,7 +255,7 @@ async def test_hazard_16_a_sync_after_a_failed_write_comes_to_an_end(mode: SyncM
 
 @pytest.mark.parametrize("operation", ["write", "sync"])
 @MODES
-async def test_hazard_16_a_start_that_meets_a_full_disk_says_so_and_the_next_one_is_clean(
+async def test_hazard_16_a_start_on_a_full_disk_reports_it_and_the_next_one_is_clean(
     mode: SyncMode, operation: str
 ) -> None:
     after = 0
@@ -300,7 +281,7 @@ async def test_hazard_16_a_start_that_meets_a_full_disk_says_so_and_the_next_one
 
 
 @pytest.mark.parametrize("operation", ["write", "sync", "truncate"])
-async def test_hazard_16_a_stop_in_order_that_meets_a_full_disk_loses_nothing(operation: str) -> None:
+async def test_hazard_16_a_clean_stop_on_a_full_disk_loses_nothing(operation: str) -> None:
     after = 0
     while True:
         machine = Machine(seed=after)
@@ -345,9 +326,9 @@ async def test_hazard_16_a_full_disk_refuses_drains_and_accepts_again() -> None:
         await log.checkpoint()
         machine.clock.advance(2)
         assert await fill() > 10, "space came back, and appends went on by themselves"
-    found = await messages(log, A)
-    assert found.items() <= stored.items()
-    assert undeclared(log, A, found) == []
+    readable = await messages(log, A)
+    assert readable.items() <= stored.items()
+    assert undeclared(log, A, readable) == []
     assert log.gaps(A) == []
     assert log.shard(*A).assigned == len(stored)
     await machine.kill()
@@ -372,38 +353,14 @@ async def unclean(mode: SyncMode, gaps: int = 1) -> Machine:
     return machine
 
 
-class LateSink(InlineSink):
-    """Tells what it did by a descriptor, on a later turn of the loop, as the native one does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._event = os.eventfd(0, os.EFD_NONBLOCK)
-
-    def submit(self, writes: Sequence[PlannedWrite], files: Mapping[int, File]) -> bool:
-        super().submit(writes, files)
-        os.eventfd_write(self._event, 1)
-        return False
-
-    def progress(self) -> SinkProgress:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._event)
-        return super().progress()
-
-    def fileno(self) -> int:
-        return self._event
-
-    def close(self) -> None:
-        os.close(self._event)
-
-
 @pytest.mark.parametrize("steps", range(8))
-@pytest.mark.parametrize("kind", [InlineSink, LateSink])
-async def test_hazard_16_a_start_that_cannot_write_its_gaps_is_none(steps: int, kind: type[InlineSink]) -> None:
+@pytest.mark.parametrize("by_descriptor", [False, True])
+async def test_hazard_16_a_start_that_cannot_write_its_gaps_fails(steps: int, by_descriptor: bool) -> None:
     """Whichever write of the start fails: either the log starts with the gap on disk, or it does not start."""
     machine = await unclean(SyncMode.PERIODIC)
     machine.disk.fail("write", errno.EIO, steps)
     try:
-        log = await machine.start(sink=kind())
+        log = await machine.start(sink=HeldSink(held=False, by_descriptor=by_descriptor))
     except errors.IcestreamError:
         machine.disk.heal()
         await machine.kill()
@@ -415,7 +372,7 @@ async def test_hazard_16_a_start_that_cannot_write_its_gaps_is_none(steps: int, 
     await log.close()
 
 
-async def test_hazard_16_more_gaps_than_a_file_has_room_for_go_on_in_the_next_one() -> None:
+async def test_hazard_16_gaps_that_do_not_fit_a_file_continue_in_the_next() -> None:
     machine = await unclean(SyncMode.PERIODIC, gaps=600)
     log = await machine.start()
     for number in range(600):
@@ -426,7 +383,7 @@ async def test_hazard_16_more_gaps_than_a_file_has_room_for_go_on_in_the_next_on
     assert all(file.seal.end_position <= machine.options.file_bytes for file in log.lifecycle.files)
 
 
-async def test_hazard_06_after_a_failed_sync_nothing_is_synced_any_more() -> None:
+async def test_hazard_06_no_sync_succeeds_after_a_failed_one() -> None:
     """The next sync of the kernel would say yes, and have dropped the pages."""
     machine = Machine(mode=SyncMode.PERIODIC)
     log = await machine.start()
@@ -448,7 +405,7 @@ async def test_hazard_06_after_a_failed_sync_nothing_is_synced_any_more() -> Non
     assert (await messages(log, A))[0] == b"one"
 
 
-async def test_hazard_16_a_file_in_which_nothing_counts_is_not_left_behind() -> None:
+async def test_hazard_16_a_file_without_valid_records_is_removed() -> None:
     machine = Machine()
     log = await machine.start()
     await publish(log, A, b"x")
@@ -467,11 +424,11 @@ async def test_hazard_16_a_file_in_which_nothing_counts_is_not_left_behind() -> 
     assert len([name for name in machine.disk.names() if name.startswith("log-")]) <= 3
 
 
-async def test_hazard_16_a_follower_never_sees_what_was_taken_back() -> None:
+async def test_hazard_16_a_follower_never_sees_a_reverted_record() -> None:
     """The reader has the bytes in its hands when the write that made them fails: the record that takes their number
     is the one it must hand out."""
     for seed in range(40):
-        machine, sink, reads = Machine(seed=seed), SteppedSink(), HeldOffload()
+        machine, sink, reads = Machine(seed=seed), HeldSink(), HeldOffload()
         machine.offload = lambda name, count, reads=reads: reads if name == "wal-reads" else InlineOffload()  # type: ignore[misc]
         log = await machine.start(sink=sink)
         log.submit([batch(log, A, b"zero")])
@@ -485,11 +442,11 @@ async def test_hazard_16_a_follower_never_sees_what_was_taken_back() -> None:
         reading = asyncio.ensure_future(anext(follower))
         await settle()
         log._on_progress()
-        assert all(isinstance(one.exception(), errors.OutcomeUnknown) for one in lost)
+        assert all(isinstance(request.exception(), errors.OutcomeUnknown) for request in lost)
         new = log.submit([batch(log, A, b"NEW")])
         await turn(log, sink)
         assert new.done()
-        reads.let_go()
+        reads.release()
         seen = [await reading, await asyncio.wait_for(anext(follower), HANGS_SECONDS)]
         lsns = [record[1] for chunk in seen for record in chunk.records]
         assert lsns == [1, 2]
@@ -498,7 +455,7 @@ async def test_hazard_16_a_follower_never_sees_what_was_taken_back() -> None:
 
 
 @pytest.mark.parametrize("operation", ["write", "sync", "rename"])
-async def test_hazard_16_a_checkpoint_that_fails_leaves_nothing_behind(operation: str) -> None:
+async def test_hazard_16_a_failed_checkpoint_leaves_no_file(operation: str) -> None:
     """Each is written at another record, under another name: on a disk that is full they would pile up."""
     machine = Machine()
     log = await machine.start()
@@ -511,12 +468,12 @@ async def test_hazard_16_a_checkpoint_that_fails_leaves_nothing_behind(operation
         machine.disk.heal()
         assert machine.disk.names() in (before, [name for name in before if name != "reserve"])
     await log.checkpoint()
-    assert len(log.lifecycle.checkpoints) == 2, "that of the start, and the one that did not fail"
+    assert len(log.lifecycle.checkpoints) == 2, "the checkpoint of the start, and the one that did not fail"
 
 
 @pytest.mark.parametrize("after", range(4))
-async def test_hazard_16_a_sync_that_fails_while_the_log_closes_stops_it_and_lets_go_of_everything(after: int) -> None:
-    machine, sink = Machine(), SteppedSink()
+async def test_hazard_16_a_failed_sync_during_close_stops_the_log_and_releases_everything(after: int) -> None:
+    machine, sink = Machine(), HeldSink()
     log = await machine.start(sink=sink)
     answer = log.submit([batch(log, A, b"in flight")])
     machine.disk.fail("sync", errno.EIO, after)
@@ -524,7 +481,7 @@ async def test_hazard_16_a_sync_that_fails_while_the_log_closes_stops_it_and_let
     await turn(log, sink)
     await asyncio.wait({closing}, timeout=HANGS_SECONDS)
     if log.stopped:
-        assert closing.exception() is log.stopped, "it did not end in order, and says so"
+        assert closing.exception() is log.stopped, "a close after a failure reports it"
     else:
         assert closing.exception() is None
     assert answer.done()
@@ -532,15 +489,15 @@ async def test_hazard_16_a_sync_that_fails_while_the_log_closes_stops_it_and_let
     await publish(log, A, b"next")
 
 
-async def test_hazard_16_the_quota_counts_a_file_also_while_it_is_sealed() -> None:
-    machine, sink = Machine(), SteppedSink()
+async def test_hazard_16_the_quota_counts_a_file_while_it_is_sealed() -> None:
+    machine, sink = Machine(), HeldSink()
     log = await machine.start(sink=sink)
     used = []
     for _ in range(12):
         log.submit([batch(log, A, bytes(6000))])
         await settle()
         used.append(log.lifecycle.used_bytes)
-    assert log.appender.sealing(), "one is full, and the disk has done nothing yet"
+    assert log.appender.sealing(), "one file is full, and the disk has done nothing yet"
     assert used == sorted(used)
     assert used[-1] >= 12 * 6000
     await turn(log, sink)
@@ -548,8 +505,8 @@ async def test_hazard_16_the_quota_counts_a_file_also_while_it_is_sealed() -> No
     assert abs(log.lifecycle.used_bytes - used[-1]) < 1000
 
 
-async def test_hazard_16_a_file_whose_seal_went_back_with_a_failed_write_is_counted_no_more() -> None:
-    machine, sink = Machine(), SteppedSink()
+async def test_hazard_16_a_file_whose_seal_was_reverted_is_not_counted() -> None:
+    machine, sink = Machine(), HeldSink()
     log = await machine.start(sink=sink)
     for _ in range(12):
         log.submit([batch(log, A, bytes(6000))]).add_done_callback(lambda receipt: receipt.exception())
@@ -561,8 +518,8 @@ async def test_hazard_16_a_file_whose_seal_went_back_with_a_failed_write_is_coun
     assert log.lifecycle.used_bytes == sum(file.size for file in log.lifecycle.files) < 6000
 
 
-async def test_hazard_16_the_newest_messages_in_memory_go_back_too() -> None:
-    machine, sink = Machine(), SteppedSink()
+async def test_hazard_16_the_hot_tail_is_reverted_too() -> None:
+    machine, sink = Machine(), HeldSink()
     log = await machine.start(sink=sink)
     await asyncio.gather(publish(log, A, b"kept"), turn(log, sink))
     for value in (b"first of the failed", b"second of the failed"):
@@ -574,6 +531,6 @@ async def test_hazard_16_the_newest_messages_in_memory_go_back_too() -> None:
     machine.clock.advance(2)
     for value in (b"in its place", b"and behind it"):
         await asyncio.gather(publish(log, A, value), turn(log, sink))
-    found = log.tail.read(A, 1, log.shard(*A).written, 10_000)
-    assert [section.base_offset for section in found] == [1, 2]
-    assert b"in its place" in found[0].body
+    sections = log.tail.read(A, 1, log.shard(*A).written, 10_000)
+    assert [section.base_offset for section in sections] == [1, 2]
+    assert b"in its place" in sections[0].body

@@ -15,7 +15,7 @@ from icestream.broker.dispatch.dispatcher import Dispatcher, Pause
 from icestream.broker.dispatch.instruction import DeadLetter, Deliver, Instruction
 from icestream.broker.dispatch.key_shared import KeySharedDispatcher
 from icestream.model.cursor import AckedOffsets
-from icestream.model.subscription import FailurePolicy, PoisonPolicy, SubscriptionType
+from icestream.model.subscription_options import FailurePolicy, PoisonPolicy, SubscriptionType
 
 MESSAGES = 1_000_000
 FOREVER = FailurePolicy(ack_timeout_ms=limits.FAILURE_POLICY_VALUE_MAX)
@@ -39,10 +39,15 @@ def started(
 
 
 def offsets(instructions: list[Instruction]) -> list[int]:
-    return [offset for one in instructions if isinstance(one, Deliver) for offset in range(one.start, one.end)]
+    return [
+        offset
+        for instruction in instructions
+        if isinstance(instruction, Deliver)
+        for offset in range(instruction.start, instruction.end)
+    ]
 
 
-def test_hazard_17_alternating_acks_pause_at_the_bound_and_go_on_when_a_hole_closes() -> None:
+def test_hazard_17_alternating_acks_pause_at_the_bound_and_resume_when_a_hole_closes() -> None:
     dispatcher, out = started((0, [], []))
     todo, acked = offsets(out), 0
     while todo:
@@ -61,7 +66,7 @@ def test_hazard_17_alternating_acks_pause_at_the_bound_and_go_on_when_a_hole_clo
     assert len(offsets(closed)) == 2, "one hole less, one range less"
 
 
-def test_hazard_17_one_hole_and_a_million_acks_behind_it() -> None:
+def test_hazard_17_a_million_acks_after_one_hole_use_bounded_memory() -> None:
     """The others go on for the whole span, and what is held does not grow with it. After a crash the hole comes again,
     and what was acked since the last flush, and nothing else."""
     dispatcher, out = started((0, [], []))
@@ -81,13 +86,13 @@ def test_hazard_17_one_hole_and_a_million_acks_behind_it() -> None:
     repeated: list[int] = []
     while out:
         repeated += offsets(out)
-        out = again.ack([(one.start, one.end) for one in out], 0, 0)
+        out = again.ack([(delivery.start, delivery.end) for delivery in out], 0, 0)
     assert repeated == [0, *range(max(acked_by_then, 1), MESSAGES)]
     assert again.acked.position == MESSAGES
 
 
 def test_hazard_17_a_restart_with_a_full_cursor_delivers_its_holes() -> None:
-    """They are the only thing that can close it, so the bound must not hold them back."""
+    """Only acks of the holes can shrink the cursor, so the bound must not hold the holes back."""
     count = limits.ACKED_RANGES_MAX
     ranges = [(offset, offset + 1) for offset in range(1, 2 * count, 2)]
     dispatcher, out = started((0, ranges, []), end=2 * count + 100)
@@ -100,11 +105,11 @@ def test_hazard_17_a_key_that_waits_pauses_the_rest_before_the_ranges_are_too_ma
     dispatcher = KeySharedDispatcher(FOREVER, AckedOffsets())
     dispatcher.readable(MESSAGES, 0)
     dispatcher.join(Credit(1, 10**9), 0)
-    while (wanted := dispatcher.needed_keys)[0] < wanted[1]:
-        keys = [b"%d" % offset if offset % 3 else b"stuck" for offset in range(*wanted)]
-        for one in dispatcher.add_keys(wanted[0], keys, 0):
-            if one.start:
-                dispatcher.ack([(one.start, one.end)], 0, 0)
+    while (key_range := dispatcher.needed_keys)[0] < key_range[1]:
+        keys = [b"%d" % offset if offset % 3 else b"stuck" for offset in range(*key_range)]
+        for key in dispatcher.add_keys(key_range[0], keys, 0):
+            if key.start:
+                dispatcher.ack([(key.start, key.end)], 0, 0)
         assert len(dispatcher.acked) <= limits.ACKED_RANGES_MAX
     assert dispatcher.pause is Pause.KEYS_WAIT
     assert dispatcher.lanes.messages == limits.KEY_LOOK_AHEAD_MAX
@@ -123,10 +128,10 @@ def test_hazard_17_twenty_restarts_and_the_poison_message_still_ends_in_the_dead
             if 5 in offsets(out):
                 failed += 1
                 out += dispatcher.nack([(5, 6)], 0, now)
-            letters += [one for one in out if isinstance(one, DeadLetter)]
+            letters += [effect for effect in out if isinstance(effect, DeadLetter)]
             cursor = stored(dispatcher)
             now += 60_000
             out = dispatcher.tick(now)
-    assert letters, "it is poison, and it was never given up"
+    assert letters, "the poison message never became a dead letter"
     assert failed == DEAD_LETTER.max_redelivery_count + 1
-    assert {(one.start, one.end, one.attempt) for one in letters} == {(5, 6, failed)}
+    assert {(letter.start, letter.end, letter.attempt) for letter in letters} == {(5, 6, failed)}

@@ -10,13 +10,13 @@ from structlog.testing import capture_logs
 
 from icestream import limits
 from icestream.broker import records
+from icestream.broker.broker_subscription import BrokerSubscription
 from icestream.broker.dispatch.dispatcher import Pause
 from icestream.broker.service import Broker
-from icestream.broker.subscription import Subscription
 from icestream.model import SyncMode, envelope
 from icestream.model.block import ConstantColumn, encode_block
-from icestream.model.shard import Gap
-from icestream.model.subscription import FailurePolicy, PoisonPolicy, SubscriptionType
+from icestream.model.shard import DeclaredGap
+from icestream.model.subscription_options import FailurePolicy, PoisonPolicy, SubscriptionType
 from icestream.model.topic_name import TopicName
 from icestream.observability import metrics
 from icestream.wal.tail import SectionRead
@@ -30,58 +30,62 @@ FOREVER = FailurePolicy(ack_timeout_ms=limits.FAILURE_POLICY_VALUE_MAX)
 PIECE = 250
 
 
-class Ranges:
+class RangeRecordingConsumer:
     """A front end that remembers which offsets it got, and nothing of each message."""
 
     peer, is_full = "test", False
 
     def __init__(self) -> None:
-        self.got: deque[tuple[int, int]] = deque()
+        self.received: deque[tuple[int, int]] = deque()
 
     def deliver(
         self, shard: int, generation: int, attempt: int, section: SectionRead, first_row: int, rows: int
     ) -> None:
         start = section.base_offset + first_row
-        self.got.append((start, start + rows))
+        self.received.append((start, start + rows))
 
-    def gap(self, shard: int, generation: int, gap: Gap) -> None:
+    def gap(self, shard: int, generation: int, gap: DeclaredGap) -> None:
         raise AssertionError("there is none")
 
     def event(self, event: str, details: dict[str, object]) -> None:
-        """Nothing that matters here."""
+        """Ignores events."""
 
 
-async def consume(broker: Broker, sink: Ranges, kind: SubscriptionType = SubscriptionType.EXCLUSIVE) -> Subscription:
-    found, consumer = await broker.subscribe(TOPIC, "s", kind, "c", sink, EARLIEST, (), FOREVER)
-    found.give_credit(consumer, limits.CREDIT_MAX)
+async def consume(
+    broker: Broker, sink: RangeRecordingConsumer, kind: SubscriptionType = SubscriptionType.EXCLUSIVE
+) -> BrokerSubscription:
+    subscription, consumer = await broker.subscribe(TOPIC, "s", kind, "c", sink, EARLIEST, (), FOREVER)
+    subscription.give_credit(consumer, limits.CREDIT_MAX)
     await quiet()
-    return found
+    return subscription
 
 
-async def ack_all_but_0(subscription: Subscription, sink: Ranges, below: int = 2**62) -> list[tuple[int, int]]:
+async def ack_all_but_0(
+    subscription: BrokerSubscription, sink: RangeRecordingConsumer, below: int = 2**62
+) -> list[tuple[int, int]]:
     """Takes what comes and acks it, every second piece first, then the others; what was taken."""
-    taken: list[tuple[int, int]] = []
+    acked: list[tuple[int, int]] = []
     delivery = subscription.delivery(0)
-    while sink.got and sink.got[0][0] < below:
-        start, end = sink.got.popleft()
-        taken.append((start, end))
+    while sink.received and sink.received[0][0] < below:
+        start, end = sink.received.popleft()
+        acked.append((start, end))
         pieces = [(max(at, 1), min(at + PIECE, end)) for at in range(start, end, PIECE)]
         for piece in pieces[1::2] + pieces[::2]:
             delivery.ack([piece] if piece[0] < piece[1] else [], delivery.generation)
             assert len(delivery.dispatcher.acked) <= limits.ACKED_RANGES_MAX
-        if not sink.got:
+        if not sink.received:
             await quiet()  # the next messages are read from the disk
-    return taken
+    return acked
 
 
 def merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
+    joined: list[tuple[int, int]] = []
     for start, end in sorted(ranges):
-        if found and found[-1][1] == start:
-            found[-1] = (found[-1][0], end)
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], end)
         else:
-            found.append((start, end))
-    return found
+            joined.append((start, end))
+    return joined
 
 
 async def publish(broker: Broker, *rows: int) -> None:
@@ -95,7 +99,7 @@ async def test_hazard_17_a_hole_and_a_million_acks_and_a_crash() -> None:
     broker = await machine.open_broker()
     await broker.create_topic(TOPIC)
     await publish(broker, SPAN, 5_000)
-    sink = Ranges()
+    sink = RangeRecordingConsumer()
     subscription = await consume(broker, sink)
 
     flushed = await ack_all_but_0(subscription, sink, below=700_000)
@@ -106,7 +110,7 @@ async def test_hazard_17_a_hole_and_a_million_acks_and_a_crash() -> None:
     assert (delivery.dispatcher.acked.ranges, delivery.dispatcher.pause) == ([(1, SPAN)], Pause.ACKED_FULL)
     await machine.kill()
 
-    broker, sink = await machine.open_broker(), Ranges()
+    broker, sink = await machine.open_broker(), RangeRecordingConsumer()
     subscription = await consume(broker, sink)
     again = await ack_all_but_0(subscription, sink)
     assert merged(again) == [(0, 1), *merged(since)], "the hole and what was acked since the last flush, nothing else"
@@ -114,7 +118,7 @@ async def test_hazard_17_a_hole_and_a_million_acks_and_a_crash() -> None:
     assert delivery.dispatcher.pause is Pause.ACKED_FULL
     delivery.ack([(0, 1)], delivery.generation)
     await quiet()
-    assert merged(await ack_all_but_0(subscription, sink)) == [(SPAN, SPAN + 5_000)], "it goes on"
+    assert merged(await ack_all_but_0(subscription, sink)) == [(SPAN, SPAN + 5_000)], "delivery resumes"
     assert subscription.lag == 0
 
 
@@ -123,7 +127,7 @@ async def test_hazard_17_a_hole_and_a_million_acks_and_a_crash() -> None:
     [(SubscriptionType.EXCLUSIVE, Pause.ACKED_FULL), (SubscriptionType.SHARED, Pause.UNACKED_FULL)],
     ids=["exclusive", "shared"],
 )
-async def test_hazard_17_at_the_bound_dispatch_pauses_an_alarm_names_the_hole_and_it_goes_on(
+async def test_hazard_17_dispatch_pauses_at_the_bound_with_an_alarm_and_resumes(
     kind: SubscriptionType, pause: Pause
 ) -> None:
     """A consumer of a shared subscription is stopped somewhat earlier: the rest is for its neighbours."""
@@ -132,12 +136,12 @@ async def test_hazard_17_at_the_bound_dispatch_pauses_an_alarm_names_the_hole_an
     await broker.create_topic(TOPIC)
     await publish(broker, 20_000)
     machine.clock.advance(100)
-    sink = Ranges()
-    said = metrics.DELIVERY_STANDSTILLS.values.get(pause.name.lower(), 0)
+    sink = RangeRecordingConsumer()
+    pauses_before = metrics.DELIVERY_STANDSTILLS.values.get(pause.name.lower(), 0)
     subscription = await consume(broker, sink, kind)
     delivery, got = subscription.delivery(0), list[int]()
-    while sink.got:
-        fresh = list(range(*sink.got.popleft()))
+    while sink.received:
+        fresh = list(range(*sink.received.popleft()))
         got += fresh
         delivery.ack([(offset, offset + 1) for offset in fresh if offset % 2], delivery.generation)
     with capture_logs() as logs:
@@ -145,10 +149,10 @@ async def test_hazard_17_at_the_bound_dispatch_pauses_an_alarm_names_the_hole_an
     acked = delivery.dispatcher.acked
     assert delivery.dispatcher.pause is pause
     assert limits.ACKED_RANGES_MAX * 0.9 < len(acked) <= limits.ACKED_RANGES_MAX
-    (alarm,) = [one for one in logs if one["event"] == "delivery stalled"]
+    (alarm,) = [log for log in logs if log["event"] == "delivery stalled"]
     assert (alarm["where"], alarm["unacked_from"], alarm["unacked_to"]) == ("/default/a:s:0", 0, 0)
     assert (alarm["reason"], alarm["age_seconds"], alarm["log_level"]) == (pause.value, 110, "warning")
-    assert metrics.DELIVERY_STANDSTILLS.values[pause.name.lower()] == said + 1
+    assert metrics.DELIVERY_STANDSTILLS.values[pause.name.lower()] == pauses_before + 1
 
     key = records.cursor_key(TOPIC, "s", 0, 1)
     entry = await machine.store.get(key)
@@ -156,15 +160,15 @@ async def test_hazard_17_at_the_bound_dispatch_pauses_an_alarm_names_the_hole_an
     assert len(entry.value) < 32 * limits.KIB
     assert records.decode(records.CursorRecord, key, entry.value).ranges == acked.ranges
 
-    neighbour = Ranges()
+    neighbour = RangeRecordingConsumer()
     other, consumer = await broker.subscribe(TOPIC, "t", SubscriptionType.SHARED, "c", neighbour, EARLIEST)
     other.give_credit(consumer, 5_000)
     await quiet()
-    assert merged(list(neighbour.got)) == [(0, 5_000)], "another subscription does not notice"
+    assert merged(list(neighbour.received)) == [(0, 5_000)], "another subscription does not notice"
 
     delivery.ack([(0, got[-1] + 1)], delivery.generation)
     await quiet()
-    assert merged(list(sink.got))[0][0] == got[-1] + 1
+    assert merged(list(sink.received))[0][0] == got[-1] + 1
 
 
 @pytest.mark.parametrize("end", ["stop", "kill", "power loss"])
@@ -182,7 +186,7 @@ async def test_hazard_17_twenty_restarts_and_the_poison_message_ends_in_the_dead
         await quiet()
         if not attempts:
             reader.ack(*(offset for offset in range(10) if offset != 5))
-        attempts += [attempt for offset, _, attempt in reader.sink.got if offset == 5]
+        attempts += [attempt for offset, _, attempt in reader.sink.received if offset == 5]
         reader.nack(5)
         if end == "stop":
             await broker.shutdown()
@@ -192,15 +196,17 @@ async def test_hazard_17_twenty_restarts_and_the_poison_message_ends_in_the_dead
             await (machine.kill() if end == "kill" else machine.power_loss())
         broker = await machine.open_broker()
     await quiet()
-    found: list[Any] = list((await stored_rows(broker, dead)).values())
+    letters: list[Any] = list((await stored_rows(broker, dead)).values())
     assert attempts[0] == 0
     assert attempts == sorted(attempts)
-    assert [letter["headers"]["x-delivery-attempt"] for letter in found] == ["21"], "it is poison, and was forgiven"
+    assert [letter["headers"]["x-delivery-attempt"] for letter in letters] == ["21"], (
+        "the attempts before the restarts were not counted"
+    )
     assert broker.subscription(TOPIC, "s").lag == 0
 
 
 @pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED])
-async def test_hazard_17_an_old_message_before_the_gaps_of_crashes_holds_back_nothing_new(
+async def test_hazard_17_gaps_of_unused_offsets_do_not_count_against_the_span(
     kind: SubscriptionType,
 ) -> None:
     """A gap of unused numbers is wider than the span of acked messages. It holds none, so it does not count."""
@@ -223,7 +229,7 @@ async def test_hazard_17_an_old_message_before_the_gaps_of_crashes_holds_back_no
 
 @pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED])
 async def test_hazard_17_time_outs_are_counted_over_a_stop(kind: SubscriptionType) -> None:
-    """Nobody says a word: only the time that passes makes the message fail."""
+    """The consumer neither acks nor nacks: the message fails by its timeout alone."""
     policy = FailurePolicy(ack_timeout_ms=2_000, max_redelivery_count=100, base_delay_ms=1)
     machine = BrokerMachine()
     broker = await machine.open_broker()
@@ -236,5 +242,5 @@ async def test_hazard_17_time_outs_are_counted_over_a_stop(kind: SubscriptionTyp
     await broker.shutdown()
 
     broker = await machine.open_broker()
-    (known,) = broker.subscription(TOPIC, "s").delivery(0).dispatcher.attempts
-    assert known == failed
+    (attempts,) = broker.subscription(TOPIC, "s").delivery(0).dispatcher.attempts
+    assert attempts == failed

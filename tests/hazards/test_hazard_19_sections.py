@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import TypeVar
 
 import pytest
@@ -16,6 +15,7 @@ from icestream.wal.footer import read_footer
 from icestream.wal.log_file import log_name, log_number
 from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.counting_directory import CountingDirectory
+from tests.support.held_offload import HeldOffload
 from tests.support.machine import A, B, Machine, batch, messages, publish
 
 pytestmark = pytest.mark.asyncio
@@ -32,8 +32,8 @@ async def write_ticks(log: WriteAheadLog, ticks: int = 5) -> None:
 
 
 def own_bytes(log: WriteAheadLog, key: ShardKey) -> int:
-    """What the files hold of this shard."""
-    sealed = sum(held.own_bytes for file in log.lifecycle.files if (held := file.find(key)) is not None)
+    """The bytes of this shard in all files."""
+    sealed = sum(extent.own_bytes for file in log.lifecycle.files if (extent := file.find(key)) is not None)
     active = log.appender.file
     return sealed + (active.index.shards[key].own_bytes if active and key in active.index.shards else 0)
 
@@ -73,7 +73,7 @@ def section_of(disk: SimulatedDisk, name: str, key: ShardKey, lsn: int) -> wire.
     )
 
 
-async def test_hazard_19_a_flip_in_one_topic_leaves_the_others_readable_and_a_start_reports_it() -> None:
+async def test_hazard_19_a_flip_in_one_topic_leaves_the_others_readable_and_is_reported_at_start() -> None:
     machine = Machine()
     log = await machine.start()
     for number in range(4):
@@ -85,7 +85,7 @@ async def test_hazard_19_a_flip_in_one_topic_leaves_the_others_readable_and_a_st
     assert list((await messages(log, B)).values()) == [b"b0", b"b1", b"b2", b"b3"]
     with pytest.raises(errors.LogDamaged, match=rf"file 1 .*position {hit.body_position}: offsets 1 to 1 of topic 1"):
         await log.reader.read(A, 1)
-    assert (await log.reader.read(A, 2)).sections[0].base_offset == 2, "its other messages too"
+    assert (await log.reader.read(A, 2)).sections[0].base_offset == 2, "other messages of the section are readable too"
 
     await machine.kill()
     with pytest.raises(errors.LogDamaged, match=f"{name} is damaged at position .*icestream wal repair"):
@@ -108,26 +108,10 @@ async def test_hazard_19_a_flip_in_a_sections_entry_is_reported_not_followed() -
     assert len(await messages(log, A)) == 4
 
 
-class PatientOffload:
-    """Gives up where the code under test would go round for ever."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    async def run(self, call: Callable[[], Answer]) -> Answer:
-        self.calls += 1
-        assert self.calls < 500, "the reader reads the same bytes again and again"
-        await asyncio.sleep(0)
-        return call()
-
-    def close(self) -> None:
-        """Nothing runs elsewhere."""
-
-
 @pytest.mark.parametrize("sealed", [False, True])
-async def test_hazard_19_a_follower_that_meets_damage_says_so(sealed: bool) -> None:
+async def test_hazard_19_a_follower_reports_damage(sealed: bool) -> None:
     machine = Machine()
-    machine.offload = lambda name, count: PatientOffload()
+    machine.offload = lambda name, count: HeldOffload(calls_max=500)
     log = await machine.start()
     for number in range(20 if sealed else 4):
         await publish(log, A, b"%d" % number + bytes(5000))
@@ -167,7 +151,7 @@ async def test_hazard_19_a_tick_above_4_mib_becomes_several_records() -> None:
     await asyncio.gather(*answers)
     headers = record_headers(machine.disk.content(log_name(1)))
     assert len(headers) >= 4
-    assert len({header.append_time_us for header in headers}) == 1, "one tick"
+    assert len({header.append_time_us for header in headers}) == 1, "the records are of one tick"
     assert max(header.record_bytes for header in headers) <= limits.RECORD_BYTES_TARGET
     assert list((await messages(log, A, max_bytes=limits.MIB)).values()) == values[::2]
     await machine.power_loss()
@@ -175,7 +159,7 @@ async def test_hazard_19_a_tick_above_4_mib_becomes_several_records() -> None:
     assert list((await messages(log, B, max_bytes=limits.MIB)).values()) == values[1::2]
 
 
-async def test_hazard_19_one_message_may_be_larger_than_a_record_should_be() -> None:
+async def test_hazard_19_one_message_may_exceed_the_record_size() -> None:
     machine = Machine(file_bytes=32 * limits.MIB, message_bytes_max=6_000_000)
     log = await machine.start()
     await log.append([batch(log, A, b"small"), batch(log, A, bytes(5_500_000)), batch(log, A, b"after")])
@@ -187,7 +171,7 @@ async def test_hazard_19_one_message_may_be_larger_than_a_record_should_be() -> 
     assert machine.options.file_bytes >= 4 * max(sizes), "a file holds at least four of them"
 
 
-async def test_hazard_19_more_shards_in_a_tick_than_a_directory_holds_become_several_records() -> None:
+async def test_hazard_19_too_many_shards_in_a_tick_become_several_records() -> None:
     machine = Machine(file_bytes=16 * limits.MIB, message_bytes_max=1_000_000)
     log = await machine.start()
     count = limits.RECORD_SECTIONS_MAX + 1200

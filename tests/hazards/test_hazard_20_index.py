@@ -21,8 +21,8 @@ pytestmark = pytest.mark.asyncio
 
 async def fill(log: WriteAheadLog, files: int) -> None:
     """Appends until this many more files are sealed."""
-    wanted = len(log.lifecycle.files) + files
-    while len(log.lifecycle.files) < wanted:
+    target = len(log.lifecycle.files) + files
+    while len(log.lifecycle.files) < target:
         await publish(log, A, b"%d." % log.shard(*A).assigned + bytes(6000))
         await publish(log, B, b"b")
 
@@ -31,7 +31,7 @@ def footer_and_page(file: FileSummary) -> int:
     return file.seal.footer_bytes + RECORDS_START
 
 
-async def test_hazard_20_a_start_scans_only_what_no_checkpoint_covers() -> None:
+async def test_hazard_20_a_start_scans_only_records_after_the_checkpoint() -> None:
     machine = Machine()
     disk = machine.view = CountingDirectory(machine.disk)
     log = await machine.start()
@@ -73,7 +73,7 @@ async def test_hazard_20_a_missing_or_bad_footer_is_rebuilt_for_its_file(damage:
     log = await machine.start()
     await fill(log, 5)
     before = {key: await messages(log, key) for key in (A, B)}
-    held = {file.number: list(file.ranges()) for file in log.lifecycle.files}
+    ranges = {file.number: list(file.ranges()) for file in log.lifecycle.files}
     await log.checkpoint()
     victim = log.lifecycle.files[2]
     await machine.kill()
@@ -90,7 +90,7 @@ async def test_hazard_20_a_missing_or_bad_footer_is_rebuilt_for_its_file(damage:
         case "cut off":
             machine.disk.replace(name, content[: seal.footer_position])
     log = await machine.start()
-    assert {file.number: list(file.ranges()) for file in log.lifecycle.files if file.number in held} == held
+    assert {file.number: list(file.ranges()) for file in log.lifecycle.files if file.number in ranges} == ranges
     assert {key: await messages(log, key) for key in (A, B)} == before
 
 
@@ -106,16 +106,16 @@ async def test_hazard_20_footers_in_memory_are_bounded_and_read_again_on_demand(
     async def reads_of(number: int) -> int:
         """Bytes read beyond the message itself when one message of a file is read."""
         file = next(file for file in log.lifecycle.files if file.number == number)
-        held = file.find(A)
-        assert held is not None
+        extent = file.find(A)
+        assert extent is not None
         disk.reset()
-        await log.reader.read(A, held.first, 1)
+        await log.reader.read(A, extent.first, 1)
         return disk.total(log_name(number)) - 7000
 
     footers = {file.number: file.seal.footer_bytes for file in log.lifecycle.files}
     numbers = list(footers)[:10]
     first, second = await reads_of(numbers[0]), await reads_of(numbers[0])
-    assert first - second == footers[numbers[0]], "it stays for the next read"
+    assert first - second == footers[numbers[0]], "the footer stays in memory for the next read"
     for number in numbers[1:6]:
         await reads_of(number)
     assert await reads_of(numbers[0]) == first, "five others came since: it was dropped, and is read again"

@@ -7,27 +7,27 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.driver import Driver
 from tests.support.lakehouse import Lakehouse, new_name
-from tests.support.spark import Refusal, Spark
+from tests.support.round_driver import RoundDriver
+from tests.support.spark import Spark, SparkRefusal
 
 FAR = "TIMESTAMP '2100-01-01 00:00:00'"
 DETACH = "icestream lake detach"
 
 
 @pytest.fixture
-def driver(spark: Spark, lakehouse: Lakehouse) -> Driver:
+def driver(spark: Spark, lakehouse: Lakehouse) -> RoundDriver:
     """Offsets 0 to 5 of a topic, in three rounds."""
     name = new_name("topics")
     spark.sql(f"CREATE NAMESPACE ice.{name}")
-    found = Driver(lakehouse, name, "orders")
+    driver = RoundDriver(lakehouse, name, "orders")
     for _ in range(3):
-        assert found.commit(2)[0] == 200
-    return found
+        assert driver.commit(2)[0] == 200
+    return driver
 
 
 @pytest.fixture
-def t(driver: Driver) -> str:
+def t(driver: RoundDriver) -> str:
     return f"ice.{driver.table.namespace[0]}.{driver.table.name}"
 
 
@@ -39,7 +39,7 @@ def refused(spark: Spark, statement: str) -> str:
     """In which words; empty when it was done."""
     try:
         spark.sql(statement)
-    except Refusal as refusal:
+    except SparkRefusal as refusal:
         return str(refusal)
     return ""
 
@@ -61,22 +61,24 @@ REFUSED = {
 }
 
 
-def test_hazard_21_what_would_stop_the_topic_is_refused_to_spark(spark: Spark, driver: Driver, t: str) -> None:
+def test_hazard_21_changes_that_would_stop_the_topic_are_refused_to_spark(
+    spark: Spark, driver: RoundDriver, t: str
+) -> None:
     names = {
         "t": t,
         "ns": driver.table.namespace[0],
         "file": spark.column(f"SELECT file FROM {t}.metadata_log_entries ORDER BY timestamp")[-1],
     }
-    said = {what: refused(spark, statement.format(**names)) for what, statement in REFUSED.items()}
-    assert [what for what, words in said.items() if "Forbidden" not in words] == [], said
+    replies = {what: refused(spark, statement.format(**names)) for what, statement in REFUSED.items()}
+    assert [what for what, words in replies.items() if "Forbidden" not in words] == [], replies
     assert driver.commit(2)[0] == 200
     assert offsets(spark, t) == list(range(8))
 
 
 def test_hazard_21_a_refusal_names_the_command_that_helps(spark: Spark, t: str) -> None:
-    with pytest.raises(Refusal, match=DETACH):
+    with pytest.raises(SparkRefusal, match=DETACH):
         spark.sql(f"ALTER TABLE {t} DROP COLUMN offset")
-    with pytest.raises(Refusal, match=DETACH):
+    with pytest.raises(SparkRefusal, match=DETACH):
         spark.sql(f"DROP TABLE {t}")
 
 
@@ -97,16 +99,16 @@ ALLOWED = (
 )
 
 
-def test_hazard_21_maintenance_and_ddl_pass_between_rounds(spark: Spark, driver: Driver, t: str) -> None:
+def test_hazard_21_maintenance_and_ddl_pass_between_rounds(spark: Spark, driver: RoundDriver, t: str) -> None:
     for statement in ALLOWED:
         spark.sql(statement.format(t=t, short=t.removeprefix("ice.")))
     assert driver.commit(2)[0] == 200
     assert offsets(spark, t) == list(range(8))
     assert driver.state().removals == ()
-    assert spark.one(f"SELECT count(*) FROM {t}.branch_audit") == 5
+    assert spark.scalar(f"SELECT count(*) FROM {t}.branch_audit") == 5
 
 
-def test_hazard_21_rows_that_an_engine_removes_are_told(spark: Spark, driver: Driver, t: str) -> None:
+def test_hazard_21_rows_removed_by_an_engine_are_recorded(spark: Spark, driver: RoundDriver, t: str) -> None:
     spark.sql(f"DELETE FROM {t} WHERE offset = 3")
     (removed,) = driver.state().removals
     assert (removed.operation, removed.is_exact, removed.rows) == ("overwrite", False, 1)
@@ -115,7 +117,7 @@ def test_hazard_21_rows_that_an_engine_removes_are_told(spark: Spark, driver: Dr
     assert offsets(spark, t) == [0, 1, 2, 4, 5, 6, 7]
 
 
-def test_hazard_21_a_rollback_does_not_move_the_topic_back(spark: Spark, driver: Driver, t: str) -> None:
+def test_hazard_21_a_rollback_does_not_move_the_topic_back(spark: Spark, driver: RoundDriver, t: str) -> None:
     first = spark.column(f"SELECT snapshot_id FROM {t}.snapshots ORDER BY committed_at")[0]
     spark.sql(f"CALL ice.system.rollback_to_snapshot('{t.removeprefix('ice.')}', {first})")
     assert offsets(spark, t) == [0, 1]
@@ -124,12 +126,12 @@ def test_hazard_21_a_rollback_does_not_move_the_topic_back(spark: Spark, driver:
     assert offsets(spark, t) == [0, 1, 6, 7]
 
 
-def test_hazard_21_duckdb_is_told_the_same(lakehouse: Lakehouse, driver: Driver, t: str) -> None:
+def test_hazard_21_duckdb_gets_the_same_refusals(lakehouse: Lakehouse, driver: RoundDriver, t: str) -> None:
     with lakehouse.duckdb() as duck:
         with pytest.raises(Exception, match="topic"):
             duck.execute(f"DROP TABLE {t}")
         duck.execute(f'DELETE FROM {t} WHERE "offset" = 3')
         assert driver.commit(2)[0] == 200
-        found = duck.execute(f'SELECT "offset" FROM {t} ORDER BY 1').fetchall()
-    assert [row[0] for row in found] == [0, 1, 2, 4, 5, 6, 7]
+        rows = duck.execute(f'SELECT "offset" FROM {t} ORDER BY 1').fetchall()
+    assert [row[0] for row in rows] == [0, 1, 2, 4, 5, 6, 7]
     assert driver.state().removals != ()

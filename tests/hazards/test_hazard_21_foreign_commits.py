@@ -64,7 +64,7 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_hazard_21_what_would_stop_the_topic_is_refused(name: str) -> None:
+def test_hazard_21_changes_that_would_stop_the_topic_are_refused(name: str) -> None:
     state = three_rounds()
     with pytest.raises(errors.TopicTableConflict) as refused:
         foreign(state, *REFUSED[name])
@@ -72,7 +72,7 @@ def test_hazard_21_what_would_stop_the_topic_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_hazard_21_what_is_forced_parts_table_and_topic(name: str) -> None:
+def test_hazard_21_forced_changes_detach_the_table(name: str) -> None:
     state = three_rounds()
     done = foreign(state, *REFUSED[name], is_forced=True)
     assert done.binding is None
@@ -103,7 +103,7 @@ def test_hazard_21_a_column_is_missed_also_under_the_id_of_the_schema_that_had_i
 
 
 @pytest.mark.parametrize("before", [[], [column(300, "must", "long")]], ids=["new", "optional before"])
-def test_hazard_21_whoever_adds_a_required_column_is_told_how_else(before: list[dict[str, Any]]) -> None:
+def test_hazard_21_adding_a_required_column_is_refused_with_an_alternative(before: list[dict[str, Any]]) -> None:
     state = three_rounds()
     if before:
         state = settled(foreign(state, *with_schema(*COLUMNS, *before)))
@@ -150,7 +150,7 @@ ALLOWED: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", ALLOWED)
-def test_hazard_21_everything_else_is_allowed_and_the_topic_goes_on(name: str) -> None:
+def test_hazard_21_all_other_changes_are_allowed_and_ingest_continues(name: str) -> None:
     state = settled(foreign(three_rounds(), *ALLOWED[name]))
     assert state.removals == ()
     done = commit_round(state, 4, (0, 0, 30, 40))
@@ -161,7 +161,7 @@ def test_hazard_21_everything_else_is_allowed_and_the_topic_goes_on(name: str) -
 # --- rows that go -----------------------------------------------------------------------------------------------------
 
 
-def test_hazard_21_a_rollback_is_recorded_with_the_offsets_that_went() -> None:
+def test_hazard_21_a_rollback_is_recorded_with_the_removed_offsets() -> None:
     state = settled(foreign(three_rounds(), point("main", 1_001)))
     assert state.removals == (Removal("rollback", 1_001, NOW_MS + 10_000, {0: (10, 30), 1: (1, 3)}, True),)
     assert state.binding is not None
@@ -170,21 +170,21 @@ def test_hazard_21_a_rollback_is_recorded_with_the_offsets_that_went() -> None:
     assert done.removals == state.removals
 
 
-def test_hazard_21_rows_that_come_back_are_missing_no_more() -> None:
+def test_hazard_21_restored_rows_are_no_longer_missing() -> None:
     gone = settled(foreign(three_rounds(), point("main", 1_001)))
     assert settled(foreign(gone, point("main", 1_003))).removals == ()
     later = settled(commit_round(gone, 4, (0, 0, 30, 40)))
     swapped = settled(foreign(later, point("main", 1_003)))
-    assert [(one.operation, one.ranges) for one in swapped.removals] == [("set-current", {0: (30, 40)})]
+    assert [(removal.operation, removal.ranges) for removal in swapped.removals] == [("set-current", {0: (30, 40)})]
 
 
 @pytest.mark.parametrize("operation", ["delete", "overwrite"])
-def test_hazard_21_a_delete_is_recorded_though_nobody_counts_its_offsets(operation: str) -> None:
+def test_hazard_21_a_delete_is_recorded_although_its_offsets_are_unknown(operation: str) -> None:
     state = three_rounds()
     state = settled(foreign(state, *replacing(state, 9, operation, deleted_records="5")))
-    told = Removal(operation, 9, NOW_MS + 10_000, {0: (0, 30), 1: (0, 3)}, False, 5)
-    assert state.removals == (told,)
-    assert settled(commit_round(state, 4, (0, 0, 30, 40))).removals == (told,)
+    removal = Removal(operation, 9, NOW_MS + 10_000, {0: (0, 30), 1: (0, 3)}, False, 5)
+    assert state.removals == (removal,)
+    assert settled(commit_round(state, 4, (0, 0, 30, 40))).removals == (removal,)
     undone = settled(foreign(state, point("main", 1_003)))
     assert undone.removals == (), "the snapshot that deleted is not in main any more"
 
@@ -200,9 +200,7 @@ def test_hazard_21_a_delete_is_recorded_though_nobody_counts_its_offsets(operati
         ({"added_dvs": "1"}, True),
     ],
 )
-def test_hazard_21_an_engine_that_counts_nothing_may_have_removed_anything(
-    summary: dict[str, str], takes: bool
-) -> None:
+def test_hazard_21_an_engine_without_summaries_may_have_removed_any_row(summary: dict[str, str], takes: bool) -> None:
     state = three_rounds()
     done = foreign(state, *replacing(state, 9, "overwrite", **summary))
     assert bool(done.removals) is takes
@@ -223,29 +221,29 @@ def test_hazard_21_an_engine_that_counts_nothing_may_have_removed_anything(
         ({}, None),
     ],
 )
-def test_hazard_38_a_removal_says_how_many_rows_it_took(summary: dict[str, str], rows: int | None) -> None:
+def test_hazard_38_a_removal_records_the_number_of_rows(summary: dict[str, str], rows: int | None) -> None:
     state = three_rounds()
     done = foreign(state, *replacing(state, 9, "overwrite", **summary))
-    assert [one.rows for one in done.removals] == [rows]
+    assert [removal.rows for removal in done.removals] == [rows]
 
 
-def test_hazard_38_an_update_that_writes_files_anew_takes_nothing() -> None:
+def test_hazard_38_an_update_that_rewrites_files_removes_no_rows() -> None:
     state = three_rounds()
     done = foreign(state, *replacing(state, 9, "overwrite", deleted_records="10", added_records="10"))
     assert done.removals == ()
 
 
-def test_hazard_38_removals_put_together_took_what_each_took() -> None:
+def test_hazard_38_merged_removals_add_up_their_row_counts() -> None:
     state = three_rounds()
     for number in range(3):
         state = settled(foreign(state, *replacing(state, 9 + number, "delete", deleted_records="2")))
-    assert [one.rows for one in state.removals] == [6]
-    assert [one.rows for one in settled(foreign(state, *replacing(state, 20, "delete"))).removals] == [None]
+    assert [removal.rows for removal in state.removals] == [6]
+    assert [removal.rows for removal in settled(foreign(state, *replacing(state, 20, "delete"))).removals] == [None]
 
 
 def test_hazard_38_removals_of_an_earlier_release_are_not_counted() -> None:
-    told = msgspec.json.decode(b'["delete",9,1,{"0":[0,30]},false]', type=Removal)
-    assert told == Removal("delete", 9, 1, {0: (0, 30)}, False, None)
+    removal = msgspec.json.decode(b'["delete",9,1,{"0":[0,30]},false]', type=Removal)
+    assert removal == Removal("delete", 9, 1, {0: (0, 30)}, False, None)
 
 
 def test_hazard_21_a_branch_that_missed_rounds_and_becomes_main() -> None:
@@ -254,27 +252,27 @@ def test_hazard_21_a_branch_that_missed_rounds_and_becomes_main() -> None:
     state = settled(foreign(state, add(side), point("work", 9)))
     assert state.removals == (), "the check looks at main only"
     state = settled(foreign(state, point("main", 9)))
-    assert [(one.operation, one.ranges, one.is_exact) for one in state.removals] == [
+    assert [(removal.operation, removal.ranges, removal.is_exact) for removal in state.removals] == [
         ("set-current", {0: (20, 30), 1: (2, 3)}, True),
         ("delete", {0: (0, 30), 1: (0, 3)}, False),
     ]
 
 
-def test_hazard_21_without_history_all_may_be_gone() -> None:
+def test_hazard_21_without_history_any_row_may_be_missing() -> None:
     state = three_rounds()
     state = settled(foreign(state, *replacing(state, 9, "replace")))
     state = settled(foreign(state, *replacing(state, 10, "replace")))
     state = settled(foreign(state, {"action": "remove-snapshots", "snapshot-ids": [1_001, 1_002, 1_003]}))
     state = settled(foreign(state, point("main", 9)))
-    assert [(one.ranges, one.is_exact) for one in state.removals] == [({0: (0, 30), 1: (0, 3)}, False)]
+    assert [(removal.ranges, removal.is_exact) for removal in state.removals] == [({0: (0, 30), 1: (0, 3)}, False)]
 
 
-def test_hazard_21_a_table_from_before_its_topic_holds_none_of_it() -> None:
+def test_hazard_21_a_table_older_than_its_topic_has_no_rows_of_it() -> None:
     old = commit_to(table(schema=ENVELOPE), add(snapshot(1)), point("main", 1))
     state = settled(bind.bind(TableState(old, FILE), TOPIC, TOPIC_ID, {0: (0, 100)}, NOW_MS + 5_000))
     state = settled(commit_round(state, 1, (0, 0, 100, 110)))
     state = settled(foreign(state, point("main", 1)))
-    assert [(one.ranges, one.is_exact) for one in state.removals] == [({0: (0, 110)}, True)]
+    assert [(removal.ranges, removal.is_exact) for removal in state.removals] == [({0: (0, 110)}, True)]
 
 
 def test_hazard_21_a_hole_stays_with_the_snapshots_that_have_it() -> None:
@@ -284,11 +282,13 @@ def test_hazard_21_a_hole_stays_with_the_snapshots_that_have_it() -> None:
     assert "icestream.removed" in state.table.snapshots[-1]["summary"]
     state = settled(foreign(state, point("main", 1_003)))
     state = settled(foreign(state, point("main", 1_004)))
-    assert [(one.operation, one.ranges) for one in state.removals] == [("rollback", {0: (10, 30), 1: (1, 3)})]
+    assert [(removal.operation, removal.ranges) for removal in state.removals] == [
+        ("rollback", {0: (10, 30), 1: (1, 3)})
+    ]
 
 
-def test_hazard_21_a_snapshot_that_lies_about_its_progress_is_not_believed() -> None:
-    """It was made when the table was not bound."""
+def test_hazard_21_a_snapshot_with_false_progress_is_not_trusted() -> None:
+    """The snapshot was made while the table was not bound."""
     lie = {"operation": "append", "icestream.topic-id": str(TOPIC_ID), "icestream.committed": "all"}
     old = commit_to(table(schema=ENVELOPE), add(snapshot(1, summary=lie)), point("main", 1))
     state = settled(bind.bind(TableState(old, FILE), TOPIC, TOPIC_ID, {0: (0, 0)}, NOW_MS + 5_000))
@@ -296,11 +296,11 @@ def test_hazard_21_a_snapshot_that_lies_about_its_progress_is_not_believed() -> 
     assert settled(foreign(state, point("main", 1))).removals[0].ranges == {0: (0, 10)}
 
 
-def test_hazard_21_what_is_remembered_stays_bounded() -> None:
+def test_hazard_21_recorded_removals_stay_bounded() -> None:
     state = three_rounds()
     for number in range(30):
         state = settled(foreign(state, *replacing(state, 2_000 + number, "delete")))
-    assert [(one.operation, one.snapshot_id, one.ranges) for one in state.removals] == [
+    assert [(removal.operation, removal.snapshot_id, removal.ranges) for removal in state.removals] == [
         ("delete", 2_029, {0: (0, 30), 1: (0, 3)})
     ]
     state = three_rounds()
@@ -312,7 +312,7 @@ def test_hazard_21_what_is_remembered_stays_bounded() -> None:
     assert len(state.removals) == limits.CATALOG_REMOVALS_KEPT + 1
     assert (state.removals[0].is_exact, state.removals[0].ranges) == (True, {0: (40, 41)})
     assert (state.removals[-1].is_exact, state.removals[-1].ranges) == (False, {0: (30, 39)})
-    assert state.removals[-1].rows == 5, "those were exact"
+    assert state.removals[-1].rows == 5, "the first removals were exact"
 
 
 # --- binding ----------------------------------------------------------------------------------------------------------
@@ -322,7 +322,9 @@ def test_hazard_21_a_table_is_bound_once_and_only_if_it_fits() -> None:
     state = bound()
     with pytest.raises(errors.AlreadyExists, match="belongs to topic /default/orders"):
         bind.bind(state, "/default/other", 13, {0: (0, 0)}, NOW_MS)
-    of_doubles = [one | {"type": "double"} if one["name"] == "offset" else one for one in ENVELOPE["fields"]]
+    of_doubles = [
+        column | {"type": "double"} if column["name"] == "offset" else column for column in ENVELOPE["fields"]
+    ]
     for broken, says in (
         (table(), "no column shard"),
         (table(schema=schema(*of_doubles)), "column offset"),

@@ -1,4 +1,4 @@
-"""Hazard 21: what an operator does after somebody's destructive hands: detach, adopt, rewind, recreate, bind.
+"""Hazard 21: what an operator does after a destructive change by another engine: detach, adopt, rewind, recreate, bind.
 
 Each goes on with positions that are true, or is refused with the name of the consequence and of the way out.
 """
@@ -60,17 +60,17 @@ def committed(done: Rebinding) -> dict[int, int]:
     return done.decision.binding.committed()
 
 
-def told(done: Rebinding) -> list[tuple[str, dict[int, tuple[int, int]], bool]]:
-    return [(one.operation, one.ranges, one.is_exact) for one in done.decision.removals]
+def removals(done: Rebinding) -> list[tuple[str, dict[int, tuple[int, int]], bool]]:
+    return [(removal.operation, removal.ranges, removal.is_exact) for removal in done.decision.removals]
 
 
 # --- rewind -----------------------------------------------------------------------------------------------------------
 
 
-def test_hazard_21_rewind_writes_again_what_the_log_has() -> None:
+def test_hazard_21_rewind_writes_the_offsets_of_the_log_again() -> None:
     done = rewind.rewind(rolled_back(), log(), (), NOW)
     assert committed(done) == {0: 10}
-    assert told(done) == [], "nothing is missing any more"
+    assert removals(done) == [], "nothing is missing any more"
     assert done.preview.shards == (ShardPreview(0, 10, 10, 30, 50),)
     assert "shard 0: offsets 10 to 29 are written again from the log" in done.preview.words()
     assert done.decision.table.properties["icestream.committed"] == '{"0":10}'
@@ -79,7 +79,7 @@ def test_hazard_21_rewind_writes_again_what_the_log_has() -> None:
     assert again.binding.committed() == {0: 40}
 
 
-def test_hazard_21_rewind_declares_what_the_log_lacks() -> None:
+def test_hazard_21_rewind_declares_offsets_missing_in_the_log() -> None:
     with pytest.raises(
         errors.TopicTableConflict, match="offsets 10 to 24 of shard 0 are in neither table nor log"
     ) as refused:
@@ -89,14 +89,14 @@ def test_hazard_21_rewind_declares_what_the_log_lacks() -> None:
         rewind.rewind(rolled_back(), log(25), [Consent.DUPLICATES], NOW)
     done = rewind.rewind(rolled_back(), log(25), [Consent.GAP], NOW)
     assert committed(done) == {0: 25}
-    assert told(done) == [("rewind", {0: (10, 25)}, True)]
+    assert removals(done) == [("rewind", {0: (10, 25)}, True)]
     later = settled(commit_round(settled(done.decision), 4, (0, 0, 25, 40)))
     assert later.removals == done.decision.removals
     back = settled(foreign(later, point("main", 1_001)))
-    assert [one.ranges for one in back.removals] == [{0: (10, 40)}]
+    assert [removal.ranges for removal in back.removals] == [{0: (10, 40)}]
 
 
-def test_hazard_21_rewind_forgets_rounds_that_main_no_longer_has() -> None:
+def test_hazard_21_rewind_forgets_rounds_that_main_lacks() -> None:
     """Answered as a repeat, their rows would be lost: the driver believes that they are in the table."""
     state = settled(rewind.rewind(rolled_back(), log(), (), NOW).decision)
     late = commit_round(state, 2, (0, 0, 10, 20), snapshot_id=2_000)
@@ -110,12 +110,12 @@ def test_hazard_21_rewind_to_another_snapshot_moves_main_with_it() -> None:
     state = settled(foreign(three_rounds(), point("main", 1_003, **{"max-ref-age-ms": 5})))
     done = rewind.rewind(state, log(), (), NOW, 1_002)
     assert done.decision.table.current_snapshot_id == 1_002
-    assert done.decision.table.references["main"]["max-ref-age-ms"] == 5, "what else the branch says stays"
+    assert done.decision.table.references["main"]["max-ref-age-ms"] == 5, "other fields of the branch stay"
     assert committed(done) == {0: 20}
     assert "main goes from snapshot 1003 to 1002" in done.preview.words()[0]
 
 
-def test_hazard_21_nobody_moves_main_ahead_of_its_topic() -> None:
+def test_hazard_21_main_cannot_be_moved_ahead_of_its_topic() -> None:
     """The pipeline would write the same offsets again."""
     state = settled(rewind.rewind(three_rounds(), log(), (), NOW, 1_001).decision)
     with pytest.raises(errors.TopicTableConflict, match="would be written again") as refused:
@@ -124,7 +124,7 @@ def test_hazard_21_nobody_moves_main_ahead_of_its_topic() -> None:
     assert foreign(state, point("main", 1_003), is_forced=True).binding is None
     forward = rewind.rewind(state, log(), (), NOW, 1_003)
     assert committed(forward) == {0: 30}, "main and topic together may"
-    assert told(forward) == []
+    assert removals(forward) == []
 
 
 def test_hazard_21_rewind_to_a_snapshot_that_lacks_rows_is_a_loss() -> None:
@@ -133,16 +133,16 @@ def test_hazard_21_rewind_to_a_snapshot_that_lacks_rows_is_a_loss() -> None:
     with pytest.raises(errors.TopicTableConflict, match="snapshot 1004 lacks rows: rollback of snapshot 1001"):
         rewind.rewind(state, log(), (), NOW, 1_004)
     done = rewind.rewind(state, log(), [Consent.GAP], NOW, 1_004)
-    assert (committed(done), told(done)) == ({0: 40}, [("rollback", {0: (10, 30)}, True)])
+    assert (committed(done), removals(done)) == ({0: 40}, [("rollback", {0: (10, 30)}, True)])
 
 
-def test_hazard_21_rewind_keeps_what_others_deleted_as_suspect() -> None:
+def test_hazard_21_rewind_marks_rows_deleted_by_others_as_suspect() -> None:
     state = settled(foreign(rolled_back(), *replacing(rolled_back(), 9, "delete", deleted_records="2")))
     done = rewind.rewind(state, log(), (), NOW)
-    assert (committed(done), told(done)) == ({0: 10}, [("delete", {0: (0, 10)}, False)])
+    assert (committed(done), removals(done)) == ({0: 10}, [("delete", {0: (0, 10)}, False)])
 
 
-def test_hazard_21_rewind_asks_about_rows_that_others_added() -> None:
+def test_hazard_21_rewind_asks_for_consent_about_foreign_rows() -> None:
     state = settled(foreign(rolled_back(), *replacing(rolled_back(), 9, "append", added_records="2")))
     with pytest.raises(errors.TopicTableConflict, match="snapshot 9 added rows and is not a round") as refused:
         rewind.rewind(state, log(), (), NOW)
@@ -150,27 +150,27 @@ def test_hazard_21_rewind_asks_about_rows_that_others_added() -> None:
     assert committed(rewind.rewind(state, log(), [Consent.DUPLICATES], NOW)) == {0: 10}
 
 
-def test_hazard_21_rewind_with_nothing_to_do_changes_nothing() -> None:
+def test_hazard_21_rewind_without_effect_changes_nothing() -> None:
     state = three_rounds()
     done = rewind.rewind(state, log(), (), NOW)
     assert (done.decision.table, done.decision.binding) == (state.table, state.binding)
     assert done.preview.words()[0] == "nothing to do: the table has every row that was committed"
 
 
-def test_hazard_21_rewind_under_ingest_goes_back_to_before_the_hole() -> None:
+def test_hazard_21_rewind_during_ingest_returns_to_before_the_hole() -> None:
     """Rounds went on behind a rollback: main holds 0..9 and 30..49, and the log still has the rest."""
     state = settled(commit_round(rolled_back(), 4, (0, 0, 30, 40)))
     state = settled(commit_round(state, 5, (0, 0, 40, 50)))
     done = rewind.rewind(state, log(), (), NOW)
-    assert (committed(done), told(done)) == ({0: 10}, [])
+    assert (committed(done), removals(done)) == ({0: 10}, [])
     assert done.decision.table.current_snapshot_id == 1_001
     assert done.preview.needed == frozenset()
     assert "shard 0: offsets 10 to 49 are written again from the log" in done.preview.words()
     partly = rewind.rewind(state, log(15), [Consent.GAP], NOW)
-    assert (committed(partly), told(partly)) == ({0: 15}, [("rewind", {0: (10, 15)}, True)])
+    assert (committed(partly), removals(partly)) == ({0: 15}, [("rewind", {0: (10, 15)}, True)])
 
 
-def test_hazard_21_rewind_names_what_the_log_can_no_longer_bring_back() -> None:
+def test_hazard_21_rewind_lists_offsets_the_log_cannot_restore() -> None:
     state = settled(commit_round(rolled_back(), 4, (0, 0, 30, 40)))
     done = rewind.rewind(state, log(30), (), NOW)
     assert (done.decision.table, done.decision.removals) == (state.table, state.removals)
@@ -180,7 +180,7 @@ def test_hazard_21_rewind_names_what_the_log_can_no_longer_bring_back() -> None:
     ]
 
 
-def test_hazard_21_rewind_does_not_undo_the_work_of_other_engines_by_itself() -> None:
+def test_hazard_21_rewind_keeps_the_work_of_other_engines_by_default() -> None:
     state = settled(commit_round(rolled_back(), 4, (0, 0, 30, 40)))
     state = settled(foreign(state, *replacing(state, 8, "replace")))
     assert committed(rewind.rewind(state, log(), (), NOW)) == {0: 10}, "a compaction changes no rows"
@@ -191,7 +191,7 @@ def test_hazard_21_rewind_does_not_undo_the_work_of_other_engines_by_itself() ->
     assert committed(rewind.rewind(state, log(), (), NOW, 1_001)) == {0: 10}
 
 
-def test_hazard_21_rewind_that_undoes_added_rows_needs_a_word() -> None:
+def test_hazard_21_rewind_that_removes_added_rows_needs_consent() -> None:
     state = settled(foreign(three_rounds(), *replacing(three_rounds(), 9, "append", added_records="2")))
     with pytest.raises(errors.TopicTableConflict, match="rows that snapshot 9 added are undone") as refused:
         rewind.rewind(state, log(), (), NOW, 1_003)
@@ -199,22 +199,22 @@ def test_hazard_21_rewind_that_undoes_added_rows_needs_a_word() -> None:
     assert committed(rewind.rewind(state, log(), [Consent.GAP], NOW, 1_003)) == {0: 30}
 
 
-def test_hazard_21_rewind_says_that_the_snapshot_before_the_hole_has_expired() -> None:
+def test_hazard_21_rewind_reports_that_the_snapshot_before_the_hole_has_expired() -> None:
     state = settled(commit_round(rolled_back(), 4, (0, 0, 30, 40)))
     state = settled(foreign(state, {"action": "remove-snapshots", "snapshot-ids": [1_001]}))
     with pytest.raises(errors.TopicTableConflict, match=r"from offset 10 on .* the snapshot before them has expired"):
         rewind.rewind(state, log(), BOTH, NOW)
 
 
-def test_hazard_21_a_cherry_picked_round_is_not_missing_any_more() -> None:
+def test_hazard_21_a_cherry_picked_round_is_no_longer_missing() -> None:
     """Main holds 0..9; the round of 20..29 is picked, and the offsets between are still missing."""
     picked = replacing(rolled_back(), 9, "append", added_records="10", source_snapshot_id="1003")
     state = settled(foreign(rolled_back(), *picked))
-    assert [(one.ranges, one.is_exact) for one in state.removals] == [({0: (10, 20)}, True)]
+    assert [(removal.ranges, removal.is_exact) for removal in state.removals] == [({0: (10, 20)}, True)]
     back = rewind.rewind(state, log(), (), NOW)
     assert (committed(back), back.decision.table.current_snapshot_id) == ({0: 10}, 1_001), "picked rows come once"
     between = replacing(rolled_back(), 9, "append", added_records="10", source_snapshot_id="1002")
-    assert [one.ranges for one in foreign(rolled_back(), *between).removals] == [{0: (20, 30)}]
+    assert [removal.ranges for removal in foreign(rolled_back(), *between).removals] == [{0: (20, 30)}]
 
 
 def test_hazard_21_a_round_ahead_of_its_topic_cannot_be_cherry_picked() -> None:
@@ -225,18 +225,20 @@ def test_hazard_21_a_round_ahead_of_its_topic_cannot_be_cherry_picked() -> None:
         foreign(state, *replacing(state, 9, "append", added_records="10", source_snapshot_id="1002"))
 
 
-def test_hazard_21_rows_added_by_others_leave_a_removal_counted_and_not_exact() -> None:
+def test_hazard_21_foreign_rows_make_a_removal_inexact() -> None:
     state = settled(foreign(rolled_back(), *replacing(rolled_back(), 9, "append", added_records="2")))
-    assert [(one.ranges, one.is_exact, one.rows) for one in state.removals] == [({0: (10, 30)}, False, 20)]
+    assert [(removal.ranges, removal.is_exact, removal.rows) for removal in state.removals] == [
+        ({0: (10, 30)}, False, 20)
+    ]
 
 
 def test_hazard_21_removals_put_together_name_their_operations() -> None:
     state = settled(foreign(three_rounds(), *replacing(three_rounds(), 8, "delete", deleted_records="2")))
     state = settled(foreign(state, *replacing(state, 9, "overwrite", deleted_records="3")))
-    assert [one.words for one in state.removals] == ["delete and overwrite, one of the snapshots 8 to 9"]
+    assert [removal.words for removal in state.removals] == ["delete and overwrite, one of the snapshots 8 to 9"]
 
 
-def test_hazard_21_deletes_put_together_are_not_blamed_on_the_last_of_them() -> None:
+def test_hazard_21_merged_deletes_are_not_attributed_to_the_last_one() -> None:
     state = three_rounds()
     for number in (7, 8, 9):
         state = settled(foreign(state, *replacing(state, number, "delete", deleted_records="2")))
@@ -250,10 +252,10 @@ def test_hazard_21_removals_that_earlier_releases_put_together_name_the_last_sna
     before = msgspec.json.decode(b'["delete and overwrite", 8, 5, {"0": [0, 9]}, false, 2]', type=Removal)
     assert before.words == "delete and overwrite, the last of them snapshot 8"
     after = bounded((before, Removal("delete", 9, 6, {0: (0, 9)}, False, 1)))
-    assert [one.words for one in after] == ["delete and overwrite, the last of them snapshot 9"]
+    assert [removal.words for removal in after] == ["delete and overwrite, the last of them snapshot 9"]
 
 
-def test_hazard_21_rewind_after_a_delete_does_not_say_that_the_log_lacks_what_nobody_knows() -> None:
+def test_hazard_21_rewind_after_a_delete_reports_unknown_offsets_as_unknown() -> None:
     deleted = settled(foreign(three_rounds(), *replacing(three_rounds(), 9, "delete", deleted_records="2")))
     words = rewind.rewind(deleted, log(), (), NOW).preview.words()
     assert words[:2] == [
@@ -279,7 +281,7 @@ def test_hazard_21_rewind_needs_a_history() -> None:
 
 
 def test_hazard_21_rewind_over_a_change_of_owners() -> None:
-    """What the dead owner's run had committed stays known up to the new point."""
+    """Offsets that the former owner's run had committed stay known up to the new position."""
     state = rolled_back()
     done = rewind.rewind(state, log(4_096, 5_000, epoch=3), [Consent.GAP], NOW)
     assert done.decision.binding is not None
@@ -291,9 +293,9 @@ def test_hazard_21_rewind_over_a_change_of_owners() -> None:
 # --- adopt ------------------------------------------------------------------------------------------------------------
 
 
-def test_hazard_21_adopt_goes_on_where_the_last_round_stood() -> None:
+def test_hazard_21_adopt_continues_where_the_last_round_ended() -> None:
     done = adopt.adopt(parted(), log(20), FormerTable({0: 30}, 7), (), NOW)
-    assert (committed(done), told(done)) == ({0: 30}, [])
+    assert (committed(done), removals(done)) == ({0: 30}, [])
     assert done.decision.binding is not None
     assert done.decision.binding.pipeline_epoch == 7
     with pytest.raises(errors.RangeRefused, match="pipeline epoch 5"):
@@ -301,16 +303,18 @@ def test_hazard_21_adopt_goes_on_where_the_last_round_stood() -> None:
     assert settled(commit_round(settled(done.decision), 4, (0, 0, 30, 40), lease=8)).removals == ()
 
 
-def test_hazard_21_adopt_after_a_rollback_while_it_was_parted() -> None:
+def test_hazard_21_adopt_works_after_a_rollback_of_a_detached_table() -> None:
     state = settled(foreign(parted(), point("main", 1_002)))
     done = adopt.adopt(state, log(20), FormerTable({0: 30}, 0), (), NOW)
     assert done.preview.shards == (ShardPreview(0, 20, 20, 30, 50),)
     with pytest.raises(errors.TopicTableConflict, match="offsets 20 to 24"):
         adopt.adopt(state, log(25), NO_FORMER_TABLE, (), NOW)
-    assert told(adopt.adopt(state, log(25), NO_FORMER_TABLE, [Consent.GAP], NOW)) == [("adopt", {0: (20, 25)}, True)]
+    assert removals(adopt.adopt(state, log(25), NO_FORMER_TABLE, [Consent.GAP], NOW)) == [
+        ("adopt", {0: (20, 25)}, True)
+    ]
 
 
-def test_hazard_21_adopt_refuses_a_table_that_says_nothing() -> None:
+def test_hazard_21_adopt_refuses_a_table_without_positions() -> None:
     strange = TableState(commit_to(table(schema=ENVELOPE), add(snapshot(1)), point("main", 1)), FILE)
     with pytest.raises(errors.TopicTableConflict, match="no snapshot in the history") as refused:
         adopt.adopt(strange, log(), NO_FORMER_TABLE, BOTH, NOW)
@@ -319,15 +323,18 @@ def test_hazard_21_adopt_refuses_a_table_that_says_nothing() -> None:
         adopt.adopt(parted(), log(topic_id=99), NO_FORMER_TABLE, BOTH, NOW)
 
 
-def test_hazard_21_positions_on_an_operators_word_leave_everything_suspect() -> None:
+def test_hazard_21_positions_given_by_an_operator_leave_all_rows_suspect() -> None:
     strange = TableState(commit_to(table(schema=ENVELOPE), add(snapshot(1)), point("main", 1)), FILE)
-    with pytest.raises(errors.TopicTableConflict, match="only the operator says"):
+    with pytest.raises(errors.TopicTableConflict, match="no snapshot confirms them"):
         adopt.adopt(strange, log(20), NO_FORMER_TABLE, [Consent.GAP], NOW, {0: 30})
     done = adopt.adopt(strange, log(20), NO_FORMER_TABLE, [Consent.DUPLICATES], NOW, {0: 30})
-    assert (committed(done), told(done)) == ({0: 30}, [("adopt", {0: (0, 30)}, False)])
+    assert (committed(done), removals(done)) == ({0: 30}, [("adopt", {0: (0, 30)}, False)])
     later = settled(commit_round(settled(done.decision), 4, (0, 0, 30, 40)))
     back = settled(foreign(later, point("main", 1)))
-    assert [(one.ranges, one.is_exact) for one in back.removals] == [({0: (30, 40)}, True), ({0: (0, 30)}, False)]
+    assert [(removal.ranges, removal.is_exact) for removal in back.removals] == [
+        ({0: (30, 40)}, True),
+        ({0: (0, 30)}, False),
+    ]
 
 
 def test_hazard_21_adopt_refuses_other_messages_under_the_same_numbers() -> None:
@@ -337,7 +344,7 @@ def test_hazard_21_adopt_refuses_other_messages_under_the_same_numbers() -> None
         adopt.adopt(parted(), log(), NO_FORMER_TABLE, BOTH, NOW, {3: 1})
 
 
-def test_hazard_21_adopt_and_bind_take_what_is_free_and_fits() -> None:
+def test_hazard_21_adopt_and_bind_accept_free_and_compatible_tables() -> None:
     empty = TableState(table(schema=ENVELOPE), FILE)
     with pytest.raises(errors.TopicTableConflict, match="has no rows"):
         adopt.adopt(empty, log(), NO_FORMER_TABLE, BOTH, NOW)
@@ -353,36 +360,45 @@ def test_hazard_21_adopt_and_bind_take_what_is_free_and_fits() -> None:
 # --- bind, recreate ---------------------------------------------------------------------------------------------------
 
 
-def begun(given: TopicLog, consents: Collection[Consent]) -> Rebinding:
-    return bind.begin(TableState(table(schema=ENVELOPE), FILE), given, FormerTable({0: 30}, 0), consents, NOW)
+def begun(topic_log: TopicLog, consents: Collection[Consent]) -> Rebinding:
+    return bind.begin(TableState(table(schema=ENVELOPE), FILE), topic_log, FormerTable({0: 30}, 0), consents, NOW)
 
 
-def recreated(given: TopicLog, consents: Collection[Consent]) -> Rebinding:
-    return recreate.recreate(given, FormerTable({0: 30}, 0), consents, LOCATION, UUID, NOW)
+def recreated(topic_log: TopicLog, consents: Collection[Consent]) -> Rebinding:
+    return recreate.recreate(topic_log, FormerTable({0: 30}, 0), consents, LOCATION, UUID, NOW)
 
 
 @pytest.mark.parametrize("make", [begun, recreated])
-def test_hazard_21_a_fresh_table_gets_what_the_log_has_and_declares_the_rest(make: Any) -> None:
+def test_hazard_21_a_fresh_table_gets_the_offsets_of_the_log_and_declares_the_rest(make: Any) -> None:
     done = make(log(0), ())
-    assert (committed(done), told(done)) == ({0: 0}, [])
+    assert (committed(done), removals(done)) == ({0: 0}, [])
     with pytest.raises(errors.TopicTableConflict, match="offsets 0 to 19 of shard 0"):
         make(log(20), ())
     done = make(log(20), [Consent.GAP])
-    assert (committed(done), [one[1:] for one in told(done)]) == ({0: 20}, [({0: (0, 20)}, True)])
+    assert (committed(done), [removal[1:] for removal in removals(done)]) == ({0: 20}, [({0: (0, 20)}, True)])
     later = settled(commit_round(settled(done.decision), 4, (0, 0, 20, 40)))
     assert '"0":[0,20]' in later.table.snapshots[-1]["summary"]["icestream.removed"]
 
 
 def test_hazard_21_a_fresh_table_has_the_envelope_in_its_order() -> None:
     fields = recreated(log(), ()).decision.table.current_schema["fields"]
-    assert [one["name"] for one in fields[:6]] == ["shard", "offset", "publish_time", "append_time", "key", "payload"]
-    assert [one["name"] for one in fields if one["required"]] == ["shard", "offset"]
-    (headers,) = (one["type"] for one in fields if one["name"] == "headers")
-    ids = [one["id"] for one in fields] + [headers["key-id"], headers["value-id"]]
+    assert [field["name"] for field in fields[:6]] == [
+        "shard",
+        "offset",
+        "publish_time",
+        "append_time",
+        "key",
+        "payload",
+    ]
+    assert [field["name"] for field in fields if field["required"]] == ["shard", "offset"]
+    (headers,) = (field["type"] for field in fields if field["name"] == "headers")
+    ids = [field["id"] for field in fields] + [headers["key-id"], headers["value-id"]]
     assert sorted(ids) == [*range(1, len(ids) + 1)]
 
 
-@pytest.mark.parametrize("one", [ShardLog(-1, 0, 1), ShardLog(0, 5, 4), ShardLog(0, -1, 4), ShardLog(0, 0, 2**63)])
-def test_a_log_that_cannot_be_is_refused(one: ShardLog) -> None:
+@pytest.mark.parametrize(
+    "shard_log", [ShardLog(-1, 0, 1), ShardLog(0, 5, 4), ShardLog(0, -1, 4), ShardLog(0, 0, 2**63)]
+)
+def test_an_impossible_log_is_refused(shard_log: ShardLog) -> None:
     with pytest.raises(errors.InvalidInput, match="invalid shard log"):
-        recreated(TopicLog(TOPIC, TOPIC_ID, {0: one}), BOTH)
+        recreated(TopicLog(TOPIC, TOPIC_ID, {0: shard_log}), BOTH)

@@ -19,7 +19,7 @@ WARM = {"warm_ms": 600_000, "warm_bytes": 2**30}
 
 
 async def committed(machine: Machine, count: int = 60) -> WriteAheadLog:
-    """All of A is in its table, and its files are warm."""
+    """A log in which all of A is committed and its files are warm."""
     log = await machine.start()
     for _ in range(count):
         await log.submit([batch(log, A, bytes(3000))])
@@ -38,17 +38,17 @@ async def later(machine: Machine, seconds: float) -> None:
         await settle()
 
 
-async def test_hazard_21_a_floor_goes_back_and_the_log_keeps_what_lies_above() -> None:
+async def test_hazard_21_a_lowered_floor_keeps_the_log_above_it() -> None:
     machine = Machine(**WARM)
     log = await committed(machine)
     files = [file.number for file in log.lifecycle.files]
     before = charged(log)
     assert await log.floors.reopen({A: 20}) == {A: 20}
-    assert charged(log) > before, "it counts against its topic again"
-    held = [file.number for file in log.lifecycle.files if (one := file.find(A)) is not None and one.end > 20]
+    assert charged(log) > before, "the bytes count against the topic again"
+    retained = [file.number for file in log.lifecycle.files if (extent := file.find(A)) is not None and extent.end > 20]
     await later(machine, 10_000)
-    assert [file.number for file in log.lifecycle.files] == held
-    assert len(held) < len(files), "what lies below goes in its time"
+    assert [file.number for file in log.lifecycle.files] == retained
+    assert len(retained) < len(files), "files below the floor are freed in time"
     assert [*await messages(log, A, 20)] == [*range(20, 60)]
     (topic,) = (await log.backlog.snapshot()).topics
     assert (topic.rows, topic.shards[0].committed) == (40, 20)
@@ -58,13 +58,13 @@ async def test_hazard_21_a_floor_goes_back_and_the_log_keeps_what_lies_above() -
     assert log.lifecycle.files == []
 
 
-async def test_hazard_21_a_floor_that_went_back_is_there_after_a_crash() -> None:
-    """Also when the newest checkpoint is lost."""
+async def test_hazard_21_a_lowered_floor_survives_a_crash() -> None:
+    """The floor is restored even when the newest checkpoint is lost."""
     for lost in (0, 1):
         machine = Machine(**WARM)
         log = await committed(machine)
         await log.floors.reopen({A: 20})
-        names = [one.name for one in log.lifecycle.checkpoints]
+        names = [checkpoint.name for checkpoint in log.lifecycle.checkpoints]
         await machine.power_loss()
         for name in names[:lost]:
             machine.disk.remove(name)
@@ -74,7 +74,7 @@ async def test_hazard_21_a_floor_that_went_back_is_there_after_a_crash() -> None
         await machine.kill()
 
 
-async def test_hazard_21_a_floor_goes_back_no_further_than_the_log() -> None:
+async def test_hazard_21_a_floor_is_lowered_no_further_than_the_log() -> None:
     machine = Machine(**(WARM | {"warm_bytes": 150_000}))
     log = await committed(machine, 100)
     earliest = log.reader.earliest(A)
@@ -86,15 +86,15 @@ async def test_hazard_21_a_floor_goes_back_no_further_than_the_log() -> None:
     assert (await log.backlog.snapshot()).topics[0].rows == 100 - earliest
 
 
-async def test_hazard_21_a_shard_without_anything_in_the_log_stays() -> None:
+async def test_hazard_21_a_shard_without_records_in_the_log_keeps_its_floor() -> None:
     machine = Machine()
     log = await committed(machine)
     log.shard(*B)
     assert await log.floors.reopen({A: 0, B: 0}) == {A: log.reader.earliest(A), B: 0}
 
 
-async def test_hazard_21_a_floor_goes_back_to_the_beginning_of_a_spill_log_at_most() -> None:
-    """What lies before it is warm at best: nobody keeps it for a shard that need not be in the log any more."""
+async def test_hazard_21_a_floor_is_lowered_at_most_to_the_start_of_a_spill_log() -> None:
+    """What lies before the spill log is warm at best: the log need not keep it for that shard any more."""
     machine = Machine(quota_bytes=1_000_000, topic_quota_bytes=500_000, **WARM)
     log = await machine.start()
     for number in range(50):
@@ -104,20 +104,20 @@ async def test_hazard_21_a_floor_goes_back_to_the_beginning_of_a_spill_log_at_mo
     machine.clock.advance(limits.SPILL_STUCK_SECONDS)
     assert await log.spill_job.step()
     (spill,) = log.lifecycle.spills.files
-    held = spill.find(B)
-    assert held is not None
-    assert log.reader.earliest(B) < held.first == 9
+    extent = spill.find(B)
+    assert extent is not None
+    assert log.reader.earliest(B) < extent.first == 9
     before = charged_of(log, B)
     assert await log.floors.reopen({B: 0}) == {B: 9}
     assert charged_of(log, B) == before
     await log.advance_floor({B: 30})
-    assert await log.floors.reopen({B: 0}) == {B: 9}, "as long as the file is there"
-    found = await messages(log, B, 9)
-    assert [found[at].partition(b"-")[0] for at in range(9, 50)] == [b"b%d" % at for at in range(9, 50)]
+    assert await log.floors.reopen({B: 0}) == {B: 9}, "the floor can be lowered as long as the file is there"
+    stored = await messages(log, B, 9)
+    assert [stored[at].partition(b"-")[0] for at in range(9, 50)] == [b"b%d" % at for at in range(9, 50)]
     assert charged_of(log, B) == before
 
 
-async def test_hazard_21_a_floor_goes_back_no_further_than_a_hole_behind_a_spill_log() -> None:
+async def test_hazard_21_a_floor_is_lowered_no_further_than_a_hole_after_a_spill_log() -> None:
     """Another shard keeps the spill file, while the log went on without what came behind it."""
     machine = Machine(quota_bytes=1_000_000, topic_quota_bytes=500_000)
     log = await machine.start()
@@ -138,7 +138,7 @@ async def test_hazard_21_a_floor_goes_back_no_further_than_a_hole_behind_a_spill
         await log.advance_floor({A: placed.base_offset + 1, B: number + 1})  # type: ignore[union-attr]
     assert log.lifecycle.spills.files == [spill]
     earliest = log.reader.earliest(B)
-    assert copied.first == 0 < copied.end < earliest <= 80, "nothing between is read or promised"
+    assert copied.first == 0 < copied.end < earliest <= 80, "no offset between is readable or promised"
     assert await log.floors.reopen({B: 0, stuck: 0}) == {B: earliest, stuck: 0}
     await machine.kill()
     log = await machine.start()
@@ -149,7 +149,7 @@ def charged_of(log: WriteAheadLog, key: ShardKey) -> int:
     return log.state.usage[key.topic_id].held_bytes
 
 
-async def test_hazard_21_what_a_retention_dropped_stays_dropped() -> None:
+async def test_hazard_21_messages_dropped_by_retention_stay_dropped() -> None:
     """A floor that a retention moved is not ahead of the table: what lies between is a declared gap."""
     machine = Machine(**WARM)
     log = await machine.start()
@@ -162,10 +162,10 @@ async def test_hazard_21_what_a_retention_dropped_stays_dropped() -> None:
     assert await log.floors.reopen({A: 0}) == {A: floor}
 
 
-# --- who may move it up again -----------------------------------------------------------------------------------------
+# --- moving the floor up again ----------------------------------------------------------------------------------------
 
 
-async def test_hazard_21_a_word_from_before_a_floor_went_back_counts_for_nothing() -> None:
+async def test_hazard_21_a_commit_report_from_before_a_lowered_floor_is_ignored() -> None:
     """A driver that committed before the table was moved tells it afterwards."""
     machine = Machine(**WARM)
     log = await committed(machine)
@@ -175,14 +175,14 @@ async def test_hazard_21_a_word_from_before_a_floor_went_back_counts_for_nothing
     before = await ingest.backlog()
     assert await ingest.reopen([(1, 0, 20), (99, 0, 0)]) == [(1, 0, 20)]
     await ingest.committed([(1, 0, 61), (2, 0, 1)], before.reopenings)
-    assert (log.shard(*A).floor, log.shard(*B).floor) == (20, 1), "other shards go on"
+    assert (log.shard(*A).floor, log.shard(*B).floor) == (20, 1), "floors of other shards move on"
     after = await ingest.backlog()
     await ingest.committed([(1, 0, 61)], after.reopenings)
     assert log.shard(*A).floor == 61
 
 
 @pytest.mark.parametrize("seconds", [1, -1])
-async def test_hazard_21_a_word_from_an_earlier_life_of_the_broker_counts_for_nothing(seconds: int) -> None:
+async def test_hazard_21_a_commit_report_from_before_a_restart_is_ignored(seconds: int) -> None:
     """The driver planned, an operator moved the table, the broker was started again. Also when the clock went back."""
     machine = Machine(**WARM)
     log = await committed(machine)
@@ -197,7 +197,7 @@ async def test_hazard_21_a_word_from_an_earlier_life_of_the_broker_counts_for_no
     assert log.shard(*A).floor == 61
 
 
-async def test_hazard_21_a_floor_goes_back_in_the_middle_of_many_that_go_up() -> None:
+async def test_hazard_21_one_floor_is_lowered_while_many_advance() -> None:
     machine = Machine(**WARM)
     log = await committed(machine)
     ingest = PipelineService(log, machine.clock, LogLocation("", "", ""), lambda name, topic_id: {})
@@ -208,13 +208,13 @@ async def test_hazard_21_a_floor_goes_back_in_the_middle_of_many_that_go_up() ->
     going_up = asyncio.create_task(ingest.committed([*((*key, 1) for key in others), (1, 0, 61)], before.reopenings))
     await asyncio.sleep(0)
     assert log.shard(*others[-1]).floor == 1
-    assert log.shard(*A).floor == 60, "it is not its turn yet"
+    assert log.shard(*A).floor == 60, "the floor is not lowered yet"
     await ingest.reopen([(1, 0, 20)])
     await going_up
     assert log.shard(*A).floor == 20
 
 
-async def test_hazard_21_a_driver_that_waits_is_told() -> None:
+async def test_hazard_21_a_waiting_driver_is_notified() -> None:
     machine = Machine(**WARM)
     log = await committed(machine)
     ingest = PipelineService(log, machine.clock, LogLocation("", "", ""), lambda name, topic_id: {})

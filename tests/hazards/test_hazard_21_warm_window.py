@@ -1,4 +1,4 @@
-"""Hazard 21, the log's part: what is committed stays for a while, costs nobody anything, and is the first to go."""
+"""Hazard 21, the log's part: committed files stay for a while, take no space from appends, and are freed first."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def later(machine: Machine, seconds: float) -> None:
         await settle()
 
 
-async def test_hazard_21_a_committed_file_stays_readable_for_its_time() -> None:
+async def test_hazard_21_a_committed_file_stays_readable_for_the_warm_window() -> None:
     machine = Machine(**WARM)
     log = await machine.start()
     await fill(log)
@@ -46,7 +46,7 @@ async def test_hazard_21_a_committed_file_stays_readable_for_its_time() -> None:
     assert log.reader.earliest(A) > 0
 
 
-async def test_hazard_21_each_file_has_its_own_time_and_one_that_is_held_stays() -> None:
+async def test_hazard_21_each_file_has_its_own_window_and_held_files_stay() -> None:
     machine = Machine(**WARM)
     log = await machine.start()
     await fill(log, 30)
@@ -62,14 +62,14 @@ async def test_hazard_21_each_file_has_its_own_time_and_one_that_is_held_stays()
     await later(machine, 300)
     assert len(log.lifecycle.files) == count - 1
     await later(machine, 10_000)
-    held = log.lifecycle.files[0].find(B)
-    assert held is not None, "all behind it wait for it"
+    extent = log.lifecycle.files[0].find(B)
+    assert extent is not None, "later files wait for this one"
     await log.advance_floor({B: 1})
     await later(machine, 600)
     assert log.lifecycle.files == []
 
 
-async def test_hazard_21_so_many_bytes_are_kept_and_no_more() -> None:
+async def test_hazard_21_warm_files_are_bounded_in_bytes() -> None:
     machine = Machine(**(WARM | {"warm_bytes": 150_000}))
     log = await machine.start()
     await fill(log, 100)
@@ -80,8 +80,8 @@ async def test_hazard_21_so_many_bytes_are_kept_and_no_more() -> None:
     assert [file.number for file in log.lifecycle.files] == [newest - 1, newest]
 
 
-async def test_hazard_21_warm_files_are_room() -> None:
-    """Ten times the quota passes through and is committed: nobody is slowed or refused, and the disk stays bounded."""
+async def test_hazard_21_warm_files_count_as_free_space() -> None:
+    """Ten times the quota passes through and is committed: no append is slowed or refused, and disk use is bounded."""
     machine = Machine(**WARM, quota_bytes=10 * 65536, topic_quota_bytes=10 * 65536)
     log = await machine.start()
     most = 0
@@ -91,11 +91,11 @@ async def test_hazard_21_warm_files_are_room() -> None:
         await receipt
         await log.advance_floor({A: number + 1})
         most = max(most, log.lifecycle.used_bytes)
-    assert log.lifecycle.warm.bytes > 5 * 65536, "as much as there is room for"
+    assert log.lifecycle.warm.bytes > 5 * 65536, "warm files use the free space"
     assert most <= 10 * 65536
 
 
-async def test_hazard_21_nobody_is_slowed_because_of_warm_files_that_somebody_still_holds() -> None:
+async def test_hazard_21_held_warm_files_do_not_slow_producers() -> None:
     machine = Machine(**WARM, quota_bytes=10 * 65536, topic_quota_bytes=20 * 65536)
     log = await machine.start()
     await fill(log, 180)
@@ -106,7 +106,7 @@ async def test_hazard_21_nobody_is_slowed_because_of_warm_files_that_somebody_st
     assert log.submit([batch(log, A, b"x")]).pause_ms == 0
 
 
-async def test_hazard_21_what_is_held_is_refused_at_the_quota_all_the_same() -> None:
+async def test_hazard_21_held_files_are_refused_at_the_quota() -> None:
     machine = Machine(**WARM, quota_bytes=10 * 65536, topic_quota_bytes=20 * 65536)
     log = await machine.start()
     await fill(log, 50)
@@ -119,7 +119,7 @@ async def test_hazard_21_what_is_held_is_refused_at_the_quota_all_the_same() -> 
     assert log.lifecycle.used_bytes <= 10 * 65536 + machine.options.file_bytes
 
 
-async def test_hazard_21_a_start_keeps_them_and_counts_anew() -> None:
+async def test_hazard_21_a_start_keeps_warm_files_and_restarts_their_window() -> None:
     machine = Machine(**WARM)
     log = await machine.start()
     await fill(log)
@@ -139,7 +139,7 @@ async def test_hazard_21_a_start_keeps_them_and_counts_anew() -> None:
     assert log.shard(*A).floor == 60
 
 
-async def test_hazard_21_a_full_disk_takes_the_warm_files_first() -> None:
+async def test_hazard_21_a_full_disk_frees_warm_files_first() -> None:
     machine = Machine(**WARM)
     log = await machine.start()
     await fill(log)
@@ -153,7 +153,7 @@ async def test_hazard_21_a_full_disk_takes_the_warm_files_first() -> None:
     assert log.lifecycle.prepare_error is None
 
 
-async def test_hazard_21_a_shorter_window_counts_at_once() -> None:
+async def test_hazard_21_a_shorter_window_applies_immediately() -> None:
     machine = Machine(**WARM)
     log = await machine.start()
     await fill(log)

@@ -39,19 +39,19 @@ def write(path: Path, offsets: list[int], payload: Callable[[int], bytes], *, di
 
 def read(folder: Path, files: list[dict[str, Any]], end: int) -> dict[str, Any]:
     program = "from tests.support.memory_reader import main; main()"
-    told = [str(folder / "warehouse"), json.dumps(files), str(end)]
+    arguments = [str(folder / "warehouse"), json.dumps(files), str(end)]
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, "-c", program, *told], cwd=root, capture_output=True, text=True, timeout=110, check=False
+        [sys.executable, "-c", program, *arguments], cwd=root, capture_output=True, text=True, timeout=110, check=False
     )
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    assert found["rows"] == end
-    return found
+    measured: dict[str, Any] = json.loads(done.stdout)
+    assert measured["rows"] == end
+    return measured
 
 
 @pytest.mark.parametrize("shape", ["sorted", "repeated"])
-def test_hazard_22_a_reader_stays_within_its_bound(tmp_path: Path, shape: str) -> None:
+def test_hazard_22_a_reader_stays_within_its_memory_bound(tmp_path: Path, shape: str) -> None:
     if shape == "sorted":  # three files of 100 MiB in one row group each, by something else than the offset
         end, size = 30_000, 10_000
         offsets = [sorted(range(part, end, 3), key=lambda at: at % 101) for part in range(3)]
@@ -63,6 +63,6 @@ def test_hazard_22_a_reader_stays_within_its_bound(tmp_path: Path, shape: str) -
         end, size = 30_000, 10_000
         files = [write(tmp_path / "one.parquet", list(range(end)), lambda at: b"%d" % (at % 7) * size, dictionary=True)]
         assert Path(files[0]["path"].removeprefix("file:")).stat().st_size < MIB
-    found = read(tmp_path, files, end)
-    assert found["bytes"] >= end * size
-    assert found["grown_bytes"] < CAP_BYTES, f"{found['grown_bytes'] / MIB:.0f} MiB"
+    measured = read(tmp_path, files, end)
+    assert measured["bytes"] >= end * size
+    assert measured["grown_bytes"] < CAP_BYTES, f"{measured['grown_bytes'] / MIB:.0f} MiB"

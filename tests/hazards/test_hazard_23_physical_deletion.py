@@ -1,4 +1,4 @@
-"""Hazard 23: files go an hour after nothing names them, and only those that nobody else may need."""
+"""Hazard 23: files are removed an hour after their last reference, and only those that no other table may need."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.randomness import SeededRandomness
 from icestream.runtime.tasks import InlineOffload
 from tests.support.avro_files import appended, manifest, manifest_list
-from tests.support.losing_store import LosingStore
+from tests.support.faulty_store import FaultyStore
 from tests.support.tables import NEW_VIEW, SCHEMA, add, snapshot
-from tests.support.warehouse import NS, TABLE, WAREHOUSE, World, files_on, old_files
+from tests.support.warehouse import NS, TABLE, WAREHOUSE, CatalogWorld, files_on, old_files
 
 pytestmark = pytest.mark.asyncio
 
@@ -34,7 +34,7 @@ OTHER = Identifier(NS, "other")
 HOUR = limits.CATALOG_FILE_GRACE_MS / 1000
 
 
-async def filled(world: World, name: str = "table", *more: str, **properties: str) -> str:
+async def filled(world: CatalogWorld, name: str = "table", *more: str, **properties: str) -> str:
     """A table with two snapshots; its location."""
     identifier = await world.with_table(name, properties=properties)
     location = (await world.catalog.tables.load(identifier)).table.location
@@ -43,28 +43,28 @@ async def filled(world: World, name: str = "table", *more: str, **properties: st
     return location
 
 
-def below(world: World, location: str) -> list[str]:
+def below(world: CatalogWorld, location: str) -> list[str]:
     place = location.removeprefix("file:") + "/"
     return sorted(name.removeprefix(place) for name in world.disk.names() if name.startswith(place))
 
 
-async def purged(world: World, identifier: Identifier = TABLE) -> None:
+async def purged(world: CatalogWorld, identifier: Identifier = TABLE) -> None:
     await world.catalog.tables.drop(identifier, is_purging=True)
     world.clock.advance(HOUR)
     await world.upkeep()
 
 
-async def purges(world: World) -> int:
+async def purges(world: CatalogWorld) -> int:
     return len(await world.store.list_all(catalog_keys.PURGES))
 
 
 # --- purge ------------------------------------------------------------------------------------------------------------
 
 
-async def test_hazard_23_a_purge_waits_an_hour_and_then_takes_every_file() -> None:
-    world = World()
+async def test_hazard_23_a_purge_waits_an_hour_and_removes_every_file() -> None:
+    world = CatalogWorld()
     location = await filled(world)
-    kept = await filled(world, "other")
+    other_location = await filled(world, "other")
     everything = below(world, location)
     await world.catalog.tables.drop(TABLE, is_purging=True)
     world.clock.advance(HOUR - 1)
@@ -73,12 +73,12 @@ async def test_hazard_23_a_purge_waits_an_hour_and_then_takes_every_file() -> No
     world.clock.advance(1)
     await world.upkeep()
     assert (below(world, location), await purges(world)) == ([], 0)
-    assert len(below(world, kept)) == len(everything)
+    assert len(below(world, other_location)) == len(everything)
     assert await world.upkeep() == 0
 
 
 async def test_hazard_23_a_drop_without_purge_keeps_every_file() -> None:
-    world = World()
+    world = CatalogWorld()
     location = await filled(world)
     before = below(world, location)
     await world.catalog.tables.drop(TABLE)
@@ -87,9 +87,9 @@ async def test_hazard_23_a_drop_without_purge_keeps_every_file() -> None:
     assert below(world, location) == before
 
 
-async def test_hazard_23_files_elsewhere_stay() -> None:
-    """Also those that the table names: they may be anybody's."""
-    world = World()
+async def test_hazard_23_files_outside_the_table_location_are_kept() -> None:
+    """Files outside of the table's location stay, even those that the table names: others may use them."""
+    world = CatalogWorld()
     outside, beside = "file:/home/me/rows.parquet", f"{WAREHOUSE}/beside/rows.parquet"
     tricky = f"{WAREHOUSE}/ns/../../etc/passwd"
     for path in (outside, beside):
@@ -100,20 +100,20 @@ async def test_hazard_23_files_elsewhere_stay() -> None:
     assert {"/home/me/rows.parquet", "/warehouse/beside/rows.parquet"} <= {*world.disk.names()}
 
 
-async def test_hazard_23_files_that_another_table_names_stay() -> None:
-    """It took them over with add_files, say."""
-    world = World()
+async def test_hazard_23_files_referenced_by_another_table_are_kept() -> None:
+    """The other table took the files over with add_files, for instance."""
+    world = CatalogWorld()
     location = await filled(world)
     shared = f"{location}/data/rows-1-1.parquet"
     await filled(world, "other", shared)
     await purged(world)
     assert below(world, location) == ["data/rows-1-1.parquet"]
     await purged(world, OTHER)
-    assert below(world, location) == ["data/rows-1-1.parquet"], "it lies in nobody's location"
+    assert below(world, location) == ["data/rows-1-1.parquet"], "it lies in the location of no remaining table"
 
 
-async def test_hazard_23_a_table_in_the_same_place_keeps_its_own() -> None:
-    world = World()
+async def test_hazard_23_a_table_in_the_same_location_keeps_its_files() -> None:
+    world = CatalogWorld()
     location = await filled(world)
     await world.with_table("other", location=location)
     other = await world.catalog.tables.load(OTHER)
@@ -123,7 +123,7 @@ async def test_hazard_23_a_table_in_the_same_place_keeps_its_own() -> None:
 
 
 async def test_hazard_23_a_table_that_is_registered_again_is_not_purged() -> None:
-    world = World()
+    world = CatalogWorld()
     location = await filled(world)
     last = (await world.catalog.tables.load(TABLE)).location
     before = below(world, location)
@@ -136,7 +136,7 @@ async def test_hazard_23_a_table_that_is_registered_again_is_not_purged() -> Non
 
 
 async def test_hazard_23_a_table_with_a_second_name_is_not_purged() -> None:
-    world = World()
+    world = CatalogWorld()
     location = await filled(world)
     await world.catalog.tables.register(OTHER, (await world.catalog.tables.load(TABLE)).location)
     before = below(world, location)
@@ -144,16 +144,16 @@ async def test_hazard_23_a_table_with_a_second_name_is_not_purged() -> None:
     assert (below(world, location), await purges(world)) == (before, 0)
 
 
-async def test_hazard_23_a_table_that_shares_its_files_says_so() -> None:
-    world = World()
+async def test_hazard_23_a_table_that_shares_its_files_is_reported() -> None:
+    world = CatalogWorld()
     location = await filled(world, **{"gc.enabled": "false"})
     before = below(world, location)
     await purged(world)
     assert (below(world, location), await purges(world)) == (before, 0)
 
 
-async def test_hazard_23_nobody_registers_a_table_whose_files_are_going() -> None:
-    world = World()
+async def test_hazard_23_a_table_whose_files_are_being_purged_cannot_be_registered() -> None:
+    world = CatalogWorld()
     await filled(world)
     last = (await world.catalog.tables.load(TABLE)).location
     await world.catalog.tables.drop(TABLE, is_purging=True)
@@ -165,13 +165,13 @@ async def test_hazard_23_nobody_registers_a_table_whose_files_are_going() -> Non
         await world.catalog.tables.register(TABLE, last)
 
 
-async def test_hazard_23_a_purge_goes_on_after_a_crash_at_any_step() -> None:
+async def test_hazard_23_a_purge_resumes_after_a_crash_at_any_step() -> None:
     steps = 0
     while True:
-        world = World()
+        world = CatalogWorld()
         location = await filled(world)
-        kept = await filled(world, "other")
-        others = below(world, kept)
+        other_location = await filled(world, "other")
+        others = below(world, other_location)
         await world.catalog.tables.drop(TABLE, is_purging=True)
         world.clock.advance(HOUR)
         work, left = world.keeping.work(), steps
@@ -184,13 +184,13 @@ async def test_hazard_23_a_purge_goes_on_after_a_crash_at_any_step() -> None:
             break
         again = world.cleanup_of(world.another(3))
         assert [None async for _ in again.work()]
-        assert (below(world, location), below(world, kept), await purges(world)) == ([], others, 0)
+        assert (below(world, location), below(world, other_location), await purges(world)) == ([], others, 0)
         steps += 1
     assert steps > 10
 
 
-async def test_hazard_23_without_a_look_at_all_others_nothing_goes() -> None:
-    world = World()
+async def test_hazard_23_nothing_is_purged_before_all_other_tables_were_read() -> None:
+    world = CatalogWorld()
     location = await filled(world)
     other = await filled(world, "other")
     before = below(world, location)
@@ -202,15 +202,15 @@ async def test_hazard_23_without_a_look_at_all_others_nothing_goes() -> None:
     with capture_logs() as logs, pytest.raises(errors.MetadataFileDamaged, match="is not a manifest"):
         await world.upkeep()
     assert (below(world, location), await purges(world)) == (before, 1)
-    assert [(one["table"], one["file"]) for one in logs if one["log_level"] == "warning"] == [("ns.other", broken)]
+    assert [(log["table"], log["file"]) for log in logs if log["log_level"] == "warning"] == [("ns.other", broken)]
     await world.catalog.tables.drop(OTHER)
     await world.upkeep()
     assert (below(world, location), await purges(world)) == ([], 0)
 
 
-async def test_hazard_23_a_table_whose_metadata_file_is_gone_might_need_anything() -> None:
-    """It is told once, however many others there are."""
-    world = World()
+async def test_hazard_23_a_table_without_its_metadata_file_blocks_all_purges() -> None:
+    """The missing file is reported once, however many purges wait."""
+    world = CatalogWorld()
     location = await filled(world)
     await world.with_table("other")
     before = below(world, location)
@@ -220,25 +220,25 @@ async def test_hazard_23_a_table_whose_metadata_file_is_gone_might_need_anything
     with capture_logs() as logs, pytest.raises(errors.MetadataFileMissing):
         await world.upkeep()
     assert below(world, location) == before
-    assert [one["table"] for one in logs if one["log_level"] == "warning"] == ["ns.other"]
+    assert [log["table"] for log in logs if log["log_level"] == "warning"] == ["ns.other"]
 
 
-async def test_hazard_23_what_is_a_table_or_a_view_itself_stays() -> None:
+async def test_hazard_23_metadata_files_of_tables_and_views_are_kept() -> None:
     """Whatever the manifests of a purged table say, whose place holds them."""
-    world = World()
+    world = CatalogWorld()
     await filled(world, "other")
     other = (await world.catalog.tables.load(OTHER)).location
     view = (await world.catalog.views.create(Identifier(NS, "view"), NEW_VIEW)).location
     await world.with_table(location=WAREHOUSE)
     await world.catalog.commits.commit(TABLE, CommitRequest([], appended(world, WAREHOUSE, 1, other, view)))
     await purged(world)
-    assert [one for one in world.metadata_files() if one in (other, view)] == sorted([other, view])
+    assert [file for file in world.metadata_files() if file in (other, view)] == sorted([other, view])
     assert "/warehouse/data/rows-1-1.parquet" not in world.disk.names()
     await world.another(5).views.load(Identifier(NS, "view"))
 
 
-async def test_hazard_23_a_damaged_manifest_of_a_purged_table_holds_up_nobody() -> None:
-    world = World()
+async def test_hazard_23_a_damaged_manifest_of_a_purged_table_does_not_block_other_purges() -> None:
+    world = CatalogWorld()
     location, behind = await filled(world), await filled(world, "other")
     broken = f"{location}/metadata/manifest-1.avro"
     world.disk.remove(broken.removeprefix("file:"))
@@ -250,13 +250,13 @@ async def test_hazard_23_a_damaged_manifest_of_a_purged_table_holds_up_nobody() 
         await world.upkeep()
     assert (below(world, behind), await purges(world)) == ([], 0)
     left = [name for name in below(world, location) if not name.startswith("data/")]
-    assert left == ["metadata/manifest-1.avro"], "and the data that it alone may name"
-    assert [one["file"] for one in logs if one["log_level"] == "warning"] == [broken]
+    assert left == ["metadata/manifest-1.avro"], "only files that an unreadable manifest may name are left"
+    assert [log["file"] for log in logs if log["log_level"] == "warning"] == [broken]
 
 
 @pytest.mark.parametrize("what", ["list", "document"])
-async def test_hazard_23_a_purged_table_that_cannot_be_read_holds_up_nobody(what: str) -> None:
-    world = World()
+async def test_hazard_23_an_unreadable_purged_table_does_not_block_other_purges(what: str) -> None:
+    world = CatalogWorld()
     location, behind = await filled(world), await filled(world, "other")
     last = (await world.catalog.tables.load(TABLE)).location
     broken = last if what == "document" else f"{location}/metadata/snap-1.avro"
@@ -272,10 +272,12 @@ async def test_hazard_23_a_purged_table_that_cannot_be_read_holds_up_nobody(what
     assert broken.removeprefix("file:") in world.disk.names()
 
 
-async def test_hazard_23_purges_go_on_behind_one_whose_disk_does_not_answer() -> None:
-    world = World()
-    made = [await filled(world), await filled(world, "other")]
-    location, behind = sorted(made, key=lambda one: one[-36:])  # in the order of their UUIDs, as they are purged
+async def test_hazard_23_purges_continue_after_one_whose_disk_does_not_answer() -> None:
+    world = CatalogWorld()
+    locations = [await filled(world), await filled(world, "other")]
+    location, behind = sorted(
+        locations, key=lambda table_location: table_location[-36:]
+    )  # in the order of their UUIDs, as they are purged
     for identifier in (TABLE, OTHER):
         await world.catalog.tables.drop(identifier, is_purging=True)
     world.clock.advance(HOUR)
@@ -302,8 +304,8 @@ class FailingManifests:
         return await self.inner.file_paths(manifest)
 
 
-async def test_hazard_23_a_link_in_the_warehouse_leads_no_purge_to_what_is_outside(tmp_path: Path) -> None:
-    """One that was there before the table, and one that came after it."""
+async def test_hazard_23_a_symlink_in_the_warehouse_leads_no_purge_outside(tmp_path: Path) -> None:
+    """One link was there before the table, the other came later."""
     warehouse, log = tmp_path / "warehouse", tmp_path / "log"
     for folder in (warehouse, log):
         folder.mkdir()
@@ -319,14 +321,16 @@ async def test_hazard_23_a_link_in_the_warehouse_leads_no_purge_to_what_is_outsi
     home = Path(location.removeprefix("file:"))
     (home / "m.avro").write_bytes(manifest(f"{location}/data/log-1.wal"))
     (home / "s.avro").write_bytes(manifest_list(f"{location}/m.avro"))
-    made = snapshot(1, **{"manifest-list": f"{location}/s.avro", "timestamp-ms": clock.wall_us() // 1000})
-    await catalog.commits.commit(TABLE, CommitRequest([], [add(made)]))
+    added = snapshot(1, **{"manifest-list": f"{location}/s.avro", "timestamp-ms": clock.wall_us() // 1000})
+    await catalog.commits.commit(TABLE, CommitRequest([], [add(added)]))
     (home / "data").symlink_to(log)
     await catalog.tables.drop(TABLE, is_purging=True)
     clock.advance(HOUR)
     assert [None async for _ in catalog.cleanup(ManifestReader(files, InlineOffload())).work()]
     assert (log / "log-1.wal").read_bytes() == b"acked messages"
-    assert [name for _, names, files in os.walk(home) for name in (*names, *files)] == ["data"], "all of its own went"
+    assert [name for _, names, files in os.walk(home) for name in (*names, *files)] == ["data"], (
+        "all files of the table itself were removed"
+    )
 
 
 # --- old metadata files, and those that nothing ever pointed to -------------------------------------------------------
@@ -336,7 +340,7 @@ def setting(value: str) -> CommitRequest:
     return CommitRequest([], [{"action": "set-properties", "updates": {"a": value}}])
 
 
-async def left_over(world: World) -> str:
+async def left_over(world: CatalogWorld) -> str:
     """The file of a commit that ended in a crash: written, and never pointed to."""
     state = (await world.catalog.commits.load(TABLE)).state
     after = apply_updates(state.table, state.location, setting("lost").updates, world.clock.wall_us() // 1000)
@@ -346,38 +350,38 @@ async def left_over(world: World) -> str:
     return location
 
 
-async def test_hazard_13_a_file_that_may_still_be_pointed_to_stays() -> None:
-    world = World()
+async def test_hazard_13_a_file_that_may_still_become_the_pointer_is_kept() -> None:
+    world = CatalogWorld()
     await world.with_table()
     lost = await left_over(world)
     world.clock.advance(HOUR)
     await world.upkeep()
-    assert lost in world.metadata_files(), "nobody was faster: what points to it may be on its way"
+    assert lost in world.metadata_files(), "no newer commit exists: the commit that points to it may be in flight"
 
 
-async def test_hazard_13_what_a_crash_left_goes_when_the_table_went_on() -> None:
-    world = World()
+async def test_hazard_13_files_left_by_a_crash_are_removed_when_the_table_has_advanced() -> None:
+    world = CatalogWorld()
     await world.with_table()
     lost = await left_over(world)
     new = await left_over(world)
     old_files(world.disk).discard(new)
     await world.catalog.commits.commit(TABLE, setting("b"))
     await world.catalog.commits.commit(TABLE, setting("c"))
-    kept = {*world.metadata_files()} - {lost}
-    old_files(world.disk).update(kept - {new})
+    referenced = {*world.metadata_files()} - {lost}
+    old_files(world.disk).update(referenced - {new})
     world.clock.advance(HOUR)
     await world.upkeep()
-    assert {*world.metadata_files()} == kept
+    assert {*world.metadata_files()} == referenced
     world.clock.advance(10 * HOUR)
     assert await world.upkeep() == 0, "once in a life"
 
 
-async def test_hazard_13_files_of_other_catalogs_are_nobodys_left_overs() -> None:
-    world = World()
+async def test_hazard_13_files_of_other_catalogs_are_not_orphans() -> None:
+    world = CatalogWorld()
     await world.with_table()
-    found = await world.catalog.tables.load(TABLE)
-    theirs = f"{found.table.location}/metadata/00000-9c12d441-03fe-4693-9a96-a0705ddf69c1.metadata.json"
-    world.write(theirs, found.table.encode())
+    loaded = await world.catalog.tables.load(TABLE)
+    theirs = f"{loaded.table.location}/metadata/00000-9c12d441-03fe-4693-9a96-a0705ddf69c1.metadata.json"
+    world.write(theirs, loaded.table.encode())
     await world.catalog.commits.commit(TABLE, setting("b"))
     old_files(world.disk).update(world.metadata_files())
     world.clock.advance(HOUR)
@@ -385,9 +389,9 @@ async def test_hazard_13_files_of_other_catalogs_are_nobodys_left_overs() -> Non
     assert theirs in world.metadata_files()
 
 
-async def test_hazard_23_what_was_the_table_once_goes_only_if_the_table_says_so() -> None:
+async def test_hazard_23_old_metadata_files_are_removed_only_if_the_table_properties_say_so() -> None:
     for says in ("true", "false"):
-        world = World()
+        world = CatalogWorld()
         name = "write.metadata.delete-after-commit.enabled"
         await world.with_table(properties={name: says, "write.metadata.previous-versions-max": "1"})
         for number in range(4):
@@ -400,8 +404,8 @@ async def test_hazard_23_what_was_the_table_once_goes_only_if_the_table_says_so(
         assert len(world.metadata_files()) == (2 if says == "true" else 5)
 
 
-async def test_hazard_13_left_overs_go_also_behind_a_table_that_cannot_be_read() -> None:
-    world = World()
+async def test_hazard_13_orphans_are_removed_although_another_table_cannot_be_read() -> None:
+    world = CatalogWorld()
     await world.with_table("a")
     broken = (await world.catalog.tables.load(Identifier(NS, "a"))).location
     world.disk.remove(broken.removeprefix("file:"))
@@ -414,13 +418,13 @@ async def test_hazard_13_left_overs_go_also_behind_a_table_that_cannot_be_read()
     with capture_logs() as logs:
         await world.upkeep()
     assert lost not in world.metadata_files()
-    assert [one["table"] for one in logs if one["log_level"] == "warning"] == ["ns.a"]
+    assert [log["table"] for log in logs if log["log_level"] == "warning"] == ["ns.a"]
 
 
 @pytest.mark.parametrize("is_overwriting", [True, False])
-async def test_hazard_23_what_was_the_table_before_it_went_back_is_no_left_over(is_overwriting: bool) -> None:
-    """An operator registers an older version; the newer ones are his way forward again."""
-    world = World()
+async def test_hazard_23_metadata_files_from_before_a_rollback_are_not_orphans(is_overwriting: bool) -> None:
+    """An operator registers an older version; the newer files are the only way forward again."""
+    world = CatalogWorld()
     await world.with_table()
     versions = []
     for number in range(5):
@@ -436,12 +440,12 @@ async def test_hazard_23_what_was_the_table_before_it_went_back_is_no_left_over(
     old_files(world.disk).update(world.metadata_files())
     world.clock.advance(HOUR)
     await world.upkeep()
-    assert [one for one in versions if one not in world.metadata_files()] == []
+    assert [version for version in versions if version not in world.metadata_files()] == []
 
 
-async def test_hazard_23_what_another_name_points_to_is_no_left_over() -> None:
+async def test_hazard_23_a_file_referenced_under_another_name_is_not_an_orphan() -> None:
     """Both go on from one file: each finds the other's in its place, of a version of its own history."""
-    world = World()
+    world = CatalogWorld()
     await world.with_table()
     await world.catalog.tables.register(OTHER, (await world.catalog.tables.load(TABLE)).location)
     for identifier in (TABLE, OTHER):
@@ -454,9 +458,9 @@ async def test_hazard_23_what_another_name_points_to_is_no_left_over() -> None:
     assert world.metadata_files() == before
 
 
-async def test_hazard_23_what_one_name_lets_go_of_stays_while_another_points_to_it() -> None:
+async def test_hazard_23_a_file_released_by_one_name_is_kept_while_another_references_it() -> None:
     says = {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "1"}
-    world = World()
+    world = CatalogWorld()
     await world.with_table(properties=says)
     shared = (await world.catalog.tables.load(TABLE)).location
     await world.catalog.tables.register(OTHER, shared)
@@ -466,14 +470,14 @@ async def test_hazard_23_what_one_name_lets_go_of_stays_while_another_points_to_
     world.clock.advance(HOUR)
     await world.upkeep()
     assert shared in world.metadata_files()
-    assert len(world.metadata_files()) < before, "what nobody points to goes"
+    assert len(world.metadata_files()) < before, "unreferenced files are removed"
     assert (await world.another(5).tables.load(TABLE)).location == shared
 
 
 async def test_hazard_23_files_retired_by_another_process_are_removed_an_hour_later() -> None:
     """The pipeline commits in a process of its own, and may have ended since; the lake process cleans up."""
     says = {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "1"}
-    world = World()
+    world = CatalogWorld()
     await world.with_table(properties=says)
     pipeline = world.another(7)
     for number in range(4):
@@ -488,9 +492,9 @@ async def test_hazard_23_files_retired_by_another_process_are_removed_an_hour_la
     assert (await world.another(8).tables.load(TABLE)).table.properties["a"] == "3"
 
 
-async def test_hazard_23_scan_for_orphans_leaves_files_that_were_retired_just_now() -> None:
+async def test_hazard_23_the_orphan_scan_keeps_recently_retired_files() -> None:
     says = {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "1"}
-    world = World()
+    world = CatalogWorld()
     await world.with_table(properties=says)
     world.clock.advance(HOUR)
     for number in range(4):
@@ -503,7 +507,7 @@ async def test_hazard_23_scan_for_orphans_leaves_files_that_were_retired_just_no
 async def test_hazard_28_records_of_retired_files_are_bounded_per_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "CATALOG_RETIRED_SLOTS", 3)
     says = {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "1"}
-    world = World()
+    world = CatalogWorld()
     await world.with_table(properties=says)
     for number in range(9):
         await world.catalog.commits.commit(TABLE, setting(str(number)))
@@ -511,16 +515,16 @@ async def test_hazard_28_records_of_retired_files_are_bounded_per_table(monkeypa
 
 
 async def test_hazard_23_a_past_outside_of_the_warehouse_is_not_touched() -> None:
-    """Whoever can write a metadata file could name any file as its past."""
+    """A client that can write a metadata file could name any file in its metadata log."""
     says = {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "1"}
-    world = World()
+    world = CatalogWorld()
     await world.with_table(properties=says)
-    found = await world.catalog.tables.load(TABLE)
+    loaded = await world.catalog.tables.load(TABLE)
     outside = "file:/elsewhere/log-0000000000000001.wal"
     world.write(outside, b"the log")
-    document = json.loads(found.table.encode())
+    document = json.loads(loaded.table.encode())
     document["metadata-log"] = [{"timestamp-ms": document["last-updated-ms"], "metadata-file": outside}]
-    theirs = f"{found.table.location}/metadata/00007-{'9' * 8}-03fe-4693-9a96-a0705ddf69c1.metadata.json"
+    theirs = f"{loaded.table.location}/metadata/00007-{'9' * 8}-03fe-4693-9a96-a0705ddf69c1.metadata.json"
     world.write(theirs, json.dumps(document).encode())
     await world.catalog.tables.drop(TABLE)
     await world.catalog.tables.register(OTHER, theirs)
@@ -534,8 +538,8 @@ async def test_hazard_23_a_past_outside_of_the_warehouse_is_not_touched() -> Non
 # --- by itself --------------------------------------------------------------------------------------------------------
 
 
-async def test_upkeep_sleeps_until_something_is_due_and_wakes_for_a_purge() -> None:
-    world = World()
+async def test_cleanup_sleeps_until_work_is_due_and_wakes_for_a_purge() -> None:
+    world = CatalogWorld()
     location = await filled(world)
     task = asyncio.create_task(world.keeping.run())
     await asyncio.sleep(0)
@@ -552,9 +556,9 @@ async def test_upkeep_sleeps_until_something_is_due_and_wakes_for_a_purge() -> N
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_upkeep_tries_again_what_failed() -> None:
-    store = LosingStore(World().store)
-    world = World(store)
+async def test_cleanup_retries_after_failures() -> None:
+    store = FaultyStore(SimulatedClock())
+    world = CatalogWorld(store)
     location = await filled(world)
     await world.catalog.tables.drop(TABLE, is_purging=True)
     world.clock.advance(HOUR)
@@ -573,7 +577,7 @@ async def test_upkeep_tries_again_what_failed() -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_empty_directories_go_and_others_stay(tmp_path: Path) -> None:
+async def test_only_empty_directories_are_removed(tmp_path: Path) -> None:
     files = LocalFiles(open_local, InlineOffload())
     (tmp_path / "t" / "data" / "day=1").mkdir(parents=True)
     (tmp_path / "t" / "metadata").mkdir()
@@ -589,8 +593,8 @@ async def test_empty_directories_go_and_others_stay(tmp_path: Path) -> None:
     assert await files.names(f"file:{tmp_path}/t") == []
 
 
-async def test_what_is_no_manifest_is_told_as_damaged() -> None:
-    world = World()
+async def test_an_invalid_manifest_is_reported_as_damaged() -> None:
+    world = CatalogWorld()
     manifests = ManifestReader(files_on(world.disk), InlineOffload())
     wrong = [b"", b"Obj\x01", manifest("file:/a")[:-20], manifest_list("file:/a"), b"\x00" * 100]
     for number, data in enumerate(wrong):
@@ -601,14 +605,14 @@ async def test_what_is_no_manifest_is_told_as_damaged() -> None:
         await manifests.file_paths("file:/warehouse/none.avro")
 
 
-async def test_a_snapshot_of_the_first_format_names_its_manifests_itself() -> None:
-    world = World()
+async def test_a_v1_snapshot_lists_its_manifests_inline() -> None:
+    world = CatalogWorld()
     await world.with_table(properties={"format-version": "1"})
     location = (await world.catalog.tables.load(TABLE)).table.location
     world.write(f"{location}/m.avro", manifest(f"{location}/rows.parquet"))
     world.write(f"{location}/rows.parquet")
-    made = snapshot(1, **{"manifests": [f"{location}/m.avro"], "timestamp-ms": world.clock.wall_us() // 1000})
-    del made["manifest-list"], made["sequence-number"]
-    await world.catalog.commits.commit(TABLE, CommitRequest([], [add(made)]))
+    added = snapshot(1, **{"manifests": [f"{location}/m.avro"], "timestamp-ms": world.clock.wall_us() // 1000})
+    del added["manifest-list"], added["sequence-number"]
+    await world.catalog.commits.commit(TABLE, CommitRequest([], [add(added)]))
     await purged(world)
     assert below(world, location) == []

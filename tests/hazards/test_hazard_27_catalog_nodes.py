@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from icestream import errors, limits
-from icestream.metadata import command as cmd
-from icestream.metadata.store import MemoryStore
+from icestream import limits
 from icestream.runtime.clock import SimulatedClock
+from tests.support.faulty_store import FaultyStore
 from tests.support.iceberg import IcebergClient, IcebergWorld, commit_of, error_of, set_properties
 from tests.support.tables import NOW_MS, SCHEMA, add, point, snapshot
 
@@ -25,16 +24,16 @@ def nodes(world: IcebergWorld, count: int) -> list[IcebergClient]:
 # --- 27 ---------------------------------------------------------------------------------------------------------------
 
 
-async def test_hazard_27_what_one_node_committed_every_other_node_serves_at_once() -> None:
+async def test_hazard_27_a_commit_of_one_node_is_served_by_every_node_immediately() -> None:
     """Documents are kept in memory by the name of their file, which the store is asked for each time."""
     world = IcebergWorld()
     await world.with_one()
     clients = nodes(world, 3)
     for number in range(12):
         writer, *readers = clients[number % 3 :] + clients[: number % 3]
-        made = await writer("POST", TABLE, set_properties(n=str(number)))
+        committed = await writer("POST", TABLE, set_properties(n=str(number)))
         for reader in readers:
-            assert (await reader("GET", TABLE)) == made
+            assert (await reader("GET", TABLE)) == committed
             tag = (await writer.sent("GET", TABLE)).headers["etag"]
             assert (await reader.sent("GET", TABLE, if_none_match=tag)).status == 304
     renamed = {"source": {"namespace": ["ns"], "name": "t"}, "destination": {"namespace": ["ns"], "name": "u"}}
@@ -47,15 +46,15 @@ async def test_hazard_27_what_one_node_committed_every_other_node_serves_at_once
 async def test_hazard_27_a_commit_through_another_node_conflicts_only_when_the_requirements_do() -> None:
     world = IcebergWorld()
     await world.with_one()
-    one, other = nodes(world, 2)
+    node, other = nodes(world, 2)
     await other("GET", TABLE)  # what it knows grows old
     needs = {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": None}
     first = commit_of([add(snapshot(1)), point("main", 1)], needs)
-    await one("POST", TABLE, first)
+    await node("POST", TABLE, first)
     assert (await other.refused("POST", TABLE, commit_of([add(snapshot(2)), point("main", 2)], needs)))[0] == 409
     fresh = {**needs, "snapshot-id": 1}
     await other("POST", TABLE, commit_of([add(snapshot(2, 1)), point("main", 2)], fresh))
-    assert [one["snapshot-id"] for one in (await one("GET", TABLE))["metadata"]["snapshots"]] == [1, 2]
+    assert [entry["snapshot-id"] for entry in (await node("GET", TABLE))["metadata"]["snapshots"]] == [1, 2]
 
 
 async def test_hazard_27_an_old_file_that_another_node_removed_is_never_served() -> None:
@@ -64,7 +63,7 @@ async def test_hazard_27_an_old_file_that_another_node_removed_is_never_served()
         properties={"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "1"}
     )
     catalogs = [world.another(seed) for seed in (10, 11)]
-    slow, fast = (IcebergClient(one) for one in catalogs)
+    slow, fast = (IcebergClient(catalog) for catalog in catalogs)
     await slow("GET", TABLE)
     for number in range(4):
         await fast("POST", TABLE, set_properties(n=str(number)))
@@ -72,9 +71,9 @@ async def test_hazard_27_an_old_file_that_another_node_removed_is_never_served()
     world.clock.advance(3_600)
     assert [None async for _ in world.cleanup_of(catalogs[1]).work()]
     assert len(world.metadata_files()) == 2
-    found = await slow("GET", TABLE)
-    assert found["metadata"]["properties"]["n"] == "3"
-    assert found == await client("GET", TABLE)
+    loaded = await slow("GET", TABLE)
+    assert loaded["metadata"]["properties"]["n"] == "3"
+    assert loaded == await client("GET", TABLE)
 
 
 # --- 10 and 11 --------------------------------------------------------------------------------------------------------
@@ -98,15 +97,15 @@ async def test_hazard_10_a_transaction_of_200_tables_is_one_revision() -> None:
     assert str(limits.CATALOG_TRANSACTION_TABLES_MAX) in words
 
 
-async def test_hazard_11_what_was_answered_survives_a_power_loss_with_the_files_of_others() -> None:
+async def test_hazard_11_acknowledged_commits_survive_a_power_loss_with_files_of_engines() -> None:
     world = IcebergWorld()
     client = await world.with_one()
     location = (await client("GET", TABLE))["metadata"]["location"]
     names = ("metadata/snap-1.avro", "metadata/manifest-1.avro", "data/rows-1.parquet")
     for name in names:
         world.write(f"{location}/{name}", name.encode() * 100)
-    made = snapshot(1, **{"manifest-list": f"{location}/metadata/snap-1.avro", "timestamp-ms": NOW_MS})
-    committed = await client("POST", TABLE, commit_of([add(made), point("main", 1)]))
+    added = snapshot(1, **{"manifest-list": f"{location}/metadata/snap-1.avro", "timestamp-ms": NOW_MS})
+    committed = await client("POST", TABLE, commit_of([add(added), point("main", 1)]))
     world.disk.power_loss()
     after = IcebergClient(world.another(9))
     assert await after("GET", TABLE) == committed
@@ -114,7 +113,7 @@ async def test_hazard_11_what_was_answered_survives_a_power_loss_with_the_files_
         assert world.disk.content(f"{location}/{name}".removeprefix("file:")) == name.encode() * 100
 
 
-async def test_hazard_11_a_full_disk_is_503_and_leaves_the_table() -> None:
+async def test_hazard_11_a_full_disk_is_503_and_keeps_the_table() -> None:
     world = IcebergWorld()
     client = await world.with_one()
     before = await client("GET", TABLE)
@@ -129,7 +128,7 @@ async def test_hazard_11_a_full_disk_is_503_and_leaves_the_table() -> None:
 # --- 28 ---------------------------------------------------------------------------------------------------------------
 
 
-async def test_hazard_28_what_does_not_fit_the_metadata_store_is_refused_at_once() -> None:
+async def test_hazard_28_records_too_large_for_the_metadata_store_are_refused() -> None:
     world = IcebergWorld()
     client = await world.with_one()
     large = {"x": "y" * limits.METADATA_VALUE_BYTES_MAX}
@@ -140,25 +139,18 @@ async def test_hazard_28_what_does_not_fit_the_metadata_store_is_refused_at_once
         ("/namespaces", {"namespace": ["x"] * (limits.CATALOG_LEVELS_MAX + 1)}),
     ):
         assert (await client.refused("POST", path, body))[0] == 400, path
-    assert await client("POST", TABLE, commit_of([{"action": "set-properties", "updates": large}])), "that is in a file"
+    assert await client("POST", TABLE, commit_of([{"action": "set-properties", "updates": large}])), (
+        "a large document is in a file"
+    )
     assert (await client("GET", "/namespaces"))["namespaces"] == [["ns"]]
 
 
-class FullStore(MemoryStore):
-    is_full = False
-
-    async def submit(self, command: cmd.Command, client: bytes = b"", sequence: int = 0) -> cmd.Answer:
-        if self.is_full:
-            return cmd.Rejected(errors.MetadataFull.code, "the budget is used up")
-        return await super().submit(command, client, sequence)
-
-
 async def test_hazard_28_a_full_metadata_store_is_503_and_leaves_no_file() -> None:
-    store = FullStore(SimulatedClock())
+    store = FaultyStore(SimulatedClock())
     world = IcebergWorld(store=store)
     client = await world.with_one()
     files = world.metadata_files()
-    store.is_full = True
+    store.refuse = lambda _: True
     requests: list[tuple[str, Any]] = [
         ("/namespaces", {"namespace": ["a"]}),
         ("/namespaces/ns/tables", {"name": "u", "schema": SCHEMA}),
@@ -167,6 +159,6 @@ async def test_hazard_28_a_full_metadata_store_is_503_and_leaves_no_file() -> No
     for path, body in requests:
         assert (await client.refused("POST", path, body))[:2] == (503, "ServiceUnavailableException")
     assert world.metadata_files() == files
-    store.is_full = False
+    store.refuse = lambda _: False
     for path, body in requests:
         await client("POST", path, body)

@@ -17,12 +17,13 @@ from icestream.cluster.shared_warehouse import MARK_NAME, WAREHOUSE
 from icestream.iceberg.file_io import LocalFiles, open_inside
 from icestream.metadata.raft_core import has_raft_core
 from icestream.metadata.store import MetadataStore
+from icestream.processes.node.metadata_startup import OpenedStore, open_store
+from icestream.processes.node.warehouse_mark import read_or_create_mark, warehouse_directory
 from icestream.runtime.clock import SimulatedClock, SystemClock
 from icestream.runtime.randomness import SeededRandomness, SystemRandomness
 from icestream.runtime.tasks import InlineOffload
-from icestream.server.metadata_startup import OpenedStore, open_store
-from icestream.server.warehouse_mark import read_or_create_mark, warehouse_directory
 from icestream.settings import Settings
+from tests.support.fake_clock import FakeClock
 from tests.support.free_ports import free_ports
 from tests.support.node_settings import node_settings
 from tests.support.tables import SCHEMA
@@ -34,8 +35,8 @@ needs_raft = pytest.mark.skipif(not has_raft_core(), reason="several nodes need 
 SECONDS = 30.0
 
 
-class Hosts:
-    """Each with directories of its own, as machines have them; by its number."""
+class SimulatedHosts:
+    """Hosts by number, each with directories of its own, like machines."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -81,24 +82,24 @@ class Hosts:
 
 
 @pytest_asyncio.fixture
-async def hosts(tmp_path: Path) -> AsyncIterator[Hosts]:
-    found = Hosts(tmp_path)
-    yield found
-    await found.stop()
+async def hosts(tmp_path: Path) -> AsyncIterator[SimulatedHosts]:
+    hosts = SimulatedHosts(tmp_path)
+    yield hosts
+    await hosts.stop()
 
 
 @needs_raft
-async def test_hazard_27_of_three_hosts_with_directories_of_their_own_one_begins_and_the_others_are_refused(
-    hosts: Hosts, tmp_path: Path
+async def test_hazard_27_of_three_hosts_with_separate_directories_one_forms_and_the_others_are_refused(
+    hosts: SimulatedHosts, tmp_path: Path
 ) -> None:
     async with asyncio.timeout(SECONDS):
-        found = await asyncio.gather(*(hosts.start(number) for number in range(3)), return_exceptions=True)
-    (founder,) = [number for number, one in enumerate(found) if isinstance(one, OpenedStore)]
-    for one in (one for one in found if not isinstance(one, OpenedStore)):
-        assert isinstance(one, errors.ConfigurationError)
-        assert f"is another directory than that of node-{founder}" in str(one)
-        assert "under the same path, or use an object store" in (one.hint or "")
-    assert len(hosts.names(founder)) == 1, "nobody else is a member: it goes on alone"
+        outcomes = await asyncio.gather(*(hosts.start(number) for number in range(3)), return_exceptions=True)
+    (founder,) = [number for number, outcome in enumerate(outcomes) if isinstance(outcome, OpenedStore)]
+    for refusal in (outcome for outcome in outcomes if not isinstance(outcome, OpenedStore)):
+        assert isinstance(refusal, errors.ConfigurationError)
+        assert f"is not the directory that node-{founder} uses" in str(refusal)
+        assert "under the same path, or use an object store" in (refusal.hint or "")
+    assert len(hosts.names(founder)) == 1, "no other node is a member: the founder continues alone"
 
     # what the sentence says helps: all three take one directory, with what they have
     await hosts.stop()
@@ -110,21 +111,23 @@ async def test_hazard_27_of_three_hosts_with_directories_of_their_own_one_begins
 
 
 @needs_raft
-async def test_hazard_27_a_node_that_would_join_with_another_directory_or_path_stays_outside(
-    hosts: Hosts, tmp_path: Path
+async def test_hazard_27_a_node_with_another_directory_or_path_cannot_join(
+    hosts: SimulatedHosts, tmp_path: Path
 ) -> None:
     hosts.seeds = hosts.seeds[:1]
     await hosts.start(0, tmp_path / "shared")
     assert "node-1 does not see the warehouse" in await hosts.refused(1, join=hosts.seeds[0])
     (tmp_path / "mounted").symlink_to(tmp_path / "shared")
-    assert "under another path" in await hosts.refused(1, tmp_path / "mounted", join=hosts.seeds[0])
+    assert "at another path" in await hosts.refused(1, tmp_path / "mounted", join=hosts.seeds[0])
     assert len(hosts.names(0)) == 1
     await hosts.start(1, tmp_path / "shared", join=hosts.seeds[0])
     assert len(hosts.names(0)) == 2
 
 
 @needs_raft
-async def test_hazard_27_a_node_whose_share_is_not_mounted_does_not_start(hosts: Hosts, tmp_path: Path) -> None:
+async def test_hazard_27_a_node_whose_share_is_not_mounted_does_not_start(
+    hosts: SimulatedHosts, tmp_path: Path
+) -> None:
     shared, aside = tmp_path / "shared", tmp_path / "aside"
     hosts.seeds = hosts.seeds[:1]
     await hosts.start(0, shared)
@@ -141,7 +144,7 @@ async def test_hazard_27_a_node_whose_share_is_not_mounted_does_not_start(hosts:
 
 
 @needs_raft
-async def test_hazard_27_object_stores_need_no_proof(hosts: Hosts) -> None:
+async def test_hazard_27_object_stores_need_no_proof(hosts: SimulatedHosts) -> None:
     hosts.seeds = hosts.seeds[:1]
     store = {"type": "s3", "bucket": "lake"}
     hosts.running[0] = await open_store(hosts.settings(0, object_store=store))
@@ -149,8 +152,8 @@ async def test_hazard_27_object_stores_need_no_proof(hosts: Hosts) -> None:
 
 
 @needs_raft
-async def test_hazard_27_what_one_node_committed_all_others_serve_from_the_shared_directory(
-    hosts: Hosts, tmp_path: Path
+async def test_hazard_27_commits_of_one_node_are_served_by_all_from_the_shared_directory(
+    hosts: SimulatedHosts, tmp_path: Path
 ) -> None:
     shared = tmp_path / "shared"
     async with asyncio.timeout(SECONDS):
@@ -161,10 +164,10 @@ async def test_hazard_27_what_one_node_committed_all_others_serve_from_the_share
         for number in range(9):
             writer, *readers = catalogs[number % 3 :] + catalogs[: number % 3]
             updates = [{"action": "set-properties", "updates": {"n": str(number)}}]
-            made = await writer.commits.commit(TABLE, CommitRequest([], updates))
+            committed = await writer.commits.commit(TABLE, CommitRequest([], updates))
             for reader in readers:
-                found = await reader.tables.load(TABLE)
-                assert (found.location, found.table.properties["n"]) == (made.location, str(number))
+                loaded = await reader.tables.load(TABLE)
+                assert (loaded.location, loaded.table.properties["n"]) == (committed.location, str(number))
 
 
 def catalog_of(store: MetadataStore, warehouse: Path) -> Catalog:
@@ -175,36 +178,28 @@ def catalog_of(store: MetadataStore, warehouse: Path) -> Catalog:
 # --- the mark ---------------------------------------------------------------------------------------------------------
 
 
-async def test_whoever_finds_no_mark_makes_one_and_all_find_the_same(tmp_path: Path) -> None:
+async def test_concurrent_creation_of_the_mark_yields_one_mark(tmp_path: Path) -> None:
     location = f"file:{tmp_path}/a/warehouse"
     clock = SystemClock()
-    found = await asyncio.gather(*(read_or_create_mark(location, clock, SeededRandomness(seed)) for seed in range(8)))
-    assert len({*found}) == 1
-    assert (tmp_path / "a" / "warehouse" / MARK_NAME).read_text() == f"{found[0]}\n"
-    assert await read_or_create_mark(f"file:{tmp_path}/b", clock, SeededRandomness(9)) != found[0]
+    marks = await asyncio.gather(*(read_or_create_mark(location, clock, SeededRandomness(seed)) for seed in range(8)))
+    assert len({*marks}) == 1
+    assert (tmp_path / "a" / "warehouse" / MARK_NAME).read_text() == f"{marks[0]}\n"
+    assert await read_or_create_mark(f"file:{tmp_path}/b", clock, SeededRandomness(9)) != marks[0]
 
 
-class OtherMachine(SimulatedClock):
-    """Writes the mark while this one sleeps."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path, self.looks = path, 0
-
-    async def sleep(self, seconds: float) -> None:
-        self.looks += 1
-        if self.looks == 3:
-            self.path.write_text(f"{'ab' * 16}\n")
-
-
-async def test_a_mark_that_another_machine_is_about_to_write_is_waited_for(tmp_path: Path) -> None:
+async def test_a_mark_being_written_by_another_machine_is_awaited(tmp_path: Path) -> None:
     (tmp_path / MARK_NAME).write_bytes(b"")
-    clock = OtherMachine(tmp_path / MARK_NAME)
+
+    def write_on_third_sleep(_: float) -> None:
+        if len(clock.sleeps) == 3:
+            (tmp_path / MARK_NAME).write_text(f"{'ab' * 16}\n")
+
+    clock = FakeClock(auto_advance=True, on_sleep=write_on_third_sleep)
     assert await read_or_create_mark(f"file:{tmp_path}", clock, SeededRandomness(1)) == "ab" * 16
-    assert clock.looks == 3
+    assert len(clock.sleeps) == 3
 
 
-async def test_what_is_no_mark_is_told(tmp_path: Path) -> None:
+async def test_an_invalid_mark_is_reported(tmp_path: Path) -> None:
     (tmp_path / MARK_NAME).write_text("something else that somebody has put here\n")
     with pytest.raises(errors.ConfigurationError, match="is not the mark of a warehouse"):
         await read_or_create_mark(f"file:{tmp_path}", SimulatedClock(), SeededRandomness(1))
@@ -217,7 +212,7 @@ async def test_what_is_no_mark_is_told(tmp_path: Path) -> None:
     ("catalog", "is_marked"),
     [({}, True), ({"type": "sql", "uri": "postgresql://h/d"}, True), ({"type": "rest", "uri": "http://h:1"}, False)],
 )
-async def test_only_directories_in_which_this_node_places_tables_are_marked(
+async def test_only_directories_with_tables_of_this_node_are_marked(
     tmp_path: Path, catalog: dict[str, str], is_marked: bool
 ) -> None:
     settings = node_settings(tmp_path, iceberg={"catalog": catalog})

@@ -101,7 +101,7 @@ async def put_many(store: NodeStore) -> None:
 
 
 @pytest.mark.asyncio
-async def test_hazard_28_what_does_not_fit_is_refused_and_can_be_made_room_for() -> None:
+async def test_hazard_28_a_full_store_refuses_and_accepts_again_after_deletes() -> None:
     machine = MetadataMachine()
     store = await machine.start()
     store.node.machine._budget = Budget(keys=3)
@@ -119,6 +119,6 @@ async def test_hazard_28_what_does_not_fit_is_refused_and_can_be_made_room_for()
 async def test_hazard_28_a_value_beyond_its_bound_is_refused() -> None:
     store = await MetadataMachine(log_file_bytes=limits.METADATA_LOG_FILE_BYTES).start()
     await store.put("/largest", bytes(limits.METADATA_VALUE_BYTES_MAX))
-    with pytest.raises(errors.InvalidInput, match="at most 65536 fit"):
+    with pytest.raises(errors.InvalidInput, match="limit 65536"):
         await store.put("/too large", bytes(limits.METADATA_VALUE_BYTES_MAX + 1))
     assert await store.revision() == 1

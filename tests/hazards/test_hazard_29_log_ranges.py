@@ -18,17 +18,17 @@ from icestream.wal.format import RECORDS_START
 from icestream.wal.log_file import log_name
 from tests.support.held_offload import HeldOffload
 from tests.support.machine import A, Machine, publish
-from tests.support.raw_http import Connecting, Reply
-from tests.unit.frontends.test_admin_calls import Operator, operated
-from tests.unit.frontends.test_pipeline_calls import backlog_of
+from tests.support.raw_http import RawHttpContext, RawResponse
+from tests.unit.internal_api.test_admin_calls import AdminClient, operated
+from tests.unit.internal_api.test_pipeline_calls import backlog_of
 
 pytestmark = pytest.mark.asyncio
 
 
-class Task:
-    """What a task on another machine does: it asks for pieces of a file."""
+class LogRangeClient:
+    """A task on another machine: it requests ranges of a log file."""
 
-    def __init__(self, ask: Operator, connect: Connecting) -> None:
+    def __init__(self, ask: AdminClient, connect: RawHttpContext) -> None:
         self.ask = ask
         self._connect = connect
         self.backlog: Backlog
@@ -40,25 +40,25 @@ class Task:
         await self.ask("pipeline_lease", lease=name, epoch=epoch, files=[self.file.number], ttl_ms=ttl_ms)
         return self.file
 
-    async def get(self, target: str, token: str | None = None) -> Reply:
+    async def get(self, target: str, token: str | None = None) -> RawResponse:
         http = await self._connect(int(self.backlog.address.rpartition(":")[2]))
         return await http.get(target, f"Authorization: Bearer {self.backlog.token if token is None else token}\r\n")
 
-    async def piece(self, start: int, end: int, lease: str = "r1", number: int | None = None) -> Reply:
+    async def piece(self, start: int, end: int, lease: str = "r1", number: int | None = None) -> RawResponse:
         return await self.get(f"/wal/{number or self.file.number}?from={start}&to={end}&lease={lease}")
 
 
 @pytest_asyncio.fixture
-async def task(tmp_path: Path) -> AsyncIterator[Task]:
-    connect = Connecting()
+async def task(tmp_path: Path) -> AsyncIterator[LogRangeClient]:
+    connect = RawHttpContext()
     async with operated(tmp_path / "data") as ask:
         await ask("create_topic", topic="/default/orders")
         await ask.publish(5)
-        yield Task(ask, connect)
+        yield LogRangeClient(ask, connect)
         await connect.close()
 
 
-async def test_hazard_29_a_task_gets_the_bytes_of_its_lease(task: Task) -> None:
+async def test_hazard_29_a_task_gets_the_bytes_of_its_lease(task: LogRangeClient) -> None:
     file = await task.lease()
     content = (Path(task.backlog.directory) / log_name(file.number)).read_bytes()
     whole = await task.piece(RECORDS_START, file.end)
@@ -68,7 +68,7 @@ async def test_hazard_29_a_task_gets_the_bytes_of_its_lease(task: Task) -> None:
     assert b"".join(pieces) == whole.body
 
 
-async def test_hazard_29_only_with_the_token_of_this_life(task: Task) -> None:
+async def test_hazard_29_the_token_of_this_process_is_required(task: LogRangeClient) -> None:
     file = await task.lease()
     target = f"/wal/{file.number}?from={RECORDS_START}&to={file.end}&lease=r1"
     for token in ("", "x", task.backlog.token[:-1], task.backlog.token + "0", task.backlog.token.upper() + "é"):
@@ -83,14 +83,14 @@ async def test_hazard_29_only_with_the_token_of_this_life(task: Task) -> None:
         ("4096", "9" * 30), ("4096", str(4096 + limits.LOG_RANGE_BYTES_MAX + 1)), ("4096", "60000"), ("٣", "5000"),
     ],
 )  # fmt: skip
-async def test_hazard_29_positions_that_cannot_be_read(task: Task, start: str, end: str) -> None:
+async def test_hazard_29_invalid_positions_are_refused(task: LogRangeClient, start: str, end: str) -> None:
     """The last record that is synced is the end, however long the file is."""
     file = await task.lease()
-    found = await task.get(f"/wal/{file.number}?from={quote(start)}&to={quote(end)}&lease=r1")
-    assert found.status == 400, found
+    reply = await task.get(f"/wal/{file.number}?from={quote(start)}&to={quote(end)}&lease=r1")
+    assert reply.status == 400, reply
 
 
-async def test_hazard_29_names_that_are_no_file(task: Task) -> None:
+async def test_hazard_29_invalid_file_names_are_refused(task: LogRangeClient) -> None:
     await task.lease()
     for name in ("", "x", "-1", "1/2", "..%2f..%2fetc%2fpasswd", "9" * 30, "%D9%A3"):
         assert (await task.get(f"/wal/{name}?from=4096&to=5000&lease=r1")).status == 404, name
@@ -99,7 +99,7 @@ async def test_hazard_29_names_that_are_no_file(task: Task) -> None:
     assert (await task.piece(4096, 5000)).status == 410
 
 
-async def test_hazard_29_a_lease_that_ended_reads_nothing(task: Task) -> None:
+async def test_hazard_29_an_expired_lease_reads_nothing(task: LogRangeClient) -> None:
     file = await task.lease()
     assert (await task.piece(RECORDS_START, file.end)).status == 200
     assert (await task.piece(RECORDS_START, file.end, lease="other")).status == 410
@@ -109,12 +109,12 @@ async def test_hazard_29_a_lease_that_ended_reads_nothing(task: Task) -> None:
     await task.lease("r2", epoch=2, ttl_ms=1)
     clock = asyncio.get_running_loop().time
     until = clock() + 10
-    while (found := await task.piece(RECORDS_START, file.end, lease="r2")).status == 200 and clock() < until:
+    while (reply := await task.piece(RECORDS_START, file.end, lease="r2")).status == 200 and clock() < until:
         pass
-    assert found.status == 410
+    assert reply.status == 410
 
 
-async def test_hazard_29_nothing_inside_a_lease_is_freed() -> None:
+async def test_hazard_29_files_under_a_lease_are_not_freed() -> None:
     machine = Machine()
     log = await machine.start()
     for _ in range(60):
@@ -126,50 +126,50 @@ async def test_hazard_29_nothing_inside_a_lease_is_freed() -> None:
     assert await log.reader.copy(second, RECORDS_START, RECORDS_START + 100)
     machine.clock.advance(5)
     await log.checkpoint()
-    assert log.lifecycle.files == [], "its time is over"
+    assert log.lifecycle.files == [], "the lease has expired"
     with pytest.raises(errors.PositionGone):
         await log.reader.copy(second, RECORDS_START, RECORDS_START + 100)
     with pytest.raises(errors.UnknownLogFile):
         await log.reader.copy(log.lifecycle.next_number, RECORDS_START, RECORDS_START + 100)
 
 
-async def test_hazard_29_a_file_that_is_used_again_under_a_read_gives_nothing() -> None:
+async def test_hazard_29_a_file_recycled_during_a_read_returns_nothing() -> None:
     machine = Machine()
-    held = HeldOffload()
-    machine.offload = lambda name, count: held if name == "wal-reads" else InlineOffload()
+    offload = HeldOffload()
+    machine.offload = lambda name, count: offload if name == "wal-reads" else InlineOffload()
     log = await machine.start()
     for _ in range(60):
         await publish(log, A, bytes(3000))
     number = log.lifecycle.files[0].number
     log.lifecycle.leases.hold("r", 1, [number], 1000)
-    held.hold_results()
+    offload.hold_results()
     reading = asyncio.ensure_future(log.reader.copy(number, RECORDS_START, RECORDS_START + 100))
-    await held.until_waiting()
+    await offload.until_waiting()
     machine.clock.advance(limits.PIN_SECONDS_MAX + 1)
     await log.advance_floor({A: 60})
     assert number not in log.lifecycle.numbers()
-    held.let_go()
+    offload.release()
     with pytest.raises(errors.StaleRead):
         await reading
 
 
-async def test_hazard_29_a_lease_that_ends_during_a_read_gives_nothing() -> None:
+async def test_hazard_29_a_lease_that_expires_during_a_read_returns_nothing() -> None:
     machine = Machine()
-    held = HeldOffload()
-    machine.offload = lambda name, count: held if name == "wal-reads" else InlineOffload()
+    offload = HeldOffload()
+    machine.offload = lambda name, count: offload if name == "wal-reads" else InlineOffload()
     log = await machine.start()
     await publish(log, A, bytes(3000))
     ingest = PipelineService(log, machine.clock, LogLocation("", "", ""), lambda name, topic_id: {})
     (file,) = (await ingest.backlog()).files
     for newcomer in (False, True):
         ingest.lease("r", 1, [file.number], 1000)
-        held.hold_results()
+        offload.hold_results()
         reading = asyncio.ensure_future(ingest.copy("r", file.number, RECORDS_START, file.end))
-        await held.until_waiting()
+        await offload.until_waiting()
         if newcomer:
             ingest.lease("of another", 2, [file.number], 1000)
         else:
             machine.clock.advance(1)
-        held.let_go()
+        offload.release()
         with pytest.raises(errors.LeaseLost):
             await reading

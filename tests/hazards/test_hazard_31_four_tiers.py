@@ -22,7 +22,7 @@ from icestream.rpc.blocks import check_block
 from tests.hazards.test_hazard_31_lossless_envelope import MESSAGE
 from tests.support.blocks import VALUES
 from tests.support.broker_machine import TOPIC, publish
-from tests.support.effort import HALF
+from tests.support.hypothesis_effort import HALF
 from tests.support.tiers import TieredMachine
 
 IN_TABLE = tuple(column for column in COLUMNS if column.in_table)
@@ -30,23 +30,25 @@ Message = tuple[int, int, dict[str, Any]]
 
 
 def values(block: Block) -> Iterator[dict[str, Any]]:
-    """What each message has, as whoever gets it sees it: numbers of a batch are its messages' own."""
-    found = {column.name: block.values(column) for column in IN_TABLE}
+    """The fields of each message as a consumer sees them: the numbering of a batch becomes each message's own."""
+    columns = {column.name: block.values(column) for column in IN_TABLE}
     for row in range(block.rows):
-        one = {name: column[row] for name, column in found.items()}
+        message = {name: column[row] for name, column in columns.items()}
         if block.numbering is not None:
-            one["producer_id"] = one["producer_id"] if one["producer_id"] is not None else block.numbering.producer_id
-            one["sequence"] = block.numbering.first_sequence + row
-        yield one
+            message["producer_id"] = (
+                message["producer_id"] if message["producer_id"] is not None else block.numbering.producer_id
+            )
+            message["sequence"] = block.numbering.first_sequence + row
+        yield message
 
 
 def messages(sections: Any) -> list[Message]:
-    found: list[Message] = []
+    collected: list[Message] = []
     for section in sections:
-        rows = [one for block in iter_blocks(section.body) for one in values(block)]
+        rows = [message for block in iter_blocks(section.body) for message in values(block)]
         assert len(rows) == section.rows
-        found += [(section.base_offset + at, section.append_time_us, one) for at, one in enumerate(rows)]
-    return found
+        collected += [(section.base_offset + at, section.append_time_us, message) for at, message in enumerate(rows)]
+    return collected
 
 
 @st.composite
@@ -62,25 +64,25 @@ def tables(draw: st.DrawFn) -> list[Message]:
         elif shape > 1:
             some = value if shape == 2 else VALUES[column.kind]
             columns[column] = draw(st.lists(some, min_size=count, max_size=count))
-    offset, time, made = draw(st.integers(0, 2**61)), draw(st.integers(-(2**62), 2**62)), []
+    offset, time, rows = draw(st.integers(0, 2**61)), draw(st.integers(-(2**62), 2**62)), []
     for at in range(count):
         offset += draw(st.sampled_from([1, 1, 1, 1, 2, 50]))
         time += draw(st.sampled_from([0, 0, 0, 1, -1]))
-        known: dict[str, Any] = dict.fromkeys(column.name for column in IN_TABLE)
-        made.append((offset, time, known | {column.name: given[at] for column, given in columns.items()}))
-    return made
+        empty: dict[str, Any] = dict.fromkeys(column.name for column in IN_TABLE)
+        rows.append((offset, time, empty | {column.name: values[at] for column, values in columns.items()}))
+    return rows
 
 
 def arrow(rows: list[Message]) -> pa.Table:
     def column(name: str) -> pa.Array:
-        found = [one[2][name] for one in rows]
-        return pa.array([list(one.items()) if isinstance(one, dict) else one for one in found], TYPES[name])
+        cells = [row[2][name] for row in rows]
+        return pa.array([list(cell.items()) if isinstance(cell, dict) else cell for cell in cells], TYPES[name])
 
-    names = [one.name for one in IN_TABLE if any(row[2][one.name] is not None for row in rows)]
+    names = [column.name for column in IN_TABLE if any(row[2][column.name] is not None for row in rows)]
     return pa.table(
         {
-            "offset": pa.array([one[0] for one in rows], pa.int64()),
-            "append_time": pa.array([one[1] for one in rows], TYPES["append_time"]),
+            "offset": pa.array([row[0] for row in rows], pa.int64()),
+            "append_time": pa.array([row[1] for row in rows], TYPES["append_time"]),
             **{name: column(name) for name in names},
         }
     )
@@ -88,21 +90,24 @@ def arrow(rows: list[Message]) -> pa.Table:
 
 @HALF
 @given(tables(), st.integers(0, 39), st.integers(1, 5_000), st.integers(1, 6), st.integers(1, 40))
-def test_hazard_31_any_rows_become_the_messages_that_they_were(
+def test_hazard_31_any_rows_become_the_original_messages(
     rows: list[Message], first: int, bytes_max: int, sections_max: int, chunk: int
 ) -> None:
     first = min(first, len(rows) - 1)
     table = arrow(rows)
     parts = [table.slice(at, chunk) for at in range(0, len(rows), chunk)]
-    found = to_sections(pa.concat_tables(parts).slice(first), lambda offset: 3, bytes_max, sections_max)
-    told = messages(found)
-    assert told == rows[first : first + len(told)]
-    assert 1 <= len(found) <= sections_max
-    assert sum(section.rows for section in found[:-1]) == 0 or sum(len(one.body) for one in found) < 16 * bytes_max
-    for section in found:
+    sections = to_sections(pa.concat_tables(parts).slice(first), lambda offset: 3, bytes_max, sections_max)
+    delivered = messages(sections)
+    assert delivered == rows[first : first + len(delivered)]
+    assert 1 <= len(sections) <= sections_max
+    assert (
+        sum(section.rows for section in sections[:-1]) == 0
+        or sum(len(section.body) for section in sections) < 16 * bytes_max
+    )
+    for section in sections:
         assert section.epoch == 3
         for block in iter_blocks(section.body):
-            head, _ = check_block(bytes(block._data))  # whoever gets it finds a sound block
+            head, _ = check_block(bytes(block._data))  # the receiver gets a sound block
             assert head.rows == block.rows
 
 
@@ -112,17 +117,17 @@ def test_hazard_31_keys_that_another_engine_put_otherwise_rise_again() -> None:
         {
             "offset": pa.array(range(4), pa.int64()),
             "append_time": pa.array([0] * 4, TYPES["append_time"]),
-            "headers": pa.array([list(one[2]["headers"].items()) for one in rows], TYPES["headers"]),
+            "headers": pa.array([list(row[2]["headers"].items()) for row in rows], TYPES["headers"]),
         }
     )
     (section,) = to_sections(table, lambda offset: 0, 1_000_000)
-    assert [one[2]["headers"] for one in messages([section])] == [one[2]["headers"] for one in rows]
+    assert [message[2]["headers"] for message in messages([section])] == [row[2]["headers"] for row in rows]
 
 
 @pytest.mark.parametrize(
     "payloads", [[b"a", b"b", b"a"], [b"a"] * 3, [b""] * 3, [b"ab", b"ba", b"ab"], [b"a", b"", b"aa"]]
 )
-def test_hazard_31_what_only_looks_like_one_value_again_and_again_is_not(payloads: list[bytes]) -> None:
+def test_hazard_31_almost_constant_columns_are_not_stored_as_constant(payloads: list[bytes]) -> None:
     table = pa.table(
         {
             "offset": pa.array(range(3), pa.int64()),
@@ -130,7 +135,7 @@ def test_hazard_31_what_only_looks_like_one_value_again_and_again_is_not(payload
             "payload": pa.array(payloads, pa.binary()),
         }
     )
-    assert [one[2]["payload"] for one in messages(to_sections(table, lambda offset: 0, 1_000_000))] == payloads
+    assert [message[2]["payload"] for message in messages(to_sections(table, lambda offset: 0, 1_000_000))] == payloads
 
 
 @pytest.mark.asyncio
@@ -141,7 +146,9 @@ async def test_hazard_31_every_field_is_the_same_from_all_four_tiers(tmp_path: P
     await machine.lake.bind()
     key = ShardKey(1, 0)
     plain = {column: value for column, value in MESSAGE.items() if column.in_table}
-    numbered = {one: [value] * 3 for one, value in plain.items() if one.name not in ("producer_id", "sequence")}
+    numbered = {
+        column: [value] * 3 for column, value in plain.items() if column.name not in ("producer_id", "sequence")
+    }
     broker.storage.open_producer(9, 1)
     for block in (
         encode_block(1, {column: [value] for column, value in plain.items()}),
@@ -165,14 +172,14 @@ async def test_hazard_31_every_field_is_the_same_from_all_four_tiers(tmp_path: P
     cache = await until_six(stream, [])
     assert machine.lake.reader.groups_read == 1
     assert messages(tail)[:6] == messages(log.sections)[:6] == table[:6] == cache[:6]
-    assert {name for _, _, one in table[:6] for name, value in one.items() if value is not None} == {
+    assert {name for _, _, message in table[:6] for name, value in message.items() if value is not None} == {
         column.name for column in plain
     }
     await broker.shutdown()
 
 
-async def until_six(stream: Any, found: list[Message]) -> list[Message]:
-    while len(found) < 6:
-        read: ShardRead = await stream.read(len(found), 1_000_000)
-        found += messages(read.sections)
-    return found
+async def until_six(stream: Any, collected: list[Message]) -> list[Message]:
+    while len(collected) < 6:
+        read: ShardRead = await stream.read(len(collected), 1_000_000)
+        collected += messages(read.sections)
+    return collected

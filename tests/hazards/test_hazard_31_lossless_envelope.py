@@ -13,7 +13,7 @@ from icestream.model import envelope
 from icestream.model.block import Block, check_block, encode_block, iter_blocks
 from icestream.model.envelope import COLUMNS, ColumnKind
 from icestream.wal.write_ahead_log import WriteAheadLog
-from tests.support.effort import HALF
+from tests.support.hypothesis_effort import HALF
 from tests.support.machine import A, Machine
 
 # MQTT user properties, in order and with a name twice: what a map cannot hold.
@@ -54,7 +54,7 @@ def test_hazard_31_every_field_of_a_message_is_tried_here() -> None:
 
 
 @pytest.mark.asyncio
-async def test_hazard_31_every_field_comes_back_from_the_tail_and_after_every_kind_of_restart() -> None:
+async def test_hazard_31_every_field_is_restored_from_the_tail_and_after_every_kind_of_restart() -> None:
     machine = Machine()
     log = await machine.start()
     full = encode_block(1, {column: [value] for column, value in MESSAGE.items()})
@@ -69,8 +69,8 @@ async def test_hazard_31_every_field_comes_back_from_the_tail_and_after_every_ki
         first, second = await read_blocks(log)
         assert {column: first.values(column)[0] for column in COLUMNS} == MESSAGE, end
         absent = {column: second.values(column)[0] for column in COLUMNS if column is not envelope.PAYLOAD}
-        assert set(absent.values()) == {None}, "what was not said is not made up"
-        assert second.values(envelope.PAYLOAD) == [b""], "and empty is not absent"
+        assert set(absent.values()) == {None}, "absent values stay absent"
+        assert second.values(envelope.PAYLOAD) == [b""], "an empty value is not absent"
 
 
 @given(

@@ -25,27 +25,27 @@ STEPS = [-HOUR, +YEAR, -YEAR, -3.0]
 
 async def stamps(log: WriteAheadLog) -> list[int]:
     """The append time of each message, by a linear read."""
-    found: list[int] = []
+    times: list[int] = []
     at = 0
     while at < log.shard(*A).written:
         result = await log.reader.read(A, at, 200_000)
-        found += [section.append_time_us for section in result.sections for _ in range(section.rows)]
+        times += [section.append_time_us for section in result.sections for _ in range(section.rows)]
         at = result.next_offset
-    return found
+    return times
 
 
 async def check_times(log: WriteAheadLog, chance: random.Random) -> None:
-    """Every start by time against a linear scan."""
+    """Compares lookups by time with a linear scan."""
     times = await stamps(log)
-    wanted = {time + aside for time in chance.sample(times, min(len(times), 40)) for aside in (-1, 0, 1)}
-    wanted |= {min(times) - 1, max(times), max(times) + 1, 0, 2**62, -(2**62)}
-    for time_us in wanted:
+    probes = {time + aside for time in chance.sample(times, min(len(times), 40)) for aside in (-1, 0, 1)}
+    probes |= {min(times) - 1, max(times), max(times) + 1, 0, 2**62, -(2**62)}
+    for time_us in probes:
         oracle = next((offset for offset, stamp in enumerate(times) if stamp >= time_us), len(times))
         assert await log.reader.offset_for_time(A, time_us) == oracle, f"start at {time_us}"
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(STEPS))[::5], ids=str)
-async def test_hazard_32_start_at_a_time_is_right_whatever_the_clock_did(order: tuple[float, ...]) -> None:
+async def test_hazard_32_a_start_by_time_is_right_whatever_the_clock_did(order: tuple[float, ...]) -> None:
     chance = random.Random(repr(order))
     machine = Machine(file_bytes=256 * limits.KIB, message_bytes_max=20_000)
     log = await machine.start()
@@ -119,7 +119,7 @@ async def test_hazard_32_one_tick_has_one_time() -> None:
     assert times == {machine.clock.wall_us()}
 
 
-async def test_hazard_32_pins_and_retries_do_not_look_at_the_wall_clock() -> None:
+async def test_hazard_32_pins_and_retries_do_not_use_the_wall_clock() -> None:
     machine = Machine()
     log = await machine.start()
     pin = log.lifecycle.pins.pin(1)
@@ -136,7 +136,7 @@ async def test_hazard_32_pins_and_retries_do_not_look_at_the_wall_clock() -> Non
 
 
 @pytest.mark.parametrize("is_sealed", [False, True])
-async def test_hazard_32_a_flipped_time_is_damage_and_not_a_place_to_start(is_sealed: bool) -> None:
+async def test_hazard_32_a_flipped_timestamp_is_damage_and_not_a_start_position(is_sealed: bool) -> None:
     machine = Machine()
     log = await machine.start()
     for _ in range(3):

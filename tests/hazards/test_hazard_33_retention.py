@@ -8,9 +8,9 @@ import itertools
 import pytest
 
 from icestream import errors, limits
-from icestream.broker.records import TopicPolicies
 from icestream.broker.service import Broker
 from icestream.model import GapState, ShardKey, SyncMode
+from icestream.model.topic_policies import PolicyValues
 from icestream.wal.retention import Retention
 from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support import broker_machine
@@ -26,14 +26,14 @@ async def fill(log: WriteAheadLog, count: int, key: ShardKey = A) -> None:
 
 
 async def pass_time(machine: Machine, seconds: float) -> None:
-    """Whoever sleeps wakes, and does all of its work."""
+    """Advances the clock and lets every sleeping task finish its work."""
     await settle()
     machine.clock.advance(seconds)
     for _ in range(5):
         await settle()
 
 
-async def test_hazard_33_without_a_retention_the_log_refuses_at_its_quota_and_drops_nothing() -> None:
+async def test_hazard_33_without_retention_the_log_refuses_at_its_quota_and_drops_nothing() -> None:
     machine = Machine(quota_bytes=400_000, topic_quota_bytes=400_000)
     log = await machine.start()
     with pytest.raises(errors.Refused):
@@ -43,7 +43,7 @@ async def test_hazard_33_without_a_retention_the_log_refuses_at_its_quota_and_dr
     assert log.gaps(A) == []
 
 
-async def test_hazard_33_a_retention_by_size_lets_a_log_go_on_for_ever() -> None:
+async def test_hazard_33_retention_by_size_keeps_a_log_writable_forever() -> None:
     machine = Machine(quota_bytes=600_000, topic_quota_bytes=600_000)
     log = await machine.start()
     log.retention_job.set_retention(1, 1, Retention(bytes_max=150_000))
@@ -52,20 +52,20 @@ async def test_hazard_33_a_retention_by_size_lets_a_log_go_on_for_ever() -> None
         await settle()
     (gap,) = log.gaps(A)
     assert (gap.start, gap.reason, gap.state) == (0, "dropped by retention", GapState.DROPPED)
-    found = await messages(log, A)
-    assert sorted(found) == list(range(gap.end, 300))
-    assert 150_000 <= sum(map(len, found.values())) < 150_000 + 2 * machine.options.file_bytes
+    stored = await messages(log, A)
+    assert sorted(stored) == list(range(gap.end, 300))
+    assert 150_000 <= sum(map(len, stored.values())) < 150_000 + 2 * machine.options.file_bytes
     assert log.lifecycle.used_bytes < 300_000
 
 
-async def test_hazard_33_whoever_reads_where_a_retention_took_something_is_told_of_the_gap() -> None:
+async def test_hazard_33_readers_of_messages_dropped_by_retention_get_the_gap() -> None:
     machine = Machine()
     log = await machine.start()
     await fill(log, 60)
     log.retention_job.set_retention(1, 1, Retention(bytes_max=100_000))
-    held = log.lifecycle.pins.pin(log.lifecycle.files[0].number)
+    pin = log.lifecycle.pins.pin(log.lifecycle.files[0].number)
     await log.retention_job.step()
-    assert log.lifecycle.files[0].number == held.number, "its bytes are still there"
+    assert log.lifecycle.files[0].number == pin.number, "the pinned bytes are still there"
     (gap,) = log.gaps(A)
     assert log.reader.earliest(A) == gap.end
     read = await log.reader.read(A, 3)
@@ -74,7 +74,7 @@ async def test_hazard_33_whoever_reads_where_a_retention_took_something_is_told_
     assert (beyond.gaps, beyond.sections[0].base_offset) == ([], gap.end)
 
 
-async def test_hazard_33_a_retention_by_age_drops_what_is_too_old_while_nothing_happens() -> None:
+async def test_hazard_33_retention_by_age_drops_old_messages_while_idle() -> None:
     machine = Machine(retention_step_percent=100)
     log = await machine.start()
     await fill(log, 30)
@@ -88,7 +88,7 @@ async def test_hazard_33_a_retention_by_age_drops_what_is_too_old_while_nothing_
     assert sorted(await messages(log, A)) == list(range(gap.end, 60))
 
 
-async def test_hazard_32_a_jump_of_the_clock_drops_nothing_and_a_start_with_a_wrong_one_at_most_a_share() -> None:
+async def test_hazard_32_a_clock_jump_drops_nothing_and_a_start_with_a_wrong_clock_at_most_a_share() -> None:
     machine = Machine()
     log = await machine.start()
     log.retention_job.set_retention(1, 1, Retention(age_max_us=3600 * 1_000_000))
@@ -125,7 +125,7 @@ async def test_hazard_33_a_retention_touches_no_other_topic() -> None:
 
 
 @pytest.mark.parametrize("power", [False, True])
-async def test_hazard_33_a_crash_at_any_moment_of_dropping_leaves_messages_or_a_gap(power: bool) -> None:
+async def test_hazard_33_a_crash_at_any_step_of_dropping_leaves_messages_or_a_gap(power: bool) -> None:
     for operations in itertools.count():
         machine = Machine(seed=operations)
         log = await machine.start()
@@ -135,12 +135,12 @@ async def test_hazard_33_a_crash_at_any_moment_of_dropping_leaves_messages_or_a_
         survived = await machine.survives(log.retention_job.step())
         await (machine.power_loss() if power else machine.kill())
         log = await machine.start()
-        found = await messages(log, A, 0)
+        stored = await messages(log, A, 0)
         ends = {gap.start: gap.end for gap in log.gaps(A)}
-        assert sorted(found) == list(range(ends.get(0, 0), 60))
+        assert sorted(stored) == list(range(ends.get(0, 0), 60))
         assert await publish(log, A, b"next") == 60
         if survived:
-            assert ends, "what was dropped stays dropped"
+            assert ends, "dropped messages stay dropped"
             break
         await machine.kill()
     assert operations > 5
@@ -156,8 +156,8 @@ async def test_hazard_33_the_gap_of_a_retention_outlives_restarts_and_grows() ->
         await log.retention_job.step()
         dropped = [gap for gap in log.gaps(A) if gap.state is GapState.DROPPED]
         ends.append(max(gap.end for gap in dropped))
-        found = await messages(log, A, 0)
-        assert all(any(gap.start <= at < gap.end for gap in log.gaps(A)) != (at in found) for at in range(max(found)))
+        stored = await messages(log, A, 0)
+        assert all(any(gap.start <= at < gap.end for gap in log.gaps(A)) != (at in stored) for at in range(max(stored)))
         await machine.kill()
     assert ends == sorted(set(ends))
 
@@ -172,7 +172,7 @@ async def publish_many(broker: Broker, count: int) -> None:
     await quiet()
 
 
-async def test_hazard_33_subscriptions_are_told_of_the_gap_and_go_on_behind_it() -> None:
+async def test_hazard_33_subscriptions_get_the_gap_and_continue_after_it() -> None:
     machine = BrokerMachine(tail_bytes=1)
     broker = await machine.open_broker()
     await publish_many(broker, 1)
@@ -181,7 +181,7 @@ async def test_hazard_33_subscriptions_are_told_of_the_gap_and_go_on_behind_it()
     slow = await subscribe(broker, "slow", credit=1)
     await quiet()
     assert slow.sink.offsets == [0]
-    await broker.set_topic_policies(TOPIC, TopicPolicies(retention_bytes=100_000))
+    await broker.set_topic_policies(TOPIC, PolicyValues(retention_bytes=100_000))
     await publish_many(broker, 60)
     assert machine.log is not None
     (gap,) = machine.log.gaps(ShardKey(1, 0))
@@ -193,20 +193,20 @@ async def test_hazard_33_subscriptions_are_told_of_the_gap_and_go_on_behind_it()
     await quiet()
     assert slow.sink.offsets == [0, *range(gap.end, 61)]
     assert late.sink.offsets == new.sink.offsets == [*range(gap.end, 61)]
-    assert [one.end for one in slow.sink.gaps] == [one.end for one in late.sink.gaps] == [gap.end]
-    assert new.sink.gaps == [], "it starts with the earliest message that there is"
+    assert [gap_seen.end for gap_seen in slow.sink.gaps] == [gap_seen.end for gap_seen in late.sink.gaps] == [gap.end]
+    assert new.sink.gaps == [], "a new subscription starts at the earliest stored message"
     slow.ack(*slow.sink.offsets)
     assert slow.subscription.delivery(0).dispatcher.acked.position == 61
     await broker.shutdown()
 
 
-async def test_hazard_33_who_comes_back_after_restarts_is_told_of_the_gap_too() -> None:
-    """Nobody was there when the messages went, nor when the broker started: the event waits for whoever comes."""
+async def test_hazard_33_a_consumer_that_returns_after_restarts_gets_the_gap_too() -> None:
+    """No consumer was there when the messages were dropped, nor at the start: the gap waits for the next one."""
     machine = BrokerMachine(tail_bytes=1)
     broker = await machine.open_broker()
     await publish_many(broker, 1)
     (await subscribe(broker, credit=0)).leave()
-    await broker.set_topic_policies(TOPIC, TopicPolicies(retention_bytes=100_000))
+    await broker.set_topic_policies(TOPIC, PolicyValues(retention_bytes=100_000))
     await publish_many(broker, 60)
     for _ in range(2):
         await broker.shutdown()
@@ -223,7 +223,7 @@ async def test_hazard_33_who_comes_back_after_restarts_is_told_of_the_gap_too() 
 async def test_hazard_33_a_retention_is_a_policy_of_topic_or_namespace_and_survives_a_restart() -> None:
     machine = BrokerMachine()
     broker = await machine.open_broker()
-    await broker.set_namespace_policies("default", TopicPolicies(retention_bytes=100_000))
+    await broker.set_namespace_policies("default", PolicyValues(retention_bytes=100_000))
     await publish_many(broker, 60)
     assert machine.log is not None
     (first,) = machine.log.gaps(ShardKey(1, 0))
@@ -233,7 +233,7 @@ async def test_hazard_33_a_retention_is_a_policy_of_topic_or_namespace_and_survi
     await publish_many(broker, 30)
     (second,) = machine.log.gaps(ShardKey(1, 0))
     assert (second.start, second.end > first.end) == (0, True)
-    await broker.set_topic_policies(TOPIC, TopicPolicies(retention_bytes=0))
+    await broker.set_topic_policies(TOPIC, PolicyValues(retention_bytes=0))
     await publish_many(broker, 60)
     assert machine.log.gaps(ShardKey(1, 0)) == [second], "the topic's own word: no bound"
     await broker.delete_topic(TOPIC)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from icestream.broker.records import TopicPolicies
 from icestream.model.shard import GapState, ShardKey
-from icestream.model.subscription import SubscriptionType
-from tests.support.broker_machine import EARLIEST, TOPIC, BrokerMachine, Reader, Recorder, publish, quiet
+from icestream.model.subscription_options import SubscriptionType
+from icestream.model.topic_policies import PolicyValues
+from tests.support.broker_machine import EARLIEST, TOPIC, BrokerMachine, SubscriptionReader, publish, quiet
+from tests.support.recording_consumer import RecordingConsumer
 
 pytestmark = pytest.mark.asyncio
 
@@ -15,21 +16,21 @@ SUBSCRIPTIONS, CONSUMERS = 20, 50
 KEPT_BYTES = 150_000
 
 
-async def test_hazard_33_a_thousand_stalled_consumers_and_each_goes_on_behind_the_gap() -> None:
+async def test_hazard_33_a_thousand_stalled_consumers_each_continue_after_the_gap() -> None:
     machine = BrokerMachine(tail_bytes=50_000, quota_bytes=600_000, topic_quota_bytes=600_000)
     broker = await machine.open_broker()
-    await broker.create_topic(TOPIC, policies=TopicPolicies(retention_bytes=KEPT_BYTES))
+    await broker.create_topic(TOPIC, policies=PolicyValues(retention_bytes=KEPT_BYTES))
     producer = await broker.open_producer(TOPIC, "p")
     await publish(broker, producer, b"0 " + bytes(6000))
-    readers: list[Reader] = []
+    readers: list[SubscriptionReader] = []
     for number in range(SUBSCRIPTIONS * CONSUMERS):
-        sink = Recorder()
+        sink = RecordingConsumer()
         sink.is_full = number % 2 == 0  # every second one takes nothing from its socket, the others ask for nothing
         name, consumer = f"s{number % SUBSCRIPTIONS}", f"c{number}"
-        found, joined = await broker.subscribe(TOPIC, name, SubscriptionType.SHARED, consumer, sink, EARLIEST)
+        subscription, joined = await broker.subscribe(TOPIC, name, SubscriptionType.SHARED, consumer, sink, EARLIEST)
         if sink.is_full:
-            found.give_credit(joined, 3)
-        readers.append(Reader(broker, found, joined, sink))
+            subscription.give_credit(joined, 3)
+        readers.append(SubscriptionReader(broker, subscription, joined, sink))
 
     for number in range(300):  # three times the quota passes through
         stored = await publish(broker, producer, b"%d " % (number + 1) + bytes(6000))
@@ -49,9 +50,11 @@ async def test_hazard_33_a_thousand_stalled_consumers_and_each_goes_on_behind_th
     for number in range(SUBSCRIPTIONS):
         mine = readers[number::SUBSCRIPTIONS]
         got = sorted(offset for reader in mine for offset in reader.sink.offsets)
-        assert got == [*range(gap.end, 301)], "all that is left, each message once"
-        said = [int(payload.split()[0]) for reader in mine for payload in reader.sink.payloads]
-        assert sorted(said) == got, "and each is itself, whatever its file was used for since (hazard 15)"
-        assert all([one.end for one in reader.sink.gaps] == [gap.end] for reader in mine), "everybody is told"
+        assert got == [*range(gap.end, 301)], "every remaining message once"
+        numbers = [int(payload.split()[0]) for reader in mine for payload in reader.sink.payloads]
+        assert sorted(numbers) == got, "no message has bytes of a recycled file (hazard 15)"
+        assert all([reported_gap.end for reported_gap in reader.sink.gaps] == [gap.end] for reader in mine), (
+            "every consumer is told of the gap"
+        )
         assert mine[0].subscription.lag == 301 - gap.end
     await broker.shutdown()

@@ -36,7 +36,7 @@ async def fill(log: WriteAheadLog, count: int, key: ShardKey = A) -> None:
 
 
 async def pass_time(machine: Machine, seconds: float) -> None:
-    """Whoever sleeps wakes, and does all of its work."""
+    """Advances the clock and lets every sleeping task finish its work."""
     await settle()
     machine.clock.advance(seconds)
     for _ in range(5):
@@ -62,12 +62,12 @@ async def test_hazard_33_a_pin_older_than_30_seconds_is_broken_and_its_file_free
     await commit(log)
     assert log.lifecycle.files == []
 
-    reads.let_go()
+    reads.release()
     with pytest.raises(errors.StaleRead):
         await reading
 
 
-async def test_hazard_33_a_thousand_stalled_readers_do_not_hold_the_log() -> None:
+async def test_hazard_33_a_thousand_stalled_readers_do_not_block_the_log() -> None:
     machine = Machine(quota_bytes=600_000, topic_quota_bytes=600_000)
     log, reads = await opened(machine)
     for _ in range(30):
@@ -84,13 +84,13 @@ async def test_hazard_33_a_thousand_stalled_readers_do_not_hold_the_log() -> Non
     assert log.lifecycle.used_bytes < 400_000
     assert log.shard(*A).assigned == 330
 
-    reads.let_go()
+    reads.release()
     answers = await asyncio.gather(*stalled, return_exceptions=True)
     assert all(isinstance(answer, errors.StaleRead | errors.PositionGone) for answer in answers)
-    assert len(await messages(log, A)) > 0, "who reads again from where the log begins goes on"
+    assert len(await messages(log, A)) > 0, "a reader that restarts at the beginning of the log continues"
 
 
-async def test_hazard_33_a_read_leaves_no_pin_behind() -> None:
+async def test_hazard_33_a_read_releases_its_pin() -> None:
     machine = Machine()
     log, _ = await opened(machine)
     for _ in range(30):
@@ -119,7 +119,7 @@ async def test_hazard_33_a_follower_that_is_cancelled_or_too_slow_frees_its_file
     assert log.lifecycle.files == []
 
 
-async def test_hazard_33_readers_that_come_one_after_the_other_hold_a_file_no_longer_than_one() -> None:
+async def test_hazard_33_consecutive_readers_hold_a_file_no_longer_than_one() -> None:
     machine = Machine()
     log, _ = await opened(machine)
     for _ in range(30):
@@ -128,7 +128,7 @@ async def test_hazard_33_readers_that_come_one_after_the_other_hold_a_file_no_lo
     pins = [log.lifecycle.pins.pin(oldest)]
     for _ in range(int(limits.PIN_SECONDS_MAX)):
         await commit(log)
-        assert oldest in [file.number for file in log.lifecycle.files], "its newest pin is young"
+        assert oldest in [file.number for file in log.lifecycle.files], "the newest pin of the file is young"
         machine.clock.advance(1.0)
         pins.append(log.lifecycle.pins.pin(oldest))
         log.lifecycle.pins.release(pins[-2])
@@ -138,8 +138,8 @@ async def test_hazard_33_readers_that_come_one_after_the_other_hold_a_file_no_lo
 
 
 @pytest.mark.parametrize("trouble", ["a pin", "the disk"])
-async def test_hazard_33_what_cannot_be_freed_at_first_is_freed_later_without_anybody_asking(trouble: str) -> None:
-    """At the quota no file is sealed and no floor moves: nothing else would try again, and everybody is refused."""
+async def test_hazard_33_files_that_cannot_be_freed_first_are_freed_later_automatically(trouble: str) -> None:
+    """At the quota no file is sealed and no floor moves: nothing else would try again, and every append is refused."""
     machine = Machine(quota_bytes=200_000, topic_quota_bytes=200_000)
     log, _ = await opened(machine)
     with pytest.raises(errors.Refused):
@@ -159,19 +159,19 @@ async def test_hazard_33_what_cannot_be_freed_at_first_is_freed_later_without_an
     await publish(log, A, bytes(6000))
 
 
-async def test_hazard_33_a_follower_of_a_log_that_closes_is_told_so() -> None:
+async def test_hazard_33_a_follower_is_told_when_the_log_closes() -> None:
     machine = Machine()
     log, _ = await opened(machine)
     await publish(log, A, b"first")
-    found: list[int] = []
+    lsns: list[int] = []
 
     async def follow() -> None:
         async for chunk in log.reader.follow(1):
-            found.extend(record[1] for record in chunk.records)
+            lsns.extend(record[1] for record in chunk.records)
 
     following = asyncio.ensure_future(follow())
     await settle()
-    assert (found, following.done()) == ([1], False), "it waits for more"
+    assert (lsns, following.done()) == ([1], False), "the follower waits for more"
     await log.close()
     with pytest.raises(errors.LogClosed):
         await asyncio.wait_for(following, 2.0)

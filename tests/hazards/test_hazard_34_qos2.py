@@ -19,11 +19,11 @@ pytestmark = pytest.mark.asyncio
 
 
 async def qos2_of(log: WriteAheadLog) -> list[tuple[object, object]]:
-    found: list[tuple[object, object]] = []
+    pairs: list[tuple[object, object]] = []
     for section in (await log.reader.read(A, 0)).sections:
         for block in iter_blocks(section.body):
-            found += zip(block.values(envelope.QOS2_CLIENT), block.values(envelope.QOS2_PACKET_ID), strict=True)
-    return found
+            pairs += zip(block.values(envelope.QOS2_CLIENT), block.values(envelope.QOS2_PACKET_ID), strict=True)
+    return pairs
 
 
 async def test_hazard_34_the_packet_id_of_a_received_message_is_durable_with_the_message_itself() -> None:
@@ -73,7 +73,7 @@ async def with_record(section: wire.RecordSection) -> Machine:
 
 def sections_in(machine: Machine, kind: int) -> list[bytes]:
     """The bodies of all sections of a kind, wherever recovery has put them."""
-    found = []
+    bodies = []
     for name in machine.disk.names():
         if not name.startswith("log-"):
             continue
@@ -86,9 +86,9 @@ def sections_in(machine: Machine, kind: int) -> list[bytes]:
             for entry in wire.decode_entries(content, at, header):
                 if entry.kind == kind:
                     assert wire.check_section(content, at, header, entry)
-                    found.append(content[entry.body_position :][: entry.body_bytes])
+                    bodies.append(content[entry.body_position :][: entry.body_bytes])
             at += header.record_bytes
-    return found
+    return bodies
 
 
 @pytest.mark.parametrize(

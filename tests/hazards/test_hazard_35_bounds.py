@@ -21,15 +21,15 @@ from icestream.wal.log_options import LogOptions
 from icestream.wal.open_log import open_log_on
 from icestream.wal.sink import InlineSink
 from tests.support.gated_directory import GatedDirectory
+from tests.support.held_sink import HeldSink
 from tests.support.machine import SMALL, TOPICS, A, B, Machine, batch, messages, publish, settle, turn
-from tests.support.stepped_sink import SteppedSink
 
 pytestmark = pytest.mark.asyncio
 BOUND = 50_000
 
 
 async def test_hazard_35_at_the_bound_submit_refuses_and_append_waits() -> None:
-    machine, sink = Machine(in_flight_bytes=BOUND), SteppedSink()
+    machine, sink = Machine(in_flight_bytes=BOUND), HeldSink()
     log = await machine.start(sink=sink)
     answers = []
     for _ in range(9):
@@ -53,8 +53,8 @@ async def test_hazard_35_at_the_bound_submit_refuses_and_append_waits() -> None:
     assert len(await messages(log, B)) == 30
 
 
-async def test_hazard_35_a_disk_that_stands_still_keeps_the_queue_bounded() -> None:
-    machine, sink = Machine(in_flight_bytes=BOUND), SteppedSink()
+async def test_hazard_35_a_hanging_disk_keeps_the_queue_bounded() -> None:
+    machine, sink = Machine(in_flight_bytes=BOUND), HeldSink()
     log = await machine.start(sink=sink)
     waiting = [asyncio.ensure_future(log.append([batch(log, A, bytes(2000))])) for _ in range(500)]
     for _ in range(20):
@@ -68,7 +68,7 @@ async def test_hazard_35_a_disk_that_stands_still_keeps_the_queue_bounded() -> N
 
 
 async def test_hazard_35_one_message_larger_than_the_bound_still_passes_alone() -> None:
-    machine, sink = Machine(in_flight_bytes=1000), SteppedSink()
+    machine, sink = Machine(in_flight_bytes=1000), HeldSink()
     log = await machine.start(sink=sink)
     first = asyncio.ensure_future(log.append([batch(log, A, bytes(7000))]))
     second = asyncio.ensure_future(log.append([batch(log, A, bytes(7000))]))
@@ -79,9 +79,9 @@ async def test_hazard_35_one_message_larger_than_the_bound_still_passes_alone() 
     assert log.shard(*A).assigned == 2
 
 
-async def test_hazard_35_who_waits_at_the_bound_is_not_overtaken() -> None:
+async def test_hazard_35_waiting_appends_keep_their_order() -> None:
     """A connection that sends on while its first append waits for room keeps its order."""
-    machine, sink = Machine(in_flight_bytes=10_000), SteppedSink()
+    machine, sink = Machine(in_flight_bytes=10_000), HeldSink()
     log = await machine.start(sink=sink)
     log.submit([batch(log, A, bytes(6000))])
     await settle()
@@ -90,12 +90,12 @@ async def test_hazard_35_who_waits_at_the_bound_is_not_overtaken() -> None:
     small = asyncio.ensure_future(log.append([batch(log, A, b"second")]))  # there would be room for this one
     await turn(log, sink)
     await asyncio.gather(large, small)
-    found = await messages(log, A)
-    assert (found[1][:5], found[2]) == (b"first", b"second")
+    stored = await messages(log, A)
+    assert (stored[1][:5], stored[2]) == (b"first", b"second")
 
 
-async def test_hazard_35_who_waits_at_the_bound_is_told_when_the_node_stops() -> None:
-    machine, sink = Machine(in_flight_bytes=BOUND), SteppedSink()
+async def test_hazard_35_waiting_appends_fail_when_the_node_stops() -> None:
+    machine, sink = Machine(in_flight_bytes=BOUND), HeldSink()
     log = await machine.start(sink=sink)
     waiting = [asyncio.ensure_future(log.append([batch(log, A, bytes(6000))])) for _ in range(30)]
     await settle()
@@ -106,7 +106,7 @@ async def test_hazard_35_who_waits_at_the_bound_is_told_when_the_node_stops() ->
     assert {type(answer.exception()) for answer in waiting} == {errors.OutcomeUnknown, errors.LogStopped}
 
 
-async def test_hazard_35_a_close_waits_for_those_that_were_taken_and_ends() -> None:
+async def test_hazard_35_close_waits_for_accepted_appends() -> None:
     machine = Machine()
     log = await machine.start()
     log.state.producers.open(5, 1)
@@ -136,14 +136,14 @@ async def test_hazard_35_every_read_of_a_message_happens_off_the_loop(tmp_path: 
             assert chunk.records
             break
         await log.checkpoint()
-        assert directory.threads, "they were seen"
+        assert directory.threads, "the threads were recorded"
         assert threading.get_ident() not in directory.threads
     finally:
         await log.close()
         local.close()
 
 
-async def test_hazard_35_while_a_read_waits_for_the_disk_appends_go_on(tmp_path: Path) -> None:
+async def test_hazard_35_appends_continue_while_a_read_waits_for_the_disk(tmp_path: Path) -> None:
     local = LocalDirectory(tmp_path / "wal")
     directory = GatedDirectory(local)
     options = LogOptions(**SMALL)

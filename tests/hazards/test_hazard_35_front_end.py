@@ -1,4 +1,4 @@
-"""Hazard 35 through the native front end: what one connection may take and hold, and whom it may disturb."""
+"""Hazard 35 through the native front end: what one connection may take and hold, and which others it may slow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from icestream.model.topic_name import TopicName
 from icestream.rpc import frame
 from icestream.rpc.frame import FrameKind, Outcome, PublishPart
 from icestream.testing import TestBroker
-from tests.support.held_sink import held_sink
+from tests.support.held_sink import held_log
+from tests.support.native_sockets import is_stopped, unsent_bytes
+from tests.support.native_wires import use_wire
 from tests.support.raw_client import RawClient, block, credit, ping, publish, raw_client
 from tests.support.until import until
 
@@ -28,10 +30,16 @@ FRAME = block(*[bytes(100)] * 100)
 
 
 @pytest_asyncio.fixture
-async def broker() -> AsyncIterator[TestBroker]:
+async def broker(native_wire: str) -> AsyncIterator[TestBroker]:
     settings = {"storage": {"iceberg_config": {"wal": {"in_flight_bytes": NODE_BYTES, "max_message_bytes": 100_000}}}}
     async with icestream.testing.broker("disk", settings) as running:
         yield running
+
+
+@pytest.fixture
+def small_connection_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a broker that is started from now on."""
+    monkeypatch.setattr(limits, "CONNECTION_IN_FLIGHT_BYTES_MAX", 100_000)
 
 
 def producer_name(client: RawClient) -> str:
@@ -39,8 +47,8 @@ def producer_name(client: RawClient) -> str:
 
 
 async def producer_of(client: RawClient, topic: str = TOPIC) -> int:
-    found = await client.call("open_producer", topic=topic, producer=producer_name(client))
-    return int(found["handle"])
+    answer = await client.call("open_producer", topic=topic, producer=producer_name(client))
+    return int(answer["handle"])
 
 
 def frames_of(handle: int, count: int) -> bytes:
@@ -55,7 +63,7 @@ def stored(broker: TestBroker) -> int:
     return broker.node.broker.topics.get(TopicName.parse(TOPIC)).published_messages
 
 
-class Firehose:
+class FastProducer:
     """Sends as fast as the kernel takes it, and remembers how much."""
 
     def __init__(self, client: RawClient, data: bytes) -> None:
@@ -77,29 +85,29 @@ class Firehose:
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_hazard_35_a_tick_takes_256_kib_of_a_connection_and_all_take_turns(
+def test_hazard_35_a_tick_reads_256_kib_of_each_connection_in_turn(
     monkeypatch: pytest.MonkeyPatch, new_loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
     """uvloop would read one busy socket 32 times before it looks at the next."""
-    taken: list[Counter[int]] = [Counter()]  # of each tick: bytes by connection
+    ticks: list[Counter[int]] = [Counter()]  # of each tick: bytes by connection
     original = NativeConnection.buffer_updated
 
     def count_and_read(self: NativeConnection, count: int) -> None:
-        taken[-1][id(self)] += count
+        ticks[-1][id(self)] += count
         original(self, count)
 
     async def tick() -> None:
         while True:
-            taken.append(Counter())
+            ticks.append(Counter())
             await asyncio.sleep(0)
 
     async def run() -> None:
         async with AsyncExitStack() as stack:
             broker = await stack.enter_async_context(icestream.testing.broker("disk"))
-            hoses: list[Firehose] = []
+            hoses: list[FastProducer] = []
             for _ in range(3):
                 client = await stack.enter_async_context(raw_client(broker.address))
-                hoses.append(Firehose(client, frames_of(await producer_of(client), 400)))
+                hoses.append(FastProducer(client, frames_of(await producer_of(client), 400)))
             ticking = asyncio.create_task(tick())
             for hose in hoses:  # the kernel's buffers are full before the first is read
                 while hose.push():
@@ -110,40 +118,41 @@ def test_hazard_35_a_tick_takes_256_kib_of_a_connection_and_all_take_turns(
                     await hose.client.published(number)
             ticking.cancel()
 
+    use_wire(monkeypatch, is_used=False)
     monkeypatch.setattr(NativeConnection, "buffer_updated", count_and_read)
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(run())
-    assert max(count for one in taken for count in one.values()) <= limits.SOCKET_READ_BYTES
-    busy = [one for one in taken if sum(one.values()) >= 2 * limits.SOCKET_READ_BYTES]
+    assert max(count for tick in ticks for count in tick.values()) <= limits.SOCKET_READ_BYTES
+    busy = [tick for tick in ticks if sum(tick.values()) >= 2 * limits.SOCKET_READ_BYTES]
     assert busy, "more than one connection was read in a tick"
-    assert len({connection for one in taken for connection in one}) == 3
+    assert len({connection for tick in ticks for connection in tick}) == 3
 
 
 # --- a disk that stands still -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.asyncio
-async def test_hazard_35_while_the_disk_stands_still_producers_pause_and_everybody_else_goes_on(
+async def test_hazard_35_producers_pause_and_everything_else_continues_while_the_disk_hangs(
     broker: TestBroker,
 ) -> None:
     async with AsyncExitStack() as stack:
         other = await stack.enter_async_context(raw_client(broker.address))
         await other.call("create_topic", topic=OTHER)
-        hoses: list[Firehose] = []
+        hoses: list[FastProducer] = []
         for _ in range(3):
             client = await stack.enter_async_context(raw_client(broker.address))
-            hoses.append(Firehose(client, frames_of(await producer_of(client), 300)))
-        sink = stack.enter_context(held_sink(broker.node.log))
-        busy = [one for one in connections_of(broker) if one.producers]
+            hoses.append(FastProducer(client, frames_of(await producer_of(client), 300)))
+        hold = stack.enter_context(held_log(broker.node.log))
+        busy = [connection for connection in connections_of(broker) if connection.producers]
         await fill(hoses, busy)
         assert broker.node.log is not None
         assert broker.node.log.in_flight_bytes <= NODE_BYTES
-        held = sum(len(one.body) for connection in busy for one in connection._queued_frames)
-        assert held <= len(busy) * limits.SOCKET_READ_BYTES
+        queued_bytes = sum(len(queued.body) for connection in busy for queued in connection._queued_frames)
+        assert queued_bytes <= len(busy) * limits.SOCKET_READ_BYTES
         await other.write(ping(50, b"still there"))
         assert (await other.read()).body == b"still there"
         assert (await other.call("describe_topic", topic=OTHER))["shards"] == 1
-        sink.let_go()
+        hold.release()
         await asyncio.gather(*(hose.rest() for hose in hoses))
         for hose in hoses:
             outcomes = {(await hose.client.published(number))[0].outcome for number in range(1000, 1300)}
@@ -151,32 +160,31 @@ async def test_hazard_35_while_the_disk_stands_still_producers_pause_and_everybo
     assert stored(broker) == 3 * 300 * 100
 
 
-async def fill(hoses: list[Firehose], busy: list[NativeConnection]) -> None:
-    """Until the broker reads no more, and the kernel takes no more."""
+async def fill(hoses: list[FastProducer], busy: list[NativeConnection]) -> None:
+    """Pushes until the broker stops reading and the kernel's buffers are full."""
     sent = -1
-    while not all(one._is_waiting for one in busy) or sent != (sent := sum(hose.sent for hose in hoses)):
+    while not all(map(is_stopped, busy)) or sent != (sent := sum(hose.sent for hose in hoses)):
         for hose in hoses:
             hose.push()
             await asyncio.sleep(0)
 
 
 @pytest.mark.asyncio
-async def test_hazard_35_what_one_connection_has_without_an_answer_is_bounded(
-    broker: TestBroker, monkeypatch: pytest.MonkeyPatch
+async def test_hazard_35_unanswered_requests_of_a_connection_are_bounded(
+    small_connection_bound: None, broker: TestBroker
 ) -> None:
-    monkeypatch.setattr(limits, "CONNECTION_IN_FLIGHT_BYTES_MAX", 100_000)
     log = broker.node.log
     assert log is not None
     async with raw_client(broker.address) as client, raw_client(broker.address) as other:
-        hose = Firehose(client, frames_of(await producer_of(client), 300))
-        (busy,) = [one for one in connections_of(broker) if one.producers]
+        hose = FastProducer(client, frames_of(await producer_of(client), 300))
+        (busy,) = [connection for connection in connections_of(broker) if connection.producers]
         second = await producer_of(other)
-        with held_sink(log):
+        with held_log(log):
             await fill([hose], [busy])
-            taken = log.in_flight_bytes
-            assert taken < 200_000, "the others have the rest"
+            in_flight_bytes = log.in_flight_bytes
+            assert in_flight_bytes < 200_000, "the rest is left for other connections"
             await other.write(publish(1000, PublishPart(second, 0, FRAME)))
-            await until(lambda: log.in_flight_bytes > taken)
+            await until(lambda: log.in_flight_bytes > in_flight_bytes)
         await hose.rest()
         assert (await other.published(1000))[0].outcome == Outcome.STORED
         outcomes = {(await client.published(number))[0].outcome for number in range(1000, 1300)}
@@ -187,13 +195,13 @@ async def test_hazard_35_what_one_connection_has_without_an_answer_is_bounded(
 
 
 async def consumer_of(client: RawClient, name: str) -> int:
-    found = await client.call("subscribe", topic=TOPIC, subscription=name, consumer="c", start="earliest")
-    await client.write(credit(found["handle"], limits.CREDIT_MAX))
-    return int(found["handle"])
+    answer = await client.call("subscribe", topic=TOPIC, subscription=name, consumer="c", start="earliest")
+    await client.write(credit(answer["handle"], limits.CREDIT_MAX))
+    return int(answer["handle"])
 
 
 @pytest.mark.asyncio
-async def test_hazard_35_consumers_that_do_not_read_share_one_budget_and_slow_nobody(
+async def test_hazard_35_consumers_that_do_not_read_share_one_budget_and_slow_no_other(
     broker: TestBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "SEND_BYTES_TOTAL", 1 * limits.MIB)
@@ -210,15 +218,14 @@ async def test_hazard_35_consumers_that_do_not_read_share_one_budget_and_slow_no
             while seen < stored(broker):
                 seen += len(await reader.take(1000))
         assert seen == 4000, "20 MB went through"
-        transports = [one._transport for one in connections_of(broker)]
-        waiting = [one.get_write_buffer_size() for one in transports if one is not None]
-        assert sum(size > 0 for size in waiting) == 8, "they are all stuck"
+        waiting = [*map(unsent_bytes, connections_of(broker))]
+        assert sum(size > 0 for size in waiting) == 8, "all consumers are stuck"
         share = limits.SEND_BYTES_TOTAL // 16
-        assert max(waiting) <= 2 * share + 110_000, "what fills the share in one tick may come on top, and a section"
+        assert max(waiting) <= 2 * share + 110_000, "one tick may exceed the share, and a section may come on top"
 
 
 @pytest.mark.asyncio
-async def test_hazard_35_a_consumer_that_reads_again_gets_everything_in_order(broker: TestBroker) -> None:
+async def test_hazard_35_a_consumer_that_reads_again_gets_all_messages_in_order(broker: TestBroker) -> None:
     async with (
         icestream.connect(broker.address) as client,
         client.producer(TOPIC) as producer,
@@ -230,9 +237,9 @@ async def test_hazard_35_a_consumer_that_reads_again_gets_everything_in_order(br
             await asyncio.gather(*(producer.send(bytes(50_000)) for _ in range(10)))
         offsets: list[int] = []
         while len(offsets) < 201:
-            one = await lazy.read()
-            assert one.kind == FrameKind.DELIVER
-            found = frame.decode_delivery(one.body)
-            first = found.base_offset + found.first_row
-            offsets += range(first, first + found.rows)
+            received = await lazy.read()
+            assert received.kind == FrameKind.DELIVER
+            delivery = frame.decode_delivery(received.body)
+            first = delivery.base_offset + delivery.first_row
+            offsets += range(first, first + delivery.rows)
         assert offsets == list(range(201))

@@ -39,7 +39,7 @@ async def fill_and_recycle(log: WriteAheadLog, count: int = 30) -> None:
     await log.checkpoint()
 
 
-async def test_hazard_36_as_many_spares_as_asked_for_are_zeroed_in_the_background() -> None:
+async def test_hazard_36_the_configured_number_of_spares_is_zeroed_in_the_background() -> None:
     machine = Machine(spare_files=2)
     log = await machine.start()
     await pass_time(machine, 1.0)
@@ -49,7 +49,7 @@ async def test_hazard_36_as_many_spares_as_asked_for_are_zeroed_in_the_backgroun
     await log.close()
 
 
-async def test_hazard_36_zeroing_goes_in_slices_with_pauses_and_the_name_comes_last() -> None:
+async def test_hazard_36_zeroing_is_done_in_slices_and_the_file_is_named_last() -> None:
     machine = Machine(file_bytes=4 * limits.MIB, spare_files=1)
     log = await machine.start()
     await settle()
@@ -72,21 +72,21 @@ async def test_hazard_36_zeroing_goes_in_slices_with_pauses_and_the_name_comes_l
     assert slices <= allowed + 2
 
 
-async def test_hazard_36_a_rotation_takes_a_zeroed_spare_and_another_one_is_made() -> None:
+async def test_hazard_36_a_rotation_uses_a_zeroed_spare_and_another_is_prepared() -> None:
     machine = Machine(spare_files=2)
     log = await machine.start()
     await pass_time(machine, 1.0)
-    made = spares(machine.disk)
+    prepared = spares(machine.disk)
     for _ in range(12):
         await publish(log, A, bytes(6000))
     await pass_time(machine, 1.0)
     used = [what.split()[0] for operation, what in machine.disk.operations if operation == "rename"]
-    assert any(name in used for name in made), "the next file was a spare"
+    assert any(name in used for name in prepared), "the next file was a spare"
     assert len(spares(machine.disk)) == 2
     await log.close()
 
 
-async def test_hazard_36_without_a_spare_the_file_is_made_and_nothing_waits_for_zeros() -> None:
+async def test_hazard_36_without_a_spare_the_file_is_created_without_zeroing() -> None:
     machine = Machine(spare_files=2)
     log = await machine.start()
     for number in range(40):  # no time passes, so no zeroing happens
@@ -95,7 +95,7 @@ async def test_hazard_36_without_a_spare_the_file_is_made_and_nothing_waits_for_
     assert spares(machine.disk) == []
 
 
-async def test_hazard_36_a_recycled_file_is_not_zeroed_and_its_old_records_never_come_back() -> None:
+async def test_hazard_36_a_recycled_file_is_not_zeroed_and_old_records_never_reappear() -> None:
     machine = Machine()
     log = await machine.start()
     await fill_and_recycle(log)
@@ -112,19 +112,19 @@ async def test_hazard_36_a_recycled_file_is_not_zeroed_and_its_old_records_never
     assert reused
     for name, before in reused.items():
         now = machine.disk.content(name)
-        assert now[: wire.RECORDS_START] != before[: wire.RECORDS_START], "it has a new first page"
-        assert now[-20_000:-10_000] == before[-20_000:-10_000] != bytes(10_000), "and the rest as it was"
+        assert now[: wire.RECORDS_START] != before[: wire.RECORDS_START], "the file has a new first page"
+        assert now[-20_000:-10_000] == before[-20_000:-10_000] != bytes(10_000), "the rest of the file is unchanged"
     for end in (machine.kill, machine.power_loss, machine.kill):
         await end()
         log = await machine.start()
-        found = await messages(log, A)
-        assert {offset: value for offset, value in found.items() if offset in written} == written
-        assert all(value.startswith(b"new") for offset, value in found.items() if offset >= 30)
-        assert min(found) <= 30
+        stored = await messages(log, A)
+        assert {offset: value for offset, value in stored.items() if offset in written} == written
+        assert all(value.startswith(b"new") for offset, value in stored.items() if offset >= 30)
+        assert min(stored) <= 30
         assert log.report.tail_bytes == 0, "old records behind the end are no torn tail"
 
 
-async def test_hazard_36_a_recycled_file_that_was_prepared_but_never_used_holds_nothing() -> None:
+async def test_hazard_36_a_recycled_file_that_was_never_used_has_no_records() -> None:
     machine = Machine()
     log = await machine.start()
     await fill_and_recycle(log)
@@ -142,10 +142,10 @@ async def test_hazard_36_a_recycled_file_that_was_prepared_but_never_used_holds_
 
 def provisioner(disk: SimulatedDisk, file_bytes: int, sizes: list[int]) -> Provisioner:
     """Finds files of these sizes at its start (their bytes do not matter)."""
-    found = {spare_name(number): size for number, size in enumerate(sizes, 1)}
-    for name in found:
+    sizes_by_name = {spare_name(number): size for number, size in enumerate(sizes, 1)}
+    for name in sizes_by_name:
         disk.replace(name, b"")
-    return Provisioner(disk, Machine().clock, bytes(16), file_bytes, found, 2)
+    return Provisioner(disk, Machine().clock, bytes(16), file_bytes, sizes_by_name, 2)
 
 
 @pytest.mark.parametrize(
@@ -159,11 +159,11 @@ def provisioner(disk: SimulatedDisk, file_bytes: int, sizes: list[int]) -> Provi
 )
 async def test_hazard_36_a_start_keeps_at_most_one_gib_of_free_files(file_bytes: int, size: int) -> None:
     disk = SimulatedDisk(1)
-    made = provisioner(disk, file_bytes, [size] * 20)
-    assert len(made.spares) * size <= limits.SPARE_BYTES_MAX
-    assert sorted(spares(disk)) == sorted(made.spares), "the others are deleted"
+    files = provisioner(disk, file_bytes, [size] * 20)
+    assert len(files.spares) * size <= limits.SPARE_BYTES_MAX
+    assert sorted(spares(disk)) == sorted(files.spares), "the other spare files are deleted"
     if size <= limits.SPARE_BYTES_MAX:
-        assert made.spares
+        assert files.spares
 
 
 async def test_hazard_36_files_that_are_freed_are_kept_up_to_one_gib_and_deleted_beyond(
@@ -179,11 +179,11 @@ async def test_hazard_36_files_that_are_freed_are_kept_up_to_one_gib_and_deleted
     ]
 
 
-async def test_hazard_36_a_spare_that_cannot_be_zeroed_does_not_disturb_the_log() -> None:
+async def test_hazard_36_a_failed_zeroing_does_not_disturb_the_log() -> None:
     machine = Machine(spare_files=2)
     machine.disk.fail("write", errno.ENOSPC, after=1)  # the first is the header page of the first file
     log = await machine.start()
     await pass_time(machine, 1.0)
-    assert not [name for name in machine.disk.names() if name.startswith("zero-")], "nothing half made is left"
+    assert not [name for name in machine.disk.names() if name.startswith("zero-")], "no partly zeroed file is left"
     for number in range(20):
         assert await publish(log, A, bytes(6000)) == number

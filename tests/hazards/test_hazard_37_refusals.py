@@ -11,16 +11,16 @@ import pytest_asyncio
 
 import icestream
 from icestream import errors
-from icestream.broker.records import TopicPolicies
 from icestream.client.batch import MessageId
 from icestream.model.block import Numbering
 from icestream.model.topic_name import TopicName
+from icestream.model.topic_policies import PolicyValues
 from icestream.rpc import document
 from icestream.rpc.frame import Outcome, PartResult, PublishPart
 from icestream.testing import TestBroker
 from icestream.wal.admission import Quota
-from tests.support.hasty_clock import HastyClock
-from tests.support.held_sink import HeldSink, held_sink
+from tests.support.fake_clock import clock_with_short_sleeps
+from tests.support.held_sink import LogHold, held_log
 from tests.support.raw_client import RawClient, block, publish, raw_client
 from tests.support.until import until
 
@@ -43,8 +43,8 @@ async def client(broker: TestBroker) -> AsyncIterator[RawClient]:
         yield connected
 
 
-class Toggle:
-    """The quota of the node: none, or more than anybody will use."""
+class QuotaSwitch:
+    """The quota of the node: none, or more than any test uses."""
 
     def __init__(self, broker: TestBroker) -> None:
         assert broker.node.log is not None
@@ -59,39 +59,41 @@ class Toggle:
 
 
 async def stored(broker: TestBroker, shards: int = 2) -> list[list[bytes]]:
-    """All payloads, by shard, in order."""
-    found: list[list[bytes]] = [[] for _ in range(shards)]
+    """All stored payloads by shard, in order."""
+    payloads: list[list[bytes]] = [[] for _ in range(shards)]
     streams = await broker.node.broker.storage.create_subscription_stream("default", "orders", "check")
-    count = sum(one.visible for one in streams.shards)  # more than was acked: an unknown outcome may be a stored one
+    count = sum(
+        shard.visible for shard in streams.shards
+    )  # more than was acked: an unknown outcome may be a stored one
     async with (
         icestream.connect(broker.address) as reader,
         reader.subscribe(TOPIC, "check", start="earliest") as messages,
         asyncio.timeout(WAIT_SECONDS),
     ):
-        while sum(map(len, found)) < count:
+        while sum(map(len, payloads)) < count:
             message = await anext(messages)
-            assert message.offset == len(found[message.shard])
-            found[message.shard].append(message.payload)
-    return found
+            assert message.offset == len(payloads[message.shard])
+            payloads[message.shard].append(message.payload)
+    return payloads
 
 
 async def opened(client: RawClient, name: str = "p") -> tuple[int, int]:
-    found = await client.call("open_producer", topic=TOPIC, producer=name)
-    return found["handle"], found["producer_id"]
+    answer = await client.call("open_producer", topic=TOPIC, producer=name)
+    return answer["handle"], answer["producer_id"]
 
 
 def outcomes(done: list[PartResult]) -> list[Outcome]:
-    return [Outcome(one.outcome) for one in done]
+    return [Outcome(result.outcome) for result in done]
 
 
 # --- through the front end --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_numbered", [True, False], ids=["numbered", "plain"])
-async def test_hazard_37_behind_a_refusal_everything_of_that_producer_and_shard_is_refused_until_a_reset(
+async def test_hazard_37_after_a_refusal_the_producer_is_refused_on_that_shard_until_a_reset(
     client: RawClient, broker: TestBroker, is_numbered: bool
 ) -> None:
-    quota = Toggle(broker)
+    quota = QuotaSwitch(broker)
     handle, number = await opened(client)
     other, _ = await opened(client, "other")
 
@@ -120,10 +122,10 @@ async def test_hazard_37_behind_a_refusal_everything_of_that_producer_and_shard_
     assert await stored(broker) == [[b"0", b"y", b"1", b"2", b"3"], [b"x"]]
 
 
-async def test_hazard_37_a_wrong_batch_in_the_middle_of_a_frame_holds_back_the_rest_of_it(
+async def test_hazard_37_an_invalid_batch_in_a_frame_holds_back_the_rest_of_it(
     client: RawClient, broker: TestBroker
 ) -> None:
-    await broker.node.broker.set_topic_policies(TopicName.parse(TOPIC), TopicPolicies(max_message_bytes=10))
+    await broker.node.broker.set_topic_policies(TopicName.parse(TOPIC), PolicyValues(max_message_bytes=10))
     handle, _ = await opened(client)
     parts = [PublishPart(handle, 0, block(payload)) for payload in (b"a", bytes(11), b"c")]
     await client.write(publish(10, *parts, PublishPart(handle, 1, block(b"d"))))
@@ -131,7 +133,7 @@ async def test_hazard_37_a_wrong_batch_in_the_middle_of_a_frame_holds_back_the_r
     assert await stored(broker) == [[b"a"], [b"d"]]
 
 
-async def test_hazard_37_after_a_failed_write_nothing_that_was_sent_behind_it_overtakes(
+async def test_hazard_37_frames_sent_after_a_failed_write_do_not_overtake_it(
     client: RawClient, broker: TestBroker
 ) -> None:
     """The write fails while later frames are already on their way: their outcome is theirs, and the order holds."""
@@ -139,12 +141,12 @@ async def test_hazard_37_after_a_failed_write_nothing_that_was_sent_behind_it_ov
     parts = [PublishPart(handle, 0, block(b"%d" % row, numbering=Numbering(number, 1, row))) for row in range(6)]
     await client.write(publish(10, parts[0]))
     assert outcomes(await client.published(10)) == [STORED]
-    with held_sink(broker.node.log) as sink:
+    with held_log(broker.node.log) as hold:
         await client.write(publish(11, parts[1]))
-        await until(lambda: sink.waits)
+        await until(lambda: hold.is_waiting)
         await client.write(publish(12, parts[2]), publish(13, parts[3]))
         await client.call("list_topics")  # they are here
-        sink.fail()
+        hold.fail()
         await client.write(publish(14, parts[4]))
         answers = [outcomes(await client.published(row))[0] for row in range(11, 15)]
     assert answers[0] == UNKNOWN
@@ -159,7 +161,7 @@ async def test_hazard_37_after_a_failed_write_nothing_that_was_sent_behind_it_ov
 # --- a client by the book ---------------------------------------------------------------------------------------------
 
 
-class ByTheBook:
+class PipelinedClient:
     """A pipelined client in a few lines, as docs/protocol.md tells.
 
     On a refusal it waits for the answers to all that is on its way, resets, and goes on from what is stored.
@@ -176,7 +178,7 @@ class ByTheBook:
         self._in_flight: list[int] = []
         self.refusals = 0
 
-    async def run(self, chance: random.Random, quota: Toggle) -> None:
+    async def run(self, chance: random.Random, quota: QuotaSwitch) -> None:
         while self._next < self._count or self._in_flight:
             if chance.random() < 0.1:
                 quota.close() if chance.random() < 0.5 else quota.open()
@@ -197,23 +199,23 @@ class ByTheBook:
         (done,) = await self._client.published(self._in_flight.pop(0))
         return done.outcome not in (STORED, Outcome.DUPLICATE)
 
-    async def _start_again(self, quota: Toggle) -> None:
+    async def _start_again(self, quota: QuotaSwitch) -> None:
         self.refusals += 1
         while self._in_flight:
             assert await self._is_refused(), "something was stored behind a refusal"
         quota.open()
-        found = await self._client.call("reset_producer", handle=self._handle, shard=self._shard)
-        last = found["last_sequence"]
+        answer = await self._client.call("reset_producer", handle=self._handle, shard=self._shard)
+        last = answer["last_sequence"]
         self._next = 0 if last is None else last + 1
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_hazard_37_a_quota_that_comes_and_goes_under_pipelined_frames(
+async def test_hazard_37_a_changing_quota_keeps_the_order_of_pipelined_frames(
     client: RawClient, broker: TestBroker, seed: int
 ) -> None:
     handle, number = await opened(client)
-    by_the_book = ByTheBook(client, handle, number, 1, 300)
-    await by_the_book.run(random.Random(seed), Toggle(broker))
+    by_the_book = PipelinedClient(client, handle, number, 1, 300)
+    await by_the_book.run(random.Random(seed), QuotaSwitch(broker))
     assert by_the_book.refusals > 3
     assert (await stored(broker))[1] == [b"%d" % row for row in range(300)]
 
@@ -222,16 +224,16 @@ async def test_hazard_37_a_quota_that_comes_and_goes_under_pipelined_frames(
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_hazard_37_the_python_client_keeps_its_order_whatever_is_refused_or_fails(
+async def test_hazard_37_the_python_client_keeps_its_order_through_refusals_and_failures(
     broker: TestBroker, seed: int
 ) -> None:
     """A quota that comes and goes, and writes that fail: each message is stored once, in order."""
-    chance, quota = random.Random(seed), Toggle(broker)
+    chance, quota = random.Random(seed), QuotaSwitch(broker)
     assert broker.node.log is not None
-    sink = HeldSink(broker.node.log)
+    hold = LogHold(broker.node.log)
     sent: list[asyncio.Future[MessageId]] = []
     async with (
-        icestream.connect(broker.address, clock=HastyClock()) as client,
+        icestream.connect(broker.address, clock=clock_with_short_sleeps()) as client,
         client.producer(TOPIC, shards=2) as producer,
     ):
 
@@ -247,16 +249,16 @@ async def test_hazard_37_the_python_client_keeps_its_order_whatever_is_refused_o
                 quota.close()
                 await send(chance.randrange(20))
                 quota.open()
-            sink.hold()
+            hold.hold()
             await send(chance.randrange(1, 20))
-            await until(lambda: sink.waits)
+            await until(lambda: hold.is_waiting)
             await send(chance.randrange(20))
-            sink.fail() if chance.random() < 0.7 else sink.let_go()
-        found = await asyncio.wait_for(asyncio.gather(*sent), WAIT_SECONDS)
-    assert sink.failures
+            hold.fail() if chance.random() < 0.7 else hold.release()
+        acks = await asyncio.wait_for(asyncio.gather(*sent), WAIT_SECONDS)
+    assert hold.failures
     everything = await stored(broker)
     assert sum(map(len, everything)) == len(sent)
-    for number, one in enumerate(found):
-        assert everything[one.shard][one.offset] == b"%d" % number
+    for number, ack in enumerate(acks):
+        assert everything[ack.shard][ack.offset] == b"%d" % number
     for payloads in everything:
         assert payloads == sorted(payloads, key=int)

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from icestream.lake.lake_options import LakeOptions
+from icestream.processes.child_settings import child_command, child_environment
+from icestream.settings import load
 from tests.support.lake_run import LakeRun, children_of, is_running, until
 from tests.support.pipeline_process import PipelineRun
 
@@ -33,8 +34,13 @@ time.sleep(1000)
 """
 
 
-def lake_command(folder: Path, parent: str | None = None) -> list[str]:
-    command = list(LakeOptions(folder / "none.sock", "127.0.0.1", 0).command("error", "console"))
+def lake_environment(folder: Path) -> dict[str, str]:
+    settings = load(flags=[f"data_dir={folder}", "ports.lake=0", "log.level=error"]).settings
+    return {**os.environ, **child_environment(settings)}
+
+
+def lake_command(parent: str | None = None) -> list[str]:
+    command = list(child_command("lake"))
     if parent is not None:
         command[command.index("--parent") + 1] = parent
     return command
@@ -55,15 +61,15 @@ def test_hazard_39_kill_9_of_the_broker_leaves_no_process_and_no_port(tmp_path: 
         os.kill(run.process.pid, signal.SIGKILL)
         check_gone(run.process.pid)
         check_gone(lake)
-        with socket.socket() as taken:
-            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            taken.bind(("127.0.0.1", run.lake_port))
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", run.lake_port))
 
 
 def below(pid: int) -> list[int]:
-    """Its children, and theirs."""
-    found = children_of(pid)
-    return found + [further for child in found for further in below(child)]
+    """The descendants of a process."""
+    children = children_of(pid)
+    return children + [further for child in children for further in below(child)]
 
 
 @pytest.mark.timeout(180)
@@ -91,16 +97,18 @@ def test_hazard_39_kill_9_while_the_child_still_starts(tmp_path: Path, after_sec
         check_gone(lake)
 
 
-def test_hazard_39_a_child_whose_parent_is_gone_before_it_could_ask_does_not_start(tmp_path: Path) -> None:
-    command = lake_command(tmp_path, parent="1")  # as if it had been handed over to the first process of the machine
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+def test_hazard_39_a_child_whose_parent_died_before_it_registered_does_not_start(tmp_path: Path) -> None:
+    command = lake_command(parent="1")  # as if it had been handed over to the first process of the machine
+    environment = lake_environment(tmp_path)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as child:
         assert child.stdout is not None
         assert child.stdout.read() == b""
         assert child.wait(GONE_SECONDS) == 0
 
 
 def test_hazard_39_the_end_of_stdin_alone_ends_it_in_order(tmp_path: Path) -> None:
-    with subprocess.Popen(lake_command(tmp_path), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    environment = lake_environment(tmp_path)
+    with subprocess.Popen(lake_command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as child:
         assert child.stdout is not None
         assert child.stdin is not None
         assert json.loads(child.stdout.readline())["port"] > 0
@@ -109,13 +117,14 @@ def test_hazard_39_the_end_of_stdin_alone_ends_it_in_order(tmp_path: Path) -> No
 
 
 def test_hazard_39_the_kernel_alone_ends_it(tmp_path: Path) -> None:
-    """Its stdin stays open: this test holds the other end, too."""
+    """The child's stdin stays open, because the test holds the other end too: only the kernel's signal ends it."""
     reading, writing = os.pipe()
     try:
         parent = subprocess.Popen(
-            [sys.executable, "-c", PARENT, *lake_command(tmp_path, "PARENT")],
+            [sys.executable, "-c", PARENT, *lake_command("PARENT")],
             stdin=reading,
             stdout=subprocess.PIPE,
+            env=lake_environment(tmp_path),
             text=True,
         )
         with parent:
@@ -130,9 +139,14 @@ def test_hazard_39_the_kernel_alone_ends_it(tmp_path: Path) -> None:
         os.close(writing)
 
 
-def test_hazard_39_a_child_that_nobody_holds_does_not_start(tmp_path: Path) -> None:
+def test_hazard_39_a_child_without_a_parent_pipe_does_not_start(tmp_path: Path) -> None:
     done = subprocess.run(
-        lake_command(tmp_path), stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=False
+        lake_command(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=30,
+        check=False,
+        env=lake_environment(tmp_path),
     )
     refusal = json.loads(done.stdout)  # the one line that the parent reads
     assert (done.returncode, [*refusal]) == (3, ["refused"])

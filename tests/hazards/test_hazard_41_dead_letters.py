@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from icestream.broker.service import Broker
 from icestream.model import SyncMode
-from icestream.model.subscription import FailurePolicy, PoisonPolicy, StartAt, SubscriptionStart, SubscriptionType
+from icestream.model.subscription_options import (
+    FailurePolicy,
+    PoisonPolicy,
+    StartAt,
+    SubscriptionStart,
+    SubscriptionType,
+)
 from icestream.model.topic_name import TopicName
 from tests.support.broker_machine import TOPIC, BrokerMachine, publish, quiet, stored_rows, subscribe
-from tests.support.halting_store import HaltingStore
+from tests.support.faulty_store import FaultyStore
 from tests.support.machine import HANGS_SECONDS
 from tests.support.until import until
 
@@ -25,12 +31,12 @@ AT_ONCE = FailurePolicy(
 POISON = (3, 5)
 
 
-class Burying:
+class DeadLetterRun:
     """A topic with poison in it, and a consumer that gives it back."""
 
     def __init__(self, mode: SyncMode = SyncMode.ALWAYS) -> None:
         self.machine = BrokerMachine(mode=mode)
-        self.store = self.machine.store = HaltingStore(self.machine.clock)
+        self.store = self.machine.store = FaultyStore(self.machine.clock, survives_close=True)
         self.broker: Broker
 
     async def prepare(self) -> None:
@@ -53,7 +59,7 @@ class Burying:
 
     async def restart(self, *, power: bool = False) -> None:
         await (self.machine.power_loss() if power else self.machine.kill())
-        self.store.go_on()
+        self.store.resume()
         self.broker = await self.machine.open_broker()
 
     async def finish(self) -> None:
@@ -64,8 +70,8 @@ class Burying:
         assert sources == [*POISON], f"dead letters of {sources}"
 
 
-async def test_hazard_41_a_crash_at_any_write_of_the_metadata_store_makes_one_letter() -> None:
-    whole = Burying()
+async def test_hazard_41_a_crash_at_any_metadata_write_yields_one_dead_letter() -> None:
+    whole = DeadLetterRun()
     await whole.prepare()
     before = whole.store.writes
     await whole.consume(*POISON)
@@ -74,9 +80,9 @@ async def test_hazard_41_a_crash_at_any_write_of_the_metadata_store_makes_one_le
     assert writes > 6
     for write in range(writes):
         for carried_out in (False, True):
-            run = Burying()
+            run = DeadLetterRun()
             await run.prepare()
-            run.store.halt_at(write, carried_out=carried_out)
+            run.store.halt_at(write, applied=carried_out)
             working = asyncio.ensure_future(run.consume(*POISON))
             await asyncio.wait_for(run.store.halted.wait(), HANGS_SECONDS)
             await quiet()
@@ -87,10 +93,10 @@ async def test_hazard_41_a_crash_at_any_write_of_the_metadata_store_makes_one_le
 
 @pytest.mark.parametrize("mode", SyncMode)
 @pytest.mark.parametrize("power", [False, True], ids=["kill", "power loss"])
-async def test_hazard_41_a_crash_at_any_step_of_the_disk_makes_one_letter(mode: SyncMode, power: bool) -> None:
+async def test_hazard_41_a_crash_at_any_step_of_the_disk_yields_one_dead_letter(mode: SyncMode, power: bool) -> None:
     crashed, operations = True, 0
     while crashed:
-        run = Burying(mode)
+        run = DeadLetterRun(mode)
         await run.prepare()
         await run.broker.storage.wait_durable()
         run.machine.disk.crash_after(operations)
@@ -101,13 +107,13 @@ async def test_hazard_41_a_crash_at_any_step_of_the_disk_makes_one_letter(mode: 
     assert operations > 2
 
 
-async def test_hazard_41_a_start_tells_the_cursor_what_it_did_not_know_once() -> None:
+async def test_hazard_41_a_start_updates_the_cursor_with_the_last_dead_letter_once() -> None:
     """Otherwise the next letter would take its place, and the start after that would not find it."""
-    run = Burying()
+    run = DeadLetterRun()
     await run.prepare()
     reader = await subscribe(run.broker, kind=SubscriptionType.SHARED)
     await quiet()
-    run.store.halt_at(4, carried_out=False)  # two for the topic of the letters, two for their producer, the cursor
+    run.store.halt_at(4, applied=False)  # two for the topic of the letters, two for their producer, the cursor
     reader.nack(3)
     await asyncio.wait_for(run.store.halted.wait(), HANGS_SECONDS)
     await run.restart()
@@ -117,7 +123,7 @@ async def test_hazard_41_a_start_tells_the_cursor_what_it_did_not_know_once() ->
     assert await run.store.revision() == revision
     reader = await subscribe(run.broker, kind=SubscriptionType.SHARED)
     await quiet()
-    run.store.halt_at(1, carried_out=False)  # one for their producer, then the cursor
+    run.store.halt_at(1, applied=False)  # one for their producer, then the cursor
     reader.nack(5)
     await asyncio.wait_for(run.store.halted.wait(), HANGS_SECONDS)
     await run.restart()
@@ -128,23 +134,23 @@ async def test_hazard_41_a_start_tells_the_cursor_what_it_did_not_know_once() ->
 @pytest.mark.parametrize("changes", [["/default/other"], [None, "/default/other"]])
 async def test_hazard_41_a_letter_in_the_topic_of_the_policy_before_counts_too(changes: list[str | None]) -> None:
     """The policy changes between a letter and the cursor that knows of it; then the broker is killed."""
-    run = Burying()
+    run = DeadLetterRun()
     await run.prepare()
     reader = await subscribe(run.broker, kind=SubscriptionType.SHARED)
     await quiet()
-    run.store.halt_at(4, carried_out=False)  # two for the topic of the letters, two for their producer, the cursor
+    run.store.halt_at(4, applied=False)  # two for the topic of the letters, two for their producer, the cursor
     reader.nack(3)
     await asyncio.wait_for(run.store.halted.wait(), HANGS_SECONDS)
     for dead in changes:
         poison = PoisonPolicy.DEAD_LETTER if dead is not None else PoisonPolicy.BLOCK
         await run.broker.set_failure_policy(TOPIC, "s", replace(AT_ONCE, poison=poison, dead_letter_topic=dead))
     await run.restart()
-    assert run.broker.subscription(TOPIC, "s").lag == 7, "it has its letter"
+    assert run.broker.subscription(TOPIC, "s").lag == 7, "the message has its dead letter"
 
 
-async def test_hazard_41_after_a_seek_back_a_message_that_fails_anew_gets_a_new_letter() -> None:
-    """Also when a crash follows: the letter from before the seek does not count for it."""
-    run = Burying()
+async def test_hazard_41_a_message_that_fails_again_after_a_seek_gets_a_new_dead_letter() -> None:
+    """A crash in between changes nothing: the dead letter from before the seek does not count."""
+    run = DeadLetterRun()
     await run.prepare()
     await run.consume(*POISON)
     await run.broker.seek(TOPIC, "s", SubscriptionStart(StartAt.EARLIEST))

@@ -12,8 +12,8 @@ from icestream.wal import format as wire
 from icestream.wal.damage import plan_repair
 from icestream.wal.log_file import SEAL_POSITION, SECTOR, log_name, log_number
 from icestream.wal.log_repair import apply_repair
+from tests.support.held_sink import HeldSink
 from tests.support.machine import A, B, Machine, batch, messages, publish, turn
-from tests.support.stepped_sink import SteppedSink
 
 pytestmark = pytest.mark.asyncio
 SECTORS = pytest.mark.parametrize("sector", [512, 4096])
@@ -21,14 +21,14 @@ SECTORS = pytest.mark.parametrize("sector", [512, 4096])
 
 def record_places(content: bytes, number: int) -> list[tuple[int, int]]:
     """Start and end of each record of a file, footer included."""
-    found, at = [], wire.RECORDS_START
+    places, at = [], wire.RECORDS_START
     while at + wire.HEADER_BYTES <= len(content) and content[at : at + 4] == wire.MAGIC_BYTES:
         header = wire.decode_header(content, at, at)
         if header.generation != number:
             break
-        found.append((at, at + header.record_bytes))
+        places.append((at, at + header.record_bytes))
         at += header.record_bytes
-    return found
+    return places
 
 
 @SECTORS
@@ -57,12 +57,10 @@ async def test_hazard_42_every_record_starts_on_a_sector_of_its_own(sector: int,
 
 @SECTORS
 @pytest.mark.parametrize("seed", range(6))
-async def test_hazard_42_a_sector_that_is_torn_while_it_is_rewritten_holds_nothing_that_was_acked(
-    sector: int, seed: int
-) -> None:
+async def test_hazard_42_a_sector_torn_during_a_rewrite_holds_no_acked_record(sector: int, seed: int) -> None:
     """The disk promises less than format.py assumes without alignment: of a sector in flight nothing is left."""
     chance = random.Random(seed)
-    machine, sink = Machine(align_bytes=sector), SteppedSink()
+    machine, sink = Machine(align_bytes=sector), HeldSink()
     log = await machine.start(sink=sink)
     acked = {}
     for number in range(3):
@@ -85,10 +83,10 @@ async def test_hazard_42_a_sector_that_is_torn_while_it_is_rewritten_holds_nothi
 
 
 @SECTORS
-async def test_hazard_42_a_sector_that_is_torn_while_a_file_is_sealed_holds_nothing_that_a_start_needs(
+async def test_hazard_42_a_sector_torn_during_sealing_holds_nothing_a_start_needs(
     sector: int,
 ) -> None:
-    machine, sink = Machine(align_bytes=sector), SteppedSink()
+    machine, sink = Machine(align_bytes=sector), HeldSink()
     log = await machine.start(sink=sink)
     for number in range(7):
         log.submit([batch(log, A, b"%d" % number + bytes(7000))])

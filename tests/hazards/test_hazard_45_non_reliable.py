@@ -6,7 +6,7 @@ import pytest
 
 from icestream.broker.dispatch.best_effort import NO_ROOM
 from icestream.broker.service import Broker
-from icestream.model.subscription import DispatchMode, StartAt, SubscriptionStart, SubscriptionType
+from icestream.model.subscription_options import DispatchMode, StartAt, SubscriptionStart, SubscriptionType
 from icestream.observability import metrics
 from tests.support.broker_machine import TOPIC, BrokerMachine, publish, quiet, stored_rows, subscribe
 
@@ -33,7 +33,7 @@ async def payloads(broker: Broker) -> list[bytes]:
     return [row["payload"] for row in (await stored_rows(broker)).values()]
 
 
-async def test_hazard_45_messages_that_nobody_gets_are_stored_and_survive_a_power_loss() -> None:
+async def test_hazard_45_undelivered_messages_are_stored_and_survive_a_power_loss() -> None:
     machine = BrokerMachine()
     broker = await opened(machine, 5)
     await machine.power_loss()
@@ -43,7 +43,9 @@ async def test_hazard_45_messages_that_nobody_gets_are_stored_and_survive_a_powe
 
 
 @KINDS
-async def test_hazard_45_what_a_consumer_has_no_room_for_is_skipped_for_it_and_stored(kind: SubscriptionType) -> None:
+async def test_hazard_45_messages_beyond_the_credit_of_a_consumer_are_skipped_and_stored(
+    kind: SubscriptionType,
+) -> None:
     broker = await opened(BrokerMachine())
     reader = await subscribe(broker, kind=kind, start=LATEST, credit=2)
     skipped = metrics.MESSAGES_DROPPED.labels(NO_ROOM)._value.get()
@@ -57,11 +59,11 @@ async def test_hazard_45_what_a_consumer_has_no_room_for_is_skipped_for_it_and_s
     assert len(await payloads(broker)) == 5
     await put(broker, 5)
     await quiet()
-    assert reader.sink.payloads == [b"0", b"1", b"5"], "and it goes on with what comes next"
+    assert reader.sink.payloads == [b"0", b"1", b"5"], "delivery goes on with the next message"
 
 
 @KINDS
-async def test_hazard_45_nothing_comes_again_whatever_is_said_of_it(kind: SubscriptionType) -> None:
+async def test_hazard_45_no_message_is_redelivered(kind: SubscriptionType) -> None:
     machine = BrokerMachine()
     broker = await opened(machine)
     reader = await subscribe(broker, kind=kind, start=LATEST)
@@ -77,15 +79,15 @@ async def test_hazard_45_nothing_comes_again_whatever_is_said_of_it(kind: Subscr
 
 @KINDS
 @pytest.mark.parametrize("how", ["a start", "a seek"])
-async def test_hazard_45_a_start_and_a_seek_find_what_was_stored_before(kind: SubscriptionType, how: str) -> None:
-    """History waits for room, because somebody asked for it; what comes later does not."""
+async def test_hazard_45_a_start_and_a_seek_deliver_stored_messages(kind: SubscriptionType, how: str) -> None:
+    """Stored messages wait for credit, because the start or seek asked for them; later messages do not."""
     broker = await opened(BrokerMachine(), 6)
     reader = await subscribe(broker, kind=kind, start=EARLIEST if how == "a start" else LATEST, credit=0)
     if how == "a seek":
         await broker.seek(TOPIC, "s", SubscriptionStart(StartAt.OFFSET, 1))
     await put(broker, 6, 7)
     await quiet()
-    assert reader.sink.got == []
+    assert reader.sink.received == []
     for _ in range(8):
         reader.credit(1)
         await quiet()
@@ -98,7 +100,7 @@ async def test_hazard_45_a_start_and_a_seek_find_what_was_stored_before(kind: Su
 
 
 async def test_hazard_45_a_restart_delivers_nothing_twice() -> None:
-    """At most once: what was delivered since the cursor was written is passed by before anybody is there."""
+    """At most once: messages delivered since the cursor was written are skipped before a consumer joins."""
     machine = BrokerMachine()
     broker = await opened(machine)
     reader = await subscribe(broker, start=LATEST)
@@ -134,5 +136,5 @@ async def test_hazard_45_history_waits_over_a_restart_too(kind: SubscriptionType
     reader = await subscribe(broker, kind=kind)
     await quiet()
     expected = [b"%d" % number for number in range(2, 7)]
-    assert reader.sink.payloads == expected, "also what was skipped for nobody yet"
+    assert reader.sink.payloads == expected, "also messages that were skipped while no consumer was there"
     assert reader.subscription.lag == 0

@@ -1,4 +1,4 @@
-"""Hazard 48 through the broker: who was told of a position finds it after a crash, and nothing is written below it."""
+"""Hazard 48 through the broker: a reported position is there after a crash, and nothing is written below it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from icestream import limits
 from icestream.broker import records
 from icestream.broker.service import Broker
 from icestream.model import SyncMode
-from icestream.model.subscription import StartAt, SubscriptionStart, SubscriptionType
+from icestream.model.subscription_options import StartAt, SubscriptionStart, SubscriptionType
 from icestream.model.topic_name import TopicName
-from tests.support.broker_machine import EARLIEST, TOPIC, BrokerMachine, Recorder, publish, quiet, send, subscribe
-from tests.support.halting_store import HaltingStore
+from tests.support.broker_machine import EARLIEST, TOPIC, BrokerMachine, publish, quiet, send, subscribe
+from tests.support.faulty_store import FaultyStore
 from tests.support.machine import HANGS_SECONDS
+from tests.support.recording_consumer import RecordingConsumer
 
 SHARDS = 3
 
@@ -31,14 +32,14 @@ async def started(machine: BrokerMachine, shards: int = 1, messages: int = 3) ->
 
 
 async def cursors(machine: BrokerMachine, shards: int = SHARDS) -> list[records.CursorRecord]:
-    """Those that are stored."""
+    """The stored cursors of all shards."""
     keys = [records.cursor_key(TOPIC, "s", shard, shards) for shard in range(shards)]
-    found = [(key, await machine.store.get(key)) for key in keys]
-    return [records.decode(records.CursorRecord, key, entry.value) for key, entry in found if entry is not None]
+    entries = [(key, await machine.store.get(key)) for key in keys]
+    return [records.decode(records.CursorRecord, key, entry.value) for key, entry in entries if entry is not None]
 
 
 @pytest.mark.asyncio
-async def test_hazard_48_a_new_subscription_gets_what_comes_after_its_answer_whatever_crashes() -> None:
+async def test_hazard_48_a_new_subscription_gets_messages_after_its_reply_through_any_crash() -> None:
     machine = BrokerMachine()
     broker = await started(machine)
     await subscribe(broker, start=SubscriptionStart(StartAt.LATEST))
@@ -51,24 +52,24 @@ async def test_hazard_48_a_new_subscription_gets_what_comes_after_its_answer_wha
 
 
 @pytest.mark.asyncio
-async def test_hazard_48_a_crash_while_it_is_created_leaves_it_with_all_its_cursors_or_nothing() -> None:
+async def test_hazard_48_a_crash_during_creation_leaves_all_cursors_or_nothing() -> None:
     outcomes, write, is_over = set[bool](), 0, False
     while not is_over:
         for carried_out in (False, True):
             machine = BrokerMachine()
-            store = machine.store = HaltingStore(machine.clock)
+            store = machine.store = FaultyStore(machine.clock, survives_close=True)
             broker = await started(machine, SHARDS)
-            store.halt_at(write, carried_out=carried_out)
+            store.halt_at(write, applied=carried_out)
             joining = asyncio.ensure_future(subscribe(broker, start=SubscriptionStart(StartAt.LATEST)))
             halted = asyncio.ensure_future(store.halted.wait())
             await asyncio.wait({joining, halted}, timeout=HANGS_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             is_over = joining.done()
             await machine.kill()
-            store.go_on()
-            found = "s" in (await machine.open_broker()).topics.get(TOPIC).subscriptions
-            assert found or not is_over
-            assert [one.offset for one in await cursors(machine)] == ([3] * SHARDS if found else [])
-            outcomes.add(found)
+            store.resume()
+            is_created = "s" in (await machine.open_broker()).topics.get(TOPIC).subscriptions
+            assert is_created or not is_over
+            assert [cursor.offset for cursor in await cursors(machine)] == ([3] * SHARDS if is_created else [])
+            outcomes.add(is_created)
             await machine.kill()
         write += 1
     assert outcomes == {False, True}
@@ -76,26 +77,29 @@ async def test_hazard_48_a_crash_while_it_is_created_leaves_it_with_all_its_curs
 
 
 @pytest.mark.asyncio
-async def test_hazard_48_a_crash_while_it_seeks_leaves_every_shard_there_or_none() -> None:
+async def test_hazard_48_a_crash_during_a_seek_moves_every_shard_or_none() -> None:
     for carried_out in (False, True):
         machine = BrokerMachine()
-        store = machine.store = HaltingStore(machine.clock)
+        store = machine.store = FaultyStore(machine.clock, survives_close=True)
         broker = await started(machine, SHARDS)
         await subscribe(broker, start=SubscriptionStart(StartAt.LATEST))
-        store.halt_at(0, carried_out=carried_out)
+        store.halt_at(0, applied=carried_out)
         seeking = asyncio.ensure_future(broker.seek(TOPIC, "s", SubscriptionStart(StartAt.OFFSET, 1)))
         await asyncio.wait_for(store.halted.wait(), HANGS_SECONDS)
-        assert not seeking.done(), "not answered before it is durable"
+        assert not seeking.done(), "a seek is not answered before it is durable"
         await machine.kill()
-        store.go_on()
+        store.resume()
         broker = await machine.open_broker()
-        places = [(one.dispatcher.acked.position, one.generation) for one in broker.subscription(TOPIC, "s").deliveries]
+        places = [
+            (delivery.dispatcher.acked.position, delivery.generation)
+            for delivery in broker.subscription(TOPIC, "s").deliveries
+        ]
         assert places == [(1, 1) if carried_out else (3, 0)] * SHARDS
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("kind", SubscriptionType)
-async def test_hazard_48_acks_from_before_a_seek_count_neither_at_once_nor_after_a_restart(
+async def test_hazard_48_acks_from_before_a_seek_are_ignored_before_and_after_a_restart(
     kind: SubscriptionType,
 ) -> None:
     machine = BrokerMachine()
@@ -122,18 +126,18 @@ async def test_hazard_48_acks_from_before_a_seek_count_neither_at_once_nor_after
 
 
 @pytest.mark.asyncio
-async def test_hazard_48_what_waits_for_a_slow_consumer_is_not_sent_after_the_seek() -> None:
+async def test_hazard_48_messages_queued_for_a_slow_consumer_are_not_sent_after_the_seek() -> None:
     broker = await started(BrokerMachine(), messages=4)
-    sink = Recorder()
+    sink = RecordingConsumer()
     sink.is_full = True
-    found, consumer = await broker.subscribe(TOPIC, "s", SubscriptionType.EXCLUSIVE, "c", sink, EARLIEST)
-    found.give_credit(consumer, 100)
+    subscription, consumer = await broker.subscribe(TOPIC, "s", SubscriptionType.EXCLUSIVE, "c", sink, EARLIEST)
+    subscription.give_credit(consumer, 100)
     await quiet()
     await broker.seek(TOPIC, "s", SubscriptionStart(StartAt.OFFSET, 3))
     sink.is_full = False
     consumer.drained()
     await quiet()
-    assert sink.places == [(0, 1, 3)], "only what belongs to the new generation"
+    assert sink.positions == [(0, 1, 3)], "only what belongs to the new generation"
     assert consumer.credit_messages == 99, "credit for what does not come is given back"
 
 
@@ -158,7 +162,7 @@ STEPS = st.one_of(
 )
 
 
-class Positions:
+class PositionModel:
     """One shard, subscriptions that begin and move anywhere, and messages that must never be below them."""
 
     def __init__(self, mode: SyncMode) -> None:
@@ -196,15 +200,15 @@ class Positions:
 
     async def positions(self) -> dict[str, int]:
         """The highest that each subscription holds, and that is stored of it."""
-        found = {}
+        positions = {}
         for name in self.subscriptions:
             dispatcher = self.broker.subscription(TOPIC, name).delivery(0).dispatcher
-            found[f"held {name}"] = max(dispatcher.acked.position, dispatcher.acked.end, dispatcher.next)
+            positions[f"held {name}"] = max(dispatcher.acked.position, dispatcher.acked.end, dispatcher.next)
             key = records.cursor_key(TOPIC, name, 0, 1)
             entry = await self.machine.store.get(key)
             assert entry is not None
-            found[f"stored {name}"] = records.decode(records.CursorRecord, key, entry.value).end
-        return found
+            positions[f"stored {name}"] = records.decode(records.CursorRecord, key, entry.value).end
+        return positions
 
     async def publish(self, count: int) -> None:
         producer = await self.broker.open_producer(TOPIC, "p")
@@ -225,10 +229,10 @@ class Positions:
 @pytest.mark.parametrize("mode", SyncMode)
 @given(steps=st.lists(STEPS, min_size=4, max_size=16))
 @settings(max_examples=25, deadline=None)
-def test_hazard_48_no_message_is_ever_written_below_a_held_or_stored_position(
+def test_hazard_48_no_message_is_written_below_a_held_or_stored_cursor(
     mode: SyncMode, steps: list[tuple[object, ...]]
 ) -> None:
-    asyncio.run(Positions(mode).check_steps(steps))
+    asyncio.run(PositionModel(mode).check_steps(steps))
 
 
 @pytest.mark.asyncio

@@ -15,7 +15,7 @@ from icestream.broker.dispatch.dispatcher import Dispatcher
 from icestream.broker.dispatch.instruction import Deliver, Instruction
 from icestream.broker.dispatch.key_shared import KeySharedDispatcher
 from icestream.model.cursor import AckedOffsets
-from icestream.model.subscription import FailurePolicy, PoisonPolicy, SubscriptionType
+from icestream.model.subscription_options import FailurePolicy, PoisonPolicy, SubscriptionType
 
 POSITIONS = st.integers(-10, 300) | st.sampled_from([2**62, -(2**62)])
 DISPATCHERS = ("exclusive", "shared", "failover", "key-shared", "best effort", "best effort by key")
@@ -41,8 +41,13 @@ def look_ahead(dispatcher: Dispatcher, out: list[Instruction]) -> list[Instructi
 
 
 def offsets(instructions: list[Instruction]) -> list[int]:
-    found = [offset for one in instructions if isinstance(one, Deliver) for offset in range(one.start, one.end)]
-    return sorted(found)
+    delivered = [
+        offset
+        for instruction in instructions
+        if isinstance(instruction, Deliver)
+        for offset in range(instruction.start, instruction.end)
+    ]
+    return sorted(delivered)
 
 
 @pytest.mark.parametrize("name", DISPATCHERS[:4])
@@ -59,7 +64,7 @@ def test_hazard_48_acks_of_deliveries_before_the_seek_do_not_count(name: str) ->
     assert dispatcher.acked.position == 10
 
 
-def test_hazard_48_a_seek_back_delivers_what_was_acked_and_given_up() -> None:
+def test_hazard_48_a_seek_back_delivers_acked_and_dead_lettered_messages() -> None:
     dispatcher = Dispatcher(SubscriptionType.SHARED, FailurePolicy(0, poison=PoisonPolicy.DROP), AckedOffsets())
     dispatcher.readable(5, 0)
     dispatcher.join(Credit(1, 100), 0)
@@ -69,7 +74,7 @@ def test_hazard_48_a_seek_back_delivers_what_was_acked_and_given_up() -> None:
     assert dispatcher.seek(0, 0) == [Deliver(1, 0, 5, 0)]
 
 
-def test_hazard_48_deadlines_from_before_the_seek_ring_no_more() -> None:
+def test_hazard_48_deadlines_from_before_the_seek_do_not_fire() -> None:
     dispatcher = Dispatcher(
         SubscriptionType.EXCLUSIVE, FailurePolicy(ack_timeout_ms=100, base_delay_ms=50), AckedOffsets()
     )
@@ -82,7 +87,7 @@ def test_hazard_48_deadlines_from_before_the_seek_ring_no_more() -> None:
     assert dispatcher.unacked == 0
 
 
-def test_hazard_48_many_seeks_leave_nothing_behind() -> None:
+def test_hazard_48_many_seeks_leave_no_state() -> None:
     dispatcher, credit = dispatcher_of("shared", AckedOffsets()), Credit(1, 10**9)
     dispatcher.readable(100, 0)
     dispatcher.join(credit, 0)
@@ -100,7 +105,7 @@ def test_hazard_48_many_seeks_leave_nothing_behind() -> None:
     position=st.integers(0, 300),
     steps=st.lists(st.tuples(st.sampled_from(["publish", "seek", "restart", "ack"]), POSITIONS), max_size=40),
 )
-def test_hazard_48_no_message_is_written_below_a_held_or_stored_position(
+def test_hazard_48_no_message_is_written_below_a_sought_position(
     name: str, position: int, steps: list[tuple[str, int]]
 ) -> None:
     """Whatever is asked for: a message that is written after it is delivered, never passed by."""

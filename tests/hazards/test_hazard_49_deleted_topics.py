@@ -25,14 +25,14 @@ from icestream.observability.metrics import WAL_DELETED
 from tests.support.broker_machine import TOPIC as A
 from tests.support.broker_machine import BrokerMachine, publish
 from tests.support.topic_tables import ENVELOPE
-from tests.support.warehouse import NS, TABLE, World
+from tests.support.warehouse import NS, TABLE, CatalogWorld
 
 pytestmark = pytest.mark.asyncio
 
 TOPIC = TopicName("default", "orders")
 
 
-class Both(World):
+class TwoCatalogWorld(CatalogWorld):
     """A broker and a catalog over one metadata store."""
 
     async def start(self) -> Broker:
@@ -47,12 +47,12 @@ class Both(World):
 
     async def left(self) -> list[str]:
         words = ("topics", "bound", "parted", "deleted_topics")
-        found = [key.split("/")[2] for key, _ in await self.store.list_all(catalog_keys.ROOT)]
-        return [word for word in found if word in words]
+        catalog_words = [key.split("/")[2] for key, _ in await self.store.list_all(catalog_keys.ROOT)]
+        return [word for word in catalog_words if word in words]
 
 
-async def test_hazard_49_the_note_of_a_table_in_another_catalog_goes_with_its_topic() -> None:
-    world = Both()
+async def test_hazard_49_the_record_of_a_foreign_table_is_removed_with_its_topic() -> None:
+    world = TwoCatalogWorld()
     broker = await world.start()
     topic_id = (await world.log_of(broker)).topic_id
     for number in (topic_id, topic_id + 1):
@@ -63,12 +63,12 @@ async def test_hazard_49_the_note_of_a_table_in_another_catalog_goes_with_its_to
     assert [key for key, _ in await world.store.list_all(FOREIGN_TABLES)] == [foreign_table_key(topic_id + 1)]
 
 
-async def test_hazard_49_the_table_of_a_deleted_topic_stays_as_any_other() -> None:
-    world = Both()
+async def test_hazard_49_the_table_of_a_deleted_topic_becomes_an_ordinary_table() -> None:
+    world = TwoCatalogWorld()
     broker = await world.start()
     await world.with_table(schema=ENVELOPE)
     await world.catalog.topics.bind_empty(TABLE, await world.log_of(broker))
-    assert (await broker.delete_topic(TOPIC)).table == [*NS, TABLE.name], "it is told what stays"
+    assert (await broker.delete_topic(TOPIC)).table == [*NS, TABLE.name], "the answer names the table that stays"
     assert "deleted_topics" in await world.left(), "by the end of it"
     other = Identifier(NS, "other")
     await world.catalog.tables.rename(TABLE, other, is_forced=True)
@@ -80,7 +80,7 @@ async def test_hazard_49_the_table_of_a_deleted_topic_stays_as_any_other() -> No
 
 
 async def test_hazard_49_a_topic_that_is_created_again_gets_its_own_table() -> None:
-    world = Both()
+    world = TwoCatalogWorld()
     broker = await world.start()
     await world.with_table(schema=ENVELOPE)
     await world.with_table("second", schema=ENVELOPE)
@@ -94,8 +94,8 @@ async def test_hazard_49_a_topic_that_is_created_again_gets_its_own_table() -> N
     await broker.shutdown()
 
 
-async def test_hazard_49_nothing_is_left_of_a_topic_that_had_no_table_or_was_parted() -> None:
-    world = Both()
+async def test_hazard_49_a_topic_without_table_or_detached_leaves_no_records() -> None:
+    world = TwoCatalogWorld()
     broker = await world.start()
     await world.with_table(schema=ENVELOPE)
     await world.catalog.topics.bind_empty(TABLE, await world.log_of(broker))
@@ -109,8 +109,8 @@ async def test_hazard_49_nothing_is_left_of_a_topic_that_had_no_table_or_was_par
     await broker.shutdown()
 
 
-async def test_hazard_49_a_crash_while_they_are_parted_begins_again() -> None:
-    world = Both()
+async def test_hazard_49_a_crash_while_detaching_is_repeated() -> None:
+    world = TwoCatalogWorld()
     broker = await world.start()
     await world.with_table(schema=ENVELOPE)
     log = await world.log_of(broker)
@@ -123,8 +123,8 @@ async def test_hazard_49_a_crash_while_they_are_parted_begins_again() -> None:
     await broker.shutdown()
 
 
-async def test_hazard_49_a_table_that_cannot_be_read_is_not_tried_for_ever() -> None:
-    world = Both()
+async def test_hazard_49_an_unreadable_table_is_not_retried_forever() -> None:
+    world = TwoCatalogWorld()
     broker = await world.start()
     await world.with_table(schema=ENVELOPE)
     await world.catalog.topics.bind_empty(TABLE, await world.log_of(broker))
@@ -137,7 +137,7 @@ async def test_hazard_49_a_table_that_cannot_be_read_is_not_tried_for_ever() -> 
 
 
 async def test_hazard_49_the_lake_process_wakes_for_it() -> None:
-    world = Both()
+    world = TwoCatalogWorld()
     broker = await world.start()
     await world.with_table(schema=ENVELOPE)
     await world.catalog.topics.bind_empty(TABLE, await world.log_of(broker))
@@ -155,9 +155,9 @@ async def test_hazard_49_the_lake_process_wakes_for_it() -> None:
     await broker.shutdown()
 
 
-async def test_hazard_49_nothing_is_left_of_what_its_snapshots_held() -> None:
-    """Also of a topic whose table is in another catalog, of which ours knows nothing."""
-    world = Both()
+async def test_hazard_49_the_snapshot_marks_of_a_deleted_topic_are_removed() -> None:
+    """That includes topics whose table is in a foreign catalog, which our catalog does not know."""
+    world = TwoCatalogWorld()
     broker = await world.start()
     log = await world.log_of(broker)
     await world.store.put(catalog_keys.open_marks_key(log.topic_id), b"marks")
@@ -169,7 +169,7 @@ async def test_hazard_49_nothing_is_left_of_what_its_snapshots_held() -> None:
     await broker.shutdown()
 
 
-async def test_hazard_49_what_is_in_no_table_is_dropped_and_said_in_the_decision(
+async def test_hazard_49_uncommitted_messages_are_dropped_and_named_in_the_decision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine = BrokerMachine()
@@ -188,16 +188,16 @@ async def test_hazard_49_what_is_in_no_table_is_dropped_and_said_in_the_decision
     async def seen(compare: Any, then: Sequence[Operation], *others: Any) -> Any:
         key = records.deleted_topic_key(topic_id)
         decided.extend(
-            records.decode(records.DeletedTopicRecord, key, one.value)
-            for one in then
-            if isinstance(one, Put) and one.key == key
+            records.decode(records.DeletedTopicRecord, key, operation.value)
+            for operation in then
+            if isinstance(operation, Put) and operation.key == key
         )
         return await txn(compare, then, *others)
 
     monkeypatch.setattr(machine.store, "txn", seen)
     before = WAL_DELETED._value.get()
     await broker.delete_topic(A)
-    assert [one.dropped for one in decided] == [[(0, 2)]]
+    assert [record.dropped for record in decided] == [[(0, 2)]]
     assert WAL_DELETED._value.get() - before == 2
     assert machine.log.shard(topic_id, 0).floor == 5
     await broker.shutdown()

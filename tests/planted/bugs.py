@@ -1,4 +1,4 @@
-"""The planted bugs: each is one mistake that somebody could make, put into the running code.
+"""The planted bugs: each is one mistake that could be made, put into the running code.
 
 A bug is a function that gets `patch` (`setattr`, or pytest's `monkeypatch.setattr`, which takes it back). Those of the
 native extension are in native/src/planted.rs and chosen by ICESTREAM_PLANTED.
@@ -122,7 +122,7 @@ def _encode_record_without_length(*arguments: Any) -> bytes:
 
 
 def _decode_header_without_length(data: bytes | memoryview, at: int, position: int) -> wire.RecordHeader:
-    """Where the weak CRC fits, the right one is put in its place before the header is decoded as ever."""
+    """Where the weak CRC matches, replaces it by the right one before the header is decoded as usual."""
     count = int.from_bytes(data[at + 48 : at + 52], "little")
     head = bytearray(data[at : at + wire.HEADER_BYTES + wire.ENTRY_BYTES * min(count, 2**14)])
     if len(head) >= wire.HEADER_BYTES:
@@ -167,7 +167,7 @@ def freed_without_checkpoint(patch: Patch) -> None:
 
 
 def checkpoint_not_written(patch: Patch) -> None:
-    """The checkpoint counts, but nobody has written it."""
+    """The checkpoint counts, but it was never written."""
     _write_checkpoint_into(patch, _Nowhere)
 
 

@@ -22,8 +22,8 @@ from icestream.wal.appender import Placed, require_placed
 from icestream.wal.producer_sequences import Duplicate
 from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.planted.messages import batch, tokens_in
-from tests.planted.order import RECORDS_START, Record, records_in
-from tests.planted.stores import Life, Store, Work, options
+from tests.planted.order import RECORDS_START, OrderedRecord, records_in
+from tests.planted.stores import PlantedStore, StoreProcess, Work, options
 from tests.support.syscall_recorder import Call, Event
 
 A, B = ShardKey(1, 0), ShardKey(2, 3)
@@ -37,10 +37,10 @@ def declare(log: WriteAheadLog) -> None:
 # --- traffic ----------------------------------------------------------------------------------------------------------
 
 
-def traffic(store: Store, mode: SyncMode, **others: Any) -> list[str]:
+def traffic(store: PlantedStore, mode: SyncMode, **others: Any) -> list[str]:
     """Three processes: one is killed with work in flight, one recovers and closes, one finds a log in order."""
 
-    async def first(life: Life) -> None:
+    async def first(life: StoreProcess) -> None:
         log = await _opened(life, mode, others)
         await _beside_a_sync(life, log)
         for round_ in range(3):
@@ -49,17 +49,17 @@ def traffic(store: Store, mode: SyncMode, **others: Any) -> list[str]:
             log.submit([batch(log, A, f"1.late.{number}", 900)])
             await asyncio.sleep(0)
 
-    async def second(life: Life) -> None:
+    async def second(life: StoreProcess) -> None:
         log = await _opened(life, mode, others)
         await _round(life, log, "2.0")
         await life.close(log)
 
-    async def third(life: Life) -> None:
+    async def third(life: StoreProcess) -> None:
         log = await _opened(life, mode, others)
         await _round(life, log, "3.0")
 
     def trouble_of(work: Work) -> Work:
-        async def watched(life: Life) -> list[str]:
+        async def watched(life: StoreProcess) -> list[str]:
             try:
                 await work(life)
             except errors.IcestreamError as error:
@@ -71,18 +71,18 @@ def traffic(store: Store, mode: SyncMode, **others: Any) -> list[str]:
     return [text for work in (first, second, third) for text in store.live(trouble_of(work))]
 
 
-async def _opened(life: Life, mode: SyncMode, others: dict[str, Any]) -> WriteAheadLog:
+async def _opened(life: StoreProcess, mode: SyncMode, others: dict[str, Any]) -> WriteAheadLog:
     log = await life.open(options(mode, **others))
     declare(log)
     return log
 
 
-async def _produce(life: Life, log: WriteAheadLog, key: ShardKey, token: str) -> None:
+async def _produce(life: StoreProcess, log: WriteAheadLog, key: ShardKey, token: str) -> None:
     (result,) = require_placed(await log.append([batch(log, key, token, 1500)]))
     life.say(f"ack {result.lsn} {key.topic_id} {key.shard} {result.base_offset} {token}")
 
 
-async def _beside_a_sync(life: Life, log: WriteAheadLog) -> None:
+async def _beside_a_sync(life: StoreProcess, log: WriteAheadLog) -> None:
     """The loop hears of a sync while the next record is written and not yet synced."""
     with life.held_syncs():
         first = asyncio.ensure_future(_produce(life, log, A, "held.0"))
@@ -96,12 +96,12 @@ async def _beside_a_sync(life: Life, log: WriteAheadLog) -> None:
 
 
 async def _turns(count: int) -> None:
-    """Lets the loop do all that is ready: news of the writer, then the answers, then those who wait for them."""
+    """Lets the loop do all that is ready: news of the writer, then the answers, then the tasks that wait for them."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
-async def _round(life: Life, log: WriteAheadLog, name: str) -> None:
+async def _round(life: StoreProcess, log: WriteAheadLog, name: str) -> None:
     """Producers beside each other, then one alone, then a floor and a checkpoint."""
 
     async def produce(producer: int, count: int) -> None:
@@ -123,15 +123,15 @@ async def _round(life: Life, log: WriteAheadLog, name: str) -> None:
 ENOUGH = 10  # flips that were not reported
 
 
-def flips(store: Store) -> list[str]:
-    async def write(life: Life) -> list[list[Any]]:
+def flips(store: PlantedStore) -> list[str]:
+    async def write(life: StoreProcess) -> list[list[Any]]:
         log = await life.open(options())
         declare(log)
         return [await _append(log, A, f"flip.{number}", 200 + 40 * number) for number in range(6)]
 
     acked = {(*A, offset): token for _, offset, token in store.live(write)}
     (name,) = [name for name in store.names() if _records(store, name)]
-    found = []
+    violations = []
     for what, bit in _bits(store.content(name), _records(store, name)[2]):
         copy = store.copy()
         content = bytearray(copy.content(name))
@@ -139,13 +139,13 @@ def flips(store: Store) -> list[str]:
         copy.replace(name, bytes(content))
         trouble = copy.live(lambda life: _start_trouble(life, acked))
         if trouble:
-            found.append(f"{name} position {bit >> 3}, bit {bit & 7} flipped ({what}): not reported, {trouble}")
-        if len(found) == ENOUGH:
+            violations.append(f"{name} position {bit >> 3}, bit {bit & 7} flipped ({what}): not reported, {trouble}")
+        if len(violations) == ENOUGH:
             break
-    return found
+    return violations
 
 
-def _records(store: Store, name: str) -> list[Record]:
+def _records(store: PlantedStore, name: str) -> list[OrderedRecord]:
     """The data records at the beginning of a file."""
     if not name.startswith("log-"):
         return []
@@ -153,8 +153,8 @@ def _records(store: Store, name: str) -> list[Record]:
     return list(records_in(Event(0, 0, Call.WRITE, name, position=RECORDS_START, data=content)))
 
 
-def _bits(content: bytes, record: Record) -> Iterator[tuple[str, int]]:
-    """What to flip in a record from the middle of the log: all bits of its lengths, some of everything else."""
+def _bits(content: bytes, record: OrderedRecord) -> Iterator[tuple[str, int]]:
+    """The bits of a record to flip: all bits of its lengths, some of everything else."""
     start = record.position
     header_bytes, record_bytes, count = struct.unpack_from("<III", content, start + 40)
     for byte in range(header_bytes, record_bytes - 8, 61):
@@ -168,8 +168,8 @@ def _bits(content: bytes, record: Record) -> Iterator[tuple[str, int]]:
             yield f"body_bytes of a section of record {record.lsn}", 8 * (start + 64 + 64 * section + 48) + bit
 
 
-async def _start_trouble(life: Life, acked: dict[tuple[int, int, int], str]) -> str:
-    """What a start on a damaged log does wrong; nothing when it reports, or when nothing is lost."""
+async def _start_trouble(life: StoreProcess, acked: dict[tuple[int, int, int], str]) -> str:
+    """The fault of a start on a damaged log; empty if it reports the damage or loses nothing."""
     try:
         log = await life.open(options())
     except errors.LogDamaged:
@@ -197,50 +197,53 @@ SLOT = 512  # every small record of this story takes exactly one
 FAILED = 32
 
 
-def past(store: Store) -> list[str]:
+def past(store: PlantedStore) -> list[str]:
     """A write of many records fails: their numbers are given again, while their bytes stay in the file. The file is
     recycled. Its new record ends exactly where one of the old ones begins that has the next number. Then a kill.
     """
 
-    async def first(life: Life) -> dict[str, Any]:
+    async def first(life: StoreProcess) -> dict[str, Any]:
         log = await life.open(options(align_bytes=SLOT))
         declare(log)
         return await _write_over_the_past(life, log)
 
-    async def second(life: Life) -> list[str]:
+    async def second(life: StoreProcess) -> list[str]:
         try:
             log = await life.open(options(align_bytes=SLOT))
         except errors.LogDamaged as error:
             return [f"the log does not open after a kill: {error}"]
-        found = []
-        if log.report.rewritten_file != told["file"]:
-            found.append(
-                f"{told['file']} was not sealed, but recovery rewrote {log.report.rewritten_file or 'nothing'}"
+        violations = []
+        if log.report.rewritten_file != first_life["file"]:
+            violations.append(
+                f"{first_life['file']} was not sealed, but recovery rewrote {log.report.rewritten_file or 'nothing'}"
             )
-        behind = f"from position {told['end']} on, behind record {told['lsn']}, {told['file']} holds its past"
+        behind = (
+            f"from position {first_life['end']} on, behind record {first_life['lsn']}, "
+            f"{first_life['file']} holds its past"
+        )
         try:
             there = {offset: token for (_, _, offset), token in (await tokens_in(log)).items()}
         except errors.LogDamaged as error:
-            return [*found, f"what was taken for the log cannot be read: {error}: {behind}"]
-        acked = {offset: token for _, offset, token in told["acked"]}
-        found += [
+            return [*violations, f"what was taken for the log cannot be read: {error}: {behind}"]
+        acked = {offset: token for _, offset, token in first_life["acked"]}
+        violations += [
             f"offset {offset} is {token!r}, which was never acked: {behind}"
             for offset, token in there.items()
             if acked.get(offset) != token
         ]
         floor = min(there, default=0)
-        found += [
+        violations += [
             f"offset {offset} ({token!r}) was acked and is gone"
             for offset, token in acked.items()
             if offset >= floor and offset not in there
         ]
-        return found
+        return violations
 
-    told = store.live(first)
-    return [*told["trouble"], *store.live(second)]
+    first_life = store.live(first)
+    return [*first_life["trouble"], *store.live(second)]
 
 
-async def _write_over_the_past(life: Life, log: WriteAheadLog) -> dict[str, Any]:
+async def _write_over_the_past(life: StoreProcess, log: WriteAheadLog) -> dict[str, Any]:
     acked = [await _append(log, A, "first", 100)]
     file = log.appender.file
     assert file is not None
@@ -260,7 +263,7 @@ async def _write_over_the_past(life: Life, log: WriteAheadLog) -> dict[str, Any]
             assert isinstance(answer[0], Placed)
             acked.append([answer[0].lsn, answer[0].base_offset, f"failed.{number}"])
     life.heal()
-    kept = log.state.lsn
+    first_lsn = log.state.lsn
     recycled = file.number
     acked += [await _append(log, A, "after the failure", 100)]
     await log.checkpoint()
@@ -275,7 +278,11 @@ async def _write_over_the_past(life: Life, log: WriteAheadLog) -> dict[str, Any]
         acked.append(await _append(log, A, f"exactly.{lsn}", SLOT * lsn - 400))
     file = log.appender.file
     assert file is not None
-    trouble = [] if kept + 2 < lsn < FAILED else [f"the story did not come to its point: {kept=} {lsn=} {recycled=}"]
+    trouble = (
+        []
+        if first_lsn + 2 < lsn < FAILED
+        else [f"the story did not come to its point: {first_lsn=} {lsn=} {recycled=}"]
+    )
     name = f"log-{file.number:016d}.wal"
     return {"acked": acked, "lsn": lsn, "end": file.position, "file": name, "trouble": trouble}
 
@@ -294,39 +301,39 @@ async def _fill(log: WriteAheadLog) -> list[list[Any]]:
 PRODUCER = 7
 
 
-def reuse(store: Store) -> list[str]:
+def reuse(store: PlantedStore) -> list[str]:
     """Files are freed as soon as the log may. Each start knows what was known, even without the newest checkpoint."""
 
-    async def at_once(life: Life) -> dict[str, Any]:
+    async def at_once(life: StoreProcess) -> dict[str, Any]:
         log = await life.open(options())
         declare(log)
         log.state.producers.open(PRODUCER, 1)
         sent = [await _append(log, B, f"n.{number}", 100, Numbering(PRODUCER, 1, number)) for number in range(3)]
         await _fill_files(log, 3)
         await log.advance_floor({key: log.shard(*key).synced for key in (A, B)})
-        return _known(log, sent[-1][1])
+        return _log_report(log, sent[-1][1])
 
-    async def with_checkpoints(life: Life) -> dict[str, Any]:
+    async def with_checkpoints(life: StoreProcess) -> dict[str, Any]:
         log = await life.open(options())
         for _ in range(2):
             await _fill_files(log, 2)
             await log.advance_floor({key: log.shard(*key).synced for key in (A, B)})
             await log.checkpoint()
-        return _known(log, known["duplicate"])
+        return _log_report(log, report["duplicate"])
 
-    known = store.live(at_once)
-    found = [f"files freed at once: {text}" for text in _restart(store, known)]
-    if found:
-        return found
-    known = store.live(with_checkpoints)
+    report = store.live(at_once)
+    violations = [f"files freed at once: {text}" for text in _restart(store, report)]
+    if violations:
+        return violations
+    report = store.live(with_checkpoints)
     if not any(name.startswith("spare-") for name in store.names()):
-        found.append("no file was freed: the story did not come to its point")
-    found += [f"files freed under two checkpoints: {text}" for text in _restart(store, known)]
+        violations.append("no file was freed: the story did not come to its point")
+    violations += [f"files freed under two checkpoints: {text}" for text in _restart(store, report)]
     for newest in [name for name in store.names() if name.startswith("checkpoint-")][-1:]:
         older = store.copy()
         older.remove(newest)
-        found += [f"files freed, newest checkpoint {newest} lost: {text}" for text in _restart(older, known)]
-    return found
+        violations += [f"files freed, newest checkpoint {newest} lost: {text}" for text in _restart(older, report)]
+    return violations
 
 
 async def _fill_files(log: WriteAheadLog, files: int) -> None:
@@ -335,7 +342,7 @@ async def _fill_files(log: WriteAheadLog, files: int) -> None:
         await _append(log, A, f"filler.{log.state.lsn}", 8000)
 
 
-def _known(log: WriteAheadLog, duplicate: int) -> dict[str, Any]:
+def _log_report(log: WriteAheadLog, duplicate: int) -> dict[str, Any]:
     return {
         "next": {str(key): log.shard(*key).assigned for key in (A, B)},
         "topics": {str(topic.id): topic.name for topic in log.state.topics.values()},
@@ -343,21 +350,21 @@ def _known(log: WriteAheadLog, duplicate: int) -> dict[str, Any]:
     }
 
 
-def _restart(store: Store, known: dict[str, Any]) -> list[str]:
-    async def look(life: Life) -> list[str]:
+def _restart(store: PlantedStore, report: dict[str, Any]) -> list[str]:
+    async def look(life: StoreProcess) -> list[str]:
         try:
             log = await life.open(options())
         except errors.LogDamaged as error:
             return [f"the log does not open after a kill: {error}"]
-        now = _known(log, 0) if A in log.state.shards and B in log.state.shards else {"next": {}, "topics": {}}
-        found = [
-            f"{what} was {known[what]} and is {now[what]}" for what in ("next", "topics") if known[what] != now[what]
+        now = _log_report(log, 0) if A in log.state.shards and B in log.state.shards else {"next": {}, "topics": {}}
+        violations = [
+            f"{what} was {report[what]} and is {now[what]}" for what in ("next", "topics") if report[what] != now[what]
         ]
-        if not found:
+        if not violations:
             log.state.producers.open(PRODUCER, 1)
             (answer,) = await log.append([batch(log, B, "n.2", 100, Numbering(PRODUCER, 1, 2))])
-            if not isinstance(answer, Duplicate) or answer.base_offset != known["duplicate"]:
-                found.append(f"a retry of the batch at offset {known['duplicate']} of {B} got {answer!r}")
-        return found
+            if not isinstance(answer, Duplicate) or answer.base_offset != report["duplicate"]:
+                violations.append(f"a retry of the batch at offset {report['duplicate']} of {B} got {answer!r}")
+        return violations
 
     return list(store.copy().live(look))

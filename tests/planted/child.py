@@ -25,10 +25,12 @@ def main() -> None:
         plant(order["bug"], setattr)
     store = DirectoryStore(Path(order["root"]))
     if order["story"] == "traffic":
-        found = checkers.traffic(store, SyncMode(order["mode"]), inline_sync_below_us=order["inline_sync_below_us"])
+        violations = checkers.traffic(
+            store, SyncMode(order["mode"]), inline_sync_below_us=order["inline_sync_below_us"]
+        )
     else:
-        found = getattr(checkers, order["story"])(store)
-    answer = {"violations": found, "native": native.__file__}
+        violations = getattr(checkers, order["story"])(store)
+    answer = {"violations": violations, "native": native.__file__}
     Path(order["answer"]).write_text(json.dumps(answer), encoding="utf-8")
 
 

@@ -24,7 +24,7 @@ DOES_NOT_OPEN = r"^files freed .*: the log does not open after a kill: .*log-\d+
 
 def named_acks(violations: Sequence[str], events: Sequence[Event]) -> list[int]:
     """The places among all acks of those that the order checker complains about."""
-    moments = {int(found[1]) for text in violations if (found := re.search(r"acked at #(\d+) without a sync", text))}
+    moments = {int(ack[1]) for text in violations if (ack := re.search(r"acked at #(\d+) without a sync", text))}
     return [number for number, ack in enumerate(acks_in(events)) if ack.event.begin in moments]
 
 

@@ -1,4 +1,4 @@
-"""Messages that say who they are: a payload begins with its token."""
+"""Messages that can be identified: a payload begins with its token."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def batch(log: WriteAheadLog, key: ShardKey, token: str, size: int, numbering: N
 
 
 async def tokens_in(log: WriteAheadLog) -> dict[Place, str]:
-    """Every message that the log gives back, by its place."""
-    found: dict[Place, str] = {}
+    """The token of every message that the log returns, by its place."""
+    tokens: dict[Place, str] = {}
     for key, shard in list(log.state.shards.items()):
         offset = log.reader.earliest(key)
         while offset < shard.written:
@@ -30,9 +30,9 @@ async def tokens_in(log: WriteAheadLog) -> dict[Place, str]:
                 for block in iter_blocks(section.body):
                     for payload in block.values(envelope.PAYLOAD):
                         assert isinstance(payload, bytes)
-                        found[key.topic_id, key.shard, base] = payload.split(b"|")[0].decode()
+                        tokens[key.topic_id, key.shard, base] = payload.split(b"|")[0].decode()
                         base += 1
             if result.next_offset <= offset:
                 raise errors.LogDamaged(f"{key} gives nothing from offset {offset} on")
             offset = result.next_offset
-    return found
+    return tokens

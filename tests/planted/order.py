@@ -31,7 +31,7 @@ _MAGIC = 0x52575349
 _DATA, _RESERVE = 1, 3
 
 
-class Record(NamedTuple):
+class OrderedRecord(NamedTuple):
     """One data record in a write. `promises` are its RESERVE notes: (topic, shard) and the offset promised."""
 
     lsn: int
@@ -43,7 +43,7 @@ class Record(NamedTuple):
         return f"{self.write.name} position {self.position}: record {self.lsn}"
 
 
-class Ack(NamedTuple):
+class OrderedAck(NamedTuple):
     lsn: int
     key: tuple[int, int]
     offset: int
@@ -52,14 +52,14 @@ class Ack(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Seal:
+class OrderedSeal:
     number: int
     first_lsn: int
     last_lsn: int
     write: Event
 
 
-def records_in(write: Event) -> Iterator[Record]:
+def records_in(write: Event) -> Iterator[OrderedRecord]:
     """The data records that a write puts into a file."""
     at = max(0, RECORDS_START - write.position)
     while at + 64 <= len(write.data):
@@ -69,7 +69,7 @@ def records_in(write: Event) -> Iterator[Record]:
         if kind == _DATA:
             entries = [_ENTRY.unpack_from(write.data, at + 64 * number) for number in range(1, count + 1)]
             promises = [((entry[0], entry[1]), entry[6]) for entry in entries if entry[2] == _RESERVE]
-            yield Record(lsn, position, promises, write)
+            yield OrderedRecord(lsn, position, promises, write)
         at += size
 
 
@@ -78,28 +78,28 @@ def number_in(name: str) -> int:
     return int(name.removeprefix("log-").removesuffix(".wal")) if name.startswith("log-") else 0
 
 
-def acks_in(events: Sequence[Event]) -> list[Ack]:
-    found = []
+def acks_in(events: Sequence[Event]) -> list[OrderedAck]:
+    acks = []
     for event in events:
         kind, *words = event.data.decode().split() if event.call is Call.SAY else [""]
         if kind == "ack":
             lsn, topic, shard, offset, token = words
-            found.append(Ack(int(lsn), (int(topic), int(shard)), int(offset), token, event))
-    return found
+            acks.append(OrderedAck(int(lsn), (int(topic), int(shard)), int(offset), token, event))
+    return acks
 
 
 def order_violations(events: Sequence[Event], mode: SyncMode) -> list[str]:
-    order = _Order(events)
+    order = _OrderRules(events)
     return [*order.acks(mode), *order.file_names(), *order.seals(), *order.reuse()]
 
 
-class _Order:
+class _OrderRules:
     def __init__(self, events: Sequence[Event]) -> None:
         self.events = events
         self.by_call: dict[Call, list[Event]] = defaultdict(list)
         self.syncs: dict[int, list[Event]] = defaultdict(list)
         self.writes: dict[int, list[Event]] = defaultdict(list)
-        self.records: dict[int, list[Record]] = defaultdict(list)  # by lsn
+        self.records: dict[int, list[OrderedRecord]] = defaultdict(list)  # by lsn
         for event in events:
             self.by_call[event.call].append(event)
             if event.call is Call.SYNC:
@@ -110,7 +110,7 @@ class _Order:
                     self.records[record.lsn].append(record)
 
     def synced(self, inode: int, after: int, before: int) -> bool:
-        """Whether a sync of the file began after one moment and returned before another."""
+        """True if a sync of the file began after one moment and returned before another."""
         return any(sync.begin > after and sync.end < before and sync.done for sync in self.syncs[inode])
 
     def name_synced(self, after: int, before: int) -> bool:
@@ -128,7 +128,7 @@ class _Order:
             if not written:
                 yield f"record {ack.lsn} was acked at #{before}, but it was not written before that"
                 continue
-            record = max(written, key=lambda one: one.write.begin)
+            record = max(written, key=lambda candidate: candidate.write.begin)
             if mode is SyncMode.ALWAYS:
                 if not self.synced(record.write.inode, record.write.end, before):
                     yield (
@@ -138,7 +138,7 @@ class _Order:
             elif not self._promised(ack):
                 yield f"{record} was acked at #{before}, but no synced promise covers offset {ack.offset} of {ack.key}"
 
-    def _promised(self, ack: Ack) -> bool:
+    def _promised(self, ack: OrderedAck) -> bool:
         return any(
             key == ack.key
             and offset > ack.offset
@@ -150,11 +150,11 @@ class _Order:
 
     # --- names ---
 
-    def first_records(self) -> dict[str, Record]:
+    def first_records(self) -> dict[str, OrderedRecord]:
         """The first record that each log file got under its name."""
-        first: dict[str, Record] = {}
+        first: dict[str, OrderedRecord] = {}
         for record in sorted(
-            (one for found in self.records.values() for one in found), key=lambda one: one.write.begin
+            (record for records in self.records.values() for record in records), key=lambda record: record.write.begin
         ):
             if number_in(record.write.name):
                 first.setdefault(record.write.name, record)
@@ -163,11 +163,11 @@ class _Order:
     def file_names(self) -> Iterator[str]:
         for name, record in self.first_records().items():
             begin = record.write.begin
-            given = [event for event in self.by_call[Call.RENAME] if event.target == name and event.end < begin]
-            if not given:
-                yield f"{record} was written at {record.write}, but nobody saw the file get its name"
+            renames = [event for event in self.by_call[Call.RENAME] if event.target == name and event.end < begin]
+            if not renames:
+                yield f"{record} was written at {record.write}, but no recorded call gave the file its name"
                 continue
-            rename = given[-1]
+            rename = renames[-1]
             if not self.name_synced(rename.end, begin):
                 yield (
                     f"{record} was written at {record.write}, but the file's name, given at {rename}, was not synced "
@@ -179,28 +179,28 @@ class _Order:
 
     # --- seals ---
 
-    def seals_of(self, inode: int) -> list[Seal]:
-        found = []
+    def seals_of(self, inode: int) -> list[OrderedSeal]:
+        seals = []
         for write in self.writes[inode]:
             at = SEAL_POSITION - write.position
             if at >= 0 and write.data[at : at + 8] == b"ICESSEAL":
-                found.append(Seal(*struct.unpack_from("<QQQ", write.data, at + 8), write))
-        return found
+                seals.append(OrderedSeal(*struct.unpack_from("<QQQ", write.data, at + 8), write))
+        return seals
 
     def seals(self) -> Iterator[str]:
         for name, record in self.first_records().items():
             before = [
-                one
-                for one in self.records[record.lsn - 1]
-                if one.write.inode != record.write.inode and one.write.begin < record.write.begin
+                earlier
+                for earlier in self.records[record.lsn - 1]
+                if earlier.write.inode != record.write.inode and earlier.write.begin < record.write.begin
             ]
             if before:
-                yield from self._sealed_before(max(before, key=lambda one: one.write.begin), record)
+                yield from self._sealed_before(max(before, key=lambda candidate: candidate.write.begin), record)
             for seal in self.seals_of(record.write.inode):
                 if seal.number == number_in(name):
                     yield from self._synced_before(seal, name)
 
-    def _sealed_before(self, last: Record, first: Record) -> Iterator[str]:
+    def _sealed_before(self, last: OrderedRecord, first: OrderedRecord) -> Iterator[str]:
         """The file of record n - 1 is sealed and synced before record n begins the next file."""
         seals = [seal for seal in self.seals_of(last.write.inode) if seal.write.end < first.write.begin]
         if not seals:
@@ -211,7 +211,7 @@ class _Order:
                 f"{seals[-1].write}, was not synced before that"
             )
 
-    def _synced_before(self, seal: Seal, name: str) -> Iterator[str]:
+    def _synced_before(self, seal: OrderedSeal, name: str) -> Iterator[str]:
         """Every record that a seal counts is synced before the seal is written."""
         for lsn in range(seal.first_lsn, seal.last_lsn + 1):
             for record in self.records[lsn]:
@@ -237,15 +237,15 @@ class _Order:
         if self._is_replaced(number, event.begin):
             return
         seals = [seal for seal in self.seals_of(event.inode) if seal.number == number and seal.write.end < event.begin]
-        held = [
+        lsns = [
             record.lsn
-            for found in self.records.values()
-            for record in found
+            for records in self.records.values()
+            for record in records
             if record.write.inode == event.inode and record.write.name == event.name
         ]
         if not seals:
-            if held:
-                yield f"{event.name} with records up to {max(held)} was given up at {event}, and no copy replaces it"
+            if lsns:
+                yield f"{event.name} with records up to {max(lsns)} was given up at {event}, and no copy replaces it"
             return
         last = seals[-1].last_lsn
         durable = self._checkpoints(event.begin)
@@ -257,21 +257,21 @@ class _Order:
 
     def _checkpoints(self, before: int) -> list[int]:
         """The LSNs of the checkpoints that are there and durable at a moment, newest first."""
-        found: dict[str, int] = {}
+        checkpoints: dict[str, int] = {}
         for event in self.events:
             name = event.target or event.name
             if event.begin > before or not name.startswith("checkpoint-") or name.endswith(".tmp"):
                 continue
             if event.call is Call.UNLINK:
-                found.pop(name, None)
+                checkpoints.pop(name, None)
             elif event.call is Call.RENAME and self.name_synced(event.end, before):
                 writes = [write for write in self.writes[event.inode] if write.end < event.begin]
                 if writes and self.synced(event.inode, writes[-1].end, event.begin):
-                    found[name] = int(name.split("-")[1])
-        return list(found.values())[::-1]
+                    checkpoints[name] = int(name.split("-")[1])
+        return list(checkpoints.values())[::-1]
 
     def _is_replaced(self, number: int, before: int) -> bool:
-        """Whether a whole, synced and named copy of the file is there."""
+        """True if a whole, synced and named copy of the file exists."""
         for event in self.by_call[Call.RENAME]:
             if not number_in(event.target) or not self.name_synced(event.end, before):
                 continue

@@ -15,7 +15,7 @@ from icestream.runtime.simulated_disk import Inode, SimulatedDisk
 from icestream.wal.open_log import open_log_on
 from icestream.wal.sink import InlineSink
 from tests.planted.messages import tokens_in
-from tests.planted.order import Ack, acks_in
+from tests.planted.order import OrderedAck, acks_in
 from tests.planted.stores import options
 from tests.support.syscall_recorder import UNFINISHED, Call, Event
 
@@ -36,15 +36,15 @@ def image(events: Sequence[Event], moment: int, seed: int) -> SimulatedDisk:
 
 
 def _by_inode(events: Sequence[Event]) -> dict[int, list[Event]]:
-    found: dict[int, list[Event]] = defaultdict(list)
+    by_inode: dict[int, list[Event]] = defaultdict(list)
     for event in events:
         if event.call in (*_CHANGES, Call.SYNC):
-            found[event.inode].append(event)
-    return found
+            by_inode[event.inode].append(event)
+    return by_inode
 
 
 def _last_sync(events: Sequence[Event], call: Call, moment: int) -> int:
-    """When the last sync that has returned began: only what was complete then is safe."""
+    """The begin of the last sync that has returned: only writes that were complete then are safe."""
     return max(
         (event.begin for event in events if event.call is call and event.end < moment and event.done), default=-1
     )
@@ -101,17 +101,17 @@ def spread(events: Sequence[Event], points: int) -> list[int]:
 def loss_violations(events: Sequence[Event], mode: SyncMode, chosen: Sequence[int], *, seeds: int) -> list[str]:
     """Power fails in the moment in which each of the chosen acks leaves, `seeds` times; then the log is opened."""
     acks = acks_in(events)
-    found = []
+    violations = []
     for number in chosen:
         floors = _floors(events, acks[number])
         for seed in range(seeds):
             disk = image(events, acks[number].event.begin, seed)
-            found += asyncio.run(_start_violations(disk, mode, acks[: number + 1], floors))
-    return found
+            violations += asyncio.run(_start_violations(disk, mode, acks[: number + 1], floors))
+    return violations
 
 
-def _floors(events: Sequence[Event], ack: Ack) -> dict[tuple[int, int], int]:
-    """What the program had said it no longer needs."""
+def _floors(events: Sequence[Event], ack: OrderedAck) -> dict[tuple[int, int], int]:
+    """The floors that the program had reported before an ack."""
     floors: dict[tuple[int, int], int] = {}
     for event in events:
         kind, *words = event.data.decode().split() if event.call is Call.SAY else [""]
@@ -121,7 +121,7 @@ def _floors(events: Sequence[Event], ack: Ack) -> dict[tuple[int, int], int]:
 
 
 async def _start_violations(
-    disk: SimulatedDisk, mode: SyncMode, acks: Sequence[Ack], floors: dict[tuple[int, int], int]
+    disk: SimulatedDisk, mode: SyncMode, acks: Sequence[OrderedAck], floors: dict[tuple[int, int], int]
 ) -> list[str]:
     moment = f"power loss at the ack of record {acks[-1].lsn}"
     try:
@@ -134,12 +134,14 @@ async def _start_violations(
         return [f"{moment}: the log opens, but what was acked cannot be read: {error}"]
     finally:
         await log.close()
-    found = []
+    violations = []
     for ack in acks:
         token = there.get((*ack.key, ack.offset))
         if token is None:
             if mode is SyncMode.ALWAYS and ack.offset >= floors.get(ack.key, 0):
-                found.append(f"{moment}: record {ack.lsn} (offset {ack.offset} of {ack.key}) was acked and is gone")
+                violations.append(
+                    f"{moment}: record {ack.lsn} (offset {ack.offset} of {ack.key}) was acked and is gone"
+                )
         elif token != ack.token:
-            found.append(f"{moment}: offset {ack.offset} of {ack.key} was acked as {ack.token} and is {token} now")
-    return found
+            violations.append(f"{moment}: offset {ack.offset} of {ack.key} was acked as {ack.token} and is {token} now")
+    return violations

@@ -36,7 +36,7 @@ def round_violations(events: Sequence[Event], root: Path) -> list[str]:
 class _Rounds:
     def __init__(self, events: Sequence[Event], root: Path) -> None:
         self.root = str(root)
-        self.said = [(event, event.data.decode().split()) for event in events if event.call is Call.SAY]
+        self.announcements = [(event, event.data.decode().split()) for event in events if event.call is Call.SAY]
         self.created: dict[str, Event] = {}
         self.writes: dict[str, list[Event]] = defaultdict(list)
         self.syncs: dict[str, list[Event]] = defaultdict(list)
@@ -58,7 +58,7 @@ class _Rounds:
 
     def pointers(self) -> Iterator[str]:
         looked = set[str]()
-        for event, words in self.said:
+        for event, words in self.announcements:
             if words[0] == "pointer":
                 table = StaticTable.from_metadata(words[1])
                 for path in sorted({words[1], *named_files(table)} - looked):
@@ -68,7 +68,7 @@ class _Rounds:
     def _not_durable(self, path: str, pointer: Event) -> Iterator[str]:
         created, writes = self.created.get(path), self.writes[path]
         if created is None or not writes:
-            yield f"{path} is named at {pointer}, and nobody saw it written"
+            yield f"{path} is named at {pointer}, and no recorded call wrote it"
             return
         if not self._is_synced(path, max(write.end for write in writes), pointer.begin):
             yield f"{path} is named at {pointer} and was not synced before that"
@@ -83,14 +83,14 @@ class _Rounds:
     # --- floors ---
 
     def floors(self) -> Iterator[str]:
-        for event, words in self.said:
+        for event, words in self.announcements:
             if words[0] == "advance":
                 topic, shard, offset = map(int, words[1:])
                 if not any(end >= offset for end in self._committed(topic, shard, event.begin)):
                     yield f"topic {topic} shard {shard} goes to {offset} at {event}, and no table says so before"
 
     def _committed(self, topic: int, shard: int, before: int) -> Iterator[int]:
-        for event, words in self.said:
+        for event, words in self.announcements:
             if words[0] == "moved" and event.end < before and f"/t{topic}-" in words[1]:
                 properties = json.loads(Path(words[1].removeprefix("file:")).read_bytes())["properties"]
                 yield json.loads(properties.get("icestream.committed", "{}")).get(str(shard), 0)
@@ -99,27 +99,27 @@ class _Rounds:
 
     def recycling(self) -> Iterator[str]:
         for event in self.freed:
-            for (topic, shard), end in sorted(self._held(event).items()):
-                told = [
+            for (topic, shard), end in sorted(self._section_ends(event).items()):
+                committed = [
                     int(words[3])
-                    for said, words in self.said
-                    if said.end < event.begin and words[:3] == ["advance", str(topic), str(shard)]
+                    for announcement, words in self.announcements
+                    if announcement.end < event.begin and words[:3] == ["advance", str(topic), str(shard)]
                 ]
-                if max(told, default=0) < end:
+                if max(committed, default=0) < end:
                     yield (
                         f"{event.name} was freed at {event} with offsets up to {end} of topic {topic} shard {shard}, "
-                        f"and {max(told, default=0)} was committed"
+                        f"and {max(committed, default=0)} was committed"
                     )
 
-    def _held(self, freed: Event) -> dict[Key, int]:
-        """How far the sections in a log file go."""
-        found: dict[Key, int] = {}
+    def _section_ends(self, freed: Event) -> dict[Key, int]:
+        """The end offsets of each shard's sections in a freed log file."""
+        ends: dict[Key, int] = {}
         for write in self.writes[freed.name]:
             if write.inode == freed.inode and write.begin < freed.begin:
                 for record in records_in(write):
                     for key, end in _sections(write.data, record.position - write.position, record.position):
-                        found[key] = max(found.get(key, 0), end)
-        return found
+                        ends[key] = max(ends.get(key, 0), end)
+        return ends
 
 
 def _sections(data: bytes, at: int, position: int) -> Iterator[tuple[Key, int]]:

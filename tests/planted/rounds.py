@@ -31,42 +31,46 @@ def main(folder: Path) -> None:
 
 
 async def _rounds(folder: Path) -> None:
-    said = os.open(folder / "said", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    output = os.open(folder / "said", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     world = await FaultWorld.open(folder / "world")
-    world.store.txn = _saying_pointers(world.store.txn, said)  # type: ignore[method-assign]
-    world.ingest.committed = _saying_floors(world.ingest.committed, said)  # type: ignore[method-assign]
-    one = world.driver()
+    world.store.txn = _saying_pointers(world.store.txn, output)  # type: ignore[method-assign]
+    world.ingest.committed = _saying_floors(world.ingest.committed, output)  # type: ignore[method-assign]
+    harness = world.driver()
     for _ in range(ROUNDS):
         for _ in range(4):  # enough for files of the log to be done with, and used again
             await world.publish_some()
-        await world.drain(one)
+        await world.drain(harness)
     await world.check()
-    await one.lease.release()
+    await harness.lease.release()
     await world.close()
 
 
-def _say(said: int, *words: object) -> None:
-    os.write(said, " ".join(map(str, words)).encode() + b"\n")
+def _say(output: int, *words: object) -> None:
+    os.write(output, " ".join(map(str, words)).encode() + b"\n")
 
 
-def _saying_pointers(txn: Callable[..., Awaitable[Any]], said: int) -> Callable[..., Awaitable[Any]]:
+def _saying_pointers(txn: Callable[..., Awaitable[Any]], output: int) -> Callable[..., Awaitable[Any]]:
     async def saying(compare: Sequence[cmd.Compare], then: Sequence[Any], *more: Any, **named: Any) -> Any:
-        values = [one.value for one in then if isinstance(one, cmd.Put) and one.key.startswith(catalog_keys.RELATIONS)]
+        values = [
+            operation.value
+            for operation in then
+            if isinstance(operation, cmd.Put) and operation.key.startswith(catalog_keys.RELATIONS)
+        ]
         locations = [msgspec.msgpack.decode(value).get("location") for value in values]
-        for one in locations:
-            _say(said, "pointer", one)
+        for location in locations:
+            _say(output, "pointer", location)
         answer = await txn(compare, then, *more, **named)
-        for one in locations if answer.held else ():
-            _say(said, "moved", one)
+        for moved in locations if answer.held else ():
+            _say(output, "moved", moved)
         return answer
 
     return saying
 
 
-def _saying_floors(committed: Callable[..., Awaitable[None]], said: int) -> Callable[..., Awaitable[None]]:
+def _saying_floors(committed: Callable[..., Awaitable[None]], output: int) -> Callable[..., Awaitable[None]]:
     async def saying(positions: Sequence[tuple[int, int, int]], *more: int) -> None:
-        for one in positions:
-            _say(said, "advance", *one)
+        for position in positions:
+            _say(output, "advance", *position)
         await committed(positions, *more)
 
     return saying

@@ -17,24 +17,22 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 from icestream.model.sync_mode import SyncMode
 from icestream.runtime.clock import SimulatedClock
-from icestream.runtime.files import File
 from icestream.runtime.randomness import SeededRandomness
 from icestream.runtime.simulated_disk import SimulatedDisk
-from icestream.wal.appender import PlannedWrite
 from icestream.wal.log_options import LogOptions
 from icestream.wal.open_log import open_log, open_log_on
 from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.planted.recorded_disk import RecordedDisk
-from tests.support.stepped_sink import SteppedSink
+from tests.support.held_sink import HeldSink
 
 FILE_BYTES = 64 * 1024
-# A planted bug may leave out the sync that somebody waits for.
+# A planted bug may leave out the sync that an append waits for.
 PATIENCE_SECONDS = 1.0
 
 
@@ -43,7 +41,7 @@ def options(mode: SyncMode = SyncMode.ALWAYS, **others: Any) -> LogOptions:
     return LogOptions(**{"mode": mode, "file_bytes": FILE_BYTES, "spare_files": 0, "inline_sync_below_us": 0, **others})
 
 
-class Life(Protocol):
+class StoreProcess(Protocol):
     """One process on a store."""
 
     async def open(self, chosen: LogOptions) -> WriteAheadLog: ...
@@ -57,7 +55,7 @@ class Life(Protocol):
         """No sync of the writer's thread gets through inside."""
 
     async def until_held(self, answer: asyncio.Future[Any]) -> None:
-        """Until the writer's thread stands in its first sync inside `held_syncs`, or the answer is there without it."""
+        """Waits until the writer's thread is in its first sync inside `held_syncs`, or the answer is there before."""
 
     def pass_one_sync(self) -> None:
         """Lets one sync through; returns when the thread stands in the next one."""
@@ -69,13 +67,13 @@ class Life(Protocol):
         """Writes succeed again."""
 
 
-Work = Callable[[Life], Awaitable[Any]]
+Work = Callable[[StoreProcess], Awaitable[Any]]
 
 
-class Store(Protocol):
+class PlantedStore(Protocol):
     def live(self, work: Work) -> Any: ...
 
-    def copy(self) -> Store:
+    def copy(self) -> PlantedStore:
         """The same bytes, to be damaged or opened without a trace here."""
 
     def names(self) -> list[str]: ...
@@ -90,45 +88,24 @@ class Store(Protocol):
 # --- the simulated disk -----------------------------------------------------------------------------------------------
 
 
-class ThreadlikeSink(SteppedSink):
-    """Works at once until it is `paced`; then one step for each turn of the loop, as the native thread beside it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.paced = False
-
-    def submit(self, writes: Sequence[PlannedWrite], files: Any) -> bool:
-        super().submit(writes, files)
-        return not self.paced and self.drain()
-
-    def request_sync(self, file: File) -> None:
-        self.drain()
-        super().request_sync(file)
-
-    def drain(self) -> bool:
-        while self.step():
-            pass
-        return True
-
-
-class SimulatedLife:
+class SimulatedProcess:
     def __init__(self, disk: SimulatedDisk, recorded: RecordedDisk) -> None:
         self._disk = disk
         self._recorded = recorded
-        self._held = False
-        self._sink = ThreadlikeSink()
+        self._is_sync_held = False
+        self._sink = HeldSink(held=False)
         self._pace: asyncio.Task[None] | None = None
 
     async def open(self, chosen: LogOptions) -> WriteAheadLog:
-        self._sink = ThreadlikeSink()
+        self._sink = HeldSink(held=False)
         log = await open_log_on(self._recorded, chosen, {}, SimulatedClock(), SeededRandomness(1), self._sink)
-        self._sink.paced = True
+        self._sink.is_held = True
         self._pace = asyncio.get_running_loop().create_task(self._keep_pace(log))
         return log
 
     async def _keep_pace(self, log: WriteAheadLog) -> None:
         while True:
-            if not self._held and self._sink.step():
+            if not self._is_sync_held and self._sink.step():
                 log._on_progress()
             await asyncio.sleep(0)
 
@@ -145,16 +122,16 @@ class SimulatedLife:
 
     @contextlib.contextmanager
     def held_syncs(self) -> Iterator[None]:
-        self._held = True
+        self._is_sync_held = True
         yield
-        self._held = False
+        self._is_sync_held = False
 
     async def until_held(self, answer: asyncio.Future[Any]) -> None:
         await asyncio.sleep(0)
 
     def pass_one_sync(self) -> None:
-        """Every step is seen by the loop anyway."""
-        self._held = False
+        """Releases the sync; the loop sees every step of it anyway."""
+        self._is_sync_held = False
 
     def write_fails(self, position: int) -> None:
         self._disk.fail("write", errno.EFBIG)
@@ -171,7 +148,7 @@ class SimulatedStore:
 
     def live(self, work: Work) -> Any:
         async def run() -> Any:
-            life = SimulatedLife(self.disk, self.recorded)
+            life = SimulatedProcess(self.disk, self.recorded)
             try:
                 return await work(life)
             finally:
@@ -203,12 +180,12 @@ class SimulatedStore:
 # --- a real directory -------------------------------------------------------------------------------------------------
 
 
-class RealLife:
-    def __init__(self, path: Path, said: Path) -> None:
+class RealProcess:
+    def __init__(self, path: Path, output: Path) -> None:
         self._path = path
         self._syncs = 0
-        self._recorder = ctypes.CDLL(None)  # the recorder is preloaded: its functions are everybody's
-        self._said = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._recorder = ctypes.CDLL(None)  # the recorder is preloaded: its functions are visible in the whole process
+        self._output = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     async def open(self, chosen: LogOptions) -> WriteAheadLog:
         return await open_log(self._path, chosen)
@@ -217,7 +194,7 @@ class RealLife:
         await log.close()
 
     def say(self, line: str) -> None:
-        os.write(self._said, line.encode())
+        os.write(self._output, line.encode())
 
     @contextlib.contextmanager
     def held_syncs(self) -> Iterator[None]:
@@ -247,13 +224,13 @@ class RealLife:
 
 
 class DirectoryStore:
-    """Each life is a forked process that ends with `_exit`: its threads and its page cache end as with kill -9."""
+    """A store in a directory. Each run is a forked process that ends with `_exit`, as with kill -9."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._copies = 0
         self.path = root / "log"
-        self.said = root / "said"
+        self.output = root / "said"
 
     def live(self, work: Work) -> Any:
         source, target = os.pipe()
@@ -265,14 +242,14 @@ class DirectoryStore:
         with open(source, "rb") as answer:
             content = answer.read()
         os.waitpid(child, 0)
-        found = json.loads(content)
-        assert "failure" not in found, found["failure"]
-        return found["value"]
+        outcome = json.loads(content)
+        assert "failure" not in outcome, outcome["failure"]
+        return outcome["value"]
 
     def _be_child(self, work: Work, target: int) -> None:
         async def run() -> None:
             try:
-                answer = {"value": await work(RealLife(self.path, self.said))}
+                answer = {"value": await work(RealProcess(self.path, self.output))}
             except BaseException:  # noqa: BLE001 - the parent gets it
                 answer = {"failure": traceback.format_exc()}
             content = json.dumps(answer).encode()

@@ -42,7 +42,7 @@ INLINE_ALWAYS_US = 1_000_000
 
 
 @dataclass
-class Story:
+class NativeScenario:
     violations: list[str]
     events: list[Event] = field(default_factory=list)
 
@@ -50,12 +50,12 @@ class Story:
 def tell(
     recorder: Path, root: Path, story: str, *, mode: str = "always", bug: str = "", native_bug: str | None = None,
     inline_sync_below_us: int = 0,
-) -> Story:  # fmt: skip
+) -> NativeScenario:  # fmt: skip
     """Runs a story. `native_bug` uses the planted build of the extension; the empty one is that build without a bug."""
-    place, told = root / "story", root / "answer"
+    place, answer_path = root / "story", root / "answer"
     trace = root / "trace" if story == "traffic" else None
     place.mkdir()
-    order = {"story": story, "root": str(place), "answer": str(told), "bug": bug}
+    order = {"story": story, "root": str(place), "answer": str(answer_path), "bug": bug}
     order |= {"mode": mode, "inline_sync_below_us": inline_sync_below_us}
     surroundings = {**os.environ, **environment(recorder, place, trace)}
     if native_bug is not None:
@@ -65,14 +65,14 @@ def tell(
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen(command, cwd=ROOT, env=surroundings, start_new_session=True, **pipes) as child:
         try:
-            said, _ = child.communicate(timeout=60)
+            printed, _ = child.communicate(timeout=60)
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)  # the process that it has forked too
             raise
-    assert child.returncode == 0, said.decode()
-    answer = json.loads(told.read_text(encoding="utf-8"))
+    assert child.returncode == 0, printed.decode()
+    answer = json.loads(answer_path.read_text(encoding="utf-8"))
     assert (Path(answer["native"]).parent == PLANTED) == (native_bug is not None), answer["native"]
-    return Story(answer["violations"], read_trace(trace, place / "log", place / "said") if trace else [])
+    return NativeScenario(answer["violations"], read_trace(trace, place / "log", place / "said") if trace else [])
 
 
 def planted_build() -> Path:
@@ -83,10 +83,10 @@ def planted_build() -> Path:
     return PLANTED
 
 
-def judge(story: Story, mode: SyncMode) -> list[str]:
+def judge(story: NativeScenario, mode: SyncMode) -> list[str]:
     """The whole verdict on a run of traffic."""
-    found = story.violations + order_violations(story.events, mode)
-    return found or loss_violations(story.events, mode, spread(story.events, 6), seeds=2)
+    violations = story.violations + order_violations(story.events, mode)
+    return violations or loss_violations(story.events, mode, spread(story.events, 6), seeds=2)
 
 
 # --- healthy code is green --------------------------------------------------------------------------------------------
@@ -106,18 +106,18 @@ def test_inline_writes_keep_the_same_order(recorder: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("story", ["flips", "past", "reuse"])
-def test_the_stories_end_well_on_healthy_code(recorder: Path, tmp_path: Path, story: str) -> None:
+def test_the_scenarios_pass_on_healthy_code(recorder: Path, tmp_path: Path, story: str) -> None:
     assert tell(recorder, tmp_path, story).violations == []
 
 
 @pytest.mark.parametrize("story", ["traffic", "past"])
 def test_the_planted_build_is_healthy_while_no_bug_is_chosen(recorder: Path, tmp_path: Path, story: str) -> None:
-    told = tell(recorder, tmp_path, story, native_bug="")
-    assert judge(told, SyncMode.ALWAYS) == [] if story == "traffic" else told.violations == []
+    recorded = tell(recorder, tmp_path, story, native_bug="")
+    assert judge(recorded, SyncMode.ALWAYS) == [] if story == "traffic" else recorded.violations == []
 
 
 def test_the_recorder_saw_every_byte(recorder: Path, tmp_path: Path) -> None:
-    """What the recorded calls leave, put together again, is what is on the disk."""
+    """The files rebuilt from the recorded calls equal those on the disk."""
     story = tell(recorder, tmp_path, "traffic")
     files: dict[str, Inode] = {}
     for event in story.events:
@@ -143,7 +143,7 @@ def test_the_recorder_saw_every_byte(recorder: Path, tmp_path: Path) -> None:
 # --- each planted bug is red ------------------------------------------------------------------------------------------
 
 
-def check_acks_are_caught(story: Story) -> None:
+def check_acks_are_caught(story: NativeScenario) -> None:
     """By the order, and by what a power loss in the moment of such an ack would leave."""
     violations = order_violations(story.events, SyncMode.ALWAYS)
     check_caught(violations, ACKED_BEFORE_SYNC)

@@ -54,7 +54,7 @@ def changed(condition: Callable[[Event], bool], change: Callable[[Event], Event]
 
 def without_syncs_of_seals(run: Run) -> Run:
     """The sync that follows a seal is left out."""
-    kept: list[Event] = []
+    remaining: list[Event] = []
     sealed = -1
     for event in run:
         if is_seal(event):
@@ -62,8 +62,8 @@ def without_syncs_of_seals(run: Run) -> Run:
         elif event.call is Call.SYNC and event.inode == sealed:
             sealed = -1
             continue
-        kept.append(event)
-    return kept
+        remaining.append(event)
+    return remaining
 
 
 def without_syncs_before_seals(run: Run) -> Run:
@@ -116,7 +116,7 @@ def begun_too_early(run: Run) -> Run:
         ),
         pytest.param(
             without(lambda event: event.call is Call.RENAME and event.target.startswith("log-")),
-            r"^log-\d+\.wal position 4096: record \d+ was written at .*, but nobody saw the file get its name",
+            r"^log-\d+\.wal position 4096: record \d+ was written at .*, but no recorded call gave the file its name",
             id="no name",
         ),
         pytest.param(
@@ -165,19 +165,21 @@ def test_a_change_in_the_order_is_reported(always: Run, change: Change, words: s
     check_caught(order_violations(change(always), SyncMode.ALWAYS), words)
 
 
-def test_without_syncs_a_promise_is_worth_nothing(none: Run) -> None:
-    found = order_violations(without(is_sync_of_log_file)(none), SyncMode.NONE)
-    check_caught(found, r"^log-\d+\.wal position \d+: record \d+ was acked .*, but no synced promise covers offset \d+")
+def test_without_syncs_the_order_rules_fail(none: Run) -> None:
+    violations = order_violations(without(is_sync_of_log_file)(none), SyncMode.NONE)
+    check_caught(
+        violations, r"^log-\d+\.wal position \d+: record \d+ was acked .*, but no synced promise covers offset \d+"
+    )
 
 
-def test_a_power_loss_without_syncs_loses_what_was_acked(always: Run) -> None:
+def test_a_power_loss_without_syncs_loses_acked_messages(always: Run) -> None:
     chosen = spread(always, 6)
     assert loss_violations(always, SyncMode.ALWAYS, chosen, seeds=2) == []
     unsynced = without(is_sync_of_log_file)(always)
     check_caught(loss_violations(unsynced, SyncMode.ALWAYS, chosen, seeds=2), ACKED_AND_GONE)
 
 
-def test_the_run_holds_what_the_rules_are_about(always: Run) -> None:
+def test_the_recorded_run_covers_rotation_reuse_and_recovery(always: Run) -> None:
     """Rotation, reuse and recovery happen in it; otherwise the rules would be green for nothing."""
     renames = [event for event in always if event.call is Call.RENAME]
     assert len(acks_in(always)) == 282

@@ -21,14 +21,14 @@ from tests.support.syscall_recorder import Call, Event, environment, read_trace,
 from tests.tidy.tree import ROOT
 
 
-class Run(NamedTuple):
+class RecordedRounds(NamedTuple):
     root: Path
     events: Sequence[Event]  # of everything
     log: Sequence[Event]  # of the log alone
 
 
 @pytest.fixture(scope="module")
-def run(recorder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(recorder: Path, tmp_path_factory: pytest.TempPathFactory) -> RecordedRounds:
     folder = tmp_path_factory.mktemp("rounds")
     root, trace = folder / "run", folder / "trace"
     root.mkdir()
@@ -36,25 +36,25 @@ def run(recorder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     command = [sys.executable, "-m", "tests.planted.rounds", str(root)]
     done = subprocess.run(command, cwd=ROOT, env=surroundings, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stderr
-    said = root / "said"
-    return Run(root / "world", read_tree(trace, said), read_trace(trace, root / "world" / "log", said))
+    output = root / "said"
+    return RecordedRounds(root / "world", read_tree(trace, output), read_trace(trace, root / "world" / "log", output))
 
 
 def words_of(event: Event) -> list[str]:
     return event.data.decode().split() if event.call is Call.SAY else [""]
 
 
-def test_hazard_11_what_a_round_brings_is_on_disk_before_it_counts(run: Run) -> None:
+def test_hazard_11_files_of_a_round_are_synced_before_its_commit(run: RecordedRounds) -> None:
     assert round_violations(run.events, run.root) == []
 
 
-def test_hazard_04_the_log_lets_go_behind_its_checkpoints(run: Run) -> None:
+def test_hazard_04_the_log_frees_files_only_after_its_checkpoints(run: RecordedRounds) -> None:
     assert order_violations(run.log, SyncMode.ALWAYS) == []
 
 
-def test_the_rounds_hold_what_the_rules_are_about(run: Run) -> None:
-    said = [words_of(event)[0] for event in run.events]
-    assert min(said.count(word) for word in ("pointer", "moved", "advance")) >= 6
+def test_the_recorded_rounds_cover_all_rules(run: RecordedRounds) -> None:
+    words_said = [words_of(event)[0] for event in run.events]
+    assert min(words_said.count(word) for word in ("pointer", "moved", "advance")) >= 6
     freed = [event for event in run.log if event.call in (Call.UNLINK, Call.RENAME) and number_in(event.name)]
     assert len(freed) >= 2
     assert sum(event.call is Call.CREATE and event.name.endswith(".parquet") for event in run.events) >= 6
@@ -97,7 +97,7 @@ CHANGES: dict[str, tuple[Callable[[Event], Event | None], str]] = {
         lambda event: replace(event, begin=2**61, end=2**61) if words_of(event)[0] == "moved" else event,
         r"goes to \d+ at .*, and no table says so before",
     ),
-    "nobody is told what is committed": (
+    "committed positions are not reported": (
         lambda event: None if words_of(event)[0] == "advance" else event,
         r"was freed at .* with offsets up to \d+ .*, and 0 was committed",
     ),
@@ -105,9 +105,9 @@ CHANGES: dict[str, tuple[Callable[[Event], Event | None], str]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_change_in_the_order_is_reported(run: Run, name: str) -> None:
+def test_a_change_in_the_order_is_reported(run: RecordedRounds, name: str) -> None:
     change, words = CHANGES[name]
     changed = [new for event in run.events if (new := change(event)) is not None]
-    found = round_violations(changed, run.root)
-    assert found, "nobody noticed"
-    assert any(re.search(words, one) for one in found), found[:3]
+    violations = round_violations(changed, run.root)
+    assert violations, "the change was not reported"
+    assert any(re.search(words, violation) for violation in violations), violations[:3]

@@ -25,7 +25,7 @@ from tests.planted.expectation import (
 from tests.planted.messages import batch
 from tests.planted.order import order_violations
 from tests.planted.power_loss import loss_violations, spread
-from tests.planted.stores import Life, SimulatedStore, Store, options
+from tests.planted.stores import PlantedStore, SimulatedStore, StoreProcess, options
 
 # A failing write leaves a part of its bytes, by the seed: in several of these runs whole records of it.
 SEEDS = range(6)
@@ -42,7 +42,7 @@ def losses_of_traffic(mode: SyncMode, seed: int = 1) -> list[str]:
     return trouble + loss_violations(events, mode, spread(events, 12), seeds=2)
 
 
-def in_all_seeds(story: Callable[[Store], list[str]]) -> list[str]:
+def in_all_seeds(story: Callable[[PlantedStore], list[str]]) -> list[str]:
     return [text for seed in SEEDS for text in story(SimulatedStore(seed))]
 
 
@@ -88,11 +88,11 @@ def test_planted_bug_is_caught(monkeypatch: pytest.MonkeyPatch, bug: str, checke
 
 
 @pytest.mark.parametrize("mode", list(SyncMode))
-def test_hazard_16_a_failed_write_seals_only_what_is_synced(mode: SyncMode) -> None:
+def test_hazard_16_a_failed_write_seals_only_synced_records(mode: SyncMode) -> None:
     """The seal that ends the file early is an ordinary seal: a power loss beside it must not look like damage."""
     store = SimulatedStore(1)
 
-    async def fill_and_fail(life: Life) -> list[Any]:
+    async def fill_and_fail(life: StoreProcess) -> list[Any]:
         log = await life.open(options(mode))
         checkers.declare(log)
         for number in range(4):

@@ -9,9 +9,9 @@ import pytest
 
 from tests.support.child_process import ChildProcess
 from tests.support.small_disk import NoSmallDisk, SmallDisk
-from tests.support.writer_plan import Plan
+from tests.support.writer_plan import WriterPlan
 
-Start = Callable[[Plan], ChildProcess]
+Start = Callable[[WriterPlan], ChildProcess]
 MakeDisk = Callable[[int], SmallDisk]
 
 
@@ -20,7 +20,7 @@ def start() -> Iterator[Start]:
     """Starts a writer process."""
     children: list[ChildProcess] = []
 
-    def run(plan: Plan) -> ChildProcess:
+    def run(plan: WriterPlan) -> ChildProcess:
         children.append(ChildProcess(plan))
         return children[-1]
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.nursery import nursery
+from tests.support.fork_server import fork_server
 from tests.support.serve_process import ServeProcess
 from tests.support.tables import SCHEMA
 
@@ -47,11 +47,11 @@ class KilledLake:
             "lake", "serve", "--broker", str(self._data / "broker.sock"), "--output", "json",
             "--set", f"data_dir={self._data}", "--set", "ports.lake=0",
         )  # fmt: skip
-        self.process = nursery().start("icestream.cli.main:main", words, self._folder)
-        said = "".join(itertools.takewhile(lambda line: line != "}\n", self.process.stdout))
-        found = re.search(r"http://127\.0\.0\.1:(\d+)/", said)
-        assert found is not None, self.process.stderr.read()
-        self.port = int(found[1])
+        self.process = fork_server().start("icestream.cli.main:main", words, self._folder)
+        greeting = "".join(itertools.takewhile(lambda line: line != "}\n", self.process.stdout))
+        address = re.search(r"http://127\.0\.0\.1:(\d+)/", greeting)
+        assert address is not None, self.process.stderr.read()
+        self.port = int(address[1])
         self._connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_SECONDS)
         deadline = time.monotonic() + WAIT_SECONDS
         while self("GET", "/readyz")[0] != 200:
@@ -62,8 +62,8 @@ class KilledLake:
         headers = {"Idempotency-Key": key} if key else {}
         self._connection.request(method, path, None if body is None else json.dumps(body), headers)
         answer = self._connection.getresponse()
-        found = answer.read()
-        return answer.status, json.loads(found) if found.startswith(b"{") else None
+        content = answer.read()
+        return answer.status, json.loads(content) if content.startswith(b"{") else None
 
     def kill_in(self, seconds: float) -> threading.Timer:
         timer = threading.Timer(seconds, os.kill, (self.process.pid, signal.SIGKILL))
@@ -83,10 +83,10 @@ class KilledLake:
         self._broker.__exit__()
 
     def load(self, name: str) -> dict[str, Any]:
-        status, found = self("GET", f"/v1/namespaces/ns/tables/{name}")
-        assert status == 200, found
-        assert Path(found["metadata-location"].removeprefix("file:")).is_file()
-        metadata: dict[str, Any] = found["metadata"]
+        status, answer = self("GET", f"/v1/namespaces/ns/tables/{name}")
+        assert status == 200, answer
+        assert Path(answer["metadata-location"].removeprefix("file:")).is_file()
+        metadata: dict[str, Any] = answer["metadata"]
         return metadata
 
 
@@ -116,12 +116,12 @@ def change(name: str, metadata: dict[str, Any], number: int) -> dict[str, Any]:
     }
 
 
-def test_hazard_10_kill_9_in_the_middle_of_commits_leaves_old_or_new_tables(tmp_path: Path) -> None:
+def test_hazard_10_kill_9_during_commits_leaves_old_or_new_tables(tmp_path: Path) -> None:
     check_kills(tmp_path, KILLS)
 
 
 @pytest.mark.chaos
-def test_hazard_10_kill_9_in_the_middle_of_commits_again_and_again(tmp_path: Path) -> None:
+def test_hazard_10_repeated_kill_9_during_commits_leaves_old_or_new_tables(tmp_path: Path) -> None:
     check_kills(tmp_path, 20 * KILLS)
 
 
@@ -136,19 +136,19 @@ def check_kills(folder: Path, kills: int) -> None:
             timer = lake.kill_in(chance.uniform(0.05, 0.4))
             try:
                 while True:
-                    asked, key = transaction(tables, number + 1), str(uuid.uuid4())
-                    status, said = lake("POST", "/v1/transactions/commit", asked, key)
-                    assert status == 204, said
+                    changes, key = transaction(tables, number + 1), str(uuid.uuid4())
+                    status, answer = lake("POST", "/v1/transactions/commit", changes, key)
+                    assert status == 204, answer
                     number += 1
             except (OSError, http.client.HTTPException):
                 timer.join()
             lake.again()
-            found = {lake.load(name).get("current-snapshot-id") or 0 for name in TABLES}
-            assert found in ({number}, {number + 1}), "all of them or none"
-            status, said = lake("POST", "/v1/transactions/commit", asked, key)
-            assert status == 204, said
+            snapshot_ids = {lake.load(name).get("current-snapshot-id") or 0 for name in TABLES}
+            assert snapshot_ids in ({number}, {number + 1}), "all tables are committed, or none"
+            status, answer = lake("POST", "/v1/transactions/commit", changes, key)
+            assert status == 204, answer
             number += 1
         for name in TABLES:
-            snapshots = [one["snapshot-id"] for one in lake.load(name)["snapshots"]]
+            snapshots = [entry["snapshot-id"] for entry in lake.load(name)["snapshots"]]
             assert snapshots == list(range(1, number + 1))
         assert number > kills

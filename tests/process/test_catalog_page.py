@@ -1,4 +1,4 @@
-"""What docs/catalog.md tells somebody to type works as it stands there."""
+"""The commands of docs/catalog.md work exactly as they are printed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_tokens_of_the_page(tmp_path: Path) -> None:
     assert serve == "icestream serve --set lake.token_file=catalog-tokens"
 
 
-def test_everything_that_is_served_is_on_the_page() -> None:
+def test_every_served_route_is_on_the_page() -> None:
     words = {path.rsplit("/", 1)[-1].strip("{}") for _, path in ROUTES} - {"namespace", "table", "view"}
     missing = [word for word in words if word.rstrip("s").replace("-view", "") not in PAGE]
     assert missing == []

@@ -52,9 +52,9 @@ def run() -> Iterator[LakeRun]:
     """In memory where that is possible: what a commit names is synced with all of its disk, which others write to."""
     memory = Path("/dev/shm")
     place = memory if os.access(memory, os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=place) as folder, LakeRun(Path(folder) / "data") as found:
-        found.until_api()
-        yield found
+    with tempfile.TemporaryDirectory(dir=place) as folder, LakeRun(Path(folder) / "data") as lake_run:
+        lake_run.until_api()
+        yield lake_run
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def connected(run: LakeRun, **more: str) -> Catalog:
 
 def rows(*ids: int) -> pa.Table:
     at = pa.array([0] * len(ids), pa.timestamp("us", "UTC"))
-    return pa.table({"id": pa.array(ids, pa.int64()), "data": [f"row {one}" for one in ids], "at": at})
+    return pa.table({"id": pa.array(ids, pa.int64()), "data": [f"row {row_id}" for row_id in ids], "at": at})
 
 
 def ids_of(table: Table) -> list[int]:
@@ -141,12 +141,12 @@ def test_evolution(catalog: Catalog, namespace: str) -> None:
     with table.transaction() as transaction:
         transaction.set_properties({"one": "1", "two": "2"})
         transaction.remove_properties("one")
-    found = catalog.load_table((namespace, "t"))
-    assert [field.name for field in found.schema().fields] == ["id", "text", "at", "more"]
-    assert [field.name for field in found.spec().fields] == ["id"]
-    assert found.properties["two"] == "2"
-    assert "one" not in found.properties
-    assert found.scan().to_arrow()["text"].to_pylist() == ["row 1"]
+    evolved = catalog.load_table((namespace, "t"))
+    assert [field.name for field in evolved.schema().fields] == ["id", "text", "at", "more"]
+    assert [field.name for field in evolved.spec().fields] == ["id"]
+    assert evolved.properties["two"] == "2"
+    assert "one" not in evolved.properties
+    assert evolved.scan().to_arrow()["text"].to_pylist() == ["row 1"]
 
 
 def test_a_table_that_is_created_with_its_rows_in_one_transaction(catalog: Catalog, namespace: str) -> None:
@@ -156,10 +156,10 @@ def test_a_table_that_is_created_with_its_rows_in_one_transaction(catalog: Catal
     assert ids_of(catalog.load_table((namespace, "t"))) == [7]
 
 
-def test_a_stale_writer_is_told_of_the_conflict_and_goes_on_after_a_refresh(catalog: Catalog, namespace: str) -> None:
+def test_a_stale_writer_gets_the_conflict_and_succeeds_after_a_refresh(catalog: Catalog, namespace: str) -> None:
     catalog.create_table((namespace, "t"), SCHEMA, properties={"commit.retry.num-retries": "0"})
-    one, other = catalog.load_table((namespace, "t")), catalog.load_table((namespace, "t"))
-    one.append(rows(1))
+    stale, other = catalog.load_table((namespace, "t")), catalog.load_table((namespace, "t"))
+    stale.append(rows(1))
     with pytest.raises(CommitFailedException, match="Requirement failed: branch main"):
         other.append(rows(2))
     other.refresh()
@@ -178,7 +178,7 @@ def test_views(run: LakeRun, catalog: Catalog, namespace: str) -> None:
         catalog.drop_view((namespace, "v"))
 
 
-def test_what_is_refused_is_said_in_its_own_words(catalog: Catalog, namespace: str) -> None:
+def test_refusals_have_their_own_messages(catalog: Catalog, namespace: str) -> None:
     table = catalog.create_table((namespace, "t"), SCHEMA)
     with pytest.raises(ForbiddenError, match="icestream"):
         table.transaction().set_properties({"icestream.topic": "/default/orders"}).commit_transaction()
@@ -193,21 +193,21 @@ def test_a_token_opens_the_catalog(tmp_path: Path) -> None:
         catalog = connected(run, token=TOKEN)
         catalog.create_namespace("ns")
         assert catalog.list_namespaces() == [("ns",)]
-        _, said = run.stop()
-    assert TOKEN not in said
+        _, printed = run.stop()
+    assert TOKEN not in printed
 
 
 # --- many at once -----------------------------------------------------------------------------------------------------
 
 
 def ask(run: LakeRun, method: str, path: str, body: Any = None) -> Any:
-    with contextlib.closing(Raw(run)) as client:
-        status, found = client(method, path, body)
-    assert status == 200, found
-    return found
+    with contextlib.closing(RawCatalogClient(run)) as client:
+        status, answer = client(method, path, body)
+    assert status == 200, answer
+    return answer
 
 
-class Raw:
+class RawCatalogClient:
     """A client without any comfort: one connection, JSON."""
 
     def __init__(self, run: LakeRun) -> None:
@@ -217,8 +217,8 @@ class Raw:
         raw = None if body is None else json.dumps(body)
         self._connection.request(method, path, raw, {"Content-Type": "application/json"})
         answer = self._connection.getresponse()
-        found = answer.read()
-        return answer.status, json.loads(found) if found else None
+        content = answer.read()
+        return answer.status, json.loads(content) if content else None
 
     def close(self) -> None:
         self._connection.close()
@@ -249,9 +249,9 @@ def appended(metadata: dict[str, Any], snapshot_id: int) -> dict[str, Any]:
 
 
 def write(run: LakeRun, table: str, number: int) -> int:
-    """How often others were faster."""
+    """Commits from one writer; returns how many conflicts with other writers it met."""
     chance, conflicts = random.Random(number), 0
-    with contextlib.closing(Raw(run)) as client:
+    with contextlib.closing(RawCatalogClient(run)) as client:
         for commit in range(1, COMMITS + 1):
             while True:
                 _, loaded = client("GET", f"{table}?snapshots=refs")
@@ -268,17 +268,19 @@ def test_eight_writers_of_one_table_lose_nothing(run: LakeRun, catalog: Catalog,
     catalog.create_table((namespace, "t"), SCHEMA)
     table = f"/v1/namespaces/{namespace}/tables/t"
     with ThreadPoolExecutor(WRITERS) as writers:
-        conflicts = list(writers.map(lambda one: write(run, table, one), range(1, WRITERS + 1)))
-    assert sum(conflicts) > WRITERS, "they were not at work at the same time"
+        conflicts = list(writers.map(lambda writer: write(run, table, writer), range(1, WRITERS + 1)))
+    assert sum(conflicts) > WRITERS, "the writers did not run concurrently"
     metadata = ask(run, "GET", table)["metadata"]
-    found = {one["snapshot-id"]: one for one in metadata["snapshots"]}
-    assert sorted(found) == [1_000 * one + commit for one in range(1, WRITERS + 1) for commit in range(1, COMMITS + 1)]
+    by_id = {entry["snapshot-id"]: entry for entry in metadata["snapshots"]}
+    assert sorted(by_id) == [
+        1_000 * writer + commit for writer in range(1, WRITERS + 1) for commit in range(1, COMMITS + 1)
+    ]
     lineage = []
     current = metadata["current-snapshot-id"]
     while current is not None:
         lineage.append(current)
-        current = found[current].get("parent-snapshot-id")
+        current = by_id[current].get("parent-snapshot-id")
     assert len(lineage) == WRITERS * COMMITS, "every commit went on from the one before"
-    for one in range(1, WRITERS + 1):
-        own = [number for number in lineage if number // 1_000 == one]
+    for writer in range(1, WRITERS + 1):
+        own = [number for number in lineage if number // 1_000 == writer]
         assert own == sorted(own, reverse=True)

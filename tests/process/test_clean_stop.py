@@ -12,9 +12,7 @@ from tests.support.process_run import MODES, ProcessRun
 
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("mode", MODES)
-def test_after_a_stop_in_order_there_is_nothing_to_recover(
-    tmp_path: Path, start: Start, mode: str, native: bool
-) -> None:
+def test_after_a_clean_stop_there_is_nothing_to_recover(tmp_path: Path, start: Start, mode: str, native: bool) -> None:
     run = ProcessRun(tmp_path, 4, start)
     for _ in range(2):
         child = run.start(mode, native=native)

@@ -24,21 +24,21 @@ from typing import Any
 import pytest
 
 import icestream
-from tests.support.history import check
-from tests.support.kill_traffic import (
+from tests.support.client_traffic import (
     KINDS,
     LETTERS,
     SHARDS,
     TOPIC,
     WAIT_SECONDS,
     Auditors,
-    BriskClock,
-    Kept,
-    Worker,
+    PermanentClients,
+    TrafficWorker,
+    client_clock,
     is_poison,
     number_of,
 )
-from tests.support.killed_broker import LOST, Behind, KilledBroker
+from tests.support.history import check
+from tests.support.killed_broker import LOST, InternalCalls, KilledBroker
 from tests.support.until import until
 
 pytestmark = pytest.mark.asyncio
@@ -50,19 +50,19 @@ FLUSH_MS = (1, 1, 5, 20, 60)  # at 1 ms a cursor is being written at almost any 
 
 
 @pytest.mark.parametrize("mode", ["always", "periodic", "none"])
-async def test_a_broker_that_is_killed_loses_and_doubles_nothing_for_its_clients(tmp_path: Path, mode: str) -> None:
+async def test_a_killed_broker_loses_and_duplicates_nothing_for_its_clients(tmp_path: Path, mode: str) -> None:
     await check_kills(tmp_path / "data", mode, kills=11, seed=20_261)
 
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("mode", ["always", "periodic", "none"])
-async def test_a_broker_that_is_killed_100_times_loses_and_doubles_nothing(tmp_path: Path, mode: str) -> None:
+async def test_a_broker_killed_100_times_loses_and_duplicates_nothing(tmp_path: Path, mode: str) -> None:
     await check_kills(tmp_path / "data", mode, kills=100, seed=random.SystemRandom().randrange(10**9))
 
 
 async def check_kills(folder: Path, mode: str, kills: int, seed: int) -> None:
     seed = int(os.environ.get("KILL_SEED", seed))
-    run = Run(folder, mode, seed)
+    run = KillRun(folder, mode, seed)
     try:
         await run.all_lives(kills)
         await run.last_life()
@@ -75,15 +75,15 @@ async def check_kills(folder: Path, mode: str, kills: int, seed: int) -> None:
     assert run.ends["seeks answered"] > 1
     assert run.ends["take-overs"] > 0
     assert run.auditors.repeated > 0, "no kill came between an ack and the write of its cursor"
-    assert len(run.kept.incarnations) > kills // 4
+    assert len(run.clients.incarnations) > kills // 4
 
 
-class Run:
+class KillRun:
     def __init__(self, folder: Path, mode: str, seed: int) -> None:
-        self.chance = random.Random(seed)  # of the plan; whoever works beside it must not use it up
+        self.chance = random.Random(seed)  # of the plan; concurrent tasks must not draw from it
         self._traffic = random.Random(seed)
         self.broker = KilledBroker(folder, mode)
-        self.kept = Kept(self._traffic)
+        self.clients = PermanentClients(self._traffic)
         self.auditors = Auditors()
         self.ends: Counter[str] = Counter()
         self._ids: dict[str, int] = {}
@@ -104,17 +104,17 @@ class Run:
 
     def _has_shown_enough(self, kills: int) -> bool:
         """On a busy machine every cursor may have been written in time, and no topic been made anew in a short life."""
-        return self.auditors.repeated > 0 and len(self.kept.incarnations) > kills // 4
+        return self.auditors.repeated > 0 and len(self.clients.incarnations) > kills // 4
 
     async def _first_life(self) -> None:
-        """Everything that others find again is made."""
+        """The first run of the broker: creates the topic and the clients that stay."""
         await self.broker.start(FLUSH_MS[0])
-        self._client = await icestream.connect(self.broker.address, send_timeout=WAIT_SECONDS, clock=BriskClock())
+        self._client = await icestream.connect(self.broker.address, send_timeout=WAIT_SECONDS, clock=client_clock())
         await self._client.create_topic(TOPIC, shards=SHARDS)
         async with self._consumers() as (_, behind):
             await self._look_at_ids(behind)
-        kept = self.kept
-        for coming in (kept.sell, kept.sell_by_fits, kept.read, kept.churn):
+        clients = self.clients
+        for coming in (clients.sell, clients.sell_by_fits, clients.read, clients.churn):
             self._keeping.append(asyncio.create_task(coming(self._client)))
         await self._kill()
 
@@ -128,7 +128,7 @@ class Run:
         async with self._consumers() as (workers, behind), self._working(workers, behind) as begin:
             if way != "start":
                 await self._do(way, workers, behind, begin)
-            self.kept.behind = None
+            self.clients.behind = None
             if way == "stop":
                 await self._stop(workers, behind)
             else:
@@ -145,7 +145,7 @@ class Run:
         self.ends["kills"] += 1
         self._was_stopped = False
 
-    async def _stop(self, workers: list[Worker], behind: Behind) -> None:
+    async def _stop(self, workers: list[TrafficWorker], behind: InternalCalls) -> None:
         await self._count(workers, behind)
         await self.broker.stop()
         self._was_stopped = True
@@ -153,15 +153,17 @@ class Run:
     # --- one life ---
 
     @contextlib.asynccontextmanager
-    async def _consumers(self) -> AsyncIterator[tuple[list[Worker], Behind]]:
-        """Those that are new in each life. They end before the next one begins."""
+    async def _consumers(self) -> AsyncIterator[tuple[list[TrafficWorker], InternalCalls]]:
+        """The consumers of one run of the broker; they end before the next run begins."""
         behind = await self.broker.look()
-        client = await icestream.connect(self.broker.address, clock=BriskClock())
+        client = await icestream.connect(self.broker.address, clock=client_clock())
         try:
             if self._keeping:
                 await self.auditors.life_began(behind, was_stopped=self._was_stopped)
             workers = [
-                Worker(client, kind, name, self.auditors, self._traffic) for kind in KINDS for name in kind.consumers
+                TrafficWorker(client, kind, name, self.auditors, self._traffic)
+                for kind in KINDS
+                for name in kind.consumers
             ]
             for worker in workers:
                 await worker.subscription
@@ -171,8 +173,8 @@ class Run:
             await behind.close()
 
     @contextlib.asynccontextmanager
-    async def _working(self, workers: list[Worker], behind: Behind) -> AsyncIterator[Begin]:
-        """They work until the block ends, or one of them finds that something is wrong. The block may begin more."""
+    async def _working(self, workers: list[TrafficWorker], behind: InternalCalls) -> AsyncIterator[Begin]:
+        """Runs the workers until the block ends or one of them finds an error. The block may start more."""
         tasks: list[asyncio.Task[None]] = []
         jobs = [self._watch_those_that_stay(), self._count_always(workers, behind), self._pace(behind)]
         jobs += [job for worker in workers for job in (worker.run(), worker.settle())]
@@ -187,8 +189,8 @@ class Run:
                 yield begin
                 for task in tasks:
                     task.cancel()
-        except BaseExceptionGroup as found:
-            raise found.exceptions[0] from None
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
 
     async def _watch_those_that_stay(self) -> None:
         await asyncio.wait(self._keeping, return_when=asyncio.FIRST_EXCEPTION)
@@ -196,10 +198,10 @@ class Run:
             if task.done():
                 task.result()
 
-    async def _do(self, way: str, workers: list[Worker], behind: Behind, begin: Begin) -> None:
-        self.kept.behind = behind
-        stored = self.kept.stored + self.chance.randrange(10, 60)
-        await until(lambda: self.kept.stored >= stored)
+    async def _do(self, way: str, workers: list[TrafficWorker], behind: InternalCalls, begin: Begin) -> None:
+        self.clients.behind = behind
+        stored = self.clients.stored + self.chance.randrange(10, 60)
+        await until(lambda: self.clients.stored >= stored)
         await self._look_at_ids(behind)
         meanwhile = self.chance.random()
         if meanwhile < 0.3:
@@ -216,39 +218,41 @@ class Run:
         elif way == "sought":
             await self._seek(workers)
 
-    async def _take_over(self, workers: list[Worker]) -> None:
+    async def _take_over(self, workers: list[TrafficWorker]) -> None:
         """The one that stands by gets what is in flight, and then all that is still to come."""
-        first, *_ = standby = [one for one in workers if one.kind.type == "failover"]
+        first, *_ = standby = [worker for worker in workers if worker.kind.type == "failover"]
         await self._seek(standby)
         await first.leave()
         self.ends["take-overs"] += 1
 
-    async def _seek(self, workers: list[Worker]) -> None:
-        worker = self._traffic.choice([one for one in workers if one.kind.is_sought and not one.has_left])
+    async def _seek(self, workers: list[TrafficWorker]) -> None:
+        worker = self._traffic.choice(
+            [candidate for candidate in workers if candidate.kind.is_sought and not candidate.has_left]
+        )
         shard = self._traffic.randrange(SHARDS)
-        await until(lambda: self.kept.newest[shard])
-        position = self._traffic.choice(self.kept.newest[shard][-60:])
+        await until(lambda: self.clients.newest[shard])
+        position = self._traffic.choice(self.clients.newest[shard][-60:])
         worker.audits[shard].seek_asked(position)
         await worker.subscription.seek(position, shard=shard)
         worker.audits[shard].seek_answered()
         self.ends["seeks answered"] += 1
 
-    async def _count_always(self, workers: list[Worker], behind: Behind) -> None:
+    async def _count_always(self, workers: list[TrafficWorker], behind: InternalCalls) -> None:
         with contextlib.suppress(*LOST):
             while True:
                 await self._count(workers, behind)
                 await asyncio.sleep(0.002)
 
     @staticmethod
-    async def _count(workers: Sequence[Worker], behind: Behind) -> None:
+    async def _count(workers: Sequence[TrafficWorker], behind: InternalCalls) -> None:
         for worker in workers:
             if not worker.has_left:
                 await worker.count(behind)
 
-    async def _pace(self, behind: Behind) -> None:
+    async def _pace(self, behind: InternalCalls) -> None:
         with contextlib.suppress(*LOST):
             while True:
-                self.kept.backlog = max((await behind.lags(TOPIC)).values())
+                self.clients.backlog = max((await behind.lags(TOPIC)).values())
                 await asyncio.sleep(0.003)
 
     async def _until_stored(self) -> None:
@@ -257,50 +261,50 @@ class Run:
         async with asyncio.timeout(STORED_WITHIN_SECONDS):
             await until(lambda: not any(acks & audit.waiting for audit, acks in waiting))
 
-    async def _look_at_ids(self, behind: Behind) -> None:
+    async def _look_at_ids(self, behind: InternalCalls) -> None:
         """The numbers that the store has, and those that the broker uses."""
-        found: dict[str, int] = {}
+        ids: dict[str, int] = {}
         for prefix in ("/topics", "/subscriptions", "/consumers", "/producers"):
             for key, value, _ in await behind.entries(f"{prefix}{TOPIC}"):
-                found[key] = json.loads(value)["id"]
+                ids[key] = json.loads(value)["id"]
         for kind in KINDS:
             page = await behind.call("page_consumers", topic=TOPIC, subscription=kind.name)
-            for one in page["items"]:
-                found[f"/consumers{TOPIC}/{kind.name}/{one['consumer']}"] = one["id"]
+            for consumer in page["items"]:
+                ids[f"/consumers{TOPIC}/{kind.name}/{consumer['consumer']}"] = consumer["id"]
         page = await behind.call("page_producers", topic=TOPIC)
-        found |= {f"/producers{TOPIC}/{one['producer']}": one["id"] for one in page["items"]}
-        found["incarnation"] = (await behind.call("inspect_topic", topic=TOPIC))["incarnation"]
-        for name, number in found.items():
+        ids |= {f"/producers{TOPIC}/{producer['producer']}": producer["id"] for producer in page["items"]}
+        ids["incarnation"] = (await behind.call("inspect_topic", topic=TOPIC))["incarnation"]
+        for name, number in ids.items():
             check(self._ids.setdefault(name, number) == number, "an id has changed", name, self._ids[name], number)
-        check(found.keys() >= self._ids.keys(), "an id is gone", self._ids.keys() - found.keys())
+        check(ids.keys() >= self._ids.keys(), "an id is gone", self._ids.keys() - ids.keys())
 
     # --- the end ---
 
     async def last_life(self) -> None:
-        """Everybody gets everything; then a stop in order, and a look at all of it."""
+        """Every consumer gets every message; then a clean stop, and a check of all."""
         await self.broker.start(FLUSH_MS[-1])
         async with self._consumers() as (workers, behind), self._working(workers, behind):
             for worker in workers:
                 worker.lets_go = True
             selling, by_fits, reading, churning = self._keeping
-            self.kept.is_over = True
+            self.clients.is_over = True
             await asyncio.wait_for(asyncio.gather(selling, by_fits, churning), WAIT_SECONDS)
-            found = await asyncio.gather(*self.kept.sent)
+            message_ids = await asyncio.gather(*self.clients.sent)
             await self._drained(behind, TOPIC)
-            await until(lambda: self.auditors.are_done(self.kept))
+            await until(lambda: self.auditors.are_done(self.clients))
             await self._check_letters(behind)
             reading.cancel()
         await self._client.close()
         await self.broker.stop()
-        self.kept.check_all(found)
-        self.auditors.check_all(self.kept)
+        self.clients.check_all(message_ids)
+        self.auditors.check_all(self.clients)
 
-    async def _drained(self, behind: Behind, topic: str) -> None:
+    async def _drained(self, behind: InternalCalls, topic: str) -> None:
         async with asyncio.timeout(WAIT_SECONDS):
             while any((await behind.lags(topic)).values()):  # noqa: ASYNC110  # there is no event to wait for
                 await asyncio.sleep(0.01)
 
-    async def _check_letters(self, behind: Behind) -> None:
+    async def _check_letters(self, behind: InternalCalls) -> None:
         letters: Counter[int] = Counter()
         async with self._client.subscribe(LETTERS, "reader", type="exclusive", start="earliest") as messages:
 
@@ -312,5 +316,5 @@ class Run:
             reading = asyncio.create_task(read())
             await self._drained(behind, LETTERS)
             reading.cancel()
-        expected = Counter(number for number in range(len(self.kept.sent)) if is_poison(number))
+        expected = Counter(number for number in range(len(self.clients.sent)) if is_poison(number))
         check(letters == expected, "dead letters", letters - expected, expected - letters)

@@ -25,7 +25,7 @@ SOURCE = ROOT / "tests" / "support" / "failing_disk.c"
 
 
 async def fail_twice(disk: ctypes.CDLL, path: Path) -> str:
-    """What becomes of a log whose sync thread is inside fdatasync when a write fails."""
+    """The state of a log whose sync thread is inside fdatasync when a write fails."""
     options = LogOptions(
         mode=SyncMode.PERIODIC, sync_interval_ms=10, spare_files=0, file_bytes=2**20, quota_bytes=2**30
     )

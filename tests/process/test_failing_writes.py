@@ -27,7 +27,7 @@ LIMIT_MIN, LIMIT_MAX = 8 * 1024, 60 * 1024
 
 
 @pytest.mark.parametrize(("mode", "native"), [*((mode, True) for mode in MODES), ("periodic", False)])
-def test_hazard_16_after_failed_writes_nothing_acked_is_lost_and_nothing_is_twice(
+def test_hazard_16_after_failed_writes_nothing_acked_is_lost_or_duplicated(
     tmp_path: Path, start: Start, mode: str, native: bool
 ) -> None:
     check_failures(tmp_path, start, mode, FAILURES, SEED, native=native)
@@ -35,7 +35,7 @@ def test_hazard_16_after_failed_writes_nothing_acked_is_lost_and_nothing_is_twic
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("mode", MODES)
-def test_hazard_16_failed_writes_and_kill_9_for_long(tmp_path: Path, start: Start, mode: str) -> None:
+def test_hazard_16_many_failed_writes_and_kill_9_lose_nothing(tmp_path: Path, start: Start, mode: str) -> None:
     check_failures(tmp_path, start, mode, 60, random.SystemRandom().randrange(10**9))
 
 
@@ -63,7 +63,7 @@ def check_failures(directory: Path, start: Start, mode: str, failures: int, seed
 
 
 def fail_writes(run: ProcessRun, child: ChildProcess, acks: int) -> None:
-    """After so many acks writes fail, until somebody is told; then the disk is well again, and appends go on."""
+    """After so many acks writes fail, until a producer gets the error; then the disk recovers and appends go on."""
     run.wait_for_acks(child, acks)
     _, hard = resource.prlimit(child.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (run.chance.randrange(LIMIT_MIN, LIMIT_MAX), hard))

@@ -15,7 +15,7 @@ from icestream.model.sync_mode import SyncMode
 from icestream.wal.log_options import LogOptions
 from icestream.wal.open_log import open_log
 from tests.process.conftest import MakeDisk, Start
-from tests.support.message_keeper import RETRY_SECONDS, WAIT_SECONDS, MessageKeeper
+from tests.support.acked_messages import RETRY_SECONDS, WAIT_SECONDS, AckedMessages
 from tests.support.process_run import ProcessRun
 from tests.support.small_disk import SmallDisk
 
@@ -29,7 +29,7 @@ def options(mode: SyncMode = SyncMode.ALWAYS, **more: int) -> LogOptions:
     return LogOptions(mode=mode, **fields)
 
 
-async def reopened(disk: SmallDisk, keeper: MessageKeeper, chosen: LogOptions) -> None:
+async def reopened(disk: SmallDisk, keeper: AckedMessages, chosen: LogOptions) -> None:
     """Stops the log in order and opens it again."""
     await keeper.log.close()
     keeper.attach(await open_log(disk.path / "log", chosen))
@@ -41,12 +41,12 @@ async def reopened(disk: SmallDisk, keeper: MessageKeeper, chosen: LogOptions) -
 @pytest.mark.parametrize("disk_bytes", [DISK_BYTES, DISK_BYTES + 300 * KIB])
 # A checkpoint now and then while it fills, and none before it is full.
 @pytest.mark.parametrize("checkpoint_every_bytes", [2 * MIB, CHECKPOINT_EVERY_BYTES])
-async def test_hazard_16_a_full_disk_refuses_drains_and_goes_on(
+async def test_hazard_16_a_full_disk_refuses_drains_and_resumes(
     make_disk: MakeDisk, mode: SyncMode, disk_bytes: int, checkpoint_every_bytes: int
 ) -> None:
     disk = make_disk(disk_bytes)
     chosen = options(mode, checkpoint_every_bytes=checkpoint_every_bytes)
-    keeper = MessageKeeper(await open_log(disk.path / "log", chosen))
+    keeper = AckedMessages(await open_log(disk.path / "log", chosen))
     refusal = await keeper.fill()
     assert isinstance(refusal, errors.DiskFull), repr(refusal)
     assert sum(map(len, keeper.acked.values())) > disk_bytes // 2
@@ -67,10 +67,10 @@ async def test_hazard_16_a_full_disk_refuses_drains_and_goes_on(
 
 
 @pytest.mark.asyncio
-async def test_hazard_16_what_drains_a_full_disk_has_room_by_the_ballast(make_disk: MakeDisk) -> None:
+async def test_hazard_16_draining_a_full_disk_uses_the_ballast(make_disk: MakeDisk) -> None:
     disk = make_disk(DISK_BYTES)
     chosen = options(ballast_bytes=5 * MIB)
-    keeper = MessageKeeper(await open_log(disk.path / "log", chosen))
+    keeper = AckedMessages(await open_log(disk.path / "log", chosen))
     refusal = await keeper.fill()
     assert isinstance(refusal, errors.DiskFull), repr(refusal)
     for _ in range(3):
@@ -89,11 +89,11 @@ async def test_hazard_16_what_drains_a_full_disk_has_room_by_the_ballast(make_di
 
 
 @pytest.mark.asyncio
-async def test_hazard_16_room_that_others_give_back_is_used(make_disk: MakeDisk) -> None:
+async def test_hazard_16_space_freed_by_others_is_used(make_disk: MakeDisk) -> None:
     disk = make_disk(DISK_BYTES)
     ballast = disk.path / "ballast"
     ballast.write_bytes(bytes(16 * MIB))
-    keeper = MessageKeeper(await open_log(disk.path / "log", options()))
+    keeper = AckedMessages(await open_log(disk.path / "log", options()))
     assert isinstance(await keeper.fill(), errors.DiskFull)
     ballast.unlink()
     for _ in range(100):
@@ -104,10 +104,10 @@ async def test_hazard_16_room_that_others_give_back_is_used(make_disk: MakeDisk)
 
 
 @pytest.mark.asyncio
-async def test_hazard_16_everybody_who_waits_for_room_in_flight_is_refused_too(make_disk: MakeDisk) -> None:
+async def test_hazard_16_all_appends_waiting_for_room_are_refused_too(make_disk: MakeDisk) -> None:
     """A producer that waits behind others must not wait for ever when those are refused."""
     disk = make_disk(6 * MIB)
-    keeper = MessageKeeper(await open_log(disk.path / "log", options(in_flight_bytes=200 * KIB)))
+    keeper = AckedMessages(await open_log(disk.path / "log", options(in_flight_bytes=200 * KIB)))
     batch = keeper.log.batch(keeper.shard, encode_block(1, {envelope.PAYLOAD: [bytes(60_000)]}))
 
     async def produce() -> None:
@@ -125,7 +125,7 @@ async def test_hazard_16_a_log_on_a_full_disk_can_be_closed_while_an_append_wait
     disk = make_disk(10 * MIB)
     ballast = disk.path / "ballast"
     ballast.write_bytes(bytes(4 * MIB))
-    keeper = MessageKeeper(await open_log(disk.path / "log", options(spare_files=0)))
+    keeper = AckedMessages(await open_log(disk.path / "log", options(spare_files=0)))
     await keeper.fill()
     batch = keeper.log.batch(keeper.shard, encode_block(1, {envelope.PAYLOAD: [bytes(120_000)]}))
     answer = keeper.log.submit([batch])
@@ -146,7 +146,7 @@ async def test_hazard_16_a_log_on_a_full_disk_can_be_closed_while_an_append_wait
 
 
 @pytest.mark.parametrize("mode", list(SyncMode))
-def test_hazard_16_after_kill_9_on_a_full_disk_the_start_names_the_reason_and_nothing_is_lost(
+def test_hazard_16_after_kill_9_on_a_full_disk_the_start_reports_the_reason_and_loses_nothing(
     make_disk: MakeDisk, start: Start, mode: SyncMode
 ) -> None:
     disk = make_disk(12 * MIB)
@@ -181,10 +181,10 @@ def test_hazard_16_after_kill_9_on_a_full_disk_the_start_names_the_reason_and_no
     assert run.history.acks > 100
 
 
-def test_the_small_disk_is_as_small_as_it_says(make_disk: MakeDisk, tmp_path: Path) -> None:
+def test_the_small_disk_has_the_requested_size(make_disk: MakeDisk, tmp_path: Path) -> None:
     disk = make_disk(4 * MIB)
     with pytest.raises(OSError, match="No space left"):
         (disk.path / "more").write_bytes(bytes(5 * MIB))
     (disk.path / "more").unlink()
     assert disk.free_bytes == 4 * MIB
-    assert list((tmp_path / "disk0").iterdir()) == [], "it leaks out of its namespace"
+    assert list((tmp_path / "disk0").iterdir()) == [], "the mount is visible outside of its namespace"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.batches import Numbers, payloads
-from tests.support.history import Broken, History
+from tests.support.batches import BatchNumbers, payloads
+from tests.support.history import HistoryViolation, LogHistory
 
 SEED = 3
 KEY = [1, 0]
@@ -18,7 +18,7 @@ def rows(writer: str, number: int) -> int:
 
 
 def start(next_offset: int, *stored: tuple[str, int, int], gaps: tuple[tuple[int, int], ...] = ()) -> list[list[Any]]:
-    """What a process tells at its start: batches as (writer, number, base)."""
+    """The report of a process at its start: batches as (writer, number, base)."""
     read = [["read", KEY, base, writer, number] for writer, number, base in stored]
     return [["opening"], ["shard", KEY, 0, next_offset, [list(gap) for gap in gaps]], *read, ["ready"]]
 
@@ -29,8 +29,8 @@ def sent(writer: str, number: int, base: int | None = None) -> list[list[Any]]:
     return intent if base is None else [*intent, ["ack", writer, number, KEY, base]]
 
 
-def told(*parts: list[list[Any]]) -> History:
-    history = History(SEED)
+def history_of(*parts: list[list[Any]]) -> LogHistory:
+    history = LogHistory(SEED)
     for part in parts:
         for line in part:
             history.hear(line)
@@ -47,7 +47,7 @@ def test_an_honest_history_is_accepted() -> None:
     end = A + B
     gap = (end, end + 100)
     again = start(end + 100, ("u1", 0, 0), ("u1", 1, A), gaps=(gap,))
-    history = told(TWO_ACKED, again, sent("n1", 0, end + 100), [["floor", KEY, A]])
+    history = history_of(TWO_ACKED, again, sent("n1", 0, end + 100), [["floor", KEY, A]])
     later = start(end + 100 + N, ("u1", 1, A), ("n1", 0, end + 100), gaps=(gap,))
     for line in later:
         history.hear(line)
@@ -81,36 +81,36 @@ def test_an_honest_history_is_accepted() -> None:
         ("H6 a gap reaches beyond", [*start(5, gaps=((0, 6),))]),
     ],
 )
-def test_a_broken_promise_is_seen(promise: str, lines: list[list[Any]]) -> None:
-    with pytest.raises(Broken, match=promise):
-        told(lines)
+def test_a_lost_acked_message_is_detected(promise: str, lines: list[list[Any]]) -> None:
+    with pytest.raises(HistoryViolation, match=promise):
+        history_of(lines)
 
 
-def test_wrong_order_in_a_shard_is_seen() -> None:
-    history = told(start(0), sent("u1", 0), sent("u1", 1), start(A + B, ("u1", 1, 0), ("u1", 0, B)))
-    with pytest.raises(Broken, match="H4 out of order"):
+def test_wrong_order_in_a_shard_is_detected() -> None:
+    history = history_of(start(0), sent("u1", 0), sent("u1", 1), start(A + B, ("u1", 1, 0), ("u1", 0, B)))
+    with pytest.raises(HistoryViolation, match="H4 out of order"):
         history.check_order()
 
 
-def test_a_hole_in_a_numbered_producer_is_seen() -> None:
-    history = told(start(0), sent("n1", 0), sent("n1", 1), start(rows("n1", 1), ("n1", 1, 0)))
-    with pytest.raises(Broken, match="H4 a numbered batch is missing"):
+def test_a_hole_in_a_numbered_producer_is_detected() -> None:
+    history = history_of(start(0), sent("n1", 0), sent("n1", 1), start(rows("n1", 1), ("n1", 1, 0)))
+    with pytest.raises(HistoryViolation, match="H4 a numbered batch is missing"):
         history.check_whole("n1")
 
 
-def test_a_batch_that_never_got_its_answer_is_seen() -> None:
-    history = told(start(0), sent("n1", 0), start(N, ("n1", 0, 0)))
-    with pytest.raises(Broken, match="H1 not every batch was answered"):
+def test_a_batch_without_a_reply_is_detected() -> None:
+    history = history_of(start(0), sent("n1", 0), start(N, ("n1", 0, 0)))
+    with pytest.raises(HistoryViolation, match="H1 not every batch was answered"):
         history.check_whole("n1")
 
 
-def test_a_gap_in_always_is_seen() -> None:
-    with pytest.raises(Broken, match="H7"):
-        told(start(5, gaps=((0, 5),))).check_no_gaps()
+def test_a_gap_in_always_mode_is_detected() -> None:
+    with pytest.raises(HistoryViolation, match="H7"):
+        history_of(start(5, gaps=((0, 5),))).check_no_gaps()
 
 
-def test_a_torn_batch_is_seen_by_its_numbers() -> None:
-    numbers = Numbers(SEED, "n1")
+def test_a_torn_batch_is_detected_by_its_numbers() -> None:
+    numbers = BatchNumbers(SEED, "n1")
     number = next(number for number in range(99) if rows("n1", number) > 1)
     assert numbers.batch_at(numbers.first(number)) == number
     with pytest.raises(AssertionError, match="torn"):

@@ -1,5 +1,5 @@
 """From the producer to S3 and back: Spark writes the tables, subscriptions read them when the log has let go, verify
-proves them. With our own catalog, and with one that is not ours."""
+proves them. With the embedded catalog, and with each kind of foreign one: REST, Glue, PostgreSQL."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from icestream import connect
-from tests.support.catalog_servers import new_name, s3_flags, seaweed_flags
+from tests.support.catalog_servers import CATALOG, glue_flags, new_name, s3_flags, seaweed_flags, sql_flags
 from tests.support.lake_run import until
 from tests.support.pipeline_process import PipelineRun
 from tests.support.seaweed import BUCKET, Seaweed
@@ -24,11 +24,18 @@ FROM_TABLES = (
 )
 
 
-def flags(kind: str, server: Seaweed) -> list[str]:
+def flags(kind: str, server: Seaweed, request: pytest.FixtureRequest) -> list[str]:
     place = f"storage.iceberg_config.warehouse=s3://{BUCKET}/{new_name('own')}"
-    if kind == "rest":
-        place = f"storage.iceberg_config.namespace={new_name('ns').replace('_', '')}"
-    chosen = [*s3_flags(server), *(seaweed_flags(server) if kind == "rest" else ()), place, *FROM_TABLES]
+    catalog: list[str] = []
+    match kind:
+        case "rest":
+            place = f"storage.iceberg_config.namespace={new_name('ns').replace('_', '')}"
+            catalog = seaweed_flags(server)
+        case "glue":
+            catalog = [*glue_flags(request.getfixturevalue("glue")), f"{CATALOG}.database={new_name('history')}"]
+        case "sql":
+            catalog = [*sql_flags(request.getfixturevalue("postgres_server").uri), f"{CATALOG}.name={new_name()}"]
+    chosen = [*s3_flags(server), *catalog, place, *FROM_TABLES]
     return [part for flag in chosen for part in ("--set", flag)]
 
 
@@ -44,18 +51,23 @@ async def publish(address: str) -> None:
 
 async def read_back(address: str, name: str) -> list[tuple[int, bytes, bytes | None, dict[str, str]]]:
     got = []
-    async with connect(f"icestream://{address}") as client, client.subscribe(TOPIC, name, start="earliest") as found:
-        async for one in found:
-            got.append((one.offset, bytes(one.payload), one.key, dict(one.headers)))
+    async with (
+        connect(f"icestream://{address}") as client,
+        client.subscribe(TOPIC, name, start="earliest") as subscription,
+    ):
+        async for message in subscription:
+            got.append((message.offset, bytes(message.payload), message.key, dict(message.headers)))
             if len(got) == COUNT:
                 return got
     raise AssertionError("it ended")
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("kind", ["embedded", "rest"])
-def test_what_is_published_is_read_back_from_s3(kind: str, seaweed_server: Seaweed, tmp_path: Path) -> None:
-    with PipelineRun(tmp_path / "data", *flags(kind, seaweed_server)) as run:
+@pytest.mark.parametrize("kind", ["embedded", "rest", "glue", "sql"])
+def test_published_messages_are_read_back_from_s3(
+    kind: str, seaweed_server: Seaweed, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    with PipelineRun(tmp_path / "data", *flags(kind, seaweed_server, request)) as run:
         asyncio.run(publish(run.address))
         run.icestream("lake", "commit-now", "--wait", "120")
         shown = f"namespaces/default/topics/{TOPIC.rpartition('/')[2]}"

@@ -1,4 +1,4 @@
-"""A log that nobody uses costs nothing: no time, no write."""
+"""An idle log costs nothing: no CPU time, no write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.process.conftest import Start
 from tests.support.child_process import ChildProcess
 from tests.support.process_run import MODES
-from tests.support.writer_plan import Plan
+from tests.support.writer_plan import WriterPlan
 
 # Long enough for the interval of `periodic`, fifty times.
 MEASURED_SECONDS = 1.5
@@ -20,11 +20,13 @@ CPU_SHARE_MAX = 0.02
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_idle_log_uses_no_cpu_and_writes_nothing(tmp_path: Path, start: Start, mode: str) -> None:
-    child = start(Plan(str(tmp_path), mode=mode, work="rest", options={"sync_interval_ms": 30, "file_bytes": 1 << 20}))
+    child = start(
+        WriterPlan(str(tmp_path), mode=mode, work="rest", options={"sync_interval_ms": 30, "file_bytes": 1 << 20})
+    )
     child.wait_for("resting")
     settle(child)
     began, cpu, written, calls = time.monotonic(), *usage(child.pid)
-    assert list(child.lines(MEASURED_SECONDS)) == [], "it has something to say"
+    assert list(child.lines(MEASURED_SECONDS)) == [], "an idle process printed lines"
     seconds = time.monotonic() - began
     cpu_after, written_after, calls_after = usage(child.pid)
     assert (cpu_after - cpu) / seconds < CPU_SHARE_MAX
@@ -34,7 +36,7 @@ def test_an_idle_log_uses_no_cpu_and_writes_nothing(tmp_path: Path, start: Start
 
 
 def settle(child: ChildProcess) -> None:
-    """Until a moment passes without a write: the spare file is made in the background."""
+    """Waits until no write happens for a moment: the spare file is prepared in the background."""
     for _ in range(100):
         before = usage(child.pid)[1:]
         assert list(child.lines(0.05)) == []

@@ -17,7 +17,7 @@ from icestream.metadata.remote_store import RemoteStore
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
 from tests.support.avro_files import manifest, manifest_list
-from tests.support.command_line import Ran, icestream
+from tests.support.command_line import CommandResult, icestream
 from tests.support.lake_run import LakeRun, request
 from tests.support.local_broker import kept_link
 from tests.support.tables import NEW_VIEW, add, point, snapshot
@@ -25,7 +25,7 @@ from tests.support.topic_tables import claim
 from tests.unit.cli.test_commands import SHOWN, words
 
 
-class Lake:
+class LakeCommands:
     """Topic /default/orders with 9 messages; its table shop.orders has 6 of them, in two snapshots."""
 
     def __init__(self, run: LakeRun, data: Path) -> None:
@@ -33,7 +33,7 @@ class Lake:
         self("POST", "/v1/namespaces", {"namespace": ["shop"]})
         for name in ("orders", "invoices", "copy", "old_orders"):
             self.table(name)
-        address = re.search(r"--broker (\S+)", run.said)
+        address = re.search(r"--broker (\S+)", run.greeting)
         assert address is not None
         with connect_sync(address[1]) as client:
             for topic in ("orders", "invoices", "copies", "payments"):
@@ -70,9 +70,9 @@ class Lake:
         (place / "metadata" / f"m{number}.avro").write_bytes(manifest(f"file:{place}/data/{number}.parquet"))
         named = place / "metadata" / f"s{number}.avro"
         named.write_bytes(manifest_list(f"file:{place}/metadata/m{number}.avro"))
-        made = snapshot(number, number - 1 or None, **{"manifest-list": f"file:{named}"})
-        made["timestamp-ms"] = loaded["last-updated-ms"]
-        body = {"requirements": [*requirements], "updates": [add(made), point("main", number)]}
+        added = snapshot(number, number - 1 or None, **{"manifest-list": f"file:{named}"})
+        added["timestamp-ms"] = loaded["last-updated-ms"]
+        body = {"requirements": [*requirements], "updates": [add(added), point("main", number)]}
         self("POST", f"/v1/namespaces/shop/tables/{name}", body)
 
     def roll_back(self) -> None:
@@ -80,41 +80,41 @@ class Lake:
 
 
 @pytest.fixture(scope="module")
-def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LakeCommands]:
     data = tmp_path_factory.mktemp("lake") / "data"
     with pytest.MonkeyPatch.context() as patch, LakeRun(data) as run:
         run.until_api()
         patch.setenv("ICESTREAM_DATA_DIR", str(data))
         patch.setenv("ICESTREAM_PORTS__LAKE", str(run.lake_port))
-        yield Lake(run, data)
+        yield LakeCommands(run, data)
 
 
-def told(*arguments: str) -> Any:
+def lake_json(*arguments: str) -> Any:
     ran = icestream("lake", *arguments, "--output", "json")
     assert ran.code == 0, ran.err
     return ran.document
 
 
-def refused(*arguments: str) -> Ran:
+def refused(*arguments: str) -> CommandResult:
     ran = icestream("lake", *arguments)
     assert (ran.code != 0, ran.out) == (True, "")
     return ran
 
 
-def test_every_command_of_the_page_and_what_it_says(lake: Lake) -> None:
-    assert told("namespaces") == [{"namespace": ["shop"]}]
-    assert {one["table"] for one in told("tables", "shop")} >= {"orders", "invoices", "copy", "old_orders"}
-    described = told("describe", "shop.orders")
+def test_every_command_of_the_page_prints_what_it_shows(lake: LakeCommands) -> None:
+    assert lake_json("namespaces") == [{"namespace": ["shop"]}]
+    assert {row["table"] for row in lake_json("tables", "shop")} >= {"orders", "invoices", "copy", "old_orders"}
+    described = lake_json("describe", "shop.orders")
     assert (described["topic"]["topic"], described["topic"]["runs"][0]["next"]) == ("/default/orders", 6)
-    shown = told("snapshots", "shop.orders")
-    assert [one["snapshot"] for one in shown] == ["1", "2"]
+    shown = lake_json("snapshots", "shop.orders")
+    assert [row["snapshot"] for row in shown] == ["1", "2"]
     assert shown[0]["time_ms"] == described["metadata"]["snapshots"][0]["timestamp-ms"]
     lake.roll_back()
-    assert {type(one["time_ms"]) for one in told("history", "shop.orders")} == {int}
-    assert [one["now"] for one in told("history", "shop.orders")] == ["in main", "rolled back", "in main"]
-    assert [one["path"].rsplit("/", 1)[1] for one in told("files", "shop.orders")] == ["1.parquet"]
+    assert {type(row["time_ms"]) for row in lake_json("history", "shop.orders")} == {int}
+    assert [row["now"] for row in lake_json("history", "shop.orders")] == ["in main", "rolled back", "in main"]
+    assert [row["path"].rsplit("/", 1)[1] for row in lake_json("files", "shop.orders")] == ["1.parquet"]
     assert "all of these" in icestream("lake", "describe", "shop.orders").out
-    dry = told("rewind", "shop.orders", "--dry-run")
+    dry = lake_json("rewind", "shop.orders", "--dry-run")
     assert (dry["needs"], dry["shards"][0]["written_again"]) == ([], [3, 6])
 
     lines = [line for line in SHOWN if words(line)[0] == "lake" and words(line)[1] not in ("serve", "commit-now")]
@@ -122,29 +122,29 @@ def test_every_command_of_the_page_and_what_it_says(lake: Lake) -> None:
     for line in lines:
         ran = icestream(*words(line))
         assert (line, ran.code) == (line, 0), ran.err
-    assert told("describe", "shop.orders")["topic"]["runs"][0]["next"] == 3, "rewound"
-    assert told("describe", "shop.copy")["topic"]["topic"] == "/default/copies"
-    assert {one["table"] for one in told("tables") if one["namespace"] == ["default"]} == {"payments"}
+    assert lake_json("describe", "shop.orders")["topic"]["runs"][0]["next"] == 3, "rewound"
+    assert lake_json("describe", "shop.copy")["topic"]["topic"] == "/default/copies"
+    assert {row["table"] for row in lake_json("tables") if row["namespace"] == ["default"]} == {"payments"}
     (purge,) = lake("GET", "/api/v1/lake/purges")["items"]
     assert (purge["is_begun"], "/shop/old" in purge["metadata_file"]) == (False, True)
     check_gap()
 
 
 def check_gap() -> None:
-    """What the log was to bring is given up only by somebody who says so."""
+    """Messages that the log was to bring are given up only with explicit consent."""
     icestream("lake", "detach", "shop.copy", "--yes")
     ran = refused("adopt", "shop.copy", "/default/copies", "--position", "0=5", "--accept-duplicates", "--yes")
     assert "offsets 3 to 4 of shard 0 were never committed" in ran.err
     assert "--accept-gap" in ran.err
-    asked = ("adopt", "shop.copy", "/default/copies", "--position", "0=2", "--accept-duplicates")
-    plan, *_, question, hint = icestream("lake", *asked).err.splitlines()
+    arguments = ("adopt", "shop.copy", "/default/copies", "--position", "0=2", "--accept-duplicates")
+    plan, *_, question, hint = icestream("lake", *arguments).err.splitlines()
     assert plan == "would adopt shop.copy, topic /default/copies, needs --accept-duplicates"
     assert "nothing was changed: confirmation required: Proceed with adopt" in question
     assert hint == "hint: pass --yes to confirm"
-    assert told(*asked, "--yes")["shards"][0]["goes_on_at"] == 2
+    assert lake_json(*arguments, "--yes")["shards"][0]["goes_on_at"] == 2
 
 
-def test_what_is_refused_names_the_way_out(lake: Lake) -> None:
+def test_refused_commands_have_a_hint(lake: LakeCommands) -> None:
     lake.table("invoices_2")
     lake("POST", "/v1/namespaces/shop/views", {"name": "names", **NEW_VIEW})
     for arguments, says in (
@@ -169,7 +169,7 @@ def test_what_is_refused_names_the_way_out(lake: Lake) -> None:
 
 
 @pytest.mark.parametrize("command", [("rewind", "shop.orders"), ("tables",), ("describe", "shop.orders")])
-def test_a_broker_that_is_stopped_is_told_the_same_way_by_every_command(command: tuple[str, ...]) -> None:
+def test_a_stopped_broker_is_reported_alike_by_every_command(command: tuple[str, ...]) -> None:
     """In one line and its hint: no log messages of the circuit."""
     ran = refused(*command, "--set", "ports.lake=1")
     assert ran.code == 11
@@ -179,49 +179,52 @@ def test_a_broker_that_is_stopped_is_told_the_same_way_by_every_command(command:
     assert json.loads(as_json)["error"] == "connection_lost"
 
 
-def test_a_topic_that_is_deleted_names_the_table_that_stays(lake: Lake) -> None:
+def test_topic_delete_names_the_table_that_is_kept(lake: LakeCommands) -> None:
     local = ("--broker", str(lake.data / "broker.sock"))
     plain = {"table_end": "keep", "rest": "commit", "rest_messages": 0}
-    for name, table, asked in (("again", "shop.again", ()), ("bare", None, ("--output", "json"))):
+    for name, table, options in (("again", "shop.again", ()), ("bare", None, ("--output", "json"))):
         assert icestream("topic", "create", f"/default/{name}", *local).code == 0
         if table:
-            told("recreate", f"/default/{name}", "--table", table, "--yes")
-        ran = icestream("topic", "delete", f"/default/{name}", "--yes", *local, *asked)
+            lake_json("recreate", f"/default/{name}", "--table", table, "--yes")
+        ran = icestream("topic", "delete", f"/default/{name}", "--yes", *local, *options)
         if table:
             assert "Table shop.again is kept. `icestream lake drop shop.again --purge`" in ran.err
         else:
             assert ran.document == {"deleted": "/default/bare", "table": None, **plain}
     assert icestream("topic", "create", "/default/over_http", *local).code == 0
-    told("recreate", "/default/over_http", "--table", "shop.over_http", "--yes")
+    lake_json("recreate", "/default/over_http", "--table", "shop.over_http", "--yes")
     answer = lake("DELETE", "/api/v1/namespaces/default/topics/over_http")
     assert answer == {"deleted": "/default/over_http", "table": ["shop", "over_http"], "lost_with": "", **plain}
 
 
-def test_any_catalog_is_looked_at_the_same_way(lake: Lake) -> None:
-    """Our own, as if it were somebody else's: it is at another address than the settings say."""
+def test_any_catalog_is_inspected_the_same_way(lake: LakeCommands) -> None:
+    """Our own catalog used as a foreign one: its address is not the one in the settings."""
     uri = f"http://127.0.0.1:{lake.run.lake_port}"
     there = (
         "--set", "storage.iceberg_config.catalog.type=rest", "--set", f"storage.iceberg_config.catalog.uri={uri}",
         "--set", "ports.lake=1",
     )  # fmt: skip
     lake.table("elsewhere")
-    assert "elsewhere" in {one["table"] for one in told("tables", "shop", *there)}
-    described = told("describe", "shop.elsewhere", *there)
+    assert "elsewhere" in {row["table"] for row in lake_json("tables", "shop", *there)}
+    described = lake_json("describe", "shop.elsewhere", *there)
     assert (described["topic"], described["metadata"]["table-uuid"] != "") == (None, True)
-    assert (told("snapshots", "shop.elsewhere", *there), told("history", "shop.elsewhere", *there)) == ([], [])
-    assert told("files", "shop.elsewhere", *there) == []
+    assert (lake_json("snapshots", "shop.elsewhere", *there), lake_json("history", "shop.elsewhere", *there)) == (
+        [],
+        [],
+    )
+    assert lake_json("files", "shop.elsewhere", *there) == []
     lake.append("elsewhere", 1)
-    assert [one["path"].rsplit("/", 1)[1] for one in told("files", "shop.elsewhere", *there)] == ["1.parquet"]
+    assert [row["path"].rsplit("/", 1)[1] for row in lake_json("files", "shop.elsewhere", *there)] == ["1.parquet"]
     assert "no snapshot 99" in refused("files", "shop.elsewhere", "--snapshot", "99", *there).err
     assert "no response from http://127.0.0.1:1" in refused("rewind", "shop.elsewhere", "--yes", *there).err
     assert "--force does not apply" in refused("drop", "shop.elsewhere", "--force", "--yes", *there).err
-    assert told("drop", "shop.elsewhere", "--yes", *there) == {"dropped": "shop.elsewhere"}
+    assert lake_json("drop", "shop.elsewhere", "--yes", *there) == {"dropped": "shop.elsewhere"}
     for command in (("describe", "shop.elsewhere"), ("files", "shop.elsewhere"), ("drop", "shop.elsewhere", "--yes")):
         err = refused(*command, *there).err
         assert ("Table does not exist" in err, "hint: `icestream lake tables shop` lists" in err) == (True, True), err
 
 
-def test_the_tables_of_a_node_that_has_them_elsewhere(lake: Lake, tmp_path: Path) -> None:
+def test_commands_show_tables_of_a_node_with_a_foreign_catalog(lake: LakeCommands, tmp_path: Path) -> None:
     """Another node keeps its tables in the catalog of the first, whose catalog knows nothing of its topics."""
     elsewhere = (
         "--set", "storage.iceberg_config.catalog.type=rest",
@@ -230,16 +233,16 @@ def test_the_tables_of_a_node_that_has_them_elsewhere(lake: Lake, tmp_path: Path
     with LakeRun(tmp_path / "other", *elsewhere) as other:
         other.until_api()
         there = (*elsewhere, "--set", f"ports.lake={other.lake_port}", "--yes")
-        address = re.search(r"--broker (\S+)", other.said)
+        address = re.search(r"--broker (\S+)", other.greeting)
         assert address is not None
         with connect_sync(address[1]) as client, client.producer("/default/away") as producer:
             producer.send(b"1")
             producer.flush()
-        dry = told("recreate", "/default/away", "--dry-run", *there)
+        dry = lake_json("recreate", "/default/away", "--dry-run", *there)
         assert (dry["namespace"], dry["table"], dry["dry_run"]) == (["default"], "away", True)
         assert (
-            told("recreate", "/default/away", "--table", "shop.away", *there)["table"],
-            told("detach", "shop.away", *there),
+            lake_json("recreate", "/default/away", "--table", "shop.away", *there)["table"],
+            lake_json("detach", "shop.away", *there),
         ) == (
             "away",
             {"detached": "shop.away"},
@@ -249,15 +252,15 @@ def test_the_tables_of_a_node_that_has_them_elsewhere(lake: Lake, tmp_path: Path
             "`icestream lake bind` takes a table without rows"
             in refused("adopt", "shop.away", "/default/away", *there).err
         )
-        assert told("bind", "shop.away", "/default/away", *there)["shards"][0]["goes_on_at"] == 0
-        assert told("rewind", "shop.away", *there)["topic"] == "/default/away"
+        assert lake_json("bind", "shop.away", "/default/away", *there)["shards"][0]["goes_on_at"] == 0
+        assert lake_json("rewind", "shop.away", *there)["topic"] == "/default/away"
         assert "it is readable" in refused("recreate", "/default/away", *there).err
         assert "lists those that there are" in refused("adopt", "shop.none", "/default/away", *there).err
-        told("drop", "shop.away", *there)
-        assert told("recreate", "/default/away", "--table", "shop.away2", *there)["table"] == "away2"
+        lake_json("drop", "shop.away", *there)
+        assert lake_json("recreate", "/default/away", "--table", "shop.away2", *there)["table"] == "away2"
 
 
-def test_a_shell_offers_tables_and_namespaces(lake: Lake) -> None:
+def test_a_shell_offers_tables_and_namespaces(lake: LakeCommands) -> None:
     from icestream.cli import completion
     from icestream.cli.main import load
 
@@ -266,17 +269,17 @@ def test_a_shell_offers_tables_and_namespaces(lake: Lake) -> None:
     assert "shop" in completion.catalog_namespaces(context)
 
 
-def test_verify_shows_every_topic_whatever_keeps_it_from_one(lake: Lake) -> None:
+def test_verify_reports_every_topic_despite_errors_of_one(lake: LakeCommands) -> None:
     for name in ("whole", "broken", "parted"):
         lake.table(name)
         assert icestream("topic", "create", f"/default/{name}").code == 0
-        told("bind", f"shop.{name}", f"/default/{name}", "--yes")
-    told("detach", "shop.parted", "--yes")
+        lake_json("bind", f"shop.{name}", f"/default/{name}", "--yes")
+    lake_json("detach", "shop.parted", "--yes")
     lake.append("broken", 1)
-    location = told("describe", "shop.broken")["metadata"]["location"]
+    location = lake_json("describe", "shop.broken")["metadata"]["location"]
     (Path(location.removeprefix("file:")) / "metadata" / "s1.avro").unlink()
     ran = icestream("verify", "--output", "json")
-    reports = {one["topic"]: one for one in ran.document}
+    reports = {report["topic"]: report for report in ran.document}
     assert ran.code == 1
     assert reports["/default/whole"]["is_good"]
     (broken,) = reports["/default/broken"]["findings"]
@@ -291,11 +294,11 @@ def test_verify_shows_every_topic_whatever_keeps_it_from_one(lake: Lake) -> None
     shown = icestream("verify")
     assert "without a table" in shown.err
     assert "has no table: shop.parted was detached" in icestream("verify", "/default/parted").err
-    told("detach", "shop.broken", "--yes")
+    lake_json("detach", "shop.broken", "--yes")
 
 
-def test_a_socket_is_enough_for_every_command_that_asks_for_tables(
-    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_socket_is_enough_for_every_table_command(
+    lake: LakeCommands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker says where its lake process listens: at any free port, and nothing else here names it."""
     for name in ("ICESTREAM_DATA_DIR", "ICESTREAM_PORTS__LAKE"):
@@ -303,43 +306,45 @@ def test_a_socket_is_enough_for_every_command_that_asks_for_tables(
     monkeypatch.chdir(tmp_path)
     lake.table("by_socket")
     there = ("--broker", str(lake.data / "broker.sock"))
-    assert {"namespace": ["shop"]} in told("namespaces", *there)
-    assert "by_socket" in {one["table"] for one in told("tables", "shop", *there)}
+    assert {"namespace": ["shop"]} in lake_json("namespaces", *there)
+    assert "by_socket" in {row["table"] for row in lake_json("tables", "shop", *there)}
     for command in ("describe", "snapshots", "history", "files"):
-        told(command, "shop.by_socket", *there)
+        lake_json(command, "shop.by_socket", *there)
     verified = icestream("verify", "/default/orders", *there, "--output", "json")
     assert (verified.document["table"], verified.err) == ("shop.orders", "")
     assert icestream("topic", "create", "/default/by_socket", *there).code == 0
-    assert told("bind", "shop.by_socket", "/default/by_socket", "--yes", *there)["topic"] == "/default/by_socket"
-    assert told("rewind", "shop.by_socket", "--dry-run", *there)["topic"] == "/default/by_socket"
-    assert told("detach", "shop.by_socket", "--yes", *there) == {"detached": "shop.by_socket"}
+    assert lake_json("bind", "shop.by_socket", "/default/by_socket", "--yes", *there)["topic"] == "/default/by_socket"
+    assert lake_json("rewind", "shop.by_socket", "--dry-run", *there)["topic"] == "/default/by_socket"
+    assert lake_json("detach", "shop.by_socket", "--yes", *there) == {"detached": "shop.by_socket"}
     assert "the table has no rows" in refused("adopt", "shop.by_socket", "/default/by_socket", "--dry-run", *there).err
-    assert told("recreate", "/default/by_socket", "--table", "shop.again_by_socket", "--dry-run", *there)["dry_run"]
-    assert told("drop", "shop.by_socket", "--yes", *there) == {"dropped": "shop.by_socket"}
+    assert lake_json("recreate", "/default/by_socket", "--table", "shop.again_by_socket", "--dry-run", *there)[
+        "dry_run"
+    ]
+    assert lake_json("drop", "shop.by_socket", "--yes", *there) == {"dropped": "shop.by_socket"}
     assert "no response from http://127.0.0.1:1" in refused("tables", *there, "--set", "ports.lake=1").err
     address = icestream("context", "show", *there, "--output", "json").document["native"]
     for where in (("--broker", str(lake.data)), ("--broker", address)):
-        assert "orders" in {one["table"] for one in told("tables", "shop", *where)}
+        assert "orders" in {row["table"] for row in lake_json("tables", "shop", *where)}
         by_topic = icestream("lake", "describe", "/default/orders", *where)
         assert (by_topic.code, "its table is shop.orders" in by_topic.err) == (0, True)
     assert "partitions        none" in by_topic.out
     assert "sort order        none" in by_topic.out
     monkeypatch.setenv("ICESTREAM_DATA_DIR", str(lake.data))
-    assert "orders" in {one["table"] for one in told("tables", "shop")}
+    assert "orders" in {row["table"] for row in lake_json("tables", "shop")}
     assert icestream("verify", "/default/orders", "--output", "json").document["table"] == "shop.orders"
-    nobody = refused("tables", "--broker", str(tmp_path / "none.sock"))
-    assert (nobody.code, "--broker" in nobody.err) == (11, True)
+    refusal = refused("tables", "--broker", str(tmp_path / "none.sock"))
+    assert (refusal.code, "--broker" in refusal.err) == (11, True)
 
 
-def test_a_socket_leads_to_the_token_and_to_tables_elsewhere(
-    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_socket_leads_to_the_token_and_to_foreign_tables(
+    lake: LakeCommands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Paths are those of the broker, which has another working directory than the command."""
     (tmp_path / "tokens").write_text(f"{'t' * 40}\n", encoding="ascii")
     (tmp_path / "tokens").chmod(0o600)
     with LakeRun(tmp_path / "guarded", "--set", "lake.token_file=tokens") as guarded:
         guarded.until_lake()
-        assert told("tables", "--broker", str(tmp_path / "guarded" / "broker.sock")) == []
+        assert lake_json("tables", "--broker", str(tmp_path / "guarded" / "broker.sock")) == []
         foreign = ("--broker", str(tmp_path / "guarded"), "--set", f"ports.lake={lake.run.lake_port}")
         for ran in (
             refused("tables", *foreign),
@@ -354,12 +359,12 @@ def test_a_socket_leads_to_the_token_and_to_tables_elsewhere(
     with LakeRun(tmp_path / "other", *elsewhere) as other:
         other.until_api()
         monkeypatch.delenv("ICESTREAM_PORTS__LAKE")
-        found = told("tables", "shop", "--broker", str(tmp_path / "other" / "broker.sock"))
-        assert "orders" in {one["table"] for one in found}
+        rows = lake_json("tables", "shop", "--broker", str(tmp_path / "other" / "broker.sock"))
+        assert "orders" in {row["table"] for row in rows}
         assert icestream("verify", "--broker", str(tmp_path / "other" / "broker.sock")).code == 0
 
 
-def test_a_broker_that_does_not_know_its_lake_process_says_how_to_name_it(tmp_path: Path) -> None:
+def test_a_broker_without_a_known_lake_process_gives_a_hint(tmp_path: Path) -> None:
     with testing.broker(storage="disk") as alone:
         ran = refused("tables", "--broker", str(alone.node.settings.local_socket))
         not_ready = error_codes.exit_code(errors.NotReady(""))

@@ -24,18 +24,21 @@ from tests.tidy.tree import read
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipelineRun]:
     """Spark takes its seconds once."""
-    with PipelineRun(tmp_path_factory.mktemp("pipeline") / "data", "--demo") as found:
-        yield found
+    with PipelineRun(tmp_path_factory.mktemp("pipeline") / "data", "--demo") as pipeline_run:
+        yield pipeline_run
 
 
 @pytest.mark.timeout(180)
 def test_a_first_start_shows_its_first_snapshot(run: PipelineRun) -> None:
-    """And what it tells somebody to type prints the rows, as it stands there."""
-    begun, told, own, by_pyiceberg, by_duckdb, by_spark, _ = run.says("  What each of them needs")
+    """The programs that it shows print the rows, exactly as they are shown."""
+    begun, snapshot_line, own, by_pyiceberg, by_duckdb, by_spark, _ = run.says("  What each of them needs")
     assert begun.startswith("Demo: 3 messages are in the log of /default/demo.")
     with contextlib.closing(RestCatalog("ice", uri=run.uri)) as catalog:
         first = catalog.load_table("default.demo").snapshots()[0].snapshot_id
-    assert told == f"Demo: /default/demo is the Iceberg table default.demo; its first snapshot, {first}, has 3 rows."
+    assert (
+        snapshot_line
+        == f"Demo: /default/demo is the Iceberg table default.demo; its first snapshot, {first}, has 3 rows."
+    )
     assert run.uri.rpartition(":")[2] == own.rpartition("--set ports.lake=")[2]
     assert "lake describe default.demo" in own
     words = shlex.split(by_pyiceberg.removeprefix("  PyIceberg:"))
@@ -56,12 +59,12 @@ def printed(program: str) -> str:
 def with_duckdb(statements: str) -> str:
     """A program that runs them and prints what the last one finds."""
     load = "; ".join(f"db.load_extension({str(extension(name))!r})" for name in ("avro", "httpfs", "iceberg"))
-    attach, select = (one.strip() for one in statements.strip().rstrip(";").split("; "))
+    attach, select = (statement.strip() for statement in statements.strip().rstrip(";").split("; "))
     return f"import duckdb\ndb = duckdb.connect()\n{load}\ndb.sql({attach!r})\nprint(db.sql({select!r}).fetchall())"
 
 
 @pytest.mark.timeout(180)
-def test_what_is_published_is_a_row(run: PipelineRun) -> None:
+def test_published_messages_become_rows(run: PipelineRun) -> None:
     with contextlib.closing(RestCatalog("ice", uri=run.uri)) as catalog:
         run.produce("/default/orders", 10)
         run.icestream("lake", "commit-now", "--wait", "120")
@@ -94,19 +97,19 @@ def test_files_of_tables_have_the_modes_of_the_log(run: PipelineRun) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_a_topic_that_is_deleted_at_once_has_its_rows_in_its_table(run: PipelineRun) -> None:
-    """And the table is like any other then (hazard 49)."""
+def test_a_topic_deleted_immediately_has_its_rows_in_its_table(run: PipelineRun) -> None:
+    """The table remains and is like any other table then (hazard 49)."""
     with contextlib.closing(RestCatalog("ice", uri=run.uri)) as catalog:
         run.produce("/default/short", 10)
-        told = run.icestream("topic", "delete", "/default/short", "--yes")
-        assert (told["table_end"], told["rest"]) == ("keep", "commit")
+        deletion = run.icestream("topic", "delete", "/default/short", "--yes")
+        assert (deletion["table_end"], deletion["rest"]) == ("keep", "commit")
         until(lambda: catalog.table_exists("default.short"), 120)
         until(lambda: len(catalog.load_table("default.short").scan().to_arrow()) == 10, 120)
         until(lambda: "icestream.topic" not in catalog.load_table("default.short").properties, 120)
 
 
 @pytest.mark.timeout(300)
-def test_a_table_that_goes_back_is_written_again_from_the_log(run: PipelineRun) -> None:
+def test_a_rewound_table_is_written_again_from_the_log(run: PipelineRun) -> None:
     """Rewound below what was committed, then dropped and made anew: nothing is published meanwhile (hazard 21)."""
 
     def offsets() -> list[int]:
@@ -117,8 +120,8 @@ def test_a_table_that_goes_back_is_written_again_from_the_log(run: PipelineRun) 
             run.produce("/default/back", 5)
             run.icestream("lake", "commit-now", "/default/back", "--wait", "120")
         first = catalog.load_table("default.back").snapshots()[0].snapshot_id
-        told = run.lake("rewind", "default.back", "--snapshot", str(first), "--yes")
-        assert [shard["written_again"] for shard in told["shards"]] == [[5, 10]]
+        rewind = run.lake("rewind", "default.back", "--snapshot", str(first), "--yes")
+        assert [shard["written_again"] for shard in rewind["shards"]] == [[5, 10]]
         until(lambda: offsets() == list(range(10)), 120)
         # An engine rolls back while ingest goes on: the next round stands on a hole, and rewind finds its bottom.
         catalog.load_table("default.back").manage_snapshots().rollback_to_snapshot(first).commit()
@@ -126,8 +129,8 @@ def test_a_table_that_goes_back_is_written_again_from_the_log(run: PipelineRun) 
         run.icestream("lake", "commit-now", "/default/back", "--wait", "120")
         assert offsets() == [*range(5), *range(10, 15)]
         assert run.verified("/default/back")["absent_offsets"] == 5
-        told = run.lake("rewind", "default.back", "--yes")
-        assert [shard["written_again"] for shard in told["shards"]] == [[5, 15]]
+        rewind = run.lake("rewind", "default.back", "--yes")
+        assert [shard["written_again"] for shard in rewind["shards"]] == [[5, 15]]
         until(lambda: offsets() == list(range(15)), 120)
         run.lake("drop", "default.back", "--force", "--yes")
         run.lake("recreate", "/default/back", "--yes")
@@ -138,37 +141,37 @@ def test_a_table_that_goes_back_is_written_again_from_the_log(run: PipelineRun) 
 
 
 @pytest.mark.timeout(180)
-def test_the_page_reads_what_was_published(run: PipelineRun) -> None:
+def test_the_readme_query_returns_the_published_messages(run: PipelineRun) -> None:
     """README.md, with the port of this broker and DuckDB's extensions from Python packages."""
     run.produce("/default/hello", 1)
     run.icestream("lake", "commit-now", "/default/hello", "--wait", "120")
     by_pyiceberg, by_duckdb = re.findall(r"```py\n(.*?)```", read("README.md"), flags=re.DOTALL)
     load = "; ".join(f"db.load_extension({str(extension(name))!r})" for name in ("avro", "httpfs", "iceberg"))
     by_duckdb = by_duckdb.replace('db.sql("INSTALL iceberg")', load)
-    for program, said in ((by_pyiceberg, "[{'offset': 0, 'payload': b'0'}]"), (by_duckdb, "[(0, b'0')]")):
+    for program, expected in ((by_pyiceberg, "[{'offset': 0, 'payload': b'0'}]"), (by_duckdb, "[(0, b'0')]")):
         here = program.replace("http://127.0.0.1:8181", run.uri)
         done = subprocess.run([sys.executable, "-c", here], capture_output=True, text=True, check=False)
-        assert done.stdout.strip() == said, done.stderr
+        assert done.stdout.strip() == expected, done.stderr
 
 
 @pytest.mark.timeout(180)
-def test_a_stop_in_order_says_nothing_of_what_others_raise(tmp_path: Path) -> None:
+def test_a_clean_stop_logs_no_exceptions_of_pyspark(tmp_path: Path) -> None:
     """Spark's session has had a round, so every part of PySpark has its connections."""
     with PipelineRun(tmp_path / "data") as run:
         run.produce("/default/orders", 10)
         run.icestream("lake", "commit-now", "--wait", "120")
-        said = run.stop()
-    assert "round committed" in said
-    assert "stopped cleanly" in said
-    assert "Traceback" not in said
-    assert "Exception" not in said
+        log_text = run.stop()
+    assert "round committed" in log_text
+    assert "stopped cleanly" in log_text
+    assert "Traceback" not in log_text
+    assert "Exception" not in log_text
 
 
-def test_a_machine_without_java_is_said_once_and_the_broker_serves(tmp_path: Path) -> None:
+def test_a_missing_java_is_reported_once_and_the_broker_serves(tmp_path: Path) -> None:
     """The child itself says what is missing, and is not started again and again."""
     (tmp_path / "no-java").mkdir()
     sets = ("lake.managed=false", "pipeline.managed=true", f"pipeline.java_home={tmp_path / 'no-java'}")
-    with LakeRun(tmp_path / "data", *(word for one in sets for word in ("--set", one))) as run:
+    with LakeRun(tmp_path / "data", *(word for setting in sets for word in ("--set", setting))) as run:
         reason = until(lambda: re.search(r"\[!\] pipeline: (?!starting)(.*)", run.health()))[1]
         assert "no-java" in reason
         assert "next start in" not in reason

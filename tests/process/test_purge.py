@@ -30,7 +30,7 @@ WAIT_SECONDS = 30.0
 def until(look: Callable[[], bool]) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     while not look():
-        assert time.monotonic() < deadline, "it never came"
+        assert time.monotonic() < deadline, "timed out waiting for the condition"
         time.sleep(0.002)
 
 
@@ -45,9 +45,9 @@ def filled(lake: KilledLake, name: str, count: int, *others: Path) -> Path:
         file.write_bytes(b"rows")
     (place / "metadata" / "m.avro").write_bytes(manifest(*(f"file:{file}" for file in (*files, *others))))
     (place / "metadata" / "s.avro").write_bytes(manifest_list(f"file:{place}/metadata/m.avro"))
-    made: dict[str, Any] = snapshot(1, **{"manifest-list": f"file:{place}/metadata/s.avro"})
-    made["timestamp-ms"] = metadata["last-updated-ms"]
-    body = {"requirements": [], "updates": [add(made), point("main", 1)]}
+    added: dict[str, Any] = snapshot(1, **{"manifest-list": f"file:{place}/metadata/s.avro"})
+    added["timestamp-ms"] = metadata["last-updated-ms"]
+    body = {"requirements": [], "updates": [add(added), point("main", 1)]}
     assert lake("POST", f"/v1/namespaces/ns/tables/{name}", body)[0] == 200
     return place
 
@@ -61,15 +61,15 @@ async def let_an_hour_pass(socket: Path) -> None:
             await store.put(key, catalog_records.encode(msgspec.structs.replace(record, time_ms=0)))
 
 
-def test_hazard_23_a_purge_survives_kill_9_and_takes_only_its_own(tmp_path: Path) -> None:
+def test_hazard_23_a_purge_survives_kill_9_and_removes_only_its_own_files(tmp_path: Path) -> None:
     with contextlib.closing(KilledLake(tmp_path)) as lake:
         assert lake("POST", "/v1/namespaces", {"namespace": ["ns"]})[0] == 200
         doomed = filled(lake, "doomed", FILES)
         shared = doomed / "data" / f"{FILES - 1}.parquet"
-        kept = filled(lake, "kept", 3, shared)
+        kept_folder = filled(lake, "kept", 3, shared)
 
         # a link that leads out of the warehouse: nothing is placed behind it
-        outside, link = tmp_path / "outside", kept.parent / "link"
+        outside, link = tmp_path / "outside", kept_folder.parent / "link"
         outside.mkdir()
         link.symlink_to(outside)
         status, refused = lake(
@@ -85,5 +85,7 @@ def test_hazard_23_a_purge_survives_kill_9_and_takes_only_its_own(tmp_path: Path
         lake.again()
         until(lambda: lake("GET", "/api/v1/lake/purges")[1]["items"] == [])
         assert [path for path in doomed.rglob("*") if path.is_file()] == [shared]
-        assert sum(path.is_file() for path in kept.rglob("*")) == 3 + 4, "data, manifest, list, two metadata files"
+        assert sum(path.is_file() for path in kept_folder.rglob("*")) == 3 + 4, (
+            "data, manifest, list, two metadata files"
+        )
         assert lake.load("kept")["current-snapshot-id"] == 1

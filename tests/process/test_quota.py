@@ -1,4 +1,4 @@
-"""A quota that is reached: a refusal that says which, for those whom it concerns, until there is room again (16)."""
+"""A quota that is reached: a refusal that names the quota, for the topics concerned, until there is room again (16)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from icestream.model.shard import TopicIdentity
 from icestream.model.sync_mode import SyncMode
 from icestream.wal.log_options import LogOptions
 from icestream.wal.open_log import open_log
-from tests.support.message_keeper import MessageKeeper
+from tests.support.acked_messages import AckedMessages
 
 
 def options(mode: SyncMode, **more: int) -> LogOptions:
@@ -30,7 +30,7 @@ async def test_hazard_16_at_the_node_quota_all_are_refused_until_the_floor_moves
 ) -> None:
     chosen = options(mode, topic_quota_bytes=12 * MIB, checkpoint_every_bytes=checkpoint_every_bytes)
     log = await open_log(tmp_path, chosen)
-    keeper, other = MessageKeeper(log), MessageKeeper(log, topic_id=2)
+    keeper, other = AckedMessages(log), AckedMessages(log, topic_id=2)
     refusal = await keeper.fill()
     assert isinstance(refusal, errors.NodeQuotaReached), repr(refusal)
     assert "storage.iceberg_config.wal.quota" in refusal.hint
@@ -44,8 +44,8 @@ async def test_hazard_16_at_the_node_quota_all_are_refused_until_the_floor_moves
         await keeper.send()
         await other.send()
     await log.close()
-    for one in (keeper, other):
-        one.attach(await open_log(tmp_path, chosen)) if one is keeper else one.attach(keeper.log)
+    for traffic in (keeper, other):
+        traffic.attach(await open_log(tmp_path, chosen)) if traffic is keeper else traffic.attach(keeper.log)
     await keeper.check(floor)
     await other.check()
     await keeper.log.close()
@@ -53,10 +53,10 @@ async def test_hazard_16_at_the_node_quota_all_are_refused_until_the_floor_moves
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("mode", list(SyncMode))
-async def test_hazard_16_at_its_quota_a_topic_is_refused_and_the_others_go_on(tmp_path: Path, mode: SyncMode) -> None:
+async def test_hazard_16_a_topic_at_its_quota_is_refused_while_others_continue(tmp_path: Path, mode: SyncMode) -> None:
     chosen = options(mode, quota_bytes=40 * MIB, topic_quota_bytes=6 * MIB, checkpoint_every_bytes=2 * MIB)
     log = await open_log(tmp_path, chosen)
-    keeper, other = MessageKeeper(log), MessageKeeper(log, topic_id=2)
+    keeper, other = AckedMessages(log), AckedMessages(log, topic_id=2)
     refusal = await keeper.fill()
     assert isinstance(refusal, errors.TopicQuotaReached), repr(refusal)
     assert keeper.topic.name in str(refusal)
@@ -78,9 +78,9 @@ async def test_hazard_16_at_its_quota_a_topic_is_refused_and_the_others_go_on(tm
 
 
 @pytest.mark.asyncio
-async def test_hazard_16_a_floor_that_moves_while_a_checkpoint_is_written_makes_room_too(tmp_path: Path) -> None:
+async def test_hazard_16_a_floor_advanced_during_a_checkpoint_frees_space_too(tmp_path: Path) -> None:
     log = await open_log(tmp_path, options(SyncMode.ALWAYS, topic_quota_bytes=12 * MIB))
-    keeper = MessageKeeper(log)
+    keeper = AckedMessages(log)
     await keeper.fill()
     # as a file that is sealed starts one
     under_way = asyncio.create_task(log.checkpoint())
@@ -94,9 +94,9 @@ async def test_hazard_16_a_floor_that_moves_while_a_checkpoint_is_written_makes_
 
 @pytest.mark.asyncio
 async def test_hazard_07_a_number_that_was_refused_is_never_answered_as_stored(tmp_path: Path) -> None:
-    """Its producer had sent the next one already, and there was room for that one."""
+    """The producer had sent the next number already, and there was room for that one."""
     log = await open_log(tmp_path, options(SyncMode.ALWAYS, topic_quota_bytes=12 * MIB, checkpoint_every_bytes=MIB))
-    keeper = MessageKeeper(log)
+    keeper = AckedMessages(log)
     await keeper.fill()
     log.declare_topic(TopicIdentity(2, "/default/numbered"))
     shard = log.shard(2, 0)

@@ -42,7 +42,7 @@ def killed(path: Path, mode: SyncMode, chance: random.Random) -> list[int]:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(("mode", "lives"), [(SyncMode.ALWAYS, 1), (SyncMode.NONE, 2)])
-async def test_hazard_08_after_kill_9_a_stuck_topic_has_everything_once(
+async def test_hazard_08_after_kill_9_a_stuck_topic_has_every_message_once(
     tmp_path: Path, mode: SyncMode, lives: int
 ) -> None:
     chance = random.Random(8)
@@ -50,11 +50,13 @@ async def test_hazard_08_after_kill_9_a_stuck_topic_has_everything_once(
     for _ in range(lives):
         acked += killed(tmp_path, mode, chance)
         log = await opened(tmp_path, mode)
-        found = await messages(log, STUCK, 0)
-        assert {offset: found.get(offset) for offset in acked} == {offset: b"%d" % offset for offset in acked}
-        held = await log.backlog.snapshot()
-        stretches = [one for file in held.files for one in file.stretches if one.topic_id == STUCK.topic_id]
-        assert all(sum(one.start <= offset < one.end for one in stretches) == 1 for offset in acked)
+        stored = await messages(log, STUCK, 0)
+        assert {offset: stored.get(offset) for offset in acked} == {offset: b"%d" % offset for offset in acked}
+        backlog = await log.backlog.snapshot()
+        stretches = [
+            stretch for file in backlog.files for stretch in file.stretches if stretch.topic_id == STUCK.topic_id
+        ]
+        assert all(sum(stretch.start <= offset < stretch.end for stretch in stretches) == 1 for offset in acked)
         assert log.lifecycle.spills
         await log.close()
     assert len(set(acked)) == len(acked) >= 20

@@ -56,7 +56,7 @@ def test_a_warehouse_that_is_a_file_is_refused_with_the_setting(tmp_path: Path) 
         check_refused(ran, f"{path} (storage.iceberg_config.warehouse)", "is a file, and must be a directory")
 
 
-def test_a_data_dir_that_cannot_be_made_is_refused_with_the_reason(tmp_path: Path) -> None:
+def test_a_data_dir_that_cannot_be_created_is_refused_with_the_reason(tmp_path: Path) -> None:
     check_refused(serve("/proc/icestream-data", tmp_path), "the directory /proc/icestream-data (data_dir)")
 
 
@@ -102,7 +102,7 @@ def test_a_lake_port_of_another_broker_is_refused_and_the_other_broker_is_named(
         assert get(first.http_port, "/readyz")[0] == 200
 
 
-def test_a_lake_port_that_is_lost_to_another_process_makes_the_node_unready_until_it_is_free(tmp_path: Path) -> None:
+def test_a_lake_port_taken_by_another_process_makes_the_node_unready_until_it_is_free(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     with LakeRun(tmp_path / "data", "--set", f"ports.lake={port}") as run:
         run.until_api()
@@ -142,11 +142,11 @@ def test_every_answer_of_a_node_names_its_instance(tmp_path: Path) -> None:
         (instance,) = instances
         assert len(instance) == 32
         for path in ("/api/v1/namespaces", "/v1/namespaces"):
-            asked = urllib.request.Request(f"http://127.0.0.1:{run.lake_port}{path}")
-            asked.add_header("Icestream-Instance", "0" * 32)
+            request = urllib.request.Request(f"http://127.0.0.1:{run.lake_port}{path}")
+            request.add_header("Icestream-Instance", "0" * 32)
             with pytest.raises(urllib.error.HTTPError) as refused:
-                urllib.request.urlopen(asked)
+                urllib.request.urlopen(request)
             assert refused.value.code == 421
             document = json.loads(refused.value.read())
-            said = document.get("detail") or document["error"]["message"]
-            assert f"answered by another broker (instance {instance})" in said
+            text = document.get("detail") or document["error"]["message"]
+            assert f"answered by another broker (instance {instance})" in text

@@ -28,7 +28,7 @@ ENOUGH = 500  # acked messages before the signal
 STOP_SECONDS_MAX = 10.0
 
 
-class Load:
+class ProducerLoad:
     def __init__(self) -> None:
         self.stored: dict[int, bytes] = {}  # by offset: what was answered
         self.acked = 0  # every offset below was acked, and the broker has said so
@@ -49,49 +49,49 @@ class Load:
     async def consume(self, messages: Subscription) -> None:
         with contextlib.suppress(errors.IcestreamError):
             while True:
-                found = await messages.take(100)
-                for message in found:
+                batch = await messages.take(100)
+                for message in batch:
                     message.ack()
                 await messages.flush()
-                self.acked = found[-1].offset + 1
+                self.acked = batch[-1].offset + 1
                 if self.acked >= ENOUGH:
                     self.enough.set()
 
 
-async def run_until_stopped(process: ServeProcess, client: icestream.Client, load: Load) -> tuple[int, float]:
+async def run_until_stopped(process: ServeProcess, client: icestream.Client, load: ProducerLoad) -> tuple[int, float]:
     """The exit code, and how long the stop took."""
     producers = [await client.producer(TOPIC) for _ in range(PRODUCERS)]
     messages = await client.subscribe(TOPIC, "billing", type="exclusive", start="earliest")
-    working = [asyncio.create_task(load.publish(one, name)) for name, one in enumerate(producers)]
+    working = [asyncio.create_task(load.publish(producer, name)) for name, producer in enumerate(producers)]
     working.append(asyncio.create_task(load.consume(messages)))
     await asyncio.wait_for(load.enough.wait(), 60)
     began = time.monotonic()
     code, _ = await asyncio.to_thread(process.stop, SIGTERM)
     seconds = time.monotonic() - began
-    for one in working:
-        one.cancel()
+    for task in working:
+        task.cancel()
     await asyncio.gather(*working, return_exceptions=True)
     return code, seconds
 
 
 async def read_all(address: str, subscription: str) -> list[icestream.Message]:
-    """Everything that the subscription has not done yet."""
-    found: list[icestream.Message] = []
+    """All messages that the subscription has not acked yet."""
+    received: list[icestream.Message] = []
     async with (
         icestream.connect(address) as client,
         client.subscribe(TOPIC, subscription, type="exclusive", start="earliest") as messages,
         client.producer(TOPIC) as producer,
     ):
         end = (await producer.send(b"the end")).offset
-        while not found or found[-1].offset < end:
-            found += await messages.take(1000)
-            messages.ack_through(found[-1])  # or the bound of what may be unacked would be reached
-    return found[:-1]
+        while not received or received[-1].offset < end:
+            received += await messages.take(1000)
+            messages.ack_through(received[-1])  # or the bound of what may be unacked would be reached
+    return received[:-1]
 
 
 @pytest.mark.asyncio
-async def test_a_stop_under_load_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
-    load, (port,) = Load(), free_ports(1)
+async def test_a_stop_under_load_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    load, (port,) = ProducerLoad(), free_ports(1)
     with ServeProcess(tmp_path / "data", "--output", "json", "--set", f"ports.native={port}") as process:
         address = process.announcement()["address"]
         client = await icestream.connect(address)
@@ -99,12 +99,12 @@ async def test_a_stop_under_load_loses_nothing_and_repeats_nothing(tmp_path: Pat
     assert code == 0
     assert seconds < STOP_SECONDS_MAX
     with ServeProcess(tmp_path / "data", "--output", "json", "--set", f"ports.native={port}") as process:
-        found = process.announcement()
-        assert (found["clean_start"], found["new_gaps"]) == (True, 0)
+        announcement = process.announcement()
+        assert (announcement["clean_start"], announcement["new_gaps"]) == (True, 0)
         await client.close()
         left = await read_all(address, "billing")
         everything = await read_all(address, "auditor")
-    assert not left or left[0].offset >= load.acked, "what was acked came again"
+    assert not left or left[0].offset >= load.acked, "an acked message was delivered again"
     there = {message.offset: message.payload for message in everything if message.payload != b"the end"}
     assert len(load.stored) >= ENOUGH
     assert {offset: there.get(offset) for offset in load.stored} == load.stored

@@ -1,4 +1,4 @@
-"""Appends while a sync is under way: whoever writes, the loop or the thread, nothing is left out (hazard 51)."""
+"""Appends while a sync is under way: whether the loop or the thread writes, nothing is left out (hazard 51)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from icestream.limits import KIB
 from icestream.model.sync_mode import SyncMode
 from icestream.wal.log_options import LogOptions
 from icestream.wal.open_log import open_log
-from tests.support.message_keeper import WAIT_SECONDS, MessageKeeper
+from tests.support.acked_messages import WAIT_SECONDS, AckedMessages
 
 APPENDS = 300
 
@@ -21,7 +21,7 @@ APPENDS = 300
 async def test_every_append_beside_a_sync_is_written(tmp_path: Path, mode: SyncMode) -> None:
     chosen = LogOptions(mode=mode, file_bytes=256 * KIB, sync_interval_ms=1)
     log = await open_log(tmp_path, chosen)
-    keeper = MessageKeeper(log, payload_bytes=500)
+    keeper = AckedMessages(log, payload_bytes=500)
     for _ in range(APPENDS):
         sync = asyncio.create_task(log.sync())
         await keeper.send()

@@ -10,10 +10,10 @@ from contextlib import closing
 from pathlib import Path
 
 from icestream import error_codes, errors
-from icestream.catalogs.factory import open_catalog
 from icestream.catalogs.table_catalog import CommitDone, LoadedTable, TableCatalog, TableChange
 from icestream.cluster.force_new_cluster import force_new_cluster
 from icestream.iceberg.identifier import Identifier
+from icestream.processes.configured_catalog import open_catalog
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
 from tests.contract.test_table_catalog import ASKED, appending, snapshots
@@ -35,7 +35,7 @@ def catalog_at(port: int) -> TableCatalog:
     return open_catalog(settings_of(f"{CATALOG}.uri=http://127.0.0.1:{port}", f"ports.lake={port}"))
 
 
-async def made(port: int) -> LoadedTable:
+async def create_table(port: int) -> LoadedTable:
     catalog = catalog_at(port)
     await catalog.create_namespace(TABLE.namespace, {})
     await catalog.create(TABLE, ASKED)
@@ -50,9 +50,9 @@ async def committed(port: int, number: int) -> list[int]:
     catalog = catalog_at(port)
     change: TableChange = appending(await catalog.load(TABLE), number)
     assert isinstance(await catalog.commit(TABLE, change), CommitDone)
-    found = snapshots(await catalog.load(TABLE))
+    ids = snapshots(await catalog.load(TABLE))
     await catalog.close()
-    return found
+    return ids
 
 
 def test_tables_in_s3_survive_their_processes_and_keys_are_not_in_their_command(
@@ -61,8 +61,8 @@ def test_tables_in_s3_survive_their_processes_and_keys_are_not_in_their_command(
     root = new_name("own")
     with LakeRun(tmp_path, *arguments(seaweed_server, root)) as run:
         run.until_api()
-        found = asyncio.run(made(run.lake_port))
-        assert str(found.metadata_location).startswith(f"s3://{BUCKET}/{root}/shop/orders")
+        table = asyncio.run(create_table(run.lake_port))
+        assert str(table.metadata_location).startswith(f"s3://{BUCKET}/{root}/shop/orders")
         assert SECRET not in Path(f"/proc/{run.lake_pid}/cmdline").read_text()
         status, text = get(run.lake_port, "/metrics")
         assert status == 200
@@ -78,7 +78,7 @@ def test_tables_in_s3_survive_their_processes_and_keys_are_not_in_their_command(
         assert asyncio.run(committed(run.lake_port, 3)) == [1, 2, 3]
 
 
-def test_engines_get_the_way_and_the_keys_from_the_catalog_alone(seaweed_server: Seaweed, tmp_path: Path) -> None:
+def test_engines_get_endpoint_and_keys_from_the_catalog_alone(seaweed_server: Seaweed, tmp_path: Path) -> None:
     """PyIceberg writes and DuckDB reads tables in S3; all that they are given is an address and a token."""
     import pyarrow as pa
     from pyiceberg.catalog.rest import RestCatalog
@@ -107,7 +107,7 @@ def test_an_old_member_is_fenced_off_the_bucket_by_a_new_cluster(seaweed_server:
     flags = arguments(seaweed_server, new_name("fenced"))
     with LakeRun(tmp_path / "old", *flags) as old:
         old.until_api()
-        asyncio.run(made(old.lake_port))
+        asyncio.run(create_table(old.lake_port))
         until(lambda: "[+] fence" in old.health())
     shutil.copytree(tmp_path / "old", tmp_path / "new", ignore=shutil.ignore_patterns("*.sock"))
     forced = asyncio.run(force_new_cluster(tmp_path / "new" / "raft", SystemClock(), SystemRandomness()))

@@ -27,10 +27,10 @@ from icestream.wal.log_repair import apply_repair
 from icestream.wal.recovery import examine
 from icestream.wal.survey import survey
 from icestream.wal.write_ahead_log import WriteAheadLog
-from tests.support.damage import Cut, Damage, Flip, Gone, flips
-from tests.support.effort import QUARTER
-from tests.support.pictures import LOGS, picture
-from tests.support.small_log import A, Messages, Picture, contents, open_small, read_shard
+from tests.support.damage import Damage, FlippedBit, MissingFile, TruncatedFile, flips
+from tests.support.hypothesis_effort import QUARTER
+from tests.support.sample_logs import LOGS, picture
+from tests.support.small_log import A, LogImage, Messages, contents, open_small, read_shard
 
 NAMES_THE_PLACE = re.compile(
     r"log-\d{16}\.wal is damaged at position \d+: |log file \d+ is damaged at position \d+"
@@ -41,7 +41,7 @@ NAMES_THE_PLACE = re.compile(
 )
 
 
-def check_all(drawn: Picture, damages: Iterable[Damage]) -> None:
+def check_all(drawn: LogImage, damages: Iterable[Damage]) -> None:
     """A log that was opened lives as long as its loop, with its disk: some at a time, or they fill the memory."""
 
     async def check(some: list[Damage]) -> None:
@@ -53,7 +53,7 @@ def check_all(drawn: Picture, damages: Iterable[Damage]) -> None:
         asyncio.run(check(some))
 
 
-async def check_open(drawn: Picture, damage: Damage) -> None:
+async def check_open(drawn: LogImage, damage: Damage) -> None:
     """Opens the damaged log and reads all of it: nothing is missing, or it is said and nothing was changed."""
     disk = drawn.disk()
     damage.do(disk)
@@ -65,11 +65,11 @@ async def check_open(drawn: Picture, damage: Damage) -> None:
         assert contents(disk) == before, f"{damage}: the start was refused, but changed something"
         return
     try:
-        found = await read_all(log, drawn)
+        stored = await read_all(log, drawn)
     except errors.LogDamaged as error:
         check_says_where(damage, error)
         return
-    check_messages(drawn, damage, found)
+    check_messages(drawn, damage, stored)
 
 
 def check_says_where(damage: Damage, error: errors.LogDamaged) -> None:
@@ -77,23 +77,23 @@ def check_says_where(damage: Damage, error: errors.LogDamaged) -> None:
     assert "icestream wal repair" in error.hint, f"{damage}: {error.hint}"
 
 
-async def read_all(log: WriteAheadLog, drawn: Picture) -> Messages:
+async def read_all(log: WriteAheadLog, drawn: LogImage) -> Messages:
     return {key: await read_shard(log, key) for key in drawn.acked}
 
 
-def check_messages(drawn: Picture, damage: Damage, found: Messages) -> None:
+def check_messages(drawn: LogImage, damage: Damage, stored: Messages) -> None:
     excused = without_evidence(drawn, damage)
     for key, messages in drawn.acked.items():
-        lost = [offset for offset, payload in messages.items() if found[key].get(offset) != payload]
-        assert set(lost) <= excused.get(key, set()), f"{damage}: {lost} of {key} are gone, and nobody said so"
-        strange = {offset for offset in found[key] if offset >= drawn.floors[key]} - messages.keys()
+        lost = [offset for offset, payload in messages.items() if stored[key].get(offset) != payload]
+        assert set(lost) <= excused.get(key, set()), f"{damage}: {lost} of {key} are gone and not reported"
+        strange = {offset for offset in stored[key] if offset >= drawn.floors[key]} - messages.keys()
         assert not strange, f"{damage}: {strange} of {key} came from nowhere"
 
 
-def without_evidence(drawn: Picture, damage: Damage) -> dict[object, set[int]]:
+def without_evidence(drawn: LogImage, damage: Damage) -> dict[object, set[int]]:
     """The offsets in the very last record, when it is not sealed and the flip is inside it."""
     *_, last = drawn.places()
-    if not isinstance(damage, Flip) or damage.file != last.file or damage.bit >> 3 not in last.record:
+    if not isinstance(damage, FlippedBit) or damage.file != last.file or damage.bit >> 3 not in last.record:
         return {}
     if drawn.seal(last.file):
         return {}
@@ -103,11 +103,11 @@ def without_evidence(drawn: Picture, damage: Damage) -> dict[object, set[int]]:
 def test_the_logs_open_without_damage() -> None:
     for name in LOGS:
         drawn = picture(name)
-        found = asyncio.run(read_back(drawn))
-        assert {key: {at: found[key][at] for at in kept} for key, kept in drawn.acked.items()} == drawn.acked, name
+        stored = asyncio.run(read_back(drawn))
+        assert {key: {at: stored[key][at] for at in acked} for key, acked in drawn.acked.items()} == drawn.acked, name
 
 
-async def read_back(drawn: Picture) -> Messages:
+async def read_back(drawn: LogImage) -> Messages:
     return await read_all(await open_small(drawn.disk(), drawn.mode), drawn)
 
 
@@ -127,7 +127,7 @@ def test_hazard_05_every_bit_of_the_file_header_and_the_seal(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "number"), [("killed", 0), ("stopped", 0), ("stopped then killed", 1)])
 def test_hazard_05_every_bit_of_a_record_header_and_a_section_entry(name: str, number: int) -> None:
-    """Also in the length fields, which would turn a middle into an end."""
+    """That includes the length fields, which would turn a middle into an end."""
     drawn = picture(name)
     file = drawn.logs()[number]
     record = next(place.record for place in drawn.places() if place.file == file and len(place.record) < 300)
@@ -153,7 +153,7 @@ def test_hazard_04_every_byte_of_the_checkpoints(name: str, step: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["write failed", "first write failed"])
-def test_hazard_05_a_flip_in_the_seal_that_ends_a_file_before_a_record_that_was_taken_back(name: str) -> None:
+def test_hazard_05_a_flip_in_the_seal_before_a_reverted_record_is_reported_or_harmless(name: str) -> None:
     drawn = picture(name)
     check_all(drawn, flips(drawn, drawn.logs()[0], range(SEAL_POSITION, SEAL_POSITION + 56)))
 
@@ -165,14 +165,14 @@ def test_hazard_05_any_bit_of_any_file(name: str, data: st.DataObject) -> None:
     drawn = picture(name)
     file = data.draw(st.sampled_from(sorted(name for name, content in drawn.files.items() if content)))
     used = st.integers(0, 8 * max(drawn.used(file), 1) - 1)
-    check_all(drawn, [Flip(file, data.draw(used | st.integers(0, 8 * len(drawn.files[file]) - 1)))])
+    check_all(drawn, [FlippedBit(file, data.draw(used | st.integers(0, 8 * len(drawn.files[file]) - 1)))])
 
 
-def test_hazard_06_every_byte_of_the_header_of_a_copy_whose_original_is_still_there() -> None:
+def test_hazard_06_every_byte_of_the_header_of_a_copy_beside_its_original_is_checked() -> None:
     """Recovery died before it removed the original, and the header that says so is hit."""
     before = picture("killed")
 
-    async def recover_again() -> Picture:
+    async def recover_again() -> LogImage:
         disk = before.disk()
         await open_small(disk)
         return dataclasses.replace(before, files={**contents(disk), **before.files})
@@ -182,7 +182,7 @@ def test_hazard_06_every_byte_of_the_header_of_a_copy_whose_original_is_still_th
     check_all(drawn, flips(drawn, copy, range(72)))
 
 
-def test_hazard_19_a_chain_that_leads_back_to_itself_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hazard_19_a_cyclic_section_chain_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """`previous` of a section is not verified before its body is: it must not keep a reader for ever."""
     drawn = picture("stopped")
     second = next(place for place in drawn.places() if place.key == A and place.offsets.start == 2)
@@ -194,7 +194,7 @@ def test_hazard_19_a_chain_that_leads_back_to_itself_is_reported(monkeypatch: py
     read_at = SimulatedFile.read_at
 
     def read_patiently(file: SimulatedFile, position: int, length: int) -> bytes:
-        assert next(reads) < 1000, "it goes round in circles"
+        assert next(reads) < 1000, "the reader does not advance"
         return read_at(file, position, length)
 
     async def read_from_the_first() -> None:
@@ -213,25 +213,28 @@ def test_hazard_19_a_chain_that_leads_back_to_itself_is_reported(monkeypatch: py
 def test_hazard_05_every_cut_through_records_and_footer(name: str, step: int) -> None:
     drawn = picture(name)
     for file in drawn.logs():
-        check_all(drawn, (Cut(file, size) for size in range(RECORDS_START, drawn.used(file) + 8, step)))
+        check_all(drawn, (TruncatedFile(file, size) for size in range(RECORDS_START, drawn.used(file) + 8, step)))
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_hazard_05_cuts_through_the_first_page_and_far_behind_the_records(name: str) -> None:
+def test_hazard_05_cuts_in_the_first_page_and_far_after_the_records_are_reported_or_harmless(name: str) -> None:
     drawn = picture(name)
     for file in drawn.files:
         size = len(drawn.files[file])
         edges = {0, 1, SECTOR - 1, SECTOR, SEAL_POSITION + SECTOR - 1, SEAL_POSITION + SECTOR, RECORDS_START - 1}
-        check_all(drawn, [Cut(file, edge) for edge in sorted({*edges, size // 3, size // 2, size - 1}) if edge < size])
+        check_all(
+            drawn,
+            [TruncatedFile(file, edge) for edge in sorted({*edges, size // 3, size // 2, size - 1}) if edge < size],
+        )
 
 
 @pytest.mark.parametrize("name", LOGS)
 def test_hazard_05_every_missing_file(name: str) -> None:
     drawn = picture(name)
-    check_all(drawn, [Gone(file) for file in drawn.files])
+    check_all(drawn, [MissingFile(file) for file in drawn.files])
 
 
-def test_hazard_04_the_oldest_file_may_be_missing_only_when_it_was_freed() -> None:
+def test_hazard_04_the_oldest_file_may_be_missing_only_if_it_was_freed() -> None:
     """A checkpoint that covers it says nothing against that: only the floors do."""
     drawn = picture("rotated")
     disk = drawn.disk()
@@ -258,23 +261,23 @@ def test_hazard_05_a_cut_file_on_a_real_disk_is_reported_too(tmp_path: Path) -> 
 
 
 @st.composite
-def several(draw: st.DrawFn, drawn: Picture) -> list[Damage]:
+def several(draw: st.DrawFn, drawn: LogImage) -> list[Damage]:
     files = sorted(name for name in drawn.files if drawn.files[name] and name.startswith(("log-", "checkpoint-")))
-    found: list[Damage] = []
+    damages: list[Damage] = []
     for file in draw(st.lists(st.sampled_from(files), min_size=1, max_size=4)):
         used = max(drawn.used(file), 1)
-        flip = st.integers(0, 8 * used - 1).map(lambda bit, file=file: Flip(file, bit))  # type: ignore[misc]
-        cut = st.integers(0, used + 8).map(lambda size, file=file: Cut(file, size))  # type: ignore[misc]
-        found.append(draw(flip | flip | cut | st.just(Gone(file))))
-    return found
+        flip = st.integers(0, 8 * used - 1).map(lambda bit, file=file: FlippedBit(file, bit))  # type: ignore[misc]
+        cut = st.integers(0, used + 8).map(lambda size, file=file: TruncatedFile(file, size))  # type: ignore[misc]
+        damages.append(draw(flip | flip | cut | st.just(MissingFile(file))))
+    return damages
 
 
 @QUARTER
 @given(data=st.data())
 @pytest.mark.parametrize("name", LOGS)
-def test_whatever_is_damaged_at_once_can_be_repaired_in_one_go(name: str, data: st.DataObject) -> None:
+def test_any_combination_of_damage_is_repaired_in_one_run(name: str, data: st.DataObject) -> None:
     """Afterwards the log opens, holds nothing that was never there, and needs no second repair. Only a record that was
-    taken back can be there again, when its seal and everything behind it is gone: nobody knows of it any more."""
+    taken back can be there again, when its seal and everything behind it is gone: no trace of the rollback is left."""
     drawn = picture(name)
     disk = drawn.disk()
     for damage in data.draw(several(drawn)):
@@ -286,8 +289,8 @@ def test_whatever_is_damaged_at_once_can_be_repaired_in_one_go(name: str, data: 
 
     async def check() -> None:
         log = await open_small(disk, drawn.mode)
-        for key, found in (await read_all(log, drawn)).items():
-            there = {offset: payload for offset, payload in found.items() if offset >= drawn.floors[key]}
+        for key, stored in (await read_all(log, drawn)).items():
+            there = {offset: payload for offset, payload in stored.items() if offset >= drawn.floors[key]}
             assert "write failed" in name or there.items() <= drawn.acked[key].items()
 
     asyncio.run(check())
@@ -302,15 +305,15 @@ _EDGE_BYTES, _STEP_BYTES = 64, 97
 def worth_a_look(content: bytes) -> Iterator[range]:
     """The places of a file, without most of what is inside of long payloads."""
     at = 0
-    for found in _EQUAL_BYTES.finditer(content):
-        start, end = found.start() + _EDGE_BYTES, found.end() - _EDGE_BYTES
+    for run in _EQUAL_BYTES.finditer(content):
+        start, end = run.start() + _EDGE_BYTES, run.end() - _EDGE_BYTES
         yield range(at, start)
         yield range(start, end, _STEP_BYTES)
         at = end
     yield range(at, len(content))
 
 
-def test_only_the_inside_of_payloads_is_left_out() -> None:
+def test_damage_is_tried_everywhere_but_inside_payloads() -> None:
     content = bytes(range(256)) + b"x" * 5000 + bytes(range(255, -1, -1))
     looked = [at for places in worth_a_look(content) for at in places]
     assert looked == sorted(set(looked))
@@ -323,11 +326,11 @@ def test_only_the_inside_of_payloads_is_left_out() -> None:
 @pytest.mark.parametrize("kind", ["bits", "cuts"])
 @pytest.mark.parametrize("name", LOGS)
 def test_every_single_bit_and_every_cut(name: str, kind: str) -> None:
-    """What `make test` samples: each bit that something was ever written to, each length of each file."""
+    """The whole space that `make test` samples: each bit that was ever written, each length of each file."""
     drawn = picture(name)
     for file in drawn.logs():
         for places in worth_a_look(drawn.files[file].rstrip(b"\0")):
             if kind == "bits":
                 check_all(drawn, flips(drawn, file, places, every_bit=True))
             else:
-                check_all(drawn, (Cut(file, size) for size in places))
+                check_all(drawn, (TruncatedFile(file, size) for size in places))

@@ -1,6 +1,6 @@
 """The log against a plain model: any mix of appends, crashes, faults, rotation, recycling and restarts.
 
-The model remembers what anybody was told. After every restart the whole log is read and compared:
+The model remembers what each client was told. After every restart the whole log is read and compared:
     acked        every acked message is there, unless it lies below the floor, or power was lost before its sync
     one payload  no offset is ever seen with two payloads, over all lives of the log
     once         a payload that was never acked comes back at most once
@@ -28,7 +28,7 @@ from icestream.wal.appender import Placed
 from icestream.wal.log_options import LogOptions
 from icestream.wal.open_log import open_log_on
 from icestream.wal.write_ahead_log import WriteAheadLog
-from tests.support.stepped_sink import SteppedSink
+from tests.support.held_sink import HeldSink
 
 TOPICS = [TopicIdentity(1, "/default/a"), TopicIdentity(2, "/default/b", 7)]
 KEYS = [ShardKey(1, 0), ShardKey(1, 1), ShardKey(2, 0)]
@@ -43,7 +43,7 @@ class LogModel(RuleBasedStateMachine):
         self.disk: SimulatedDisk | None = None
         self.log: WriteAheadLog | None = None
         self.payloads = 0
-        self.given: dict[ShardKey, list[int]] = {key: [] for key in KEYS}  # payloads in the order given
+        self.numbers: dict[ShardKey, list[int]] = {key: [] for key in KEYS}  # numbers in the order sent
         self.acked: dict[ShardKey, dict[int, int]] = {key: {} for key in KEYS}
         self.seen: dict[ShardKey, dict[int, int]] = {key: {} for key in KEYS}
         self.synced = dict.fromkeys(KEYS, 0)
@@ -66,7 +66,7 @@ class LogModel(RuleBasedStateMachine):
     def open(self) -> None:
         assert self.disk is not None
         self.loop = asyncio.new_event_loop()
-        self.sink = SteppedSink()
+        self.sink = HeldSink()
         self.pending: list[tuple[ShardKey, list[int], asyncio.Task[list[object]]]] = []
         positions = {key: offset for key, offset in self.cursors.items() if offset}
         opening = self.loop.create_task(
@@ -113,7 +113,7 @@ class LogModel(RuleBasedStateMachine):
         assert until is None, "the log does not finish"
 
     def news(self, log: WriteAheadLog) -> None:
-        """What the eventfd does with the native thread."""
+        """Reports progress of the native thread, as the eventfd does."""
         self.loop.call_soon(log._on_progress)
         self.loop.run_until_complete(asyncio.sleep(0))
 
@@ -220,7 +220,7 @@ class LogModel(RuleBasedStateMachine):
             values = [str(number).encode() + b"." + bytes(size // rows) for number in numbers]
             block = encode_block(rows, {envelope.PAYLOAD: values})
             batch = self.log.batch(self.log.shard(*key), block)
-            self.given[key] += numbers
+            self.numbers[key] += numbers
             self.pending.append((key, numbers, self.loop.create_task(self.log.append([batch]))))
         self.loop.run_until_complete(asyncio.sleep(0))
         self.loop.run_until_complete(asyncio.sleep(0))
@@ -273,7 +273,7 @@ class LogModel(RuleBasedStateMachine):
     @precondition(lambda self: self.log is not None and not self.log.stopped)
     @rule()
     def store_cursors(self) -> None:
-        """Somebody stores positions elsewhere: never beyond synced (section 0)."""
+        """Positions are stored elsewhere: never beyond synced (section 0)."""
         assert self.log is not None
         for key, shard in self.log.state.shards.items():
             self.cursors[key] = max(self.cursors[key], shard.synced)
@@ -297,7 +297,7 @@ class LogModel(RuleBasedStateMachine):
     @precondition(lambda self: self.log is not None and not self.log.stopped)
     @rule()
     def commit_everything(self) -> None:
-        """Every floor to its synced end, and the checkpoints that free the files: nothing but those knows them then."""
+        """Moves every floor to its synced end and writes the two checkpoints that free the files."""
         for key in KEYS:
             self.commit(key, 1.0)
         for _ in range(2):
@@ -336,28 +336,28 @@ class LogModel(RuleBasedStateMachine):
 
     def compare(self, key: ShardKey) -> None:
         assert self.log is not None
-        found = self.read(key)
+        stored = self.read(key)
         shard = self.log.state.shards[key]
-        for offset, number in found.items():
+        for offset, number in stored.items():
             self.note_seen(key, offset, number)
-        assert len(set(found.values())) == len(found), "a message came back twice"
-        in_order = [found[offset] for offset in sorted(found)]
+        assert len(set(stored.values())) == len(stored), "a message came back twice"
+        in_order = [stored[offset] for offset in sorted(stored)]
         assert in_order == sorted(in_order), "messages changed their order"
         earliest = self.log.reader.earliest(key)
         for offset, number in self.acked[key].items():
             if offset >= self.floors[key]:
-                assert found.get(offset) == number, f"acked message {number} at {offset} of {key} is gone"
+                assert stored.get(offset) == number, f"acked message {number} at {offset} of {key} is gone"
         gaps = self.log.gaps(key)
         for offset in range(earliest, min(shard.written, earliest + 5000)):
             in_gap = any(gap.start <= offset < gap.end for gap in gaps)
-            assert in_gap != (offset in found), f"offset {offset} of {key} is neither a message nor in a gap"
+            assert in_gap != (offset in stored), f"offset {offset} of {key} is neither a message nor in a gap"
         assert shard.floor <= shard.synced <= shard.written <= shard.assigned
         assert shard.assigned > max(self.seen[key], default=-1)
         assert shard.assigned >= self.cursors[key]
 
     def read(self, key: ShardKey) -> dict[int, int]:
         assert self.log is not None
-        found: dict[int, int] = {}
+        numbers: dict[int, int] = {}
         offset = self.log.reader.earliest(key)
         last = -1
         while True:
@@ -369,10 +369,10 @@ class LogModel(RuleBasedStateMachine):
                         assert isinstance(value, bytes)
                         assert at > last, "offsets rise strictly"
                         last = at
-                        found[at] = int(value.split(b".")[0])
+                        numbers[at] = int(value.split(b".")[0])
                         at += 1
             if result.next_offset == offset:
-                return found
+                return numbers
             offset = result.next_offset
 
     @invariant()
@@ -382,7 +382,7 @@ class LogModel(RuleBasedStateMachine):
         for shard in self.log.state.shards.values():
             assert shard.floor <= shard.synced <= shard.written <= shard.assigned
             if self.mode is not SyncMode.ALWAYS:
-                assert shard.written <= shard.reserved, "what anybody may see lies below a promise that is on disk"
+                assert shard.written <= shard.reserved, "what a reader may see lies below a promise that is on disk"
 
     @precondition(lambda self: self.log is not None and not self.log.stopped)
     @rule()
@@ -394,15 +394,17 @@ class LogModel(RuleBasedStateMachine):
             self.abandon()
 
 
-class PeriodicModel(LogModel):
+class PeriodicLogModel(LogModel):
     mode = SyncMode.PERIODIC
 
 
-class NoneModel(LogModel):
+class UnsyncedLogModel(LogModel):
     mode = SyncMode.NONE
 
 
-MODELS = pytest.mark.parametrize("model", [LogModel, PeriodicModel, NoneModel], ids=["always", "periodic", "none"])
+MODELS = pytest.mark.parametrize(
+    "model", [LogModel, PeriodicLogModel, UnsyncedLogModel], ids=["always", "periodic", "none"]
+)
 
 
 def run(model: type[LogModel], examples: int) -> int:
@@ -413,12 +415,12 @@ def run(model: type[LogModel], examples: int) -> int:
 
 
 @MODELS
-def test_log_keeps_its_promises(model: type[LogModel]) -> None:
+def test_the_log_matches_its_model(model: type[LogModel]) -> None:
     assert run(model, 100) > 100, "a run without restarts proves little"
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(1800)
 @MODELS
-def test_log_keeps_its_promises_for_long(model: type[LogModel]) -> None:
+def test_the_log_matches_its_model_in_long_runs(model: type[LogModel]) -> None:
     assert run(model, 5000) > 5000

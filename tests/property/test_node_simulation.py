@@ -11,8 +11,8 @@ from icestream import limits
 from icestream.metadata.raft_core import has_raft_core
 from icestream.wal.sink import SinkProgress
 from tests.chaos.history import OK
+from tests.support.held_sink import HeldSink
 from tests.support.node_world import NodeWorld
-from tests.support.stepped_sink import SteppedSink
 
 pytestmark = pytest.mark.skipif(not has_raft_core(), reason="several voters need the native part")
 SEEDS = 500
@@ -36,39 +36,39 @@ def test_nodes_agree_and_clients_see_one_history(first: int) -> None:
     """A seed that fails is named by the traceback; `world(seed).run(STEPS)` is all of it again."""
     crashes = changes = answered = 0
     for seed in range(first, first + SEEDS_TOGETHER):
-        one = world(seed)
-        asyncio.run(one.run(STEPS))
-        crashes += one.crashes
-        changes += one.changes
-        answered += sum(operation.outcome == OK for operation in one.operations)
+        simulation = world(seed)
+        asyncio.run(simulation.run(STEPS))
+        crashes += simulation.crashes
+        changes += simulation.changes
+        answered += sum(operation.outcome == OK for operation in simulation.operations)
     assert min(crashes, changes) > 0, "the seeds are too kind"
     assert answered > SEEDS_TOGETHER * 5
 
 
 @pytest.mark.parametrize("first", range(1_000, 1_030, 10))
-def test_nodes_agree_after_a_longer_life_with_snapshots_of_others(first: int) -> None:
+def test_nodes_agree_after_long_runs_with_installed_snapshots(first: int) -> None:
     lives = [world(seed) for seed in range(first, first + 10)]
-    for one in lives:
-        asyncio.run(one.run(LONG_STEPS))
-    assert min(sum(one.crashes for one in lives), sum(one.installs for one in lives)) > 0, "the seeds are too kind"
+    for life in lives:
+        asyncio.run(life.run(LONG_STEPS))
+    assert min(sum(life.crashes for life in lives), sum(life.installs for life in lives)) > 0, "the seeds are too kind"
 
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("first", range(10_000, 13_000, 500))
-def test_nodes_agree_for_long(first: int) -> None:
+def test_nodes_agree_in_very_long_runs(first: int) -> None:
     assert len({asyncio.run(world(seed).run(LONG_STEPS)) for seed in range(first, first + 500)}) > 490
 
 
-def test_a_seed_is_one_history() -> None:
+def test_a_seed_determines_the_history() -> None:
     assert asyncio.run(world(7).run(LONG_STEPS)) == asyncio.run(world(7).run(LONG_STEPS))
     assert asyncio.run(world(7).run(LONG_STEPS)) != asyncio.run(world(8).run(LONG_STEPS))
 
 
-def test_the_simulation_would_see_an_answer_before_the_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reply_before_the_sync_would_be_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def too_early(self: Any) -> SinkProgress:
         return SinkProgress(self._written, self._written, self._error)
 
-    monkeypatch.setattr(SteppedSink, "progress", too_early)
+    monkeypatch.setattr(HeldSink, "progress", too_early)
     assert any(is_noticed(seed) for seed in range(40))
 
 

@@ -27,19 +27,19 @@ def test_cores_agree(first: int) -> None:
 
 
 @pytest.mark.chaos
-def test_cores_agree_for_long() -> None:
-    """A few short lives are alike: nobody led before the end, say."""
+def test_cores_agree_in_long_runs() -> None:
+    """A few short runs are alike, for instance without a leader before the end."""
     histories = {RaftWorld(seed, nodes=3 + 2 * (seed % 2)).run(3000) for seed in range(10_000, 15_000)}
     assert len(histories) > 4_900
 
 
-def test_a_seed_is_one_history() -> None:
+def test_a_seed_determines_the_history() -> None:
     assert RaftWorld(7).run(STEPS) == RaftWorld(7).run(STEPS)
     assert RaftWorld(7).run(STEPS) != RaftWorld(8).run(STEPS)
 
 
 @pytest.mark.parametrize("plant", ["acked before the sync", "the vote is not stored"])
-def test_the_simulation_would_see_it(plant: str) -> None:
+def test_planted_bugs_are_detected(plant: str) -> None:
     """A planted bug is caught by one of a few seeds: by a check of ours, or by the crate's own."""
     assert any(is_noticed(seed, plant) for seed in range(20))
 

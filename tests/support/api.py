@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from icestream.lake.api_app import build_app
-from icestream.server import BrokerNode
-from tests.support.asgi import Asker
+from icestream.processes.broker_process import BrokerNode
+from tests.support.asgi import AsgiClient
 from tests.support.local_broker import kept_link
 from tests.support.node_settings import node_settings
 
 
 class Api:
-    def __init__(self, node: BrokerNode, ask: Asker) -> None:
+    def __init__(self, node: BrokerNode, ask: AsgiClient) -> None:
         self.node = node
         self.ask = ask
 
@@ -28,9 +28,9 @@ class Api:
     async def problem(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         answer = await self.ask(method, f"/api/v1{path}", body)
         assert answer.is_problem, answer
-        found: dict[str, Any] = answer.json
-        assert found["status"] == answer.status
-        return found
+        problem: dict[str, Any] = answer.json
+        assert problem["status"] == answer.status
+        return problem
 
 
 @contextlib.asynccontextmanager
@@ -38,6 +38,6 @@ async def served_api(data_dir: Path, **sections: Any) -> AsyncIterator[Api]:
     node = await BrokerNode.start(node_settings(data_dir, **sections))
     try:
         async with kept_link(node.settings.local_socket) as keeper:
-            yield Api(node, Asker(build_app(keeper, "127.0.0.1")))
+            yield Api(node, AsgiClient(build_app(keeper, "127.0.0.1")))
     finally:
         await node.stop()

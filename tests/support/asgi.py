@@ -15,7 +15,7 @@ HOST = "127.0.0.1:8181"
 
 
 @dataclass(frozen=True)
-class Answer:
+class AsgiResponse:
     status: int
     headers: Mapping[str, str]
     body: bytes
@@ -29,19 +29,19 @@ class Answer:
         return self.headers.get("content-type") == "application/problem+json"
 
 
-class Asker:
+class AsgiClient:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(
         self, method: str, target: str, body: Any = None, headers: Mapping[str, str] | None = None
-    ) -> Answer:
+    ) -> AsgiResponse:
         """`body`: bytes as they are, anything else as JSON."""
         raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-        given = {"host": HOST, **({"content-type": "application/json"} if raw else {}), **(headers or {})}
-        return await self._ask(method, target, [raw], given)
+        all_headers = {"host": HOST, **({"content-type": "application/json"} if raw else {}), **(headers or {})}
+        return await self._ask(method, target, [raw], all_headers)
 
-    async def _ask(self, method: str, target: str, pieces: list[bytes], headers: Mapping[str, str]) -> Answer:
+    async def _ask(self, method: str, target: str, pieces: list[bytes], headers: Mapping[str, str]) -> AsgiResponse:
         path, _, query = target.partition("?")
         scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
@@ -65,8 +65,10 @@ class Asker:
 
         await self._app(scope, receive, send)
         start, *rest = sent
-        found = {name.decode(): value.decode("latin-1") for name, value in start["headers"]}
-        return Answer(start["status"], found, b"".join(one.get("body", b"") for one in rest))
+        response_headers = {name.decode(): value.decode("latin-1") for name, value in start["headers"]}
+        return AsgiResponse(start["status"], response_headers, b"".join(event.get("body", b"") for event in rest))
 
-    async def in_pieces(self, method: str, target: str, pieces: list[bytes], headers: Mapping[str, str]) -> Answer:
+    async def in_pieces(
+        self, method: str, target: str, pieces: list[bytes], headers: Mapping[str, str]
+    ) -> AsgiResponse:
         return await self._ask(method, target, pieces, {"host": HOST, **headers})

@@ -1,4 +1,4 @@
-"""Manifest lists and manifests as an engine writes them: as much of them as somebody reads here."""
+"""Manifest lists and manifests as an engine writes them: as much of them as the tests read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import fastavro
 
 from tests.support.tables import add, point, snapshot
-from tests.support.warehouse import World
+from tests.support.warehouse import CatalogWorld
 
 LIST = {
     "type": "record",
@@ -39,9 +39,9 @@ MANIFEST = {
 
 
 def encoded(schema: dict[str, Any], records: list[dict[str, Any]]) -> bytes:
-    found = io.BytesIO()
-    fastavro.writer(found, fastavro.parse_schema(schema), records, codec="deflate")
-    return found.getvalue()
+    buffer = io.BytesIO()
+    fastavro.writer(buffer, fastavro.parse_schema(schema), records, codec="deflate")
+    return buffer.getvalue()
 
 
 def manifest_list(*paths: str) -> bytes:
@@ -62,7 +62,7 @@ def manifest(*paths: str, snapshot_id: int = 1, status: int = 1) -> bytes:
     return encoded(MANIFEST, [entry(path) for path in paths])
 
 
-def appended(world: World, location: str, number: int, *more: str) -> list[dict[str, Any]]:
+def appended(world: CatalogWorld, location: str, number: int, *more: str) -> list[dict[str, Any]]:
     """A snapshot with two data files of its own, and `more` of others: the files are written, the updates are handed
     back."""
     files = [f"{location}/data/rows-{number}-{part}.parquet" for part in (1, 2)]
@@ -71,6 +71,6 @@ def appended(world: World, location: str, number: int, *more: str) -> list[dict[
         world.write(path)
     world.write(where, manifest(*files, *more, snapshot_id=number))
     world.write(names, manifest_list(where))
-    made = snapshot(number, None if number == 1 else number - 1, **{"manifest-list": names})
-    made["timestamp-ms"] = world.clock.wall_us() // 1000
-    return [add(made), point("main", number)]
+    added = snapshot(number, None if number == 1 else number - 1, **{"manifest-list": names})
+    added["timestamp-ms"] = world.clock.wall_us() // 1000
+    return [add(added), point("main", number)]

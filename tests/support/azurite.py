@@ -33,7 +33,7 @@ def missing() -> str:
 
 @contextmanager
 def azurite(folder: Path) -> Iterator[str]:
-    """Its endpoint, with one container."""
+    """Runs Azurite with one container; yields its endpoint."""
     (port,) = free_ports(1)
     command = [
         "azurite-blob", "--silent", "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry",
@@ -57,12 +57,12 @@ def _made_container(port: int) -> bool:
     date = formatdate(usegmt=True)
     named = f"x-ms-date:{date}\nx-ms-version:{VERSION}\n/{ACCOUNT}/{ACCOUNT}/{CONTAINER}\nrestype:container"
     signed = hmac.new(base64.b64decode(KEY), ("PUT" + "\n" * 12 + named).encode(), hashlib.sha256).digest()
-    asked = urllib.request.Request(f"http://127.0.0.1:{port}/{ACCOUNT}/{CONTAINER}?restype=container", method="PUT")
-    asked.add_header("x-ms-date", date)
-    asked.add_header("x-ms-version", VERSION)
-    asked.add_header("Authorization", f"SharedKey {ACCOUNT}:{base64.b64encode(signed).decode()}")
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/{ACCOUNT}/{CONTAINER}?restype=container", method="PUT")
+    request.add_header("x-ms-date", date)
+    request.add_header("x-ms-version", VERSION)
+    request.add_header("Authorization", f"SharedKey {ACCOUNT}:{base64.b64encode(signed).decode()}")
     try:
-        urllib.request.urlopen(asked, timeout=5).close()
+        urllib.request.urlopen(request, timeout=5).close()
     except urllib.error.HTTPError as error:
         error.close()
         raise

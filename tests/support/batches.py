@@ -25,8 +25,8 @@ def name_of(payload: bytes) -> tuple[str, int, int]:
     return writer, int(number), int(row)
 
 
-class Numbers:
-    """Where each batch of one numbered writer begins in its sequence numbers."""
+class BatchNumbers:
+    """The first sequence number of each batch of one numbered writer."""
 
     def __init__(self, seed: int, writer: str) -> None:
         self._seed = seed

@@ -32,11 +32,13 @@ NUMBERINGS = st.one_of(
 def blocks(draw: st.DrawFn, rows_max: int = 20, columns: tuple[EnvelopeColumn, ...] = COLUMNS) -> bytes:
     """A good block."""
     rows = draw(st.integers(1, rows_max))
-    found: dict[EnvelopeColumn, Any] = {}
+    values_by_column: dict[EnvelopeColumn, Any] = {}
     for column in draw(st.lists(st.sampled_from(columns), unique=True, max_size=6)):
         value = st.one_of(st.none(), VALUES[column.kind])
-        found[column] = draw(st.one_of(st.lists(value, min_size=rows, max_size=rows), value.map(ConstantColumn)))
-    return encode_block(rows, found, draw(NUMBERINGS))
+        values_by_column[column] = draw(
+            st.one_of(st.lists(value, min_size=rows, max_size=rows), value.map(ConstantColumn))
+        )
+    return encode_block(rows, values_by_column, draw(NUMBERINGS))
 
 
 @st.composite
@@ -72,6 +74,6 @@ def variable_data(draw: st.DrawFn, rows: int) -> bytes:
 
 
 def one_header_value(headers: dict[str, str]) -> bytes:
-    """As it stands in a block: the only column of a block, behind its head and directory."""
+    """The encoded header value, cut out of a block in which it is the only column."""
     block = encode_block(1, {envelope.HEADERS: ConstantColumn(headers)})
     return block[40 : 40 + struct.unpack_from("<I", block, 36)[0]]

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.support.nursery import nursery
-from tests.support.writer_plan import Plan
+from tests.support.fork_server import fork_server
+from tests.support.writer_plan import WriterPlan
 
 WAIT_SECONDS = 60.0
 
@@ -22,9 +22,9 @@ Line = list[Any]
 class ChildProcess:
     """A writer process in a process group of its own. `close` leaves nothing of it behind."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: WriterPlan) -> None:
         self.plan = plan
-        home = nursery(native=plan.native)
+        home = fork_server(native=plan.native)
         self._process = home.start("tests.support.writer_process:main", [plan.to_json()], Path.cwd())
         self._out = self._process.stdout.fileno()
         self._selector = selectors.DefaultSelector()
@@ -38,7 +38,7 @@ class ChildProcess:
         return self._process.pid
 
     def lines(self, seconds: float = WAIT_SECONDS) -> Iterator[Line]:
-        """What it says within that time; ends earlier when it has closed its stdout."""
+        """The lines that the process prints within that time; ends earlier when it closes its stdout."""
         deadline = time.monotonic() + seconds
         while True:
             while self._lines:
@@ -65,7 +65,7 @@ class ChildProcess:
         raise AssertionError(f"the process ended or was silent for {WAIT_SECONDS} s: no {kind!r} came")
 
     def kill(self) -> list[Line]:
-        """SIGKILL, now. What it had said before, and nobody had read yet."""
+        """Kills the process with SIGKILL. Returns its output that was not read yet."""
         self._process.kill()
         self._process.wait()
         return list(self.lines())

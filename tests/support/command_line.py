@@ -16,7 +16,7 @@ from icestream.cli.main import main
 from tests.support.serve_process import COMMAND
 
 
-class Ran(NamedTuple):
+class CommandResult(NamedTuple):
     code: int
     out: str
     err: str
@@ -26,7 +26,7 @@ class Ran(NamedTuple):
         return json.loads(self.out)
 
 
-def icestream(*arguments: str, given: bytes = b"") -> Ran:
+def icestream(*arguments: str, given: bytes = b"") -> CommandResult:
     """Runs one command to its end."""
     out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
     code: object = 0
@@ -41,13 +41,13 @@ def icestream(*arguments: str, given: bytes = b"") -> Ran:
         except SystemExit as ended:
             code = ended.code or 0
     assert isinstance(code, int), code
-    return Ran(code, _text(out), _text(err))
+    return CommandResult(code, _text(out), _text(err))
 
 
 @contextlib.contextmanager
 def icestream_process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """The same as a process of its own, with pipes. It does not outlive the test, however that ends."""
-    # buffered as for everybody: what is to be seen at once must be flushed
+    # buffered as for every user: what is to be seen at once must be flushed
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     pipe = subprocess.PIPE
     command = [*COMMAND, *arguments]
@@ -60,6 +60,6 @@ def icestream_process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 def _text(stream: io.TextIOWrapper) -> str:
     stream.flush()
-    found = stream.buffer
-    assert isinstance(found, io.BytesIO)
-    return os.fsdecode(found.getvalue())
+    buffer = stream.buffer
+    assert isinstance(buffer, io.BytesIO)
+    return os.fsdecode(buffer.getvalue())

@@ -70,7 +70,7 @@ class CuttingProxy:
             writer.close()
 
     def cut(self) -> None:
-        """Every connection ends now, wherever it is; new ones are let in as before."""
+        """Closes every connection at once; new ones are accepted as before."""
         self.swallows_answers = self.swallows_requests = False
         writers, self._writers = self._writers, set()
         for writer in writers:

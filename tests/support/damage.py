@@ -6,52 +6,52 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from icestream.runtime.simulated_disk import SimulatedDisk
-from tests.support.small_log import Picture, Place
+from tests.support.small_log import LogImage, SectionPlace
 
 
 @dataclass(frozen=True)
-class Flip:
+class FlippedBit:
     file: str
     bit: int
 
     def do(self, disk: SimulatedDisk) -> None:
         disk.flip(self.file, self.bit)
 
-    def hits(self, place: Place) -> bool:
-        """Whether a section cannot be read any more."""
+    def hits(self, place: SectionPlace) -> bool:
+        """True if the damage makes the section unreadable."""
         return self.file == place.file and (self.bit >> 3 in place.entry or self.bit >> 3 in place.body)
 
 
 @dataclass(frozen=True)
-class Cut:
+class TruncatedFile:
     file: str
     size: int
 
     def do(self, disk: SimulatedDisk) -> None:
         disk.replace(self.file, disk.content(self.file)[: self.size])
 
-    def hits(self, place: Place) -> bool:
+    def hits(self, place: SectionPlace) -> bool:
         return self.file == place.file and self.size < place.body.stop
 
 
 @dataclass(frozen=True)
-class Gone:
+class MissingFile:
     file: str
 
     def do(self, disk: SimulatedDisk) -> None:
         disk.remove(self.file)
         disk.sync()
 
-    def hits(self, place: Place) -> bool:
+    def hits(self, place: SectionPlace) -> bool:
         return self.file == place.file
 
 
-Damage = Flip | Cut | Gone
+Damage = FlippedBit | TruncatedFile | MissingFile
 
 
-def flips(picture: Picture, file: str, where: range, *, every_bit: bool = False) -> Iterator[Flip]:
+def flips(picture: LogImage, file: str, where: range, *, every_bit: bool = False) -> Iterator[FlippedBit]:
     """In these bytes: every bit, or one in each byte."""
     for byte in where:
         if byte < len(picture.files[file]):
             for bit in range(8) if every_bit else (byte % 8,):
-                yield Flip(file, 8 * byte + bit)
+                yield FlippedBit(file, 8 * byte + bit)

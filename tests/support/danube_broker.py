@@ -12,7 +12,7 @@ from danube import DanubeClient, DanubeClientBuilder, DispatchStrategy, SubType
 from danube.consumer import Consumer
 from danube.producer import Producer
 
-from icestream.server.broker_node import BrokerNode
+from icestream.processes.broker_process import BrokerNode
 from icestream.settings import Settings
 from tests.support.node_settings import node_settings
 
@@ -46,14 +46,14 @@ class DanubeBroker:
             await node.stop()
 
     async def close(self) -> None:
-        for one in self._open:
-            if isinstance(one, Producer):
-                await one.close()
+        for client in self._open:
+            if isinstance(client, Producer):
+                await client.close()
             else:
-                one._shutdown.set()
-                for task in one._tasks:
+                client._shutdown.set()
+                for task in client._tasks:
                     task.cancel()
-                for part in one._consumers.values():
+                for part in client._consumers.values():
                     part.stop()
         assert self.client is not None
         for connection in self.client.connection_manager._connections.values():
@@ -105,9 +105,9 @@ class Received:
 @asynccontextmanager
 async def danube_broker(folder: Path, storage: str = "memory", **sections: Any) -> AsyncIterator[DanubeBroker]:
     sections["danube"] = {"enable": True, **sections.get("danube", {})}
-    found = DanubeBroker(node_settings(folder, storage, **sections))
-    await found.start()
+    broker = DanubeBroker(node_settings(folder, storage, **sections))
+    await broker.start()
     try:
-        yield found
+        yield broker
     finally:
-        await found.close()
+        await broker.close()

@@ -13,17 +13,17 @@ from typing import NamedTuple
 from icestream import limits
 from icestream.broker.dispatch.dispatcher import Dispatcher, Pause
 from icestream.broker.dispatch.instruction import DeadLetter, Deliver, Dropped, Instruction
-from icestream.model.subscription import FailurePolicy, PoisonPolicy, SubscriptionType
+from icestream.model.subscription_options import FailurePolicy, PoisonPolicy, SubscriptionType
 
 
-class Held(NamedTuple):
+class InFlightMessage(NamedTuple):
     """With a consumer."""
 
     consumer: int
     since_ms: int
 
 
-class Resting(NamedTuple):
+class DelayedMessage(NamedTuple):
     """Waits for its next delivery."""
 
     since_ms: int
@@ -32,15 +32,15 @@ class Resting(NamedTuple):
 
 
 @dataclass
-class Oracle:
+class DispatchOracle:
     kind: SubscriptionType
     policy: FailurePolicy
     unacked_max: int
     end: int = 0
     acked: set[int] = field(default_factory=set)
     failures: dict[int, int] = field(default_factory=dict)
-    held: dict[int, Held] = field(default_factory=dict)
-    resting: dict[int, Resting] = field(default_factory=dict)
+    held: dict[int, InFlightMessage] = field(default_factory=dict)
+    resting: dict[int, DelayedMessage] = field(default_factory=dict)
     ready: set[int] = field(default_factory=set)
     settling: set[int] = field(default_factory=set)
     blocked: set[int] = field(default_factory=set)
@@ -62,8 +62,8 @@ class Oracle:
     @property
     def new(self) -> list[int]:
         """In order; what is empty stands in its place."""
-        known = self.acked | self.under_way
-        return [offset for offset in range(self.end) if offset not in known]
+        settled = self.acked | self.under_way
+        return [offset for offset in range(self.end) if offset not in settled]
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
@@ -82,9 +82,9 @@ class Oracle:
 
     def settle(self, offsets: set[int]) -> None:
         self.acked |= offsets
-        for held in (self.held, self.resting, self.failures):
-            for offset in offsets & held.keys():
-                del held[offset]
+        for collection in (self.held, self.resting, self.failures):
+            for offset in offsets & collection.keys():
+                del collection[offset]
         for waiting in (self.ready, self.settling, self.blocked, self.empty):
             waiting.difference_update(offsets)
 
@@ -96,11 +96,11 @@ class Oracle:
         self.step_over()
 
     def step_over(self) -> None:
-        """What is empty counts as acked when nothing new is in front of it."""
+        """Empty offsets count as acked when no undelivered message is in front of them."""
         if not self.empty:
             return
-        known = self.under_way | self.acked
-        first = next(offset for offset in range(len(known) + 1) if offset not in known)
+        settled = self.under_way | self.acked
+        first = next(offset for offset in range(len(settled) + 1) if offset not in settled)
         while first in self.empty or first in self.acked:
             if first in self.empty:
                 self.empty.discard(first)
@@ -114,9 +114,9 @@ class Oracle:
         self.judge(offset, now_ms, asked_ms)
 
     def judge(self, offset: int, now_ms: int, asked_ms: int = 0) -> None:
-        """It failed: it comes again, or not."""
+        """Decides about a message that failed: it is redelivered, or handled as poison."""
         if self.failures[offset] <= self.policy.max_redelivery_count:
-            self.resting[offset] = Resting(now_ms, asked_ms)
+            self.resting[offset] = DelayedMessage(now_ms, asked_ms)
         else:
             self.give_up(offset)
 
@@ -138,13 +138,13 @@ class Oracle:
 
     def leave(self, consumer: int, now_ms: int) -> None:
         self.credit.pop(consumer, None)
-        for offset in [offset for offset, held in self.held.items() if held.consumer == consumer]:
+        for offset in [offset for offset, message in self.held.items() if message.consumer == consumer]:
             del self.held[offset]
             self.bring_back(offset)
 
     def not_settled(self, offset: int, now_ms: int) -> None:
         self.settling.discard(offset)
-        self.resting[offset] = Resting(now_ms, self.policy.max_delay_ms, limits.DEAD_LETTER_RETRY_MS_MIN)
+        self.resting[offset] = DelayedMessage(now_ms, self.policy.max_delay_ms, limits.DEAD_LETTER_RETRY_MS_MIN)
 
     def set_policy(self, policy: FailurePolicy, now_ms: int) -> None:
         self.policy = policy
@@ -156,9 +156,9 @@ class Oracle:
             self.bring_back(offset)
 
     def expire(self, now_ms: int) -> None:
-        for offset in [one for one in self.held if self.due_ms(one) <= now_ms]:
+        for offset in [candidate for candidate in self.held if self.due_ms(candidate) <= now_ms]:
             self.fail(offset, now_ms)
-        for offset in [one for one in self.resting if self.due_ms(one) <= now_ms]:
+        for offset in [candidate for candidate in self.resting if self.due_ms(candidate) <= now_ms]:
             del self.resting[offset]
             self.bring_back(offset)
 
@@ -173,17 +173,17 @@ class Oracle:
         return min(map(self.due_ms, {**self.held, **self.resting}), default=None)
 
     def seek(self, position: int) -> None:
-        """Nothing is known of any message any more."""
+        """Moves the cursor and forgets the state of all messages."""
         self.acked = set(range(min(position, self.end)))
         self.gaps.clear()
-        for held in (self.failures, self.held, self.resting, self.ready, self.settling, self.blocked, self.empty):
-            held.clear()
+        for collection in (self.failures, self.held, self.resting, self.ready, self.settling, self.blocked, self.empty):
+            collection.clear()
 
     # --- instructions ---
 
     def follow(self, instructions: list[Instruction], now_ms: int) -> None:
-        for one in instructions:
-            match one:
+        for instruction in instructions:
+            match instruction:
                 case Deliver(consumer, start, end, attempt):
                     for offset in range(start, end):
                         self.deliver(consumer, offset, attempt, now_ms)
@@ -195,7 +195,7 @@ class Oracle:
         self.block_again()
 
     def block_again(self) -> None:
-        """What failed too often before a restart is blocked when it is reached: a stretch at once, up to a gap."""
+        """Messages that failed too often before a restart are blocked when reached: a stretch at once, up to a gap."""
         self.step_over()
         room, last = self.room, None
         if self.policy.poison is not PoisonPolicy.BLOCK or self.ready or self.blocked:
@@ -227,7 +227,7 @@ class Oracle:
         self.ready.discard(offset)
         assert offset not in self.under_way, f"{offset} is in two hands"
         self.credit[consumer] -= 1
-        self.held[offset] = Held(consumer, now_ms)
+        self.held[offset] = InFlightMessage(consumer, now_ms)
 
     def check_order(self, consumer: int, offset: int) -> None:
         if self.kind is not SubscriptionType.SHARED:
@@ -238,28 +238,28 @@ class Oracle:
             self.check_is_next(offset)
 
     def check_share(self, consumer: int, offset: int) -> None:
-        """What is new never goes to one that holds its share, what comes again only when all of them do."""
+        """A consumer with its share in flight gets no new message, and redeliveries only when all have theirs."""
         if self.kind is SubscriptionType.SHARED and self.is_sated(consumer):
             assert offset in self.ready, f"{consumer} has enough already"
-            assert all(map(self.is_sated, self.takers)), f"{offset} could go to one who holds less"
+            assert all(map(self.is_sated, self.takers)), f"{offset} could go to a consumer with fewer in flight"
 
     def is_sated(self, consumer: int) -> bool:
-        """Whether nothing new may go to it."""
-        held = sum(one.consumer == consumer for one in self.held.values())
-        return self.kind is SubscriptionType.SHARED and held >= limits.UNACKED_SHARE * (
+        """True if no new message may go to the consumer."""
+        in_flight = sum(message.consumer == consumer for message in self.held.values())
+        return self.kind is SubscriptionType.SHARED and in_flight >= limits.UNACKED_SHARE * (
             max(self.room, 0) + len(self.ready)
         )
 
     def check_is_next(self, offset: int) -> None:
         self.step_over()
-        assert not self.ready, "what comes again goes before what is new"
+        assert not self.ready, "redeliveries go before new messages"
         assert not self.blocked, f"{offset} went out although something is blocked"
         assert offset == self.new[0], f"{offset} is not the next one"
         assert self.room > 0, f"{offset} went out although there is no room"
 
     @property
     def room(self) -> int:
-        """How much more that is new may go out."""
+        """The number of new messages that may be delivered now."""
         self.step_over()
         count, ranges = len(self.under_way), len(self.ranges)
         room = self.unacked_max - count
@@ -270,15 +270,15 @@ class Oracle:
         return min(room, 2 * limits.ACKED_RANGES_MAX - 1 - ranges - count, self.span_room(first))
 
     def span_room(self, offset: int) -> int:
-        """How many messages may still lie between the first that is not acked and the last that is."""
-        between = [one for one in range(self.position, offset) if one not in self.gaps]
+        """The number of messages that may still lie between the first unacked and the last acked one."""
+        between = [other for other in range(self.position, offset) if other not in self.gaps]
         return limits.ACKED_SPAN_OFFSETS_MAX - len(between)
 
     # --- afterwards ---
 
     @property
     def takers(self) -> list[int]:
-        """Those who would get something."""
+        """The consumers that would get a message."""
         able = list(self.credit) if self.kind is SubscriptionType.SHARED else list(self.credit)[:1]
         return [consumer for consumer in able if self.credit[consumer] > 0]
 
@@ -313,16 +313,18 @@ class Oracle:
             "settling": (_offsets(dispatcher.settling), self.settling),
             "blocked": (_offsets(dispatcher.blocked), self.blocked),
         }
-        for name, (found, expected) in places.items():
-            assert found == expected, name
-        known = {offset: count for start, end, count in dispatcher.attempts for offset in range(start, end)}
-        assert known == {offset: count for offset, count in self.failures.items() if count and offset not in self.empty}
+        for name, (actual, expected) in places.items():
+            assert actual == expected, name
+        attempts = {offset: count for start, end, count in dispatcher.attempts for offset in range(start, end)}
+        assert attempts == {
+            offset: count for offset, count in self.failures.items() if count and offset not in self.empty
+        }
         assert dispatcher.unacked == len(self.under_way)
         assert dispatcher.next <= max(dispatcher.end, dispatcher.acked.end)
 
 
 def _offsets(runs: object) -> set[int]:
     """The offsets of a RunSet; they are in one run each, and runs are in order."""
-    found = list(runs)  # type: ignore[call-overload]
-    assert all(left.end <= right.start for left, right in pairwise(found))
-    return {offset for run in found for offset in range(run.start, run.end)}
+    ranges = list(runs)  # type: ignore[call-overload]
+    assert all(left.end <= right.start for left, right in pairwise(ranges))
+    return {offset for run in ranges for offset in range(run.start, run.end)}

@@ -28,7 +28,7 @@ _BODY: Final = b'{"error":{"message":"by the proxy","type":"FromTheProxy","code"
 _REASONS: Final = {401: b"Who", 409: b"Conflict", 429: b"Later", 500: b"Oops", 502: b"Bad", 503: b"Later", 504: b"Late"}
 
 
-class Kept(NamedTuple):
+class DelayedRequest(NamedTuple):
     """A request on its way, on the connection that the server knows: what a slow network would deliver."""
 
     data: bytes
@@ -49,8 +49,8 @@ class FaultProxy:
         self._host, self._port = host, port
         self._matches = re.compile(matches, re.DOTALL)
         self._faults: list[str] = []
-        self._held: list[Kept] = []
-        self._late: list[Kept] = []
+        self._delayed: list[DelayedRequest] = []
+        self._late: list[DelayedRequest] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.seen = 0  # requests that matched
         self.port = 0
@@ -63,14 +63,14 @@ class FaultProxy:
         self._was_seen.clear()
 
     async def until_seen(self) -> None:
-        """Until a request has matched."""
+        """Waits until a request has matched."""
         await self._was_seen.wait()
 
     async def release(self) -> None:
-        """What was held arrives now, long after its client gave up; waits for the answer, or the end."""
-        for kept in (*self._late, *self._held):
-            await kept.deliver()
-        self._late, self._held = [], []
+        """Delivers the delayed requests, long after their clients gave up; waits for their answers, or the end."""
+        for exchange in (*self._late, *self._delayed):
+            await exchange.deliver()
+        self._late, self._delayed = [], []
 
     async def _exchange(self, request: bytes) -> bytes:
         """With the whole answer: half of one would be another fault."""
@@ -91,11 +91,11 @@ class FaultProxy:
             there_reader, there = await asyncio.open_connection(self._host, self._port)
             await self._relay(reader, writer, there_reader, there)
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError):
-            pass  # it ends here, whoever ended it
+            pass  # the exchange ends here, whichever side closed it
         finally:
             self._tasks.discard(task)
             writer.transport.abort()
-            if there is not None and all(kept.writer is not there for kept in (*self._held, *self._late)):
+            if there is not None and all(exchange.writer is not there for exchange in (*self._delayed, *self._late)):
                 there.transport.abort()
 
     async def _relay(
@@ -142,7 +142,7 @@ class FaultProxy:
     ) -> None:
         status, _, when = fault.partition("-")
         if fault in ("hold", "late"):
-            (self._held if fault == "hold" else self._late).append(Kept(data, there_reader, there))
+            (self._delayed if fault == "hold" else self._late).append(DelayedRequest(data, there_reader, there))
             return
         if fault != "cut-before" and not (status.isdigit() and when != "after"):
             there.write(data)
@@ -169,8 +169,8 @@ class FaultProxy:
             await reader.read(1)
 
     async def close(self) -> None:
-        for kept in (*self._held, *self._late):
-            kept.writer.transport.abort()
+        for exchange in (*self._delayed, *self._late):
+            exchange.writer.transport.abort()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -186,9 +186,9 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 async def _whole(reader: asyncio.StreamReader, data: bytes) -> bytes:
     """The rest of an HTTP request whose body did not come with its head."""
     head, end, body = data.partition(b"\r\n\r\n")
-    found = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
-    if end and found is not None:
-        missing = int(found[1]) - len(body)
+    length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+    if end and length is not None:
+        missing = int(length[1]) - len(body)
         if missing > 0:
             data += await reader.readexactly(missing)
     return data
@@ -201,13 +201,13 @@ async def whole_answer(reader: asyncio.StreamReader) -> bytes:
         return head + await reader.readexactly(int(length[1]))
     if re.search(rb"(?i)\r\ntransfer-encoding: *chunked", head) is None:
         return head  # no body: 204, 304
-    found = head
+    answer = head
     while True:
         line = await reader.readuntil(b"\r\n")
         size = int(line.split(b";")[0], 16)
-        found += line + await reader.readexactly(size + 2)
+        answer += line + await reader.readexactly(size + 2)
         if size == 0:
-            return found
+            return answer
 
 
 @asynccontextmanager

@@ -47,7 +47,8 @@ from icestream.wal.log_options import LogOptions
 from icestream.wal.open_log import open_log_on
 from icestream.wal.sink import InlineSink
 from icestream.wal.write_ahead_log import WriteAheadLog
-from tests.support.driver_life import DriverLife, Outside, Stop
+from tests.support.fake_clock import FakeClock
+from tests.support.interruptible_driver import DriverEnvironment, InterruptibleDriver, StopPoint
 from tests.support.machine import SMALL
 from tests.support.table_check import check_table, rows_of
 
@@ -56,24 +57,8 @@ HANGS_SECONDS = 30.0
 Wrap = Callable[[TableCatalog], Any]
 
 
-class ShiftedClock(SystemClock):
-    """Hours pass at once, by the wall and by what measures."""
-
-    def __init__(self) -> None:
-        self._shift_seconds = 0
-
-    def shift(self, seconds: int) -> None:
-        self._shift_seconds += seconds
-
-    def wall_us(self) -> int:
-        return super().wall_us() + self._shift_seconds * 1_000_000
-
-    def monotonic_ns(self) -> int:
-        return super().monotonic_ns() + self._shift_seconds * 1_000_000_000
-
-
 class LogBroker:
-    """The broker's side of the pipeline without a socket. Nobody waits here: who finds nothing to do is told so."""
+    """The broker's side of the pipeline without a socket. A call never waits: an empty backlog is answered at once."""
 
     def __init__(self, world: FaultWorld) -> None:
         self._world = world
@@ -82,11 +67,11 @@ class LogBroker:
         self.is_stopped: Callable[[int], bool] = lambda topic_id: False
 
     async def backlog(self, wait_ms: int, passed_over: Collection[int] = ()) -> Backlog:
-        found = await self._ingest.backlog()
-        if all(self.is_stopped(one.topic_id) for one in found.topics):
+        backlog = await self._ingest.backlog()
+        if all(self.is_stopped(topic.topic_id) for topic in backlog.topics):
             self.on_empty()
         if not passed_over:
-            return found
+            return backlog
         await asyncio.sleep(0.01)  # until one of them is tried again
         return await self._ingest.backlog(passed_over=frozenset(passed_over))
 
@@ -97,14 +82,16 @@ class LogBroker:
         await self._ingest.reopen(list(positions))
 
     async def advance(self, positions: Iterable[tuple[int, int, int]], reopenings: int) -> None:
-        """No floor goes beyond what is in the table. Log files that nobody needs any more are used again at once."""
-        told = list(positions)
-        for topic_id, shard, offset in told:
+        """No floor goes beyond what is in the table. Log files that are no longer needed are recycled at once."""
+        advanced = list(positions)
+        for topic_id, shard, offset in advanced:
             rows = await self._world.rows(topic_id)
-            held = {at for at, _ in rows.get(shard, ())}
-            wanted = {at for at in self._world.published.get(ShardKey(topic_id, shard), {}) if at < offset}
-            assert wanted <= held | self._world.forgone.get(ShardKey(topic_id, shard), set()), "a floor beyond the rows"
-        await self._ingest.committed(told, reopenings)
+            stored = {at for at, _ in rows.get(shard, ())}
+            published = {at for at in self._world.published.get(ShardKey(topic_id, shard), {}) if at < offset}
+            assert published <= stored | self._world.forgone.get(ShardKey(topic_id, shard), set()), (
+                "a floor beyond the rows"
+            )
+        await self._ingest.committed(advanced, reopenings)
         await self._ingest.log.checkpoint()
 
     async def send_state(self, state: dict[str, Any]) -> None:
@@ -115,7 +102,7 @@ class FaultWorld:
     def __init__(self, folder: Path, log: WriteAheadLog, is_foreign: bool = False) -> None:
         self.folder = folder
         self.is_foreign = is_foreign
-        clock = self.clock = ShiftedClock()
+        clock = self.clock = FakeClock(SystemClock())
         self.store = MemoryStore(clock)
         self.files = LocalFiles(open_local, InlineOffload())
         self.avro = ManifestReader(self.files, InlineOffload())
@@ -125,10 +112,10 @@ class FaultWorld:
         self.use(log)
         self.published: dict[ShardKey, dict[int, bytes]] = {}
         self.names: dict[int, Identifier] = {}  # of tables that have another one than their topic
-        self.forgone: dict[ShardKey, set[int]] = {}  # offsets that somebody took out of a table
+        self.forgone: dict[ShardKey, set[int]] = {}  # offsets that were deleted from a table
         self.clean_up_delay_ms: int | None = None if is_foreign else 0
         self.history = TagRetention(0, 0)  # without tags: they come by the hour of the day
-        self._lives: list[DriverLife] = []
+        self._lives: list[InterruptibleDriver] = []
         self._count = 0
 
     def use(self, log: WriteAheadLog) -> None:
@@ -149,8 +136,8 @@ class FaultWorld:
         return cls(folder, log, is_foreign)
 
     async def close(self) -> None:
-        for one in self._lives:
-            await one.end()
+        for life in self._lives:
+            await life.end()
         await self.log.close()
 
     # --- messages ---
@@ -174,14 +161,15 @@ class FaultWorld:
     def driver(
         self,
         fault: Fault | None = None,
-        stop: Stop | None = None,
+        stop: StopPoint | None = None,
         wrap: Wrap | None = None,
         owner: str = "node/child",
         age_due_ms: int = 0,
-    ) -> DriverLife:
-        """Those of the same owner are the one child of the broker: the next one takes over at once. `age_due_ms`: what
-        is younger waits, unless the driver is told to hurry."""
-        outside = Outside(
+    ) -> InterruptibleDriver:
+        """A new driver; drivers of the same owner count as one child of the broker, so this one takes over at once.
+
+        `age_due_ms`: younger messages wait, unless the driver is expedited."""
+        outside = DriverEnvironment(
             self.store,
             LogBroker(self),
             self._books,
@@ -191,12 +179,14 @@ class FaultWorld:
             self.clean_up_delay_ms,
             self.history,
         )
-        found = DriverLife(outside, wrap(self.catalog) if wrap else self.catalog, fault, stop, owner, age_due_ms)
-        self._lives.append(found)
-        return found
+        harness = InterruptibleDriver(
+            outside, wrap(self.catalog) if wrap else self.catalog, fault, stop, owner, age_due_ms
+        )
+        self._lives.append(harness)
+        return harness
 
     async def end_lease(self) -> None:
-        """It was not renewed in time."""
+        """Ends the lease, as if it had not been renewed in time."""
         await self.store.delete(catalog_keys.LEASE)
 
     def _books(self, catalog: TableCatalog) -> OffsetLedger:
@@ -204,14 +194,14 @@ class FaultWorld:
             return ForeignLedger(self.store, catalog, self.avro, None)
         return EmbeddedLedger(self.store, catalog, self.making, None)
 
-    async def drain(self, one: DriverLife, may_stop: AbstractSet[int] = frozenset()) -> None:
-        """Runs it until nothing is in the log that is in no table, but for topics for which somebody must decide."""
+    async def drain(self, harness: InterruptibleDriver, may_stop: AbstractSet[int] = frozenset()) -> None:
+        """Runs the driver until all messages are in tables, except those of topics that wait for an operator."""
         stop = asyncio.Event()
-        one.broker.on_empty = stop.set
-        halted = one.topics.halted
-        one.broker.is_stopped = lambda topic_id: topic_id in halted and halted[topic_id].cause is HaltCause.DECISION
+        harness.broker.on_empty = stop.set
+        halted = harness.topics.halted
+        harness.broker.is_stopped = lambda topic_id: topic_id in halted and halted[topic_id].cause is HaltCause.DECISION
         async with asyncio.timeout(HANGS_SECONDS):
-            await one.driver.run(stop)
+            await harness.driver.run(stop)
         assert {topic.topic_id for topic in (await self.ingest.backlog()).topics} <= may_stop
 
     # --- what is there ---
@@ -227,7 +217,7 @@ class FaultWorld:
         """table_check.py of every table; and every floor is where its rows end."""
         for topic_id in {key.topic_id for key in self.published} - stopped:
             published = {key.shard: rows for key, rows in self.published.items() if key.topic_id == topic_id}
-            gone = {key.shard: taken for key, taken in self.forgone.items() if key.topic_id == topic_id}
+            gone = {key.shard: offsets for key, offsets in self.forgone.items() if key.topic_id == topic_id}
             check_table(await self._location(topic_id), published, await self._verified(topic_id), gone)
             for shard, messages in published.items():
                 assert self.log.shard(topic_id, shard).floor == max(messages) + 1
@@ -255,28 +245,28 @@ class FaultWorld:
         return EmbeddedTableViews(self.making, self.avro, SystemClock())
 
     async def paths(self, manifest_list: str) -> set[str]:
-        """What a reader of the snapshot opens."""
+        """The files that a reader of the snapshot opens."""
         manifests = await self.avro.manifest_paths(manifest_list)
         entries = [entry for manifest in manifests for entry in await self.avro.entries(manifest)]
         files = [entry.file_path for entry in entries if entry.is_live]
         return {manifest_list, *manifests, *files}
 
     async def needed(self, topic_id: int) -> set[str]:
-        """All of it, of every snapshot."""
+        """The files that readers of any snapshot of the topic open."""
         loaded = await self.catalog.load(name_of(topic_id))
-        found = [await self.paths(one["manifest-list"]) for one in loaded.metadata.get("snapshots", ())]
-        return {path for paths in found for path in paths}
+        path_sets = [await self.paths(entry["manifest-list"]) for entry in loaded.metadata.get("snapshots", ())]
+        return {path for paths in path_sets for path in paths}
 
     async def present(self, topic_id: int) -> set[str]:
         """The files of its table that are there, without metadata files."""
         location = (await self.catalog.load(name_of(topic_id))).metadata["location"]
-        return {one for one in _files_below(location) if not one.endswith(".json")}
+        return {path for path in _files_below(location) if not path.endswith(".json")}
 
-    async def clean(self, one: DriverLife) -> None:
-        """All that is due, however slow this machine is."""
-        assert one.cleaner is not None
-        while one.cleaner.is_due:
-            await one.cleaner.work(lambda: None)
+    async def clean(self, harness: InterruptibleDriver) -> None:
+        """Does all clean-up that is due, however slow this machine is."""
+        assert harness.cleaner is not None
+        while harness.cleaner.is_due:
+            await harness.cleaner.work(lambda: None)
 
 
 def name_of(topic_id: int) -> Identifier:
@@ -284,4 +274,4 @@ def name_of(topic_id: int) -> Identifier:
 
 
 def _files_below(location: str) -> list[str]:
-    return [f"file:{one}" for one in Path(location.removeprefix("file:")).rglob("*") if one.is_file()]
+    return [f"file:{path}" for path in Path(location.removeprefix("file:")).rglob("*") if path.is_file()]

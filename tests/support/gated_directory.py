@@ -28,11 +28,11 @@ class GatedDirectory(CountingDirectory):
 
     async def wait_reached(self) -> None:
         reached = await asyncio.get_running_loop().run_in_executor(None, self._reached.wait, WAIT_SECONDS)
-        assert reached, "nobody read"
+        assert reached, "no read has reached the gate"
 
     def let_go(self) -> None:
         self._reads_left = -1
-        self._reached.set()  # whoever waited for a read need not any more
+        self._reached.set()  # a test that waits for a read need not any more
         self._open.set()
 
     def open(self, name: str) -> File:

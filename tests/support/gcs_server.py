@@ -27,11 +27,11 @@ class Handler(BaseHTTPRequestHandler):
         return unquote(path)
 
     def say_object(self, data: bytes) -> None:
-        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if asked is None:
+        byte_range = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if byte_range is None:
             self.say(200, data)
             return
-        first, last = int(asked[1]), min(int(asked[2]), len(data) - 1)
+        first, last = int(byte_range[1]), min(int(byte_range[2]), len(data) - 1)
         self.say(206, data[first : last + 1], {"Content-Range": f"bytes {first}-{last}/{len(data)}"})
 
     def say(self, status: int, body: bytes = b"", also: Mapping[str, str] | None = None) -> None:
@@ -67,22 +67,22 @@ class Handler(BaseHTTPRequestHandler):
         self.say(204 if self.objects.pop(self.name, None) is not None else 404)
 
     def listed(self) -> bytes:
-        asked = parse_qs(urlsplit(self.path).query)
-        prefix = asked.get("prefix", [""])[0]
-        found = [name for name in sorted(self.objects) if name.startswith(prefix)]
-        if "delimiter" in asked:
-            found = [name for name in found if "/" not in name.removeprefix(prefix)]
+        query = parse_qs(urlsplit(self.path).query)
+        prefix = query.get("prefix", [""])[0]
+        names = [name for name in sorted(self.objects) if name.startswith(prefix)]
+        if "delimiter" in query:
+            names = [name for name in names if "/" not in name.removeprefix(prefix)]
         rows = "".join(
             f"<Contents><Key>{escape(name)}</Key><Size>{len(self.objects[name])}</Size>"
             f"<LastModified>{TIME}</LastModified><ETag>&quot;1&quot;</ETag></Contents>"
-            for name in found
+            for name in names
         )
         return f"<ListBucketResult>{rows}</ListBucketResult>".encode()
 
 
 @contextmanager
 def gcs_server() -> Iterator[str]:
-    """Its address."""
+    """Runs the server; yields its address."""
     handler = type("Objects", (Handler,), {"objects": {}})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})

@@ -13,7 +13,7 @@ _turn = threading.Lock()
 
 @contextmanager
 def glue_server() -> Iterator[str]:
-    """Its address."""
+    """Runs the server; yields its address."""
     from moto.core.exceptions import ServiceException
     from moto.glue.responses import GlueResponse
     from moto.server import ThreadedMotoServer
@@ -24,12 +24,12 @@ def glue_server() -> Iterator[str]:
         code = "ConcurrentModificationException"
 
     def update_table(self: Any) -> Any:
-        asked = self.parameters
+        parameters = self.parameters
         with _turn:
-            table = self.glue_backend.get_table(asked["DatabaseName"], asked["TableInput"]["Name"])
-            wanted, found = asked.get("VersionId"), table.as_dict()["VersionId"]
-            if wanted is not None and str(wanted) != str(found):
-                raise ConcurrentModificationException(f"version {found}, not {wanted}")
+            table = self.glue_backend.get_table(parameters["DatabaseName"], parameters["TableInput"]["Name"])
+            expected, current = parameters.get("VersionId"), table.as_dict()["VersionId"]
+            if expected is not None and str(expected) != str(current):
+                raise ConcurrentModificationException(f"version {current}, not {expected}")
             return plain(self)
 
     GlueResponse.update_table = update_table

@@ -2,7 +2,7 @@
 
 H1  an acked message is there: at its offset, with its bytes, from the floor on, after every start
 H2  an offset never has two messages, a message never has two offsets
-H3  nothing is there that nobody sent
+H3  nothing is there that was never sent
 H4  the messages of a writer stand in the order it sent them; those of a numbered producer without a hole
 H5  the next offset never goes back, and no offset behind which it stood is given out again
 H6  from the floor on, every offset is a message or inside a declared gap, never both
@@ -21,13 +21,13 @@ Key = tuple[int, int]
 Name = tuple[str, int]
 
 
-class Broken(AssertionError):
+class HistoryViolation(AssertionError):
     """A promise of the log is broken."""
 
 
 def check(holds: bool, promise: str, *facts: Any) -> None:
     if not holds:
-        raise Broken(f"{promise}: " + ", ".join(str(fact) for fact in facts))
+        raise HistoryViolation(f"{promise}: " + ", ".join(str(fact) for fact in facts))
 
 
 def is_numbered(writer: str) -> bool:
@@ -45,7 +45,7 @@ class ShardHistory:
     read: set[int] = field(default_factory=set)  # what the last start showed
 
 
-class History:
+class LogHistory:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.shards: dict[Key, ShardHistory] = {}
@@ -60,9 +60,9 @@ class History:
 
     def hear(self, line: list[Any]) -> None:
         kind, *facts = line
-        told = getattr(self, f"_hear_{kind}", None)
-        if told is not None:
-            told(*facts)
+        handler = getattr(self, f"_hear_{kind}", None)
+        if handler is not None:
+            handler(*facts)
 
     def _hear_opening(self) -> None:
         self._starting = set()
@@ -127,7 +127,7 @@ class History:
         return len(payloads(self.seed, writer, number))
 
     def _note(self, key: list[int], base: int, writer: str, number: int) -> None:
-        """This batch stands at this place: now, before, and for ever."""
+        """Records that a batch is stored at a place, and checks that it never was, nor will be, at another."""
         name, place = (writer, number), ((key[0], key[1]), base)
         check(name in self.sent, "H3 stored but never sent", writer, number)
         check(self.sent[name] == place[0], "H3 stored in another shard than it was sent to", writer, number, key)
@@ -135,8 +135,8 @@ class History:
         shard = self._shard(key)
         for row in range(self._rows(writer, number)):
             message = (writer, number, row)
-            known = shard.at.setdefault(base + row, message)
-            check(known == message, "H2 an offset with two messages", key, base + row, known, message)
+            first_message = shard.at.setdefault(base + row, message)
+            check(first_message == message, "H2 an offset with two messages", key, base + row, first_message, message)
             if base + row >= shard.floor:
                 shard.live.add(base + row)
 
@@ -154,15 +154,15 @@ class History:
         for start, end in [*shard.gaps, (shard.next, shard.next)]:
             if end <= shard.floor:
                 continue
-            missing = [one for one in range(offset, start) if one not in shard.read]
+            missing = [missing_offset for missing_offset in range(offset, start) if missing_offset not in shard.read]
             check(not missing, "H6 missing and not declared", key, missing[:5], "next", shard.next)
-            both = sorted(one for one in shard.read if start <= one < end)
+            both = sorted(other for other in shard.read if start <= other < end)
             check(not both, "H6 a message inside a declared gap", key, (start, end), both[:5])
             check(end <= shard.next, "H6 a gap reaches beyond the next offset", key, (start, end), shard.next)
             offset = max(offset, end)
 
     def stored(self, writer: str) -> int:
-        """How many batches of a writer have been seen."""
+        """The number of batches of a writer that were read."""
         return sum(name == writer for name, _ in self.place)
 
     def check_no_gaps(self) -> None:
@@ -179,7 +179,7 @@ class History:
                 last[writer] = (number, row)
 
     def check_whole(self, producer: str) -> None:
-        """Each batch of a numbered producer up to the last one that was seen."""
+        """Every batch of a numbered producer, up to the last one that was read, is stored and was acked."""
         numbers = sorted(number for writer, number in self.place if writer == producer)
         check(numbers == list(range(len(numbers))), "H4 a numbered batch is missing", producer, numbers)
         check(len(numbers) == self.acked.get(producer, 0), "H1 not every batch was answered in the end", producer)

@@ -35,37 +35,37 @@ FROM_TABLES = (
 Place = tuple[int, int]  # shard, offset
 
 
-class Sent(NamedTuple):
+class SentMessage(NamedTuple):
     payload: bytes
     key: bytes | None
     headers: dict[str, str]
     publish_time_us: int | None
 
 
-class Got(NamedTuple):
+class ReceivedMessage(NamedTuple):
     place: Place
-    sent: Sent
+    sent: SentMessage
     append_time_us: int
 
 
-class Reading(NamedTuple):
-    got: list[Got]
+class ReadResult(NamedTuple):
+    got: list[ReceivedMessage]
     gaps: list[Gap]
 
 
-def message(number: int, size: int = BYTES) -> Sent:
+def message(number: int, size: int = BYTES) -> SentMessage:
     """The order of payloads is not that of offsets, and they need more than one file."""
     headers = {"n": str(number)} if number % 3 else {}
-    return Sent(random.Random(number).randbytes(size), b"k%d" % (number % 7), headers, 1_000_000 + number)
+    return SentMessage(random.Random(number).randbytes(size), b"k%d" % (number % 7), headers, 1_000_000 + number)
 
 
-def got_of(one: Message) -> Got:
-    sent = Sent(bytes(one.payload), one.key, dict(one.headers), one.publish_time_us)
-    return Got((one.shard, one.offset), sent, one.append_time_us)
+def got_of(message: Message) -> ReceivedMessage:
+    sent = SentMessage(bytes(message.payload), message.key, dict(message.headers), message.publish_time_us)
+    return ReceivedMessage((message.shard, message.offset), sent, message.append_time_us)
 
 
-class Topic:
-    """Its messages, and its table as Spark knows it."""
+class HistoryTopic:
+    """A topic with history: its messages, and its table in Spark."""
 
     def __init__(self, run: PipelineRun, spark: Spark, partitioning: str = "") -> None:
         self._run, self._spark = run, spark
@@ -74,7 +74,7 @@ class Topic:
         if partitioning:
             asyncio.run(self._create(partitioning))
         self.table = f"{CATALOG}.default.{self.name}"
-        self.sent: dict[Place, Sent] = {}
+        self.sent: dict[Place, SentMessage] = {}
         spark.attach(CATALOG, run.uri)
 
     # --- messages ---
@@ -84,7 +84,7 @@ class Topic:
             await client.create_topic(f"/default/{self.name}", shards=SHARDS, partitioning=partitioning)
 
     def publish(self, numbers: range, size: int = BYTES) -> None:
-        """They are rows of its table then."""
+        """Publishes messages and waits until they are rows of the table."""
         self.sent |= asyncio.run(self._publish(self.name, numbers, size))
         self._run.icestream("lake", "commit-now", "--wait", "120")
 
@@ -95,45 +95,53 @@ class Topic:
         until(lambda: self._first_in_log() == self._ends())
 
     def _ends(self) -> dict[int, int]:
-        return {shard: 1 + max(at for one, at in self.sent if one == shard) for shard in range(SHARDS)}
+        return {
+            shard: 1 + max(at for message_shard, at in self.sent if message_shard == shard) for shard in range(SHARDS)
+        }
 
     def _first_in_log(self) -> dict[int, int]:
-        found = self._run.api(f"namespaces/default/topics/{self.name}")["shard_offsets"]
-        return {one["shard"]: one["earliest"] for one in found}
+        shard_offsets = self._run.api(f"namespaces/default/topics/{self.name}")["shard_offsets"]
+        return {entry["shard"]: entry["earliest"] for entry in shard_offsets}
 
-    async def _publish(self, topic: str, numbers: range, size: int = BYTES) -> dict[Place, Sent]:
-        found: dict[Place, Sent] = {}
+    async def _publish(self, topic: str, numbers: range, size: int = BYTES) -> dict[Place, SentMessage]:
+        stored: dict[Place, SentMessage] = {}
         async with (
             connect(f"icestream://{self._run.address}") as client,
             client.producer(f"/default/{topic}", shards=SHARDS) as producer,
         ):
             messages = [message(number, size) for number in numbers]
             sends = [
-                producer.send(one.payload, key=one.key, headers=one.headers, publish_time=one.publish_time_us)
-                for one in messages
+                producer.send(
+                    sent_message.payload,
+                    key=sent_message.key,
+                    headers=sent_message.headers,
+                    publish_time=sent_message.publish_time_us,
+                )
+                for sent_message in messages
             ]
-            for one, send in zip(messages, sends, strict=True):
+            for sent_message, send in zip(messages, sends, strict=True):
                 at = await send
-                found[at.shard, at.offset] = one
-        return found
+                stored[at.shard, at.offset] = sent_message
+        return stored
 
-    def read(self, gone: frozenset[Place] = frozenset()) -> Reading:
-        """What a new subscription gets, up to the last message of each shard, from its table. All of it, or rows that
-        are gone, may come out of answers that the broker remembers, for as long as it does."""
+    def read(self, gone: frozenset[Place] = frozenset()) -> ReadResult:
+        """The messages that a new subscription gets from the table, up to the last one of each shard.
 
-        def look() -> Reading | None:
+        Retries while answers come from the broker's caches, which may still hold rows that are gone."""
+
+        def look() -> ReadResult | None:
             before = self._run.reads_by_tier()
-            found = asyncio.run(self.subscribed())
+            result = asyncio.run(self.subscribed())
             counts = {tier: count - before.get(tier, 0) for tier, count in self._run.reads_by_tier().items()}
             is_read = counts.pop("table") >= SHARDS
             assert not any(count for tier, count in counts.items() if tier != "cache"), counts
-            return found if is_read and not gone & {one.place for one in found.got} else None
+            return result if is_read and not gone & {message.place for message in result.got} else None
 
         return until(look, 3 * limits.SCAN_NEAR_SECONDS_MAX, pause_seconds=0.5)
 
-    async def subscribed(self, prefetch: int = 1_000, midway: Callable[[], object] | None = None) -> Reading:
+    async def subscribed(self, prefetch: int = 1_000, midway: Callable[[], object] | None = None) -> ReadResult:
         """`midway`: done in the midst of it."""
-        found: list[Got] = []
+        received: list[ReceivedMessage] = []
         last = {(shard, end - 1) for shard, end in self._ends().items()}
         async with (
             asyncio.timeout(READ_SECONDS_MAX),
@@ -142,15 +150,15 @@ class Topic:
                 f"/default/{self.name}", new_name("s"), type="exclusive", start="earliest", prefetch=prefetch
             ) as subscription,
         ):
-            async for one in subscription:
-                found.append(got_of(one))
-                one.ack()
-                last.discard((one.shard, one.offset))
+            async for message in subscription:
+                received.append(got_of(message))
+                message.ack()
+                last.discard((message.shard, message.offset))
                 if not last:
                     break
-                if midway is not None and len(found) == COUNT // 3:
+                if midway is not None and len(received) == COUNT // 3:
                     await asyncio.to_thread(midway)
-            return Reading(found, list(subscription.gaps))
+            return ReadResult(received, list(subscription.gaps))
 
     # --- its table ---
 
@@ -166,14 +174,14 @@ class Topic:
             catalog.close()
 
     def verify(self) -> dict[str, Any]:
-        """What `icestream verify --deep` reports."""
+        """The report of `icestream verify --deep`."""
         report: dict[str, Any] = self._run.api(f"lake/verify?deep=true&topic=/default/{self.name}")
         return report
 
     def paths(self) -> list[Path]:
-        """Its data files."""
-        found = self._spark.column(f"SELECT file_path FROM {self.table}.files")
-        return [Path(str(path).removeprefix("file:")) for path in found]
+        """The data files of the table."""
+        paths = self._spark.column(f"SELECT file_path FROM {self.table}.files")
+        return [Path(str(path).removeprefix("file:")) for path in paths]
 
     def consume(self, *options: str) -> subprocess.CompletedProcess[str]:
         """`icestream consume` of the topic, up to its end."""
@@ -202,22 +210,22 @@ class Topic:
         return [(low, high) for low, high in rows]
 
     def expire(self) -> None:
-        """Only the newest snapshot and its files stay."""
+        """Expires all snapshots but the newest one."""
         self.call("expire_snapshots", f"older_than => {FAR}, retain_last => 1")
-        assert self._spark.one(f"SELECT count(*) FROM {self.table}.snapshots") == 1
+        assert self._spark.scalar(f"SELECT count(*) FROM {self.table}.snapshots") == 1
 
-    def call(self, procedure: str, given: str) -> None:
-        self._spark.sql(f"CALL {CATALOG}.system.{procedure}(table => 'default.{self.name}', {given})")
+    def call(self, procedure: str, arguments: str) -> None:
+        self._spark.sql(f"CALL {CATALOG}.system.{procedure}(table => 'default.{self.name}', {arguments})")
 
 
-def check_all(topic: Topic, found: list[Got], without: frozenset[Place] = frozenset()) -> None:
-    """Each once, in the order of its shard, and as it was sent."""
+def check_all(topic: HistoryTopic, received: list[ReceivedMessage], without: frozenset[Place] = frozenset()) -> None:
+    """Every message was received once, in the order of its shard, and as it was sent."""
     left = {place: sent for place, sent in topic.sent.items() if place not in without}
     for shard in range(SHARDS):
-        assert [one.place for one in found if one.place[0] == shard] == sorted(
+        assert [message.place for message in received if message.place[0] == shard] == sorted(
             place for place in left if place[0] == shard
         )
-    assert {one.place: one.sent for one in found} == left
+    assert {message.place: message.sent for message in received} == left
 
 
 def offsets_of(gaps: list[Gap]) -> frozenset[Place]:

@@ -12,13 +12,13 @@ from icestream.catalogs.store_options import StoreOptions
 from icestream.lake.iceberg.access import Access
 from icestream.lake.iceberg.app import IcebergApp
 from icestream.lake.request_metrics import RequestMetrics
-from tests.support.asgi import Answer, Asker
+from tests.support.asgi import AsgiClient, AsgiResponse
 from tests.support.tables import SCHEMA
-from tests.support.warehouse import World
+from tests.support.warehouse import CatalogWorld
 
 
 class IcebergClient:
-    """What a client of Iceberg's REST protocol does, and what it is told."""
+    """A client of Iceberg's REST protocol; returns or checks its answers."""
 
     def __init__(
         self, catalog: Catalog | None, tokens: Sequence[str] = (), store: StoreOptions | None = None, **sharing: bool
@@ -27,7 +27,7 @@ class IcebergClient:
         self.counted = RequestMetrics()
         roots = () if store is None else ("s3://lake/warehouse",)
         access = Access.of(store or StoreOptions(), **{"is_sharing_keys": False, **sharing}, roots=roots)
-        self.ask = Asker(IcebergApp(catalog, Tokens(tokens), self.counted, "127.0.0.1", access))
+        self.ask = AsgiClient(IcebergApp(catalog, Tokens(tokens), self.counted, "127.0.0.1", access))
 
     async def __call__(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
         """The answer to a request that must succeed."""
@@ -40,27 +40,27 @@ class IcebergClient:
         answer = await self.sent(method, path, body, **headers)
         return error_of(answer)
 
-    async def sent(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+    async def sent(self, method: str, path: str, body: Any = None, **headers: str) -> AsgiResponse:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return await self.ask(method, f"/v1{path}", body, named)
 
 
-def error_of(answer: Answer) -> tuple[int, str, str]:
+def error_of(answer: AsgiResponse) -> tuple[int, str, str]:
     assert answer.headers["content-type"] == "application/json"
-    said: Mapping[str, Any] = answer.json["error"]
-    assert said["code"] == answer.status >= 400, answer
-    return said["code"], said["type"], said["message"]
+    error: Mapping[str, Any] = answer.json["error"]
+    assert error["code"] == answer.status >= 400, answer
+    return error["code"], error["type"], error["message"]
 
 
 def path_of(*levels: str) -> str:
     return "/namespaces/" + "%1F".join(quote(level, safe="") for level in levels)
 
 
-class IcebergWorld(World):
+class IcebergWorld(CatalogWorld):
     """With one namespace and one table."""
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self.client = IcebergClient(self.catalog)
 
     async def with_one(self, **request: Any) -> IcebergClient:

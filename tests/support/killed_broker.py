@@ -1,4 +1,4 @@
-"""A broker on one directory and one port, killed and started again as often as anybody likes, and a look behind it."""
+"""A broker on one directory and one port, killed and restarted as often as a test likes, and its internal calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class KilledBroker:
     def __init__(self, folder: Path, mode: str) -> None:
         self.folder = folder
         self._mode = mode
-        (self._port,) = free_ports(1)  # not one that somebody gets by chance while no broker listens there
+        (self._port,) = free_ports(1)  # not one that another process gets by chance while no broker listens there
         self._process: ServeProcess | None = None
         self.start_seconds = 0.2  # the last time
 
@@ -31,7 +31,7 @@ class KilledBroker:
         return f"127.0.0.1:{self._port}"
 
     async def begin(self, cursor_flush_ms: int) -> None:
-        """It starts; nobody waits for it."""
+        """Starts the broker without waiting for it."""
         settings = {
             "storage.iceberg_config.wal.sync_mode": self._mode,
             "broker.cursor_flush_ms": cursor_flush_ms,
@@ -48,10 +48,10 @@ class KilledBroker:
         self.start_seconds = time.monotonic() - began
 
     async def kill(self) -> None:
-        assert await self._end(signal.SIGKILL) == -signal.SIGKILL, "it had ended by itself"
+        assert await self._end(signal.SIGKILL) == -signal.SIGKILL, "the broker had ended by itself"
 
     async def stop(self) -> None:
-        assert await self._end(signal.SIGTERM) == 0, "it did not stop in order"
+        assert await self._end(signal.SIGTERM) == 0, "the broker did not stop cleanly"
 
     async def _end(self, number: signal.Signals) -> int:
         assert self._process is not None
@@ -63,12 +63,12 @@ class KilledBroker:
         if self._process is not None:
             self._process.__exit__()
 
-    async def look(self) -> Behind:
-        return Behind(await open_link(self.folder / "broker.sock", "test"))
+    async def look(self) -> InternalCalls:
+        return InternalCalls(await open_link(self.folder / "broker.sock", "test"))
 
 
-class Behind:
-    """What another process of the node sees: the metadata store, and who is connected."""
+class InternalCalls:
+    """The internal calls of a broker, as another process of its node makes them."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -76,22 +76,22 @@ class Behind:
 
     async def call(self, method: str, **arguments: Any) -> dict[str, Any]:
         """Raises what a watch found."""
-        found = await self._link.call(method, arguments)
+        answer = await self._link.call(method, arguments)
         if self._broken is not None:
             raise self._broken
-        return found
+        return answer
 
     async def revision(self) -> int:
         return int((await self.call("metadata_revision"))["revision"])
 
     async def entries(self, prefix: str) -> list[tuple[str, bytes, int]]:
         """Key, value, and the revision that wrote it."""
-        found = await self.call("metadata_list", prefix=prefix)
-        assert not found["more"], "a test with so many entries reads them page by page"
-        return [(key, entry[0], entry[2]) for key, entry in found["entries"]]
+        answer = await self.call("metadata_list", prefix=prefix)
+        assert not answer["more"], "a test with so many entries reads them page by page"
+        return [(key, entry[0], entry[2]) for key, entry in answer["entries"]]
 
     async def watch(self, prefix: str, after: int, written: Written) -> None:
-        """Every value that is written from then on, until the broker is gone."""
+        """Reports every value that is written from then on, until the broker is gone."""
 
         def on_event(event: dict[str, Any]) -> None:
             try:
@@ -104,8 +104,8 @@ class Behind:
         await self._link.call("metadata_watch", {"prefix": prefix, "after": after}, on_event)
 
     async def lags(self, topic: str) -> dict[str, int]:
-        found = await self.call("page_subscriptions", topic=topic)
-        return {one["subscription"]: one["lag"] for one in found["items"]}
+        answer = await self.call("page_subscriptions", topic=topic)
+        return {item["subscription"]: item["lag"] for item in answer["items"]}
 
     async def close(self) -> None:
         self._link.close()

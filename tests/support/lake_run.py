@@ -22,10 +22,11 @@ WAIT_SECONDS = 60.0
 class LakeRun:
     def __init__(self, data_dir: Path, *arguments: str) -> None:
         self.process = ServeProcess(data_dir, "--set", "lake.managed=true", *arguments)
-        self.said = "\n".join(self.process.greeting())
-        found = re.search(r"http://127\.0\.0\.1:(\d+)/readyz", self.said)
-        assert found is not None, self.said
-        self.http_port = int(found[1])
+        with self.process.killed_on_failure():
+            self.greeting = "\n".join(self.process.greeting())
+            address = re.search(r"http://127\.0\.0\.1:(\d+)/readyz", self.greeting)
+            assert address is not None, self.greeting
+            self.http_port = int(address[1])
         self.lake_port = 0
 
     def health(self) -> str:
@@ -35,8 +36,8 @@ class LakeRun:
         """The port of the lake process, when it listens."""
 
         def look() -> int:
-            found = re.search(r"\[\+\] lake: listens on port (\d+)", self.health())
-            return int(found[1]) if found is not None else 0
+            health_line = re.search(r"\[\+\] lake: listens on port (\d+)", self.health())
+            return int(health_line[1]) if health_line is not None else 0
 
         self.lake_port = until(look)
         return self.lake_port
@@ -47,8 +48,8 @@ class LakeRun:
 
     @property
     def lake_pid(self) -> int:
-        (found,) = children_of(self.process.pid)
-        return found
+        (pid,) = children_of(self.process.pid)
+        return pid
 
     def __enter__(self) -> LakeRun:
         return self
@@ -61,12 +62,12 @@ class LakeRun:
 
 
 def until(look: Callable[[], Found], seconds: float = WAIT_SECONDS, pause_seconds: float = 0.02) -> Found:
-    """What `look` finds once it finds something."""
+    """The first truthy result of `look`, which is called again and again."""
     deadline = time.monotonic() + seconds
-    while not (found := look()):
-        assert time.monotonic() < deadline, "it never came"
+    while not (answer := look()):
+        assert time.monotonic() < deadline, "timed out waiting for a result"
         time.sleep(pause_seconds)
-    return found
+    return answer
 
 
 def get(port: int, path: str) -> tuple[int, str]:
@@ -75,10 +76,10 @@ def get(port: int, path: str) -> tuple[int, str]:
 
 def request(port: int, method: str, path: str, body: Any = None) -> tuple[int, str]:
     raw = None if body is None else json.dumps(body).encode()
-    asked = urllib.request.Request(f"http://127.0.0.1:{port}{path}", raw, {"Content-Type": "application/json"})
-    asked.get_method = lambda: method  # type: ignore[method-assign]
+    http_request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", raw, {"Content-Type": "application/json"})
+    http_request.get_method = lambda: method  # type: ignore[method-assign]
     try:
-        with urllib.request.urlopen(asked, timeout=10) as answer:
+        with urllib.request.urlopen(http_request, timeout=10) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -88,7 +89,7 @@ def request(port: int, method: str, path: str, body: Any = None) -> tuple[int, s
 
 
 def is_running(pid: int) -> bool:
-    """Not gone, and not merely waiting for somebody to take note of its end."""
+    """True if the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -97,8 +98,8 @@ def is_running(pid: int) -> bool:
 
 def children_of(pid: int) -> list[int]:
     """Of all its threads."""
-    found: list[int] = []
+    pids: list[int] = []
     for listed in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            found += map(int, listed.read_text(encoding="ascii").split())
-    return [child for child in found if is_running(child)]
+            pids += map(int, listed.read_text(encoding="ascii").split())
+    return [child for child in pids if is_running(child)]

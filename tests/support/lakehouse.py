@@ -24,7 +24,8 @@ class Lakehouse:
         self.folder = folder
         self._run = LakeRun(folder / "data", "--set", f"lake.table_roots=file:{root}")
         self._closed_later: list[RestCatalog] = []
-        self._run.until_api()
+        with self._run.process.killed_on_failure():
+            self._run.until_api()
 
     @property
     def uri(self) -> str:
@@ -46,34 +47,34 @@ class Lakehouse:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for one in self._closed_later:
-            one.close()
+        for resource in self._closed_later:
+            resource.close()
         self._run.__exit__()
 
     @contextmanager
     def duckdb(self) -> Iterator[DuckDBPyConnection]:
         """With the catalog as `ice`."""
-        with duckdb_with_iceberg() as found:
-            found.sql(f"ATTACH '' AS ice (TYPE iceberg, ENDPOINT '{self.uri}', AUTHORIZATION_TYPE 'none')")
-            yield found
+        with duckdb_with_iceberg() as connection:
+            connection.sql(f"ATTACH '' AS ice (TYPE iceberg, ENDPOINT '{self.uri}', AUTHORIZATION_TYPE 'none')")
+            yield connection
 
     def pyiceberg(self) -> RestCatalog:
         """Closed with the lakehouse: an open connection would be a warning in whatever test comes then."""
         from pyiceberg.catalog.rest import RestCatalog
 
-        self._closed_later.append(found := RestCatalog("ice", uri=self.uri))
-        return found
+        self._closed_later.append(catalog := RestCatalog("ice", uri=self.uri))
+        return catalog
 
 
 @contextmanager
 def duckdb_with_iceberg() -> Iterator[DuckDBPyConnection]:
-    """Its extensions are Python packages: nothing is fetched."""
+    """A DuckDB connection; its extensions are Python packages, so nothing is fetched."""
     import duckdb
 
-    with duckdb.connect(config={"threads": 1}) as found:
+    with duckdb.connect(config={"threads": 1}) as connection:
         for name in ("avro", "httpfs", "iceberg"):
-            found.load_extension(str(extension(name)))
-        yield found
+            connection.load_extension(str(extension(name)))
+        yield connection
 
 
 def extension(name: str) -> Path:
@@ -87,5 +88,5 @@ def extension(name: str) -> Path:
 
 
 def new_name(prefix: str = "ns") -> str:
-    """That no other test has."""
+    """A name that no other test has."""
     return f"{prefix}{next(NUMBERS)}"

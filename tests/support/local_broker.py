@@ -1,4 +1,4 @@
-"""A broker in memory with its local socket, in this process, and whoever talks to it as another process would."""
+"""A broker in memory with its local socket, in this process, and clients that talk to it as another process would."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOCAL = CallTable({**CALLS, **METADATA_CALLS}, limits.LOCAL_CALL_BYTES_MAX)
 
 
 class LocalBroker:
-    """It can go away and come again, as a process does; its store stays."""
+    """A broker that can go away and come back, as a process does; its store stays."""
 
     def __init__(self, path: Path, store: MetadataStore, clock: Clock | None, offered: CallTable) -> None:
         self.path = path
@@ -54,13 +54,13 @@ class LocalBroker:
 async def local_broker(
     path: Path, store: MetadataStore, clock: Clock | None = None, offered: CallTable = LOCAL
 ) -> AsyncIterator[LocalBroker]:
-    found = LocalBroker(path, store, clock, offered)
-    await found.listen()
+    broker = LocalBroker(path, store, clock, offered)
+    await broker.listen()
     try:
-        yield found
+        yield broker
     finally:
-        await found.go_away()
-        await found.broker.shutdown()
+        await broker.go_away()
+        await broker.broker.shutdown()
 
 
 @contextlib.asynccontextmanager

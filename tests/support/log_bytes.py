@@ -52,17 +52,17 @@ class LogBytes:
 
 
 def rows_of(block: Block) -> list[dict[str, Any]]:
-    """Only what is not null; who numbered a row is told by the column, else by the head."""
-    found: list[dict[str, Any]] = [{} for _ in range(block.rows)]
+    """The non-null values of each row; the producer of a row comes from the column, else from the header."""
+    rows: list[dict[str, Any]] = [{} for _ in range(block.rows)]
     if block.numbering is not None:
-        for number, row in enumerate(found):
+        for number, row in enumerate(rows):
             row["producer_id"] = block.numbering.producer_id
             row["sequence"] = block.numbering.first_sequence + number
     for column in TABLE_COLUMNS:
-        for row, value in zip(found, block.values(column), strict=True):
+        for row, value in zip(rows, block.values(column), strict=True):
             if value is not None:
                 row[column.name] = value
-    return found
+    return rows
 
 
 def plain(name: str, value: Any) -> Any:

@@ -19,7 +19,7 @@ from icestream.wal.log_options import LogOptions
 from icestream.wal.open_log import open_log_on
 from icestream.wal.sink import InlineSink, Sink
 from icestream.wal.write_ahead_log import WriteAheadLog
-from tests.support.stepped_sink import SteppedSink
+from tests.support.held_sink import HeldSink
 
 TOPICS = (TopicIdentity(1, "/default/a"), TopicIdentity(2, "/default/b", 7))
 A, B = ShardKey(1, 0), ShardKey(2, 0)
@@ -67,7 +67,7 @@ class Machine:
             return error
 
     def _notice(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """A crash can happen in a callback of the loop, where nobody awaits it."""
+        """A crash can happen in a callback of the loop, where nothing awaits it."""
         if not isinstance(context.get("exception"), Crash):
             loop.default_exception_handler(context)
         elif self._crashed is not None and not self._crashed.done():
@@ -97,7 +97,7 @@ class Machine:
         self.disk.power_loss()
 
     async def _end(self) -> None:
-        """Nothing of a process that is gone runs any more."""
+        """Cancels all tasks of the process that is gone."""
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -126,7 +126,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def turn(log: WriteAheadLog, sink: SteppedSink, steps: int = 1000) -> int:
+async def turn(log: WriteAheadLog, sink: HeldSink, steps: int = 1000) -> int:
     """Lets the disk do that many operations, and the log hear of each; how many it did."""
     done = 0
     await settle()
@@ -143,20 +143,20 @@ async def messages(
     """Every message of the shard that the log holds (from an offset on), by offset."""
     if key not in log.state.shards:
         return {}
-    found: dict[int, bytes] = {}
+    payloads: dict[int, bytes] = {}
     at = log.reader.earliest(key) if offset is None else offset
     while True:
         result = await log.reader.read(key, at, max_bytes)
         for section in result.sections:
-            values = [value for one in iter_blocks(section.body) for value in one.values(envelope.PAYLOAD)]
+            values = [value for block in iter_blocks(section.body) for value in block.values(envelope.PAYLOAD)]
             assert len(values) == section.rows
-            found.update(enumerate((value for value in values if isinstance(value, bytes)), section.base_offset))
+            payloads.update(enumerate((value for value in values if isinstance(value, bytes)), section.base_offset))
         if result.next_offset == at:
-            return found
+            return payloads
         at = result.next_offset
 
 
-def undeclared(log: WriteAheadLog, key: ShardKey, found: Mapping[int, bytes]) -> list[int]:
+def undeclared(log: WriteAheadLog, key: ShardKey, stored: Mapping[int, bytes]) -> list[int]:
     """Offsets from the first that the log holds to the next one to be given that are no message and in no gap."""
     ends = {gap.start: gap.end for gap in log.gaps(key)}
     at, missing = log.reader.earliest(key), []
@@ -164,7 +164,7 @@ def undeclared(log: WriteAheadLog, key: ShardKey, found: Mapping[int, bytes]) ->
         if at in ends:
             at = ends[at]
             continue
-        if at not in found:
+        if at not in stored:
             missing.append(at)
         at += 1
     return missing

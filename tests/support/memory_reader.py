@@ -22,7 +22,7 @@ KIB = 1024
 def peak_bytes() -> int:
     """Of this program alone: what getrusage says begins with the process that started it."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    (line,) = (one for one in lines if one.startswith("VmHWM:"))
+    (line,) = (candidate for candidate in lines if candidate.startswith("VmHWM:"))
     return int(line.split()[1]) * KIB
 
 
@@ -32,23 +32,23 @@ async def read(folder: Path, files: list[dict[str, Any]], end: int) -> dict[str,
     await lake.bind()
     numbers = {field["name"]: field["id"] for field in (await lake.table()).current_schema["fields"]}
     entries = []
-    for one in files:
-        ends = {"shard": [0, 0], "offset": [one["first"], one["last"]]}
+    for file in files:
+        ends = {"shard": [0, 0], "offset": [file["first"], file["last"]]}
         bounds = pa.table({name: pa.array(values, TYPES[name]) for name, values in ends.items()})
-        entries.append(lake._entry(one["path"], bounds, numbers, record_count=one["rows"]))
+        entries.append(lake._entry(file["path"], bounds, numbers, record_count=file["rows"]))
     await lake.round((0, 0, end), entries=entries)
     await lake.ask(ScanKind.SNAPSHOT, 10_001)  # everything that is loaded once, is
     gc.collect()
     before, position, size = peak_bytes(), 0, 0
     while position < end:
-        found = await lake.ask(ScanKind.READ, position)
-        assert not found.missing, found.missing
-        assert sum(one.rows for one in found.sections) == found.next_offset - position
-        size += sum(len(one.body) for one in found.sections)
-        position = found.next_offset
+        answer = await lake.ask(ScanKind.READ, position)
+        assert not answer.missing, answer.missing
+        assert sum(section.rows for section in answer.sections) == answer.next_offset - position
+        size += sum(len(section.body) for section in answer.sections)
+        position = answer.next_offset
     return {"rows": position, "bytes": size, "grown_bytes": peak_bytes() - before}
 
 
 def main() -> None:
-    folder, told, end = sys.argv[1:]
-    print(json.dumps(asyncio.run(read(Path(folder), json.loads(told), int(end)))))
+    folder, files, end = sys.argv[1:]
+    print(json.dumps(asyncio.run(read(Path(folder), json.loads(files), int(end)))))

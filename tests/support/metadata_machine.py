@@ -18,7 +18,7 @@ from icestream.runtime.files import Directory
 from icestream.runtime.randomness import SeededRandomness
 from icestream.runtime.simulated_disk import Crash, SimulatedDisk
 from icestream.wal.sink import InlineSink, Sink
-from tests.support.stepped_sink import SteppedSink
+from tests.support.held_sink import HeldSink
 
 # Small files, so that few commands fill one; snapshots only when the test asks for one.
 SMALL: dict[str, Any] = {"log_file_bytes": 16 * limits.KIB, "snapshot_every_bytes": 2**40}
@@ -56,7 +56,7 @@ class MetadataMachine:
         return self._crashed
 
     def _notice(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """A crash can happen in a callback of the loop, where nobody awaits it."""
+        """A crash can happen in a callback of the loop, where nothing awaits it."""
         if not isinstance(context.get("exception"), Crash):
             loop.default_exception_handler(context)
         elif self._crashed is not None and not self._crashed.done():
@@ -92,7 +92,7 @@ class MetadataMachine:
         await (self.kill() if how == "kill" else self.power_loss())
 
     async def _end(self) -> None:
-        """Nothing of a process that is gone runs any more."""
+        """Cancels all tasks of the process that is gone."""
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -119,7 +119,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def turn(store: NodeStore, sink: SteppedSink, steps: int = 1000) -> int:
+async def turn(store: NodeStore, sink: HeldSink, steps: int = 1000) -> int:
     """Lets the disk do that many operations, and the store hear of each; how many it did."""
     done = 0
     await settle()
@@ -131,7 +131,7 @@ async def turn(store: NodeStore, sink: SteppedSink, steps: int = 1000) -> int:
 
 
 async def outcome(answer: asyncio.Future[Any]) -> Any:
-    """What became of a call: its answer, or its error."""
+    """The answer of a call, or its error."""
     try:
         return await asyncio.wait_for(asyncio.shield(answer), HANGS_SECONDS)
     except errors.IcestreamError as error:
@@ -144,8 +144,8 @@ def reader_of(data: bytes) -> Callable[[int], bytes]:
 
     def read(size: int) -> bytes:
         nonlocal at
-        found = data[at : at + size]
-        at += len(found)
-        return found
+        chunk = data[at : at + size]
+        at += len(chunk)
+        return chunk
 
     return read

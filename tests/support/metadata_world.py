@@ -1,4 +1,4 @@
-"""Everybody outside a metadata store: who writes, what each was told, and what must be found after any end of it."""
+"""The clients of a metadata store: what they wrote, what each was told, and what must be stored after a crash."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAIRS = ("/pair/a", "/pair/b", "/pair/c")  # always written together
 
 
 @dataclass
-class World:
+class MetadataWorld:
     sent: int = 0
     writes: dict[str, list[bytes | None]] = field(default_factory=dict)  # per key, in order; None: deleted
     confirmed: dict[str, int] = field(default_factory=dict)  # per key: how many of them are certain
@@ -42,11 +42,11 @@ class World:
 
     async def allocate(self, store: NodeStore) -> None:
         try:
-            found = await store.allocate_id("x")
+            allocated = await store.allocate_id("x")
         except errors.OutcomeUnknown:
             return
-        assert found not in self.ids, "an id was given twice"
-        self.ids.add(found)
+        assert allocated not in self.ids, "an id was given twice"
+        self.ids.add(allocated)
 
     def _next(self, size: int) -> bytes:
         self.sent += 1
@@ -66,25 +66,25 @@ class World:
                 del self.writes[key][counts[key] - 1]
             return
         self.confirmed.update(counts)
-        known = self.revisions.setdefault(revision, values)
-        assert known == values or None in values.values(), f"revision {revision} was two things"
+        first_values = self.revisions.setdefault(revision, values)
+        assert first_values == values or None in values.values(), f"revision {revision} was two things"
 
     # --- after a restart ---
 
     def check(self, store: NodeStore) -> None:
-        found = entries(store)
+        stored = entries(store)
         for key, written in self.writes.items():
-            value = found[key].value if key in found else None
+            value = stored[key].value if key in stored else None
             certain = self.confirmed.get(key, 0)
             possible = written[max(certain - 1, 0) :] if certain else [None, *written]
             assert value in possible, f"{key}: {value!r} is none of {possible!r}"
             # what is there now is what stays
             self.writes[key] = [value]
             self.confirmed[key] = 1
-        assert len({found[key].value if key in found else None for key in PAIRS}) == 1, "half a transaction"
-        assert set(found) <= {*self.writes, "/counters/x"}
+        assert len({stored[key].value if key in stored else None for key in PAIRS}) == 1, "half a transaction"
+        assert set(stored) <= {*self.writes, "/counters/x"}
         assert store.node.machine.revision >= max(self.revisions, default=0), "a revision was forgotten"
-        assert all(entry.mod_revision <= store.node.machine.revision for entry in found.values())
+        assert all(entry.mod_revision <= store.node.machine.revision for entry in stored.values())
 
 
 async def watch_all(store: NodeStore, seen: list[int]) -> None:
@@ -106,7 +106,7 @@ async def together(*calls: Awaitable[None]) -> None:
     await asyncio.gather(*calls)
 
 
-async def live(store: NodeStore, world: World, size: int = 900) -> None:
+async def live(store: NodeStore, world: MetadataWorld, size: int = 900) -> None:
     """Fills some files, takes three snapshots, frees what they cover."""
     await together(*(world.put(store, f"/k/{number}", size) for number in range(4)))
     await world.put_pairs(store, size)

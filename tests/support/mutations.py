@@ -13,7 +13,7 @@ Answer = TypeVar("Answer")
 
 
 def decoded_or_refused(decode: Callable[[bytes], Answer], data: bytes) -> Answer | None:
-    """What the decoder makes of the bytes, None when it refuses them. Any other exception is the test's failure."""
+    """The decoded value, None when the decoder refuses the bytes. Any other exception fails the test."""
     try:
         return decode(data)
     except (errors.DecodeError, errors.InvalidInput):

@@ -1,7 +1,7 @@
 """Several nodes of the metadata store in one process: real driver, core, log, store; simulated disks, clock, network.
 
     group = await NodeGroup.form(3)        voters 1, 2, 3, one of them leads
-    await group.run()                      until nothing is under way; a tick moves the clock and everybody's timers
+    await group.run()                      until nothing is under way; a tick moves the clock and all timers
 What each node has confirmed is remembered (ADR 45): a start that shows less than that fails, whatever the disk did.
 Messages go from node to node through `network`, which a test may cut, hold or look at. A snapshot is copied as a file,
 whole, before the message that speaks of it is delivered.
@@ -18,7 +18,7 @@ from icestream import errors, limits
 from icestream.cluster.promises import NONE, confirmed, present
 from icestream.metadata import command as cmd
 from icestream.metadata import eraftpb
-from icestream.metadata.core import Core, Message
+from icestream.metadata.core import Core, RaftMessage
 from icestream.metadata.eraftpb import Membership
 from icestream.metadata.log_format import Identity, Promise
 from icestream.metadata.node_store import NodeStore
@@ -32,14 +32,14 @@ from icestream.runtime.randomness import SeededRandomness
 from icestream.runtime.simulated_disk import SimulatedDisk
 from icestream.runtime.tasks import InlineOffload, Offload
 from icestream.wal.sink import InlineSink, Sink
-from tests.support.stepped_sink import SteppedSink
+from tests.support.held_sink import HeldSink
 
 CLUSTER = bytes([7] * 16)
 OPTIONS = MetadataOptions(log_file_bytes=64 * limits.KIB, snapshot_every_bytes=2**40)
 TURNS_MAX = 2_000
 
 
-class Member:
+class GroupMember:
     """One node: its disk outlives its store."""
 
     def __init__(self, node_id: int, conf: bytes) -> None:
@@ -62,11 +62,11 @@ class NodeGroup:
         self.clock = SimulatedClock()
         self.options = OPTIONS
         self.conf = eraftpb.encode_conf(conf)
-        self.members: dict[int, Member] = {}
-        self.network: list[tuple[int, Message]] = []
+        self.members: dict[int, GroupMember] = {}
+        self.network: list[tuple[int, RaftMessage]] = []
         self.cuts: set[tuple[int, int]] = set()
-        self.hold: Callable[[int, Message], bool] = lambda sender, message: False
-        self.sent: list[tuple[int, Message]] = []
+        self.hold: Callable[[int, RaftMessage], bool] = lambda sender, message: False
+        self.sent: list[tuple[int, RaftMessage]] = []
         self.forwarded = 0
         self.remembered: dict[int, Promise] = {}
         self.lose_answers = 0  # of so many forwarded commands the answer is lost
@@ -84,11 +84,11 @@ class NodeGroup:
     # --- lives ---
 
     def offload(self) -> Offload:
-        """Where the files of one life are made and read."""
+        """The offload with which a node makes and reads its files."""
         return InlineOffload()
 
     async def start(self, node_id: int, sink: Sink | None = None, conf: bytes | None = None) -> NodeStore:
-        member = self.members.setdefault(node_id, Member(node_id, self.conf if conf is None else conf))
+        member = self.members.setdefault(node_id, GroupMember(node_id, self.conf if conf is None else conf))
         member.lives += 1
         member.sink = sink or InlineSink()
         randomness = SeededRandomness(1000 * node_id + member.lives)
@@ -101,9 +101,9 @@ class NodeGroup:
             opened.identity = opened.log.plan.identity
         return self._start(member, opened, randomness)
 
-    def _start(self, member: Member, opened: OpenedMetadata, randomness: SeededRandomness) -> NodeStore:
-        def core(*given: Any) -> Core:
-            return RaftCore(randomness, *given)
+    def _start(self, member: GroupMember, opened: OpenedMetadata, randomness: SeededRandomness) -> NodeStore:
+        def core(*arguments: Any) -> Core:
+            return RaftCore(randomness, *arguments)
 
         member.store = opened.start(core)
         node = member.store.node
@@ -130,15 +130,15 @@ class NodeGroup:
             member.disk.kill()
 
     def remember(self) -> None:
-        """What every node would tell of itself, and a leader of the others."""
+        """Notes what every node has confirmed about itself, and what a leader has heard from the others."""
         for node_id, store in self.stores.items():
-            known = {node_id: store.node.writes.promise, **confirmed(store.node.status(), node_id)}
-            for other, promise in known.items():
+            promises = {node_id: store.node.writes.promise, **confirmed(store.node.status(), node_id)}
+            for other, promise in promises.items():
                 self.remembered[other] = max(promise, self.remembered.get(other, NONE))
 
     # --- network ---
 
-    def _send(self, sender: int, messages: list[Message]) -> None:
+    def _send(self, sender: int, messages: list[RaftMessage]) -> None:
         self.network += [(sender, message) for message in messages]
         self.sent += [(sender, message) for message in messages]
 
@@ -160,11 +160,11 @@ class NodeGroup:
             else:
                 target.up.node.receive([message.data])
 
-    async def _install(self, sender: int, target: Member, message: Message) -> None:
+    async def _install(self, sender: int, target: GroupMember, message: RaftMessage) -> None:
         """A stream ends with either of its ends."""
         source, store = self.members[sender].up, target.up
-        wanted = snapshot_of(eraftpb.snapshot_in(message.data).data)[0]
-        stored = next((one for one in source.node._log.snapshots if one.name == wanted), None)
+        snapshot_name = snapshot_of(eraftpb.snapshot_in(message.data).data)[0]
+        stored = next((snapshot for snapshot in source.node._log.snapshots if snapshot.name == snapshot_name), None)
         if stored is None:  # a newer one has replaced it
             self._lost(sender, message)
             return
@@ -178,7 +178,7 @@ class NodeGroup:
             store.node.receive([message.data])
             await store.node._log.release_received(name)
 
-    def _lost(self, sender: int, message: Message) -> None:
+    def _lost(self, sender: int, message: RaftMessage) -> None:
         source = self.members[sender].store
         if source is not None:
             source.node.unreachable(message.to)
@@ -200,8 +200,8 @@ class NodeGroup:
         target = self.members[leader].store
         if target is None or self.is_cut(sender, leader):
             raise errors.ConnectionLost("cut")
-        asked = cmd.decode_envelope(envelope)
-        answer = await target.propose(asked.command, asked.client, asked.sequence)
+        request = cmd.decode_envelope(envelope)
+        answer = await target.propose(request.command, request.client, request.sequence)
         target.node.commit_notice.send_now()
         if self.is_cut(leader, sender) or self.lose_answers > 0:
             self.lose_answers -= 1
@@ -212,10 +212,10 @@ class NodeGroup:
         target = self.members[leader].store
         if target is None or self.is_cut(sender, leader):
             raise errors.ConnectionLost("cut")
-        held = await target.renew_here(key, revision)
+        is_renewed = await target.renew_here(key, revision)
         if self.is_cut(leader, sender):
             raise errors.ConnectionLost("cut on the way back")
-        return held
+        return is_renewed
 
     # --- time ---
 
@@ -242,12 +242,12 @@ class NodeGroup:
         return self.leader is not None and all(store.is_ready for store in self.stores.values())
 
     async def turn(self) -> None:
-        """What can happen without time."""
+        """Lets everything happen that needs no time."""
         for _ in range(3):
             await asyncio.sleep(0)
         await self._deliver()
         for member in self.members.values():
-            if isinstance(member.sink, SteppedSink):
+            if isinstance(member.sink, HeldSink):
                 continue
             if member.store is not None:
                 member.store.node._on_news()
@@ -279,7 +279,7 @@ class NodeGroup:
             return error
 
     async def settle(self) -> None:
-        """Until all are equal."""
+        """Waits until all nodes have applied the same entries."""
         await self.until(lambda: len({store.node.applied_index for store in self.stores.values()}) == 1)
 
     def states(self) -> set[bytes]:

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import hashlib
 import random
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 from icestream import errors, limits
@@ -23,11 +22,12 @@ from icestream.metadata.eraftpb import Membership
 from icestream.metadata.node_store import NodeStore
 from icestream.metadata.open import MetadataOptions
 from icestream.runtime.tasks import Offload
-from tests.chaos.door import command_of
 from tests.chaos.history import OK, REFUSED, Operation
 from tests.chaos.linearizability import violations
-from tests.support.node_group import Member, NodeGroup
-from tests.support.stepped_sink import SteppedSink
+from tests.chaos.store_client import command_of
+from tests.support.held_offload import HeldOffload
+from tests.support.held_sink import HeldSink
+from tests.support.node_group import GroupMember, NodeGroup
 
 Answer = TypeVar("Answer")
 WIDTH = 2
@@ -36,28 +36,6 @@ GROUP_OPERATIONS = 40
 UNDER_WAY_MAX = 6
 VOTER, LEARNER = 0, 2  # of Node.change_members
 VOTERS_MIN = 3
-
-
-class LateOffload:
-    """A thread that is slow: some turns pass before a call, and before its answer. One call at a time, in order."""
-
-    def __init__(self, chance: random.Random) -> None:
-        self._chance = chance
-        self._turn = asyncio.Lock()
-
-    async def run(self, call: Callable[[], Answer]) -> Answer:
-        async with self._turn:
-            await self._pass()
-            answer = call()
-        await self._pass()
-        return answer
-
-    async def _pass(self) -> None:
-        for _ in range(self._chance.choice((0, 1, 2, 10, 40))):
-            await asyncio.sleep(0)
-
-    def close(self) -> None:
-        """Nothing is left to do."""
 
 
 class SeededGroup(NodeGroup):
@@ -69,7 +47,7 @@ class SeededGroup(NodeGroup):
         self.is_kind = False
 
     def offload(self) -> Offload:
-        return LateOffload(self.chance)
+        return HeldOffload(delay=self.chance)
 
     async def _deliver(self) -> None:
         bag, self.network = self.network, []
@@ -98,18 +76,21 @@ class NodeWorld:
         self.crashes = self.installs = self.changes = 0
 
     async def run(self, steps: int) -> str:
-        """Everything that clients saw and the nodes hold, in a few bytes."""
+        """Runs the simulation; returns a digest of what clients saw and nodes stored."""
         for node_id in eraftpb.decode_conf(self.group.conf).voters:
-            await self.group.start(node_id, SteppedSink())
+            await self.group.start(node_id, HeldSink())
         for node_id in self._newcomers:
-            await self.group.start(node_id, SteppedSink(), conf=self.group.conf)
+            await self.group.start(node_id, HeldSink(), conf=self.group.conf)
         for _ in range(steps):
             await self._step()
         await self._heal()
         assert violations(self.operations, WIDTH) == []
         (state,) = self.group.states()
         self.installs += sum(store.node.installs.count for store in self.group.stores.values())
-        seen = [(one.kind, one.arguments, one.outcome, one.result, one.revision) for one in self.operations]
+        seen = [
+            (operation.kind, operation.arguments, operation.outcome, operation.result, operation.revision)
+            for operation in self.operations
+        ]
         await self.group.close()
         return hashlib.sha256(repr(seen).encode() + state).hexdigest()
 
@@ -131,8 +112,8 @@ class NodeWorld:
         elif luck < 0.969:
             await self._crash(member, power_loss=self.chance.random() < 0.7)
         elif luck < 0.970:
-            for one in self.group.members.values():  # the power of all of them
-                await self._crash(one, power_loss=True)
+            for victim in self.group.members.values():  # the power of all of them
+                await self._crash(victim, power_loss=True)
         elif luck < 0.99:
             await self._boot(member)
         elif self.group.cuts and self.chance.random() < 0.7:
@@ -140,41 +121,41 @@ class NodeWorld:
         else:
             self.group.cuts.add((member.id, self.chance.choice(list(self.group.members))))
 
-    def _sync(self, member: Member, steps: int) -> None:
-        if member.store is not None and isinstance(member.sink, SteppedSink):
+    def _sync(self, member: GroupMember, steps: int) -> None:
+        if member.store is not None and isinstance(member.sink, HeldSink):
             for _ in range(steps):
                 member.sink.step()
             member.store.node._on_news()
 
-    async def _crash(self, member: Member, *, power_loss: bool) -> None:
+    async def _crash(self, member: GroupMember, *, power_loss: bool) -> None:
         if member.store is not None:
             self.crashes += 1
             self.installs += member.store.node.installs.count
             await self.group.kill(member.id, power_loss=power_loss)
 
-    async def _boot(self, member: Member) -> None:
+    async def _boot(self, member: GroupMember) -> None:
         if member.store is None:
-            await self.group.start(member.id, SteppedSink())
+            await self.group.start(member.id, HeldSink())
 
     # --- members ---
 
     def _change_members(self) -> None:
-        """Who leads stays a voter, and two others do."""
+        """The leader and two other nodes stay voters."""
         leader = self.group.leader
         if leader is None:
             return
         members = leader.node.members
         voters, changes = set(members.voters), dict[int, int]()
         for _ in range(self.chance.choice((1, 1, 2))):
-            one = self.chance.choice(list(self.group.members))
-            if one in changes or one == leader.node.id:
+            node_id = self.chance.choice(list(self.group.members))
+            if node_id in changes or node_id == leader.node.id:
                 continue
-            if one in members.learners:
-                changes[one] = VOTER
-                voters.add(one)
-            elif one not in voters or len(voters) > VOTERS_MIN:
-                changes[one] = LEARNER
-                voters.discard(one)
+            if node_id in members.learners:
+                changes[node_id] = VOTER
+                voters.add(node_id)
+            elif node_id not in voters or len(voters) > VOTERS_MIN:
+                changes[node_id] = LEARNER
+                voters.discard(node_id)
         self._propose_change(leader, changes)
 
     def _propose_change(self, leader: NodeStore, changes: dict[int, int]) -> None:
@@ -183,7 +164,7 @@ class NodeWorld:
 
         if changes:
             with contextlib.suppress(errors.IcestreamError):
-                proposed = leader.node.change_members([(kind, one) for one, kind in changes.items()])
+                proposed = leader.node.change_members([(kind, node_id) for node_id, kind in changes.items()])
                 proposed.add_done_callback(done)
 
     def _hand_over(self) -> None:
@@ -192,12 +173,12 @@ class NodeWorld:
             leader.node.transfer(self.chance.choice(list(self.group.members)))
 
     def _let_in_all(self) -> None:
-        """So that in the end everybody has to have the same state."""
+        """Adds all nodes as members, so that in the end all must have the same state."""
         leader = self.group.leader
         if leader is None or leader.node.members.voters_outgoing:
             return
-        known = {*leader.node.members.voters, *leader.node.members.learners}
-        missing = self.group.members.keys() - known
+        present = {*leader.node.members.voters, *leader.node.members.learners}
+        missing = self.group.members.keys() - present
         self._propose_change(leader, dict.fromkeys(sorted(missing)[:1], LEARNER))
 
     # --- clients ---
@@ -217,28 +198,31 @@ class NodeWorld:
             "txn": (place, expected, chance.randrange(WIDTH), b"%d" % number, b"-%d" % number),
         }
         self.now += 1
-        one = Operation(0, kind, number // GROUP_OPERATIONS, arguments[kind], self.now)
-        self.operations.append(one)
-        task = asyncio.get_running_loop().create_task(self._carry_out(chance.choice(stores), one))
+        operation = Operation(0, kind, number // GROUP_OPERATIONS, arguments[kind], self.now)
+        self.operations.append(operation)
+        task = asyncio.get_running_loop().create_task(self._carry_out(chance.choice(stores), operation))
         self.under_way.add(task)
         task.add_done_callback(self.under_way.discard)
 
-    async def _carry_out(self, store: NodeStore, one: Operation) -> None:
-        keys = [f"/{one.group}/{place}" for place in range(WIDTH)]
+    async def _carry_out(self, store: NodeStore, operation: Operation) -> None:
+        keys = [f"/{operation.group}/{place}" for place in range(WIDTH)]
         try:
-            if one.kind == "get":
-                entry = await store.get(keys[one.arguments[0]])
-                one.result, one.revision = (entry.value, entry.mod_revision) if entry else (None, 0)
+            if operation.kind == "get":
+                entry = await store.get(keys[operation.arguments[0]])
+                operation.result, operation.revision = (entry.value, entry.mod_revision) if entry else (None, 0)
             else:
-                done = await store._done(command_of(one.kind, keys, one.arguments))
-                one.result, one.revision = (done.held if one.kind in ("cas", "txn") else None), done.revision
-            one.outcome = OK
+                done = await store._done(command_of(operation.kind, keys, operation.arguments))
+                operation.result, operation.revision = (
+                    (done.held if operation.kind in ("cas", "txn") else None),
+                    done.revision,
+                )
+            operation.outcome = OK
         except errors.NotReady:
-            one.outcome = REFUSED
+            operation.outcome = REFUSED
         except errors.IcestreamError:
             return
         self.now += 1
-        one.completed = self.now
+        operation.completed = self.now
 
     # --- the end ---
 

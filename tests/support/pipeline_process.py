@@ -27,7 +27,8 @@ class PipelineRun:
             "--set", f"storage.iceberg_config.writer_flush_interval_ms={interval}",
             *arguments,
         )  # fmt: skip
-        self._run.until_api()
+        with self._run.process.killed_on_failure():
+            self._run.until_api()
 
     @property
     def uri(self) -> str:
@@ -36,9 +37,9 @@ class PipelineRun:
     @property
     def address(self) -> str:
         """Of its native port."""
-        found = re.search(r"native (127\.0\.0\.1:\d+)", self._run.said)
-        assert found is not None, self._run.said
-        return found[1]
+        address = re.search(r"native (127\.0\.0\.1:\d+)", self._run.greeting)
+        assert address is not None, self._run.greeting
+        return address[1]
 
     @property
     def pid(self) -> int:
@@ -47,15 +48,16 @@ class PipelineRun:
     @property
     def driver_pid(self) -> int:
         """Of the broker's own; 0 while there is none."""
-        return self._child("icestream.pipeline")
+        return self._child("pipeline")
 
     @property
     def lake_pid(self) -> int:
-        return until(lambda: self._child("icestream.lake"))
+        return until(lambda: self._child("lake"))
 
-    def _child(self, module: str) -> int:
+    def _child(self, name: str) -> int:
         for child in children_of(self.pid):
-            if module in _command(child):
+            command = _command(child)
+            if "icestream.processes.child_main" in command and name in command:
                 return child
         return 0
 
@@ -85,15 +87,15 @@ class PipelineRun:
         return self._run.health()
 
     def says(self, last: str) -> list[str]:
-        """What it says after its greeting, up to the line that begins so."""
+        """The lines after the greeting, up to the one that begins with `last`."""
         return self._run.process.greeting(120.0, last)
 
     def metrics(self) -> str:
-        found = until(lambda: re.search(r"\[\+\] pipeline: listens on port (\d+)", self.health()))
-        return get(int(found[1]), "/metrics")[1]
+        health_line = until(lambda: re.search(r"\[\+\] pipeline: listens on port (\d+)", self.health()))
+        return get(int(health_line[1]), "/metrics")[1]
 
     def api(self, path: str) -> Any:
-        """What the API of its lake process answers."""
+        """The answer of the API of the lake process."""
         status, text = get(self._run.lake_port, f"/api/v1/{path}")
         assert status == 200, text
         return json.loads(text)
@@ -105,11 +107,11 @@ class PipelineRun:
     def reads_by_tier(self) -> dict[str, float]:
         """Of subscriptions, as its metrics count them."""
         text = self.broker_metrics()
-        found = re.findall(r'^icestream_reader_polls_total\{tier="(\w+)"\} (\S+)$', text, flags=re.MULTILINE)
-        return {tier: float(count) for tier, count in found}
+        polls = re.findall(r'^icestream_reader_polls_total\{tier="(\w+)"\} (\S+)$', text, flags=re.MULTILINE)
+        return {tier: float(count) for tier, count in polls}
 
     def icestream(self, *arguments: str) -> Any:
-        """What a command answers in JSON."""
+        """The JSON output of a command."""
         done = subprocess.run(
             [*COMMAND, *arguments, "--output", "json", "--broker", str(self.data_dir / "broker.sock")],
             capture_output=True,
@@ -148,7 +150,7 @@ class PipelineRun:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Its tables are verified, unless the test has failed already (hazard 38)."""
+        """Verifies the tables, unless the test has failed already (hazard 38)."""
         try:
             if kind is None and not self._is_stopped:
                 self.verify()
@@ -156,7 +158,7 @@ class PipelineRun:
             self._run.__exit__()
 
     def verified(self, *arguments: str) -> Any:
-        """What the command says of one topic."""
+        """The report of `icestream verify` on one topic."""
         port = ("--set", f"ports.lake={self._run.lake_port}")
         done = subprocess.run(
             [*COMMAND, "verify", *arguments, "--output", "json", *port], capture_output=True, text=True, check=False

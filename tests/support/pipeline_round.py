@@ -14,7 +14,7 @@ from icestream.model.backlog_messages import Backlog, BacklogFile, BacklogRange,
 from icestream.model.task_messages import TopicTaskResult, WrittenFile
 from icestream.pipeline.planner import plan_round
 from icestream.pipeline.round_plan import RoundBudget, RoundPlan, TableTarget
-from icestream.pipeline.task import job
+from icestream.pipeline.task import task_jobs
 from icestream.pipeline.task.task_run import WRITTEN, read_bundle, write_handed
 from icestream.wal.format import RECORDS_START
 from icestream.wal.log_file import FileHeader, encode_first_page, log_name
@@ -41,8 +41,8 @@ class LogInFolder:
         self.files.append(LogBytes(generation=len(self.files) + 1, first_lsn=lsn, ends=self.ends))
         return self.files[-1]
 
-    def append(self, *bodies: tuple[int, int, bytes], **given: int) -> None:
-        (self.files[-1] if self.files else self.new_file()).append(*bodies, **given)
+    def append(self, *bodies: tuple[int, int, bytes], **options: int) -> None:
+        (self.files[-1] if self.files else self.new_file()).append(*bodies, **options)
 
     def save(self) -> None:
         for file in self.files:
@@ -57,7 +57,9 @@ class LogInFolder:
         return sorted(rows, key=lambda row: (row["shard"], row["offset"]))
 
     def backlog(self, marks_every: int = 1) -> Backlog:
-        files = [BacklogFile(one.generation, one.end, one.marks[::marks_every], _stretches(one)) for one in self.files]
+        files = [
+            BacklogFile(file.generation, file.end, file.marks[::marks_every], _stretches(file)) for file in self.files
+        ]
         topics = []
         for topic in sorted({key[0] for key in self.ends}):
             shards = [
@@ -81,9 +83,9 @@ class LogInFolder:
         positions: dict[int, dict[int, int]] = {}
         for topic, shard in self.ends:
             positions.setdefault(topic, {})[shard] = (next_offsets or {}).get((topic, shard), 0)
-        found = {topic: target_in(tables / f"t{topic}") for topic in positions} | (targets or {})
+        all_targets = {topic: target_in(tables / f"t{topic}") for topic in positions} | (targets or {})
         return plan_round(
-            self.backlog(marks_every), positions, found, RoundBudget(age_due_ms=0, tasks_max=tasks), NOW_US
+            self.backlog(marks_every), positions, all_targets, RoundBudget(age_due_ms=0, tasks_max=tasks), NOW_US
         )
 
 
@@ -100,12 +102,12 @@ def _stretches(file: LogBytes) -> list[BacklogRange]:
     ]
 
 
-def target_in(folder: Path, spec: dict[str, Any] | None = None, **given: Any) -> TableTarget:
-    return TableTarget(f"file:{folder}/data", {"schema-id": 3, **new_schema()}, spec or UNPARTITIONED, **given)
+def target_in(folder: Path, spec: dict[str, Any] | None = None, **options: Any) -> TableTarget:
+    return TableTarget(f"file:{folder}/data", {"schema-id": 3, **new_schema()}, spec or UNPARTITIONED, **options)
 
 
 def field_id(name: str) -> int:
-    return next(int(one["id"]) for one in new_schema()["fields"] if one["name"] == name)
+    return next(int(field["id"]) for field in new_schema()["fields"] if field["name"] == name)
 
 
 def spec_of(*fields: tuple[str, str]) -> dict[str, Any]:
@@ -121,12 +123,12 @@ def spec_of(*fields: tuple[str, str]) -> dict[str, Any]:
 
 def write_here(plan: RoundPlan) -> list[TopicTaskResult]:
     """The round in this process: what Spark does with it, without Spark."""
-    told = [one for bundle in job.read_jobs(plan) for one in read_bundle(job.encode(bundle))]
-    found = [job.decode_written(data) for writer, data in told if writer == WRITTEN]
-    for number, writing in enumerate(job.write_jobs(plan)):
-        handed = [data for writer, data in told if writer == number]
-        found += write_handed(job.encode(writing), handed)
-    return found
+    outputs = [output for bundle in task_jobs.read_jobs(plan) for output in read_bundle(task_jobs.encode(bundle))]
+    results = [task_jobs.decode_written(data) for writer, data in outputs if writer == WRITTEN]
+    for number, writing in enumerate(task_jobs.write_jobs(plan)):
+        handed = [data for writer, data in outputs if writer == number]
+        results += write_handed(task_jobs.encode(writing), handed)
+    return results
 
 
 def rows_in(file: WrittenFile) -> list[dict[str, Any]]:

@@ -33,9 +33,9 @@ class Postgres:
 
 def binaries() -> Path | None:
     """The directory with `initdb` and `postgres`: the newest that is installed."""
-    for found in sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: path.parent.name, reverse=True):
-        if (found / "initdb").exists() and (found / "postgres").exists():
-            return found
+    for folder in sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: path.parent.name, reverse=True):
+        if (folder / "initdb").exists() and (folder / "postgres").exists():
+            return folder
     on_path = shutil.which("initdb")
     return Path(on_path).resolve().parent if on_path and shutil.which("postgres") else None
 
@@ -88,7 +88,7 @@ def postgres(folder: Path) -> Iterator[Postgres]:
         _create_database(process, port, folder / "postgres.log")
         yield Postgres(port)
     finally:
-        process.send_signal(signal.SIGINT)  # at once, whoever is connected
+        process.send_signal(signal.SIGINT)  # at once, also with open connections
         try:
             process.wait(10)
         except subprocess.TimeoutExpired:

@@ -1,7 +1,7 @@
 """A broker with its lake process and its pipeline, any of which can be ended or stopped while the driver stands at one
 of its effects; and the check of the tables behind it (table_check.py).
 
-The driver stops itself there (pipeline/driver/effects.py), so that everybody else is where a round leaves them.
+The driver stops itself there (pipeline/driver/effects.py), so that all other processes are where a round leaves them.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ STILL_SECONDS, LONG_SECONDS, REQUEST_MS = 0.5, 4.0, 3_000
 LAYOUTS = itertools.cycle(("day", "none", "month", "bucket[4]"))
 
 
-class Deed(StrEnum):
-    """What is done to whom while the driver stands still; then it goes on, if it can."""
+class FaultAction(StrEnum):
+    """The fault and its target while the driver stands still; then the driver goes on, if it can."""
 
     KILL_DRIVER = "the driver is killed"
     KILL_BROKER = "the broker is killed"
@@ -45,15 +45,15 @@ class Deed(StrEnum):
     KILL_BUSY_WORKERS = "Spark's Python workers are killed when they have a task"
     STOP_BROKER = "the broker stands still"
     STOP_LAKE = "the lake process stands still"
-    STOP_LAKE_LONG = "the lake process stands still for longer than anybody waits for it"
+    STOP_LAKE_LONG = "the lake process stands still for longer than any call waits for it"
     STOP_WORKERS = "Spark's Python workers stand still"
 
     def is_for(self, effect: Effect) -> bool:
         """Workers have nothing to do with anything else, nor has the catalog's patience."""
         match self:
-            case Deed.KILL_WORKERS | Deed.KILL_BUSY_WORKERS | Deed.STOP_WORKERS:
+            case FaultAction.KILL_WORKERS | FaultAction.KILL_BUSY_WORKERS | FaultAction.STOP_WORKERS:
                 return effect is Effect.WRITE
-            case Deed.STOP_LAKE_LONG:
+            case FaultAction.STOP_LAKE_LONG:
                 return effect in (Effect.COMMIT, Effect.EVOLVE_TABLE)
         return True
 
@@ -94,7 +94,9 @@ class FaultRun:
         payloads = [b"message %d" % next(self._numbers) for _ in range(ROWS)]
         with icestream.connect_sync(self._run.address) as client, client.producer(topic) as producer:
             placed = producer.send_all(payloads)
-        self.published.setdefault(topic, {}).update(zip((one.offset for one in placed), payloads, strict=True))
+        self.published.setdefault(topic, {}).update(
+            zip((message_id.offset for message_id in placed), payloads, strict=True)
+        )
 
     def _cause(self, effect: Effect) -> None:
         """Messages that come to it. What is not named here happens in every round."""
@@ -108,7 +110,7 @@ class FaultRun:
 
     # --- faults ---
 
-    def strike(self, effect: Effect, is_before: bool, deed: Deed) -> None:
+    def strike(self, effect: Effect, is_before: bool, deed: FaultAction) -> None:
         DEEDS[deed](self, self.still_at(effect, is_before))
         self.publish()
 
@@ -117,16 +119,16 @@ class FaultRun:
         if not self.published or (effect is Effect.WRITE and not self._workers()):
             self.publish()
             self.check()
-        made = self._fault.with_suffix(".new")
-        made.write_text(place_of(effect, is_before))
-        made.rename(self._fault)
+        new_file = self._fault.with_suffix(".new")
+        new_file.write_text(place_of(effect, is_before))
+        new_file.rename(self._fault)
         self._cause(effect)
         return until(self._standing, SECONDS_MAX)
 
     def _standing(self) -> int:
         """The driver, when it stands still."""
-        found = self._run.driver_pid
-        return found if found and state_of(found) == "T" else 0
+        pid = self._run.driver_pid
+        return pid if pid and state_of(pid) == "T" else 0
 
     def kill_driver(self, driver: int) -> None:
         os.kill(driver, signal.SIGKILL)
@@ -162,7 +164,7 @@ class FaultRun:
         os.kill(driver, signal.SIGCONT)
 
     def kill_busy_workers(self, driver: int) -> None:
-        """They cannot finish what they are given meanwhile."""
+        """Kills the workers while they are stopped, so that they cannot finish their tasks."""
         workers = self._workers()
         with _still(workers):
             os.kill(driver, signal.SIGCONT)
@@ -177,10 +179,10 @@ class FaultRun:
 
     def _workers(self) -> list[int]:
         """Children of the daemon, which is a child of Java, which is one of the driver."""
-        found = [self._run.driver_pid] if self._run.driver_pid else []
+        pids = [self._run.driver_pid] if self._run.driver_pid else []
         for _ in range(3):
-            found = [child for pid in found if is_running(pid) for child in children_of(pid)]
-        return found
+            pids = [child for pid in pids if is_running(pid) for child in children_of(pid)]
+        return pids
 
     # --- what is there ---
 
@@ -191,41 +193,43 @@ class FaultRun:
             check_table(self._table(topic)["metadata-location"], {0: messages}, self._verified(topic))
 
     def _is_committed(self, topic: str) -> bool:
-        """All of a topic with one shard, by what its table says."""
-        told = self._table(topic).get("metadata", {}).get("properties", {}).get("icestream.committed", "{}")
-        return bool(json.loads(told).get("0", 0) >= len(self.published[topic]))
+        """True if the table has committed all messages of a topic with one shard."""
+        committed = self._table(topic).get("metadata", {}).get("properties", {}).get("icestream.committed", "{}")
+        return bool(json.loads(committed).get("0", 0) >= len(self.published[topic]))
 
     def _table(self, topic: str) -> dict[str, Any]:
-        """Nothing while there is none, or while nobody can say."""
+        """The document of the topic's table; empty while there is none, or while the catalog does not answer."""
         namespace, name = topic.strip("/").split("/")
         status, body = get(self._port, f"/v1/namespaces/{namespace}/tables/{name}")
         return json.loads(body) if status == 200 else {}
 
     def _verified(self, topic: str) -> VerifyReport:
         status, body = until(lambda: _answer(self._port, f"/api/v1/lake/verify?topic={topic}&deep=true"))
-        found = json.loads(body)
-        assert status == 200, found
-        findings = [Finding(**{**one, "weight": Weight(one["weight"])}) for one in found["findings"]]
-        return VerifyReport(found["topic"], found["table"], found["snapshot_id"], True, found["files"], findings)
+        document = json.loads(body)
+        assert status == 200, document
+        findings = [Finding(**{**finding, "weight": Weight(finding["weight"])}) for finding in document["findings"]]
+        return VerifyReport(
+            document["topic"], document["table"], document["snapshot_id"], True, document["files"], findings
+        )
 
 
-DEEDS: dict[Deed, Callable[[FaultRun, int], None]] = {
-    Deed.KILL_DRIVER: FaultRun.kill_driver,
-    Deed.KILL_BROKER: FaultRun.kill_broker,
-    Deed.KILL_LAKE: FaultRun.kill_lake,
-    Deed.KILL_WORKERS: FaultRun.kill_workers,
-    Deed.KILL_BUSY_WORKERS: FaultRun.kill_busy_workers,
-    Deed.STOP_BROKER: FaultRun.stop_broker,
-    Deed.STOP_LAKE: FaultRun.stop_lake,
-    Deed.STOP_LAKE_LONG: FaultRun.stop_lake_long,
-    Deed.STOP_WORKERS: FaultRun.stop_workers,
+DEEDS: dict[FaultAction, Callable[[FaultRun, int], None]] = {
+    FaultAction.KILL_DRIVER: FaultRun.kill_driver,
+    FaultAction.KILL_BROKER: FaultRun.kill_broker,
+    FaultAction.KILL_LAKE: FaultRun.kill_lake,
+    FaultAction.KILL_WORKERS: FaultRun.kill_workers,
+    FaultAction.KILL_BUSY_WORKERS: FaultRun.kill_busy_workers,
+    FaultAction.STOP_BROKER: FaultRun.stop_broker,
+    FaultAction.STOP_LAKE: FaultRun.stop_lake,
+    FaultAction.STOP_LAKE_LONG: FaultRun.stop_lake_long,
+    FaultAction.STOP_WORKERS: FaultRun.stop_workers,
 }
 
 
 @contextlib.contextmanager
 def _still(pids: list[int]) -> Iterator[None]:
-    """As long as it is open. Whoever was killed meanwhile does not come back."""
-    assert pids, "nobody to stop"
+    """Stops the processes while the context is open. A process that was killed meanwhile does not come back."""
+    assert pids, "no process to stop"
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
@@ -237,6 +241,6 @@ def _still(pids: list[int]) -> Iterator[None]:
 
 
 def _answer(port: int, path: str) -> tuple[int, str] | None:
-    """None while the server is busy or away."""
+    """The answer of the server; None while it is busy or away."""
     status, body = get(port, path)
     return (status, body) if status not in (0, 503) else None

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.child_process import ChildProcess, Line
-from tests.support.history import History, check
-from tests.support.writer_plan import Plan, Producer
+from tests.support.history import LogHistory, check
+from tests.support.writer_plan import WriterPlan, WriterProducer
 
 MODES = ("always", "periodic", "none")
 # So small that rotation, checkpoints and recycling never stop. Each process draws its own.
@@ -26,9 +26,9 @@ KILL_WITHIN_SECONDS = 0.004  # after the last ack that is waited for: a few reco
 
 
 class ProcessRun:
-    def __init__(self, directory: Path, seed: int, start: Callable[[Plan], ChildProcess]) -> None:
+    def __init__(self, directory: Path, seed: int, start: Callable[[WriterPlan], ChildProcess]) -> None:
         self.chance = random.Random(seed)
-        self.history = History(seed)
+        self.history = LogHistory(seed)
         self.ends: Counter[str] = Counter()
         self.kills = 0
         self.oldest_file = self.newest_file = 0
@@ -36,8 +36,8 @@ class ProcessRun:
         self._start = start
         self._recovery_seconds = 0.0
         self._stopped_in_order = False
-        self.plan = Plan(str(directory), seed=seed, start=0)
-        self.plan.producers = [Producer(1, 1, 0), Producer(2, 1, 1), Producer(3, 2, 0)]
+        self.plan = WriterPlan(str(directory), seed=seed, start=0)
+        self.plan.producers = [WriterProducer(1, 1, 0), WriterProducer(2, 1, 1), WriterProducer(3, 2, 0)]
 
     # --- one process ---
 
@@ -76,11 +76,11 @@ class ProcessRun:
         if line[0] == "failed":
             raise AssertionError(line[1])
         if line[0] == "known":
-            next(one for one in self.plan.producers if one.name == line[1]).new_epoch = False
+            next(producer for producer in self.plan.producers if producer.name == line[1]).new_epoch = False
         self.history.hear(line)
 
     def open(self, child: ChildProcess) -> None:
-        """Its start, to the last word of its report."""
+        """Reads the report of the child's start to its end."""
         opened = child.wait_for("opened", self.hear)
         self._recovery_seconds = opened[2]
         self.oldest_file = min(opened[1]["files"], default=0)
@@ -106,28 +106,28 @@ class ProcessRun:
 
     def kill(self, child: ChildProcess, seconds: float) -> list[str]:
         """The moment is chance; the acks that are told until then count."""
-        heard = []
+        words = []
         for line in child.lines(seconds):
             self.hear(line)
-            heard.append(line[0])
+            words.append(line[0])
         for line in child.kill():
             self.hear(line)
-            heard.append(line[0])
+            words.append(line[0])
         self.kills += 1
-        return heard
+        return words
 
     def _kill_in_recovery(self, child: ChildProcess) -> None:
         """Somewhere between the first and the last step of recovery, judged by how long the last one took."""
         child.wait_for("opening", self.hear)
-        heard = self.kill(child, self.chance.uniform(0, self._recovery_seconds))
-        self.ends["in recovery"] += "opened" not in heard
-        if "opened" in heard:
+        words = self.kill(child, self.chance.uniform(0, self._recovery_seconds))
+        self.ends["in recovery"] += "opened" not in words
+        if "opened" in words:
             self._stopped_in_order = False
 
     # --- the end ---
 
     def finish(self, mode: str, *, native: bool = True) -> None:
-        """All producers get their answers, a stop in order, and a last look at everything."""
+        """A last run: all producers get their answers, the process stops cleanly, and everything is checked."""
         child = self.start(mode, native=native)
         self.open(child)
         stored = {producer.name: self.history.stored(producer.name) for producer in self.plan.producers}

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from icestream.metadata import eraftpb
-from icestream.metadata.core import HardState, Message, Ready, Role
+from icestream.metadata.core import HardState, RaftMessage, Ready, Role
 from icestream.metadata.eraftpb import LogEntry, Membership, SnapshotParts
 from icestream.metadata.raft_core import RaftCore
 from icestream.runtime.randomness import SeededRandomness
@@ -31,8 +31,8 @@ NOTHING: Final = HardState(0, 0, 0)
 
 
 @dataclass
-class Disk:
-    """What a crash leaves."""
+class SimulatedRaftDisk:
+    """The disk of a simulated node: what is left after a crash."""
 
     hard_state: HardState = NOTHING
     entries: dict[int, bytes] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Disk:
 
 
 @dataclass
-class Write:
+class RaftWrite:
     ready: Ready
     hard_state: HardState | None
 
@@ -66,7 +66,7 @@ class SimulatedNode:
         self.world = world
         self.id = node_id
         self.first_conf = conf
-        self.disk = Disk()
+        self.disk = SimulatedRaftDisk()
         self.lives = 0
         self.is_up = False
         self.boot()
@@ -74,7 +74,7 @@ class SimulatedNode:
     def boot(self) -> None:
         self.lives += 1
         self.is_up = True
-        self.writes: list[Write] = []
+        self.writes: list[RaftWrite] = []
         parts = eraftpb.decode_snapshot(self.disk.snapshot) if self.disk.snapshot else SnapshotParts(0, 0, b"", b"")
         self.applied, self.state = parts.index, parts.data
         self.conf = parts.conf or self.first_conf
@@ -100,12 +100,12 @@ class SimulatedNode:
         return self.core.status()["role"]
 
     def pump(self) -> None:
-        """Everything that the core wants done, except what waits for the disk."""
+        """Does everything that the core requests, except what waits for the disk."""
         while (ready := self.core.ready()) is not None:
             if ready.soft_state is not None and ready.soft_state.role == Role.LEADER:
                 self.world.check_leader(self.core.status()["term"], self.id)
             self.world.send(self.id, ready.send_now)
-            self.writes.append(Write(ready, ready.hard_state if ready.must_sync else None))
+            self.writes.append(RaftWrite(ready, ready.hard_state if ready.must_sync else None))
             if ready.snapshot is not None:
                 self._install(eraftpb.decode_snapshot(ready.snapshot))
             for entry in ready.committed:
@@ -133,7 +133,7 @@ class SimulatedNode:
             self._take_snapshot()
 
     def _take_snapshot(self) -> None:
-        """As the driver does: it is on disk before the log behind it goes."""
+        """Takes a snapshot as the driver does: it is on disk before the log below it is dropped."""
         if self.writes and self.world.plant is None:
             self._persist(len(self.writes))
         snapshot = self.core.snapshot(self.applied, self.conf, self.state)
@@ -163,11 +163,11 @@ class RaftWorld:
         self.seed = seed
         self.plant = plant
         self.random = random.Random(seed)
-        self.network: list[tuple[int, Message]] = []
+        self.network: list[tuple[int, RaftMessage]] = []
         self.cuts: set[tuple[int, int]] = set()
         self.leaders: dict[int, int] = {}
         self.log: dict[int, tuple[int, bytes]] = {}
-        self.asked: dict[bytes, int] = {}
+        self.read_floors: dict[bytes, int] = {}
         self.proposed = self.crashes = self.installs = self.answered = 0
         conf = eraftpb.encode_conf(Membership(tuple(range(1, nodes + 1))))
         self.nodes = {node_id: SimulatedNode(self, node_id, conf) for node_id in range(1, nodes + 1)}
@@ -178,16 +178,16 @@ class RaftWorld:
         assert self.leaders.setdefault(term, node_id) == node_id, f"term {term} has two leaders"
 
     def check_applied(self, entry: LogEntry) -> None:
-        found = (entry.term, entry.data)
-        assert self.log.setdefault(entry.index, found) == found, f"entry {entry.index} has two contents"
+        content = (entry.term, entry.data)
+        assert self.log.setdefault(entry.index, content) == content, f"entry {entry.index} has two contents"
 
     def check_read(self, index: int, context: bytes) -> None:
         self.answered += 1
-        assert index >= self.asked[context], f"a read of state {index} misses {self.asked[context]}"
+        assert index >= self.read_floors[context], f"a read of state {index} misses {self.read_floors[context]}"
 
     # --- what happens ---
 
-    def send(self, sender: int, messages: list[Message]) -> None:
+    def send(self, sender: int, messages: list[RaftMessage]) -> None:
         self.network.extend((sender, message) for message in messages)
         while len(self.network) > NETWORK_MAX:
             self._drop(self.random.randrange(len(self.network)))
@@ -237,10 +237,10 @@ class RaftWorld:
             node.pump()
 
     def _read(self, node: SimulatedNode) -> None:
-        """Everything that was applied anywhere may have been acked."""
+        """Starts a linearizable read; it must see every entry that was applied anywhere, for it may have been acked."""
         if node.is_up and node.role == Role.LEADER:
-            context = b"read %d" % len(self.asked)
-            self.asked[context] = max(self.log, default=0)
+            context = b"read %d" % len(self.read_floors)
+            self.read_floors[context] = max(self.log, default=0)
             node.core.read_index(context)
             node.pump()
 
@@ -267,7 +267,7 @@ class RaftWorld:
     # --- the end ---
 
     def run(self, steps: int) -> str:
-        """Everything that happened, in a few bytes."""
+        """Runs the simulation; returns a digest of everything that happened."""
         for _ in range(steps):
             self.step()
         self._heal()

@@ -1,12 +1,13 @@
 """The native protocol as bytes on a socket: what a client in any language may do, and what none should.
 
-Nothing is read that nobody asks for, so that a test can be a client that does not read.
+Nothing is read before a test asks for it, so that a test can be a client that does not read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,13 +25,13 @@ WAIT_SECONDS = 20.0
 HELLO = Hello()
 
 
-class Closed(Exception):
+class ConnectionClosed(Exception):
     """The broker ended the connection."""
 
 
 class RawClient:
-    def __init__(self, found: socket.socket) -> None:
-        self._socket = found
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
         self._loop = asyncio.get_running_loop()
         self._stream = FrameStream(2**27)
         self._frames: deque[Frame] = deque()
@@ -50,33 +51,39 @@ class RawClient:
         await self._loop.sock_sendall(self._socket, b"".join(frames))
 
     def write_now(self, data: bytes) -> int:
-        """As many bytes as go out without waiting."""
+        """Writes as many bytes as go out without waiting; returns their number."""
         try:
             return self._socket.send(data)
         except BlockingIOError:
             return 0
 
     async def call(self, method: str, **arguments: Any) -> dict[str, Any]:
-        """Its result. Raises its error. What else comes in between is kept for `read`."""
+        """The result of a call. Raises its error. Other frames that arrive meanwhile are kept for `read`."""
         number = self.next_number()
         await self.write(frame.encode_frame(FrameKind.CALL, number, document.encode_call(method, arguments)))
-        kept: list[Frame] = []
+        others: list[Frame] = []
         while True:
-            one = await self.read()
-            if one.number == number and one.kind in (FrameKind.RESULT, FrameKind.ERROR):
+            received = await self.read()
+            if received.number == number and received.kind in (FrameKind.RESULT, FrameKind.ERROR):
                 break
-            kept.append(one)
-        self._frames.extendleft(reversed(kept))
-        if one.kind == FrameKind.ERROR:
-            raise document.decode_error(one.body)
-        return document.decode(one.body)
+            others.append(received)
+        self._frames.extendleft(reversed(others))
+        if received.kind == FrameKind.ERROR:
+            raise document.decode_error(received.body)
+        return document.decode(received.body)
 
     # --- in ---
 
+    def reset(self) -> None:
+        """Ends the connection at once, and tells the other end that nothing more is read."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close()
+
     @property
     def name(self) -> str:
-        """As the broker knows it."""
-        return str(self._socket.getsockname())
+        """The address under which the broker lists this connection."""
+        host, port = self._socket.getsockname()[:2]
+        return f"{host}:{port}"
 
     async def read(self, seconds: float = WAIT_SECONDS) -> Frame:
         """The next frame. Raises Closed at the end of the connection."""
@@ -88,15 +95,15 @@ class RawClient:
                 except BlockingIOError:
                     continue
                 except ConnectionError:
-                    raise Closed from None
+                    raise ConnectionClosed from None
                 if not data:
                     self.close()  # the broker waits for that
-                    raise Closed
+                    raise ConnectionClosed
                 self._frames += self._stream.feed(data)
         return self._frames.popleft()
 
     async def _until_readable(self) -> None:
-        """Nothing is taken from the socket, so nothing is lost when the time is over."""
+        """Waits for bytes without taking them from the socket, so that a timeout loses nothing."""
         readable = asyncio.Event()
         self._loop.add_reader(self._socket, readable.set)
         try:
@@ -105,18 +112,18 @@ class RawClient:
             self._loop.remove_reader(self._socket)
 
     async def read_all(self) -> list[Frame]:
-        """Everything up to the end of the connection."""
-        found: list[Frame] = []
+        """All frames up to the end of the connection."""
+        frames: list[Frame] = []
         try:
             while True:
-                found.append(await self.read())
-        except Closed:
-            return found
+                frames.append(await self.read())
+        except ConnectionClosed:
+            return frames
 
     async def published(self, number: int) -> list[PartResult]:
-        one = await self.read()
-        assert (one.kind, one.number) == (FrameKind.PUBLISHED, number), one
-        return frame.decode_part_results(one.body)
+        received = await self.read()
+        assert (received.kind, received.number) == (FrameKind.PUBLISHED, number), received
+        return frame.decode_part_results(received.body)
 
 
 def publish(number: int, *parts: PublishPart) -> bytes:
@@ -147,13 +154,13 @@ def block(*payloads: bytes, numbering: Numbering | None = None) -> bytes:
 async def raw_client(address: str, hello: Hello | None = HELLO, *, receive_bytes: int = 0) -> AsyncIterator[RawClient]:
     """`hello` None: nothing was said yet. `receive_bytes`: a small buffer of the kernel for what is not read."""
     target = parse_address(address)
-    found = socket.socket(socket.AF_UNIX if target.path else socket.AF_INET, socket.SOCK_STREAM)
-    found.setblocking(False)  # its name says what
+    connection = socket.socket(socket.AF_UNIX if target.path else socket.AF_INET, socket.SOCK_STREAM)
+    connection.setblocking(False)  # its name says what
     if receive_bytes:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-    client = RawClient(found)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    client = RawClient(connection)
     try:
-        await asyncio.get_running_loop().sock_connect(found, target.path or (target.host, target.port))
+        await asyncio.get_running_loop().sock_connect(connection, target.path or (target.host, target.port))
         if hello is not None:
             number = client.next_number()
             await client.write(frame.encode_frame(FrameKind.HELLO, number, handshake.encode_hello(hello)))

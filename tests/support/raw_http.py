@@ -9,7 +9,7 @@ from typing import NamedTuple
 WAIT_SECONDS = 10.0
 
 
-class Reply(NamedTuple):
+class RawResponse(NamedTuple):
     status: int
     headers: dict[str, str]
     body: bytes
@@ -24,27 +24,27 @@ class RawHttp:
         self._writer.write(data)
         await self._writer.drain()
 
-    async def reply(self, *, has_body: bool = True) -> Reply:
+    async def reply(self, *, has_body: bool = True) -> RawResponse:
         async with asyncio.timeout(WAIT_SECONDS):
             head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1")
             line, *fields = head.strip().split("\r\n")
             headers = {name.lower(): value for name, value in (field.split(": ", 1) for field in fields)}
             size = int(headers["content-length"]) if has_body else 0
-            return Reply(int(line.split()[1]), headers, await self._reader.readexactly(size))
+            return RawResponse(int(line.split()[1]), headers, await self._reader.readexactly(size))
 
-    async def get(self, target: str, headers: str = "") -> Reply:
+    async def get(self, target: str, headers: str = "") -> RawResponse:
         await self.send(f"GET {target} HTTP/1.1\r\nHost: 127.0.0.1\r\n{headers}\r\n".encode())
         return await self.reply()
 
     async def until_closed(self) -> bytes:
-        """Everything that the other side still says."""
+        """All bytes up to the end of the connection."""
         async with asyncio.timeout(WAIT_SECONDS):
             with contextlib.suppress(ConnectionError):
                 return await self._reader.read()
         return b""
 
     async def is_closed(self) -> bool:
-        """Whether the other side has nothing more to say."""
+        """True if the other side has closed the connection without sending more."""
         async with asyncio.timeout(WAIT_SECONDS):
             try:
                 return await self._reader.read(1) == b""
@@ -57,17 +57,17 @@ class RawHttp:
             await self._writer.wait_closed()
 
 
-class Connecting:
+class RawHttpContext:
     """Opens connections, and closes them all."""
 
     def __init__(self) -> None:
         self._open: list[RawHttp] = []
 
     async def __call__(self, port: int) -> RawHttp:
-        found = RawHttp(*await asyncio.open_connection("127.0.0.1", port))
-        self._open.append(found)
-        return found
+        connection = RawHttp(*await asyncio.open_connection("127.0.0.1", port))
+        self._open.append(connection)
+        return connection
 
     async def close(self) -> None:
-        for one in self._open:
-            await one.close()
+        for connection in self._open:
+            await connection.close()

@@ -24,7 +24,7 @@ from icestream.pipeline.round_plan import RoundPlan
 from icestream.pipeline.spark.class_archive import ClassArchive
 from icestream.pipeline.spark.spark_options import SparkOptions
 from icestream.pipeline.spark.writer import SparkRuntime, SparkWriter
-from icestream.pipeline.task.job import decode_written
+from icestream.pipeline.task.task_jobs import decode_written
 from tests.support.spark import engine, environment
 from tests.tidy.tree import ROOT
 
@@ -32,18 +32,18 @@ ANSWER_SECONDS = 100.0
 
 
 class RoundProcess:
-    def __init__(self, connection: Connection, said: Path) -> None:
+    def __init__(self, connection: Connection, output: Path) -> None:
         self._connection = connection
-        self._said = said
+        self._output = output
 
     def write(self, plan: RoundPlan) -> list[TopicTaskResult]:
         """Raises EngineFailed as the writer does."""
         return [decode_written(data) for data in self._ask("write", msgspec.msgpack.encode(plan))]
 
     def java(self) -> int:
-        """Its process id."""
-        found: int = self._ask("java")
-        return found
+        """The process id of the JVM."""
+        pid: int = self._ask("java")
+        return pid
 
     def close(self) -> None:
         self._ask("close")
@@ -51,7 +51,7 @@ class RoundProcess:
     def _ask(self, *question: Any) -> Any:
         self._connection.send(question)
         if not self._connection.poll(ANSWER_SECONDS):
-            raise AssertionError(f"no answer: {self._said.read_text(errors='replace')}")
+            raise AssertionError(f"no answer: {self._output.read_text(errors='replace')}")
         is_done, answer = self._connection.recv()
         if not is_done:
             raise errors.EngineFailed(answer)
@@ -61,8 +61,8 @@ class RoundProcess:
 @contextlib.contextmanager
 def round_process(folder: Path, master: str, *conf: str) -> Iterator[RoundProcess]:
     ours, theirs = socket.socketpair()
-    said = folder / "said"
-    with theirs, said.open("wb") as output:
+    output_path = folder / "said"
+    with theirs, output_path.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.round_process", str(theirs.fileno()), str(folder), master, *conf],
             cwd=ROOT,
@@ -75,7 +75,7 @@ def round_process(folder: Path, master: str, *conf: str) -> Iterator[RoundProces
         )
     connection = Connection(ours.detach())
     try:
-        yield RoundProcess(connection, said)
+        yield RoundProcess(connection, output_path)
     finally:
         connection.close()
         with contextlib.suppress(ProcessLookupError):
@@ -87,23 +87,23 @@ def main(number: int, folder: Path, master: str, conf: dict[str, str]) -> None:
     options = SparkOptions(master, conf, scratch=folder / "scratch")
     archive = ClassArchive(engine(), folder / "cache", is_archiving=True)
     writer = SparkWriter(options, lambda: SparkRuntime(engine(), archive))
-    asked = Connection(number)
+    connection = Connection(number)
     while True:
         try:
-            kind, *given = asked.recv()
+            kind, *arguments = connection.recv()
         except EOFError:
             return
         try:
-            asked.send((True, answer(writer, kind, given)))
+            connection.send((True, answer(writer, kind, arguments)))
         except errors.EngineFailed as error:
-            asked.send((False, str(error)))
+            connection.send((False, str(error)))
 
 
-def answer(writer: SparkWriter, kind: str, given: list[Any]) -> Any:
+def answer(writer: SparkWriter, kind: str, arguments: list[Any]) -> Any:
     match kind:
         case "write":
-            written = writer.write(msgspec.msgpack.decode(given[0], type=RoundPlan))
-            return [msgspec.msgpack.encode(one) for one in written]
+            written = writer.write(msgspec.msgpack.decode(arguments[0], type=RoundPlan))
+            return [msgspec.msgpack.encode(result) for result in written]
         case "java":
             from pyspark import SparkContext
 
@@ -115,4 +115,4 @@ def answer(writer: SparkWriter, kind: str, given: list[Any]) -> Any:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], dict(one.split("=", 1) for one in sys.argv[4:]))
+    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], dict(setting.split("=", 1) for setting in sys.argv[4:]))

@@ -39,7 +39,7 @@ class Seaweed:
 
 @contextmanager
 def seaweed(folder: Path) -> Iterator[Seaweed]:
-    """Its gRPC ports are its ports + 10,000."""
+    """Runs SeaweedFS. Its gRPC ports are its ports + 10,000."""
     master, volume, filer, s3, catalog, lance = free_ports(6, also_at=(10_000,))
     weed = Path(sys.executable).with_name("weed")
     command = [
@@ -55,36 +55,36 @@ def seaweed(folder: Path) -> Iterator[Seaweed]:
             command, cwd=folder, env=surroundings, stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
     try:
-        found = Seaweed(s3, catalog)
-        _wait(process, found, folder / "weed.log")
-        yield found
+        server = Seaweed(s3, catalog)
+        _wait(process, server, folder / "weed.log")
+        yield server
     finally:
         process.kill()
         process.wait()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _wait(process: subprocess.Popen[bytes], found: Seaweed, log: Path) -> None:
-    """Until both answer, and the bucket of tables is there."""
+def _wait(process: subprocess.Popen[bytes], server: Seaweed, log: Path) -> None:
+    """Waits until both servers answer and the bucket of tables exists."""
     deadline = time.monotonic() + WAIT_SECONDS
-    while not _is_up(found):
+    while not _is_up(server):
         assert process.poll() is None, log.read_text(errors="replace")[-4000:]
         assert time.monotonic() < deadline, log.read_text(errors="replace")[-4000:]
         time.sleep(0.05)
 
 
-def _is_up(found: Seaweed) -> bool:
+def _is_up(server: Seaweed) -> bool:
     form = {"grant_type": "client_credentials", "client_id": KEY, "client_secret": SECRET, "scope": "catalog"}
     try:
-        with urllib.request.urlopen(f"{found.uri}/v1/oauth/tokens", urlencode(form).encode(), timeout=5) as answer:
+        with urllib.request.urlopen(f"{server.uri}/v1/oauth/tokens", urlencode(form).encode(), timeout=5) as answer:
             token = json.load(answer)["access_token"]
-        asked = urllib.request.Request(f"{found.uri}/v1/{TABLE_BUCKET}/namespaces")
-        asked.add_header("Authorization", f"Bearer {token}")
-        urllib.request.urlopen(asked, timeout=5).close()
-        urllib.request.urlopen(f"{found.endpoint}/{BUCKET}", timeout=5).close()
+        request = urllib.request.Request(f"{server.uri}/v1/{TABLE_BUCKET}/namespaces")
+        request.add_header("Authorization", f"Bearer {token}")
+        urllib.request.urlopen(request, timeout=5).close()
+        urllib.request.urlopen(f"{server.endpoint}/{BUCKET}", timeout=5).close()
     except urllib.error.HTTPError as error:
         error.close()
-        return error.code == 403 and error.url.startswith(found.endpoint)  # it is there, and asks for keys
+        return error.code == 403 and error.url.startswith(server.endpoint)  # it is there, and asks for keys
     except OSError:
         return False
     return True

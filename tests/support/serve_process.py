@@ -1,4 +1,4 @@
-"""`icestream` as a process of its own, on a directory of the test: as a person starts it, or from the nursery."""
+"""`icestream` as a process of its own, on a directory of the test: as a person starts it, or from the fork server."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from icestream.pipeline.driver.effects import VARIABLE as FAULT
-from tests.support.nursery import NurseryProcess, nursery
+from tests.support.fork_server import ForkedProcess, fork_server
 
 WAIT_SECONDS = 30.0
 SILENT_SECONDS = 60.0  # before a start is asked what it is waiting for
@@ -41,18 +42,20 @@ class ServeProcess:
     """`icestream serve`, from its start to its end. Leaves nothing behind."""
 
     def __init__(self, data_dir: Path, *arguments: str, is_fork: bool = False) -> None:
-        """`is_fork`: of a process that has imported everything, for those that start many (nursery.py)."""
-        given = ("serve", "--set", f"data_dir={data_dir}", *SMALL, *arguments)
+        """`is_fork`: of a process that has imported everything, for those that start many (fork server.py)."""
+        command_arguments = ("serve", "--set", f"data_dir={data_dir}", *SMALL, *arguments)
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith("ICESTREAM_") or name == FAULT
         }
-        environment["PYTHONFAULTHANDLER"] = "1"  # the nursery's forks have it
-        self._process: subprocess.Popen[str] | NurseryProcess
+        environment["PYTHONFAULTHANDLER"] = "1"  # the fork server's forks have it
+        self._process: subprocess.Popen[str] | ForkedProcess
         if is_fork:
-            self._process = nursery().start("icestream.cli.main:main", given, data_dir.parent, environment)
+            self._process = fork_server().start(
+                "icestream.cli.main:main", command_arguments, data_dir.parent, environment
+            )
         else:
             self._process = subprocess.Popen(
-                [*COMMAND, *given],
+                [*COMMAND, *command_arguments],
                 cwd=data_dir.parent,
                 env=environment,
                 stdout=subprocess.PIPE,
@@ -66,7 +69,7 @@ class ServeProcess:
         return self._process.pid
 
     def greeting(self, silent_seconds: float = SILENT_SECONDS, last: str = READY) -> list[str]:
-        """Everything that it says until it is ready, or until a line begins with `last`. Whoever takes too long ends
+        """The lines that it prints until it is ready, or until one begins with `last`. A process that is too slow ends
         with the stacks of its threads."""
         lines = []
         ending = threading.Timer(silent_seconds, os.kill, (self._process.pid, signal.SIGABRT))
@@ -81,7 +84,7 @@ class ServeProcess:
         raise AssertionError(f"it ended before it was ready: {lines} {self._pipe(self._process.stderr).read()}")
 
     def announcement(self) -> Any:
-        """What it says to a program, with `--output json`."""
+        """The start announcement for programs, printed with `--output json`."""
         line = self._pipe(self._process.stdout).readline()
         assert line, self._pipe(self._process.stderr).read()
         return json.loads(line)
@@ -92,10 +95,10 @@ class ServeProcess:
         return pipe
 
     def stop(self, number: signal.Signals) -> tuple[int, str]:
-        """Its exit code, and what it said after the signal."""
+        """Stops the process; returns its exit code and what it printed after the signal."""
         self._process.send_signal(number)
-        said, _ = self._process.communicate(timeout=WAIT_SECONDS)
-        return self._process.wait(WAIT_SECONDS), said
+        printed, _ = self._process.communicate(timeout=WAIT_SECONDS)
+        return self._process.wait(WAIT_SECONDS), printed
 
     def stopped_in_order(self) -> str:
         """After SIGTERM: what was not read yet of its stdout, and all of its stderr."""
@@ -105,9 +108,19 @@ class ServeProcess:
         return out + err
 
     def end(self) -> tuple[int, str, str]:
-        """Its exit code, stdout and stderr, when it ends by itself."""
+        """The exit code, stdout and stderr of a process that ends by itself."""
         out, err = self._process.communicate(timeout=WAIT_SECONDS)
         return self._process.wait(WAIT_SECONDS), out, err
+
+    @contextlib.contextmanager
+    def killed_on_failure(self) -> Iterator[None]:
+        """For a constructor that waits for the process: if it raises, there is no object whose `__exit__` could end the
+        process, and its `Popen` would complain in a later test, when it is collected with the traceback."""
+        try:
+            yield
+        except BaseException:
+            self.__exit__()
+            raise
 
     def __enter__(self) -> ServeProcess:
         return self
@@ -115,6 +128,9 @@ class ServeProcess:
     def __exit__(self, *_: object) -> None:
         if self._process.poll() is None:
             self._process.kill()
-            with contextlib.suppress(ProcessLookupError):  # it has ended since, and the nursery has seen it
+            with contextlib.suppress(ProcessLookupError):  # it has ended since, and the fork server has seen it
                 os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.communicate(timeout=WAIT_SECONDS)
+        try:
+            self._process.communicate(timeout=WAIT_SECONDS)
+        finally:
+            self._process.wait(WAIT_SECONDS)  # also where a child of it holds the pipes open

@@ -8,13 +8,13 @@ import signal
 import subprocess
 from pathlib import Path
 
-# With a user namespace nobody needs to be root; where those are forbidden, root can do without.
+# A user namespace makes root unnecessary; where namespaces are forbidden, root can do without one.
 _WAYS = (("--user", "--map-root-user", "--mount"), ("--mount",))
 _HOLD = 'mount -t tmpfs -o "size=$2" tmpfs "$1" && echo mounted && read -r _'
 
 
 class NoSmallDisk(Exception):
-    """This machine lets us mount nothing."""
+    """This machine does not allow a mount."""
 
 
 class SmallDisk:

@@ -1,6 +1,6 @@
 """A small log on a simulated disk, made life by life, and what was promised while it was made.
 
-`SmallLog` writes and remembers every ack. `Picture` is its directory as bytes, with the place of every section: damage
+`SmallLog` writes and remembers every ack. `LogImage` is its directory as bytes, with the place of every section: damage
 it, put it on a disk of its own, open that, and compare what comes back with the promises.
 """
 
@@ -32,7 +32,7 @@ FILE_BYTES = 64 * 1024
 Messages = dict[ShardKey, dict[int, bytes]]
 
 
-class Place(NamedTuple):
+class SectionPlace(NamedTuple):
     """A section of messages, and where its entry and its body stand."""
 
     file: str
@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Picture:
+class LogImage:
     """A log's directory, and the messages that were acked in it."""
 
     files: dict[str, bytes]
@@ -77,8 +77,8 @@ class Picture:
     def seal(self, name: str) -> Seal | None:
         return decode_seal(self.files[name][SEAL_POSITION:], log_number(name) or 0)
 
-    def places(self) -> Iterator[Place]:
-        """Those that count: what lies behind the end of a sealed file was taken back."""
+    def places(self) -> Iterator[SectionPlace]:
+        """The valid sections: records behind the end of a sealed file were rolled back and do not count."""
         for name in self.logs():
             data = self.files[name][RECORDS_START:]
             seal = self.seal(name)
@@ -88,7 +88,7 @@ class Picture:
                 header = wire.decode_header(data, position - RECORDS_START, position)
                 for entry in wire.decode_entries(data, position - RECORDS_START, header):
                     if entry.kind == wire.SectionKind.MESSAGES:
-                        yield Place(
+                        yield SectionPlace(
                             name,
                             lsn,
                             range(position, header.end),
@@ -100,7 +100,7 @@ class Picture:
 
 
 def contents(disk: SimulatedDisk) -> dict[str, bytes]:
-    """Every file but the lock, which is there as soon as anybody has opened the log."""
+    """The content of every file except the lock, which exists as soon as the log was opened once."""
     return {name: disk.content(name) for name in disk.names() if name != "LOCK"}
 
 
@@ -153,27 +153,27 @@ class SmallLog:
     def kill(self) -> None:
         self.disk.kill()
 
-    def picture(self) -> Picture:
+    def picture(self) -> LogImage:
         floors = {key: shard.floor for key, shard in self.log.state.shards.items()}
         acked = {
             key: {offset: payload for offset, payload in messages.items() if offset >= floors.get(key, 0)}
             for key, messages in self.acked.items()
         }
         reserved = {key: shard.reserved for key, shard in self.log.state.shards.items()}
-        return Picture(contents(self.disk), acked, self.mode, reserved, floors)
+        return LogImage(contents(self.disk), acked, self.mode, reserved, floors)
 
 
 async def read_shard(log: WriteAheadLog, key: ShardKey) -> dict[int, bytes]:
     """Every message of a shard that the log still holds."""
-    found: dict[int, bytes] = {}
+    payloads: dict[int, bytes] = {}
     if key not in log.state.shards:
-        return found
+        return payloads
     offset = log.reader.earliest(key)
     while offset < log.state.shards[key].written:
         result = await log.reader.read(key, offset)
         assert result.next_offset > offset, f"a read of {key} from {offset} on does not come forward"
         for section in result.sections:
             values = [value for block in iter_blocks(section.body) for value in block.values(envelope.PAYLOAD)]
-            found.update((section.base_offset + at, bytes(value)) for at, value in enumerate(values))  # type: ignore[arg-type]
+            payloads.update((section.base_offset + at, bytes(value)) for at, value in enumerate(values))  # type: ignore[arg-type]
         offset = result.next_offset
-    return found
+    return payloads

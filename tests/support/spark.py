@@ -23,8 +23,9 @@ import msgspec
 from icestream.model.task_messages import TopicTaskResult
 from icestream.pipeline.round_plan import RoundPlan
 from icestream.pipeline.spark_setup import pinned_versions
-from icestream.pipeline.spark_setup.spark_install import SetupPaths, SparkInstall, install_spark
-from icestream.pipeline.task.job import decode_written
+from icestream.pipeline.spark_setup.spark_install import SparkInstall, install_spark
+from icestream.pipeline.task.task_jobs import decode_written
+from icestream.processes.pipeline_options import setup_paths
 from icestream.settings import load
 from tests.tidy.tree import ROOT
 
@@ -49,8 +50,8 @@ SMALL = {
 }
 
 
-class Refusal(Exception):
-    """What Spark says instead of rows."""
+class SparkRefusal(Exception):
+    """The error that Spark answered instead of rows."""
 
 
 class Spark:
@@ -64,27 +65,27 @@ class Spark:
             "spark.local.dir": str(folder / "spark-local"),
         }
         ours, theirs = socket.socketpair()
-        with theirs, (folder / "said").open("wb") as said:
+        with theirs, (folder / "said").open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.support.spark_process", str(theirs.fileno())]
                 + [f"{key}={value}" for key, value in settings.items()],
                 cwd=ROOT,
                 env=environment(),
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        self._said = folder / "said"
+        self._output = folder / "said"
         self._connection = Connection(ours.detach())
         self._is_up = False
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
-        found: list[tuple[Any, ...]] = self._ask("sql", statement)
-        return found
+        rows: list[tuple[Any, ...]] = self._ask("sql", statement)
+        return rows
 
-    def one(self, statement: str) -> Any:
+    def scalar(self, statement: str) -> Any:
         """The only column of the only row."""
         ((value,),) = self.sql(statement)
         return value
@@ -109,7 +110,7 @@ class Spark:
             self._ask("unset", key)
 
     def round(self, plan: RoundPlan) -> list[TopicTaskResult]:
-        """What the pipeline's own session does, in this one."""
+        """Runs a round in this session, as the pipeline does in its own."""
         return [decode_written(data) for data in self._ask("round", msgspec.msgpack.encode(plan))]
 
     def _ask(self, *question: Any) -> Any:
@@ -119,16 +120,16 @@ class Spark:
         self._connection.send(question)
         is_done, answer = self._receive()
         if not is_done:
-            raise Refusal(answer)
+            raise SparkRefusal(answer)
         return answer
 
     def _receive(self) -> Any:
         if not self._connection.poll(ANSWER_SECONDS):
-            raise AssertionError(f"no answer in {ANSWER_SECONDS} s: {self._said.read_text(errors='replace')}")
+            raise AssertionError(f"no answer in {ANSWER_SECONDS} s: {self._output.read_text(errors='replace')}")
         try:
             return self._connection.recv()
         except EOFError:
-            raise AssertionError(f"Spark has ended: {self._said.read_text(errors='replace')}") from None
+            raise AssertionError(f"Spark has ended: {self._output.read_text(errors='replace')}") from None
 
     def __enter__(self) -> Spark:
         return self
@@ -141,9 +142,11 @@ class Spark:
 
 @cache
 def engine() -> SparkInstall:
-    """What `make test` has set up. Nothing is fetched here that is there already."""
-    given = {name: value for name, value in os.environ.items() if name.startswith(("ICESTREAM_JARS", "ICESTREAM_PIPE"))}
-    machine = SetupPaths.of(load(None, given, ()).settings, os.environ)
+    """The Spark that `make test` has set up; nothing is fetched that is already there."""
+    environment = {
+        name: value for name, value in os.environ.items() if name.startswith(("ICESTREAM_JARS", "ICESTREAM_PIPE"))
+    }
+    machine = setup_paths(load(None, environment, ()).settings, os.environ)
     return install_spark(machine, pinned_versions.ICEBERG_SPARK, say=print)
 
 

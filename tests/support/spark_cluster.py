@@ -16,7 +16,7 @@ START_SECONDS = 60
 
 @contextlib.contextmanager
 def spark_cluster(folder: Path) -> Iterator[str]:
-    """Its master, for `pipeline.spark.master`."""
+    """Runs a cluster; yields its master for `pipeline.spark.master`."""
     port, shown, also_shown = free_ports(3)
     master = f"spark://127.0.0.1:{port}"
     with contextlib.ExitStack() as running:
@@ -28,9 +28,9 @@ def spark_cluster(folder: Path) -> Iterator[str]:
         yield master
 
 
-def _start(running: contextlib.ExitStack, said: Path, command: list[str], ready: str) -> None:
+def _start(running: contextlib.ExitStack, output_path: Path, command: list[str], ready: str) -> None:
     own = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-    with said.open("wb") as output:
+    with output_path.open("wb") as output:
         process = subprocess.Popen(
             [str(engine().spark_home / "bin" / "spark-class"), *command],
             env=environment() | own,
@@ -41,7 +41,7 @@ def _start(running: contextlib.ExitStack, said: Path, command: list[str], ready:
     running.callback(process.wait)
     running.callback(process.kill)
     end = time.monotonic() + START_SECONDS
-    while ready not in said.read_text(errors="replace"):
+    while ready not in output_path.read_text(errors="replace"):
         if process.poll() is not None or time.monotonic() > end:
-            raise AssertionError(said.read_text(errors="replace"))
+            raise AssertionError(output_path.read_text(errors="replace"))
         time.sleep(0.05)

@@ -25,21 +25,21 @@ def main(number: int, settings: dict[str, str]) -> None:
     for key, value in settings.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
-    asked = Connection(number)
-    asked.send(session.version)
+    connection = Connection(number)
+    connection.send(session.version)
     while True:
         try:
-            kind, *given = asked.recv()
+            kind, *arguments = connection.recv()
         except EOFError:
             return
         try:
-            asked.send((True, answer(session, kind, given)))
+            connection.send((True, answer(session, kind, arguments)))
         except Exception as error:  # noqa: BLE001  # the test decides what it makes of it
-            asked.send((False, said(error)))
+            connection.send((False, error_text(error)))
 
 
-def answer(session: Any, kind: str, given: list[Any]) -> Any:
-    match kind, given:
+def answer(session: Any, kind: str, arguments: list[Any]) -> Any:
+    match kind, arguments:
         case "sql", [statement]:
             return [tuple(row) for row in session.sql(statement).collect()]
         case "set", [key, value]:
@@ -51,10 +51,10 @@ def answer(session: Any, kind: str, given: list[Any]) -> Any:
     raise ValueError(kind)
 
 
-def said(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     java = getattr(error, "java_exception", None)
     return str(java.toString()) if java is not None else str(error)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), dict(one.split("=", 1) for one in sys.argv[2:]))
+    main(int(sys.argv[1]), dict(setting.split("=", 1) for setting in sys.argv[2:]))

@@ -1,4 +1,4 @@
-"""A process whose log has a topic without progress: it appends, spills and says so, until somebody kills it.
+"""A process whose log has a topic without progress: it appends, spills and says so, until it is killed.
 
 Lines on stdout: `b OFFSET` an acked message of the stuck topic, whose payload is its offset; `spill` a step that let
 files go. Nothing is said before it is so.

@@ -25,7 +25,7 @@ from tests.support.history import check
 ticks = count(1)
 
 
-class Cursor(NamedTuple):
+class AuditedCursor(NamedTuple):
     """A cursor as it is stored (docs of the metadata store), read here by itself: the code under test is not asked."""
 
     revision: int
@@ -34,7 +34,7 @@ class Cursor(NamedTuple):
     ranges: list[tuple[int, int]]
 
     @classmethod
-    def parse(cls, value: bytes, revision: int) -> Cursor:
+    def parse(cls, value: bytes, revision: int) -> AuditedCursor:
         fields: dict[str, Any] = json.loads(value)
         at, ranges = fields["offset"], []
         for step, messages in zip(fields["acked"][::2], fields["acked"][1::2], strict=True):
@@ -46,14 +46,14 @@ class Cursor(NamedTuple):
         at = bisect_right(self.ranges, (offset, 1 << 62)) - 1
         return offset < self.offset or (at >= 0 and offset < self.ranges[at][1])
 
-    def holds_all_of(self, other: Cursor) -> bool:
+    def holds_all_of(self, other: AuditedCursor) -> bool:
         """For two of one generation."""
         mine = [(0, self.offset), *self.ranges]
         theirs = [(0, other.offset), *other.ranges]
         return all(any(low <= start and end <= high for low, high in mine) for start, end in theirs)
 
 
-class Handed(NamedTuple):
+class AuditedDelivery(NamedTuple):
     tick: int
     generation: int
     offset: int
@@ -62,25 +62,25 @@ class Handed(NamedTuple):
 class ShardAudit:
     def __init__(self, name: str, *, is_ordered: bool, is_keyed: bool) -> None:
         self.name = name
-        self.cursor: Cursor | None = None  # the newest that was seen
+        self.cursor: AuditedCursor | None = None  # the newest that was seen
         self.repeated = 0  # acks that were counted and came again
         self._is_ordered = is_ordered
         self._is_keyed = is_keyed
-        self._base: Cursor | None = None  # where this life began
-        self._found: list[tuple[int, Cursor]] = []  # where each life began, and when that was seen
+        self._base: AuditedCursor | None = None  # where this life began
+        self._starts: list[tuple[int, AuditedCursor]] = []  # where each life began, and when that was seen
         self._positions = {0: 0}  # of each generation
         self._answered = 0  # the generation that an answered seek must have left behind
-        self._asked: int | None = None
+        self._seek_target: int | None = None
         self._acked: dict[tuple[int, int], int] = {}  # generation, offset: when
         self._nacked: set[int] = set()
         self._counted: list[tuple[int, int, int]] = []  # store's revision, generation, offset of acks not seen stored
-        self._handed: list[Handed] = []
+        self._handed: list[AuditedDelivery] = []
         self._last: dict[tuple[str, int], int] = {}  # consumer and generation: the newest offset, in this life
         self._in_hand: dict[tuple[int, bytes], int] = {}  # generation and key: the offset
 
     # --- cursors ---
 
-    def written(self, cursor: Cursor) -> None:
+    def written(self, cursor: AuditedCursor) -> None:
         """A write was seen; of those between two that were seen nothing is known."""
         before = self.cursor
         if not self._see(cursor) or before is None:
@@ -89,8 +89,8 @@ class ShardAudit:
             is_due = revision < before.revision
             check(not is_due, "S3 acked before the last write but one began, not stored", self.name, offset, cursor)
 
-    def _see(self, cursor: Cursor) -> bool:
-        """False: it is no news."""
+    def _see(self, cursor: AuditedCursor) -> bool:
+        """Checks a cursor that was read; False if it is not newer than the last one."""
         if self.cursor is not None and cursor.revision <= self.cursor.revision:
             return False
         self._look_at(cursor)
@@ -102,7 +102,7 @@ class ShardAudit:
         ]
         return True
 
-    def _look_at(self, cursor: Cursor) -> None:
+    def _look_at(self, cursor: AuditedCursor) -> None:
         before = self.cursor
         if before is not None:
             check(cursor.generation >= before.generation, "S4 a seek was forgotten", self.name, before, cursor)
@@ -111,9 +111,9 @@ class ShardAudit:
         self._see_generation(cursor.generation)
         check(cursor.offset >= self._positions[cursor.generation], "S4 a cursor below its seek", self.name, cursor)
 
-    def life_began(self, cursor: Cursor, *, was_stopped: bool) -> None:
+    def life_began(self, cursor: AuditedCursor, *, was_stopped: bool) -> None:
         """This is what the broker found, or made of that: a start which finds a dead letter that the cursor did not
-        know writes it anew, before anybody comes (hazard 41).
+        know writes it anew, before a consumer joins (hazard 41).
 
         Such a write holds what the last life had stored, and none of the acks that died with it. So S3 asks nothing of
         it: it was asked of each write that was seen before, and S4 says that all of those is still here.
@@ -127,11 +127,11 @@ class ShardAudit:
             check(not self._counted, "S3 a stop in order forgot acks", self.name, self._counted)
         self.repeated += len(self._counted)
         self._counted = []
-        self._asked = None
-        for generation in [one for one in self._positions if one > cursor.generation]:
+        self._seek_target = None
+        for generation in [position for position in self._positions if position > cursor.generation]:
             self._retire(generation)
         self._base = cursor
-        self._found.append((next(ticks), cursor))
+        self._starts.append((next(ticks), cursor))
         self._last = {}
         self._in_hand = {}
 
@@ -148,24 +148,25 @@ class ShardAudit:
         for (acked_in, offset), tick in was.items():
             self._acked[retired if acked_in == generation else acked_in, offset] = tick
         self._handed = [
-            one._replace(generation=retired) if one.generation == generation else one for one in self._handed
+            delivery._replace(generation=retired) if delivery.generation == generation else delivery
+            for delivery in self._handed
         ]
 
     # --- seeks ---
 
     def seek_asked(self, position: int) -> None:
-        self._asked = position
+        self._seek_target = position
 
     def seek_answered(self) -> None:
-        self._answered = max(self._positions) if self._asked is None else max(self._positions) + 1
+        self._answered = max(self._positions) if self._seek_target is None else max(self._positions) + 1
         self._see_generation(self._answered)
 
     def _see_generation(self, generation: int) -> None:
         if generation not in self._positions:
-            is_next = self._asked is not None and generation == max(self._positions) + 1
-            check(is_next, "S4 a generation that nobody asked for", self.name, generation, self._positions)
-            assert self._asked is not None
-            self._positions[generation], self._asked = self._asked, None
+            is_next = self._seek_target is not None and generation == max(self._positions) + 1
+            check(is_next, "S4 a generation that no seek asked for", self.name, generation, self._positions)
+            assert self._seek_target is not None
+            self._positions[generation], self._seek_target = self._seek_target, None
 
     # --- messages ---
 
@@ -176,7 +177,7 @@ class ShardAudit:
         is_known = generation == base.generation and base.holds(offset)
         check(not is_known, "S2 delivered although its ack was stored", self.name, offset, base)
         check(offset >= self._positions[generation], "S4 delivered from below a seek", self.name, generation, offset)
-        self._handed.append(Handed(next(ticks), generation, offset))
+        self._handed.append(AuditedDelivery(next(ticks), generation, offset))
         if self._is_ordered and not attempt:
             newest = self._last.get((consumer, generation), -1)
             check(offset > newest, "S5 out of order", self.name, consumer, newest, offset)
@@ -194,7 +195,7 @@ class ShardAudit:
         self._in_hand.pop((generation, key), None)
 
     def given_up(self, generation: int, key: bytes) -> None:
-        """Its consumer leaves with it."""
+        """The consumer of this delivery has left."""
         self._in_hand.pop((generation, key), None)
 
     def counted(self, acks: Iterable[tuple[int, int]], revision: int) -> None:
@@ -210,7 +211,7 @@ class ShardAudit:
     def check_all(self, messages: Mapping[int, bytes], is_buried: Callable[[int], bool]) -> None:
         """`messages`: every offset of the shard that has one, with its key. `is_buried`: it may be a dead letter."""
         assert self.cursor is not None
-        for tick, cursor in [*self._found, (next(ticks), self.cursor)]:
+        for tick, cursor in [*self._starts, (next(ticks), self.cursor)]:
             position = self._positions[cursor.generation]
             for offset in messages:
                 if offset >= position and cursor.holds(offset):

@@ -53,7 +53,7 @@ class Event:
 
     @property
     def done(self) -> bool:
-        """Whether it came back with success."""
+        """True if the call returned success."""
         if self.end == UNFINISHED:
             return False
         return self.result == 0 if self.call is Call.ALLOCATE else self.result >= 0
@@ -80,13 +80,13 @@ def environment(library: Path, root: Path, trace: Path | None) -> dict[str, str]
     return {**chosen, "SYSCALL_RECORDER_TRACE": str(trace)} if trace else chosen
 
 
-def read_trace(trace: Path, directory: Path, said: Path) -> list[Event]:
+def read_trace(trace: Path, directory: Path, output: Path) -> list[Event]:
     """The calls on `directory` and its files, and the lines written to the file `said`, by their begin."""
-    place, told = os.path.realpath(directory), os.path.realpath(said)
+    place, output_path = os.path.realpath(directory), os.path.realpath(output)
     events = []
     for event, path in _paired(trace.read_bytes()):
         folder, _, name = path.rpartition("/")
-        if path == told and event.call is Call.WRITE:
+        if path == output_path and event.call is Call.WRITE:
             events.append(replace(event, call=Call.SAY, name=name))
         elif path == place and event.call is Call.SYNC:
             events.append(replace(event, call=Call.SYNC_DIRECTORY))
@@ -95,11 +95,11 @@ def read_trace(trace: Path, directory: Path, said: Path) -> list[Event]:
     return list(_told_apart(sorted(events, key=lambda event: event.begin)))
 
 
-def read_tree(trace: Path, said: Path) -> list[Event]:
+def read_tree(trace: Path, output: Path) -> list[Event]:
     """The same for everything that was recorded, with whole paths as names."""
-    told = os.path.realpath(said)
+    output_path = os.path.realpath(output)
     events = [
-        replace(event, call=Call.SAY if path == told and event.call is Call.WRITE else event.call, name=path)
+        replace(event, call=Call.SAY if path == output_path and event.call is Call.WRITE else event.call, name=path)
         for event, path in _paired(trace.read_bytes())
     ]
     return list(_told_apart(sorted(events, key=lambda event: event.begin)))
@@ -129,7 +129,7 @@ class _Entry(NamedTuple):
 
 
 def _paired(content: bytes) -> Iterator[tuple[Event, str]]:
-    """Each call with its end, and its whole path."""
+    """Each call joined with its end, and with its full path."""
     under_way: dict[int, _Entry] = {}
     for entry in _entries(content):
         if entry.phase == _BEGIN:
@@ -144,8 +144,8 @@ def _paired(content: bytes) -> Iterator[tuple[Event, str]]:
 
 
 def _event(begun: _Entry, end: int, result: int) -> Event:
-    found = (begun.inode, begun.position, result, begun.target, begun.data, begun.thread)
-    return Event(begun.place, end, begun.call, "", *found)
+    fields = (begun.inode, begun.position, result, begun.target, begun.data, begun.thread)
+    return Event(begun.place, end, begun.call, "", *fields)
 
 
 def _entries(content: bytes) -> Iterator[_Entry]:

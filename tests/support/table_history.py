@@ -10,24 +10,24 @@ Row = tuple[int, int]  # shard, offset
 
 
 @dataclass
-class History:
+class SnapshotHistory:
     parents: dict[int, int | None] = field(default_factory=dict)
     rows: dict[int, list[Row]] = field(default_factory=dict)
     deletes: dict[int, set[Row]] = field(default_factory=dict)
 
     def lineage(self, snapshot_id: int | None) -> list[int]:
-        found = []
+        ids = []
         while snapshot_id is not None:
-            found.append(snapshot_id)
+            ids.append(snapshot_id)
             snapshot_id = self.parents[snapshot_id]
-        return found
+        return ids
 
     def content(self, snapshot_id: int | None) -> list[Row]:
-        made: list[Row] = []
-        for one in reversed(self.lineage(snapshot_id)):
-            gone = self.deletes.get(one, set())
-            made = [row for row in made if row not in gone] + self.rows.get(one, [])
-        return made
+        content: list[Row] = []
+        for ancestor in reversed(self.lineage(snapshot_id)):
+            gone = self.deletes.get(ancestor, set())
+            content = [row for row in content if row not in gone] + self.rows.get(ancestor, [])
+        return content
 
 
 def rows_of(removal: Removal) -> set[Row]:

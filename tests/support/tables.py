@@ -41,13 +41,13 @@ NEW_VIEW: Object = {
 
 
 def table(version: int = 2, **request: Any) -> TableMetadata:
-    given = {"schema": SCHEMA, "properties": {"format-version": str(version)}} | request
-    return new_table_metadata(given, LOCATION, UUID, NOW_MS)
+    fields = {"schema": SCHEMA, "properties": {"format-version": str(version)}} | request
+    return new_table_metadata(fields, LOCATION, UUID, NOW_MS)
 
 
 def snapshot(number: int, parent: int | None = None, **more: Any) -> Object:
     """The snapshot with this id, which is also its sequence number; each is a second behind the one before."""
-    made: Object = {
+    fields: Object = {
         "snapshot-id": number,
         "sequence-number": number,
         "timestamp-ms": NOW_MS + 1_000 * number,
@@ -56,19 +56,19 @@ def snapshot(number: int, parent: int | None = None, **more: Any) -> Object:
         "schema-id": 0,
     }
     if parent is not None:
-        made["parent-snapshot-id"] = parent
-    return made | more
+        fields["parent-snapshot-id"] = parent
+    return fields | more
 
 
 def numbers_in(version: int, number: int) -> Object:
-    """What the snapshot with this id counts in a version of the format: v1 has no sequence, v3 has row ids."""
+    """The counters of a snapshot in a format version: v1 has no sequence number, v3 has row ids."""
     if version == 1:
         return {"sequence-number": 0}
     return {"first-row-id": number - 1, "added-rows": 1} if version >= 3 else {}
 
 
-def add(made: Object) -> Object:
-    return {"action": "add-snapshot", "snapshot": made}
+def add(fields: Object) -> Object:
+    return {"action": "add-snapshot", "snapshot": fields}
 
 
 def point(name: str, number: int, kind: str = "branch", **retention: int) -> Object:
@@ -78,27 +78,27 @@ def point(name: str, number: int, kind: str = "branch", **retention: int) -> Obj
 def commit_to(
     base: TableMetadata, *updates: Object, now_ms: int | None = None, location: str | None = FILE
 ) -> TableMetadata:
-    latest = max((one["timestamp-ms"] for one in base.snapshots), default=NOW_MS)
+    latest = max((entry["timestamp-ms"] for entry in base.snapshots), default=NOW_MS)
     return table_commit.apply_updates(base, location, updates, latest + 1_000 if now_ms is None else now_ms)
 
 
 def append(base: TableMetadata, number: int, **more: Any) -> TableMetadata:
     """A commit that adds a snapshot to main."""
-    made = snapshot(number, base.current_snapshot_id, **more)
-    return commit_to(base, add(made), point("main", number), now_ms=made["timestamp-ms"])
+    added = snapshot(number, base.current_snapshot_id, **more)
+    return commit_to(base, add(added), point("main", number), now_ms=added["timestamp-ms"])
 
 
 def with_snapshots(count: int, version: int = 2) -> TableMetadata:
     """Snapshots 1 to `count`, each the parent of the next."""
-    made = table(version)
+    metadata = table(version)
     for number in range(1, count + 1):
-        made = append(made, number, **numbers_in(version, number))
-    return made
+        metadata = append(metadata, number, **numbers_in(version, number))
+    return metadata
 
 
-def ids(made: TableMetadata) -> list[int]:
-    return [one["snapshot-id"] for one in made.snapshots]
+def ids(metadata: TableMetadata) -> list[int]:
+    return [entry["snapshot-id"] for entry in metadata.snapshots]
 
 
-def log_ids(made: TableMetadata) -> list[int]:
-    return [one["snapshot-id"] for one in made.snapshot_log]
+def log_ids(metadata: TableMetadata) -> list[int]:
+    return [entry["snapshot-id"] for entry in metadata.snapshot_log]

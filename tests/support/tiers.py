@@ -31,7 +31,7 @@ class InProcessScanWorker:
         self.scan_requests = scan_requests
         self.lake = lake
         self.asked: list[ScanRequest] = []
-        self.tell = self._tell  # one object: the scan_requests knows him by it
+        self.tell = self._tell  # one object: the scan requests identify the worker by it
         scan_requests.attach_worker(self.tell)
 
     def leave(self) -> None:
@@ -39,19 +39,19 @@ class InProcessScanWorker:
 
     def _tell(self, event: dict[str, Any]) -> None:
         if event["event"] == "asked":
-            asked = msgspec.convert(event["asked"], ScanRequest)
-            self.asked.append(asked)
-            self._task = asyncio.get_running_loop().create_task(self._answer(asked))
+            request = msgspec.convert(event["asked"], ScanRequest)
+            self.asked.append(request)
+            self._task = asyncio.get_running_loop().create_task(self._answer(request))
 
-    async def _answer(self, asked: ScanRequest) -> None:
+    async def _answer(self, request: ScanRequest) -> None:
         try:
-            data = msgspec.msgpack.encode(await self.lake.scanner.answer(asked))
+            data = msgspec.msgpack.encode(await self.lake.scanner.answer(request))
         except errors.IcestreamError as error:
-            self.scan_requests.fail(asked.number, error)
+            self.scan_requests.fail(request.number, error)
             return
         half = len(data) // 2
-        self.scan_requests.accept_part(asked.number, data[:half], False)
-        self.scan_requests.accept_part(asked.number, data[half:], True)
+        self.scan_requests.accept_part(request.number, data[:half], False)
+        self.scan_requests.accept_part(request.number, data[half:], True)
 
 
 class TieredMachine(BrokerMachine):
@@ -63,11 +63,11 @@ class TieredMachine(BrokerMachine):
         self.committed: dict[int, int] = {}
 
     async def open_storage(self, sink: Sink | None = None) -> PersistentStorage:
-        found = await super().open_storage(sink)
-        assert isinstance(found, IcebergStorage)
-        self.scan_requests = found.scan_requests = ScanRequests()
+        storage = await super().open_storage(sink)
+        assert isinstance(storage, IcebergStorage)
+        self.scan_requests = storage.scan_requests = ScanRequests()
         self.scan_worker = InProcessScanWorker(self.scan_requests, self.lake)
-        return found
+        return storage
 
     async def commit(self, shards: int = 1, end: int | None = None, **more: Any) -> int:
         assert self.log is not None
@@ -82,18 +82,18 @@ class TieredMachine(BrokerMachine):
 async def commit_log(
     lake: TopicLake, log: WriteAheadLog, committed: dict[int, int], shards: int = 1, end: int | None = None, **more: Any
 ) -> int:
-    """What is in the log and in no table becomes rows, as a round of the pipeline does it. The id of the snapshot."""
+    """Commits the uncommitted messages of the log to the table, like a round. Returns the snapshot id."""
     await log.sync()
-    made: list[Row] = []
+    rows: list[Row] = []
     ranges = []
     for shard in range(shards):
         key, start = ShardKey(lake.topic_id, shard), committed.get(shard, 0)
         stop = min(log.shard(*key).synced, end if end is not None else 2**62)
         if start < stop:
-            made += await rows_of_log(log, key, start, stop)
+            rows += await rows_of_log(log, key, start, stop)
             ranges.append((shard, start, stop))
             committed[shard] = stop
-    entries = [await lake.write(made, **more)] if made else []
+    entries = [await lake.write(rows, **more)] if rows else []
     return await lake.round(*ranges, entries=entries)
 
 
@@ -105,30 +105,30 @@ async def forget_committed(log: WriteAheadLog, topic_id: int, committed: dict[in
 
 
 async def rows_of_log(log: WriteAheadLog, key: ShardKey, start: int, end: int) -> list[Row]:
-    found: list[Row] = []
+    rows: list[Row] = []
     at = start
     while at < end:
         result = await log.reader.read(key, at)
         for section in result.sections:
             offset = section.base_offset
             for block in iter_blocks(section.body):
-                for made in rows_of_block(block):
+                for fields in rows_of_block(block):
                     if start <= offset < end:
-                        found.append(
-                            {**made, "shard": key.shard, "offset": offset, "append_time": section.append_time_us}
+                        rows.append(
+                            {**fields, "shard": key.shard, "offset": offset, "append_time": section.append_time_us}
                         )
                     offset += 1
         at = result.next_offset
-    return found
+    return rows
 
 
 def rows_of_block(block: Block) -> Iterator[dict[str, Any]]:
     """Numbers of a batch are its messages' own."""
     values = {column.name: block.values(column) for column in envelope.COLUMNS if column.in_table}
     for number in range(block.rows):
-        made = {name: column[number] for name, column in values.items()}
+        row = {name: column[number] for name, column in values.items()}
         if block.numbering is not None:
-            own = made["producer_id"]
-            made["producer_id"] = block.numbering.producer_id if own is None else own
-            made["sequence"] = block.numbering.first_sequence + number
-        yield made
+            own = row["producer_id"]
+            row["producer_id"] = block.numbering.producer_id if own is None else own
+            row["sequence"] = block.numbering.first_sequence + number
+        yield row

@@ -37,7 +37,7 @@ from icestream.readers.sections import TYPES
 from icestream.runtime.clock import Clock, SimulatedClock
 from icestream.runtime.randomness import SeededRandomness
 from icestream.runtime.tasks import InlineOffload
-from tests.support import proof
+from tests.support import table_verification
 
 TOPIC, TOPIC_ID = "/default/orders", 12
 TABLE = Identifier(("default",), "orders")
@@ -93,8 +93,8 @@ LIST = {
 
 def row(offset: int, shard: int = 0, **values: Any) -> Row:
     """A message of one tick for each ten offsets."""
-    known = {"append_time": 1_000 * (offset // 10), "payload": b"m%d" % offset}
-    return {"shard": shard, "offset": offset, **known, **values}
+    defaults = {"append_time": 1_000 * (offset // 10), "payload": b"m%d" % offset}
+    return {"shard": shard, "offset": offset, **defaults, **values}
 
 
 def rows(start: int, end: int, shard: int = 0, **values: Any) -> list[Row]:
@@ -116,7 +116,7 @@ def damage_page(path: Path, column: str) -> None:
     data, metadata = bytearray(path.read_bytes()), pq.read_metadata(path)
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         columns = [group.column(number) for number in range(metadata.num_columns)]
-        at = next(one.data_page_offset for one in columns if one.path_in_schema == column)
+        at = next(chunk.data_page_offset for chunk in columns if chunk.path_in_schema == column)
         data[at : at + 8] = b"\xff" * 8
     path.write_bytes(data)
 
@@ -150,12 +150,12 @@ class TopicLake:
         )
         self.tables = self.scans.tables
         if isinstance(self.store, MemoryStore):  # another may be away when the test has ended
-            proof.note(self.scans.new_tables, self.files)
+            table_verification.note(self.scans.new_tables, self.files)
         self.reader = FileReader(file_opener(self.files), open_row_group_cache(cache or RowGroupCacheOptions()))
         self.scanner = Scanner(self.tables, self.reader, InlineOffload())
         self.live: list[dict[str, Any]] = []  # entries of the current snapshot
         self._numbers = count(1)
-        self._asked = count(1)
+        self._request_numbers = count(1)
 
     async def bind(self, shards: int = 1, start: int = 0) -> None:
         await self.store.put(catalog_keys.LEASE, catalog_records.encode(catalog_records.LeaseRecord(LEASE)))
@@ -168,14 +168,16 @@ class TopicLake:
 
     # --- files ---
 
-    async def write(self, given: Sequence[Row], groups: int = 1_000_000, *, ids: bool = True, **more: Any) -> Any:
+    async def write(self, messages: Sequence[Row], groups: int = 1_000_000, *, ids: bool = True, **more: Any) -> Any:
         """A data file of these rows, in this order, named as the pipeline's are; the entry of a manifest for it.
         `bounds=False`: without them."""
         table = await self.table()
         numbers = {field["name"]: field["id"] for field in table.current_schema["fields"]}
-        columns = [name for name in TYPES if any(one.get(name) is not None for one in given) or name == "offset"]
-        made = pa.table(
-            [pa.array([_arrow(one.get(name)) for one in given], TYPES[name]) for name in columns],
+        columns = [
+            name for name in TYPES if any(message.get(name) is not None for message in messages) or name == "offset"
+        ]
+        arrow_table = pa.table(
+            [pa.array([_arrow(message.get(name)) for message in messages], TYPES[name]) for name in columns],
             pa.schema(
                 [
                     pa.field(
@@ -188,32 +190,34 @@ class TopicLake:
             ),
         )
         path = f"{table.location}/data/{data_name(LEASE, uuid.uuid4().hex)}"
-        self._write(path, made, groups, more.pop("statistics", True))
+        self._write(path, arrow_table, groups, more.pop("statistics", True))
         bounds = more.pop("bounds", True)
-        return self._entry(path, made, numbers if bounds else {}, **more)
+        return self._entry(path, arrow_table, numbers if bounds else {}, **more)
 
-    async def write_table(self, made: Any, save: Callable[[Any, Path], object], **more: Any) -> Any:
+    async def write_table(self, arrow_table: Any, save: Callable[[Any, Path], object], **more: Any) -> Any:
         """A data file as another engine wrote it: `save` gets the rows and the path."""
         table = await self.table()
         path = f"{table.location}/data/{uuid.uuid4()}"
         local = Path(path.removeprefix("file:"))
         local.parent.mkdir(parents=True, exist_ok=True)
-        save(made, local)
-        return self._entry(path, made, await self.field_ids() if more.pop("bounds", True) else {}, **more)
+        save(arrow_table, local)
+        return self._entry(path, arrow_table, await self.field_ids() if more.pop("bounds", True) else {}, **more)
 
     async def field_ids(self) -> dict[str, int]:
         return {field["name"]: field["id"] for field in (await self.table()).current_schema["fields"]}
 
-    def _write(self, location: str, made: Any, groups: int, statistics: bool) -> None:
+    def _write(self, location: str, arrow_table: Any, groups: int, statistics: bool) -> None:
         local = Path(location.removeprefix("file:"))
         local.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(made, local, row_group_size=groups, write_statistics=statistics, compression="zstd")
+        pq.write_table(arrow_table, local, row_group_size=groups, write_statistics=statistics, compression="zstd")
 
-    def _entry(self, path: str, made: Any, numbers: Mapping[str, int], content: int = 0, **more: Any) -> dict[str, Any]:
+    def _entry(
+        self, path: str, arrow_table: Any, numbers: Mapping[str, int], content: int = 0, **more: Any
+    ) -> dict[str, Any]:
         lower, upper = [], []
         for name, form in (("shard", "<i"), ("offset", "<q"), ("append_time", "<q")):
-            if name in numbers and name in made.column_names:
-                values = made[name].cast(pa.int64()).to_pylist()
+            if name in numbers and name in arrow_table.column_names:
+                values = arrow_table[name].cast(pa.int64()).to_pylist()
                 lower.append({"key": numbers[name], "value": struct.pack(form, min(values))})
                 upper.append({"key": numbers[name], "value": struct.pack(form, max(values))})
         file = {
@@ -221,7 +225,7 @@ class TopicLake:
             "file_path": path,
             "file_format": "PARQUET",
             "partition": {},
-            "record_count": len(made),
+            "record_count": len(arrow_table),
             "file_size_in_bytes": Path(path.removeprefix("file:")).stat().st_size,
             "lower_bounds": lower or None,
             "upper_bounds": upper or None,
@@ -232,10 +236,10 @@ class TopicLake:
         """A file that deletes rows of another by their places in it."""
         path = entry["data_file"]["file_path"]
         at = sorted(positions)
-        made = pa.table({"file_path": pa.array([path] * len(at)), "pos": pa.array(at, pa.int64())})
+        arrow_table = pa.table({"file_path": pa.array([path] * len(at)), "pos": pa.array(at, pa.int64())})
         where = f"{(await self.table()).location}/data/{uuid.uuid4()}-deletes.parquet"
-        self._write(where, made, 1_000_000, True)
-        return self._entry(where, made, {}, content)
+        self._write(where, arrow_table, 1_000_000, True)
+        return self._entry(where, arrow_table, {}, content)
 
     # --- commits ---
 
@@ -252,7 +256,7 @@ class TopicLake:
         return await self._commit(number, [claim], [*self.live, *entries], "append")
 
     async def replace(self, entries: Sequence[Any], operation: str = "replace", **summary: str) -> int:
-        """As another engine does: these are the files from now on."""
+        """Replaces the table's files by these, as another engine does."""
         return await self._commit(next(self._numbers), [], entries, operation, **summary)
 
     async def _commit(
@@ -267,13 +271,13 @@ class TopicLake:
                 entry["sequence_number"], entry["snapshot_id"] = sequence, snapshot_id
         listed = []
         for content in (0, 1):
-            some = [one for one in entries if bool(one["data_file"]["content"]) == bool(content)]
+            some = [entry for entry in entries if bool(entry["data_file"]["content"]) == bool(content)]
             if some:
                 path = f"{where}/m{number}-{content}.avro"
                 await self.files.create(path, [_avro(MANIFEST, some)])
                 listed.append({"manifest_path": path, "content": content, "sequence_number": sequence})
         await self.files.create(f"{where}/snap-{number}.avro", [_avro(LIST, listed)])
-        made = {
+        added = {
             "snapshot-id": snapshot_id,
             "sequence-number": sequence,
             "timestamp-ms": self.clock.wall_us() // 1000 + number,
@@ -282,9 +286,9 @@ class TopicLake:
             "schema-id": 0,
         }
         if table.current_snapshot_id is not None:
-            made["parent-snapshot-id"] = table.current_snapshot_id
+            added["parent-snapshot-id"] = table.current_snapshot_id
         point = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot_id}
-        updates = [{"action": "add-snapshot", "snapshot": made}, point]
+        updates = [{"action": "add-snapshot", "snapshot": added}, point]
         await self.catalog.commits.commit(TABLE, CommitRequest(claims, updates))
         self.live = list(entries)
         return snapshot_id
@@ -292,49 +296,53 @@ class TopicLake:
     async def expire(self, *snapshots: int) -> None:
         """These, or all snapshots but the current one. Their files stay: `remove` takes them."""
         table = await self.table()
-        gone = [one["snapshot-id"] for one in table.snapshots if one["snapshot-id"] != table.current_snapshot_id]
+        gone = [
+            snapshot["snapshot-id"]
+            for snapshot in table.snapshots
+            if snapshot["snapshot-id"] != table.current_snapshot_id
+        ]
         updates = [{"action": "remove-snapshots", "snapshot-ids": list(snapshots) or gone}]
         await self.catalog.commits.commit(TABLE, CommitRequest([], updates))
 
     # --- reading ---
 
     async def ask(self, question: ScanKind, value: int = 0, shard: int = 0, bytes_max: int = 1 << 20) -> ScanResponse:
-        asked = ScanRequest(next(self._asked), question, self.topic, self.topic_id, shard, value, bytes_max)
-        return await self.scanner.answer(asked)
+        request = ScanRequest(next(self._request_numbers), question, self.topic, self.topic_id, shard, value, bytes_max)
+        return await self.scanner.answer(request)
 
     async def read_all(
         self, position: int = 0, shard: int = 0, bytes_max: int = 1 << 20
     ) -> tuple[dict[int, bytes], list[tuple[int, int, str]]]:
         """Payloads by offset, in the order in which they came, and what was missing."""
-        found: dict[int, bytes] = {}
+        delivered: dict[int, bytes] = {}
         gaps: list[tuple[int, int, str]] = []
         while True:
             scanned = await self.ask(ScanKind.READ, position, shard, bytes_max)
             assert scanned.end is not None
             if position >= scanned.end:
-                return found, gaps
+                return delivered, gaps
             assert scanned.next_offset > position
             pieces: list[tuple[int, int]] = []
             for section in scanned.sections:
                 pieces.append((section.base_offset, section.base_offset + section.rows))
-                payloads = [value for one in iter_blocks(section.body) for value in one.values(envelope.PAYLOAD)]
+                payloads = [value for block in iter_blocks(section.body) for value in block.values(envelope.PAYLOAD)]
                 assert len(payloads) == section.rows
                 for at, payload in enumerate(payloads, section.base_offset):
-                    assert at not in found
+                    assert at not in delivered
                     assert isinstance(payload, bytes)
-                    found[at] = payload
-            for one in scanned.missing:
-                pieces.append((one.start, one.end))
-                gaps.append((one.start, one.end, one.reason))
+                    delivered[at] = payload
+            for gap in scanned.missing:
+                pieces.append((gap.start, gap.end))
+                gaps.append((gap.start, gap.end, gap.reason))
             for start, end in sorted(pieces):  # without a hole, and nothing twice
                 assert start == position
                 position = end
             assert position == scanned.next_offset
 
 
-def _avro(schema: Any, given: Sequence[Any]) -> bytes:
+def _avro(schema: Any, records: Sequence[Any]) -> bytes:
     out = io.BytesIO()
-    fastavro.writer(out, fastavro.parse_schema(schema), list(given), codec="deflate")
+    fastavro.writer(out, fastavro.parse_schema(schema), list(records), codec="deflate")
     return out.getvalue()
 
 

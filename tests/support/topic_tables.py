@@ -7,6 +7,7 @@ from typing import Any
 
 from icestream.catalog.topic_rules import bind, topic_schema
 from icestream.catalog.topic_rules.commit_rules import CommitDecision, CommitRequest, TableState, judge_commit
+from icestream.catalog.topic_rules.rewritten_rows import Bounds, DataFile, FileChanges
 from icestream.iceberg.values import Object
 from tests.support.tables import FILE, NOW_MS, add, column, point, schema, snapshot, table
 
@@ -43,16 +44,60 @@ def claim(number: int, *ranges: tuple[int, int, int, int], lease: int = LEASE, t
         "round-id": round_id(number),
         "topic-id": topic_id,
         "pipeline-epoch": lease,
-        "ranges": [dict(zip(("shard", "epoch", "start", "end"), one, strict=True)) for one in ranges],
+        "ranges": [dict(zip(("shard", "epoch", "start", "end"), offset_range, strict=True)) for offset_range in ranges],
     }
+
+
+def data_file(name: str, start: int, end: int, *, shard: int = 0, rows: int | None = None, number: int = 1) -> DataFile:
+    """A file of the offsets [start, end) of a shard. `number`: its data sequence number."""
+    count = end - start if rows is None else rows
+    return DataFile(name, count, Bounds(shard, shard), Bounds(start, end - 1), number)
+
+
+def new_name(token: int, epoch: int = LEASE) -> str:
+    """The location of a file that the pipeline wrote under this epoch."""
+    return f"file:/t/data/icestream-{epoch}-{token:032x}.parquet"
+
+
+def rewrite_claim(
+    number: int, changes: FileChanges, *, lease: int = LEASE, topic_id: int = TOPIC_ID, **more: Any
+) -> Object:
+    """The requirement of a rewrite that names the files of these changes."""
+    return {
+        "type": "assert-icestream-job",
+        "kind": "rewrite",
+        "round-id": round_id(number),
+        "topic-id": topic_id,
+        "pipeline-epoch": lease,
+        "replaced": [file.location for file in changes.removed],
+        "added": [file.location for file in changes.added],
+        **more,
+    }
+
+
+def commit_rewrite(
+    state: TableState,
+    number: int,
+    changes: FileChanges,
+    *,
+    lease: int = LEASE,
+    lease_epoch: int | None = LEASE,
+    snapshot_id: int | None = None,
+    requirement: Object | None = None,
+) -> CommitDecision:
+    """`lease`: the epoch that the rewrite states. `lease_epoch`: of the driver that has the lease."""
+    updates = replacing(state, snapshot_id or 2_000 + number, "replace")
+    claimed = requirement or rewrite_claim(number, changes, lease=lease)
+    request = CommitRequest([claimed], updates, file_changes=changes)
+    return judge_commit(state, request, lease_epoch, NOW_MS + 10_000)
 
 
 def appending(state: TableState, snapshot_id: int, **more: Any) -> list[Object]:
     """The updates of a commit that adds a snapshot to main."""
     number = state.table.fields.get("last-sequence-number", 0) + 1
-    made = snapshot(snapshot_id, state.table.current_snapshot_id, **{"sequence-number": number})
-    made["timestamp-ms"] = NOW_MS + number
-    return [add(made | more), point("main", snapshot_id)]
+    added = snapshot(snapshot_id, state.table.current_snapshot_id, **{"sequence-number": number})
+    added["timestamp-ms"] = NOW_MS + number
+    return [add(added | more), point("main", snapshot_id)]
 
 
 def commit_round(

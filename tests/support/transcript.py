@@ -33,7 +33,7 @@ from icestream.broker.dispatch.instruction import DeadLetter, Deliver, Dropped, 
 from icestream.broker.dispatch.key_shared import KeySharedDispatcher
 from icestream.broker.rate_limit import TokenBucket
 from icestream.model.cursor import AckedOffsets
-from icestream.model.subscription import FailurePolicy, PoisonPolicy, RedeliveryBackoff, SubscriptionType
+from icestream.model.subscription_options import FailurePolicy, PoisonPolicy, RedeliveryBackoff, SubscriptionType
 
 RULE = "----"
 Options = dict[str, str]
@@ -41,18 +41,18 @@ Options = dict[str, str]
 
 def replay(text: str) -> str:
     """The same commands and comments, with the answers of today."""
-    stage, out = Stage(), []
+    stage, out = TranscriptPlayer(), []
     for paragraph in text.strip().split("\n\n"):
-        asked = paragraph.split(f"\n{RULE}")[0].splitlines()
-        out.append("\n".join(asked))
-        commands = [line for line in asked if not line.startswith("#")]
+        lines = paragraph.split(f"\n{RULE}")[0].splitlines()
+        out.append("\n".join(lines))
+        commands = [line for line in lines if not line.startswith("#")]
         if commands:
             answers = [answer for command in commands for answer in stage.play(command)]
             out[-1] = "\n".join([out[-1], RULE, *answers])
     return "\n\n".join(out) + "\n"
 
 
-class Stage:
+class TranscriptPlayer:
     """One dispatcher, its consumers and its log."""
 
     def __init__(self) -> None:
@@ -136,9 +136,9 @@ class Stage:
         return self._tell(self.dispatcher.ack_through(int(words[0]), self._generation(options), self.now))
 
     def _nack(self, words: list[str], options: Options) -> list[str]:
-        delay_ms, who = int(options.get("delay", 0)), ord(options["from"]) if "from" in options else None
-        found = self.dispatcher.nack(ranges(words[0]), self._generation(options), self.now, delay_ms, who)
-        return self._tell(found)
+        delay_ms, consumer = int(options.get("delay", 0)), ord(options["from"]) if "from" in options else None
+        instructions = self.dispatcher.nack(ranges(words[0]), self._generation(options), self.now, delay_ms, consumer)
+        return self._tell(instructions)
 
     def _generation(self, options: Options) -> int:
         return int(options.get("generation", self.dispatcher.generation))
@@ -179,17 +179,17 @@ class Stage:
     # --- answers ---
 
     def _tell(self, instructions: Iterable[Instruction]) -> list[str]:
-        told = [self._line(one) for one in instructions]
+        lines = [self._line(instruction) for instruction in instructions]
         while isinstance(self.dispatcher, KeySharedDispatcher):
             start, end = self.dispatcher.needed_keys
             if start >= end:
                 break
-            told += [self._line(one) for one in self.dispatcher.add_keys(start, self.keys[start:end], self.now)]
-        return told
+            lines += [self._line(key) for key in self.dispatcher.add_keys(start, self.keys[start:end], self.now)]
+        return lines
 
-    def _line(self, one: Instruction) -> str:
-        where = shown([(one.start, one.end)])
-        match one:
+    def _line(self, instruction: Instruction) -> str:
+        where = shown([(instruction.start, instruction.end)])
+        match instruction:
             case Deliver(consumer, start, _, attempt):
                 key = f" {self.keys[start].decode()}" if isinstance(self.dispatcher, KeySharedDispatcher) else ""
                 return f"deliver {chr(consumer)} {where}{key}" + (f" attempt {attempt}" if attempt else "")
@@ -199,16 +199,21 @@ class Stage:
                 return f"drop {where} after {attempt} failures: {reason}"
 
     def _state(self, words: list[str], options: Options) -> list[str]:
-        one = self.dispatcher
-        acked = f" and {shown(one.acked.ranges)}" if one.acked.ranges else ""
-        lines = [f"at {self.now} ms: acked below {one.acked.position}{acked}, next {one.next} of {one.end}"]
-        lines += [f"  {chr(run.value.consumer)} has {span(run)} until {run.value.due_ms}" for run in one.in_flight]
-        lines += [f"  {span(run)} waits until {run.value.due_ms}" for run in one.delayed]
-        lines += [f"  {span(run)} is ready" for run in one.ready]
-        lines += [f"  {span(run)} becomes a dead letter" for run in one.settling]
-        lines += [f"  {span(run)} is blocked" for run in one.blocked]
-        lines += [f"  {shown([(start, end)])} failed {count} times" for start, end, count in one.attempts]
-        return lines + ([f"  wakes at {one.wake_ms}"] if one.wake_ms is not None else [])
+        dispatcher = self.dispatcher
+        acked = f" and {shown(dispatcher.acked.ranges)}" if dispatcher.acked.ranges else ""
+        lines = [
+            f"at {self.now} ms: acked below {dispatcher.acked.position}{acked}, "
+            f"next {dispatcher.next} of {dispatcher.end}"
+        ]
+        lines += [
+            f"  {chr(run.value.consumer)} has {span(run)} until {run.value.due_ms}" for run in dispatcher.in_flight
+        ]
+        lines += [f"  {span(run)} waits until {run.value.due_ms}" for run in dispatcher.delayed]
+        lines += [f"  {span(run)} is ready" for run in dispatcher.ready]
+        lines += [f"  {span(run)} becomes a dead letter" for run in dispatcher.settling]
+        lines += [f"  {span(run)} is blocked" for run in dispatcher.blocked]
+        lines += [f"  {shown([(start, end)])} failed {count} times" for start, end, count in dispatcher.attempts]
+        return lines + ([f"  wakes at {dispatcher.wake_ms}"] if dispatcher.wake_ms is not None else [])
 
 
 def policy(options: Options) -> FailurePolicy:

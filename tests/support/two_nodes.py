@@ -15,7 +15,7 @@ from icestream.frontends.native.native_listener import NativeListener
 from icestream.metadata.store import MemoryStore
 from icestream.rpc import handshake
 from icestream.runtime.clock import SystemClock
-from tests.support.broker_machine import KeptStore
+from tests.support.faulty_store import FaultyStore
 
 FIRST, SECOND = 0xA, 0xB  # their ids; the first has founded the cluster
 
@@ -46,7 +46,7 @@ def broker_of(store: MemoryStore, node_id: int) -> Broker:
 
 @asynccontextmanager
 async def two_nodes(store: MemoryStore | None = None) -> AsyncIterator[TwoNodes]:
-    store = store or KeptStore(SystemClock())
+    store = store or FaultyStore(SystemClock(), survives_close=True)
     brokers = [broker_of(store, FIRST), broker_of(store, SECOND)]
     listeners = []
     for node_id, broker in zip((FIRST, SECOND), brokers, strict=True):

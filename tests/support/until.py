@@ -1,4 +1,4 @@
-"""Waits for something that only another part of the program can make true, and that tells nobody."""
+"""Waits for a condition that another part of the program makes true without an event."""
 
 from __future__ import annotations
 

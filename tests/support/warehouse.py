@@ -61,7 +61,7 @@ class SimulatedFolder:
         return 0 if f"file:{self._named(name)}" in old_files(self.disk) else 2**60
 
     def remove_empty(self) -> None:
-        """It knows no directories."""
+        """Does nothing: the simulated disk has no directories."""
 
     def disk_number(self) -> int:
         return next((number for number, path in mounts(self.disk) if str(self.path).startswith(path)), 0)
@@ -82,19 +82,19 @@ class SimulatedFolder:
         return self._named(name)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: no resource is held."""
 
 
 def old_files(disk: SimulatedDisk) -> set[str]:
     """Files that were written long ago; the others are new for ever."""
-    found: set[str] = disk.__dict__.setdefault("old_files", set())
-    return found
+    names: set[str] = disk.__dict__.setdefault("old_files", set())
+    return names
 
 
 def mounts(disk: SimulatedDisk) -> list[tuple[int, str]]:
     """Paths that count as disks of their own, numbered from 1."""
-    found: list[tuple[int, str]] = disk.__dict__.setdefault("mounts", [])
-    return found
+    entries: list[tuple[int, str]] = disk.__dict__.setdefault("mounts", [])
+    return entries
 
 
 def files_on(disk: SimulatedDisk) -> LocalFiles:
@@ -104,7 +104,7 @@ def files_on(disk: SimulatedDisk) -> LocalFiles:
     return LocalFiles(open_folder, InlineOffload())
 
 
-class World:
+class CatalogWorld:
     """A store, a disk, a clock, and the catalog that lives with them."""
 
     def __init__(
@@ -129,7 +129,7 @@ class World:
         return catalog.cleanup(ManifestReader(files_on(self.disk), InlineOffload()))
 
     async def upkeep(self) -> int:
-        """What is due goes; in how many steps."""
+        """Does the maintenance that is due; returns the number of steps."""
         return len([None async for _ in self.keeping.work()])
 
     async def with_table(self, name: str = "table", **request: Any) -> Identifier:
@@ -143,7 +143,7 @@ class World:
         return [f"file:{name}" for name in self.disk.names() if name.endswith(".metadata.json")]
 
     def write(self, location: str, data: bytes = b"x") -> None:
-        """As another engine does: it never syncs."""
+        """Writes a file as another engine does: without a sync."""
         file = self.disk.create(location.removeprefix("file:"))
         file.write_at(0, data)
         file.close()

@@ -29,8 +29,8 @@ from icestream.wal.producer_sequences import Duplicate
 from icestream.wal.receipt import Receipt
 from icestream.wal.tail import SectionRead
 from icestream.wal.write_ahead_log import WriteAheadLog
-from tests.support.batches import Numbers, name_of, payloads
-from tests.support.writer_plan import Plan, Producer
+from tests.support.batches import BatchNumbers, name_of, payloads
+from tests.support.writer_plan import WriterPlan, WriterProducer
 
 IN_FLIGHT_MAX = 4  # requests of one writer that wait for their acks
 REQUEST_BATCHES = (1, 1, 1, 1, 1, 2, 2, 3, 40)
@@ -41,10 +41,10 @@ FLOOR_LAGS = (1, 10, 50, 400)  # messages of a shard that the floor leaves in th
 Part = tuple[str, int, ShardKey, Numbering | None]  # writer, batch, where it goes
 
 
-_PARENT = 900  # a descriptor that nobody else has
+_PARENT = 900  # a descriptor that no other file has
 
 
-def run(plan: Plan) -> None:
+def run(plan: WriterPlan) -> None:
     os.dup2(1, _PARENT)
     os.dup2(2, 1)  # only `tell` speaks to the parent
     assert (native is not None) is plan.native, "the native part is not as the plan says"
@@ -52,7 +52,7 @@ def run(plan: Plan) -> None:
     runner(_run(plan))
 
 
-async def _run(plan: Plan) -> None:
+async def _run(plan: WriterPlan) -> None:
     try:
         await _Load(plan).run()
     except NotOpened as failure:
@@ -76,7 +76,7 @@ def tell(kind: str, *facts: Any) -> None:
 
 
 class _Load:
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: WriterPlan) -> None:
         self.plan = plan
         self.chance = random.Random(f"{plan.seed}/{plan.start}")
         self.keys = [ShardKey(topic, shard) for topic in range(1, plan.topics + 1) for shard in range(plan.shards)]
@@ -130,10 +130,10 @@ class _Load:
 
     async def _read(self, key: ShardKey, offset: int) -> int:
         """Reads a stretch and tells each batch in it; where to go on."""
-        found = await self.log.reader.read(key, offset, self.chance.choice((1, 2_000, 100_000)))
-        for section in found.sections:
+        answer = await self.log.reader.read(key, offset, self.chance.choice((1, 2_000, 100_000)))
+        for section in answer.sections:
             self._tell_section(key, section)
-        return found.next_offset
+        return answer.next_offset
 
     def _tell_section(self, key: ShardKey, section: SectionRead) -> None:
         base = section.base_offset
@@ -149,7 +149,7 @@ class _Load:
     # --- work ---
 
     async def _look(self) -> None:
-        """Nothing: the start has been told."""
+        """Does nothing: the start has been reported."""
 
     async def _storm(self) -> None:
         writers = [self._write(f"u{self.plan.start}.{number}") for number in range(3)]
@@ -183,10 +183,10 @@ class _Load:
             await flight.recover()
         await flight.land()
 
-    async def _produce(self, producer: Producer) -> None:
+    async def _produce(self, producer: WriterProducer) -> None:
         """A producer with numbers: first what was not acked before, the same batches again, then new ones."""
         key = ShardKey(producer.topic, producer.shard)
-        numbers = Numbers(self.plan.seed, producer.name)
+        numbers = BatchNumbers(self.plan.seed, producer.name)
         flight = _Flight(self)
         flight.next = producer.next_batch
         self.log.state.producers.open(producer.id, producer.epoch)
@@ -205,8 +205,8 @@ class _Load:
             if await flight.recover():
                 number = flight.next
 
-    async def _come_back(self, producer: Producer, key: ShardKey, numbers: Numbers) -> int:
-        """It is told the last stored number, and its former self is locked out (hazard 7)."""
+    async def _come_back(self, producer: WriterProducer, key: ShardKey, numbers: BatchNumbers) -> int:
+        """The producer returns: it gets the last stored number, and its former epoch is fenced (hazard 7)."""
         last = self.log.state.producers.last_sequence(key, producer.id)
         number = 0 if last is None else numbers.batch_at(last + 1)
         block = encode_block(1, {envelope.PAYLOAD: [b"x"]}, Numbering(producer.id, producer.epoch - 1, (last or 0) + 1))
@@ -241,7 +241,7 @@ class _Load:
                 assert floor == -1 or self.floors[key] > floor, f"{key}: offset {offset} is gone, floor {floor}"
 
     async def _keep_up(self) -> None:
-        """What the pipeline does: it has synced, its floor follows what was read, and a checkpoint now and then."""
+        """Works like the pipeline: syncs, moves the floor behind what was read, writes a checkpoint now and then."""
         while True:
             await self._wait_for_acks(UPKEEP_EVERY_ACKS)
             if self.chance.random() < 0.7:
@@ -300,7 +300,7 @@ class _Flight:
     async def send(self, parts: Sequence[Part]) -> None:
         load = self._load
         while len(self._waiting) >= IN_FLIGHT_MAX or (self._waiting and load.chance.random() < 0.3):
-            await self._one()
+            await self._settle_answers()
         batches = [self._batch(*part) for part in parts]
         for writer, number, key, _ in parts:
             tell("send", writer, number, key)
@@ -328,7 +328,7 @@ class _Flight:
             elif isinstance(result, errors.IcestreamError):
                 tell("refused", result.code, str(result), writer, number)
 
-    async def _one(self) -> None:
+    async def _settle_answers(self) -> None:
         while not (done := {answer for answer in self._waiting if answer.done()}):
             self._news.clear()
             await self._news.wait()
@@ -358,4 +358,4 @@ class _Flight:
 
     async def land(self) -> None:
         while self._waiting:
-            await self._one()
+            await self._settle_answers()

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(slots=True)
-class Producer:
+class WriterProducer:
     """A producer that numbers its messages. It goes on with batch `next_batch`, the first that was not acked."""
 
     id: int
@@ -24,7 +24,7 @@ class Producer:
 
 
 @dataclass(slots=True)
-class Plan:
+class WriterPlan:
     directory: str
     mode: str = "always"
     native: bool = True
@@ -34,7 +34,7 @@ class Plan:
     topics: int = 2
     shards: int = 2
     options: dict[str, int] = field(default_factory=dict)  # of LogOptions
-    producers: list[Producer] = field(default_factory=list)
+    producers: list[WriterProducer] = field(default_factory=list)
     floors: dict[str, int] = field(default_factory=dict)  # "topic/shard": where the run's floor stands
     disk_fails: bool = False  # whether a full or failing disk is an answer, or the end
     tell_positions: bool = False  # whether recovery is told the floors, as a metadata store would
@@ -43,7 +43,7 @@ class Plan:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
+    def from_json(cls, text: str) -> WriterPlan:
         fields: dict[str, Any] = json.loads(text)
-        fields["producers"] = [Producer(**producer) for producer in fields["producers"]]
+        fields["producers"] = [WriterProducer(**producer) for producer in fields["producers"]]
         return cls(**fields)

@@ -1,8 +1,8 @@
 """A process with a log of its own, for tests that kill it. Its one argument is the plan.
 
-PLAN is the JSON of a `Plan` (writer_plan.py). What happens is told on stdout, one JSON list a line, each after the fact
-(an intent: before it); a whole line is one write, so a killed process tells nothing by halves. A line "stop" on stdin
-ends it in order; the end of stdin, when the parent has died, at once.
+PLAN is the JSON of a `WriterPlan` (writer_plan.py). Events are printed to stdout, one JSON list a line, after the fact
+(an intent: before it); a line is one write, so a killed process prints no partial line. A line "stop" on stdin ends the
+process cleanly; the end of stdin, when the parent has died, immediately.
 
     opening                                     before the log is opened
     opened        report, seconds               after it
@@ -14,7 +14,7 @@ ends it in order; the end of stdin, when the parent has died, at once.
     ack           writer, number, key, base     after the log answered; base is null where it is no longer known
     known         writer, number                a producer came back with a new epoch: all batches before it are stored
     floor         key, offset                   before the floor moves
-    refused       code, text, writer, number    it is not stored, or nobody knows
+    refused       code, text, writer, number    it is not stored, or that is unknown
     resting                                     work "rest": all is acked and synced
     closed
     failed        text                          anything else; the end
@@ -25,8 +25,8 @@ from __future__ import annotations
 import sys
 
 from tests.support.writer_load import run
-from tests.support.writer_plan import Plan
+from tests.support.writer_plan import WriterPlan
 
 
 def main() -> None:
-    run(Plan.from_json(sys.argv[1]))
+    run(WriterPlan.from_json(sys.argv[1]))

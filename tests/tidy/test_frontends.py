@@ -36,12 +36,12 @@ def log_result_imports(tree: ast.AST) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCES)))
-def test_front_end_does_not_reach_behind_the_broker(path: Path) -> None:
+def test_front_ends_do_not_access_the_stores_of_the_broker(path: Path) -> None:
     tree = ast.parse(path.read_text())
     assert list(accesses_behind_broker(tree)) == []
     assert list(log_result_imports(tree)) == []
 
 
-def test_accesses_behind_the_broker_are_found() -> None:
+def test_accesses_to_stores_of_the_broker_are_detected() -> None:
     tree = ast.parse("self._broker.store.get(key)\nbroker.topics\nconnection.broker.storage.wait()\nbroker.topic(name)")
     assert len(list(accesses_behind_broker(tree))) == 3

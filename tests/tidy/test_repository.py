@@ -35,26 +35,32 @@ ADR_NAME = re.compile(r"\d{4}-[a-z0-9-]+\.md")
 
 
 def test_no_file_names_a_package_registry() -> None:
-    found = [f"{path}:{n}: {host}" for path, n, line in text_lines() for host in REGISTRY_HOSTS if host in line.lower()]
-    assert not found, report(
-        "Where packages come from is the machine's business; name the package, not the host:", found
+    mentions = [
+        f"{path}:{n}: {host}" for path, n, line in text_lines() for host in REGISTRY_HOSTS if host in line.lower()
+    ]
+    assert not mentions, report(
+        "Where packages come from is the machine's business; name the package, not the host:", mentions
     )
 
 
 def test_no_file_names_a_path_of_one_machine() -> None:
-    found = [f"{path}:{n}: {line.strip()[:80]}" for path, n, line in text_lines() if MACHINE_PATH.search(line)]
-    assert not found, report("These paths exist on one machine only; make them relative to the repository:", found)
+    mentions = [f"{path}:{n}: {line.strip()[:80]}" for path, n, line in text_lines() if MACHINE_PATH.search(line)]
+    assert not mentions, report(
+        "These paths exist on one machine only; make them relative to the repository:", mentions
+    )
 
 
-def test_nothing_is_left_unfinished() -> None:
-    found = [f"{path}:{n}: {line.strip()[:80]}" for path, n, line in text_lines() if UNFINISHED.search(line)]
-    assert not found, report("Finish it, or open an issue and take the mark away:", found)
+def test_no_unfinished_work_is_marked_in_the_text() -> None:
+    marks = [f"{path}:{n}: {line.strip()[:80]}" for path, n, line in text_lines() if UNFINISHED.search(line)]
+    assert not marks, report("Finish it, or open an issue and take the mark away:", marks)
 
 
-def test_lock_files_stay_out() -> None:
+def test_lock_files_are_not_committed() -> None:
     locks = {"Cargo.lock", "uv.lock", "poetry.lock", "package-lock.json"}
-    found = [shown(path) for path in repository_files() if path.name in locks]
-    assert not found, report("Lock files record registry addresses; pin in requirements/ and native/Cargo.toml:", found)
+    lock_files = [shown(path) for path in repository_files() if path.name in locks]
+    assert not lock_files, report(
+        "Lock files record registry addresses; pin in requirements/ and native/Cargo.toml:", lock_files
+    )
     ignored = read(".gitignore").splitlines()
     assert {"Cargo.lock", "uv.lock"} <= set(ignored), ".gitignore must name Cargo.lock and uv.lock: builds create them"
 
@@ -65,7 +71,7 @@ def pins(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "requirements").glob("*.txt")))
-def test_requirements_are_exact_pins_and_nothing_else(name: str) -> None:
+def test_requirements_are_exact_pins_only(name: str) -> None:
     loose = [line for line in pins(name) if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line)]
     assert not loose, report(f"requirements/{name}: each line is `package==version`, a comment or `-r file`:", loose)
 
@@ -78,7 +84,7 @@ def test_every_dependency_of_the_package_is_pinned() -> None:
     assert not missing, report("In pyproject.toml but not pinned in requirements/runtime.txt:", missing)
 
 
-def test_make_alone_lists_every_public_target() -> None:
+def test_plain_make_lists_every_public_target() -> None:
     if shutil.which("make") is None:
         pytest.skip("there is no make on this machine")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}

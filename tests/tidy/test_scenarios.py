@@ -9,14 +9,14 @@ from tests.tidy.tree import read
 LINES = [line for line in read("tests/danube/scenarios.txt").splitlines() if line and not line.startswith("#")]
 
 
-def test_every_scenario_names_a_test_that_is_there() -> None:
+def test_every_scenario_names_an_existing_test() -> None:
     missing = []
     assert len(LINES) > 50
     for line in LINES:
-        scenario, found = re.split(r" {4}", line, maxsplit=1)
-        if found.startswith("not yet: "):
+        scenario, target = re.split(r" {4}", line, maxsplit=1)
+        if target.startswith("not yet: "):
             continue
-        path, _, name = found.partition("::")
+        path, _, name = target.partition("::")
         if not re.search(rf"^(async )?def {re.escape(name)}\(", read(f"tests/{path}"), re.MULTILINE):
             missing.append(scenario)
     assert not missing

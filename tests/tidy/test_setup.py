@@ -61,7 +61,7 @@ def test_an_unfit_python_is_refused_with_the_fix(tmp_path: Path, python: str, sa
     assert not (tmp_path / ".venv").exists()
 
 
-class Machine:
+class SetupMachine:
     """A copy of the build script in a tree of its own, run by a Python that sees no installed packages."""
 
     def __init__(self, folder: Path) -> None:
@@ -88,8 +88,8 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path)
+def machine(tmp_path: Path) -> SetupMachine:
+    return SetupMachine(tmp_path)
 
 
 def check_goes_on_slower(done: subprocess.CompletedProcess[str], reason: str) -> None:
@@ -99,23 +99,23 @@ def check_goes_on_slower(done: subprocess.CompletedProcess[str], reason: str) ->
     assert "scanning run in Python" in done.stdout
 
 
-def test_without_sources_it_goes_on(machine: Machine) -> None:
+def test_setup_continues_without_sources(machine: SetupMachine) -> None:
     check_goes_on_slower(machine.build(), "native/Cargo.toml is not there")
 
 
-def test_without_a_compiler_it_goes_on_also_for_tests(machine: Machine) -> None:
+def test_setup_continues_without_a_compiler(machine: SetupMachine) -> None:
     machine.with_sources()
     check_goes_on_slower(machine.build(), "there is no Rust compiler")
     check_goes_on_slower(machine.build("--required", "--planted"), "there is no Rust compiler")
 
 
-def test_an_old_compiler_counts_as_none(machine: Machine) -> None:
+def test_an_old_compiler_counts_as_missing(machine: SetupMachine) -> None:
     machine.with_sources(needed="1.99")
     machine.with_failing_compiler()
     check_goes_on_slower(machine.build("--required"), "cargo is 1.95.0, it needs 1.99")
 
 
-def test_a_failing_build_is_tried_once_for_a_run_and_always_for_tests(machine: Machine) -> None:
+def test_a_failing_build_is_tried_once_for_a_run_and_always_for_tests(machine: SetupMachine) -> None:
     machine.with_sources()
     machine.with_failing_compiler()
     first, second = machine.build(), machine.build()
@@ -128,7 +128,7 @@ def test_a_failing_build_is_tried_once_for_a_run_and_always_for_tests(machine: M
     assert "does not build" in tested.stderr
 
 
-def test_a_changed_source_is_built_again(machine: Machine) -> None:
+def test_a_changed_source_is_built_again(machine: SetupMachine) -> None:
     machine.with_sources()
     machine.with_failing_compiler()
     machine.build()
@@ -147,7 +147,7 @@ sys.exit(7)
 """
 
 
-def test_a_long_build_says_what_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_build_shows_what_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     builder = runpy.run_path(str(ROOT / "scripts" / "build_native.py"))
     monkeypatch.setitem(builder["run_telling"].__globals__, "NATIVE", tmp_path)
     seen = tmp_path / "seen"
@@ -166,7 +166,7 @@ def test_a_long_build_says_what_it_compiles(tmp_path: Path, monkeypatch: pytest.
     assert builder["sign_of_life"]("", 29.7) == "setup: still building after 30 s: it has said nothing yet"
 
 
-def test_at_a_terminal_the_signs_are_one_line_that_goes_away(
+def test_progress_at_a_terminal_is_one_transient_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     builder = runpy.run_path(str(ROOT / "scripts" / "build_native.py"))

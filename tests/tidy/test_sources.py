@@ -19,25 +19,45 @@ CODE_FOLDERS = ("src/", "tests/", "bench/", "scripts/", "conformance/")
 
 
 def test_modules_are_named_after_what_they_do() -> None:
-    found = [
+    vague_names = [
         shown(path)
         for path in python_files(*CODE_FOLDERS)
         if any(EMPTY_NAMES & set(part.removesuffix(".py").split("_")) for part in path.relative_to(ROOT).parts)
     ]
-    assert not found, report("These names say nothing; use the noun or verb of the data path:", found)
+    assert not vague_names, report("These names say nothing; use the noun or verb of the data path:", vague_names)
+
+
+def test_public_classes_have_names_of_their_own() -> None:
+    """Go-to-symbol finds one class."""
+    modules: dict[str, list[str]] = {}
+    for path in python_files("src/"):
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and "_pb2" not in path.name:
+                modules.setdefault(node.name, []).append(shown(path))
+    shared = [f"{name}: {', '.join(places)}" for name, places in modules.items() if len(set(places)) > 1]
+    assert not shared, report("These classes have the same name; say in one of them what it is of:", shared)
 
 
 def test_packages_only_reexport() -> None:
-    found = [
+    statements = [
         f"{shown(path)}:{node.lineno}: {ast.unparse(node).splitlines()[0][:80]}"
         for path in python_files("src/")
         if path.name == "__init__.py"
         for node in parsed(path).body
         if not is_reexport(node)
     ]
-    assert not found, report(
-        "An __init__.py holds a docstring, imports, __all__ and __version__; move the rest:", found
+    assert not statements, report(
+        "An __init__.py holds a docstring, imports, __all__ and __version__; move the rest:", statements
     )
+
+
+def test_each_package_says_what_it_owns() -> None:
+    silent = [
+        shown(path)
+        for path in python_files("src/")
+        if path.name == "__init__.py" and len(re.findall(r"[.:;](?:\s|$)", ast.get_docstring(parsed(path)) or "")) < 2
+    ]
+    assert not silent, report("Its docstring says in two sentences what the package owns:", silent)
 
 
 def is_reexport(node: ast.stmt) -> bool:
@@ -62,7 +82,7 @@ NEVER_ONE = re.compile(r"counted\(|limits\.|allowed$")  # `allowed`: open files 
 
 
 def test_numbers_and_their_nouns_agree() -> None:
-    found = [
+    places = [
         f"{shown(path)}:{text.lineno}: {{{ast.unparse(number.value)}}}{text.value[:40]}"
         for path in python_files(*READ_BY_PEOPLE)
         for node in ast.walk(parsed(path))
@@ -73,18 +93,18 @@ def test_numbers_and_their_nouns_agree() -> None:
         and COUNTED.match(str(text.value))
         and not NEVER_ONE.match(ast.unparse(number.value))
     ]
-    assert not found, report('"1 rows" is no English: say it with `counted` of observability/words.py:', found)
+    assert not places, report('"1 rows" is no English: say it with `counted` of observability/words.py:', places)
 
 
-def test_every_test_asserts_something() -> None:
-    found = [
+def test_every_test_has_an_assertion() -> None:
+    empty_tests = [
         f"{shown(path)}:{node.lineno}: {node.name}"
         for path in python_files("tests/")
         for node in functions(parsed(path))
         if node.name.startswith("test_") and not asserts_something(node)
     ]
-    assert not found, report(
-        "Nothing is asserted here; state what must hold (assert, raises, or a check_… call):", found
+    assert not empty_tests, report(
+        "Nothing is asserted here; state what must hold (assert, raises, or a check_… call):", empty_tests
     )
 
 
@@ -113,15 +133,15 @@ def is_assertion(node: ast.AST) -> bool:
         ("async def test_a():\n    for log in logs:\n        verify_dense(log)", True),
     ],
 )
-def test_the_check_for_assertions_sees_them(source: str, expected: bool) -> None:
+def test_the_assertion_check_recognises_assertions(source: str, expected: bool) -> None:
     function = next(functions(ast.parse(source)))
     assert asserts_something(function) is expected
 
 
 def test_every_bound_has_its_reason() -> None:
-    found = unexplained(Path(limits.__file__).read_text(encoding="utf-8"))
-    assert not found, report(
-        "limits.py: a comment directly above each bound (or its group) says why this number:", found
+    bounds = unexplained(Path(limits.__file__).read_text(encoding="utf-8"))
+    assert not bounds, report(
+        "limits.py: a comment directly above each bound (or its group) says why this number:", bounds
     )
 
 
@@ -134,23 +154,23 @@ def unexplained(text: str) -> list[str]:
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
         if isinstance(target, ast.Name) and target.id.isupper() and target.id not in UNITS
     }
-    found, explained = [], False
+    bounds, explained = [], False
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             explained = False
         elif line.startswith("#") and not line.startswith("# ---"):
             explained = True
         elif number in constants and not explained:
-            found.append(f"{number}: {constants[number]}")
-    return found
+            bounds.append(f"{number}: {constants[number]}")
+    return bounds
 
 
-def test_the_check_for_reasons_sees_groups_and_rulers() -> None:
+def test_the_reason_check_recognises_groups_and_rulers() -> None:
     text = "# --- part ---\nA_MAX = 1\n\n# Why.\nB_MAX = 2\nC_MAX: Final = 3\n\nD_MAX = 4\n"
     assert unexplained(text) == ["2: A_MAX", "8: D_MAX"]
 
 
-def test_the_tree_of_errors_is_drawn_as_it_is() -> None:
+def test_the_error_tree_in_the_docstring_matches_the_classes() -> None:
     """Names, parents, codes and retryability in the docstring of errors.py against the classes."""
     defined = {
         name: (error.__mro__[1].__name__, error.code, "yes" if error.retryable else "no")
@@ -158,13 +178,13 @@ def test_the_tree_of_errors_is_drawn_as_it_is() -> None:
         if issubclass(error, errors.IcestreamError) and error is not errors.IcestreamError
     }
     drawn = drawn_tree(errors.__doc__ or "")
-    found = [
+    differences = [
         f"{name}: drawn as {drawn.get(name, 'nothing')}, is {defined.get(name, 'nothing')}"
         for name in sorted(drawn.keys() | defined.keys())
         if drawn.get(name) != defined.get(name)
     ]
-    assert not found, report(
-        "The tree at the top of errors.py (parent, code, retryable) differs from the classes:", found
+    assert not differences, report(
+        "The tree at the top of errors.py (parent, code, retryable) differs from the classes:", differences
     )
 
 

@@ -13,10 +13,10 @@ GENERATE += "for path in build_wire.generate(Path(sys.argv[1])): print(path)"
 
 
 def test_the_generated_modules_match_their_sources(tmp_path: Path) -> None:
-    made = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", GENERATE, str(tmp_path)], cwd=ROOT, check=True, capture_output=True, text=True
     )
-    paths = [Path(line) for line in made.stdout.split()]
+    paths = [Path(line) for line in result.stdout.split()]
     assert paths
     different = [
         path.name for path in paths if path.read_bytes() != (ROOT / "src" / path.relative_to(tmp_path)).read_bytes()

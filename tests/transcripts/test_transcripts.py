@@ -25,11 +25,11 @@ def test_the_dispatcher_still_answers_like_this(path: Path) -> None:
         )
 
 
-def test_every_kind_of_story_is_told() -> None:
+def test_there_are_enough_transcripts() -> None:
     assert len(FILES) >= 12
 
 
-def test_the_player_sees_a_wrong_answer() -> None:
+def test_a_wrong_line_of_a_transcript_is_detected() -> None:
     text = "open exclusive\njoin a credit=2\npublish 3\n----\ndeliver a 0-1\n"
     assert replay(text) == text
     assert replay(text.replace("0-1", "0-2")) == text

@@ -11,7 +11,7 @@ from conformance.kit import Missing
 
 
 @pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.name)
-def test_a_checkout_is_known_by_a_file(tmp_path: Path, suite: object) -> None:
+def test_a_checkout_is_recognised_by_a_file(tmp_path: Path, suite: object) -> None:
     mark = tmp_path / suite.mark  # type: ignore[attr-defined]
     mark.parent.mkdir(parents=True, exist_ok=True)
     mark.touch()
@@ -23,7 +23,7 @@ def test_another_folder_is_refused(tmp_path: Path) -> None:
         suite_of(tmp_path)
 
 
-def test_of_danube_itself_what_has_no_part_here_is_left_out(tmp_path: Path) -> None:
+def test_suites_without_a_counterpart_are_left_out(tmp_path: Path) -> None:
     tests = tmp_path / "danube-broker" / "tests"
     tests.mkdir(parents=True)
     for name in ("subscription_basic", "security_e2e", "test_utils"):

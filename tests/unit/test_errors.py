@@ -16,7 +16,7 @@ KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issu
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 
 
-def test_every_code_means_one_kind() -> None:
+def test_every_code_belongs_to_one_kind() -> None:
     codes = [kind.code for kind in KINDS]
     assert len(set(codes)) == len(codes)
 
@@ -56,7 +56,7 @@ def test_exit_codes_do_not_change(kind: type[errors.IcestreamError], code: int) 
 
 
 @every_kind
-def test_every_way_out_has_an_answer(kind: type[errors.IcestreamError]) -> None:
+def test_every_protocol_has_a_status_for_every_error(kind: type[errors.IcestreamError]) -> None:
     error = kind("x")
     assert 1 <= error_codes.exit_code(error) < 128
     assert 400 <= error_codes.http_status(error) < 600
@@ -83,17 +83,17 @@ def test_the_page_shows_the_whole_table_in_the_order_of_the_tree() -> None:
     assert all(len(line.split("|")) == 9 and line.split("|")[7].strip() for line in shown)
 
 
-def test_a_row_says_something_and_nothing_twice() -> None:
-    for kind, row in error_codes.SAID.items():
-        parents = [error_codes.SAID[parent] for parent in kind.__mro__[1:] if parent in error_codes.SAID]
-        for column in error_codes.Said._fields:
-            above = next((found for parent in parents if (found := getattr(parent, column)) is not None), None)
+def test_a_row_of_wire_codes_overrides_something_once() -> None:
+    for kind, row in error_codes.WIRE_CODES.items():
+        parents = [error_codes.WIRE_CODES[parent] for parent in kind.__mro__[1:] if parent in error_codes.WIRE_CODES]
+        for column in error_codes.WireCodes._fields:
+            above = next((inherited for parent in parents if (inherited := getattr(parent, column)) is not None), None)
             assert getattr(row, column) != above or above is None, (kind, column)
         assert any(value is not None for value in row), kind
-    assert None not in error_codes.SAID[errors.IcestreamError]
+    assert None not in error_codes.WIRE_CODES[errors.IcestreamError]
 
 
-def test_what_was_refused_may_be_tried_again_and_what_is_wrong_may_not() -> None:
+def test_refused_errors_are_retryable_and_invalid_ones_are_not() -> None:
     later = (
         errors.Refused
         | errors.OutcomeUnknown
@@ -113,8 +113,8 @@ def test_what_was_refused_may_be_tried_again_and_what_is_wrong_may_not() -> None
 @every_kind
 def test_an_error_crosses_a_process_border(kind: type[errors.IcestreamError]) -> None:
     """A worker process hands it to its parent: kind, message and hint arrive."""
-    found = pickle.loads(pickle.dumps(kind("what happened", hint="what to do")))
-    assert (type(found), found.message, found.hint) == (kind, "what happened", "what to do")
+    error = pickle.loads(pickle.dumps(kind("what happened", hint="what to do")))
+    assert (type(error), error.message, error.hint) == (kind, "what happened", "what to do")
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_an_error_crosses_a_process_border(kind: type[errors.IcestreamError]) ->
         (errors.PersistentStorageError, 503, "ServiceUnavailableException"),
     ],
 )
-def test_iceberg_clients_are_told_in_their_own_words(kind: type[errors.IcestreamError], status: int, name: str) -> None:
+def test_iceberg_clients_get_iceberg_errors(kind: type[errors.IcestreamError], status: int, name: str) -> None:
     assert error_codes.iceberg_error(kind("x")) == (status, name)
 
 
@@ -151,6 +151,6 @@ def test_hazard_13_only_a_conflict_is_409_and_only_the_unknown_is_a_state_unknow
             assert status != 409, kind
 
 
-def test_what_a_conflict_tells_programs_crosses_a_process_border() -> None:
-    found = pickle.loads(pickle.dumps(errors.RangeRefused("no", details={"positions": {"0": 7}})))
-    assert (found.details, found.hint) == ({"positions": {"0": 7}}, "")
+def test_conflict_details_cross_process_boundaries() -> None:
+    error = pickle.loads(pickle.dumps(errors.RangeRefused("no", details={"positions": {"0": 7}})))
+    assert (error.details, error.hint) == ({"positions": {"0": 7}}, "")

@@ -1,4 +1,4 @@
-"""What README.md and docs/cli.md tell somebody to type works as it stands there."""
+"""The commands that README.md and docs/cli.md show work verbatim."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.tidy.tree import read
 from tests.unit.cli.test_commands import SHOWN, words
 
 README = read("README.md")
-# They stay until somebody ends them, or change this machine.
+# These commands run until they are stopped, or change this machine.
 # Those of the lake are run by tests/process/test_lake_commands.py.
 NOT_RUN = (
     "serve",
@@ -36,11 +36,11 @@ NOT_RUN = (
 
 @pytest.fixture
 def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[testing.TestBroker]:
-    """At the place where a command looks when nobody says where; only the port cannot be the usual one."""
+    """A broker at the default location of the commands; only its port cannot be the default one."""
     monkeypatch.chdir(tmp_path)
-    with testing.broker(storage="disk", settings={"data_dir": "icestream-data"}) as found:
-        monkeypatch.setenv("ICESTREAM_PORTS__NATIVE", found.address.rpartition(":")[2])
-        yield found
+    with testing.broker(storage="disk", settings={"data_dir": "icestream-data"}) as test_broker:
+        monkeypatch.setenv("ICESTREAM_PORTS__NATIVE", test_broker.address.rpartition(":")[2])
+        yield test_broker
 
 
 def test_the_ten_lines_of_python(broker: testing.TestBroker, tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_the_three_commands(broker: testing.TestBroker) -> None:
     lines = re.findall(r"^(?:echo hello \| )?\.venv/bin/icestream (.*?) +# (.*)$", README, flags=re.MULTILINE)
     assert [line.split()[0] for line, _ in lines] == ["produce", "consume", "topic"]
     ran = [icestream(*line.split(), given=b"hello\n") for line, _ in lines]
-    assert [one.code for one in ran] == [0, 0, 0]
+    assert [command.code for command in ran] == [0, 0, 0]
     assert ran[0].out == f"{lines[0][1]}\n"
     assert (
         ran[1].out.split() == lines[1][1].split(":  ")[0].replace("hello: shard, offset, key, payload", "hello").split()
@@ -74,12 +74,12 @@ def test_every_command_of_the_page(broker: testing.TestBroker, tmp_path: Path, m
     (tmp_path / "config" / "danube_broker_iceberg.yml").write_text(read("config/danube_broker_iceberg.yml"))
     lines = [line for line in SHOWN if not " ".join(words(line)).startswith(NOT_RUN)]
     assert len(lines) > 30
-    made = [line for line in lines if "create" in words(line)]
+    creating = [line for line in lines if "create" in words(line)]
     gone = [line for line in lines if "delete" in words(line)]
     ends = {"top": ["--once", "--interval", "0.1"], "consume": ["--timeout", "0.2"]}
-    for line in [*made, *(line for line in lines if line not in made + gone), *reversed(gone)]:
-        given = b'{"payload": "x"}\n' if "--json" in line else b"hello\n"
+    for line in [*creating, *(line for line in lines if line not in creating + gone), *reversed(gone)]:
+        stdin = b'{"payload": "x"}\n' if "--json" in line else b"hello\n"
         ending = ends.get(words(line)[0], [])
         given_words = [broker.address if word == "127.0.0.1:6651" else word for word in words(line)]
-        ran = icestream(*given_words, *ending, given=given)
+        ran = icestream(*given_words, *ending, given=stdin)
         assert (line, ran.code, "Traceback" in ran.err) == (line, 0, False), ran.err

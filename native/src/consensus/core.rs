@@ -1,9 +1,9 @@
-//! The Python face of the core.
+//! The Python interface of the core.
 //!
-//! Guards around the crate, each of which a simulation asked for:
-//!     while a snapshot is being installed (from its ready until it is persisted) the clock stands still and nobody makes
-//!     this node campaign: the crate panics there
-//!     a snapshot counts as applied once it is durable, or the next campaign panics
+//! Guards around the crate, each of which a simulation has shown to be necessary:
+//!     while a snapshot is being installed (from its ready until it is persisted) ticks are ignored and this node cannot
+//!     be made to campaign: the crate panics there
+//!     a snapshot is reported as applied once it is durable, or the next campaign panics
 
 use super::mirror::Mirror;
 use prost::Message as _;
@@ -55,14 +55,14 @@ impl RaftCore {
         mirror.hard_state.term = hard_state.0;
         mirror.hard_state.vote = hard_state.1;
         mirror.hard_state.commit = hard_state.2.max(mirror.hard_state.commit);
-        let mut found = Vec::with_capacity(entries.len());
+        let mut behind = Vec::with_capacity(entries.len());
         for entry in entries {
             let entry = Entry::decode(&entry[..]).map_err(malformed)?;
             if entry.index > mirror.base() {
-                found.push(entry);
+                behind.push(entry);
             }
         }
-        if !mirror.append(&found) {
+        if !mirror.append(&behind) {
             return Err(PyValueError::new_err("the entries do not join the snapshot"));
         }
         let config = Config {
@@ -90,8 +90,8 @@ impl RaftCore {
         if self.installing.is_empty() { self.node.campaign().map_err(failed) } else { Ok(()) }
     }
 
-    /// ValueError: these bytes are no message. A number: the message was not taken, for the leader says that this node
-    /// has confirmed the entry of that index, which its log does not have; the crate would panic.
+    /// Handles a message; ValueError for malformed bytes. Returns an index if the message was not handled, because the
+    /// leader knows that this node has confirmed the entry of that index and its log lacks it: the crate would panic.
     fn step(&mut self, message: &[u8]) -> PyResult<Option<u64>> {
         let message = Message::decode(message).map_err(malformed)?;
         if !self.installing.is_empty() && message.get_msg_type() == MessageType::MsgTimeoutNow {
@@ -105,16 +105,16 @@ impl RaftCore {
             return Ok(Some(message.commit));
         }
         match self.node.step(message) {
-            // of a node that was removed, or of somebody who was never here
+            // Messages of nodes that were removed or never were members are ignored.
             Ok(()) | Err(raft::Error::StepPeerNotFound | raft::Error::StepLocalMsg | raft::Error::ProposalDropped) => Ok(None),
             Err(error) => Err(failed(error)),
         }
     }
 
-    /// One entry for each. False: nothing was taken, for this node does not lead, or is about to stop leading.
+    /// Proposes one entry for each. False if nothing was proposed: this node is not leader, or is handing over.
     fn propose(&mut self, batch: Vec<Vec<u8>>) -> bool {
         if self.node.raft.state != StateRole::Leader {
-            return false; // the crate would send it to the leader, and nobody would know what became of it
+            return false; // the crate would forward it to the leader, and its outcome would be unknown here
         }
         let mut message = Message::default();
         message.set_msg_type(MessageType::MsgPropose);
@@ -123,8 +123,8 @@ impl RaftCore {
         self.node.raft.step(message).is_ok()
     }
 
-    /// Tells the others how far the log is committed. Without `tells_commits` they hear of it with the next entries and
-    /// heartbeats alone.
+    /// Sends the commit index to the followers. Without `tells_commits` they learn it only with the next entries and
+    /// heartbeats.
     fn tell_commit(&mut self) {
         if self.node.raft.state == StateRole::Leader {
             self.node.raft.bcast_append();
@@ -187,8 +187,9 @@ impl RaftCore {
             reads.append((read.index, PyBytes::new(py, &read.request_ctx)))?;
         }
         self.take(ready)?;
-        let told = (number, hard_state, must_sync, entries, send_now, send_after, snapshot, committed, reads, soft_state);
-        Ok(Some(told.into_pyobject(py)?))
+        let fields =
+            (number, hard_state, must_sync, entries, send_now, send_after, snapshot, committed, reads, soft_state);
+        Ok(Some(fields.into_pyobject(py)?))
     }
 
     fn persisted(&mut self, number: u64) {
@@ -250,8 +251,8 @@ impl RaftCore {
         status.set_item("learners", &self.node.store().conf.learners)?;
         let progress = PyDict::new(py);
         if raft.state == StateRole::Leader {
-            for (id, one) in raft.prs().iter() {
-                progress.set_item(id, (one.matched, one.next_idx, one.recent_active))?;
+            for (id, peer) in raft.prs().iter() {
+                progress.set_item(id, (peer.matched, peer.next_idx, peer.recent_active))?;
             }
         }
         status.set_item("progress", progress)?;
@@ -260,7 +261,7 @@ impl RaftCore {
 }
 
 impl RaftCore {
-    /// The mirror follows at once; the crate hears of the disk by `persisted`.
+    /// The mirror is updated at once; `persisted` reports to the crate what is on disk.
     fn take(&mut self, mut ready: Ready) -> PyResult<()> {
         let number = ready.number();
         let snapshot = ready.snapshot().clone();
@@ -282,14 +283,14 @@ impl RaftCore {
     }
 }
 
-/// To whom, the bytes, and whether it is a snapshot.
+/// Receiver, encoded message, and whether it is a snapshot.
 fn messages(py: Python<'_>, all: Vec<Message>) -> PyResult<Bound<'_, PyList>> {
-    let found = PyList::empty(py);
+    let list = PyList::empty(py);
     for message in all {
         let is_snapshot = message.get_msg_type() == MessageType::MsgSnapshot;
-        found.append((message.to, PyBytes::new(py, &message.encode_to_vec()), is_snapshot))?;
+        list.append((message.to, PyBytes::new(py, &message.encode_to_vec()), is_snapshot))?;
     }
-    Ok(found)
+    Ok(list)
 }
 
 fn malformed(error: impl Display) -> PyErr {

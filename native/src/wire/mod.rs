@@ -1,41 +1,23 @@
-//! gRPC over HTTP/2, as far as it is the same for every service: one thread accepts, reads, frames and answers, and never
-//! takes the GIL. Python decides everything and is woken once for a burst of requests, by an eventfd.
+//! The wire layer: sockets, framing, order and write queues of every protocol. Python decides; nothing here is a rule.
 //!
-//!     unary, batched    methods whose requests are taken apart here into declared columns; all that came since the
-//!                       last poll is one batch, and is answered by one call
-//!     unary, raw        every other path: its bytes go up, bytes or a status come down
-//!     server stream     paths that were declared as streams; what is pushed waits here for the window of the peer
+//!     frames    the native protocol. It runs on Python's event loop, behind one epoll descriptor: one call of `poll`
+//!               reads every socket that is ready, and returns what arrived as one burst (burst.rs). No thread, because
+//!               a single message would pay two wake-ups for it
+//!     grpc      gRPC over HTTP/2, for Danube's clients, in a thread of its own (feature `grpc`)
 //!
-//! What `poll` returns, in the order in which it happened; batches come last:
-//!
-//!     (0, batch, method, count, present, connections, metadata, deadlines, columns)
-//!     (1, call, path, body, connection, metadata, deadline)        a raw unary call
-//!     (2, stream, path, body, connection, metadata, deadline)      a stream was opened
-//!     (3, stream)                                                  it is gone, for whatever reason
-//!     (4, stream)                                                  what was pushed to it fell below the low mark
-//!     (5, metadata, [(key, value), …])                             a set of the metadata that Python asked to see
-//!     (6, connection, peer, certificate)                           certificate: DER, or None
-//!     (7, connection)                                              it is gone
-//!
-//! Numbers of rows are packed, little endian: `present` (a bit for each column), `connections` and `metadata` as u32,
-//! `deadlines` as u64 (nanoseconds of the monotonic clock, 0 for none). A column of integers is packed u64; of bytes,
-//! (all of them joined, the end of each as u32).
-//!
-//! Bounds. A whole request keeps its part of the connection's window until it is answered, so the window is the bound of
-//! one connection. Requests that arrive in pieces give it back as they are read, or they could starve each other; together
-//! with all others they are bounded by `pending_bytes_max`, beyond which calls end with UNAVAILABLE. Connections are bounded
-//! by `connections_max`; silent and idle ones are closed for new ones (`places.rs`).
+//! A protocol is a parser that turns bytes into rows and events, and a writer for its answers. The rest is shared:
+//! `socket` and `listener` (non-blocking I/O, write queues), `epoll`, `burst` (order, hazard 55).
 
-mod answers;
-mod body;
-mod columns;
-mod connection;
-mod inbox;
-mod places;
-mod push;
-mod server;
-mod status;
+mod burst;
+mod epoll;
+mod frames;
+#[cfg(feature = "grpc")]
+mod grpc;
+mod listener;
+mod socket;
+#[cfg(feature = "grpc")]
 mod tls;
 
-pub use columns::decode_columns;
-pub use server::GrpcServer;
+pub use frames::FrameServer;
+#[cfg(feature = "grpc")]
+pub use grpc::{GrpcServer, decode_columns};

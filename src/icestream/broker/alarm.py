@@ -25,15 +25,18 @@ class Alarm:
             if self._due_ms <= due_ms:
                 return
             self._sleep_task.cancel()
+        # One sleeping task whatever is set: with thousands of deliveries, a task per requested time would be many.
         self._due_ms = due_ms
         self._sleep_task = self._tasks.start(self._sleep(due_ms), "alarm")
 
     def close(self) -> None:
+        """Cancels the alarm; it can be set again."""
         if self._sleep_task is not None:
             self._sleep_task.cancel()
             self._sleep_task = None
 
     async def _sleep(self, due_ms: int) -> None:
+        # At least a millisecond, so that a time in the past that is set again by its callback is not a busy loop.
         await self._clock.sleep(max(due_ms - self._clock.monotonic_ns() // 1_000_000, 1) / 1000)
-        self._sleep_task = None
+        self._sleep_task = None  # before the callback, which may set the alarm again
         self._on_due()

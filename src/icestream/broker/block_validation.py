@@ -14,7 +14,7 @@ from operator import add, sub
 from typing import Final
 
 from icestream import errors
-from icestream.broker.topic import Producer
+from icestream.broker.broker_topic import BrokerProducer
 from icestream.model import envelope
 from icestream.model.block import COLUMN, CONSTANT, HEAD, NULLS, VARIABLE, Block, BlockHead, Numbering, padded
 from icestream.model.envelope import COLUMN_BY_ID
@@ -37,12 +37,13 @@ _FORBIDDEN_BITS: Final = column_bits(COLUMN_BY_ID.keys() - CLIENT_COLUMNS)
 assert not _FORBIDDEN_BITS & column_bits(CLIENT_COLUMNS)
 
 
-def validate_block(block: bytes, producer: Producer, message_bytes_max: int | None) -> BlockHead:
+def validate_block(block: bytes, producer: BrokerProducer, message_bytes_max: int | None) -> BlockHead:
     """Returns the head of a valid block. Raises InvalidInput or MessageTooLarge."""
     head, columns = check_block(block)
     _check_numbering(head.numbering, producer)
-    if columns & _FORBIDDEN_BITS & ~producer.columns:
+    if columns & forbidden_columns(producer):
         raise _forbidden_column(block, producer)
+    # A block that is not larger than the bound cannot hold a larger message: most blocks need no further look.
     if message_bytes_max and len(block) > message_bytes_max:
         largest = largest_row(block, message_bytes_max)
         if largest is not None:
@@ -56,13 +57,23 @@ def validate_block(block: bytes, producer: Producer, message_bytes_max: int | No
     return head
 
 
-def _forbidden_column(block: bytes, producer: Producer) -> errors.InvalidInput:
-    forbidden = _FORBIDDEN_BITS & ~producer.columns
+def forbidden_columns(producer: BrokerProducer) -> int:
+    """The bits (`column_bits`) of the columns that blocks of this producer must not have."""
+    return _FORBIDDEN_BITS & ~producer.columns
+
+
+def _forbidden_column(block: bytes, producer: BrokerProducer) -> errors.InvalidInput:
+    """The error that names the first column which the producer may not set."""
+    forbidden = forbidden_columns(producer)
     names = [column.name for column in Block(block).columns() if column_bits([column.id]) & forbidden]
     return errors.InvalidInput(f"clients may not set the column {names[0]}", hint="leave it out")
 
 
-def _check_numbering(numbering: Numbering | None, producer: Producer) -> None:
+def _check_numbering(numbering: Numbering | None, producer: BrokerProducer) -> None:
+    """Raises InvalidInput if the numbering is not the producer's own.
+
+    The log deduplicates by the numbers in the block: a foreign id or epoch would suppress another producer's batches.
+    """
     if producer.is_numbered is not None and producer.is_numbered is not (numbering is not None):
         raise errors.InvalidInput(
             f"producer {producer.name} sent batches with and without sequence numbers",

@@ -34,6 +34,8 @@ _BYTES_MAX = limits.METADATA_TXN_BYTES_MAX - 8 * limits.KIB
 
 
 class CursorStore:
+    """The cursors of all subscriptions of a broker: in memory with their deliveries, written in groups."""
+
     def __init__(
         self, store: MetadataStore, clock: Clock, interval_ms: int, wait_durable: Callable[[], Awaitable[None]]
     ) -> None:
@@ -48,6 +50,7 @@ class CursorStore:
         self._write_lock = asyncio.Lock()
 
     async def read(self, key: str) -> records.CursorRecord | None:
+        """The stored cursor; None if there is none. Raises MetadataDamaged."""
         entry = await self._store.get(key)
         return records.decode(records.CursorRecord, key, entry.value) if entry else None
 
@@ -75,6 +78,8 @@ class CursorStore:
         """Deletes cursors, then calls `on_deleted`. The first transaction holds `also`; further ones follow if the keys
         do not fit."""
         async with self._write_lock:
+            # `also` holds the record that refers to the cursors. It goes first: a crash after it leaves cursors that
+            # belong to nothing, whereas a subscription without its cursors would restart at the beginning.
             first = limits.METADATA_TXN_OPERATIONS_MAX - len(also)
             await self._store.txn([], [*also, *map(Delete, keys[:first])])
             for start in range(first, len(keys), limits.METADATA_TXN_OPERATIONS_MAX):
@@ -93,6 +98,10 @@ class CursorStore:
     async def _write(
         self, sources: dict[str, CursorSource], compare: Sequence[Compare], also: Sequence[Operation]
     ) -> bool:
+        """Writes cursors in as few transactions as possible; the first one has `compare` and `also`.
+
+        Cursors that were not written, for whatever reason, are marked again. Returns False if a comparison failed.
+        """
         with suppress(errors.PersistentStorageError):  # the log has stopped: acks of unsynced messages are left out
             await self._wait_durable()
         for key in sources:
@@ -113,9 +122,10 @@ class CursorStore:
                     if not is_applied:
                         break
                     _remove_written(group, unwritten)
-                    compare = ()
+                    compare = ()  # it guards the first group, which has changed what it compares
         finally:
             for source in unwritten.values():
+                # After a failed comparison the caller discards the sources: marking them would write them later.
                 if is_applied and not source.is_deleted:
                     self.mark(source)
         if refusal is not None:
@@ -137,7 +147,7 @@ class CursorStore:
             if source.is_deleted:
                 continue
             value = records.encode(source.cursor())
-            if source.is_partial:
+            if source.is_partial:  # acks of messages that are not synced yet were left out
                 self.mark(source)
             cost = len(key.encode()) + len(value)
             if len(group) == _OPERATIONS_MAX or size + cost > _BYTES_MAX:
@@ -163,6 +173,7 @@ class CursorStore:
 
 
 def _remove_written(group: Sequence[Operation], unwritten: dict[str, CursorSource]) -> None:
+    """Removes the cursors of a written group from those that are still to be written."""
     for operation in group:
         if isinstance(operation, Put) and unwritten.pop(operation.key, None) is not None:
             metrics.CURSORS_WRITTEN.value += 1

@@ -16,12 +16,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from icestream import errors, limits
-from icestream.broker.records import TopicPolicies
+from icestream.broker.broker_topic import BrokerTopic
 from icestream.broker.subscription_registry import SubscriptionRegistry
-from icestream.broker.topic import Topic
 from icestream.broker.topic_registry import TopicRegistry
-from icestream.model.subscription import DispatchMode
+from icestream.model.subscription_options import DispatchMode
 from icestream.model.topic_name import TopicName
+from icestream.model.topic_policies import PolicyValues
 
 
 class PartitionRequest(NamedTuple):
@@ -32,11 +32,13 @@ class PartitionRequest(NamedTuple):
 
 
 class DanubePartitions:
+    """Creates and extends topics as Danube's clients name them."""
+
     def __init__(self, topics: TopicRegistry, subscriptions: SubscriptionRegistry) -> None:
         self._topics = topics
         self._subscriptions = subscriptions
 
-    async def provide(self, name: TopicName, request: PartitionRequest, *, create: bool) -> Topic:
+    async def provide(self, name: TopicName, request: PartitionRequest, *, create: bool) -> BrokerTopic:
         """Returns the topic with the requested shard; creates or extends it if `create` is set.
 
         Runs as a structural change: no other change creates or extends a topic meanwhile. Raises InvalidInput,
@@ -50,12 +52,14 @@ class DanubePartitions:
             )
         topic = self._topics.find(name)
         if topic is None and create:
+            # Clients create partitions in any order: naming the last one first creates those before it as well.
             shards, is_partitioned = (shard or 0) + 1, shard is not None
-            policies = TopicPolicies()
+            policies = PolicyValues()
             return await self._topics.create(name, shards, request.dispatch, policies, is_partitioned=is_partitioned)
         if topic is None:
             topic = await self._topics.locate(name)
         check_partition(topic, shard)
+        # Danube's clients name the strategy with every producer; a different one is a mistake, not a change.
         if topic.record.dispatch is not request.dispatch:
             raise errors.TopicMismatch(
                 f"topic {name} is {topic.record.dispatch.value}, not {request.dispatch.value}",
@@ -67,7 +71,8 @@ class DanubePartitions:
             await self._add_shards(topic, shard + 1)
         return topic
 
-    async def _add_shards(self, topic: Topic, shards: int) -> None:
+    async def _add_shards(self, topic: BrokerTopic, shards: int) -> None:
+        """Extends a topic to this number of shards, with a delivery of each subscription for every new one."""
         # The cursors of the new shards are written first: after a crash in between they are merely unused, whereas a
         # shard without cursors would lose its first messages for every subscription.
         self._topics.declare(topic, shards)
@@ -77,7 +82,7 @@ class DanubePartitions:
             subscription.add_deliveries(deliveries)
 
 
-def check_partition(topic: Topic, shard: int | None) -> None:
+def check_partition(topic: BrokerTopic, shard: int | None) -> None:
     """Raises TopicMismatch if a partition of a plain topic is named, or a partitioned topic without a partition."""
     if topic.record.is_named_by_shard and shard is None:
         raise errors.TopicMismatch(
@@ -88,7 +93,8 @@ def check_partition(topic: Topic, shard: int | None) -> None:
         raise errors.TopicMismatch(f"topic {topic.name} has no partitions", hint="use its name as it is")
 
 
-def unknown_partition(topic: Topic, shard: int) -> errors.UnknownTopic:
+def unknown_partition(topic: BrokerTopic, shard: int) -> errors.UnknownTopic:
+    """The error for a partition that the topic does not have; a partition is a topic to Danube's clients."""
     return errors.UnknownTopic(
         f"topic {topic.name} has no partition {shard}", hint=f"its partitions are 0 to {topic.record.shards - 1}"
     )

@@ -40,6 +40,7 @@ class MessageRow(NamedTuple):
 
 
 def _size_of(value: Value) -> int:
+    """An upper estimate of the bytes of a value: a character takes at most 4 bytes in UTF-8."""
     if isinstance(value, dict):
         return sum(4 * (len(key) + len(text)) + 8 for key, text in value.items())
     return 4 * len(value) if isinstance(value, str) else len(value) if isinstance(value, bytes) else 8
@@ -53,19 +54,23 @@ async def read_rows(stream: ShardStream, start: int, end: int) -> list[MessageRo
     sections = stream.read_hot(start, limits.READ_BYTES_DEFAULT)
     if not sections:
         read = await stream.read(start, limits.READ_BYTES_DEFAULT)
-        if read.gaps:
+        if read.gaps:  # gaps come in front of the sections: the offset itself has no message
             raise errors.PositionGone(f"offset {start} of {stream.key} lies in a declared gap")
         sections = read.sections
     rows: list[MessageRow] = []
     size = 0
     for row in (row for section in sections for row in _rows(section, start, min(end, start + _GROUP_ROWS_MAX))):
         size += row.size
+        # Sequence numbers of a batch rise by one, and are offsets here: a group ends at a hole.
         is_next = row.offset == start + len(rows)
         if not is_next or (rows and size > limits.DEAD_LETTER_GROUP_BYTES):
             break
         rows.append(row)
     if not rows:
-        raise errors.LogError(f"offset {start} of {stream.key} cannot be read")
+        raise errors.LogError(
+            f"offset {start} of {stream.key} cannot be read",
+            hint="`icestream wal inspect` shows the offsets and gaps of the shard",
+        )
     return rows
 
 
@@ -90,6 +95,7 @@ def _rows(section: SectionRead, start: int, end: int) -> Iterator[MessageRow]:
 def encode_letters(rows: Sequence[MessageRow], source: LetterSource, letter: DeadLetter, numbering: Numbering) -> bytes:
     """Encodes messages as one block: all of their columns, with the note added to the headers."""
     columns: dict[envelope.EnvelopeColumn, list[Value]] = {}
+    # Column by column, with None where a message lacks the column: messages of one group may have different ones.
     for index, row in enumerate(rows):
         headers = _headers(row, source, letter)
         values = {**row.values, envelope.HEADERS: headers, envelope.SUBSCRIPTION_NAME: source.subscription}
@@ -104,12 +110,14 @@ def encode_without_note(row: MessageRow, numbering: Numbering) -> bytes:
 
 
 def _headers(row: MessageRow, source: LetterSource, letter: DeadLetter) -> dict[str, str]:
+    """The headers of a letter: those of the message, and the note. Raises MessageTooLarge."""
     own_headers = row.values.get(envelope.HEADERS)
     headers = {
         **(own_headers if isinstance(own_headers, dict) else {}),
         "x-original-topic": source.topic,
         "x-original-subscription": source.subscription,
         "x-original-topic-offset": str(row.offset),
+        # The column has it for Danube's producers, the head of the block for native ones.
         "x-original-producer-id": str(row.values.get(envelope.PRODUCER_ID) or row.producer_id),
         "x-original-broker-addr": source.broker,
         "x-poison-policy": source.policy,

@@ -16,14 +16,14 @@ from contextlib import suppress
 from typing import Protocol
 
 from icestream import errors
+from icestream.broker.broker_topic import BrokerProducer, BrokerTopic
 from icestream.broker.dead_letter_format import LetterSource, MessageRow, encode_letters, encode_without_note, read_rows
 from icestream.broker.dispatch.instruction import DeadLetter
 from icestream.broker.records import SubscriptionRecord
 from icestream.broker.storage import PersistentStorage, ShardStream
-from icestream.broker.topic import Producer, Topic
 from icestream.model.block import Numbering
 from icestream.model.shard import ShardKey
-from icestream.model.subscription import FailurePolicy, PoisonPolicy
+from icestream.model.subscription_options import FailurePolicy, PoisonPolicy
 from icestream.model.topic_name import TopicName
 from icestream.observability import metrics
 from icestream.wal.receipt import Receipt
@@ -32,16 +32,18 @@ from icestream.wal.receipt import Receipt
 class InternalProducers(Protocol):
     """The broker, as far as it opens internal producers."""
 
-    async def open_internal_producer(self, name: TopicName, producer: str, instance: str) -> Producer: ...
+    async def open_internal_producer(self, name: TopicName, producer: str, instance: str) -> BrokerProducer: ...
 
-    async def find_internal_producer(self, name: TopicName, producer: str, instance: str) -> Producer | None:
+    async def find_internal_producer(self, name: TopicName, producer: str, instance: str) -> BrokerProducer | None:
         """The producer as this instance last opened it; None if it never did, or another instance has since."""
 
 
 class DeadLetterWriter:
+    """Stores the dead letters of one subscription."""
+
     def __init__(
         self,
-        topic: Topic,
+        topic: BrokerTopic,
         subscription: str,
         record: SubscriptionRecord,
         producers: InternalProducers,
@@ -72,8 +74,13 @@ class DeadLetterWriter:
         Raises PositionGone if the messages cannot be read any more, or the error that prevents the write now.
         """
         if policy.dead_letter_topic is None:
-            raise errors.InvalidInput("the subscription no longer has a dead-letter topic")
+            raise errors.InvalidInput(
+                f"subscription {self._subscription} no longer has a dead-letter topic",
+                hint=f"name one: `icestream sub policy {self._topic.name} {self._subscription} dead_letter_topic=…`",
+            )
         topic = TopicName.parse(policy.dead_letter_topic)
+        # Opened for each group: sequence numbers are offsets, with holes between the groups, and only a new epoch may
+        # begin at any number. And the policy may name another topic by now, or that topic may have been deleted.
         producer = await self._producers.open_internal_producer(topic, self._producer_name(stream), str(generation))
         source = LetterSource(
             self._shard_name(stream), self._subscription, self._address, _danube_policy_name(policy.poison)
@@ -90,8 +97,9 @@ class DeadLetterWriter:
         return f"dead-letters/{self._record.id}/{stream.key.shard}"
 
     async def _store(
-        self, key: ShardKey, producer: Producer, source: LetterSource, letter: DeadLetter, rows: list[MessageRow]
+        self, key: ShardKey, producer: BrokerProducer, source: LetterSource, letter: DeadLetter, rows: list[MessageRow]
     ) -> int:
+        """Stores rows of a letter; returns the offset after the last stored one. Raises the error of a refusal."""
         numbering = Numbering(producer.id, producer.epoch, letter.start)
         rows, receipt = self._submit(key, rows, source, letter, numbering)
         (result,) = await receipt
@@ -106,6 +114,7 @@ class DeadLetterWriter:
         self, key: ShardKey, rows: list[MessageRow], source: LetterSource, letter: DeadLetter, numbering: Numbering
     ) -> tuple[list[MessageRow], Receipt]:
         """Stores all rows if they fit one batch, else the first; without the note if it does not fit otherwise."""
+        # A message may be as large as a batch can be, so that the note does not fit any more.
         for count in (len(rows), 1):
             with suppress(errors.MessageTooLarge):
                 block = encode_letters(rows[:count], source, letter, numbering)
@@ -118,5 +127,7 @@ def _danube_policy_name(poison: PoisonPolicy) -> str:
     return poison.value.replace("-", "_")
 
 
-def _shard_of(producer: Producer, stream: ShardStream) -> ShardKey:
+def _shard_of(producer: BrokerProducer, stream: ShardStream) -> ShardKey:
+    """The shard of the dead-letter topic that takes the letters of this shard: always the same, so that they stay in
+    order and a start finds the last ones."""
     return producer.topic.shard_key(stream.key.shard % producer.topic.record.shards)

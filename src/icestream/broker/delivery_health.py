@@ -16,6 +16,8 @@ from icestream.observability.words import counted
 
 
 class DeliveryHealth:
+    """The deliveries of a broker that have reported a problem."""
+
     def __init__(self) -> None:
         self._deliveries: dict[str, tuple[DeliveryStalls, LagMonitor]] = {}  # the reported ones, by name
 
@@ -35,12 +37,13 @@ class DeliveryHealth:
             stalled += [f"{name}: {stall.kind.value} at offset {stall.offset}: {stall.reason}" for stall in stalls]
             if monitor.lag is not None:
                 lagging.append(f"{name}: falls behind, {counted(monitor.lag.waiting, 'message')} waiting")
+            # Forgotten when it is examined, not when it recovers: a delivery that recovers tells nothing here.
             if not stalls and monitor.lag is None:
                 del self._deliveries[name]
         return stalled + lagging
 
     def checks(self) -> Iterator[Check]:
-        """One failed check for all problems, none without problems. Not needed for readiness: other deliveries work."""
+        """One failed check for all problems, no check without one. The broker stays ready: other deliveries work."""
         problems = self.problems()
         if not problems:
             return

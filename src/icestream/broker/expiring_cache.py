@@ -1,4 +1,4 @@
-"""A small cache whose entries belong to a position in a shard and expire soon. The oldest entries are evicted first.
+"""A small cache of entries that belong to a position in a shard and expire soon. The oldest are evicted first.
 
 count   SCANS_NEAR_MAX
 bytes   SCANS_NEAR_BYTES_MAX
@@ -26,12 +26,16 @@ class ShardPosition(NamedTuple):
 
 
 class _CacheEntry(NamedTuple, Generic[Item]):
+    """An item, when it was stored, and its share of the bytes."""
+
     since_seconds: float
     size_bytes: int
     item: Item
 
 
 class ExpiringCache(Generic[Item]):
+    """Items by position, bounded in count, bytes and age."""
+
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._entries: OrderedDict[ShardPosition, _CacheEntry[Item]] = OrderedDict()  # the oldest first
@@ -43,7 +47,7 @@ class ExpiringCache(Generic[Item]):
 
     def put(self, position: ShardPosition, item: Item, size_bytes: int) -> None:
         """Stores the item at the position, replaces the one there, and evicts the oldest beyond the bounds."""
-        self.drop(position)
+        self.drop(position)  # so that the new entry is the last one in the order of age
         self._entries[position] = _CacheEntry(self._loop.time(), size_bytes, item)
         self.size_bytes += size_bytes
         while len(self._entries) > limits.SCANS_NEAR_MAX or self.size_bytes > limits.SCANS_NEAR_BYTES_MAX:

@@ -17,7 +17,8 @@ from icestream.broker.tiered_shard_stream import TieredShardStream
 from icestream.metadata.command import Compare, Operation
 from icestream.metadata.store import MetadataStore
 from icestream.model.block import BlockHead
-from icestream.model.shard import Gap, ShardKey, TopicIdentity
+from icestream.model.block_group import BlockGroup
+from icestream.model.shard import DeclaredGap, ShardKey, TopicIdentity
 from icestream.model.topic_name import TopicName
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
@@ -32,6 +33,8 @@ _log = get_logger("storage")
 
 
 class IcebergStorage:
+    """The storage facade (storage.py) over the write-ahead log, the tables and the metadata store."""
+
     def __init__(
         self,
         log: WriteAheadLog,
@@ -40,7 +43,7 @@ class IcebergStorage:
         cursor_flush_ms: int,
         scan_requests: ScanRequests | None = None,
     ) -> None:
-        """`scan_requests`: for reads of messages that the log no longer holds; None: topics have no tables."""
+        """`scan_requests`: for reads of messages that the log no longer holds; None if topics have no tables."""
         self.log = log
         self.scan_requests = scan_requests
         self._table_prefetch = TablePrefetch()
@@ -49,7 +52,7 @@ class IcebergStorage:
         self._store = store
         self.cursors = CursorStore(store, clock, cursor_flush_ms, self.wait_durable)
         self._streams: dict[ShardKey, TieredShardStream] = {}  # of declared topics
-        self.closed: dict[int, errors.StorageUnavailable] = {}  # topic id: why it takes no messages now
+        self.closed: dict[int, errors.StorageUnavailable] = {}  # by topic id: why the topic takes no messages now
         self._tasks = Tasks(self._task_failed)
         self._tasks.start(self.cursors.run(), "cursors")
 
@@ -74,9 +77,9 @@ class IcebergStorage:
             table = TableTier(self.scan_requests, self._table_prefetch, topic.name, shard.key, declared_gaps)
         return TieredShardStream(self.log, shard, self._clock, self._read_ahead, table)
 
-    async def declare_lost_offsets(self, topic: TopicIdentity, gaps: Sequence[Gap]) -> None:
+    async def declare_lost_offsets(self, topic: TopicIdentity, gaps: Sequence[DeclaredGap]) -> None:
         self.log.declare_topic(topic)
-        if missing := self.log.state.begin_behind(gaps):
+        if missing := self.log.state.begin_behind(gaps):  # without those that an interrupted takeover has written
             await self.log.write_gaps(missing)
 
     def uncommitted(self, topic_id: int, shards: int) -> list[tuple[int, int]]:
@@ -84,12 +87,16 @@ class IcebergStorage:
         return [(number, messages) for number, messages in waiting if messages]
 
     async def forget_topic(self, topic_id: int, shards: int) -> None:
-        """Drops its messages from the log: every floor moves to the end. Logs and counts what was in no table (49)."""
+        """Drops the messages of a deleted topic from the log: every floor moves to the end.
+
+        Logs and counts the messages that were in no table (hazard 49).
+        """
+        # The streams go before the floors: no read or write can begin on a topic that is losing its messages.
         self.log.retention_job.set_retention(topic_id, shards, Retention())
         keys = [ShardKey(topic_id, number) for number in range(shards)]
         for key in keys:
             self._streams.pop(key, None)
-        await self.log.sync()
+        await self.log.sync()  # a floor never passes the synced offset
         shard_states = self.log.state.shards
         dropped = sum(messages for _, messages in self.uncommitted(topic_id, shards))
         if dropped:
@@ -113,19 +120,31 @@ class IcebergStorage:
         await self.log.sync()
 
     @property
+    def row_bytes_max(self) -> int:
+        return self.log.row_bytes_max
+
+    @property
     def batch_bytes_max(self) -> int:
         return self.log.batch_bytes_max
 
     # --- writes ---
 
     def store_messages(self, shard: ShardKey, messages: bytes, head: BlockHead | None = None) -> Receipt:
+        self._check_open(shard)
+        return self.log.submit([self.log.batch(self.stream(shard).shard, messages, head)])
+
+    def store_group(self, shard: ShardKey, blocks: bytes, group: BlockGroup) -> Receipt:
+        self._check_open(shard)
+        return self.log.submit([self.log.group_batch(self.stream(shard).shard, blocks, group)])
+
+    def _check_open(self, shard: ShardKey) -> None:
         if self.closed and (error := self.closed.get(shard.topic_id)) is not None:
             raise errors.StorageUnavailable(
                 f"topic {shard.topic_id} takes no messages: {error.message}", hint=error.hint
             )
-        return self.log.submit([self.log.batch(self.stream(shard).shard, messages, head)])
 
     def has_room(self, size: int) -> bool:
+        # Room is not enough while others wait for it: taking it would overtake them.
         return not self.log.admission_queue and self.log.has_room(size)
 
     async def wait_for_room(self, size: int) -> None:
@@ -167,6 +186,7 @@ class IcebergStorage:
         await self._tasks.stop()
         self._table_prefetch.close()
         self._read_ahead.clear()
+        # Before the log closes: writing cursors syncs the log, so that the acks of the last messages count.
         try:
             await self.cursors.flush()
         except errors.IcestreamError as error:

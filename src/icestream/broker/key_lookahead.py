@@ -14,7 +14,7 @@ from icestream.broker.dispatch.instruction import Instruction
 from icestream.broker.dispatch.key_shared import KeySharedDispatcher
 from icestream.broker.slow_read_watch import SlowReadWatch
 from icestream.broker.storage import ShardRead, ShardStream
-from icestream.model.shard import Gap, GapState
+from icestream.model.shard import DeclaredGap, GapState
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
 from icestream.rpc.blocks import row_keys
@@ -43,7 +43,7 @@ class KeyedDelivery(Protocol):
 
     def apply(self, instructions: list[Instruction]) -> None: ...
 
-    def skip_gap(self, gap: Gap) -> None: ...
+    def skip_gap(self, gap: DeclaredGap) -> None: ...
 
     def report_unreadable(self, offset: int, error: Exception) -> None: ...
 
@@ -53,6 +53,8 @@ class KeyedDelivery(Protocol):
 
 
 class KeyLookahead:
+    """Reads the keys of one delivery. At most one read is in flight: `needed_keys` depends on what it returns."""
+
     def __init__(self, delivery: KeyedDelivery, clock: Clock, tasks: Tasks) -> None:
         self._delivery = delivery
         self._clock = clock
@@ -75,7 +77,7 @@ class KeyLookahead:
             sections = delivery.stream.read_hot(start, limits.READ_BYTES_DEFAULT)
             if sections:
                 self._pass_keys(dispatcher, ShardRead(sections, [], end), start, end)
-            else:
+            else:  # the loop ends: `_is_reading` is set
                 self._is_reading = True
                 self._tasks.start(self._read(dispatcher, start, end), f"{delivery.name}-keys")
 
@@ -84,6 +86,7 @@ class KeyLookahead:
         self._is_reading = False
 
     async def _read(self, dispatcher: KeySharedDispatcher, start: int, end: int) -> None:
+        """Reads the keys of [start, end) and passes them on; retries or skips what cannot be read."""
         delivery, generation = self._delivery, self._delivery.generation
         try:
             read = await self._slow_read.read(
@@ -102,19 +105,22 @@ class KeyLookahead:
                 await self._wait_for_retry(start, error)
         if generation == delivery.generation and not delivery.is_closed:
             self._is_reading = False
-            delivery.apply([])
+            delivery.apply([])  # calls `advance`, and updates stalls and alarms after whatever happened here
 
     def _process(self, dispatcher: KeySharedDispatcher, read: ShardRead, start: int, end: int) -> None:
+        """Skips the gaps of a read and passes its keys on. Raises LogError for an empty read."""
         for gap in read.gaps:
             self._delivery.skip_gap(gap)
         if read.sections:
             self._pass_keys(dispatcher, read, start, end)
         elif not read.gaps:
             raise errors.LogError(
-                f"offset {start} of {self._delivery.stream.key} is visible, but a read returned nothing"
+                f"offset {start} of {self._delivery.stream.key} is visible, but a read returned nothing",
+                hint="`icestream wal inspect` shows the offsets and gaps of the shard",
             )
 
     def _pass_keys(self, dispatcher: KeySharedDispatcher, read: ShardRead, start: int, end: int) -> None:
+        """Passes the keys of [start, end), as far as the read holds them, to the dispatcher."""
         # Applying instructions calls `advance` again; the flag makes these nested calls return at once.
         was_reading, self._is_reading = self._is_reading, True
         try:
@@ -133,10 +139,13 @@ class KeyLookahead:
         log_start = stream.log_start()
         if not isinstance(error, errors.PositionGone) or log_start <= start:
             return False
-        self._delivery.skip_gap(Gap(stream.key, start, log_start, stream.epoch, "no longer in the log", GapState.LOST))
+        self._delivery.skip_gap(
+            DeclaredGap(stream.key, start, log_start, stream.epoch, "no longer in the log", GapState.LOST)
+        )
         return True
 
     async def _wait_for_retry(self, start: int, error: Exception) -> None:
+        """Reports a failed read, and waits before the next attempt."""
         metrics.READ_FAILURES.value += 1
         where = f"{self._delivery.stream.key} offset {start}"
         _log.error("messages cannot be read; retrying", where=where, error=str(error))

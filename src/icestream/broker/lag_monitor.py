@@ -20,17 +20,17 @@ from typing import NamedTuple
 from icestream import limits
 from icestream.broker.alarm import Alarm
 from icestream.broker.dispatch.dispatcher import Dispatcher, Pause
-from icestream.model.subscription import SubscriptionType
+from icestream.model.subscription_options import SubscriptionType
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Tasks
 
 _log = get_logger("delivery")
-_HINT = "more shards or more consumers share the work; `icestream sub describe` shows the backlog"
+_HINT = "more shards or more consumers share the work; `icestream sub describe` shows the lag"
 _KEYS_HINT = (
     "a consumer gets one message of a key at a time unless it subscribes with a higher messages_per_key; more keys or "
-    "more shards share the work, too; `icestream sub describe` shows the backlog"
+    "more shards share the work, too; `icestream sub describe` shows the lag"
 )
 
 
@@ -49,6 +49,8 @@ def growing_lag(samples: list[int]) -> GrowingLag | None:
 
 
 class LagMonitor:
+    """Samples the waiting messages of one shard of a subscription while there are any."""
+
     def __init__(
         self, name: str, dispatcher: Dispatcher, clock: Clock, tasks: Tasks, on_growing: Callable[[], None]
     ) -> None:
@@ -74,12 +76,15 @@ class LagMonitor:
         self.lag = None
 
     def _sample(self) -> None:
+        """Takes one sample and judges the last ones; stops sampling when nothing waits or no consumer is connected."""
         dispatcher, now_ms = self._dispatcher, self._clock.monotonic_ns() // 1_000_000
         waiting = dispatcher.undelivered
         if not waiting or not len(dispatcher.consumers):
             self._is_sampling, self.lag = False, None
             self._samples.clear()
             return
+        # KEYS_WAIT counts as falling behind: too few keys for the consumers is one of the causes to report. Any other
+        # pause is a bound that was set on purpose, or a stall, which the stall detector reports.
         if dispatcher.pause in (None, Pause.KEYS_WAIT) and dispatcher.consumers.have_credit:
             self._samples.append(waiting)
         else:
@@ -91,6 +96,7 @@ class LagMonitor:
         self._alarm.set(now_ms + limits.BEHIND_LOOK_MS)
 
     def _report(self, lag: GrowingLag, now_ms: int) -> None:
+        """Logs and counts the growing lag, unless it was reported a short while ago."""
         if self._logged_ms is not None and now_ms - self._logged_ms < limits.STANDSTILL_SAID_EVERY_MS:
             return
         self._logged_ms = now_ms

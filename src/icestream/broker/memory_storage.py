@@ -11,15 +11,16 @@ from collections.abc import Callable, Sequence
 
 from icestream import errors
 from icestream.broker.cursor_store import CursorStore, open_subscription_stream
-from icestream.broker.storage import CursorSource, ShardRead, SubscriptionStream
+from icestream.broker.storage import CursorSource, ShardRead, SubscriptionStream, TableRow
 from icestream.metadata.command import Compare, Operation
 from icestream.metadata.store import MetadataStore
 from icestream.model.block import BlockHead, decode_block_head
-from icestream.model.shard import Gap, ShardKey, TopicIdentity
+from icestream.model.block_group import BlockGroup
+from icestream.model.shard import DeclaredGap, ShardKey, TopicIdentity
 from icestream.model.topic_name import TopicName
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Tasks
-from icestream.wal.appender import Placed, Result
+from icestream.wal.appender import Placed, PlacedGroup, Result
 from icestream.wal.log_options import LogOptions, too_large
 from icestream.wal.producer_sequences import Duplicate, ProducerSequences
 from icestream.wal.receipt import Receipt
@@ -28,6 +29,8 @@ from icestream.wal.tail import SectionRead
 
 
 class MemoryStorage:
+    """The storage facade (storage.py) in memory."""
+
     scan_requests = None
 
     def __init__(
@@ -59,13 +62,13 @@ class MemoryStorage:
         for number in range(shards):
             self._shards.setdefault(ShardKey(topic.id, number), MemoryShard(topic, number))
 
-    async def declare_lost_offsets(self, topic: TopicIdentity, gaps: Sequence[Gap]) -> None:
+    async def declare_lost_offsets(self, topic: TopicIdentity, gaps: Sequence[DeclaredGap]) -> None:
         for gap in gaps:
             shard = self._shards.setdefault(gap.key, MemoryShard(topic, gap.key.shard))
             shard.visible = max(shard.visible, gap.end)
 
     def uncommitted(self, topic_id: int, shards: int) -> list[tuple[int, int]]:
-        """None: topics in memory have no tables."""
+        """Always empty: topics in memory have no tables that messages could be missing in."""
         return []
 
     async def forget_topic(self, topic_id: int, shards: int) -> None:
@@ -88,6 +91,10 @@ class MemoryStorage:
         """Returns at once: there is nothing more durable than memory here."""
 
     @property
+    def row_bytes_max(self) -> int:
+        return self._options.batch_bytes_max
+
+    @property
     def batch_bytes_max(self) -> int:
         return self._options.rows_bytes_max
 
@@ -100,14 +107,32 @@ class MemoryStorage:
         """Returns at once: there is no bound."""
 
     def store_messages(self, shard: ShardKey, messages: bytes, head: BlockHead | None = None) -> Receipt:
+        """Stores a block at once; its receipt is completed in the next turn of the loop."""
         if self._is_closed:
-            raise errors.LogClosed("the storage is closed", hint="the broker is shutting down: connect again later")
+            raise _closed_error()
         receipt = Receipt()
         result = self._store_block(self._shard(shard), messages, head or decode_block_head(messages))
+        # Settled in the next turn, as in the log: a caller must not come to rely on a result that is there at once.
         self._loop.call_soon(receipt.settle, [result])
         return receipt
 
+    def store_group(self, shard: ShardKey, blocks: bytes, group: BlockGroup) -> Receipt:
+        if self._is_closed:
+            raise _closed_error()
+        receipt = Receipt()
+        memory_shard = self._shard(shard)
+        base, rejected = memory_shard.visible, dict[int, Duplicate | errors.IcestreamError]()
+        for index in range(len(group)):
+            block = group.block(index, blocks)
+            result = self._store_block(memory_shard, block, decode_block_head(block))
+            if isinstance(result, Duplicate | errors.IcestreamError):
+                rejected[index] = result
+        results: list[Result] = [PlacedGroup(base, self._batches, rejected)]
+        self._loop.call_soon(receipt.settle, results)
+        return receipt
+
     def _store_block(self, shard: MemoryShard, messages: bytes, head: BlockHead) -> Result:
+        """Stores a block unless it is a duplicate or out of order; returns the result that the log would give."""
         rows, size, numbering = head
         self._check_size(rows, size, len(messages))
         base = shard.visible
@@ -125,6 +150,7 @@ class MemoryStorage:
         return Placed(base, self._batches)
 
     def _check_size(self, rows: int, size: int, received: int) -> None:
+        """Raises InvalidInput or MessageTooLarge, as the log does."""
         if size != received:
             raise errors.InvalidInput(f"block header declares {size} bytes, received {received}")
         allowed = self._options.rows_bytes_max if rows > 1 else self._options.batch_bytes_max
@@ -169,7 +195,7 @@ class MemoryStorage:
 
 
 class MemoryShard:
-    """All sections of one shard, in order."""
+    """All sections of one shard, in order; the ShardStream of MemoryStorage."""
 
     def __init__(self, topic: TopicIdentity, number: int) -> None:
         self._shard = Shard(topic, number, Usage())
@@ -185,6 +211,7 @@ class MemoryShard:
         return self.visible
 
     def add(self, rows: int, body: bytes, now_us: int) -> None:
+        """Appends a section and notifies the readers."""
         self._sections.append(SectionRead(self.visible, rows, self._shard.stamp(now_us), self.epoch, body))
         self._bases.append(self.visible)
         self.visible += rows
@@ -197,7 +224,7 @@ class MemoryShard:
     async def history_start(self) -> int:
         return 0
 
-    def gaps(self) -> Sequence[Gap]:
+    def gaps(self) -> Sequence[DeclaredGap]:
         return ()
 
     def read_hot(self, offset: int, bytes_max: int) -> list[SectionRead]:
@@ -205,7 +232,7 @@ class MemoryShard:
         index, size = bisect_right(self._bases, offset) - 1, 0
         while 0 <= index < len(self._sections) and offset < self.visible:
             size += len(self._sections[index].body)
-            if sections and size > bytes_max:
+            if sections and size > bytes_max:  # at least one section, however large it is
                 break
             sections.append(self._sections[index])
             index += 1
@@ -219,6 +246,9 @@ class MemoryShard:
         later = (section.base_offset for section in self._sections if section.append_time_us >= time_us)
         return next(later, self.visible)
 
+    def table_row(self, offset: int) -> TableRow | None:
+        return None
+
     async def offset_after_snapshot(self, snapshot_id: int) -> int:
         raise errors.InvalidInput(
             f"topics in memory have no tables, so there is no snapshot {snapshot_id}", hint="start at an offset"
@@ -229,3 +259,7 @@ class MemoryShard:
 
     def unfollow(self, on_visible: Callable[[], None]) -> None:
         self._followers.remove(on_visible)
+
+
+def _closed_error() -> errors.LogClosed:
+    return errors.LogClosed("the storage is closed", hint="the broker is shutting down: connect again later")

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 
 from icestream import errors, limits
 from icestream.broker import records
+from icestream.broker.broker_topic import BrokerTopic
 from icestream.broker.structural_changes import StructuralChanges
-from icestream.broker.topic import Topic
 from icestream.metadata.command import Operation, PutWithTtl
 from icestream.metadata.entry import Entry
 from icestream.metadata.store import MetadataStore
@@ -28,7 +28,11 @@ def put_name(key: str, value: bytes) -> PutWithTtl:
 
 
 class NameRegistry:
-    def __init__(self, store: MetadataStore, clock: Clock, changes: StructuralChanges, topics: Iterable[Topic]) -> None:
+    """Renews the names of connected producers and consumers."""
+
+    def __init__(
+        self, store: MetadataStore, clock: Clock, changes: StructuralChanges, topics: Iterable[BrokerTopic]
+    ) -> None:
         self._store = store
         self._clock = clock
         self._changes = changes
@@ -45,10 +49,11 @@ class NameRegistry:
                 _log.warning("names of producers and consumers could not be renewed", error=str(error))
 
     async def renew(self) -> None:
+        """Renews the time to live of all connected names, in transactions of bounded size."""
         renewals: list[Operation] = []
         for key in self._connected_keys():
             entry = await self._store.get(key)
-            if entry is not None:
+            if entry is not None:  # else its subscription was deleted: a renewal would restore the name
                 renewals.append(put_name(key, entry.value))
             if len(renewals) == limits.METADATA_TXN_OPERATIONS_MAX // 4:
                 await self._store.txn([], renewals)

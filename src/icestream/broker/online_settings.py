@@ -28,6 +28,8 @@ _log = get_logger("config")
 
 
 class OnlineSettings:
+    """The effective settings of a running broker: those of its start, with the stored ones over them."""
+
     def __init__(
         self,
         settings: Settings,
@@ -44,10 +46,12 @@ class OnlineSettings:
         self._changing = asyncio.Lock()
 
     def origin(self, path: str) -> Origin:
+        """Where the effective value of a setting comes from."""
         return STORED if path in self.stored else self._origins.get(path, Origin("default"))
 
     async def load(self) -> int:
         """Applies all stored settings; returns the store revision at which they were read."""
+        # The revision first: a change between it and the list is read twice, one after the list is seen by `follow`.
         revision = await self._store.revision()
         stored = {}
         for name, entry in await self._store.list_all(CONFIG):
@@ -56,14 +60,15 @@ class OnlineSettings:
                 key = online_key(path)
                 stored[key.path] = msgspec.json.decode(entry.value)
             except (errors.IcestreamError, msgspec.MsgspecError) as error:
-                _log.warning("ignoring a stored setting", key=path, reason=str(error))
+                _log.warning("ignored an invalid stored setting", key=path, reason=str(error))
         self._apply_stored(stored)
         return revision
 
     def _apply_stored(self, stored: dict[str, Any]) -> None:
+        """Applies stored values over the settings of the start, and leaves out those that are invalid."""
         settings, problems = change(self._at_start, stored)
         if settings is None:
-            _log.warning("ignoring stored settings that are invalid", reason=str(refusal(problems)))
+            _log.warning("ignored invalid stored settings", reason=str(refusal(problems)))
             settings, stored = _valid_subset(self._at_start, stored)
         old, self.current, self.stored = self.current, settings, stored
         if old != settings:
@@ -71,13 +76,14 @@ class OnlineSettings:
 
     async def follow(self, revision: int) -> None:
         """Applies every change of a stored setting, by this or another node, until cancelled."""
+        # All of them are loaded again, whatever has changed: a value is valid or not together with the others.
         async for _ in self._store.watch(CONFIG, revision):
             await self.load()
 
     async def set(self, path: str, value: Any) -> None:
         """Stores and applies a value. Raises ConfigurationError with all problems, UnknownSetting."""
         key = online_key(path)
-        async with self._changing:
+        async with self._changing:  # two changes at once could be valid each and contradict each other
             self._check({**self.stored, key.path: value})
             await self._store.put(CONFIG + key.path, msgspec.json.encode(value))
             await self.load()
@@ -108,6 +114,7 @@ def online_key(path: str) -> Key:
 
 
 def setting(path: str) -> Key:
+    """The key of a setting. Raises UnknownSetting with the nearest name."""
     key = KEYS.get(path)
     if key is None:
         raise errors.UnknownSetting(f"there is no setting {path[:100]!r}", hint=f"the nearest is {KEYS.nearest(path)}")

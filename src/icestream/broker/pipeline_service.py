@@ -33,6 +33,12 @@ class LogLocation(NamedTuple):
 
 
 class PipelineService:
+    """What the driver and the tasks of the pipeline may ask this broker for.
+
+    A *reopening* moves committed offsets back, because a table was rewound. Reopenings are numbered, and each backlog
+    carries the number of the last one: committed offsets that were planned before a later reopening are not applied.
+    """
+
     def __init__(
         self,
         log: WriteAheadLog,
@@ -70,8 +76,10 @@ class PipelineService:
         files_max = max(1, min(files_max, limits.BACKLOG_FILES_MAX))
         await self.log.lifecycle.update_ballast()  # the caller is about to write to this disk
         while True:
+            # The event and the number before the snapshot: a reopening during it makes the wait below return at once,
+            # and the snapshot is then known to be older than it.
             self._was_reopened.clear()
-            reopenings, lsn = self._reopenings, await self.log.sync()
+            reopenings, lsn = self._reopenings, await self.log.sync()  # only synced messages may be committed
             is_late = self._clock.monotonic_ns() >= until_ns or (leaving is not None and leaving.is_set())
             backlog = await self.log.backlog.snapshot(files_max, passed_over)
             if backlog.topics or is_late:
@@ -82,11 +90,14 @@ class PipelineService:
                     passed_over=backlog.passed_over,
                 )  # fmt: skip
             if passed_over:
+                # Records of topics that are passed over would end the wait for the next LSN again and again: without a
+                # pause their producers would make this a busy loop.
                 look_ns = self._clock.monotonic_ns() + int(limits.BACKLOG_LOOK_SECONDS * 1e9)
                 await self._wait(None, min(until_ns, look_ns), leaving)
             await self._wait(lsn + 1, until_ns, leaving)
 
     def _with_policy(self, topic: TopicBacklog) -> TopicBacklog:
+        """The backlog of a topic with the layout policies of its table: the driver creates missing tables by them."""
         policy = self._table_policy(topic.name, topic.topic_id)
         return msgspec.structs.replace(topic, policy=policy) if policy else topic
 
@@ -100,7 +111,7 @@ class PipelineService:
         try:
             done, _ = await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             for future in done:
-                future.result()
+                future.result()  # raises if the log has stopped
         finally:
             for future in waiting:
                 future.cancel()
@@ -110,13 +121,18 @@ class PipelineService:
 
     def lease(self, lease: str, epoch: int, files: Sequence[int], ttl_ms: int) -> None:
         """Holds log files for a round. Raises PositionGone if a file is gone: then nothing is held; InvalidInput."""
+        # Without files the lease is given up: its time to live does not matter then.
         if not 0 < ttl_ms <= limits.LEASE_TTL_MS_MAX and files:
             raise errors.InvalidInput(
                 f"invalid time to live of a lease: {ttl_ms} ms",
                 hint=f"1 to {limits.LEASE_TTL_MS_MAX} ms; renew it in time",
             )
         if len(lease.encode()) > limits.NAME_BYTES_MAX or not lease:
-            raise errors.InvalidInput("the name of a lease is empty or too long")
+            raise errors.InvalidInput(
+                f"the name of a lease is empty or too long: {lease[:40]!r}",
+                hint=f"1 to {limits.NAME_BYTES_MAX} bytes are possible",
+            )
+        # All or nothing: a round that lacks one of its files is planned again, and must not hold the others meanwhile.
         present = self.log.lifecycle.numbers()
         missing = [number for number in files if number not in present]
         if missing:
@@ -127,13 +143,14 @@ class PipelineService:
         """Bytes of a log file, which the lease must hold from before the read to its end (hazard 29)."""
         self.log.lifecycle.leases.check(lease, number)
         data = await self.log.reader.copy(number, start, end)
+        # Again: if the lease ended during the read, the file may have been recycled under it.
         self.log.lifecycle.leases.check(lease, number)
         return data
 
     async def committed(self, positions: Sequence[Position], reopenings: int | None = None) -> None:
         """Advances the committed offsets of shards.
 
-        `reopenings`: the number in the backlog from which the positions were planned; None: they are current. A shard
+        `reopenings`: the number in the backlog from which the positions were planned; None if they are current. A shard
         that was reopened since is left alone: its table was rewound meanwhile, and the next round finds out to where.
         So are all shards if the backlog came from an earlier process, whose reopenings are unknown.
         """
@@ -149,6 +166,7 @@ class PipelineService:
     async def reopen(self, positions: Sequence[Position]) -> list[Position]:
         """Moves committed offsets back to where tables end after a rewind (hazard 21); returns where they are then."""
         targets = self._local_positions(positions)
+        # Counted before the floors move: offsets that were planned before must not be applied from now on.
         self._reopenings += 1
         self._reopened.update(dict.fromkeys(targets, self._reopenings))
         floors = await self.log.floors.reopen(targets)
@@ -178,6 +196,7 @@ class PipelineService:
 
     @property
     def state(self) -> Document:
+        """The last report of the driver and its age; both None before the first one."""
         return {"state": self._state, "age_ms": self._age_ms if self._state is not None else None}
 
     @property

@@ -2,6 +2,7 @@
 
     open       batches are accepted
     refused    a batch was refused, or its outcome is unknown: all later batches are refused until a reset
+    closed     its producer is closed: all later batches are refused
 
 A batch is refused at once, or later, when its receipt completes: the window changes in that very moment, so that no
 later batch can slip in between.
@@ -14,12 +15,15 @@ from icestream.model.shard import ShardKey
 
 
 class ProducerWindow:
-    __slots__ = ("in_flight", "is_refused", "key")
+    """Whether further batches of a producer are accepted in a shard, and how many are in flight there."""
+
+    __slots__ = ("in_flight", "is_closed", "is_refused", "key")
 
     def __init__(self, key: ShardKey) -> None:
         self.key = key
         self.in_flight = 0  # batches without an outcome yet
         self.is_refused = False
+        self.is_closed = False
 
     @property
     def is_full(self) -> bool:
@@ -27,7 +31,9 @@ class ProducerWindow:
         return self.in_flight >= limits.PRODUCER_WINDOW_BATCHES
 
     def refuse(self) -> None:
+        """Refuses all later batches: each of them would overtake the retry of the refused one."""
         self.is_refused = True
 
     def reset(self) -> None:
+        """Accepts batches again: the client knows of the refusal and resends from the refused batch on."""
         self.is_refused = False

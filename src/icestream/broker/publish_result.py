@@ -21,8 +21,8 @@ from enum import Enum
 from typing import Any
 
 from icestream import errors
+from icestream.broker.broker_topic import BrokerTopic
 from icestream.broker.producer_window import ProducerWindow
-from icestream.broker.topic import Topic
 from icestream.observability import metrics
 from icestream.wal.appender import Placed
 from icestream.wal.producer_sequences import Duplicate
@@ -30,6 +30,8 @@ from icestream.wal.receipt import Receipt
 
 
 class PublishOutcome(Enum):
+    """How a batch ended; the table at the top of the module has the rest."""
+
     STORED = "stored"
     DUPLICATE = "duplicate"
     REFUSED = "refused"
@@ -37,18 +39,20 @@ class PublishOutcome(Enum):
 
 
 class PublishResult:
+    """The result of one published batch. `await` it, or add a callback."""
+
     __slots__ = (
         "_on_done", "_receipt", "_rows", "_size_bytes", "_topic", "_window", "base_offset", "error", "outcome",
         "pause_ms",
     )  # fmt: skip
 
     def __init__(
-        self, receipt: Receipt, topic: Topic, window: ProducerWindow, rows: int, size_bytes: int, pause_ms: int
+        self, receipt: Receipt, topic: BrokerTopic, window: ProducerWindow, rows: int, size_bytes: int, pause_ms: int
     ) -> None:
         self.outcome: PublishOutcome | None = None
         self.base_offset: int | None = None
         self.error: errors.IcestreamError | None = None
-        self.pause_ms = pause_ms  # how long the producer should wait before its next batch: a rate, or a near quota
+        self.pause_ms = pause_ms  # by how much the ack is to be delayed, to slow the producer: a rate, or a near quota
         self._receipt = receipt
         self._topic = topic
         self._window = window
@@ -56,6 +60,7 @@ class PublishResult:
         self._size_bytes = size_bytes
         self._on_done: Callable[[PublishResult], object] | None = None
         window.in_flight += 1
+        # The only callback of the receipt: the accounting is done before the front end hears of the outcome.
         receipt.add_done_callback(self._complete)
 
     def add_done_callback(self, on_done: Callable[[PublishResult], object]) -> None:
@@ -66,6 +71,7 @@ class PublishResult:
             self._on_done = on_done
 
     def _complete(self, receipt: Receipt) -> None:
+        """Decodes the receipt of one batch, does the accounting, and calls the front end."""
         error = receipt.exception()
         if error is None:
             (result,) = receipt.result()
@@ -76,6 +82,7 @@ class PublishResult:
                 self.base_offset = result.base_offset
                 self._finish(PublishOutcome.DUPLICATE, "duplicate")
                 return
+            assert isinstance(result, errors.IcestreamError)
             error = result
         self.error = error
         self._window.is_refused = True  # refused late, by its sequence or a full disk: those behind it must not pass
@@ -83,6 +90,7 @@ class PublishResult:
         self._finish(PublishOutcome.UNKNOWN if is_unknown else PublishOutcome.REFUSED, error.code)
 
     def _complete_stored(self, base_offset: int) -> None:
+        # The same steps as `_finish`, written out: this is the path of nearly every batch.
         self.base_offset = base_offset
         self.outcome = PublishOutcome.STORED
         self._window.in_flight -= 1

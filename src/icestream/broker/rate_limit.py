@@ -35,10 +35,12 @@ class TokenBucket:
         """Takes `count` messages worth; returns the milliseconds from now until they may pass."""
         if not self.per_second:
             return 0
+        # The level is brought up to date here and by no timer: a bucket that is not used costs nothing.
         if self._updated_ms is not None:
             passed_ms = max(0, now_ms - self._updated_ms)
             self._level = min(self._burst, self._level + passed_ms * self.per_second)
         self._updated_ms = now_ms
+        # Below 0 if needed: refusing would let a large request starve behind small ones that fit.
         self._level -= count * _MESSAGE
         return max(0, -(self._level // self.per_second))
 
@@ -58,7 +60,11 @@ class TokenBucket:
 
 
 class Throttle:
-    """One user of a shared bucket: takes tokens for a few messages at a time, and spends them one by one."""
+    """One user of a shared bucket: takes tokens for RATE_STEP_MS at a time, and spends them one by one.
+
+    In steps, because the shards of a subscription share a bucket: a shard that lags far behind must not take the tokens
+    of the next seconds before the others get any.
+    """
 
     __slots__ = ("_available_ms", "_per_second", "_tokens", "bucket", "wake_ms")
 
@@ -89,6 +95,7 @@ class Throttle:
         return self._tokens
 
     def spend(self, count: int) -> None:
+        """Accounts for messages that have passed. Without a rate there are no tokens to account for."""
         if self._tokens:
             self._tokens = max(0, self._tokens - count)
 

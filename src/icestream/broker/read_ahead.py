@@ -39,6 +39,8 @@ class _Block:
 
 
 class ReadAhead:
+    """The cache of all shards of a broker."""
+
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._recent: OrderedDict[_Block, None] = OrderedDict()  # the least recently used first
@@ -56,7 +58,7 @@ class ReadAhead:
         if not contiguous:
             return
         block = _Block(key, contiguous, self._loop.time())
-        if block.size_bytes > limits.READ_AHEAD_BYTES_MAX:
+        if block.size_bytes > limits.READ_AHEAD_BYTES_MAX:  # it would evict everything, then itself
             return
         self.drop(key, block.start, block.end)
         starts, blocks = self._shards.setdefault(key, ([], []))
@@ -90,6 +92,7 @@ class ReadAhead:
             self._evict(block)
 
     def clear(self) -> None:
+        """Evicts everything and stops the timer."""
         self._recent.clear()
         self._shards.clear()
         self.size_bytes = 0
@@ -98,6 +101,7 @@ class ReadAhead:
             self._timer = None
 
     def _evict(self, block: _Block) -> None:
+        """Removes a block from both indexes."""
         starts, blocks = self._shards[block.key]
         index = bisect_right(starts, block.start) - 1
         del starts[index], blocks[index], self._recent[block]
@@ -112,11 +116,12 @@ class ReadAhead:
         self._timer = None
         for block in [block for block in self._recent if self._is_expired(block)]:
             self._evict(block)
-        if self._recent:
+        if self._recent:  # half the age: an entry outlives its age by half of it at most
             self._timer = self._loop.call_later(limits.READ_AHEAD_SECONDS_MAX / 2, self._evict_expired)
 
 
 def _contiguous(sections: Sequence[SectionRead]) -> list[SectionRead]:
+    """The sections up to the first hole between them: a reader that finds a block must not step over a gap."""
     contiguous: list[SectionRead] = []
     for section in sections:
         if contiguous and section.base_offset != contiguous[-1].base_offset + contiguous[-1].rows:

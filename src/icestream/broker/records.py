@@ -4,14 +4,14 @@
     /topics/{namespace}/{topic}                                 TopicRecord
     /subscriptions/{namespace}/{topic}/{subscription}           SubscriptionRecord
     /planned_subscriptions/{namespace}/{topic}/{subscription}   PendingSubscription, until the subscription exists
-                                                                (pending_subscription_settings.py)
+                                                                (subscription_registry.py)
     /producers/{namespace}/{topic}/{producer}                   ProducerRecord
     /consumers/{namespace}/{topic}/{subscription}/{consumer}    ConsumerRecord
     /persistent_storage/iceberg/subscriptions/{subscription}/{namespace}/{topic}     CursorRecord, with the seed's key;
                                                                 `{topic}` is `name-part-N` if the topic has several
                                                                 shards
     /deleted_topics/{id}                                        DeletedTopicRecord, until the deletion is completed
-    /node_logs/{node}                                           NodeLogRecord (server/log_identity.py)
+    /node_logs/{node}                                           NodeLogRecord (processes/node/log_identity.py)
     /counters/topic, subscription, producer, consumer           ids: never reused
     /schemas/…                                                  schema_registry_records.py
     /danube/…                                                   frontends/danube: the ids of its clients
@@ -24,16 +24,20 @@ part of a key can contain `/` (model/topic_name.py), so a name never matches a l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
 
 from icestream import errors
-from icestream.model import table_layout, topic_deletion_policy
-from icestream.model.subscription import DispatchMode, FailurePolicy, PoisonPolicy, RedeliveryBackoff, SubscriptionType
+from icestream.model.subscription_options import (
+    DispatchMode,
+    FailurePolicy,
+    SubscriptionType,
+)
 from icestream.model.topic_deletion_policy import DeletedRestPolicy, DeletedTablePolicy
 from icestream.model.topic_name import TopicName
+from icestream.model.topic_policies import PolicyValues
 
 NAMESPACES = "/namespaces/"
 TOPICS = "/topics/"
@@ -47,81 +51,26 @@ NODE_LOGS = "/node_logs/"
 
 
 class NodeLogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """States that a node has had a log (server/log_identity.py)."""
+    """States that a node has had a log (processes/node/log_identity.py)."""
 
     log: str = ""  # the id of the log, in hex digits; empty if an older version wrote the record
 
 
-class TopicPolicies(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Policies of a topic, or of every topic of a namespace.
-
-    Bounds: None inherits that of the namespace, which has none by default; 0 means no bound.
-    Layout of the table (model/table_layout.py): None inherits that of the namespace, else keeps the table's own.
-    Deletion (model/topic_deletion_policy.py): None inherits that of the namespace, else the broker's settings.
-    """
-
-    max_producers: int | None = None
-    max_subscriptions: int | None = None
-    max_consumers_per_topic: int | None = None
-    max_consumers_per_subscription: int | None = None
-    max_publish_rate: int | None = None  # messages per second
-    max_dispatch_rate: int | None = None  # messages per second and subscription
-    max_message_bytes: int | None = None
-    retention_bytes: int | None = None  # of the topic in the log; the oldest messages beyond it become a declared gap
-    retention_ms: int | None = None  # maximum age of a message in the log
-    partitioning: str | None = None
-    compression: str | None = None
-    target_file_bytes: int | None = None
-    deleted_table: str | None = None
-    deleted_rest: str | None = None
-
-    def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if isinstance(value, int) and value < 0:
-                raise errors.InvalidInput(f"{name} {value} is below 0", hint="0 means no bound")
-        if self.partitioning is not None:
-            table_layout.check_partitioning(self.partitioning)
-        if self.compression is not None:
-            table_layout.check_compression(self.compression)
-        if self.target_file_bytes is not None:
-            table_layout.check_target_file_bytes(self.target_file_bytes)
-        if self.deleted_table is not None:
-            topic_deletion_policy.parse_deleted_table(self.deleted_table)
-        if self.deleted_rest is not None:
-            topic_deletion_policy.parse_deleted_rest(self.deleted_rest)
-
-    def over(self, other: TopicPolicies) -> TopicPolicies:
-        """These policies, with the other's values where these are None."""
-        own = {name: getattr(self, name) for name in self.__struct_fields__}
-        return TopicPolicies(**{name: getattr(other, name) if value is None else value for name, value in own.items()})
-
-    def changed(self, changes: Mapping[str, object]) -> TopicPolicies:
-        """A copy with some values replaced; None unsets a policy. Raises InvalidInput."""
-        own = {name: getattr(self, name) for name in self.__struct_fields__}
-        try:
-            return msgspec.convert({**own, **changes}, TopicPolicies)
-        except msgspec.ValidationError as error:
-            raise errors.InvalidInput(f"invalid policies: {error}", hint="docs/protocol.md lists them") from None
-
-    @property
-    def table_layout(self) -> dict[str, str]:
-        """The layout policies that are set, as text: the form in which the pipeline gets them."""
-        values = {name: getattr(self, name) for name in table_layout.NAMES}
-        return {name: str(value) for name, value in values.items() if value is not None}
-
-
 class NamespaceRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    policies: TopicPolicies = TopicPolicies()
+    """A namespace, and the policies that its topics inherit."""
+
+    policies: PolicyValues = PolicyValues()
 
 
 class TopicRecord(msgspec.Struct, frozen=True):
+    """A topic. Its offsets and messages are in the log and the table, not here."""
+
     id: int
     shards: int
     dispatch: DispatchMode
     created_ms: int
     node: str
-    policies: TopicPolicies = TopicPolicies()
+    policies: PolicyValues = PolicyValues()
     is_partitioned: bool = False  # created by naming partitions, as Danube's clients do; naming more extends it
     owner: str = ""  # the id of the node that serves it (topic_owners.py); `node` is its name at creation
     takeover_end: int = 0  # the highest offset at which a shard continued after a takeover; 0 without one
@@ -137,41 +86,28 @@ class TopicRecord(msgspec.Struct, frozen=True):
         return self.id
 
 
-class FailurePolicyRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    max_redelivery_count: int = 5
-    ack_timeout_ms: int = 30_000
-    base_delay_ms: int = 1_000
-    max_delay_ms: int = 60_000
-    backoff: RedeliveryBackoff = RedeliveryBackoff.EXPONENTIAL
-    poison: PoisonPolicy = PoisonPolicy.BLOCK
-    dead_letter_topic: str | None = None
-
-    def policy(self) -> FailurePolicy:
-        return FailurePolicy(*(getattr(self, name) for name in self.__struct_fields__))
-
-    @classmethod
-    def of(cls, policy: FailurePolicy) -> FailurePolicyRecord:
-        return cls(*(getattr(policy, name) for name in cls.__struct_fields__))
-
-
 class SubscriptionRecord(msgspec.Struct, frozen=True):
+    """A subscription. Its position in each shard is a CursorRecord of its own, because it changes all the time."""
+
     id: int
     type: SubscriptionType
     created_ms: int
-    failure: FailurePolicyRecord = FailurePolicyRecord()
+    failure: FailurePolicy = FailurePolicy()
     max_dispatch_rate: int | None = None
     dead_letters_before: str | None = None  # of the former policy: it may hold a letter that no cursor accounts for
     max_unacked_messages: int | None = None  # in each shard; None: the default of the broker's settings
 
 
 class PendingSubscription(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Settings of a subscription that does not exist yet. None: the default."""
+    """Settings of a subscription that does not exist yet; None where the default applies."""
 
-    failure: FailurePolicyRecord | None = None
+    failure: FailurePolicy | None = None
     max_unacked_messages: int | None = None
 
 
 class ProducerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The last epoch of a producer name (hazard 7)."""
+
     id: int
     epoch: int
     instance: str = ""  # identifies the client's producer object that has this epoch
@@ -179,11 +115,17 @@ class ProducerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ConsumerRecord(msgspec.Struct, frozen=True):
+    """The id of a consumer name: it decides which keys the consumer owns (dispatch/hash_ring.py)."""
+
     id: int
 
 
 class CursorRecord(msgspec.Struct, frozen=True):
-    """The position of a subscription in one shard. The Iceberg fields are the seed's, and only hints.
+    """The position of a subscription in one shard.
+
+    `snapshot_id`, `file_path` and `row_offset` say where in the topic's table the message before `offset` was read;
+    null if it came from memory or the log. They are hints for people and tools, and no reader depends on them:
+    compaction, expiry and restores change where a row is, never its offset.
 
     Ranges are written as steps, so that 4,096 of them within a million messages take 33 KB (hazard 17):
         acked      step, messages, …              a step is the distance from the end of the range before; the first
@@ -225,6 +167,7 @@ class CursorRecord(msgspec.Struct, frozen=True):
 
 
 def _decode_steps(offset: int, steps: list[int], width: int) -> Iterator[tuple[int, int, list[int]]]:
+    """The (start, end, further numbers) of ranges that `as_steps` has encoded."""
     for index in range(0, len(steps), width):
         start = offset + steps[index]
         offset = start + steps[index + 1]
@@ -262,10 +205,12 @@ Record = TypeVar("Record", bound=msgspec.Struct)
 
 
 def encode(record: msgspec.Struct) -> bytes:
+    """The JSON text of a record."""
     return msgspec.json.encode(record)
 
 
 def decode(kind: type[Record], key: str, value: bytes) -> Record:
+    """Decodes the record at a key. Raises MetadataDamaged."""
     try:
         return msgspec.json.decode(value, type=kind)
     except (msgspec.MsgspecError, errors.InvalidInput) as error:

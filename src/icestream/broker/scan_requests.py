@@ -28,7 +28,7 @@ _reply_decoder = msgspec.msgpack.Decoder(ScanResponse)
 
 
 class _PendingScan:
-    """A request that has no reply yet."""
+    """A request that has no reply yet, with the parts of the reply that have arrived."""
 
     __slots__ = ("parts", "reply", "request", "size")
 
@@ -40,6 +40,8 @@ class _PendingScan:
 
 
 class ScanRequests:
+    """The queue between the readers of this broker and the lake process."""
+
     def __init__(self) -> None:
         self._pending: dict[int, _PendingScan] = {}
         self._last_number = 0
@@ -61,6 +63,8 @@ class ScanRequests:
 
         Raises LakeAway without a worker or a reply in time, TableUnreadable, or the error that the worker reported.
         """
+        # Waits for the worker inside of a slot: while the lake process is away, at most SCANS_IN_FLIGHT_MAX requests
+        # wait for it, and each of the others fails after its turn instead of all of them arriving at once.
         async with self._slots:
             try:
                 async with asyncio.timeout(limits.SCAN_AWAY_SECONDS_MAX):
@@ -95,6 +99,8 @@ class ScanRequests:
 
     def attach_worker(self, send_event: SendEvent) -> None:
         """Sends requests to this worker from now on, beginning with those that have no reply. Replaces the former."""
+        # A second worker replaces the first: after a restart the old connection of the lake process may not have been
+        # noticed as lost yet.
         self._send_event = send_event
         self.had_worker = True
         self._worker_attached.set()
@@ -114,7 +120,7 @@ class ScanRequests:
             return
         pending.parts.append(part)
         pending.size += len(part)
-        if pending.size > limits.SCAN_ANSWER_BYTES_MAX:
+        if pending.size > limits.SCAN_ANSWER_BYTES_MAX:  # the worker is bounded too; a faulty one must not fill memory
             self.fail(number, errors.DecodeError(f"scan reply exceeds {limits.SCAN_ANSWER_BYTES_MAX} bytes"))
         elif is_last:
             try:

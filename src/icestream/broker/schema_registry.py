@@ -48,6 +48,8 @@ class RegisteredSchema(NamedTuple):
 
 
 class SchemaRegistry:
+    """The subjects of the cluster, and the schemas of the topics of this node."""
+
     def __init__(self, store: MetadataStore, topics: TopicRegistry, clock: Clock) -> None:
         self._store = store
         self._topics = topics
@@ -57,6 +59,7 @@ class SchemaRegistry:
         self._validated: dict[int, dict[int, Definition]] = {}  # all versions of subjects whose payloads are validated
 
     async def load(self) -> None:
+        """Loads the schemas of this node's topics, with the definitions that payloads are validated against."""
         for key, entry in await self._store.list_all(TOPIC_SCHEMAS):
             topic = TopicName(*key.removeprefix(TOPIC_SCHEMAS).split("/"))
             if self._topics.find(topic) is None:
@@ -76,6 +79,7 @@ class SchemaRegistry:
                 await self._refresh_versions(name)
 
     async def _refresh_versions(self, name: str) -> None:
+        """Brings the loaded definitions of a subject up to date, if payloads are validated against it here."""
         _, subject = await self._find(name)
         if subject is None or subject.id not in self._validated:
             return
@@ -106,7 +110,7 @@ class SchemaRegistry:
         check_name("subject", name)
         _check_texts(description, created_by, *tags)
         new = define(kind, raw)
-        while True:
+        while True:  # again after a concurrent change of the subject: the new version is checked against that one
             entry, subject = await self._find(name)
             existing = _find_same(subject, new) if subject is not None else None
             if subject is not None and existing is not None:
@@ -127,12 +131,14 @@ class SchemaRegistry:
             extended = msgspec.structs.replace(
                 subject, versions=(*subject.versions, version), last_version=version.version
             )
+            # The definition in the same transaction: a version without its definition could not be used or repaired.
             if await self._put(name, entry, extended, Put(definition_key(extended.id, version.version), raw)):
                 if extended.id in self._validated:
                     self._validated[extended.id][version.version] = new
                 return RegisteredSchema(name, extended, version, is_new=True)
 
     async def _check_next_version(self, name: str, subject: Subject, new: Definition) -> None:
+        """Raises InvalidInput if the subject has too many versions, SchemaIncompatible."""
         if len(subject.versions) >= limits.SCHEMA_VERSIONS_MAX:
             raise errors.InvalidInput(f"subject {name} has {len(subject.versions)} versions", hint="delete some")
         conflicts = await self._find_conflicts(subject, new, subject.compatibility)
@@ -144,6 +150,7 @@ class SchemaRegistry:
             )
 
     async def _find_conflicts(self, subject: Subject, new: Definition, mode: Compatibility) -> list[str]:
+        """The reasons why a schema is not compatible with the latest version of a subject; empty if it is."""
         latest = subject.latest
         if latest is None:
             return []
@@ -155,7 +162,7 @@ class SchemaRegistry:
         """The reasons why a schema cannot be the next version; empty if it can, and for an absent subject."""
         _, subject = await self._find(name)
         if subject is None:
-            define(kind, raw)
+            define(kind, raw)  # raises InvalidInput: an invalid schema is an error of the call here, not a conflict
             return []
         try:
             new = define(kind, raw)
@@ -164,13 +171,14 @@ class SchemaRegistry:
         return await self._find_conflicts(subject, new, mode or subject.compatibility)
 
     async def subject(self, name: str) -> Subject:
-        """Raises UnknownSchema."""
+        """The subject of this name. Raises UnknownSchema."""
         _, subject = await self._find(name)
         if subject is None:
             raise _unknown(f"schema subject {name[:100]} is not found")
         return subject
 
     async def subjects(self) -> list[tuple[str, Subject]]:
+        """All subjects with their names, in order."""
         entries = await self._store.list_all(SUBJECTS)
         return [(key.removeprefix(SUBJECTS), records.decode(Subject, key, entry.value)) for key, entry in entries]
 
@@ -201,6 +209,7 @@ class SchemaRegistry:
         return (await self._definition(registered.subject.id, registered.version)).raw
 
     async def delete_version(self, name: str, version: int) -> None:
+        """Deletes a version; its number is never used again. Raises UnknownSchema."""
         while True:
             entry, subject = await self._find(name)
             if subject is None or subject.version(version) is None:
@@ -213,6 +222,7 @@ class SchemaRegistry:
                 return
 
     async def set_compatibility(self, name: str, mode: Compatibility) -> None:
+        """Sets the compatibility mode for the next versions of a subject. Raises UnknownSchema."""
         while True:
             entry, subject = await self._find(name)
             if subject is None:
@@ -223,19 +233,22 @@ class SchemaRegistry:
     # --- topics ---
 
     def of_topic(self, topic: TopicName) -> TopicSchema | None:
+        """The schema of a topic of this node; None if it has none."""
         return self._of_topics.get(topic)
 
     async def configure(
         self, topic: TopicName, name: str, policy: ValidationPolicy, *, checks_payload: bool
     ) -> TopicSchema:
+        """Sets subject and validation policy of a topic. Raises UnknownTopic, TopicElsewhere, UnknownSchema."""
         self._topics.get(topic)
         subject = await self.subject(name)
         return await self._set_topic_schema(topic, TopicSchema(name, subject.id, policy, checks_payload))
 
     async def set_policy(self, topic: TopicName, policy: ValidationPolicy, *, checks_payload: bool) -> TopicSchema:
+        """Changes the validation policy of a topic. Raises UnknownSchema if it has no subject, UnknownTopic."""
         current = self._of_topics.get(topic)
         if current is None:
-            self._topics.get(topic)
+            self._topics.get(topic)  # a topic that does not exist is another error than one without a schema
             raise _unknown(f"topic {topic} has no schema")
         changed = msgspec.structs.replace(current, policy=policy, checks_payload=checks_payload)
         return await self._set_topic_schema(topic, changed)
@@ -256,6 +269,7 @@ class SchemaRegistry:
         self._of_topics.pop(topic, None)
 
     async def _set_topic_schema(self, topic: TopicName, topic_schema: TopicSchema) -> TopicSchema:
+        """Stores and applies the schema of a topic; its definitions are loaded before the first batch needs them."""
         if topic_schema.checks_payload:
             await self._load_versions(topic_schema.schema_id, topic_schema.subject)
         await self._store.put(topic_schema_key(topic), records.encode(topic_schema))
@@ -276,6 +290,7 @@ class SchemaRegistry:
     ) -> tuple[ValidationPolicy, str] | None:
         """The validation policy of the topic and the reason why a message violates its schema; None if it does not."""
         topic_schema = self._of_topics.get(topic)
+        # Only what is loaded is consulted: publishing must not wait for the metadata store.
         if topic_schema is None or topic_schema.policy is ValidationPolicy.NONE:
             return None
         reason = self._violation_reason(topic_schema, schema_id, version, payload)
@@ -284,7 +299,7 @@ class SchemaRegistry:
     def _violation_reason(
         self, topic_schema: TopicSchema, schema_id: int | None, version: int | None, payload: bytes
     ) -> str:
-        """Empty if the message is valid."""
+        """Why a message violates the schema; empty if it does not."""
         if schema_id is None:
             return f"it names no schema; the topic has {topic_schema.subject}"
         if schema_id != topic_schema.schema_id:
@@ -303,7 +318,9 @@ class SchemaRegistry:
     # --- the store ---
 
     async def _find(self, name: str) -> tuple[Entry | None, Subject | None]:
+        """The entry and the subject of this name; both None if it does not exist."""
         key = subject_key(name)
+        # An invalid name must not reach the store: with a slash it could be the key of another record.
         entry = await self._store.get(key) if "/" not in name and name else None
         return entry, records.decode(Subject, key, entry.value) if entry is not None else None
 
@@ -332,11 +349,13 @@ class SchemaRegistry:
 
 
 def _find_same(subject: Subject, new: Definition) -> SchemaVersion | None:
+    """The version of a subject that was registered with the same bytes and the same kind; None if there is none."""
     identity = (fingerprint(new.raw), new.kind)
     return next((version for version in subject.versions if (version.fingerprint, version.type) == identity), None)
 
 
 def _check_texts(*texts: str) -> None:
+    """Raises InvalidInput if the texts beside a schema are too long together."""
     if sum(len(text.encode()) for text in texts) > limits.SCHEMA_TEXT_BYTES_MAX:
         raise errors.InvalidInput(
             "description, author and tags are too long", hint=f"at most {limits.SCHEMA_TEXT_BYTES_MAX} bytes together"

@@ -21,6 +21,8 @@ TOPIC_SCHEMAS = "/schemas/topics/"
 
 
 class SchemaVersion(msgspec.Struct, frozen=True):
+    """One version of a subject, without its definition."""
+
     version: int
     type: SchemaType
     fingerprint: str
@@ -31,6 +33,8 @@ class SchemaVersion(msgspec.Struct, frozen=True):
 
 
 class Subject(msgspec.Struct, frozen=True):
+    """A subject: its compatibility mode and its versions. The name is in the key."""
+
     id: int
     compatibility: Compatibility = Compatibility.BACKWARD
     versions: tuple[SchemaVersion, ...] = ()  # rising; empty only after all were deleted
@@ -45,6 +49,8 @@ class Subject(msgspec.Struct, frozen=True):
 
 
 class SubjectName(msgspec.Struct, frozen=True):
+    """The subject of a schema id."""
+
     subject: str
 
 

@@ -12,36 +12,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from icestream import errors
+from icestream import errors, limits
 from icestream.broker import records
+from icestream.broker.broker_consumer import BrokerConsumer, ConsumerSink
 from icestream.broker.broker_options import BrokerOptions
-from icestream.broker.consumer import Consumer, ConsumerSink
+from icestream.broker.broker_subscription import BrokerSubscription, unknown_subscription
+from icestream.broker.broker_topic import BrokerProducer, BrokerTopic
 from icestream.broker.danube_partitions import DanubePartitions, PartitionRequest
 from icestream.broker.delivery_health import DeliveryHealth
-from icestream.broker.history_start import history_starts
 from icestream.broker.name_registry import NameRegistry
+from icestream.broker.producer_window import ProducerWindow
+from icestream.broker.publish_group import PublishGroupResult
 from icestream.broker.publish_result import PublishResult
 from icestream.broker.publisher import Publisher
 from icestream.broker.scan_requests import ScanRequests
 from icestream.broker.schema_registry import SchemaRegistry
 from icestream.broker.storage import PersistentStorage, ShardStream
 from icestream.broker.structural_changes import StructuralChanges
-from icestream.broker.subscription import Subscription, unknown_subscription
 from icestream.broker.subscription_registry import SubscriptionRegistry
-from icestream.broker.topic import Producer, Topic
 from icestream.broker.topic_deletion import Deletion
 from icestream.broker.topic_owners import TopicOwners
 from icestream.broker.topic_registry import TopicRegistry
 from icestream.broker.topic_takeover import Takeover
 from icestream.metadata.node_store import NodeStore
 from icestream.metadata.store import MetadataStore
-from icestream.model.shard import Gap
-from icestream.model.subscription import DispatchMode, FailurePolicy, SubscriptionStart, SubscriptionType
+from icestream.model.block_group import BlockGroup
+from icestream.model.shard import DeclaredGap, ShardKey
+from icestream.model.subscription_options import DispatchMode, FailurePolicy, SubscriptionStart, SubscriptionType
 from icestream.model.topic_deletion_policy import DeletedRestPolicy, DeletedTablePolicy
 from icestream.model.topic_name import TopicName, check_name, check_namespace
+from icestream.model.topic_policies import PolicyValues
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Tasks
 
@@ -54,6 +57,12 @@ class TopicPage(NamedTuple):
 
 
 class Broker:
+    """One broker node: topics, producers, batches, subscriptions. Each public method is one use case.
+
+    Methods that change the structure are a closure `change`, run by StructuralChanges: everything that they check is
+    checked again inside of it, because another change may have run since the call.
+    """
+
     def __init__(
         self,
         options: BrokerOptions,
@@ -94,7 +103,9 @@ class Broker:
 
     async def start(self) -> None:
         """Loads topics, schemas and subscriptions from the metadata store, and starts the background tasks."""
+        # The revision first: a change of another node between it and a load is applied twice, but never missed.
         revision = await self.store.revision()
+        # Topics before schemas and subscriptions, which belong to topics of this node alone.
         await self.topics.load()
         await self.schemas.load()
         if self.topics.owners.is_clustered:
@@ -108,6 +119,8 @@ class Broker:
     async def shutdown(self) -> None:
         """Refuses new work, completes what was accepted, writes the cursors and closes the log."""
         self.is_ready, self.is_closing = False, True
+        # From the outside in: no further changes, then no deliveries, whose acks would still move cursors, then the
+        # tasks that use them, then the storage, which writes the cursors to the store, then the store.
         await self._changes.stop()
         for topic in self.topics:
             topic.close("the broker is shutting down")
@@ -125,6 +138,7 @@ class Broker:
         )
 
     def _check_open(self) -> None:
+        """Raises ShuttingDown."""
         if self.is_closing:
             raise errors.ShuttingDown("the broker is shutting down", hint="reconnect in a moment")
 
@@ -135,7 +149,7 @@ class Broker:
         return self.topics.namespaces
 
     def namespace(self, name: str) -> records.NamespaceRecord:
-        """Raises InvalidInput, UnknownNamespace."""
+        """The record of a namespace. Raises InvalidInput, UnknownNamespace."""
         record = self.topics.namespaces.get(check_namespace(name))
         if record is None:
             raise errors.UnknownNamespace(
@@ -143,18 +157,21 @@ class Broker:
             )
         return record
 
-    async def create_namespace(self, name: str, policies: records.TopicPolicies | None = None) -> None:
-        await self._changes.run(lambda: self.topics.create_namespace(name, policies or records.TopicPolicies()))
+    async def create_namespace(self, name: str, policies: PolicyValues | None = None) -> None:
+        """Creates a namespace. Raises InvalidInput for an invalid name, AlreadyExists."""
+        await self._changes.run(lambda: self.topics.create_namespace(name, policies or PolicyValues()))
 
     async def delete_namespace(self, name: str) -> None:
+        """Deletes an empty namespace. Raises UnknownNamespace, NotEmpty, InvalidInput for a bootstrap namespace."""
         await self._changes.run(lambda: self.topics.delete_namespace(name))
 
-    async def set_namespace_policies(self, name: str, policies: records.TopicPolicies) -> None:
+    async def set_namespace_policies(self, name: str, policies: PolicyValues) -> None:
+        """Replaces the policies of a namespace; its topics inherit them at once. Raises UnknownNamespace."""
         await self._changes.run(lambda: self.topics.set_namespace_policies(name, policies))
 
     # --- topics ---
 
-    def list_topics(self) -> list[Topic]:
+    def list_topics(self) -> list[BrokerTopic]:
         """The topics that this node serves."""
         return list(self.topics)
 
@@ -163,15 +180,15 @@ class Broker:
         """The number of topics that this node serves."""
         return len(self.topics)
 
-    def topic(self, name: TopicName) -> Topic:
-        """Raises TopicElsewhere if another node serves the topic, UnknownTopic if it does not exist."""
+    def topic(self, name: TopicName) -> BrokerTopic:
+        """The topic of this name. Raises TopicElsewhere if another node serves it, UnknownTopic if it is absent."""
         return self.topics.get(name)
 
-    def find_topic(self, name: TopicName) -> Topic | None:
+    def find_topic(self, name: TopicName) -> BrokerTopic | None:
         """The topic, if this node serves it."""
         return self.topics.find(name)
 
-    async def locate_topic(self, name: TopicName) -> Topic:
+    async def locate_topic(self, name: TopicName) -> BrokerTopic:
         """As `topic`, but sees topics that other nodes have created until now."""
         return await self.topics.locate(name)
 
@@ -189,21 +206,22 @@ class Broker:
 
         Reads the page from the metadata store, so the cost does not depend on the number of topics.
         """
+        # One more than the page tells whether there is a next one.
         prefix = f"{records.TOPICS}{namespace}/" if namespace else records.TOPICS
         after_key = records.TOPICS + after.removeprefix("/") if after else ""
         entries = await self.store.list(prefix, after_key, limit + 1)
         names = [TopicName(*key.removeprefix(records.TOPICS).split("/")) for key, _ in entries[:limit]]
         return TopicPage(names, str(names[-1]) if len(entries) > limit else None)
 
-    def shard_streams(self, topic: Topic) -> list[ShardStream]:
+    def shard_streams(self, topic: BrokerTopic) -> list[ShardStream]:
         """The readers of all shards of a topic."""
         return [self.storage.shard_stream(topic.shard_key(shard)) for shard in range(topic.record.shards)]
 
-    async def history_starts(self, topic: Topic) -> list[int | None]:
+    async def history_starts(self, topic: BrokerTopic) -> list[int | None]:
         """The oldest readable offset of each shard, in the log or the table; None if the table could not be asked."""
         return await history_starts(self.shard_streams(topic))
 
-    def gaps(self, topic: Topic, shard: int) -> Sequence[Gap]:
+    def gaps(self, topic: BrokerTopic, shard: int) -> Sequence[DeclaredGap]:
         """The declared gaps of a shard. Raises InvalidInput if the topic has no such shard."""
         return self.storage.shard_stream(topic.shard_key(shard)).gaps()
 
@@ -212,16 +230,17 @@ class Broker:
         name: TopicName,
         shards: int = 1,
         dispatch: DispatchMode = DispatchMode.RELIABLE,
-        policies: records.TopicPolicies | None = None,
-    ) -> Topic:
-        own_policies = policies or records.TopicPolicies()
+        policies: PolicyValues | None = None,
+    ) -> BrokerTopic:
+        """Creates a topic of this node. Raises AlreadyExists, UnknownNamespace, TopicElsewhere, InvalidInput."""
+        own_policies = policies or PolicyValues()
         return await self._changes.run(lambda: self.topics.create(name, shards, dispatch, own_policies))
 
     async def create_partitioned_topic(
         self, name: TopicName, partitions: int, dispatch: DispatchMode = DispatchMode.RELIABLE
-    ) -> Topic:
+    ) -> BrokerTopic:
         """Creates a topic whose shards Danube's clients call `name-part-N`, and which grows when more are named."""
-        create, policies = self.topics.create, records.TopicPolicies()
+        create, policies = self.topics.create, PolicyValues()
         return await self._changes.run(lambda: create(name, partitions, dispatch, policies, is_partitioned=True))
 
     async def delete_topic(
@@ -238,7 +257,7 @@ class Broker:
         return await self._changes.run(change)
 
     async def take_over_topic(self, name: TopicName) -> Takeover:
-        """Takes over a topic whose node was removed from the cluster. Its subscriptions resume at their cursors."""
+        """Takes over a topic of a node that was removed from the cluster. Its subscriptions resume at their cursors."""
 
         async def change() -> Takeover:
             topic, takeover = await self.topics.take_over(name)
@@ -248,7 +267,7 @@ class Broker:
         return await self._changes.run(change)
 
     def on_tables_committed(self) -> None:
-        """Completes the deletion of topics whose rest has been committed. Called after each report of the pipeline."""
+        """Completes the deletion of topics with a committed rest. Called after each report of the pipeline."""
         if self.topics.is_draining and not self.is_closing:
             self._tasks.start(self._finish_drained(), "deletions")
 
@@ -256,14 +275,14 @@ class Broker:
         with contextlib.suppress(errors.IcestreamError):  # retried after the next commit, or at the next start
             await self._changes.run(self.topics.finish_drained)
 
-    async def set_topic_policies(self, name: TopicName, policies: records.TopicPolicies) -> None:
+    async def set_topic_policies(self, name: TopicName, policies: PolicyValues) -> None:
         """Replaces all policies of a topic."""
         await self._changes.run(lambda: self.topics.set_policies(name, policies))
 
-    async def change_topic_policies(self, name: TopicName, changes: Mapping[str, object]) -> Topic:
+    async def change_topic_policies(self, name: TopicName, changes: Mapping[str, object]) -> BrokerTopic:
         """Changes some policies of a topic; None unsets one. Concurrent changes of other policies are kept."""
 
-        async def change() -> Topic:
+        async def change() -> BrokerTopic:
             topic = self.topics.get(name)
             await self.topics.set_policies(name, topic.record.policies.changed(changes))
             return topic
@@ -282,10 +301,10 @@ class Broker:
         instance: str = "",
         resumes: bool = False,
         partition: PartitionRequest | None = None,
-    ) -> Producer:
+    ) -> BrokerProducer:
         """Opens a new epoch of the producer of this name: an older one is fenced from now on (hazard 7).
 
-        `create`: whether to create a missing topic; None: as the settings say. `resumes`: the client's producer was
+        `create`: creates a missing topic; None to do what the settings say. `resumes`: the client's producer was
         connected before; raises ProducerFenced if another instance has opened the name since, because then the stored
         sequence numbers are not its own. `partition`: the topic as a client of Danube names it (danube_partitions.py).
         """
@@ -293,7 +312,7 @@ class Broker:
         check_name("producer", producer)
         may_create = self.options.auto_create_topics if create is None else create
 
-        async def change() -> Producer:
+        async def change() -> BrokerProducer:
             if partition is not None:
                 topic = await self._partitions.provide(name, partition, create=may_create)
             else:
@@ -304,26 +323,27 @@ class Broker:
 
     async def open_internal_producer(
         self, name: TopicName, producer: str, instance: str, *, resumes: bool = False
-    ) -> Producer:
+    ) -> BrokerProducer:
         """Opens a producer of the broker itself. Its name contains `/`, so it cannot be a client's."""
 
-        async def change() -> Producer:
+        async def change() -> BrokerProducer:
             topic = await self._provide_topic(name, 1, create=True)
             return await self._publisher.open_internal(topic, producer, instance, resumes=resumes)
 
         return await self._changes.run(change)
 
-    async def find_internal_producer(self, name: TopicName, producer: str, instance: str) -> Producer | None:
+    async def find_internal_producer(self, name: TopicName, producer: str, instance: str) -> BrokerProducer | None:
         """The producer as this instance last opened it; None if it never did, or another instance has since."""
         topic = self.topics.find(name)
         return await self._publisher.find(topic, producer, instance) if topic is not None else None
 
-    async def _provide_topic(self, name: TopicName, shards: int, *, create: bool) -> Topic:
+    async def _provide_topic(self, name: TopicName, shards: int, *, create: bool) -> BrokerTopic:
+        """Returns the topic; creates it if it is missing and `create` is set. Raises UnknownTopic, TopicElsewhere."""
         if create and self.topics.find(name) is None:
-            return await self.topics.create(name, shards, DispatchMode.RELIABLE, records.TopicPolicies())
+            return await self.topics.create(name, shards, DispatchMode.RELIABLE, PolicyValues())
         return await self.topics.locate(name)
 
-    def last_sequence(self, producer: Producer, shard: int) -> int | None:
+    def last_sequence(self, producer: BrokerProducer, shard: int) -> int | None:
         """The highest sequence number stored in a shard by this instance of the producer, so that it can resume.
 
         Numbers of earlier instances do not count: a restarted process that numbers from 0 again must not take the
@@ -331,16 +351,17 @@ class Broker:
         """
         return self.storage.last_sequence(producer.topic.shard_key(shard), producer.id, producer.since_epoch)
 
-    def last_sequence_of_name(self, producer: Producer, shard: int) -> int | None:
+    def last_sequence_of_name(self, producer: BrokerProducer, shard: int) -> int | None:
         """The highest sequence number stored under this producer name by any epoch; a new producer that starts above it
         cannot collide."""
         return self.storage.last_sequence(producer.topic.shard_key(shard), producer.id)
 
-    def recent_batches(self, producer: Producer, shard: int) -> list[tuple[int, int, int]]:
+    def recent_batches(self, producer: BrokerProducer, shard: int) -> list[tuple[int, int, int]]:
         """(first sequence, messages, base offset) of the last batches of this instance of the producer."""
         return self.storage.recent_batches(producer.topic.shard_key(shard), producer.id, producer.since_epoch)
 
-    def close_producer(self, producer: Producer) -> None:
+    def close_producer(self, producer: BrokerProducer) -> None:
+        """Removes a producer after its client has left. Its batches in flight are completed."""
         producer.topic.producers.discard(producer)
 
     def disconnect_producer(self, name: TopicName, producer: str) -> None:
@@ -351,27 +372,51 @@ class Broker:
                 f"topic {name} has no connected producer {producer}",
                 hint=f"`icestream topic describe {name}` shows the connected producers",
             )
+        # Closed as if fenced: a client stops at that error, and an application that wants to go on opens it again.
         for each in connected:
             each.close(errors.ProducerFenced("an operator disconnected this producer", hint="open it again"))
             self.close_producer(each)
+
+    @property
+    def row_bytes_max(self) -> int:
+        """The largest block of one message."""
+        return self.storage.row_bytes_max
 
     @property
     def batch_bytes_max(self) -> int:
         """The largest block of more than one message."""
         return self.storage.batch_bytes_max
 
-    def publish(self, producer: Producer, shard: int, block: bytes) -> PublishResult:
+    def publish(self, producer: BrokerProducer, shard: int, block: bytes) -> PublishResult:
         """Stores a block; the result is completed when its ack may be sent.
 
         Raises the reason of a refusal: nothing was stored. After a refusal, at once or later, the producer's later
         blocks of that shard are refused too until it is reset: they would overtake the retry (hazard 37).
         """
-        if self.is_closing:
+        if self.is_closing:  # without a call for each batch
             self._check_open()
         return self._publisher.publish(producer, shard, block)
 
-    def reset_producer(self, producer: Producer, shard: int) -> None:
-        """Accepts blocks again after a refusal: the client knows about it and resends from there."""
+    def publish_group(
+        self,
+        topic: BrokerTopic,
+        key: ShardKey,
+        windows: Sequence[ProducerWindow],
+        blocks: bytes,
+        group: BlockGroup,
+        largest_block: int,
+        on_done: Callable[[PublishGroupResult], object],
+    ) -> bool:
+        """Stores a group of valid blocks of open producers; False: publish its batches one by one (Publisher)."""
+        if self.is_closing:
+            return False
+        return self._publisher.publish_group(topic, key, windows, blocks, group, largest_block, on_done)
+
+    def reset_producer(self, producer: BrokerProducer, shard: int) -> None:
+        """Accepts blocks again after a refusal: the client knows about it and resends from there.
+
+        Raises the reason if the producer was closed.
+        """
         if producer.closed is not None:
             raise producer.closed
         producer.window(shard).reset()
@@ -394,7 +439,7 @@ class Broker:
         failure: FailurePolicy | None = None,
         shard: int | None = None,
         create: bool = True,
-    ) -> tuple[Subscription, Consumer]:
+    ) -> tuple[BrokerSubscription, BrokerConsumer]:
         """Adds a consumer to a subscription, which is created if absent; its cursor is durable then (hazard 48).
 
         `shard`: the only shard whose messages the consumer takes. It may use its name once for each shard.
@@ -402,20 +447,23 @@ class Broker:
         self._check_open()
         check_name("subscription", subscription)
         check_name("consumer", consumer)
+        # A name that a client chooses contains no slash (check_name), so it cannot be the name of a shard's consumer.
         unique_name = consumer if shard is None else f"{consumer}/{shard}"
 
-        async def change() -> tuple[Subscription, Consumer]:
+        async def change() -> tuple[BrokerSubscription, BrokerConsumer]:
+            # Everything that can refuse the consumer comes before the creation: a refused consumer leaves no
+            # subscription behind, for which messages would be retained.
             topic, patterns = await self.topics.locate(name), tuple(key_patterns)
-            joined = topic.subscriptions.get(subscription)
-            if joined is None and not create:
+            target = topic.subscriptions.get(subscription)
+            if target is None and not create:
                 raise unknown_subscription(name, subscription)
             self._subscriptions.admit(topic, subscription, kind, unique_name, patterns, shard)
-            if joined is None:
+            if target is None:
                 topic.admit_subscription()
-                joined = await self._subscriptions.create(
+                target = await self._subscriptions.create(
                     topic, subscription, kind, start or SubscriptionStart(), failure
                 )
-            return joined, await self._subscriptions.join(topic, joined, unique_name, sink, patterns, shard)
+            return target, await self._subscriptions.join(topic, target, unique_name, sink, patterns, shard)
 
         return await self._changes.run(change, lambda result: result[0].leave(result[1]))
 
@@ -426,12 +474,12 @@ class Broker:
         kind: SubscriptionType,
         start: SubscriptionStart | None = None,
         failure: FailurePolicy | None = None,
-    ) -> Subscription:
+    ) -> BrokerSubscription:
         """Creates a subscription without a consumer: messages are retained for it from now on."""
         self._check_open()
         check_name("subscription", subscription)
 
-        async def change() -> Subscription:
+        async def change() -> BrokerSubscription:
             topic = await self.topics.locate(name)
             if subscription in topic.subscriptions:
                 raise errors.AlreadyExists(
@@ -443,17 +491,22 @@ class Broker:
         return await self._changes.run(change)
 
     async def delete_subscription(self, name: TopicName, subscription: str) -> None:
+        """Deletes a subscription with its cursors; its consumers are disconnected. Raises UnknownSubscription."""
         await self._changes.run(lambda: self._subscriptions.delete(self.topics.get(name), subscription))
 
     async def set_failure_policy(
         self, name: TopicName, subscription: str, policy: FailurePolicy, *, is_ahead: bool = False
     ) -> None:
-        """`is_ahead`: a subscription that does not exist yet will start with this policy."""
+        """Sets what happens to failed messages of a subscription, also to those that have failed before.
+
+        `is_ahead`: a subscription that does not exist yet will start with this policy. Raises InvalidInput,
+        UnknownSubscription.
+        """
         change = self._subscriptions.set_failure_policy
         await self._changes.run(lambda: change(self.topics.get(name), subscription, policy, is_ahead=is_ahead))
 
     async def set_dispatch_rate(self, name: TopicName, subscription: str, messages_per_second: int | None) -> None:
-        """None or 0: the rate of the topic applies."""
+        """Bounds the delivery of a subscription; None or 0: the rate of the topic applies."""
         await self._changes.run(
             lambda: self._subscriptions.set_dispatch_rate(self.topics.get(name), subscription, messages_per_second)
         )
@@ -461,7 +514,7 @@ class Broker:
     async def set_unacked_max(
         self, name: TopicName, subscription: str, messages: int | None, *, is_ahead: bool = False
     ) -> None:
-        """Bounds the unacked messages of each shard; None: the broker's setting. `is_ahead`: as above."""
+        """Bounds the unacked messages of each shard; None for the broker's setting. `is_ahead`: as above."""
         change = self._subscriptions.set_unacked_max
         await self._changes.run(lambda: change(self.topics.get(name), subscription, messages, is_ahead=is_ahead))
 
@@ -482,14 +535,30 @@ class Broker:
         """
 
         async def change() -> None:
-            moved = self.subscription(name, subscription)
-            await self._subscriptions.seek(moved.deliveries if shard is None else [moved.delivery(shard)], start)
+            target = self.subscription(name, subscription)
+            await self._subscriptions.seek(target.deliveries if shard is None else [target.delivery(shard)], start)
 
         await self._changes.run(change)
 
-    def subscription(self, name: TopicName, subscription: str) -> Subscription:
-        """Raises UnknownTopic, TopicElsewhere, UnknownSubscription."""
-        served = self.topics.get(name).subscriptions.get(subscription)
-        if served is None:
+    def subscription(self, name: TopicName, subscription: str) -> BrokerSubscription:
+        """The subscription of this name. Raises UnknownTopic, TopicElsewhere, UnknownSubscription."""
+        target = self.topics.get(name).subscriptions.get(subscription)
+        if target is None:
             raise unknown_subscription(name, subscription)
-        return served
+        return target
+
+
+async def history_starts(
+    streams: Sequence[ShardStream], seconds: float = limits.HISTORY_START_SECONDS_MAX
+) -> list[int | None]:
+    """The oldest readable offset of each shard, from the log or the table; None if the table did not reply in time.
+
+    A description of a topic must neither wait longer than `seconds` for a table nor fail with it. The shards are asked
+    one after another, because a topic can have thousands of them.
+    """
+    starts: list[int | None] = [None] * len(streams)
+    with contextlib.suppress(errors.IcestreamError, TimeoutError):
+        async with asyncio.timeout(seconds):
+            for number, stream in enumerate(streams):
+                starts[number] = await stream.history_start()
+    return starts

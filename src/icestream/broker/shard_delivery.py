@@ -6,6 +6,10 @@ dispatcher is next due) and the dead letters. Each is passed to the dispatcher, 
     open      events are processed
     closed    events are ignored; the cursor has its last value
     deleted   closed, and the cursor is not written any more
+
+Nothing awaits between an event and its instructions, so an event always meets the state that the one before it has
+left. What takes longer runs in tasks and comes back as an event: reads (broker_consumer.py, key_lookahead.py), dead
+letters. A seek may have happened meanwhile, so their results are compared with the generation first.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from typing import NamedTuple, Protocol
 
 from icestream import errors, limits
 from icestream.broker.alarm import Alarm
-from icestream.broker.consumer import Consumer, Outgoing
+from icestream.broker.broker_consumer import BrokerConsumer, Outgoing
 from icestream.broker.delivery_health import DeliveryHealth
 from icestream.broker.dispatch.best_effort import BestEffortDispatcher, KeySharedBestEffortDispatcher
 from icestream.broker.dispatch.delivery_ledger import NACK
@@ -32,8 +36,8 @@ from icestream.broker.stall import DeliveryStall, DeliveryStalls, StallKind
 from icestream.broker.stall_detector import StallDetector
 from icestream.broker.stalled_readers import StalledReaders
 from icestream.broker.storage import PersistentStorage, ShardStream
-from icestream.model.shard import Gap, GapState
-from icestream.model.subscription import FailurePolicy, SubscriptionType
+from icestream.model.shard import DeclaredGap, GapState
+from icestream.model.subscription_options import FailurePolicy, SubscriptionType
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
 from icestream.observability.words import counted
@@ -44,6 +48,8 @@ _log = get_logger("delivery")
 
 
 class DeadLetters(Protocol):
+    """How dead letters are stored (dead_letter_writer.py)."""
+
     async def write(self, stream: ShardStream, policy: FailurePolicy, letter: DeadLetter, generation: int) -> int:
         """Stores the first messages of the range in the dead-letter topic; returns the offset after them, once they are
         durable. Raises if that is not possible now."""
@@ -61,6 +67,8 @@ class DeliveryName(NamedTuple):
 
 
 class ShardDelivery:
+    """Delivers one shard to the consumers of one subscription; the source of its cursor (CursorSource)."""
+
     def __init__(
         self,
         name: DeliveryName,
@@ -89,7 +97,7 @@ class ShardDelivery:
         self._on_dropped = on_dropped
         self._stalled_readers = stalled_readers
         self._is_probing = False
-        self._consumers: dict[int, Consumer] = {}
+        self._consumers: dict[int, BrokerConsumer] = {}
         self._loop = asyncio.get_running_loop()
         self._alarm = Alarm(clock, tasks, self.resume)
         self._lookahead = KeyLookahead(self, clock, tasks) if isinstance(dispatcher, KeySharedDispatcher) else None
@@ -108,10 +116,12 @@ class ShardDelivery:
     # --- lifecycle ---
 
     def start(self) -> None:
+        """Follows the shard from now on, beginning with what is stored already."""
         self.stream.follow(self._on_visible)
         self._on_visible()
 
     def close(self) -> None:
+        """Ignores all events from now on, also that of a dead letter being written: a start finds that letter."""
         if not self.is_closed:
             self.is_closed = True
             self.stream.unfollow(self._on_visible)
@@ -151,6 +161,8 @@ class ShardDelivery:
         A message that a power loss removes and that is published again must be delivered again (hazard 3).
         """
         acked = self.dispatcher.acked.below(self.stream.synced)
+        row = self.stream.table_row(acked.position - 1)
+        # Failure counts are cut to a bound: losing some costs further deliveries of poison messages, no message.
         return CursorRecord(
             updated_ms=self._clock.wall_us() // 1000,
             offset=acked.position,
@@ -159,11 +171,15 @@ class ShardDelivery:
             generation=self.generation,
             acked=as_steps(acked.position, acked.ranges),
             attempts=as_steps(acked.position, self.dispatcher.attempts[: limits.STORED_ATTEMPTS_MAX]),
+            snapshot_id=row.snapshot_id if row else None,
+            file_path=row.file_path if row else None,
+            row_offset=row.row_offset if row else None,
             kept_below=self.dispatcher.kept_below,
         )
 
     @property
     def is_partial(self) -> bool:
+        """True if `cursor` leaves out acks of messages that are not synced yet: it is written again then."""
         return self.dispatcher.acked.end > self.stream.synced
 
     def _mark_cursor(self) -> None:
@@ -172,9 +188,11 @@ class ShardDelivery:
 
     # --- consumers ---
 
-    def join(self, consumer: Consumer) -> None:
+    def join(self, consumer: BrokerConsumer) -> None:
+        """Adds a consumer, notifies it of stalls and gaps, and dispatches to it."""
         self._consumers[consumer.id] = consumer
         self._stalls.notify(consumer.sink)
+        # Before the dispatcher knows the consumer: it hears of gaps before it gets messages behind them.
         for gap in self.stream.gaps():
             acked = self.dispatcher.acked
             # A gap that was skipped before: `skip_gap` below would not report it to this consumer again.
@@ -187,12 +205,14 @@ class ShardDelivery:
         else:
             self.apply(self.dispatcher.join(consumer.credit, self.now_ms()))
 
-    def leave(self, consumer: Consumer) -> None:
+    def leave(self, consumer: BrokerConsumer) -> None:
+        """Removes a consumer; its messages in flight are redelivered."""
         if self._consumers.pop(consumer.id, None) is not None:
             self.apply(self.dispatcher.leave(consumer.id, self.now_ms()))
 
-    def has_unacked(self, consumer: Consumer) -> bool:
+    def has_unacked(self, consumer: BrokerConsumer) -> bool:
         """True if the consumer has unacked messages that were sent to its client."""
+        # To the dispatcher a message is in flight from its dispatch on, also while it waits in the send queue.
         member = self.dispatcher.consumers.get(consumer.id)
         return member is not None and member.unacked > consumer.unsent_messages
 
@@ -219,7 +239,7 @@ class ShardDelivery:
 
     def ack_through(self, offset: int, generation: int) -> None:
         if not self.is_closed:
-            before = self.dispatcher.acked.position
+            before = self.dispatcher.acked.position  # a cumulative ack moves it by what it has acked
             self.apply(self.dispatcher.ack_through(offset, generation, self.now_ms()))
             metrics.ACKED_MESSAGES.value += self.dispatcher.acked.position - before
             self._mark_cursor()
@@ -240,25 +260,29 @@ class ShardDelivery:
             self._mark_cursor()
 
     def _count_delivered(self, ranges: Sequence[tuple[int, int]], generation: int) -> int:
-        """The number of messages in the ranges that can have been delivered."""
+        """The number of messages in the ranges that can have been delivered; an estimate for metrics."""
         low, high = self.dispatcher.acked.position, self.dispatcher.next
         return sum([max(min(end, high) - max(start, low), 0) for start, end in ranges if generation == self.generation])
 
     def seek(self, position: int) -> None:
         """Moves to a position. The caller writes the cursor before it replies."""
+        # The dispatcher may not have been told of the newest messages yet; a seek to the end must not land before them.
         self.dispatcher.end = max(self.dispatcher.end, self.stream.visible)
+        # The instructions are applied last: everything that belongs to the old position is gone before new deliveries.
         instructions = self.dispatcher.seek(position, self.now_ms())
         self._end_unreadable()  # the next read is at another position
         if self._lookahead is not None:
             self._lookahead.on_seek()
         self._mark_cursor()
         self.apply(instructions)
-        if self._consumers:
+        if self._consumers:  # without consumers the gaps wait for the first one that joins
             self._skip_gaps()
 
     # --- events of the shard ---
 
     def _on_visible(self) -> None:
+        # In the next turn of the loop: one dispatch for all batches that become visible in this one, and after their
+        # acks have left. The log calls this while it releases a record.
         if not self._is_wakeup_scheduled and not self.is_closed:
             self._is_wakeup_scheduled = True
             self._loop.call_soon(self._wake_up)
@@ -274,7 +298,8 @@ class ShardDelivery:
             if gap.end > self.dispatcher.acked.position:
                 self.skip_gap(gap)
 
-    def skip_gap(self, gap: Gap) -> None:
+    def skip_gap(self, gap: DeclaredGap) -> None:
+        """Skips a gap; notifies all consumers of it unless all of its offsets are acked already."""
         if self.is_closed:
             return
         is_new = self.dispatcher.acked.first_missing(gap.start, gap.end) is not None
@@ -314,6 +339,7 @@ class ShardDelivery:
         self._stalls.end(kind)
 
     def _check_blocked(self) -> None:
+        """Begins, updates or ends the stall of a blocked message."""
         blocked = self.dispatcher.blocked
         if not blocked.size:
             self._end_stall(StallKind.BLOCKED)
@@ -341,6 +367,7 @@ class ShardDelivery:
         reason = error.message if isinstance(error, errors.IcestreamError) else str(error)
         self._begin_stall(StallKind.UNREADABLE, offset, reason, hint)
         self._stalled_readers.begin(self.name, self.stream.key, offset, error)
+        # The consumers that retry the read may all leave: without the probe the stall would be shown for ever.
         if not self._is_probing:
             self._is_probing = True
             self._tasks.start(self._probe(), f"{self.name}-probe")
@@ -371,6 +398,7 @@ class ShardDelivery:
             self._is_probing = False
 
     async def _try_read(self, offset: int) -> None:
+        """Reads at the offset of a stall, to find out whether it can be read again; the messages are discarded."""
         try:
             read = await self.stream.read(offset, limits.READ_BYTES_DEFAULT)
         except errors.PositionGone:  # a retention has dropped it: the next consumer is notified of the gap
@@ -384,10 +412,11 @@ class ShardDelivery:
 
     def apply(self, instructions: list[Instruction]) -> None:
         """Applies the instructions of the dispatcher, then updates everything that depends on its state."""
-        to_send: dict[Consumer, None] = {}
+        to_send: dict[BrokerConsumer, None] = {}
         for instruction in instructions:
             match instruction:
                 case Deliver(consumer_id, start, end, attempt):
+                    # Queued first, sent below: ranges of one moment share reads and frames.
                     consumer = self._consumers[consumer_id]
                     consumer.add(Outgoing(self, self.generation, start, end, attempt))
                     to_send[consumer] = None
@@ -398,9 +427,9 @@ class ShardDelivery:
                     self._mark_cursor()
         for consumer in to_send:
             consumer.send()
-        if to_send and not self._is_reliable:
+        if to_send and not self._is_reliable:  # a best-effort delivery counts as acked
             self._mark_cursor()
-        if self._failures != self.dispatcher.failures:
+        if self._failures != self.dispatcher.failures:  # the cursor stores failure counts too (hazard 17)
             self._failures = self.dispatcher.failures
             self._mark_cursor()
         if self._letters and not self._is_writing_letters:
@@ -418,10 +447,12 @@ class ShardDelivery:
             self._check_blocked()
 
     def in_flight_ranges(self, consumer_id: int, outgoing: Outgoing) -> list[tuple[int, int]]:
+        """The parts of an outgoing range that are still in flight with this consumer, in order."""
         if not self._is_reliable:  # nothing is in flight: a delivery counts as acked at once
             return [(outgoing.start, outgoing.end)]
         ranges: list[tuple[int, int]] = []
         for start, end, delivery in self.dispatcher.in_flight.within(outgoing.start, outgoing.end):
+            # The same consumer may have the offsets again, as a redelivery with a range of its own.
             if (delivery.consumer, delivery.attempt) != (consumer_id, outgoing.attempt):
                 continue
             if ranges and ranges[-1][1] == start:
@@ -452,10 +483,12 @@ class ShardDelivery:
             return self._postpone_letter(letter, generation, error)
         if generation == self.generation and not self.is_closed:
             self.apply(self.dispatcher.settled(letter.start, end, self.now_ms()))
+            # Before the next letter: a start can find the last group of letters only (dead_letter_writer.py).
             await self._write_cursor()
         return end
 
     def _postpone_letter(self, letter: DeadLetter, generation: int, error: Exception) -> int:
+        """Returns the rest of the range to the dispatcher, which retries it later. Returns its end: it is handled."""
         _log.warning("dead letter could not be stored; retrying later", where=self.name, error=str(error))
         if generation == self.generation and not self.is_closed:
             self.apply(self.dispatcher.not_settled(letter.start, letter.end, self.now_ms()))
@@ -464,7 +497,7 @@ class ShardDelivery:
     def _skip_dropped(self, letter: DeadLetter) -> int:
         """Skips messages that a retention has dropped before their dead letters were written."""
         end = max(self.stream.log_start(), letter.start + 1)
-        lost = Gap(self.stream.key, letter.start, end, self.stream.epoch, "no longer in the log", GapState.LOST)
+        lost = DeclaredGap(self.stream.key, letter.start, end, self.stream.epoch, "no longer in the log", GapState.LOST)
         self.skip_gap(lost)
         return end
 

@@ -18,6 +18,8 @@ OnSlow = Callable[[errors.IcestreamError], None]
 
 
 class SlowReadWatch:
+    """Watches one read at a time. One alarm serves all reads in turn, because nearly all return long before it."""
+
     def __init__(self, clock: Clock, tasks: Tasks) -> None:
         self._clock = clock
         self._alarm = Alarm(clock, tasks, self._check)
@@ -42,6 +44,7 @@ class SlowReadWatch:
         self._alarm.close()
 
     def _check(self) -> None:
+        """Reports the present read if it is overdue; sets the alarm again for a read that began later."""
         if self._on_slow is None:
             return
         due_ms = self._since_ms + limits.READ_STALLED_MS

@@ -21,6 +21,8 @@ STALLED, RESUMED = "stalled", "resumed"
 
 
 class StallKind(Enum):
+    """The reasons of stalls, by their names in the protocol."""
+
     BLOCKED = "blocked"
     UNREADABLE = "unreadable"
 
@@ -47,7 +49,7 @@ class DeliveryStall(NamedTuple):
 
 
 class EventSink(Protocol):
-    """The part of a consumer's front end (consumer.ConsumerSink) that takes events."""
+    """The part of a consumer's front end (broker_consumer.ConsumerSink) that takes events."""
 
     def event(self, event: str, details: dict[str, object]) -> None: ...
 
@@ -77,6 +79,7 @@ class DeliveryStalls:
         An earlier offset with the same reason is not news, so that a batch whose messages fail from its end on causes
         one event.
         """
+        # Cut here, where a stall begins: the reason may be a text of a consumer or of a catalog, of any length.
         reason = cut_text(reason, limits.ERROR_MESSAGE_BYTES_MAX)
         hint = cut_text(hint, limits.ERROR_HINT_BYTES_MAX)
         former = self._by_kind.get(kind)

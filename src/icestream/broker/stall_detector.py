@@ -28,6 +28,8 @@ _HINT: Final = "`icestream sub describe` shows the consumers and the first unack
 
 
 class StallDetector:
+    """Watches the progress of one shard of a subscription."""
+
     def __init__(self, name: str, stream: ShardStream, dispatcher: Dispatcher, clock: Clock, tasks: Tasks) -> None:
         self._name = name
         self._stream = stream
@@ -39,7 +41,8 @@ class StallDetector:
         self._due_ms = 0  # when to log, unless there is progress until then
 
     def check(self) -> None:
-        """Called after each event and when the alarm is due."""
+        """Compares the state with that of the last check; logs a stall that has lasted. Called after each event and
+        when the alarm is due."""
         dispatcher = self._dispatcher
         pause = dispatcher.pause if dispatcher.next < dispatcher.end else None
         # A full window with acked ranges above a hole: consumers ack later messages, but not the first one.
@@ -48,6 +51,7 @@ class StallDetector:
             self._stalled_at = None
             return
         now_ms = self._clock.monotonic_ns() // 1_000_000
+        # Progress is a change of the first unacked message, not of the pause: a full window changes with every ack.
         if self._stalled_at != (pause, dispatcher.acked.position):
             self._stalled_at = (pause, dispatcher.acked.position)
             self._due_ms = now_ms + limits.STANDSTILL_MS
@@ -62,6 +66,7 @@ class StallDetector:
         self._alarm.close()
 
     async def _report(self, pause: Pause, unacked: tuple[int, int]) -> None:
+        """Logs a stall. In a task: finding the age of the message may need a read."""
         age_ms = await message_age_ms(self._stream, unacked[0], self._clock.wall_us())
         _log.warning(
             "delivery stalled",

@@ -1,4 +1,4 @@
-"""The readers of a broker that are stalled: shards of subscriptions whose next messages cannot be read now.
+"""The readers of a broker that are stalled: shards of subscriptions that cannot read their next messages now.
 
 Metrics and `verify` show them; consumers and readiness are informed by the delivery itself (stall.py,
 delivery_health.py). All of them are counted, at most STALLED_READERS_NAMED_MAX of a topic are named. Pure.
@@ -17,6 +17,8 @@ OS_ERROR = "os_error"  # the code of errors from outside our own error tree
 
 
 class StalledReader(NamedTuple):
+    """One stalled reader, and the error of its last read."""
+
     name: str  # topic:subscription:shard
     key: ShardKey
     offset: int
@@ -26,6 +28,8 @@ class StalledReader(NamedTuple):
 
 
 class StalledReaders:
+    """The stalled readers of a broker, by name."""
+
     def __init__(self) -> None:
         self._readers: dict[str, StalledReader] = {}
 

@@ -23,7 +23,8 @@ from icestream.broker.records import CursorRecord
 from icestream.broker.scan_requests import ScanRequests
 from icestream.metadata.command import Compare, Operation
 from icestream.model.block import BlockHead
-from icestream.model.shard import Gap, ShardKey, TopicIdentity
+from icestream.model.block_group import BlockGroup
+from icestream.model.shard import DeclaredGap, ShardKey, TopicIdentity
 from icestream.wal.receipt import Receipt
 from icestream.wal.tail import SectionRead
 
@@ -36,8 +37,16 @@ class ShardRead(NamedTuple):
     """
 
     sections: list[SectionRead]
-    gaps: list[Gap]
+    gaps: list[DeclaredGap]
     next_offset: int
+
+
+class TableRow(NamedTuple):
+    """Where a message stood in the topic's table when it was read from there."""
+
+    snapshot_id: int
+    file_path: str
+    row_offset: int  # its position in the file, from 0
 
 
 class ShardStream(Protocol):
@@ -63,7 +72,8 @@ class ShardStream(Protocol):
     async def history_start(self) -> int:
         """The oldest offset that can be read from any tier."""
 
-    def gaps(self) -> Sequence[Gap]: ...
+    def gaps(self) -> Sequence[DeclaredGap]:
+        """The declared gaps of the shard, rising."""
 
     def read_hot(self, offset: int, bytes_max: int) -> list[SectionRead]:
         """Sections from memory, without waiting; empty if they are not in memory."""
@@ -84,10 +94,17 @@ class ShardStream(Protocol):
     async def offset_after_snapshot(self, snapshot_id: int) -> int:
         """The first offset that is not in this snapshot of the table. Raises InvalidInput."""
 
+    def table_row(self, offset: int) -> TableRow | None:
+        """Where the message was read in the table lately; None if it was read elsewhere, or too long ago.
+
+        A hint: another commit may have moved the row since.
+        """
+
     def follow(self, on_visible: Callable[[], None]) -> None:
         """Calls `on_visible` on the loop whenever `visible` has moved."""
 
-    def unfollow(self, on_visible: Callable[[], None]) -> None: ...
+    def unfollow(self, on_visible: Callable[[], None]) -> None:
+        """Ends the calls of `follow`."""
 
 
 class CursorSource(Protocol):
@@ -104,7 +121,8 @@ class CursorSource(Protocol):
     def is_partial(self) -> bool:
         """True if `cursor` leaves out acks of messages that are not synced yet."""
 
-    def cursor(self) -> CursorRecord: ...
+    def cursor(self) -> CursorRecord:
+        """The value to write now; never beyond the synced offset (hazard 3)."""
 
 
 class SubscriptionStream(NamedTuple):
@@ -115,6 +133,8 @@ class SubscriptionStream(NamedTuple):
 
 
 class PersistentStorage(Protocol):
+    """Stores and reads the messages of all topics, and keeps the cursors of their subscriptions."""
+
     @property
     def scan_requests(self) -> ScanRequests | None:
         """The queue of scan requests to the lake process; None if topics have no tables."""
@@ -122,7 +142,7 @@ class PersistentStorage(Protocol):
     def declare_topic(self, topic: TopicIdentity, shards: int) -> None:
         """Declares a topic and its shards. Required before they are used."""
 
-    async def declare_lost_offsets(self, topic: TopicIdentity, gaps: Sequence[Gap]) -> None:
+    async def declare_lost_offsets(self, topic: TopicIdentity, gaps: Sequence[DeclaredGap]) -> None:
         """Starts the shards of a topic that another node served after their gaps; what is below is in the table or
         lost. Synced when it returns. Does nothing for a shard that exists already."""
 
@@ -148,6 +168,10 @@ class PersistentStorage(Protocol):
         """Waits until everything that has offsets is durable or rolled back. Only then `recent_batches` is final."""
 
     @property
+    def row_bytes_max(self) -> int:
+        """The largest block of one message."""
+
+    @property
     def batch_bytes_max(self) -> int:
         """The largest block of more than one message."""
 
@@ -156,6 +180,12 @@ class PersistentStorage(Protocol):
 
         The blocks of one caller are stored in their order: if one fails because of the disk, those behind it fail in
         the same moment. Raises Refused if nothing is stored now, UnknownTopic for a topic that is not declared.
+        """
+
+    def store_group(self, shard: ShardKey, blocks: bytes, group: BlockGroup) -> Receipt:
+        """Stores a group of blocks in a shard, each as `store_messages` would; the one result is a PlacedGroup.
+
+        Raises as `store_messages`, for the whole group: then nothing of it is stored.
         """
 
     def has_room(self, size: int) -> bool:

@@ -1,7 +1,7 @@
 """Runs structural changes (topics, subscriptions, policies) one at a time, each to its end even if its caller is gone.
 
 A change has several steps: something is written to the metadata store, then takes effect here. A client that
-disconnects in between must not leave half of it. The result of a change whose caller has been cancelled is undone.
+disconnects in between must not leave half of it. If the caller was cancelled, the result of the change is undone.
 """
 
 from __future__ import annotations
@@ -17,6 +17,12 @@ Result = TypeVar("Result")
 
 
 class StructuralChanges:
+    """The queue of structural changes of one broker.
+
+    One lock for all of them instead of one for each topic: they are rare, and a change may concern several topics (a
+    namespace, a dead-letter topic), for which locks would have to be taken in an order.
+    """
+
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -39,7 +45,7 @@ class StructuralChanges:
             # Shielded: a cancelled caller must not stop the change halfway.
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if task.cancelled():
+            if task.cancelled():  # by `stop`: the caller itself was not cancelled
                 raise _shutting_down() from None
             if undo is not None:
                 task.add_done_callback(partial(_undo_result, undo))
@@ -64,6 +70,7 @@ class StructuralChanges:
 
 
 def _undo_result(undo: Callable[[Result], None], task: asyncio.Task[Result]) -> None:
+    """Undoes a change that has succeeded after its caller was cancelled."""
     if not task.cancelled() and task.exception() is None:
         undo(task.result())
 

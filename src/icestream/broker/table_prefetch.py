@@ -26,23 +26,29 @@ from icestream import limits
 from icestream.broker.expiring_cache import ExpiringCache, ShardPosition
 from icestream.broker.storage import ShardRead
 from icestream.model.scan_messages import ScanResponse
-from icestream.model.shard import Gap, ShardKey
+from icestream.model.shard import DeclaredGap, ShardKey
 from icestream.wal.tail import SectionRead
 
-Piece = Gap | SectionRead
+Piece = DeclaredGap | SectionRead
 
 
 class _Prefetch(NamedTuple):
+    """A scan that was started before its reader asked for it."""
+
     bytes_max: int
     reply: asyncio.Task[ScanResponse]
 
 
 class _HasBody(Protocol):
+    """A section of a read or of a scan reply."""
+
     @property
     def body(self) -> bytes: ...
 
 
 class TablePrefetch:
+    """The four caches, for all shards and readers of a broker."""
+
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._recent = ExpiringCache[ShardRead](self._loop)
@@ -75,6 +81,7 @@ class TablePrefetch:
         self._leftover.put(ShardPosition(key, offset), pieces, _size_bytes(sections))
 
     def take_leftover(self, key: ShardKey, offset: int) -> list[Piece] | None:
+        """Removes and returns the pieces at this offset; None if there are none."""
         pieces = self._leftover.get(ShardPosition(key, offset))
         self._leftover.drop(ShardPosition(key, offset))
         return pieces
@@ -94,6 +101,7 @@ class TablePrefetch:
 
     def take(self, key: ShardKey, offset: int, bytes_max: int) -> asyncio.Task[ScanResponse] | None:
         """Removes and returns the prefetch at this offset; None if there is none of this size, or it has expired."""
+        # Taken by one reader: two readers at one position are rare, and the second asks by itself.
         position = ShardPosition(key, offset)
         prefetch = self._in_flight.get(position) or self._prefetched.get(position)
         if prefetch is None or prefetch.bytes_max != bytes_max:
@@ -103,6 +111,7 @@ class TablePrefetch:
         return prefetch.reply
 
     def close(self) -> None:
+        """Cancels the prefetches in flight and drops everything."""
         in_flight, self._in_flight = self._in_flight, {}
         for prefetch in in_flight.values():
             prefetch.reply.cancel()

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 
 from icestream import limits
 from icestream.broker.scan_requests import ScanRequests
-from icestream.broker.storage import ShardRead
+from icestream.broker.storage import ShardRead, TableRow
 from icestream.broker.table_prefetch import Piece, TablePrefetch
-from icestream.model.scan_messages import MissingRange, ScanKind, ScanResponse
-from icestream.model.shard import Gap, GapState, ShardKey
+from icestream.model.scan_messages import MissingRange, RowRange, ScanKind, ScanResponse
+from icestream.model.shard import DeclaredGap, GapState, ShardKey
 from icestream.observability import metrics
 from icestream.wal.tail import SectionRead
 
@@ -24,13 +24,15 @@ CACHE, TABLE = "cache", "table"
 
 
 class TableTier:
+    """Reads one shard of a topic's table through the lake process."""
+
     def __init__(
         self,
         scan_requests: ScanRequests,
         prefetch: TablePrefetch,
         topic: str,
         key: ShardKey,
-        declared_gaps: Callable[[], Sequence[Gap]],
+        declared_gaps: Callable[[], Sequence[DeclaredGap]],
     ) -> None:
         """`declared_gaps`: the gaps that the log knows of this shard."""
         self._scan_requests = scan_requests
@@ -39,10 +41,12 @@ class TableTier:
         self._key = key
         self._declared_gaps = declared_gaps
         self._recent_ends: deque[int] = deque(maxlen=limits.SCANS_NEAR_MAX)  # where the last replies ended
+        self._recent_rows: deque[tuple[int, RowRange]] = deque(maxlen=limits.SCAN_ROW_RANGES_MAX)  # with their snapshot
 
     async def read(self, offset: int, bytes_max: int) -> tuple[ShardRead, str] | None:
         """The messages at `offset` and the tier that they came from; None if the table has no row there, or the topic
         has no table. Raises LakeAway, TableUnreadable."""
+        # The cheapest first: the rest of a reply, then rows of a recent one, then a reply that was prefetched.
         pieces = self._prefetch.take_leftover(self._key, offset)
         if pieces is not None:
             return self._first_read(offset, pieces), CACHE
@@ -56,9 +60,14 @@ class TableTier:
 
     async def _scan(self, offset: int, bytes_max: int) -> ScanResponse:
         """The scan reply at `offset`, prefetched or requested now. Prefetches the next one of a sequential reader."""
+        # A scan costs a round trip and the decoding of a row group, however little is requested.
         bytes_max = max(bytes_max, limits.SCAN_READ_BYTES)
         prefetched = self._prefetch.take(self._key, offset, bytes_max)
         reply = await (prefetched if prefetched is not None else self._request(ScanKind.READ, offset, bytes_max))
+        if reply.snapshot_id is not None:
+            self._recent_rows.extend((reply.snapshot_id, row_range) for row_range in reply.row_ranges)
+        # Only for a reader that has continued once: a redelivery or a seek reads a single place, and a prefetch for it
+        # would take a slot of a reader that needs it.
         next_offset = reply.next_offset
         if self._is_sequential(offset, next_offset) and reply.end is not None and next_offset < reply.end:
             scan = self._request(ScanKind.READ, next_offset, bytes_max)
@@ -77,14 +86,23 @@ class TableTier:
             self._recent_ends.append(end)
         return is_sequential
 
+    def row(self, offset: int) -> TableRow | None:
+        """Where the message was read lately, for the cursors of its readers; None if no recent reply had it."""
+        for snapshot_id, part in reversed(self._recent_rows):
+            if part.start <= offset < part.start + part.rows:
+                return TableRow(snapshot_id, part.file_path, part.first_row + offset - part.start)
+        return None
+
     async def earliest(self) -> int | None:
         """The first offset in the table; None if it has no row of this shard."""
         return (await self._request(ScanKind.EARLIEST)).offset
 
     async def offset_for_time(self, time_us: int) -> int | None:
+        """The first offset in the table at or after a time; None if it has no such row."""
         return (await self._request(ScanKind.TIME, time_us)).offset
 
     async def offset_after_snapshot(self, snapshot_id: int) -> int | None:
+        """The first offset that is not in a snapshot; None if the topic has no table. Raises InvalidInput."""
         return (await self._request(ScanKind.SNAPSHOT, snapshot_id)).offset
 
     async def _request(self, question: ScanKind, value: int = 0, bytes_max: int = 0) -> ScanResponse:
@@ -101,9 +119,9 @@ class TableTier:
         gaps = [gap for missing in reply.missing for gap in self._gaps(missing)]
         return sorted((*gaps, *sections), key=_start)
 
-    def _gaps(self, missing: MissingRange) -> list[Gap]:
+    def _gaps(self, missing: MissingRange) -> list[DeclaredGap]:
         """Splits missing offsets where the log has declared gaps: these carry the log's reason."""
-        gaps: list[Gap] = []
+        gaps: list[DeclaredGap] = []
         start = missing.start
         overlapping = (gap for gap in self._declared_gaps() if gap.end > start)
         for declared in sorted(overlapping, key=lambda gap: gap.start):
@@ -113,17 +131,17 @@ class TableTier:
                 gaps.append(self._undeclared_gap(start, declared.start, missing))
             end = min(declared.end, missing.end)
             gaps.append(
-                Gap(self._key, max(start, declared.start), end, declared.epoch, declared.reason, declared.state)
+                DeclaredGap(self._key, max(start, declared.start), end, declared.epoch, declared.reason, declared.state)
             )
             start = end
         return [*gaps, self._undeclared_gap(start, missing.end, missing)] if start < missing.end else gaps
 
-    def _undeclared_gap(self, start: int, end: int, missing: MissingRange) -> Gap:
-        return Gap(self._key, start, end, 0, missing.reason, GapState(missing.state))
+    def _undeclared_gap(self, start: int, end: int, missing: MissingRange) -> DeclaredGap:
+        return DeclaredGap(self._key, start, end, 0, missing.reason, GapState(missing.state))
 
     def _first_read(self, offset: int, pieces: list[Piece]) -> ShardRead:
         """The first gaps and the sections behind them. Keeps the pieces from the next gap on for the next read."""
-        gaps: list[Gap] = []
+        gaps: list[DeclaredGap] = []
         sections: list[SectionRead] = []
         for piece in pieces:
             if isinstance(piece, SectionRead):

@@ -16,10 +16,11 @@ from collections.abc import Callable, Sequence
 
 from icestream import errors
 from icestream.broker.read_ahead import ReadAhead
-from icestream.broker.storage import ShardRead
+from icestream.broker.storage import ShardRead, TableRow
 from icestream.broker.table_tier import TableTier
-from icestream.model.shard import Gap, ShardKey
+from icestream.model.shard import DeclaredGap, ShardKey
 from icestream.observability import metrics
+from icestream.observability.spans import now_ns, record, tracing
 from icestream.runtime.clock import Clock
 from icestream.wal.state import Shard
 from icestream.wal.tail import SectionRead
@@ -29,6 +30,8 @@ TAIL, LOG = "tail", "log"  # tiers in the metrics, beside those of table_tier.py
 
 
 class TieredShardStream:
+    """The ShardStream of IcebergStorage."""
+
     def __init__(
         self, log: WriteAheadLog, shard: Shard, clock: Clock, read_ahead: ReadAhead, table: TableTier | None = None
     ) -> None:
@@ -38,7 +41,7 @@ class TieredShardStream:
         self._read_ahead = read_ahead
         self._table = table
         self.shard = shard
-        self._last_read_ns = clock.monotonic_ns()
+        self._last_read_ns: int | None = None
         self._followers: list[Callable[[], None]] = []
 
     @property
@@ -47,6 +50,8 @@ class TieredShardStream:
 
     @property
     def visible(self) -> int:
+        # Released, not only synced: in the modes without a sync per tick consumers get messages that are acked to their
+        # producers. Cursors stay behind `synced`.
         return self.shard.written
 
     @property
@@ -57,7 +62,7 @@ class TieredShardStream:
     def epoch(self) -> int:
         return self.shard.epoch
 
-    def gaps(self) -> Sequence[Gap]:
+    def gaps(self) -> Sequence[DeclaredGap]:
         return self._log.gaps(self.shard.key)
 
     # --- positions ---
@@ -90,6 +95,9 @@ class TieredShardStream:
             )
         return offset
 
+    def table_row(self, offset: int) -> TableRow | None:
+        return self._table.row(offset) if self._table is not None else None
+
     # --- reads ---
 
     def read_hot(self, offset: int, bytes_max: int) -> list[SectionRead]:
@@ -101,11 +109,14 @@ class TieredShardStream:
 
     async def read(self, offset: int, bytes_max: int, *, cache: bool = False) -> ShardRead:
         read = await self._read(offset, bytes_max)
-        if cache:
+        if cache:  # not always: a sequential reader needs each block once, and would evict those of others
             self._read_ahead.keep(self.shard.key, read.sections)
         return read
 
     async def _read(self, offset: int, bytes_max: int) -> ShardRead:
+        """Reads from the log or, if it no longer has the offset, from the table. Raises PositionGone if neither has."""
+        # The log first, although the table may have the offset too: it is local and cheaper.
+        start_ns = now_ns() if tracing.is_on else 0
         try:
             result = await self._log.reader.read(self.shard.key, offset, bytes_max)
         except errors.PositionGone:
@@ -113,6 +124,8 @@ class TieredShardStream:
                 raise
         else:
             self._count_read(LOG)
+            if start_ns:
+                self._trace_read("log.read", start_ns, offset, result.next_offset)
             return ShardRead(result.sections, result.gaps, result.next_offset)
         table_read = await self._table.read(offset, bytes_max)
         if table_read is None:
@@ -122,12 +135,20 @@ class TieredShardStream:
             return ShardRead(result.sections, result.gaps, result.next_offset)
         read, tier = table_read
         self._count_read(tier)
+        if start_ns:
+            self._trace_read("table.read", start_ns, offset, read.next_offset)
         return read
 
+    def _trace_read(self, name: str, start_ns: int, offset: int, next_offset: int) -> None:
+        topic, shard = str(self.shard.topic.name), self.shard.key.shard
+        record(name, start_ns, topic=topic, shard=shard, offset=offset, offsets=next_offset - offset)
+
     def _count_read(self, tier: str) -> None:
+        """Counts a read by its tier, with the pause since the last read of this shard."""
         now_ns = self._clock.monotonic_ns()
         metrics.READS.add(tier)
-        metrics.READ_PAUSES.add(tier, (now_ns - self._last_read_ns) / 1e9)
+        if self._last_read_ns is not None:
+            metrics.READ_INTERVALS.observe(tier, (now_ns - self._last_read_ns) / 1e9)
         self._last_read_ns = now_ns
 
     # --- notifications ---

@@ -30,6 +30,7 @@ from icestream.metadata.store import MetadataStore
 from icestream.model import shard as shards
 from icestream.model.topic_deletion_policy import DeletedRestPolicy, DeletedTablePolicy
 from icestream.model.topic_name import TopicName
+from icestream.model.topic_policies import PolicyValues
 from icestream.observability.log import get_logger
 from icestream.observability.words import counted
 
@@ -47,6 +48,8 @@ class Deletion(NamedTuple):
 
 
 class TopicDeletion:
+    """The deletions of this node's topics that are in progress."""
+
     def __init__(self, store: MetadataStore, storage: PersistentStorage, owners: TopicOwners) -> None:
         self._store = store
         self._bindings = TopicBindings(store)
@@ -61,7 +64,7 @@ class TopicDeletion:
         self,
         name: TopicName,
         record: records.TopicRecord,
-        policies: records.TopicPolicies,
+        policies: PolicyValues,
         end: DeletedTablePolicy,
         rest: DeletedRestPolicy,
     ) -> Deletion:
@@ -69,6 +72,7 @@ class TopicDeletion:
 
         Raises TopicTableConflict if the rest cannot be committed, because an operator has detached the table.
         """
+        # Before anything is written: a deletion that cannot keep its promise is refused, and the topic stays.
         uncommitted = self._storage.uncommitted(record.id, record.shards)
         messages = sum(count for _, count in uncommitted)
         if messages and rest is DeletedRestPolicy.COMMIT and await self._bindings.find_detached(record.id):
@@ -88,6 +92,7 @@ class TopicDeletion:
             rest,
             policies.table_layout,
         )
+        # In one transaction: either the topic exists, or its deletion goes on after any crash.
         await self._store.txn(
             [],
             [
@@ -100,7 +105,7 @@ class TopicDeletion:
         return Deletion(await self._table_name(record.id), end, rest, messages)
 
     def find_draining(self, name: TopicName) -> records.DeletedTopicRecord | None:
-        """A deleted topic of this name whose rest is still being committed."""
+        """The deleted topic of this name, while its rest is being committed; None if there is none."""
         for deleted in self._draining.values():
             if (deleted.namespace, deleted.name) == (name.namespace, name.name):
                 return deleted
@@ -110,6 +115,7 @@ class TopicDeletion:
         """Discards the rest of a topic that was to be committed."""
         uncommitted = self._storage.uncommitted(draining.id, draining.shards)
         deleted = msgspec.structs.replace(draining, rest=DeletedRestPolicy.DISCARD, dropped=uncommitted)
+        # Recorded before anything is dropped: after a crash a start discards the rest instead of waiting for a commit.
         await self._store.put(records.deleted_topic_key(deleted.id), records.encode(deleted))
         table = await self._table_name(deleted.id)
         await self._detach_table(deleted)
@@ -146,7 +152,7 @@ class TopicDeletion:
                 await self._finish(TopicName(deleted.namespace, deleted.name), deleted)
 
     async def finish_drained(self) -> None:
-        """Detaches the tables of the topics whose rest has been committed completely."""
+        """Detaches the tables of topics after all of their rest has been committed."""
         for deleted in list(self._draining.values()):
             if not self._storage.uncommitted(deleted.id, deleted.shards):
                 await self._detach_table(deleted)
@@ -156,15 +162,19 @@ class TopicDeletion:
 
     @property
     def is_draining(self) -> bool:
+        """True while the rest of a topic waits for the pipeline."""
         return bool(self._draining)
 
     async def _finish(self, name: TopicName, deleted: records.DeletedTopicRecord) -> None:
+        """Runs the steps after the decision, as far as they can be run now. May be repeated."""
         if not deleted.has_no_names:
             await self._delete_names(name, deleted)
-        await self._storage.wait_durable()
+        await self._storage.wait_durable()  # batches that were in flight at the decision count as uncommitted too
         if deleted.rest is DeletedRestPolicy.DISCARD or not self._storage.uncommitted(deleted.id, deleted.shards):
             await self._detach_table(deleted)
             return
+        # The rest waits for the pipeline. Recorded, so that a start does not delete the names of a later topic of that
+        # name; declared to the storage, because at a start no topic record does it any more.
         draining = msgspec.structs.replace(deleted, has_no_names=True)
         if not deleted.has_no_names:
             await self._store.put(records.deleted_topic_key(deleted.id), records.encode(draining))
@@ -172,6 +182,7 @@ class TopicDeletion:
         self._draining[deleted.id] = draining
 
     async def _delete_names(self, name: TopicName, deleted: records.DeletedTopicRecord) -> None:
+        """Step 2. The cursors first: their keys are found by the subscriptions, which must still be there."""
         below = f"{name.namespace}/{name.name}/"
         prefix = records.SUBSCRIPTIONS + below
         await self._storage.delete_cursors(
@@ -188,11 +199,13 @@ class TopicDeletion:
 
     async def _detach_table(self, deleted: records.DeletedTopicRecord) -> None:
         """Drops what the log still holds, then releases the table, also one that is being created concurrently."""
+        # The record goes last: until then a start repeats these steps, which may be repeated.
         await self._storage.forget_topic(deleted.id, deleted.shards)
         end_of_deletion = Delete(records.deleted_topic_key(deleted.id))
         await self._bindings.release_table(deleted.id, deleted.table, [end_of_deletion])
         self._draining.pop(deleted.id, None)
 
     async def _table_name(self, topic_id: int) -> list[str] | None:
+        """The levels of the name of the topic's table; None without a table in our catalog."""
         table = await self._bindings.find_table(topic_id)
         return None if table is None else [*table.namespace, table.name]

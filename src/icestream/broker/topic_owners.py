@@ -24,7 +24,10 @@ def _no_metadata(key: str) -> bytes | None:
 
 
 class TopicOwners:
-    """A default instance, without a node id, is that of a single node that owns every topic."""
+    """Finds the node that serves a topic.
+
+    An instance without a node id, the default, is that of a single node: it owns every topic.
+    """
 
     def __init__(
         self,
@@ -46,12 +49,13 @@ class TopicOwners:
         return bool(self.node_id)
 
     def is_local(self, owner_id: str) -> bool:
+        """True if this node serves the topics of this owner."""
         return not self.node_id or self.current_owner(owner_id) == self.node_id
 
     def current_owner(self, owner_id: str) -> str:
         """The id of the node that has the owner's messages now: the owner itself, or the node that it rejoined as."""
         current_id = owner_id or self._founder_id
-        for _ in range(limits.NODE_SUCCESSORS_MAX):
+        for _ in range(limits.NODE_SUCCESSORS_MAX):  # bounded, in case damaged records form a cycle
             value = self._local_get(REMOVED_NODES + current_id)
             successor_id = successor_of(value) if value else ""
             if not successor_id:
@@ -75,6 +79,7 @@ class TopicOwners:
         return records.decode(records.TopicRecord, key, value) if value is not None else None
 
     def find_namespace(self, name: str) -> records.NamespaceRecord | None:
+        """The namespace record in the local metadata copy."""
         key = records.namespace_key(name)
         value = self._local_get(key)
         return records.decode(records.NamespaceRecord, key, value) if value is not None else None

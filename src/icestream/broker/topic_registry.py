@@ -17,17 +17,18 @@ import msgspec
 from icestream import errors, limits
 from icestream.broker import records
 from icestream.broker.broker_options import BrokerOptions
+from icestream.broker.broker_topic import BrokerTopic
 from icestream.broker.storage import PersistentStorage
-from icestream.broker.topic import Topic
 from icestream.broker.topic_deletion import Deletion, TopicDeletion
 from icestream.broker.topic_owners import TopicOwners
 from icestream.broker.topic_takeover import Takeover, TopicTakeover
 from icestream.metadata.command import Absent, AtRevision, Compare, Operation, Put
 from icestream.metadata.store import MetadataStore
 from icestream.metadata.watch import Resync
-from icestream.model.subscription import DispatchMode
+from icestream.model.subscription_options import DispatchMode
 from icestream.model.topic_deletion_policy import DeletedRestPolicy, DeletedTablePolicy
 from icestream.model.topic_name import TopicName, check_namespace
+from icestream.model.topic_policies import PolicyValues
 from icestream.observability.words import counted
 from icestream.runtime.clock import Clock
 
@@ -35,6 +36,8 @@ BOOTSTRAP_NAMESPACES: Final = ("default", "system")
 
 
 class TopicRegistry:
+    """The namespaces of the cluster and the topics of this node. Changes run as structural changes."""
+
     def __init__(
         self,
         options: BrokerOptions,
@@ -48,21 +51,22 @@ class TopicRegistry:
         self._storage = storage
         self._clock = clock
         self.namespaces: dict[str, records.NamespaceRecord] = {}
-        self._topics: dict[TopicName, Topic] = {}
+        self._topics: dict[TopicName, BrokerTopic] = {}
         self.owners = owners or TopicOwners()
         self._deletion = TopicDeletion(store, storage, self.owners)
         self._takeover = TopicTakeover(store, storage, self.owners)
 
-    def __iter__(self) -> Iterator[Topic]:
+    def __iter__(self) -> Iterator[BrokerTopic]:
         return iter(list(self._topics.values()))
 
     def __len__(self) -> int:
         return len(self._topics)
 
-    def find(self, name: TopicName) -> Topic | None:
+    def find(self, name: TopicName) -> BrokerTopic | None:
+        """The topic, if this node serves it."""
         return self._topics.get(name)
 
-    def get(self, name: TopicName) -> Topic:
+    def get(self, name: TopicName) -> BrokerTopic:
         """The topic of this name. Raises TopicElsewhere if another node serves it, UnknownTopic if it is absent."""
         topic = self._topics.get(name)
         if topic is None:
@@ -72,7 +76,7 @@ class TopicRegistry:
             raise errors.UnknownTopic(f"there is no topic {name}", hint="create it, or publish to it once")
         return topic
 
-    async def locate(self, name: TopicName) -> Topic:
+    async def locate(self, name: TopicName) -> BrokerTopic:
         """As `get`, but sees topics that other nodes have created until now."""
         if name not in self._topics and self.owners.is_clustered:
             await self._store.revision()  # brings the local copy of the metadata up to date
@@ -91,12 +95,14 @@ class TopicRegistry:
     # --- start ---
 
     async def load(self) -> None:
-        for name in BOOTSTRAP_NAMESPACES:
+        """Loads namespaces and the topics of this node; completes deletions that a crash has interrupted."""
+        for name in BOOTSTRAP_NAMESPACES:  # with `Absent`: their policies may have been changed since
             key = records.namespace_key(name)
             await self._store.txn([Absent(key)], [Put(key, records.encode(records.NamespaceRecord()))])
         for key, entry in await self._store.list_all(records.NAMESPACES):
             name = key.removeprefix(records.NAMESPACES)
             self.namespaces[name] = records.decode(records.NamespaceRecord, key, entry.value)
+        # Before the topics: a deletion deletes names, which a topic that was created again would use.
         await self._deletion.finish_all()
         without_owner: list[tuple[TopicName, int]] = []
         for key, entry in await self._store.list_all(records.TOPICS):
@@ -141,34 +147,37 @@ class TopicRegistry:
             self._apply_namespace(name, record)
 
     def _apply_namespace(self, name: str, record: records.NamespaceRecord) -> None:
+        """Mirrors a namespace and applies its policies to its topics."""
         self.namespaces[name] = record
         for topic in self:
             if topic.name.namespace == name:
                 topic.set_policies(topic.record, topic.record.policies.over(record.policies))
                 self._apply_retention(topic)
 
-    def _serve(self, name: TopicName, record: records.TopicRecord) -> Topic:
+    def _serve(self, name: TopicName, record: records.TopicRecord) -> BrokerTopic:
+        """Mirrors a topic of this node and declares it to the storage; returns the present one if it is served."""
         if name in self._topics:
             return self._topics[name]
-        topic = Topic(name, record, record.policies.over(self._policies_of(name.namespace)))
+        topic = BrokerTopic(name, record, record.policies.over(self._policies_of(name.namespace)))
         self._storage.declare_topic(topic.identity, record.shards)
         self._topics[name] = topic
         self._apply_retention(topic)
         return topic
 
-    def _policies_of(self, namespace: str) -> records.TopicPolicies:
+    def _policies_of(self, namespace: str) -> PolicyValues:
         record = self.namespaces.get(namespace)
-        # A missing namespace is no error: another node may have deleted it in this moment.
-        return record.policies if record is not None else records.TopicPolicies()
+        # The namespace may be missing: another node may have deleted it in this moment.
+        return record.policies if record is not None else PolicyValues()
 
-    def _apply_retention(self, topic: Topic) -> None:
+    def _apply_retention(self, topic: BrokerTopic) -> None:
         policies = topic.policies
         bytes_max, age_max_ms = policies.retention_bytes or 0, policies.retention_ms or 0
         self._storage.set_retention(topic.record.id, topic.record.shards, bytes_max, age_max_ms)
 
     # --- namespaces ---
 
-    async def create_namespace(self, name: str, policies: records.TopicPolicies) -> None:
+    async def create_namespace(self, name: str, policies: PolicyValues) -> None:
+        """Creates a namespace. Raises InvalidInput, AlreadyExists."""
         key = records.namespace_key(check_namespace(name))
         record = records.NamespaceRecord(policies)
         if not (await self._store.txn([Absent(key)], [Put(key, records.encode(record))])).held:
@@ -176,6 +185,7 @@ class TopicRegistry:
         self.namespaces[name] = record
 
     async def delete_namespace(self, name: str) -> None:
+        """Deletes an empty namespace. Raises UnknownNamespace, NotEmpty, InvalidInput for a bootstrap namespace."""
         if name not in self.namespaces:
             raise unknown_namespace(name)
         prefix = f"{records.TOPICS}{name}/"
@@ -189,7 +199,7 @@ class TopicRegistry:
         await self._store.delete(records.namespace_key(name))
         self.namespaces.pop(name, None)
 
-    async def set_namespace_policies(self, name: str, policies: records.TopicPolicies) -> None:
+    async def set_namespace_policies(self, name: str, policies: PolicyValues) -> None:
         """Applies at once to every topic of the namespace, except where the topic has a policy of its own."""
         if name not in self.namespaces:
             raise unknown_namespace(name)
@@ -204,10 +214,12 @@ class TopicRegistry:
         name: TopicName,
         shards: int,
         dispatch: DispatchMode,
-        policies: records.TopicPolicies,
+        policies: PolicyValues,
         *,
         is_partitioned: bool = False,
-    ) -> Topic:
+    ) -> BrokerTopic:
+        """Creates a topic that this node serves. Raises AlreadyExists, InvalidInput, UnknownNamespace, TopicElsewhere,
+        NotReady."""
         if name in self._topics:
             raise errors.AlreadyExists(f"topic {name} already exists", hint="use it, or choose another name")
         if not 0 < shards <= limits.SHARDS_PER_TOPIC_MAX:
@@ -221,6 +233,7 @@ class TopicRegistry:
         if self.owners.is_clustered and await self._store.get(key) is not None:
             await self._serve_if_stored(name)
             raise errors.AlreadyExists(f"topic {name} already exists", hint="use it, or choose another name")
+        # A former topic of this name may be half deleted: the rest of its deletion must not hit the new topic's names.
         await self._deletion.finish(name)
         if self.owners.is_clustered:
             await self._deletion.check_finished(name)
@@ -234,13 +247,16 @@ class TopicRegistry:
             is_partitioned=is_partitioned,
             owner=self.owners.node_id,
         )
+        # The namespace is compared too, so that a concurrent deletion of it cannot leave a topic without a namespace.
         reply = await self._store.txn(
             [Absent(key), AtRevision(records.namespace_key(name.namespace), namespace.mod_revision)],
             [Put(key, records.encode(record))],
         )
         if not reply.held:
             await self._serve_if_stored(name)
-            raise errors.AlreadyExists(f"topic {name} was created, or its namespace changed, concurrently")
+            raise errors.AlreadyExists(
+                f"topic {name} was created, or its namespace changed, concurrently", hint="use it, or create it again"
+            )
         return self._serve(name, record)
 
     async def _serve_if_stored(self, name: TopicName) -> None:
@@ -257,11 +273,11 @@ class TopicRegistry:
                 raise self.owners.redirect_error(name, record)
             self._serve(name, record)
 
-    def declare(self, topic: Topic, shards: int) -> None:
+    def declare(self, topic: BrokerTopic, shards: int) -> None:
         """Declares further shards of a topic to the storage. They belong to the topic after `add_shards`."""
         self._storage.declare_topic(topic.identity, shards)
 
-    async def add_shards(self, topic: Topic, shards: int) -> None:
+    async def add_shards(self, topic: BrokerTopic, shards: int) -> None:
         """Extends a topic to this number of shards. They must be declared."""
         record = msgspec.structs.replace(topic.record, shards=shards)
         await self._store.put(records.topic_key(topic.name), records.encode(record))
@@ -283,14 +299,15 @@ class TopicRegistry:
         if orphan is not None:
             return await self._delete_orphan(name, orphan, table)
         topic = self.get(name)
-        policies = topic.policies
-        table_end = table or DeletedTablePolicy(policies.deleted_table or self._options.deleted_table)
+        policies = topic.policies.over(self._options.policy_defaults)
+        table_end = table or msgspec.convert(policies.deleted_table, DeletedTablePolicy)
         if table_end is not DeletedTablePolicy.KEEP and not self._options.has_own_catalog:
             raise errors.InvalidInput(
                 f"the table of {name} is in another catalog",
                 hint="delete the topic with table `keep`, and drop it there",
             )
-        rest_end = rest or DeletedRestPolicy(policies.deleted_rest or self._options.deleted_rest)
+        rest_end = rest or msgspec.convert(policies.deleted_rest, DeletedRestPolicy)
+        # Clients are disconnected after the decision is durable: one that failed leaves the topic as it was.
         deletion = await self._deletion.decide(name, topic.record, policies, table_end, rest_end)
         del self._topics[name]
         topic.delete(f"topic {name} was deleted")
@@ -298,27 +315,30 @@ class TopicRegistry:
         return deletion
 
     async def _find_orphan(self, name: TopicName) -> records.TopicRecord | None:
-        """The record of a topic whose node was removed from the cluster for good; None for any other topic."""
+        """The record of a topic of a node that was removed for good; None for any other topic."""
         if not self.owners.is_clustered:
             return None
-        await self._store.revision()
+        await self._store.revision()  # brings the local copy of the metadata up to date
         record = self.owners.find_topic(name)
         return record if record is not None and self.owners.is_orphaned(record.owner) else None
 
     async def _delete_orphan(
         self, name: TopicName, record: records.TopicRecord, table: DeletedTablePolicy | None
     ) -> Deletion:
-        """Messages that were only in the log of its node are lost already, so there is no rest to commit."""
-        policies = record.policies.over(self._policies_of(name.namespace))
-        table_end = table or DeletedTablePolicy(policies.deleted_table or self._options.deleted_table)
+        """Deletes a topic of a node that was removed for good.
+
+        Messages that were only in the log of that node are lost already, so there is no rest to commit.
+        """
+        policies = record.policies.over(self._policies_of(name.namespace)).over(self._options.policy_defaults)
+        table_end = table or msgspec.convert(policies.deleted_table, DeletedTablePolicy)
         # As the owner this node completes the deletion, also after a crash.
         owned_record = msgspec.structs.replace(record, owner=self.owners.node_id)
         deletion = await self._deletion.decide(name, owned_record, policies, table_end, DeletedRestPolicy.DISCARD)
         await self._deletion.finish(name)
         return deletion._replace(lost_with=record.node)
 
-    async def take_over(self, name: TopicName) -> tuple[Topic, Takeover]:
-        """Makes this node the owner of a topic whose node was removed for good, with what its table holds."""
+    async def take_over(self, name: TopicName) -> tuple[BrokerTopic, Takeover]:
+        """Makes this node the owner of a topic of a removed node, with what the topic's table holds."""
         takeover = await self._takeover.take_over(name, self._options.node)
         return self._serve(name, takeover.record), takeover
 
@@ -328,9 +348,11 @@ class TopicRegistry:
         return self._deletion.is_draining
 
     async def finish_drained(self) -> None:
+        """Completes the deletion of topics with a committed rest."""
         await self._deletion.finish_drained()
 
-    async def set_policies(self, name: TopicName, policies: records.TopicPolicies) -> None:
+    async def set_policies(self, name: TopicName, policies: PolicyValues) -> None:
+        """Replaces the policies of a topic; they apply at once. Raises UnknownTopic, TopicElsewhere."""
         topic = self.get(name)
         record = msgspec.structs.replace(topic.record, policies=policies)
         await self._store.put(records.topic_key(name), records.encode(record))
@@ -339,6 +361,7 @@ class TopicRegistry:
 
 
 def unknown_namespace(name: str) -> errors.UnknownNamespace:
+    """The error for a namespace that does not exist."""
     return errors.UnknownNamespace(
         f"there is no namespace {name}", hint=f"create it: icestream namespace create {name}"
     )

@@ -1,4 +1,4 @@
-"""Takes over a topic whose node was removed from the cluster for good: this node serves it from now on.
+"""Takes over a topic of a node that was removed from the cluster for good: this node serves it from now on.
 
 The messages in the topic's table are kept. Those that only the log of the removed node had are lost, and their number
 is unknown: the offsets after the table, up to TAKEOVER_OFFSETS after the highest offset seen anywhere, become a
@@ -27,7 +27,7 @@ from icestream.catalogs.mirror import decode_foreign_table
 from icestream.iceberg.identifier import Identifier
 from icestream.metadata.command import AtRevision, Put
 from icestream.metadata.store import MetadataStore
-from icestream.model.shard import Gap, GapState, ShardKey, TopicIdentity
+from icestream.model.shard import DeclaredGap, GapState, ShardKey, TopicIdentity
 from icestream.model.topic_name import TopicName, parse_shard
 from icestream.observability.log import get_logger
 
@@ -35,18 +35,23 @@ _log = get_logger("broker.takeover")
 
 
 class Takeover(NamedTuple):
+    """The result of a takeover."""
+
     record: records.TopicRecord
     former_node: str  # the name of the removed node
-    gaps: list[Gap]
+    gaps: list[DeclaredGap]
 
 
-def lost_gap(key: ShardKey, committed: int, highest_seen: int, former_node: str) -> Gap:
+def lost_gap(key: ShardKey, committed: int, highest_seen: int, former_node: str) -> DeclaredGap:
     """The offsets that the removed node may have assigned and that are not in the table. Pure."""
+    # Beyond what was seen: the removed node may have acked messages to producers that no consumer has read.
     end = max(committed, highest_seen) + limits.TAKEOVER_OFFSETS
-    return Gap(key, committed, end, 0, f"taken over from node {former_node}, which was removed", GapState.LOST)
+    return DeclaredGap(key, committed, end, 0, f"taken over from node {former_node}, which was removed", GapState.LOST)
 
 
 class TopicTakeover:
+    """Takes over topics of removed nodes."""
+
     def __init__(self, store: MetadataStore, storage: PersistentStorage, owners: TopicOwners) -> None:
         self._store = store
         self._storage = storage
@@ -63,9 +68,13 @@ class TopicTakeover:
             raise errors.UnknownTopic(f"there is no topic {name}", hint="`icestream topic list` shows the topics")
         record = records.decode(records.TopicRecord, key, entry.value)
         if self._owners.is_local(record.owner):
-            raise errors.InvalidInput(f"topic {name} is already served by this node")
+            raise errors.InvalidInput(
+                f"topic {name} is already served by this node", hint=f"`icestream topic describe {name}` shows its node"
+            )
         if not self._owners.is_orphaned(record.owner):
             raise self._owners.redirect_error(name, record)
+        # A cursor can be above the table: consumers had messages that were not committed yet. Offsets that they have
+        # seen must not be assigned to other messages.
         committed, highest_seen = await self._committed(record.id), await self._seen(record.id)
         gaps = [
             lost_gap(
@@ -87,6 +96,7 @@ class TopicTakeover:
 
     async def _committed(self, topic_id: int) -> dict[int, int]:
         """The committed offset of each shard; empty without a table. Raises MetadataDamaged."""
+        # A table in another catalog is known by its mirror alone: that catalog may be out of reach now.
         mirror = await self._store.get(foreign_table_key(topic_id))
         if mirror is not None:
             return dict(decode_foreign_table(foreign_table_key(topic_id), mirror).committed)
@@ -94,7 +104,7 @@ class TopicTakeover:
         entry = await self._store.get(key)
         if entry is None:
             return {}
-        table = catalog_records.decode(catalog_records.TopicRecord, key, entry)
+        table = catalog_records.decode(catalog_records.TopicTableRecord, key, entry)
         relation_key = catalog_keys.relation_key(Identifier(tuple(table.namespace), table.name))
         relation = await self._store.get(relation_key)
         if relation is None:

@@ -22,6 +22,7 @@ from icestream.catalog.cleanup.orphan_metadata import OrphanMetadata
 from icestream.catalog.cleanup.purge import Purges
 from icestream.catalog.cleanup.retired_files import RetiredFiles
 from icestream.catalog.documents import Documents
+from icestream.catalog.operations.file_changes import FileChangesReader
 from icestream.catalog.operations.namespace_operations import NamespaceOperations
 from icestream.catalog.operations.relation_lookup import RelationLookup
 from icestream.catalog.operations.table_commits import TableCommits
@@ -34,9 +35,12 @@ from icestream.iceberg.location import normalize
 from icestream.metadata.store import MetadataStore
 from icestream.runtime.clock import Clock
 from icestream.runtime.randomness import Randomness
+from icestream.runtime.tasks import InlineOffload, Offload
 
 
 class Catalog:
+    """The embedded catalog. It has no state but caches: any number of processes may have one."""
+
     def __init__(
         self,
         store: MetadataStore,
@@ -46,8 +50,10 @@ class Catalog:
         warehouse: str,
         other_roots: Sequence[str] = (),
         cache_bytes: int = limits.CATALOG_CACHE_BYTES_DEFAULT,
+        offload: Offload | None = None,
     ) -> None:
-        """`other_roots`: locations besides the warehouse where tables may lie."""
+        """`other_roots`: locations besides the warehouse where tables may lie. `offload`: decodes manifests beside the
+        loop; None: on the loop, in tests."""
         roots = [normalize(root) for root in (warehouse, *other_roots)]
         documents = Documents(files, randomness, roots, cache_bytes)
         runner = TransactionRunner(store, documents, clock)
@@ -57,13 +63,14 @@ class Catalog:
         self._runner = runner
         relations = RelationLookup(runner)
         self.namespaces = NamespaceOperations(runner, roots[0])
-        self.commits = TableCommits(runner, relations, roots)
+        file_changes = FileChangesReader(documents, offload or InlineOffload())
+        self.commits = TableCommits(runner, relations, file_changes, roots)
         self.tables = TableOperations(runner, relations, self.commits, roots[0], roots)
         self.topics = TopicOperations(runner, relations, self.commits, roots[0])
         self.views = ViewOperations(runner, relations, roots[0], roots)
 
     def cleanup(self, manifests: ManifestSource) -> CatalogCleanup:
-        """The background clean-up; the lake process of a node runs it."""
+        """Returns the background clean-up. Only the lake process of a node runs it: one process removes files."""
         documents = self._runner.documents
         return CatalogCleanup(
             self.store,

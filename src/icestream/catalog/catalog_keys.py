@@ -1,9 +1,9 @@
 """Keys of the catalog's records in the metadata store.
 
-    /catalog/namespaces/{levels above}:{level}       NamespaceRecord
+    /catalog/namespaces/{levels above}:{level}       CatalogNamespaceRecord
     /catalog/relations/{levels}:{name}               TableRecord or ViewRecord: one key for both, so that a table and a
                                                      view never share a name
-    /catalog/topics/{topic id}                       TopicRecord: the table of a topic
+    /catalog/topics/{topic id}                       TopicTableRecord: the table of a topic
     /catalog/bound/{table uuid}                      BoundRecord: the topic of a table
     /catalog/parted/{topic id}                       DetachedRecord: the former table of a topic that has none
     /catalog/deleted_topics/{topic id}               DeletedTableRecord: the table of a deleted topic, until it is
@@ -55,7 +55,7 @@ def _escape(text: str) -> str:
 
 
 def namespaces_in(parent: Namespace) -> str:
-    """The prefix of the namespaces directly in `parent`; () is the root."""
+    """Returns the prefix of the namespaces directly in `parent`; () is the root."""
     return f"{ROOT}namespaces/{_levels(parent)}:"
 
 
@@ -77,7 +77,7 @@ def relation_key(identifier: Identifier) -> str:
 
 
 def identifier_of(key: str) -> Identifier:
-    """The identifier of the table or view at this key."""
+    """Returns the identifier of the table or view at this key."""
     levels, _, name = key.removeprefix(RELATIONS).rpartition(":")
     return Identifier(tuple(unquote(level) for level in levels.split("/")[:-1]), unquote(name))
 
@@ -92,7 +92,7 @@ def _check_length(key: str) -> str:
 
 
 def last_name(prefix: str, key: str) -> str:
-    """The level or name at the end of a key below a prefix."""
+    """Returns the level or name at the end of a key below a prefix."""
     return unquote(key.removeprefix(prefix))
 
 
@@ -145,12 +145,12 @@ def purge_key(uuid: str) -> str:
 
 
 def page_token(name: str) -> str:
-    """The token of the page that begins after this name, whatever is created or dropped meanwhile."""
+    """Returns the token of the page that begins after this name, whatever is created or dropped meanwhile."""
     return base64.urlsafe_b64encode(name.encode()).decode().rstrip("=")
 
 
 def key_after(prefix: str, token: str) -> str:
-    """The key after which the page of a token begins; an empty token is the first page."""
+    """Returns the key after which the page of a token begins; an empty token is the first page."""
     if not token:
         return ""
     try:

@@ -18,13 +18,17 @@ from icestream.metadata.entry import Entry
 from icestream.model.topic_deletion_policy import DeletedTablePolicy
 
 
-class NamespaceRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+class CatalogNamespaceRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A namespace of the catalog."""
+
     id: str  # tells namespaces of the same name apart, one dropped and one created later
     properties: dict[str, str] = {}
     generation: int = 0  # raised by every change, and by fences
 
 
 class TableRecord(msgspec.Struct, frozen=True, omit_defaults=True, tag="table"):
+    """The pointer of a table, with its binding to a topic."""
+
     uuid: str
     location: str  # of the current metadata file
     version: int  # of that file
@@ -34,6 +38,8 @@ class TableRecord(msgspec.Struct, frozen=True, omit_defaults=True, tag="table"):
 
 
 class ViewRecord(msgspec.Struct, frozen=True, omit_defaults=True, tag="view"):
+    """The pointer of a view."""
+
     uuid: str
     location: str
     version: int
@@ -42,7 +48,9 @@ class ViewRecord(msgspec.Struct, frozen=True, omit_defaults=True, tag="view"):
 Relation = TableRecord | ViewRecord
 
 
-class TopicRecord(msgspec.Struct, frozen=True):
+class TopicTableRecord(msgspec.Struct, frozen=True):
+    """The table of a topic, by the id of the topic."""
+
     namespace: list[str]
     name: str
     uuid: str
@@ -58,6 +66,8 @@ class DeletedTableRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class BoundRecord(msgspec.Struct, frozen=True):
+    """The topic of a table, by the UUID of the table."""
+
     topic: str
     topic_id: int
 
@@ -75,6 +85,8 @@ class DetachedRecord(msgspec.Struct, frozen=True):
 
 
 class PurgeRecord(msgspec.Struct, frozen=True):
+    """A dropped table whose files are to be removed."""
+
     location: str  # the last metadata file, which names all other files
     time_ms: int
     is_begun: bool = False  # files are being removed: the table cannot be registered again

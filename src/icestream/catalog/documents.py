@@ -28,6 +28,8 @@ def _check_directory(location: str, roots: tuple[str, ...]) -> str:
 
 
 class Documents:
+    """Reads and writes metadata files below the roots of the catalog."""
+
     def __init__(self, files: TableFiles, randomness: Randomness, roots: Sequence[str], cache_bytes: int) -> None:
         """`roots`: the locations below which the catalog may read and write."""
         self._files = files
@@ -38,14 +40,17 @@ class Documents:
         self._cache_bytes = 0
 
     def new_uuid(self) -> str:
-        """A random UUID of version 4."""
+        """Returns a random UUID of version 4."""
         return str(uuid.UUID(bytes=self._randomness.token(16), version=4))
 
     # --- reading ---
 
     async def checked_table(self, location: str) -> TableMetadata:
-        """The table of a metadata file that exists. Raises MetadataFileMissing for a removed file, also if its document
-        is cached: the location is handed to clients, which read it themselves."""
+        """Returns the table of a metadata file that exists.
+
+        Raises MetadataFileMissing for a removed file even if its document is cached: clients get the location, and read
+        the file themselves.
+        """
         if location in self._cache and not await self._files.exists(check_inside(location, self._roots)):
             self._evict(location)
         return await self.table(location)
@@ -64,6 +69,10 @@ class Documents:
         except errors.InvalidInput as error:
             raise _not_a_document(location, error) from None
 
+    async def read_file(self, location: str) -> bytes:
+        """Reads a manifest list or manifest that a client names. Raises InvalidInput outside the warehouse."""
+        return await self._files.read(check_inside(location, self._roots))
+
     async def view(self, location: str) -> ViewMetadata:
         document = await self._read(location, view_metadata.decode)
         if not isinstance(document, ViewMetadata):
@@ -71,6 +80,8 @@ class Documents:
         return document
 
     async def _read(self, location: str, decode: Callable[[bytes], Document]) -> Document:
+        """Returns a document from the cache, or reads and caches it. Raises MetadataFileMissing,
+        MetadataFileDamaged."""
         cached = self._cache.get(location)
         if cached is not None:
             self._cache.move_to_end(location)
@@ -87,6 +98,7 @@ class Documents:
         self._evict(location)
         self._cache[location] = document, size
         self._cache_bytes += size
+        # The newest document stays, even if it alone exceeds the bound: its table is in use.
         while self._cache_bytes > self._cache_bytes_max and len(self._cache) > 1:
             self._cache_bytes -= self._cache.popitem(last=False)[1][1]
 
@@ -101,10 +113,12 @@ class Documents:
     ) -> str:
         """Writes a new metadata file; returns its location. Without `is_synced` the caller makes it durable."""
         directory = _check_directory(metadata_file.directory(document.location, properties), self._roots)
+        # A fresh name for each attempt: two attempts of one version never overwrite each other.
         file_uuid = metadata_file.own_uuid(self._randomness.token(16))
         location = f"{directory}/{metadata_file.new_name(version, file_uuid, properties)}"
         pieces = document.pieces()
         await self._files.create(location, metadata_file.compress(location, pieces), is_synced=is_synced)
+        # Cached at once: the next commit, and the answer to this one, need it.
         self._insert(location, document, sum(map(len, pieces)))
         return location
 

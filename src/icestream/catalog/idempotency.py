@@ -1,9 +1,9 @@
-"""Requests with an Idempotency-Key: each is carried out once, and a repeat gets the same answer.
+"""Requests with an Idempotency-Key: each is applied once, and a repeat gets the same answer.
 
 The result is recorded in the transaction of the request itself, so it exists exactly if the request was applied. A
 request that changes nothing records its result alone, provided that what it was judged by is unchanged: a late repeat
-would otherwise change something. An error that a retry cannot mend is recorded, too; a temporary one (5xx) is not, and
-the next attempt is carried out.
+would otherwise change something. An error that every retry would meet is recorded, too; a temporary one (5xx) is not,
+and the next attempt runs.
 
     {"digest": SHA-256 of the request, "code", "message", "hint"}     the request failed with this error
     {"digest", "uuids", "removed"}                                    it was applied; what the answer to a repeat needs
@@ -57,7 +57,7 @@ class IdempotentRequest:
         self.digest = hashlib.sha256(content).hexdigest()
 
     def added_to(self, transaction: PlannedTransaction, result: RequestResult) -> PlannedTransaction:
-        """The transaction, applied only if no other request with this key was, and recording the result."""
+        """Returns the transaction, applied only if no other request with this key was, and recording the result."""
         return transaction.with_more([cmd.Absent(self.key)], [self._put(result)])
 
     def alone(self, unchanged: Sequence[cmd.Compare], result: RequestResult) -> PlannedTransaction:
@@ -73,16 +73,20 @@ class IdempotentRequest:
 
 
 class RequestLog:
+    """The recorded results of requests."""
+
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
 
     async def find(self, request: IdempotentRequest) -> RequestResult | None:
-        """The recorded result of this request, None if it never completed. Raises the recorded error, and Contradiction
-        if the key was used for a request with another content."""
+        """Returns the recorded result of this request, None if it never completed. Raises the recorded error, and
+        Contradiction if the key was used for a request with another content."""
         entry = await self._store.get(request.key)
         if entry is None:
             return None
         record = catalog_records.decode(RequestRecord, request.key, entry)
+        # A key that is used for two requests is an error of the client; answering with the result of the other would
+        # hide it.
         if record.digest != request.digest:
             raise errors.Contradiction(
                 "this Idempotency-Key was used for another request", hint="generate a new key for each request"
@@ -98,4 +102,4 @@ class RequestLog:
         try:
             await self._store.txn([cmd.Absent(request.key)], [put])
         except (errors.Refused, errors.OutcomeUnknown):
-            return  # a repeat runs into the same error by itself
+            return  # not recorded: a repeat meets the same error again

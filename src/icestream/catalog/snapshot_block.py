@@ -25,6 +25,8 @@ Row = tuple[int, int, dict[int, int]]
 
 
 class MarkBlock(NamedTuple):
+    """Marks of consecutive snapshots, as differences."""
+
     number: int = 0
     rows: tuple[Row, ...] = ()
     last: SnapshotMark = SnapshotMark(0, 0, {})  # the mark that the rows add up to
@@ -37,6 +39,8 @@ class MarkBlock(NamedTuple):
         )
 
     def plus(self, mark: SnapshotMark) -> MarkBlock:
+        """Returns the block with one more mark, stored as differences from the last one."""
+        # An end of 0 is stored as absence, so that equal marks have equal rows.
         mark = mark._replace(committed={shard: end for shard, end in mark.committed.items() if end})
         before, after = self.last.committed, mark.committed
         shards = sorted({*before, *after})
@@ -99,6 +103,7 @@ def decode(key: str, value: bytes) -> MarkBlock:
 
 
 def _is_sound(mark: SnapshotMark) -> bool:
+    """True if the values of a decoded mark are within their bounds."""
     return (
         0 <= mark.time_ms <= limits.METADATA_TIME_MS_MAX
         and -(2**63) <= mark.snapshot_id < 2**63

@@ -29,6 +29,8 @@ _log = get_logger("catalog.snapshots")
 
 
 class SnapshotMap:
+    """Plans and finds snapshot marks. Keeps the open blocks that this process wrote last."""
+
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._open_blocks: OrderedDict[int, OpenBlock] = OrderedDict()  # by topic id
@@ -37,6 +39,7 @@ class SnapshotMap:
 
     async def plan(self, topic_id: int, marks: Sequence[SnapshotMark]) -> MarkWrites:
         """Plans marks as part of a transaction of the caller, which calls `remember` when it is applied."""
+        # Taken out of the cache: if the caller's transaction fails, the next plan reads the store.
         open_block = self._open_blocks.pop(topic_id, None) or await self._read(catalog_keys.open_marks_key(topic_id))
         return plan_marks(topic_id, open_block, marks)
 
@@ -55,7 +58,8 @@ class SnapshotMap:
     # --- reading ---
 
     async def find(self, topic_id: int, snapshot_id: int) -> SnapshotMark | None:
-        """The mark of a snapshot. Only blocks that may hold it are decoded: a topic looks it up for each shard."""
+        """Returns the mark of a snapshot; None if it has none. Decodes only blocks that may hold it, because a topic
+        looks it up once for each shard."""
         entries = await self._store.list_all(catalog_keys.marks_prefix(topic_id))
         blocks = [
             _decode_or_none(key, entry) for key, entry in entries if snapshot_block.may_hold(entry.value, snapshot_id)
@@ -64,8 +68,9 @@ class SnapshotMap:
         return next((mark for mark in marks if mark.snapshot_id == snapshot_id), None)
 
     async def marks(self, topic_id: int) -> list[SnapshotMark]:
-        """All marks of a topic, the oldest first."""
+        """Returns all marks of a topic, the oldest first."""
         entries = await self._store.list_all(catalog_keys.marks_prefix(topic_id))
+        # Slots are reused in a ring, so the order of keys says nothing about age: the numbers in the blocks do.
         blocks = [block for key, entry in entries if (block := _decode_or_none(key, entry)) is not None]
         return [mark for block in sorted(blocks, key=lambda block: block.number) for mark in block.marks()]
 

@@ -18,11 +18,13 @@ TOKEN_FILE_HINT: Final = "write one token in each line, such as `openssl rand -h
 
 
 class Tokens:
+    """The tokens that are accepted."""
+
     def __init__(self, tokens: Sequence[str] = ()) -> None:
         self._digests = [_digest(token.encode()) for token in tokens]
 
     def allows(self, authorization: str | None) -> bool:
-        """Whether a request is allowed. `authorization`: its header of that name."""
+        """Returns whether a request is allowed. `authorization`: its header of that name."""
         if not self._digests:
             return True
         scheme, _, credentials = (authorization or "").partition(" ")
@@ -47,7 +49,8 @@ def read_tokens(path: Path | None) -> Tokens:
 
 
 def first_token(path: Path | None) -> str | None:
-    """The token for requests to the node's own catalog. Raises ConfigurationError for a file that cannot be used."""
+    """Returns the token for requests to the node's own catalog. Raises ConfigurationError for a file that cannot be
+    used."""
     if path is None:
         return None
     read_tokens(path)
@@ -55,12 +58,12 @@ def first_token(path: Path | None) -> str | None:
 
 
 def token_fault(path: Path | None) -> str:
-    """Why the file cannot be used, as the end of a sentence that begins with its name; empty if it can."""
+    """Returns why the file cannot be used, as the end of a sentence that begins with its name; empty if it can."""
     return _read(path)[1] if path is not None else ""
 
 
 def _read(path: Path) -> tuple[Sequence[str], str]:
-    """The tokens of a file, and why it cannot be used. Empty lines and comments are skipped."""
+    """Returns the tokens of a file, and why it cannot be used. Empty lines and comments are skipped."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:

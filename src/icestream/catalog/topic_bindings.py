@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from icestream.catalog import catalog_keys, catalog_records
-from icestream.catalog.catalog_records import DeletedTableRecord, DetachedRecord, TopicRecord
+from icestream.catalog.catalog_records import DeletedTableRecord, DetachedRecord, TopicTableRecord
 from icestream.iceberg.identifier import Identifier, check_namespace, identifier
 from icestream.metadata.command import Absent, AtRevision, Compare, Delete, DeletePrefix, Operation, Put
 from icestream.metadata.store import MetadataStore
@@ -28,19 +28,19 @@ class TopicBindings:
         self._store = store
 
     async def find_table(self, topic_id: int) -> Identifier | None:
-        """The name of the topic's table; None if it has none."""
+        """Returns the name of the topic's table; None if it has none."""
         key = catalog_keys.topic_key(topic_id)
         entry = await self._store.get(key)
-        return None if entry is None else table_identifier(catalog_records.decode(TopicRecord, key, entry))
+        return None if entry is None else table_identifier(catalog_records.decode(TopicTableRecord, key, entry))
 
     async def find_detached(self, topic_id: int) -> DetachedRecord | None:
-        """The table that a topic without a table had before; None if it never had one, or has one."""
+        """Returns the table that a topic without a table had before; None if it never had one, or has one."""
         key = catalog_keys.detached_key(topic_id)
         entry = await self._store.get(key)
         return None if entry is None else catalog_records.decode(DetachedRecord, key, entry)
 
     async def is_released(self, topic_id: int) -> bool:
-        """Whether the topic was deleted and the clean-up has not dealt with its table yet."""
+        """Returns whether the topic was deleted and the clean-up has not dealt with its table yet."""
         return await self._store.get(catalog_keys.deleted_topic_key(topic_id)) is not None
 
     async def release_table(self, topic_id: int, end: DeletedTablePolicy, operations: Sequence[Operation] = ()) -> None:
@@ -61,12 +61,12 @@ class TopicBindings:
                 Delete(catalog_keys.foreign_table_key(topic_id)),
             ]
             if entry is not None:
-                table = catalog_records.decode(TopicRecord, key, entry)
+                table = catalog_records.decode(TopicTableRecord, key, entry)
                 record = DeletedTableRecord(table.namespace, table.name, table.uuid, end)
                 released.append(Put(catalog_keys.deleted_topic_key(topic_id), catalog_records.encode(record)))
                 comparison = AtRevision(key, entry.mod_revision)
             is_applied = (await self._store.txn([comparison], [*operations, *released])).held
 
 
-def table_identifier(record: TopicRecord) -> Identifier:
+def table_identifier(record: TopicTableRecord) -> Identifier:
     return identifier(check_namespace(record.namespace), record.name)

@@ -19,14 +19,14 @@ store refused. After an unknown outcome they stay (hazard 13).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from icestream import errors, limits
 from icestream.catalog.documents import Documents
 from icestream.catalog.idempotency import EMPTY_RESULT, RELOAD_HINT, IdempotentRequest, RequestLog, RequestResult
-from icestream.catalog.key_locks import KeyLocks
 from icestream.catalog.plans.planned_transaction import PlannedTransaction, TransactionOutcome, outcome_from_record
 from icestream.metadata import command as cmd
 from icestream.metadata.store import MetadataStore
@@ -53,7 +53,65 @@ Plan = Callable[[], Awaitable[Attempt[Result]]]
 AnswerRepeat = Callable[[RequestResult], Awaitable[Result]]
 
 
+class KeyLocks:
+    """In-process locks by key: changes of one table or namespace run one after the other within this process.
+
+    They are an optimisation. Correctness across processes and nodes comes from the comparisons of each transaction;
+    without the locks every second commit to a busy table would write its metadata file in vain.
+    """
+
+    def __init__(self) -> None:
+        self.locks: dict[str, tuple[asyncio.Lock, int]] = {}  # with the number of holders and waiters
+
+    def lock(self, keys: Iterable[str]) -> KeyLockScope:
+        """Returns an async context manager that holds the locks of all keys."""
+        # Sorted: two scopes always acquire shared keys in the same order, so they cannot deadlock.
+        return KeyLockScope(self, sorted(set(keys)))
+
+    def __len__(self) -> int:
+        return len(self.locks)
+
+
+class KeyLockScope:
+    """A class and not a generator: every commit enters one, and `asynccontextmanager` costs four times as much."""
+
+    __slots__ = ("_acquired", "_keys", "_owner")
+
+    def __init__(self, owner: KeyLocks, keys: Sequence[str]) -> None:
+        self._owner = owner
+        self._keys = keys
+        self._acquired: list[asyncio.Lock] = []
+
+    async def __aenter__(self) -> None:
+        locks = self._owner.locks
+        for key in self._keys:
+            lock, count = locks.get(key) or (asyncio.Lock(), 0)
+            locks[key] = lock, count + 1
+        try:
+            for key in self._keys:
+                lock = locks[key][0]
+                await lock.acquire()
+                self._acquired.append(lock)
+        except BaseException:  # cancelled while it waited
+            self._release()
+            raise
+
+    async def __aexit__(self, *_error: object) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        for lock in self._acquired:
+            lock.release()
+        locks = self._owner.locks
+        for key in self._keys:
+            lock, count = locks.pop(key)
+            if count > 1:
+                locks[key] = lock, count - 1
+
+
 class TransactionRunner:
+    """Runs the changes of one catalog."""
+
     def __init__(self, store: MetadataStore, documents: Documents, clock: Clock) -> None:
         self.store = store
         self.documents = documents
@@ -82,6 +140,7 @@ class TransactionRunner:
         if request is None or answer_repeat is None:
             async with self.locks.lock(lock_keys):
                 for _ in range(limits.CATALOG_ATTEMPTS_MAX):
+                    # Planned anew for each attempt: after a conflict everything that was read may be outdated.
                     attempt = await plan()
                     if attempt.transaction is None or await self._run(attempt, attempt.transaction, None):
                         return attempt.result
@@ -89,6 +148,7 @@ class TransactionRunner:
         async with self.locks.lock((*lock_keys, request.key)):
             try:
                 for _ in range(limits.CATALOG_ATTEMPTS_MAX):
+                    # Asked in each attempt: a copy of this request may have been applied by another process meanwhile.
                     request_result = await self._requests.find(request)
                     if request_result is not None:
                         return await _repeated(answer_repeat, request_result)
@@ -115,6 +175,7 @@ class TransactionRunner:
             reply = await self.store.txn(transaction.comparisons, transaction.operations)
         except errors.OutcomeUnknown as lost_reply:
             outcome = await self._resolve(transaction, lost_reply)
+        # Refused means not applied, now and later: no pointer will lead to the files.
         except (errors.Refused, errors.InvalidInput):
             await self.remove_files(attempt.written_files)
             raise
@@ -124,6 +185,7 @@ class TransactionRunner:
                 attempt.on_committed(reply.revision)
         if outcome is TransactionOutcome.SUPERSEDED:
             return await self._was_applied(attempt, request)
+        # The comparisons failed, or a fence made them fail: this transaction cannot be applied any more.
         if outcome is TransactionOutcome.CONFLICT:
             await self.remove_files(attempt.written_files)
         return outcome is TransactionOutcome.COMMITTED
@@ -159,7 +221,7 @@ class TransactionRunner:
         return TransactionOutcome.COMMITTED if is_applied else TransactionOutcome.CONFLICT
 
     async def _was_applied(self, attempt: Attempt[Result], request: IdempotentRequest | None) -> bool:
-        """Whether an attempt was applied before another transaction changed its record.
+        """Returns whether an attempt was applied before another transaction changed its record.
 
         Raises OutcomeUnknown for every obstacle: an error such as UnknownTable would tell the client that nothing had
         been done.
@@ -187,15 +249,15 @@ class TransactionRunner:
 
 
 def _with_request(attempt: Attempt[Result], request: IdempotentRequest) -> PlannedTransaction:
-    """The transaction of an attempt, with the record of its request."""
+    """Returns the transaction of an attempt, with the record of its request."""
     if attempt.transaction is None:
         return request.alone(attempt.unchanged, attempt.request_result)
     return request.added_to(attempt.transaction, attempt.request_result)
 
 
 async def _repeated(answer_repeat: AnswerRepeat[Result], request_result: RequestResult) -> Result:
-    """The answer to a repeat of a request that was applied. Raises OutcomeUnknown if it cannot be made: any other error
-    would tell the client that the request had failed."""
+    """Returns the answer to a repeat of a request that was applied. Raises OutcomeUnknown if it cannot be made: any
+    other error would tell the client that the request had failed."""
     try:
         return await answer_repeat(request_result)
     except errors.OutcomeUnknown:

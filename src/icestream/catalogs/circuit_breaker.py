@@ -1,15 +1,16 @@
 """A circuit breaker: a target that failed too often is not called for a while, then probed with one call. Pure.
 
-    state       who asks                            a success         a failure
-    closed      is let through                      counts from 0     `failures_max` in a row: open
-    open        is refused until the pause is over; (comes too late and counts for nothing)
-                the first one behind it is let
-                through as the probe: half-open
-    half-open   is refused while the probe runs     of the probe:     of the probe: open, the pause is
-                                                    closed            twice as long, up to a bound
+    state       a request                           on success           on failure
+    closed      is permitted                        failures = 0         after `failures_max` in a row: open
+    open        is refused until the pause is over; (reports of earlier terms are ignored)
+                the next request is permitted as
+                the probe: half-open
+    half-open   is refused while the probe runs     of the probe:        of the probe: open, the pause is
+                                                    closed               doubled, up to a bound
 
-Each change of state begins a new *term*; what was let through in an earlier term no longer decides anything. A probe
-that ends without an answer (its caller was cancelled) gives its place to the next one who asks.
+Each change of state begins a new *term*. The result of a call that was permitted in an earlier term is ignored: it says
+nothing about the target as it is now. If the probe ends without a result (its caller was cancelled), the next request
+becomes the probe.
 """
 
 from __future__ import annotations
@@ -33,10 +34,14 @@ class CallPermit(NamedTuple):
 
 
 class CallRefused(NamedTuple):
+    """The call must not be made now."""
+
     wait_ns: int  # until a retry makes sense
 
 
 class CircuitBreaker:
+    """The state of one target. The caller asks before each call and reports its end."""
+
     def __init__(
         self,
         failures_max: int = limits.BREAKER_FAILURES_MAX,
@@ -51,7 +56,8 @@ class CircuitBreaker:
         self._pause_ns = open_ns_min
         self._until_ns = 0
 
-    def ask(self, now_ns: int) -> CallPermit | CallRefused:
+    def request(self, now_ns: int) -> CallPermit | CallRefused:
+        """Asks for permission to call the target now."""
         if self.state is CircuitState.OPEN and now_ns >= self._until_ns:
             self._enter(CircuitState.HALF_OPEN)
             return CallPermit(self._term)
@@ -70,9 +76,11 @@ class CircuitBreaker:
             self._enter(CircuitState.CLOSED)
 
     def failed(self, permit: CallPermit, now_ns: int) -> None:
+        """Reports a failed call. Opens the circuit after `failures_max` in a row, or if the call was the probe."""
         if permit.term != self._term:
             return
         if self.state is CircuitState.HALF_OPEN:
+            # The pause grows from probe to probe, so that a target that stays down is asked ever more seldom.
             self._pause_ns = min(2 * self._pause_ns, self._open_ns_max)
             self._open(now_ns)
             return
@@ -81,7 +89,7 @@ class CircuitBreaker:
             self._open(now_ns)
 
     def abandoned(self, permit: CallPermit, now_ns: int) -> None:
-        """The call ended without a result, because its caller was cancelled."""
+        """Reports a call that ended without a result, because its caller was cancelled."""
         if permit.term == self._term and self.state is CircuitState.HALF_OPEN:
             self._enter(CircuitState.OPEN)
             self._until_ns = now_ns

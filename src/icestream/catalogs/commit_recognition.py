@@ -1,4 +1,4 @@
-"""Recognises whether a commit is in a table that was read back. Pure.
+"""Recognises whether a commit, or a creation, is in a table that was read back after a lost reply. Pure.
 
     THERE        one of its snapshots is in the table; of a commit without snapshots: applying it changes nothing
     ELSEWHERE    another table has the name now: the original was dropped or renamed, perhaps with the commit in it
@@ -15,15 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import Enum, auto
-from typing import Final
+from typing import Any, Final
 
 from icestream import errors
-from icestream.catalog.topic_rules.claim import CLAIM_TYPE as RANGE
+from icestream.catalog.topic_rules.commit_rules import pipeline_claims
 from icestream.catalogs.table_catalog import TableChange
 from icestream.iceberg import table_commit, table_metadata
 from icestream.iceberg.values import Object
 
-# Idempotent updates.
+# Updates that change nothing when they are applied a second time.
 _IDEMPOTENT: Final = frozenset(
     {
         "assign-uuid",
@@ -50,6 +50,8 @@ _IDEMPOTENT: Final = frozenset(
 
 
 class CommitPresence(Enum):
+    """Whether a commit is in a table; the head of the module explains each state."""
+
     THERE = auto()
     ELSEWHERE = auto()
     IMPOSSIBLE = auto()
@@ -57,30 +59,33 @@ class CommitPresence(Enum):
 
 
 def commit_presence(metadata: Object, change: TableChange) -> CommitPresence:
-    if _is_another(metadata, change):
+    """Returns whether the table with this metadata has the commit. The states: see the head of the module."""
+    if _is_other_table(metadata, change):
         return CommitPresence.ELSEWHERE
     added = set(_added_snapshots(change))
     if added:
-        if added & _snapshots(metadata):
+        if added & _snapshot_ids(metadata):
             return CommitPresence.THERE
     elif _changes_nothing(metadata, change):
         return CommitPresence.THERE
-    return CommitPresence.OPEN if _holds(metadata, change) else CommitPresence.IMPOSSIBLE
+    return CommitPresence.OPEN if _requirements_may_hold(metadata, change) else CommitPresence.IMPOSSIBLE
 
 
 def is_safe_to_resend(change: TableChange) -> bool:
+    """True if a second copy cannot be applied on top of the first."""
     if not any(_added_snapshots(change)):
         return all(entry.get("action") in _IDEMPOTENT for entry in change.updates)
-    if any(entry.get("type") == RANGE for entry in change.requirements):
-        return True  # our own catalog knows the round
+    if pipeline_claims(change.requirements):
+        # Our own catalog remembers the rounds and rewrites of a table, and answers a second copy with the first result.
+        return True
     compared = {entry.get("ref") for entry in change.requirements if entry.get("type") == "assert-ref-snapshot-id"}
     return any(
         entry.get("action") == "set-snapshot-ref" and entry.get("ref-name") in compared for entry in change.updates
     )
 
 
-def _is_another(metadata: Object, change: TableChange) -> bool:
-    """Whether the table has another UUID than the commit requires; a commit without that requirement fits any."""
+def _is_other_table(metadata: Object, change: TableChange) -> bool:
+    """True if the table has another UUID than the commit requires; a commit without that requirement fits any table."""
     uuids = {
         str(requirement.get("uuid"))
         for requirement in change.requirements
@@ -97,7 +102,7 @@ def _added_snapshots(change: TableChange) -> Iterator[int]:
             yield int(snapshot.get("snapshot-id", 0))
 
 
-def _snapshots(metadata: Object) -> set[int]:
+def _snapshot_ids(metadata: Object) -> set[int]:
     return {int(snapshot.get("snapshot-id", 0)) for snapshot in metadata.get("snapshots") or ()}
 
 
@@ -107,15 +112,16 @@ def _changes_nothing(metadata: Object, change: TableChange) -> bool:
         updated = table_commit.apply_updates(base, None, change.updates, int(metadata.get("last-updated-ms", 0)))
     except errors.IcestreamError:
         return False
-    return _stripped(base.as_json()) == _stripped(updated.as_json())
+    # The time of the last update and the log of metadata files change with every commit.
+    return _without_history(base.as_json()) == _without_history(updated.as_json())
 
 
-def _stripped(document: Object) -> Object:
+def _without_history(document: Object) -> Object:
     return {name: value for name, value in document.items() if name not in ("last-updated-ms", "metadata-log")}
 
 
-def _holds(metadata: Object, change: TableChange) -> bool:
-    """Whether the requirements may still hold; those of an unknown kind may."""
+def _requirements_may_hold(metadata: Object, change: TableChange) -> bool:
+    """True unless a requirement is violated. A requirement that cannot be evaluated here may hold."""
     try:
         base = table_metadata.load(metadata)
     except errors.IcestreamError:
@@ -126,5 +132,38 @@ def _holds(metadata: Object, change: TableChange) -> bool:
         except errors.CommitConflict:
             return False
         except errors.IcestreamError:
-            continue  # our own claim, or one of a newer protocol
+            continue  # our own claim, which only our catalog evaluates, or a requirement of a newer protocol
     return True
+
+
+def matches_creation(metadata: Object, definition: Object) -> bool:
+    """True if a table that was read back is the one that `definition` created, as far as that can be known.
+
+    The catalog assigns the table's UUID and column ids, and may add properties. So names, types and the requested
+    properties are compared, and the table must have no snapshot yet.
+    """
+    schemas = metadata.get("schemas") or [metadata.get("schema") or {}]
+    current_id = metadata.get("current-schema-id")
+    current = next((schema for schema in schemas if schema.get("schema-id") == current_id), schemas[0])
+    properties = metadata.get("properties") or {}
+    requested = {
+        name: value for name, value in (definition.get("properties") or {}).items() if name != "format-version"
+    }
+    return (
+        not metadata.get("snapshots")
+        and _without_ids(current) == _without_ids(definition.get("schema") or {})
+        and all(properties.get(name) == value for name, value in requested.items())
+        and (definition.get("location") or metadata.get("location")) == metadata.get("location")
+    )
+
+
+def _without_ids(field_type: Any) -> Any:
+    """Returns a type without the ids of its fields."""
+    if not isinstance(field_type, dict):
+        return field_type
+    if "fields" in field_type:
+        return [
+            (field.get("name"), bool(field.get("required")), _without_ids(field.get("type")))
+            for field in field_type["fields"]
+        ]
+    return {name: _without_ids(value) for name, value in field_type.items() if not name.endswith("-id")}

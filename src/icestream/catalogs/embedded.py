@@ -33,6 +33,8 @@ Result = TypeVar("Result")
 
 
 class EmbeddedCatalog:
+    """A `TableCatalog` over the embedded catalog of this process."""
+
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
 
@@ -63,6 +65,7 @@ class EmbeddedCatalog:
         request = CommitRequest(change.requirements, change.updates)
         try:
             committed = await _available(self._catalog.commits.commit(identifier, request))
+        # The table goes with the refusal, so that the caller can plan again without another call.
         except errors.CommitConflict as conflict:
             return CommitRefused(conflict.message, await self._load_or_none(identifier), conflict.details)
         except errors.OutcomeUnknown as lost_reply:
@@ -116,7 +119,8 @@ async def _available(call: Awaitable[Result]) -> Result:
 def _refused_outcomes(
     changes: Mapping[Identifier, TableChange], conflict: errors.CommitConflict
 ) -> dict[Identifier, CommitOutcome]:
-    """The outcome of each table of a refused transaction; tables that the conflict does not name are bystanders."""
+    """Returns the outcome of each table of a refused transaction; tables that the conflict does not name are
+    bystanders."""
     conflicts = {str(entry["table"]): entry for entry in conflict.details.get("tables") or ()}
     return {
         identifier: CommitRefused(

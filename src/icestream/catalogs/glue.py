@@ -1,6 +1,6 @@
-"""Pointers in AWS Glue. boto3 blocks, so its calls run in threads of their own; its repeats are off (caller.py).
+"""Pointers in AWS Glue. boto3 blocks, so its calls run in threads; its retries are off (storage_caller.py retries).
 
-What Glue answers is definite; a request that it did not answer to the end may have been carried out.
+A response of Glue is definite; a request without a complete response may have been applied.
 """
 
 from __future__ import annotations
@@ -28,9 +28,13 @@ _DENIED: Final = (
     "InvalidClientTokenId",
     "MissingAuthenticationTokenException",
 )
-_LATER: Final = ("ThrottlingException", "ResourceNumberLimitExceededException", "ResourceNotReadyException")
-_making: Final = threading.Lock()
-_OVERTAKEN: Final = ("ConcurrentModificationException", "ConditionCheckFailureException", "VersionMismatchException")
+_RETRY_LATER: Final = ("ThrottlingException", "ResourceNumberLimitExceededException", "ResourceNotReadyException")
+_session_lock: Final = threading.Lock()
+_VERSION_CONFLICTS: Final = (
+    "ConcurrentModificationException",
+    "ConditionCheckFailureException",
+    "VersionMismatchException",
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,8 @@ class GlueOptions:
 
 
 class GluePointers:
+    """A `PointerStore` in AWS Glue: databases are namespaces, table entries have the pointers."""
+
     def __init__(self, options: GlueOptions, offload: Offload) -> None:
         self._options = options
         self._offload = offload
@@ -102,6 +108,7 @@ class GluePointers:
         )
 
     async def swap(self, identifier: Identifier, expected: TablePointer, location: str, table: TableMetadata) -> bool:
+        # The current entry is read first: UpdateTable replaces it whole, and parameters of other tools must survive.
         try:
             before = await self._table(identifier)
         except errors.StorageUnavailable as error:  # not ambiguous: nothing was changed yet
@@ -111,6 +118,7 @@ class GluePointers:
         request = {
             "DatabaseName": database_of(identifier.namespace),
             "TableInput": glue_table.table_input(identifier, location, table, before),
+            # Glue would otherwise keep a version of the entry for each commit, and their number is limited.
             "SkipArchive": True,
             "VersionId": expected.version,
         }
@@ -142,11 +150,12 @@ class GluePointers:
     async def close(self) -> None:
         self._offload.close()
 
-    # --- asking ---
+    # --- requests ---
 
     async def _pages(
         self, method: str, items: str, arguments: Object, namespace: Namespace = ()
     ) -> list[Mapping[str, Any]]:
+        """Returns the items of all pages of a listing."""
         entries: list[Mapping[str, Any]] = []
         next_page: Object = {}
         while True:
@@ -157,6 +166,9 @@ class GluePointers:
             next_page = {"NextToken": page["NextToken"]}
 
     async def _call(self, method: str, arguments: Object, missing: errors.IcestreamError) -> Any:
+        """Calls a method of boto3 in a thread. Errors become those of our tree; `missing` is raised if the entity does
+        not exist."""
+
         def run() -> Any:
             call: Callable[..., Any] = getattr(_client(self._options), method)
             return call(**arguments)
@@ -173,7 +185,7 @@ class GluePointers:
             ) from None
         except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError, exceptions.ProfileNotFound) as error:
             raise errors.AccessDenied(
-                f"there are no credentials for Glue: {error}",
+                f"no credentials for Glue: {error}",
                 hint="set `access_key_id` and `secret_access_key`, a `profile`, or give the machine a role",
             ) from None
         except exceptions.NoRegionError:
@@ -181,9 +193,9 @@ class GluePointers:
                 "a `glue` catalog needs a region", hint="set storage.iceberg_config.catalog.region"
             ) from None
         except exceptions.ParamValidationError as error:
-            raise errors.InvalidInput(f"Glue does not take this: {error}") from None
+            raise errors.InvalidInput(f"Glue request is invalid: {error}") from None
         except (exceptions.BotoCoreError, exceptions.HTTPClientError) as error:
-            raise errors.StorageUnavailable(f"Glue did not answer to the end: {error}", is_ambiguous=True) from None
+            raise errors.StorageUnavailable(f"Glue: incomplete response: {error}", is_ambiguous=True) from None
 
 
 @functools.lru_cache(maxsize=32)
@@ -196,7 +208,7 @@ def _client(options: GlueOptions) -> Any:
         connect_timeout=options.request_seconds,
         read_timeout=options.request_seconds,
     )
-    with _making:  # sessions are not thread-safe, clients are
+    with _session_lock:  # sessions are not thread-safe, clients are
         return _session(options.profile).client(
             "glue",
             aws_access_key_id=options.access_key_id,
@@ -224,6 +236,7 @@ def _no_table(identifier: Identifier) -> errors.UnknownTable:
 
 
 def _refusal(method: str, response: Mapping[str, Any], missing: errors.IcestreamError) -> errors.IcestreamError:
+    """Returns the error of our tree for an error response of Glue."""
     error = response.get("Error") or {}
     code, words = str(error.get("Code", "")), str(error.get("Message", ""))[:300]
     status = int((response.get("ResponseMetadata") or {}).get("HTTPStatusCode") or 0)
@@ -232,12 +245,12 @@ def _refusal(method: str, response: Mapping[str, Any], missing: errors.Icestream
         return missing
     if code == "AlreadyExistsException":
         return errors.AlreadyExists(message)
-    if code in _OVERTAKEN:
+    if code in _VERSION_CONFLICTS:
         return errors.CommitConflict(message)
     if code in _DENIED or status == 403:
-        hint = "check the credentials of storage.iceberg_config.catalog, and what they allow"
+        hint = "check the credentials of storage.iceberg_config.catalog and their permissions"
         return errors.AccessDenied(message, hint=hint)
-    if code in _LATER or status == 429:
+    if code in _RETRY_LATER or status == 429:
         return errors.StorageUnavailable(message)
     if status >= 500 or code in ("InternalServiceException", "OperationTimeoutException"):
         return errors.StorageUnavailable(message, is_ambiguous=True)

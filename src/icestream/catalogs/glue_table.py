@@ -3,7 +3,8 @@
     Parameters          table_type = ICEBERG, metadata_location, previous_metadata_location, and the table's properties
     StorageDescriptor   location and columns, for tools of AWS that know nothing of Iceberg
 
-`VersionId` counts the changes of a table; an update that names the one that was read is refused after another.
+`VersionId` counts the changes of a table: an update with the version that was read is refused if another update was
+applied since.
 """
 
 from __future__ import annotations
@@ -33,13 +34,15 @@ _TYPES: Final = {
     "timestamptz_ns": "timestamp",
     "binary": "binary",
 }
-_KIND: Final = "ICEBERG"
+_TABLE_TYPE: Final = "ICEBERG"
 
 
 def database_of(namespace: Namespace) -> str:
+    """Returns the database of a namespace. Raises InvalidInput for a namespace of several levels."""
     if len(namespace) != 1:
         raise errors.InvalidInput(
-            f"a namespace of {len(namespace)} levels in Glue: {'.'.join(namespace)}", hint="a database has one level"
+            f"namespace {'.'.join(namespace)} has {len(namespace)} levels, Glue databases have one",
+            hint="use one level",
         )
     return namespace[0]
 
@@ -47,10 +50,10 @@ def database_of(namespace: Namespace) -> str:
 def table_input(
     identifier: Identifier, location: str, table: TableMetadata, before: Mapping[str, Any] | None
 ) -> Object:
-    """The TableInput of a table. `before`: the table as Glue has it, whose other parameters stay."""
+    """Returns the TableInput of a table. `before`: the table as Glue has it; its other parameters are kept."""
     parameters = dict((before or {}).get("Parameters") or {})
     previous = parameters.get("metadata_location")
-    parameters |= {**table.properties, "table_type": _KIND, "metadata_location": location}
+    parameters |= {**table.properties, "table_type": _TABLE_TYPE, "metadata_location": location}
     if previous is not None:
         parameters["previous_metadata_location"] = previous
     return {
@@ -69,17 +72,17 @@ def renamed_input(name: str, glue_table: Mapping[str, Any]) -> Object:
 def pointer_of(identifier: Identifier, glue_table: Mapping[str, Any]) -> TablePointer:
     parameters = glue_table.get("Parameters") or {}
     location = parameters.get("metadata_location")
-    if str(parameters.get("table_type")).upper() != _KIND or not location:
+    if str(parameters.get("table_type")).upper() != _TABLE_TYPE or not location:
         raise errors.UnknownTable(f"{identifier} is a Glue table, but not an Iceberg table")
     return TablePointer(str(location), glue_table.get("VersionId"))
 
 
 def is_iceberg(glue_table: Mapping[str, Any]) -> bool:
-    return str((glue_table.get("Parameters") or {}).get("table_type")).upper() == _KIND
+    return str((glue_table.get("Parameters") or {}).get("table_type")).upper() == _TABLE_TYPE
 
 
 def _columns(table: TableMetadata) -> Iterator[Object]:
-    """The columns of the current schema first, then those of older schemas."""
+    """Yields the columns of the current schema, then those of older schemas, as Iceberg's Glue client writes them."""
     current = table.current_schema
     names: set[str] = set()
     for schema in (current, *(schema for schema in table.fields["schemas"] if schema is not current)):
@@ -90,6 +93,7 @@ def _columns(table: TableMetadata) -> Iterator[Object]:
 
 
 def _column(field: Object, is_current: bool) -> Object:
+    """Returns a column as Iceberg's Glue client writes it."""
     column: Object = {
         "Name": field["name"],
         "Type": glue_type(field["type"]),
@@ -103,6 +107,7 @@ def _column(field: Object, is_current: bool) -> Object:
 
 
 def glue_type(iceberg_type: Any) -> str:
+    """Returns the Glue type for an Iceberg type, nested types included."""
     if isinstance(iceberg_type, str):
         return "binary" if iceberg_type.startswith("fixed") else _TYPES.get(iceberg_type, iceberg_type.replace(" ", ""))
     match iceberg_type.get("type"):

@@ -1,5 +1,4 @@
-"""The highest offset in the files of a snapshot, by their manifests: how far a table has come, whichever engine wrote
-it."""
+"""The highest offset in the files of a snapshot, by the bounds in their manifests, whichever engine wrote them."""
 
 from __future__ import annotations
 
@@ -20,6 +19,7 @@ async def highest_offset(reader: ManifestReader, table: TableMetadata, snapshot_
         return None
     offset_field_id = next(field["id"] for field in table.current_schema["fields"] if field["name"] == "offset")
     highest: int | None = None
+    # Manifests, not footers: a few requests for a table of any size.
     for manifest in await reader.manifest_paths(snapshot["manifest-list"]):
         for entry in await reader.entries(manifest):
             if entry.is_live and entry.content == DATA_CONTENT:

@@ -17,7 +17,7 @@ from icestream.catalog.topic_rules.binding import AdoptionBase
 from icestream.catalog.topic_rules.removal import Removals
 from icestream.metadata.entry import Entry
 
-NOT_AGAIN: Final = "`icestream lake adopt`, `bind` or `recreate` gives the topic a table again (docs/lake.md)"
+NEW_TABLE_HINT: Final = "`icestream lake adopt`, `bind` or `recreate` gives the topic a table again (docs/lake.md)"
 
 
 class ForeignTableRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -27,18 +27,19 @@ class ForeignTableRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     uuid: str
     committed: dict[int, int]
-    snapshot_id: int = 0  # main at that time
+    snapshot_id: int = 0  # the current snapshot of main at that time
     topic: str = ""
-    base: AdoptionBase | None = None  # what an operator stated, and of which snapshot; 0: the table had none
-    rows_up_to: int = -1  # the highest offset in the table when it was stated
-    is_parted: bool = False  # the topic had this table, and has none now
-    rows: int = -1  # of that snapshot; -1: its summary has no count
-    removals: Removals = ()  # what that snapshot lacks
+    base: AdoptionBase | None = None  # the offsets that an operator stated for a snapshot; 0: the table had none
+    rows_up_to: int = -1  # the highest offset in the table when the operator stated them
+    is_detached: bool = msgspec.field(default=False, name="is_parted")  # the topic had this table, and no longer has it
+    rows: int = -1  # in that snapshot; -1: its summary has no count
+    removals: Removals = ()  # rows below `committed` that are not in that snapshot
 
     def check_has_table(self, topic: str) -> None:
-        if self.is_parted:
+        """Raises TopicTableConflict for a detached table: the pipeline must not create another one by itself."""
+        if self.is_detached:
             name = ".".join((*self.namespace, self.name))
-            raise errors.TopicTableConflict(f"topic {topic} had the table {name} and has none now", hint=NOT_AGAIN)
+            raise errors.TopicTableConflict(f"topic {topic} was detached from its table {name}", hint=NEW_TABLE_HINT)
 
 
 def decode_foreign_table(key: str, entry: Entry) -> ForeignTableRecord:

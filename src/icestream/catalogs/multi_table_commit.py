@@ -26,6 +26,8 @@ Outcomes = dict[Identifier, CommitOutcome]
 
 
 class MultiTableCommit:
+    """Resolves one commit to several tables."""
+
     def __init__(
         self,
         caller: StorageCaller,
@@ -37,51 +39,57 @@ class MultiTableCommit:
         self._changes = changes
         self._send = send
         self._load = load
-        self._what = f"commit to {len(changes)} tables"
+        self._operation = f"commit to {len(changes)} tables"
         self._deadline_ns = caller.deadline_ns()
-        self._may_come = False
-        self._is_read = False  # since it was sent last
+        self._may_be_in_flight = False  # a copy was sent, and its reply lost
+        self._is_read = False  # all tables were read after the last copy was sent
 
-    async def settle(self) -> Outcomes:
-        number = 0
-        outcomes = await self._sent()
+    async def resolve(self) -> Outcomes:
+        """Sends the request until the outcome of each table is determined, or until the deadline. Raises an error only
+        if nothing was changed."""
+        attempt = 0
+        outcomes = await self._send_once()
         while True:
-            outcomes = outcomes if outcomes is not None else await self._judged()
+            outcomes = outcomes if outcomes is not None else await self._read_outcomes()
             if outcomes is not None:
                 return outcomes
-            number += 1
-            if not await self._caller.pause(number, self._deadline_ns):
-                return self._all(CommitUnknown("outcome not determined before the deadline; it may still be applied"))
+            attempt += 1
+            if not await self._caller.pause(attempt, self._deadline_ns):
+                unknown = CommitUnknown("outcome not determined before the deadline; it may still be applied")
+                return dict.fromkeys(self._changes, unknown)
             if self._is_read and all(map(is_safe_to_resend, self._changes.values())):
-                outcomes = await self._sent()
+                outcomes = await self._send_once()
 
-    async def _sent(self) -> Outcomes | None:
+    async def _send_once(self) -> Outcomes | None:
+        """Sends the request once. Returns the outcomes; None if they must be read from the tables."""
         self._is_read = False
         try:
-            response = await self._caller.change(self._what, self._send, self._deadline_ns)
+            response = await self._caller.change(self._operation, self._send, self._deadline_ns)
         except errors.CommitConflict as error:
-            return None if self._may_come else await self._refused(error)
+            return None if self._may_be_in_flight else await self._refused_outcomes(error)
         except errors.StorageUnavailable as error:
-            if not error.is_ambiguous and not self._may_come:
+            if not error.is_ambiguous and not self._may_be_in_flight:
                 raise
-            self._may_come = True
+            self._may_be_in_flight = True
             return None
         except errors.IcestreamError:
-            if not self._may_come:
+            if not self._may_be_in_flight:
                 raise
             return None
         repeated = {
-            Identifier(tuple(identifier["namespace"]), identifier["name"]): int(identifier["snapshot-id"])
-            for identifier in response.get("repeated") or ()
+            Identifier(tuple(entry["namespace"]), entry["name"]): int(entry["snapshot-id"])
+            for entry in response.get("repeated") or ()
         }
         return {identifier: CommitDone(None, repeated=repeated.get(identifier)) for identifier in self._changes}
 
-    async def _refused(self, error: errors.CommitConflict) -> Outcomes | None:
-        """The outcomes of a refused request. Our own catalog names the tables in conflict; with another one all are.
+    async def _refused_outcomes(self, error: errors.CommitConflict) -> Outcomes | None:
+        """Returns the outcomes of a refused request. Our own catalog names the tables in conflict; of another catalog
+        all tables count as conflicting.
 
-        None if the conflict is with our own first copy, which a proxy sent twice: one table tells.
+        None if the conflict is with our own first copy, which a proxy sent twice. One table decides that: the catalog
+        applies all changes or none.
         """
-        conflicts = {str(identifier.get("table")): identifier for identifier in error.details.get("tables") or ()}
+        conflicts = {str(entry.get("table")): entry for entry in error.details.get("tables") or ()}
         checked = next(
             (identifier for identifier in self._changes if str(identifier) in conflicts), next(iter(self._changes))
         )
@@ -100,7 +108,7 @@ class MultiTableCommit:
             for identifier in self._changes
         }
 
-    async def _judged(self) -> Outcomes | None:
+    async def _read_outcomes(self) -> Outcomes | None:
         """Reads all tables back; returns their outcomes, None if undetermined or a table cannot be read."""
         try:
             tables = {identifier: await self._load(identifier) for identifier in self._changes}
@@ -111,19 +119,17 @@ class MultiTableCommit:
             identifier: commit_presence(table.metadata, self._changes[identifier])
             for identifier, table in tables.items()
         }
-        if all(identifier is CommitPresence.OPEN for identifier in presences.values()):
+        # Nothing is decided while every table would still accept the request.
+        if all(presence is CommitPresence.OPEN for presence in presences.values()):
             return None
         is_applied = CommitPresence.THERE in presences.values()
         return {
             identifier: _outcome(presences[identifier], tables[identifier], is_applied) for identifier in self._changes
         }
 
-    def _all(self, outcome: CommitOutcome) -> Outcomes:
-        return dict.fromkeys(self._changes, outcome)
-
 
 def _outcome(presence: CommitPresence, table: LoadedTable, is_applied: bool) -> CommitOutcome:
-    """The outcome of one table. `is_applied`: another table of the request has the commit."""
+    """Returns the outcome of one table. `is_applied`: some table of the request has the commit."""
     if presence is CommitPresence.THERE:
         return CommitDone(table, was_read_back=True)
     if presence is CommitPresence.ELSEWHERE:

@@ -1,7 +1,7 @@
 """Table files in object stores; LocalFiles is the counterpart on disk.
 
 A finished upload is durable, so there is nothing to sync. Each file is written once, with a conditional write that
-fails if its name exists. A node that was fenced off writes and removes nothing (warehouse_fence.py).
+fails if its name exists. A node that was fenced off cannot write or remove files (warehouse_fence.py).
 """
 
 from __future__ import annotations
@@ -10,14 +10,20 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from icestream import errors, limits
-from icestream.catalogs.bucket import Objects
+from icestream.catalogs.bucket import Objects, open_bucket
 from icestream.catalogs.object_reader import ObjectReader
-from icestream.catalogs.store_options import SCHEMES, StoreKind
-from icestream.iceberg.file_io import TableFiles, create_each
+from icestream.catalogs.storage_caller import CallTimeouts, StorageCaller
+from icestream.catalogs.store_options import SCHEMES, StoreKind, StoreOptions
+from icestream.iceberg.file_io import LocalFiles, TableFiles, create_each, open_local
 from icestream.iceberg.location import normalize
+from icestream.runtime.clock import Clock, SystemClock
+from icestream.runtime.randomness import Randomness, SystemRandomness
+from icestream.runtime.tasks import Offload, ThreadOffload
 
 
 class ObjectLocation(NamedTuple):
+    """A location, split into the kind of store, the bucket and the name of the object."""
+
     kind: StoreKind
     bucket: str
     name: str
@@ -28,21 +34,23 @@ def parse_object_location(location: str) -> ObjectLocation:
     kind = SCHEMES.get(scheme)
     if kind is None or kind == "local":
         schemes = ", ".join(f"{name}://" for name in SCHEMES if name != "file")
-        raise errors.InvalidInput(f"Cannot reach {location}", hint=f"locations begin with file:/, {schemes}")
+        raise errors.InvalidInput(f"unsupported location {location}", hint=f"locations begin with file:/, {schemes}")
     host, _, name = rest.partition("/")
     return ObjectLocation(kind, host.partition("@")[0], name)
 
 
-async def _admitted() -> None:
+async def _allow_writes() -> None:
     """The default: writes are not fenced."""
 
 
 class ObjectFiles:
+    """Table files as objects; buckets are opened with their first file."""
+
     def __init__(self, open_objects: Callable[[StoreKind, str], Objects]) -> None:
         """`open_objects(kind, bucket)` is called once for each bucket."""
         self._open = open_objects
         self._buckets: dict[tuple[StoreKind, str], Objects] = {}
-        self.admit: Callable[[], Awaitable[None]] = _admitted  # raises if this node may not write
+        self.admit: Callable[[], Awaitable[None]] = _allow_writes  # raises if this node may not write
 
     def _bucket(self, place: ObjectLocation) -> Objects:
         key = place.kind, place.bucket
@@ -51,16 +59,17 @@ class ObjectFiles:
         return self._buckets[key]
 
     def objects_at(self, location: str) -> Objects:
-        """The bucket of a location."""
+        """Returns the bucket of a location."""
         return self._bucket(parse_object_location(location))
 
     def reader(self, location: str) -> ObjectReader:
-        """A file object for libraries that read ranges; every read blocks. Raises FileNotFoundError."""
+        """Returns a file object for libraries that read ranges; every read blocks. Raises FileNotFoundError."""
         place = parse_object_location(location)
         return self._bucket(place).reader(place.name)
 
     async def create(self, location: str, pieces: Sequence[bytes], *, is_synced: bool = True) -> None:
         place = parse_object_location(location)
+        # Before every write, because a cluster may be fenced at any time.
         await self.admit()
         await self._bucket(place).put_new(place.name, b"".join(pieces))
 
@@ -68,6 +77,8 @@ class ObjectFiles:
         await create_each(self, files)
 
     async def read(self, location: str) -> bytes:
+        """Returns a whole metadata file. Raises MetadataFileMissing, and MetadataFileDamaged for one that is too
+        large."""
         place = parse_object_location(location)
         try:
             data = await self._bucket(place).get(place.name, limits.CATALOG_DOCUMENT_BYTES_MAX)
@@ -111,7 +122,7 @@ class ObjectFiles:
 
 
 class SchemeFiles:
-    """Local files and objects side by side, told apart by their locations."""
+    """Files on disk and in object stores, chosen by the scheme of a location."""
 
     def __init__(self, local: TableFiles, objects: ObjectFiles) -> None:
         self._local = local
@@ -127,11 +138,11 @@ class SchemeFiles:
         """Sets the check that is awaited before an object is written or removed; it raises if that is not allowed."""
         self._objects.admit = admit
 
-    def _of(self, location: str) -> TableFiles:
+    def _files_for(self, location: str) -> TableFiles:
         return self._local if normalize(location).startswith("file:") else self._objects
 
     async def create(self, location: str, pieces: Sequence[bytes], *, is_synced: bool = True) -> None:
-        await self._of(location).create(location, pieces, is_synced=is_synced)
+        await self._files_for(location).create(location, pieces, is_synced=is_synced)
 
     async def create_all(self, files: Sequence[tuple[str, Sequence[bytes]]], *, in_new_folders: bool = False) -> None:
         if all(normalize(location).startswith("file:") for location, _ in files):
@@ -140,27 +151,46 @@ class SchemeFiles:
             await create_each(self, files)
 
     async def read(self, location: str) -> bytes:
-        return await self._of(location).read(location)
+        return await self._files_for(location).read(location)
 
     async def exists(self, location: str) -> bool:
-        return await self._of(location).exists(location)
+        return await self._files_for(location).exists(location)
 
     async def size(self, location: str) -> int:
-        return await self._of(location).size(location)
+        return await self._files_for(location).size(location)
 
     async def remove(self, location: str) -> None:
-        await self._of(location).remove(location)
+        await self._files_for(location).remove(location)
 
     async def names(self, location: str) -> list[tuple[str, int]]:
-        return await self._of(location).names(location)
+        return await self._files_for(location).names(location)
 
     async def remove_empty(self, location: str) -> None:
-        await self._of(location).remove_empty(location)
+        await self._files_for(location).remove_empty(location)
 
     async def make_folder(self, location: str) -> None:
-        await self._of(location).make_folder(location)
+        await self._files_for(location).make_folder(location)
 
     async def make_durable(self, locations: Sequence[str]) -> None:
         local = [location for location in locations if normalize(location).startswith("file:")]
         if local:
             await self._local.make_durable(local)
+
+
+def open_files(
+    options: StoreOptions,
+    clock: Clock | None = None,
+    randomness: Randomness | None = None,
+    disk: Offload | None = None,
+    local: LocalFiles | None = None,
+) -> SchemeFiles:
+    """Returns the files of tables, in local directories and in buckets. Each bucket has its own circuit breaker: they
+    fail independently. Nothing is connected before the first use."""
+    clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
+    timeouts = CallTimeouts(request_seconds=options.request_seconds)
+
+    def objects(kind: StoreKind, bucket: str) -> Objects:
+        return open_bucket(options, kind, bucket, StorageCaller(f"object store {bucket}", clock, randomness, timeouts))
+
+    local = local or LocalFiles(open_local, disk or ThreadOffload("warehouse", limits.CATALOG_WRITES_AT_ONCE))
+    return SchemeFiles(local, ObjectFiles(objects))

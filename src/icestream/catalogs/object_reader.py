@@ -15,25 +15,27 @@ from icestream import errors
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-Explain = Callable[[str, Exception], errors.IcestreamError]
+TranslateError = Callable[[str, Exception], errors.IcestreamError]
 
 
 class ObjectReader(io.RawIOBase):
-    def __init__(self, store: ObjectStore, name: str, explain: Explain) -> None:
-        """`explain`: what a failure is in our words. Raises FileNotFoundError."""
+    """A file object over one object. Its size is read once, when it is opened."""
+
+    def __init__(self, store: ObjectStore, name: str, translate_error: TranslateError) -> None:
+        """`translate_error(operation, error)`: returns our error for one of the store. Raises FileNotFoundError."""
         import obstore
 
         super().__init__()
         self._store = store
         self._name = name
-        self._explain = explain
+        self._translate_error = translate_error
         self._position = 0
         try:
             self.size_bytes = int(obstore.head(store, name)["size"])
         except FileNotFoundError:
             raise
         except (OSError, ValueError, obstore.exceptions.BaseError) as error:
-            raise explain(f"look for {name}", error) from None
+            raise translate_error(f"find {name}", error) from None
 
     def readable(self) -> bool:
         return True
@@ -52,6 +54,7 @@ class ObjectReader(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         import obstore
 
+        # Libraries ask for bytes beyond the end, and object stores refuse such a range.
         available = max(self.size_bytes - self._position, 0)
         length = available if size < 0 else min(size, available)
         if not length:
@@ -61,6 +64,6 @@ class ObjectReader(io.RawIOBase):
         except FileNotFoundError:
             raise
         except (OSError, ValueError, obstore.exceptions.BaseError) as error:
-            raise self._explain(f"read {self._name}", error) from None
+            raise self._translate_error(f"read {self._name}", error) from None
         self._position += len(data)
         return data

@@ -1,16 +1,18 @@
 """A table catalog over a store of pointers: each table's name leads to its metadata file (Glue, SQL).
 
 Such a store checks no requirements and applies no updates; its client does, here with the rules of `iceberg`. A commit
-reads the document, checks it, writes the next one under a new name, and swaps the pointer if it still is what was read.
-Iceberg's other clients do the same, so tables are shared with them.
+reads the metadata, checks the requirements, writes the next metadata file under a new name, and swaps the pointer on
+the condition that it is unchanged. Iceberg's other clients do the same, so tables are shared with them.
 
-    swap          applied, or false: the pointer is not what was read. Ambiguous: the pointer is read back
-    pointer       ours: DONE. As before: the same swap again, which can be applied only once. Another: its metadata log
-                  tells whether ours was in between; if not, the commit is planned again on the new document. Missing,
-                  or of another table: ours may have been dropped or renamed with the commit in it; UNKNOWN if the
-                  swap was ambiguous, else the commit is planned again
+    reply to a swap     applied: DONE. Refused (the pointer changed) or ambiguous: the pointer is read
+    pointer then is     ours                   DONE
+                        unchanged              the same swap is sent again; it can be applied only once
+                        a later metadata file  its metadata log shows whether ours was in between: DONE, or SUPERSEDED
+                                               and the commit is planned again on the new metadata
+                        missing, or of another the table may have been dropped or renamed with the commit in it: UNKNOWN
+                        table                  if the swap was ambiguous, else the commit is planned again
 
-A metadata file is removed only if it is certain that no pointer leads or will lead to it.
+A metadata file is removed only if no pointer leads to it, and no swap in flight can still set one to it.
 """
 
 from __future__ import annotations
@@ -44,8 +46,10 @@ from icestream.runtime.randomness import Randomness
 
 
 class TablePointer(NamedTuple):
-    location: str  # of the metadata file in force
-    version: Any = None  # what a swap compares, where that is not the location
+    """Where a table's current metadata file is."""
+
+    location: str  # of the current metadata file
+    version: Any = None  # what a swap compares, in stores where that is not the location
 
 
 class PointerStore(Protocol):
@@ -78,6 +82,8 @@ class PointerStore(Protocol):
 
 
 class PointerSwap(Enum):
+    """The outcome of a swap, as far as it can be determined."""
+
     DONE = auto()
     SUPERSEDED = auto()  # another commit was applied instead
     RENAMED = auto()  # the name leads to another table or none: the original may have the commit, so no file is removed
@@ -85,6 +91,8 @@ class PointerSwap(Enum):
 
 
 class PointerCatalog:
+    """A `TableCatalog` over a store that only keeps pointers."""
+
     def __init__(
         self, pointers: PointerStore, files: TableFiles, caller: StorageCaller, randomness: Randomness, warehouse: str
     ) -> None:
@@ -104,7 +112,7 @@ class PointerCatalog:
 
     async def create_namespace(self, namespace: Namespace, properties: Mapping[str, str]) -> None:
         async def is_done() -> bool:
-            return await self._is_there(namespace)
+            return await self._namespace_exists(namespace)
 
         await resolve_change(
             self._caller,
@@ -115,12 +123,12 @@ class PointerCatalog:
 
     async def drop_namespace(self, namespace: Namespace) -> None:
         async def is_done() -> bool:
-            return not await self._is_there(namespace)
+            return not await self._namespace_exists(namespace)
 
-        what = f"drop namespace {'.'.join(namespace)}"
-        await resolve_change(self._caller, what, lambda: self._pointers.drop_namespace(namespace), is_done)
+        operation = f"drop namespace {'.'.join(namespace)}"
+        await resolve_change(self._caller, operation, lambda: self._pointers.drop_namespace(namespace), is_done)
 
-    async def _is_there(self, namespace: Namespace) -> bool:
+    async def _namespace_exists(self, namespace: Namespace) -> bool:
         try:
             await self.load_namespace(namespace)
         except errors.UnknownNamespace:
@@ -137,14 +145,16 @@ class PointerCatalog:
         return LoadedTable(table.as_json(), pointer.location)
 
     async def _read(self, identifier: Identifier) -> tuple[TablePointer, TableMetadata]:
+        """Returns the pointer of a table and its metadata. Raises UnknownTable, MetadataFileMissing,
+        MetadataFileDamaged."""
         pointer = await self._find(identifier)
         try:
-            return pointer, await self._document(pointer.location)
+            return pointer, await self._read_metadata(pointer.location)
         except errors.MetadataFileMissing:
             current = await self._find(identifier)  # another commit removed the old file
             if current.location == pointer.location:
                 raise
-            return current, await self._document(current.location)
+            return current, await self._read_metadata(current.location)
 
     async def _find(self, identifier: Identifier) -> TablePointer:
         return await self._caller.read(f"find {identifier}", lambda: self._pointers.find(identifier))
@@ -155,7 +165,7 @@ class PointerCatalog:
         except errors.UnknownTable:
             return None
 
-    async def _document(self, location: str) -> TableMetadata:
+    async def _read_metadata(self, location: str) -> TableMetadata:
         data = metadata_file.decompress(location, await self._files.read(location))
         try:
             return table_metadata.decode(data)
@@ -169,6 +179,8 @@ class PointerCatalog:
         return location
 
     async def create(self, identifier: Identifier, definition: Object) -> LoadedTable:
+        """Writes the first metadata file and inserts the pointer. Raises AlreadyExists, UnknownNamespace,
+        OutcomeUnknown."""
         await self.load_namespace(identifier.namespace)
         requested = values.optional_text(definition, "location")
         uuid_text = self._new_uuid()
@@ -178,6 +190,7 @@ class PointerCatalog:
             else new_location(namespace_location(self._warehouse, identifier.namespace), identifier.name, uuid_text)
         )
         table = new_table_metadata(definition, table_location, uuid_text, self._now_ms())
+        # Checked before a file is written; `insert` decides in the end, if another creation comes in between.
         if await self._pointer_or_none(identifier) is not None:
             raise errors.AlreadyExists(f"Table already exists: {identifier}")
         location = await self._write(table, 0)
@@ -197,7 +210,7 @@ class PointerCatalog:
                 is_done,
             )
         except (errors.OutcomeUnknown, errors.AlreadyExists):
-            raise  # after a lost answer it may be there, under a name that it got since
+            raise  # the table may exist, by now under another name: its metadata file must stay
         except errors.IcestreamError:
             await self._files.remove(location)
             raise
@@ -207,7 +220,8 @@ class PointerCatalog:
         """Raises InvalidInput for a purge: there is no server that could remove the files later."""
         if is_purging:
             raise errors.InvalidInput(
-                "this kind of catalog does not remove files", hint="drop the table, and remove its files by hand"
+                "glue and sql catalogs do not purge: no server removes the files later",
+                hint="drop the table without purge, and remove its files by hand",
             )
 
         async def is_done() -> bool:
@@ -238,6 +252,8 @@ class PointerCatalog:
         return await commit_sequentially(changes, self.commit)
 
     async def commit(self, identifier: Identifier, change: TableChange) -> CommitOutcome:
+        """Commits by swapping the pointer; plans again on the new metadata after a concurrent commit, up to
+        CATALOG_ATTEMPTS_MAX times."""
         table_commit.check_size(change.requirements, change.updates)
         for _ in range(limits.CATALOG_ATTEMPTS_MAX):
             pointer, base = await self._read(identifier)
@@ -250,7 +266,7 @@ class PointerCatalog:
             if table is base:
                 return CommitDone(before)
             location = await self._write(table, metadata_file.version_of(pointer.location) + 1)
-            match await self._moved(identifier, pointer, location, table):
+            match await self._swap_pointer(identifier, pointer, location, table):
                 case PointerSwap.DONE:
                     return CommitDone(LoadedTable(table.as_json(), location))
                 case PointerSwap.UNKNOWN:
@@ -259,25 +275,26 @@ class PointerCatalog:
                     )
                 case PointerSwap.SUPERSEDED:
                     await self._files.remove(location)
+                # The file stays: under its other name the table may point to it.
                 case PointerSwap.RENAMED:
                     pass
         return CommitRefused(f"commit conflict: gave up after {limits.CATALOG_ATTEMPTS_MAX} attempts")
 
-    async def _moved(
+    async def _swap_pointer(
         self, identifier: Identifier, expected: TablePointer, location: str, table: TableMetadata
     ) -> PointerSwap:
         """Swaps the pointer and determines the outcome. After an ambiguous swap the pointer is read before it is sent
         again."""
         deadline_ns = self._caller.deadline_ns()
-        what = f"commit to {identifier}"
-        may_be_applied = False
-        is_read = True
+        operation = f"commit to {identifier}"
+        may_be_applied = False  # a swap was ambiguous: it may be applied even later
+        is_read = True  # the pointer was read since the last swap was sent
         attempt = 0
         while True:
             if is_read:
                 try:
                     if await self._caller.change(
-                        what, lambda: self._pointers.swap(identifier, expected, location, table), deadline_ns
+                        operation, lambda: self._pointers.swap(identifier, expected, location, table), deadline_ns
                     ):
                         return PointerSwap.DONE
                 except errors.IcestreamError as error:
@@ -288,7 +305,7 @@ class PointerCatalog:
                     may_be_applied = True
             is_read = False
             with contextlib.suppress(errors.PersistentStorageError):
-                swap = await self._seen(identifier, expected, location, table)
+                swap = await self._read_swap_outcome(identifier, expected, location, table)
                 is_read = True
                 if swap is not None:
                     return PointerSwap.UNKNOWN if swap is PointerSwap.RENAMED and may_be_applied else swap
@@ -296,10 +313,10 @@ class PointerCatalog:
             if not await self._caller.pause(attempt, deadline_ns):
                 return PointerSwap.UNKNOWN
 
-    async def _seen(
+    async def _read_swap_outcome(
         self, identifier: Identifier, expected: TablePointer, location: str, table: TableMetadata
     ) -> PointerSwap | None:
-        """The outcome by the pointer as it is now; None if it is unchanged."""
+        """Returns the outcome by the current pointer; None if the pointer is unchanged."""
         current = await self._pointer_or_none(identifier)
         if current is None:
             return PointerSwap.RENAMED
@@ -307,12 +324,14 @@ class PointerCatalog:
             return PointerSwap.DONE
         if current == expected:
             return None
-        document = await self._document(current.location)
-        log = document.metadata_log
+        metadata = await self._read_metadata(current.location)
+        log = metadata.metadata_log
         if any(entry["metadata-file"] == location for entry in log):
             return PointerSwap.DONE
-        if document.uuid != table.uuid:
+        if metadata.uuid != table.uuid:
             return PointerSwap.RENAMED
+        # The log of a table is cut at a length. Only if it reaches back to the pointer that was read, the absence of
+        # our file proves that it was never current.
         reaches_back = metadata_file.version_of(current.location) - metadata_file.version_of(expected.location) <= len(
             log
         )

@@ -1,7 +1,7 @@
-"""Any server of Iceberg's REST protocol as a `TableCatalog`; also our own, from another process.
+"""A server of Iceberg's REST protocol as a `TableCatalog`: another catalog, or our own from another process.
 
-What a server can do beyond the least (several tables in one request, Idempotency-Key) is used where its /v1/config says
-so. Listings follow their pages.
+Optional features of a server (commits to several tables, Idempotency-Key) are used if its /v1/config lists them.
+Listings follow their pages.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from icestream import errors
-from icestream.catalogs import creation_check
+from icestream.catalogs.commit_recognition import matches_creation
 from icestream.catalogs.commit_resolution import CommitResolver, resolve_change
 from icestream.catalogs.multi_table_commit import MultiTableCommit
 from icestream.catalogs.rest_client import RestClient
@@ -34,17 +34,19 @@ _NEW_TABLE: Final[Expected] = {404: errors.UnknownNamespace, 409: errors.Already
 
 
 class RestCatalog:
+    """A `TableCatalog` over HTTP. Its configuration is requested with the first call."""
+
     def __init__(
         self, client: RestClient, caller: StorageCaller, randomness: Randomness, warehouse: str | None, is_own: bool
     ):
-        """`is_own`: it is the catalog inside a node of ours."""
+        """`is_own`: it is the embedded catalog of one of our nodes."""
         self._client = client
         self._caller = caller
         self._randomness = randomness
         self._warehouse = warehouse
         self._is_own = is_own
         self._config: Object | None = None
-        self._configuring = asyncio.Lock()
+        self._config_lock = asyncio.Lock()
 
     # --- namespaces ---
 
@@ -54,36 +56,37 @@ class RestCatalog:
         return [tuple(levels) for levels in entries]
 
     async def load_namespace(self, namespace: Namespace) -> dict[str, str]:
-        response = await self._read(f"load namespace {'.'.join(namespace)}", _namespace(namespace), _NAMESPACE)
+        response = await self._read(f"load namespace {'.'.join(namespace)}", _namespace_path(namespace), _NAMESPACE)
         return dict(response.get("properties") or {})
 
     async def create_namespace(self, namespace: Namespace, properties: Mapping[str, str]) -> None:
         body = {"namespace": list(namespace), "properties": dict(properties)}
-        what = f"create namespace {'.'.join(namespace)}"
+        operation = f"create namespace {'.'.join(namespace)}"
 
         async def is_done() -> bool:
-            return await _is_there(self.load_namespace(namespace))
+            return await _exists(self.load_namespace(namespace))
 
-        await self._changed(what, "POST", "namespaces", body, _NEW_NAMESPACE, is_done)
+        await self._change(operation, "POST", "namespaces", body, _NEW_NAMESPACE, is_done)
 
     async def drop_namespace(self, namespace: Namespace) -> None:
         async def is_done() -> bool:
-            return not await _is_there(self.load_namespace(namespace))
+            return not await _exists(self.load_namespace(namespace))
 
-        what = f"drop namespace {'.'.join(namespace)}"
-        await self._changed(what, "DELETE", _namespace(namespace), None, _NAMESPACE, is_done)
+        operation = f"drop namespace {'.'.join(namespace)}"
+        await self._change(operation, "DELETE", _namespace_path(namespace), None, _NAMESPACE, is_done)
 
     # --- tables ---
 
     async def list_tables(self, namespace: Namespace) -> list[Identifier]:
-        path = f"{_namespace(namespace)}/tables"
+        path = f"{_namespace_path(namespace)}/tables"
         entries = await self._pages(f"list tables of {'.'.join(namespace)}", path, "identifiers", {}, _NAMESPACE)
         return [Identifier(tuple(entry["namespace"]), entry["name"]) for entry in entries]
 
     async def load(self, identifier: Identifier) -> LoadedTable:
-        return _loaded(await self._read(f"load {identifier}", _table(identifier), _TABLE))
+        return _loaded(await self._read(f"load {identifier}", _table_path(identifier), _TABLE))
 
     async def create(self, identifier: Identifier, definition: Object) -> LoadedTable:
+        """Creates a table. After a lost reply the table is loaded and compared with the definition."""
         body = {"name": identifier.name, **definition}
         loaded: list[LoadedTable] = []
 
@@ -92,87 +95,92 @@ class RestCatalog:
                 loaded[:] = [await self.load(identifier)]
             except (errors.UnknownTable, errors.UnknownNamespace):
                 return False
-            return creation_check.matches_creation(loaded[0].metadata, definition)
+            return matches_creation(loaded[0].metadata, definition)
 
-        path = f"{_namespace(identifier.namespace)}/tables"
-        response = await self._changed(f"create {identifier}", "POST", path, body, _NEW_TABLE, is_done)
+        path = f"{_namespace_path(identifier.namespace)}/tables"
+        response = await self._change(f"create {identifier}", "POST", path, body, _NEW_TABLE, is_done)
         return loaded[0] if response is None else _loaded(response)
 
     async def drop(self, identifier: Identifier, is_purging: bool = False) -> None:
         async def is_done() -> bool:
-            return not await _is_there(self.load(identifier))
+            return not await _exists(self.load(identifier))
 
         query = {"purgeRequested": "true" if is_purging else "false"}
-        await self._changed(f"drop {identifier}", "DELETE", _table(identifier), None, _TABLE, is_done, query)
+        await self._change(f"drop {identifier}", "DELETE", _table_path(identifier), None, _TABLE, is_done, query)
 
     async def rename(self, source: Identifier, target: Identifier) -> None:
         async def is_done() -> bool:
-            return not await _is_there(self.load(source)) and await _is_there(self.load(target))
+            return not await _exists(self.load(source)) and await _exists(self.load(target))
 
-        body = {"source": _named(source), "destination": _named(target)}
+        body = {"source": _identifier_json(source), "destination": _identifier_json(target)}
         expected: Expected = {404: errors.UnknownTable, 409: errors.AlreadyExists}
-        await self._changed(f"rename {source}", "POST", "tables/rename", body, expected, is_done)
+        await self._change(f"rename {source}", "POST", "tables/rename", body, expected, is_done)
 
     # --- commits ---
 
     async def commit(self, identifier: Identifier, change: TableChange) -> CommitOutcome:
-        what = f"commit to {identifier}"
-        body = {"identifier": _named(identifier), **_changes(change)}
-        headers = await self._request_name()
-        repeated: list[int] = []
+        operation = f"commit to {identifier}"
+        body = {"identifier": _identifier_json(identifier), **_change_json(change)}
+        headers = await self._idempotency_key()
+        repeated: list[int] = []  # filled by `send`: our own catalog committed this round before, as this snapshot
 
         async def send() -> LoadedTable:
-            response = await self._ask("POST", _table(identifier), _TABLE, body=body, headers=headers)
+            response = await self._send("POST", _table_path(identifier), _TABLE, body=body, headers=headers)
             repeated[:] = [snapshot_id for snapshot_id in (response.get("repeated"),) if isinstance(snapshot_id, int)]
             return _loaded(response)
 
-        outcome = await CommitResolver(self._caller, what, change, send, lambda: self.load(identifier)).settle()
+        outcome = await CommitResolver(self._caller, operation, change, send, lambda: self.load(identifier)).resolve()
         if isinstance(outcome, CommitDone) and repeated:
             return CommitDone(outcome.table, outcome.was_read_back, repeated[0])
         return outcome
 
     async def commit_all(self, changes: Mapping[Identifier, TableChange]) -> dict[Identifier, CommitOutcome]:
-        config = await self._connected()
+        config = await self._server_config()
+        # A single commit is resolved by itself also where transactions exist: its response has the table.
         if len(changes) == 1 or _TRANSACTIONS not in (config.get("endpoints") or ()):
             return await commit_sequentially(changes, self.commit)
         body = {
             "table-changes": [
-                {"identifier": _named(identifier), **_changes(change)} for identifier, change in changes.items()
+                {"identifier": _identifier_json(identifier), **_change_json(change)}
+                for identifier, change in changes.items()
             ]
         }
-        headers = await self._request_name()
+        headers = await self._idempotency_key()
 
         async def send() -> Object:
-            return await self._ask("POST", "transactions/commit", _TABLE, body=body, headers=headers)
+            return await self._send("POST", "transactions/commit", _TABLE, body=body, headers=headers)
 
-        return await MultiTableCommit(self._caller, changes, send, self.load).settle()
+        return await MultiTableCommit(self._caller, changes, send, self.load).resolve()
 
     async def close(self) -> None:
         await self._client.close()
 
-    # --- asking ---
+    # --- requests ---
 
     async def check(self) -> Object:
-        """What the server says of itself; raises what is wrong with it or with how it is asked."""
-        return await self._connected()
+        """Returns the server's configuration. Raises the error of a server that cannot be used."""
+        return await self._server_config()
 
-    async def _connected(self) -> Object:
-        async with self._configuring:
+    async def _server_config(self) -> Object:
+        """Returns the server's configuration, requested once. Raises UnexpectedAnswer for another kind of server."""
+        # One request for the configuration, however many calls begin at the same time.
+        async with self._config_lock:
             if self._config is None:
                 query = {"warehouse": self._warehouse} if self._warehouse is not None else None
 
-                async def ask() -> Object:
-                    return decode_response(await self._client.ask("GET", "config", query), {}, self._client.base)
+                async def get_config() -> Object:
+                    return decode_response(await self._client.send("GET", "config", query), {}, self._client.base)
 
-                config = await self._caller.read("read the configuration", ask)
+                config = await self._caller.read("read the configuration", get_config)
                 if not isinstance(config.get("defaults"), dict) and not isinstance(config.get("overrides"), dict):
                     raise errors.UnexpectedAnswer(
-                        f"{self._client.base}/v1/config is not that of an Iceberg catalog", hint="check `uri`"
+                        f"{self._client.base}/v1/config is not the configuration of an Iceberg catalog",
+                        hint="check `uri`",
                     )
                 self._config = config
             return self._config
 
-    async def _ask(
+    async def _send(
         self,
         method: str,
         path: str,
@@ -181,31 +189,38 @@ class RestCatalog:
         body: Any = None,
         headers: Mapping[str, str] | None = None,
     ) -> Object:
-        config = await self._connected()
+        """Sends one request with the prefix that the server's configuration asks for. Raises the error of `expected`
+        for its status."""
+        config = await self._server_config()
         settings = {**(config.get("defaults") or {}), **(config.get("overrides") or {})}
         prefix = str(settings.get("prefix") or "").strip("/")
-        response = await self._client.ask(method, f"{prefix}/{path}" if prefix else path, query, body, headers)
+        response = await self._client.send(method, f"{prefix}/{path}" if prefix else path, query, body, headers)
         return decode_response(response, expected, self._client.base, self._is_own)
 
-    async def _read(self, what: str, path: str, expected: Expected, query: Mapping[str, str] | None = None) -> Object:
-        await self._connected()
-        return await self._caller.read(what, lambda: self._ask("GET", path, expected, query))
+    async def _read(
+        self, operation: str, path: str, expected: Expected, query: Mapping[str, str] | None = None
+    ) -> Object:
+        await self._server_config()
+        return await self._caller.read(operation, lambda: self._send("GET", path, expected, query))
 
-    async def _pages(self, what: str, path: str, items: str, query: Mapping[str, str], expected: Expected) -> list[Any]:
+    async def _pages(
+        self, operation: str, path: str, items: str, query: Mapping[str, str], expected: Expected
+    ) -> list[Any]:
+        """Returns the items of all pages of a listing."""
         entries: list[Any] = []
         next_page: dict[str, str] = {}
         for _ in range(_PAGES_MAX):
-            page = await self._read(what, path, expected, {**query, **next_page})
+            page = await self._read(operation, path, expected, {**query, **next_page})
             entries += page.get(items) or []
             token = page.get("next-page-token")
             if not token:
                 return entries
             next_page = {"pageToken": str(token)}
-        raise errors.UnexpectedAnswer(f"{what}: more than {_PAGES_MAX} pages")
+        raise errors.UnexpectedAnswer(f"{operation}: more than {_PAGES_MAX} pages")
 
-    async def _changed(
+    async def _change(
         self,
-        what: str,
+        operation: str,
         method: str,
         path: str,
         body: Any,
@@ -213,24 +228,27 @@ class RestCatalog:
         is_done: Callable[[], Awaitable[bool]],
         query: Mapping[str, str] | None = None,
     ) -> Object | None:
-        """The answer; None where it was lost and the catalog says that it is done."""
-        headers = await self._request_name()
+        """Sends a change other than a commit. Returns the response; None if the reply was lost and `is_done` is
+        true."""
+        headers = await self._idempotency_key()
         return await resolve_change(
-            self._caller, what, lambda: self._ask(method, path, expected, query, body, headers), is_done
+            self._caller, operation, lambda: self._send(method, path, expected, query, body, headers), is_done
         )
 
-    async def _request_name(self) -> dict[str, str]:
-        """The same for all copies of one request: a server that knows it carries it out once."""
-        config = await self._connected()
+    async def _idempotency_key(self) -> dict[str, str]:
+        """Returns the header that all copies of one request share, so that the server applies it once; empty if the
+        server does not support it."""
+        config = await self._server_config()
         if not config.get("idempotency-key-lifetime"):
             return {}
         token = bytearray(self._randomness.token(16))
+        # A UUID of version 7, as the protocol asks for: servers can expire keys by the time in them.
         token[:6] = (self._caller.clock.wall_us() // 1000).to_bytes(6, "big")
         token[6], token[8] = 0x70 | token[6] & 0x0F, 0x80 | token[8] & 0x3F  # UUID of version 7
         return {"Idempotency-Key": str(uuid.UUID(bytes=bytes(token)))}
 
 
-async def _is_there(load: Awaitable[Any]) -> bool:
+async def _exists(load: Awaitable[Any]) -> bool:
     try:
         await load
     except (errors.UnknownTable, errors.UnknownNamespace):
@@ -238,24 +256,24 @@ async def _is_there(load: Awaitable[Any]) -> bool:
     return True
 
 
-def _namespace(namespace: Namespace) -> str:
+def _namespace_path(namespace: Namespace) -> str:
     return f"namespaces/{quote(SEPARATOR.join(namespace), safe='')}"
 
 
-def _table(identifier: Identifier) -> str:
-    return f"{_namespace(identifier.namespace)}/tables/{quote(identifier.name, safe='')}"
+def _table_path(identifier: Identifier) -> str:
+    return f"{_namespace_path(identifier.namespace)}/tables/{quote(identifier.name, safe='')}"
 
 
-def _named(identifier: Identifier) -> Object:
+def _identifier_json(identifier: Identifier) -> Object:
     return {"namespace": list(identifier.namespace), "name": identifier.name}
 
 
-def _changes(change: TableChange) -> Object:
+def _change_json(change: TableChange) -> Object:
     return {"requirements": list(change.requirements), "updates": list(change.updates)}
 
 
 def _loaded(response: Object) -> LoadedTable:
     metadata = response.get("metadata")
     if not isinstance(metadata, dict):
-        raise errors.StorageUnavailable("an answer without the table's metadata", is_ambiguous=True)
+        raise errors.StorageUnavailable("response of the catalog lacks the table's metadata", is_ambiguous=True)
     return LoadedTable(metadata, response.get("metadata-location"), response.get("config") or {})

@@ -20,17 +20,20 @@ NOT_TRIED: Final = "not tried: the catalog became unavailable"
 async def commit_sequentially(
     changes: Mapping[Identifier, TableChange], commit: Callable[[Identifier, TableChange], Awaitable[CommitOutcome]]
 ) -> dict[Identifier, CommitOutcome]:
+    """Returns the outcome of each table. Raises the error of the first table."""
     outcomes: dict[Identifier, CommitOutcome] = {}
-    is_away = False
+    is_unavailable = False
     for identifier, change in changes.items():
-        if is_away:
+        if is_unavailable:
             outcomes[identifier] = CommitRefused(NOT_TRIED, is_bystander=True)
             continue
         try:
             outcomes[identifier] = await commit(identifier, change)
         except errors.IcestreamError as error:
+            # With the first table nothing was changed yet, so the caller may retry the whole. Later the outcomes of the
+            # others must not be lost.
             if not outcomes:
                 raise
-            is_away = isinstance(error, errors.StorageUnavailable)
+            is_unavailable = isinstance(error, errors.StorageUnavailable)
             outcomes[identifier] = CommitRefused(error.message, details={"code": error.code})
     return outcomes

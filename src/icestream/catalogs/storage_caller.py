@@ -3,10 +3,11 @@
 The error of an attempt decides:
 
     StorageUnavailable              a failure: it counts for the breaker, and is retried until the deadline
-    ... `is_ambiguous`              the same, but a change is not retried: it may have been applied (settlement.py)
+    ... `is_ambiguous`              the same, but a change is not retried: it may have been applied
+    (commit_resolution.py)
     any other error of the tree     an answer: it is raised, and the target counts as healthy
 
-An attempt that takes longer than its time is cut off, which is ambiguous.
+An attempt that exceeds the request timeout is cancelled, which is ambiguous.
 """
 
 from __future__ import annotations
@@ -43,30 +44,32 @@ class CallTimeouts:
 
 
 class StorageCaller:
+    """Calls one target: its deadline, retries, circuit breaker and metrics."""
+
     def __init__(
         self,
         target: str,
         clock: Clock,
         randomness: Randomness,
-        patience: CallTimeouts | None = None,
+        timeouts: CallTimeouts | None = None,
         breaker: CircuitBreaker | None = None,
     ) -> None:
-        """`target`: the name of what is called, in messages and as a label of metrics, such as `catalog`."""
+        """`target`: the name of the callee in messages and as a label of metrics, such as `catalog`."""
         self.target = target
         self.clock = clock
-        self.patience = patience or CallTimeouts()
+        self.timeouts = timeouts or CallTimeouts()
         self._randomness = randomness
         self._breaker = breaker or CircuitBreaker()
         self._last_failure = ""
-        self._show(CircuitState.CLOSED)
+        self._set_metrics(CircuitState.CLOSED)
 
     @property
     def state(self) -> CircuitState:
         return self._breaker.state
 
     def deadline_ns(self) -> int:
-        """The deadline of a call that begins now."""
-        return self.clock.monotonic_ns() + int(self.patience.call_seconds * 1e9)
+        """Returns the deadline of a call that begins now."""
+        return self.clock.monotonic_ns() + int(self.timeouts.call_seconds * 1e9)
 
     async def read(self, operation: str, attempt: Callable[[], Awaitable[Answer]]) -> Answer:
         """Runs an idempotent call; every failure is retried."""
@@ -81,7 +84,8 @@ class StorageCaller:
     async def pause(self, number: int, deadline_ns: int) -> bool:
         """Sleeps before retry `number`, from 1, with backoff. Returns False at once if the deadline does not allow
         it."""
-        step = min(self.patience.retry_seconds_min * 2 ** (number - 1), self.patience.retry_seconds_max)
+        step = min(self.timeouts.retry_seconds_min * 2 ** (number - 1), self.timeouts.retry_seconds_max)
+        # A random half of the step: callers that failed together do not retry together.
         share = int.from_bytes(self._randomness.token(4), "little") / 2**32
         seconds = step * (1 + share) / 2
         if self.clock.monotonic_ns() + int(seconds * 1e9) >= deadline_ns:
@@ -92,19 +96,22 @@ class StorageCaller:
     async def _call(
         self, operation: str, attempt: Callable[[], Awaitable[Answer]], deadline_ns: int, is_repeatable: bool
     ) -> Answer:
+        """Attempts a call until it succeeds, its error is final, or the deadline or the number of attempts is
+        reached."""
         attempt_number = 1
         while True:
             try:
-                return await self._once(operation, attempt, deadline_ns)
+                return await self._attempt(operation, attempt, deadline_ns)
+            # Not retried here: nothing was called, and the error says when the next attempt is allowed.
             except errors.CircuitOpen:
                 raise
             except errors.StorageUnavailable as error:
                 if error.is_ambiguous and not is_repeatable:
                     raise
-                if attempt_number >= self.patience.attempts_max or not await self.pause(attempt_number, deadline_ns):
+                if attempt_number >= self.timeouts.attempts_max or not await self.pause(attempt_number, deadline_ns):
                     raise
                 log.info(
-                    "storage call repeated",
+                    "retrying storage call",
                     target=self.target,
                     call=operation,
                     attempt=attempt_number,
@@ -112,25 +119,27 @@ class StorageCaller:
                 )
             attempt_number += 1
 
-    async def _once(self, operation: str, attempt: Callable[[], Awaitable[Answer]], deadline_ns: int) -> Answer:
+    async def _attempt(self, operation: str, attempt: Callable[[], Awaitable[Answer]], deadline_ns: int) -> Answer:
+        """Attempts a call once, within the request timeout. Raises CircuitOpen without calling while the circuit is
+        open."""
         before = self._breaker.state
-        permit = self._breaker.ask(self.clock.monotonic_ns())
-        self._tell(before, call=operation)
+        permit = self._breaker.request(self.clock.monotonic_ns())
+        self._log_change(before, call=operation)
         if isinstance(permit, CallRefused):
             self._count("refused")
             raise errors.CircuitOpen(
                 f"{self.target} unavailable: it failed too often, next attempt in {permit.wait_ns / 1e9:.1f} s; "
                 f"last failure: {self._last_failure}",
-                hint=f"look at the {self.target}: `icestream doctor` says what is wrong with it",
+                hint=f"`icestream doctor` checks the {self.target}",
             )
         seconds_left = (deadline_ns - self.clock.monotonic_ns()) / 1e9
         try:
-            async with asyncio.timeout(max(min(seconds_left, self.patience.request_seconds), 0.0)):
+            async with asyncio.timeout(max(min(seconds_left, self.timeouts.request_seconds), 0.0)):
                 answer = await attempt()
         except TimeoutError:
             late = errors.StorageUnavailable(
-                f"the {self.target} did not answer in time: {operation}",
-                hint="look at it and the way to it, or raise its `request_timeout_ms`",
+                f"{self.target}: no response within the request timeout: {operation}",
+                hint="check the service and the network, or raise its `request_timeout_ms`",
                 is_ambiguous=True,
             )
             self._failed(permit, operation, late)
@@ -139,12 +148,13 @@ class StorageCaller:
             self._failed(permit, operation, error)
             raise
         except errors.IcestreamError:
+            # A refusal is an answer: the target is healthy.
             self._succeeded(permit)
             raise
         except BaseException:
             before = self._breaker.state
             self._breaker.abandoned(permit, self.clock.monotonic_ns())
-            self._tell(before, call=operation)
+            self._log_change(before, call=operation)
             raise
         self._succeeded(permit)
         return answer
@@ -153,24 +163,24 @@ class StorageCaller:
         before = self._breaker.state
         self._breaker.succeeded(permit)
         self._count("answered")
-        self._tell(before)
+        self._log_change(before)
 
     def _failed(self, permit: CallPermit, operation: str, error: errors.StorageUnavailable) -> None:
         self._last_failure = error.message
         before = self._breaker.state
         self._breaker.failed(permit, self.clock.monotonic_ns())
         self._count("failed")
-        self._tell(before, call=operation)
+        self._log_change(before, call=operation)
 
-    def _tell(self, before: CircuitState, **facts: str) -> None:
+    def _log_change(self, before: CircuitState, **facts: str) -> None:
         now = self._breaker.state
         if now is before:
             return
-        self._show(now)
-        say = log.warning if now is CircuitState.OPEN else log.info
-        say("circuit changed", target=self.target, before=before.value, now=now.value, **facts)
+        self._set_metrics(now)
+        write = log.warning if now is CircuitState.OPEN else log.info
+        write("circuit breaker changed state", target=self.target, before=before.value, now=now.value, **facts)
 
-    def _show(self, now: CircuitState) -> None:
+    def _set_metrics(self, now: CircuitState) -> None:
         for state in CircuitState:
             metrics.STORAGE_CIRCUIT.labels(self.target, state.value).set(int(state is now))
 

@@ -1,9 +1,9 @@
-"""Where objects lie and how they are reached: the settings, in the words of each library that needs them. Pure.
+"""Location and credentials of an object store, translated for each library that needs them. Pure.
 
 settings      ours (`storage.iceberg_config.object_store`)
 object_store  obstore's keys, for our own reads and writes
 file_io       the properties of Iceberg's FileIO, which PyIceberg, Java, Spark and every other engine understand: what
-              clients of the catalog are told (`public_file_io`), and the secrets (`secret_file_io`)
+              clients of the catalog receive (`public_file_io`), and the secrets (`secret_file_io`)
 """
 
 from __future__ import annotations
@@ -12,10 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import SecretStr
-
 from icestream import limits
-from icestream.settings.lake import ObjectStore
 
 StoreKind = Literal["s3", "gcs", "azure", "local", "memory"]
 SCHEMES: dict[str, StoreKind] = {
@@ -34,6 +31,8 @@ SCHEMES: dict[str, StoreKind] = {
 
 @dataclass(frozen=True)
 class StoreOptions:
+    """Location and credentials of an object store. Secrets are not shown."""
+
     kind: StoreKind = "local"
     bucket: str | None = None
     region: str | None = None
@@ -48,34 +47,13 @@ class StoreOptions:
     account_key: str | None = field(default=None, repr=False)
     request_seconds: float = limits.STORAGE_REQUEST_TIMEOUT_MS_DEFAULT / 1000
 
-    @classmethod
-    def of(cls, store: ObjectStore) -> StoreOptions:
-        return cls(
-            kind=store.type,
-            bucket=store.bucket,
-            region=store.region,
-            endpoint=store.endpoint,
-            path_style=store.path_style,
-            access_key_id=revealed(store.access_key_id),
-            secret_access_key=revealed(store.secret_access_key),
-            session_token=revealed(store.session_token),
-            role_arn=store.role_arn,
-            credentials_file=str(store.credentials_file) if store.credentials_file is not None else None,
-            account_name=store.account_name,
-            account_key=revealed(store.account_key),
-            request_seconds=store.request_timeout_ms / 1000,
-        )
-
-
-def revealed(secret: SecretStr | None) -> str | None:
-    return None if secret is None else secret.get_secret_value()
-
 
 def obstore_config(options: StoreOptions, kind: StoreKind) -> dict[str, Any]:
     """obstore's configuration for a bucket of that kind, without the settings of other kinds."""
     match kind:
         case "s3":
             config: dict[str, Any] = {
+                # Compatible stores ignore the region, but a request must be signed with one.
                 "region": options.region or ("us-east-1" if options.endpoint else None),
                 "endpoint": options.endpoint,
                 "virtual_hosted_style_request": not options.path_style if options.endpoint else None,
@@ -101,7 +79,7 @@ def obstore_config(options: StoreOptions, kind: StoreKind) -> dict[str, Any]:
 
 
 def public_file_io(options: StoreOptions) -> dict[str, str]:
-    """The FileIO properties that every client of a catalog may know, without secrets."""
+    """Returns the FileIO properties that every client of a catalog may know, without secrets."""
     match options.kind:
         case "s3":
             properties = {
@@ -137,7 +115,8 @@ def _azure_endpoint(options: StoreOptions) -> dict[str, str | None]:
 
 
 def secret_file_io(options: StoreOptions) -> dict[str, str]:
-    """The FileIO properties with the secrets of the settings. Credentials for assuming a role are not handed out."""
+    """Returns the FileIO properties with the secrets of the settings. Credentials for assuming a role are not handed
+    out."""
     match options.kind:
         case "s3" if options.role_arn is None:
             properties = {
@@ -157,7 +136,7 @@ def secret_file_io(options: StoreOptions) -> dict[str, str]:
 
 
 def file_io(options: StoreOptions) -> dict[str, str]:
-    """All FileIO properties, with secrets: for engines that we start, never shown to people."""
+    """Returns all FileIO properties, with secrets: for engines that we start, never shown to people."""
     properties = public_file_io(options) | secret_file_io(options)
     if options.kind == "s3" and options.role_arn is not None:
         properties |= {

@@ -1,18 +1,19 @@
 """`TableCatalog`: the interface of every catalog for the pipeline's committer, the readers and `icestream lake`.
 
-    catalog = await open_catalog(settings)          # factory.py: embedded, rest, glue, sql
+    catalog = open_catalog(settings)                # processes/configured_catalog.py: embedded, rest, glue, sql
     loaded = await catalog.load(Identifier(("shop",), "orders"))
     outcome = await catalog.commit(identifier, TableChange(requirements, updates))
 
 Requirements and updates are those of Iceberg's REST protocol, as plain JSON values. A commit ends in one of three ways:
 
-    Done        it is in the table; `table` is the table with it, or with what others did on top of it
-    Conflict    it is not, and never will be: the table is not what the commit was made for. Plan anew from `table`
-    Unknown     it may be or may become: the catalog cannot be read, or it took no commit until the deadline. Keep every
-                file, and look again later (hazard 13)
+    CommitDone      it is in the table; `table` is the table with it, and perhaps with later commits
+    CommitRefused   it is not in the table and never will be: the table changed since the commit was planned. Plan again
+                    from `table`
+    CommitUnknown   it may have been applied, or may still be: the table cannot be read, or the outcome was not
+                    determined before the deadline. Keep every file, and read the table again later (hazard 13)
 
-An error that is raised instead means that nothing was changed: the request was wrong, there is no such table, access
-was denied, or the catalog could not be reached at all. After a lost reply the table is read back; a commit is
+An error that is raised instead means that nothing was changed: the request was invalid, the table does not exist,
+access was denied, or the catalog could not be reached at all. After a lost reply the table is read back; a commit is
 never repeated blindly.
 """
 
@@ -28,7 +29,8 @@ from icestream.iceberg.values import Object
 
 @dataclass(frozen=True)
 class LoadedTable:
-    """`metadata`: the document as the catalog sent it. `config`: its properties for reading the files, with secrets."""
+    """A table as the catalog sent it. `config`: properties for reading its files, with secrets, so they are not
+    shown."""
 
     metadata: Object
     metadata_location: str | None = None
@@ -51,12 +53,16 @@ class LoadedTable:
 
 @dataclass(frozen=True)
 class TableChange:
+    """Requirements and updates of a commit to one table."""
+
     requirements: Sequence[Object]
     updates: Sequence[Object]
 
 
 @dataclass(frozen=True)
 class CommitDone:
+    """The commit is in the table."""
+
     table: LoadedTable | None  # None for several tables in one request, whose response has none
     was_read_back: bool = False  # the reply was lost, and the table that was read back has the commit
     repeated: int | None = None  # our own catalog: the round was committed before, as this snapshot; nothing was added
@@ -64,6 +70,8 @@ class CommitDone:
 
 @dataclass(frozen=True)
 class CommitRefused:
+    """The commit is not in the table, and never will be."""
+
     reason: str
     table: LoadedTable | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -72,6 +80,8 @@ class CommitRefused:
 
 @dataclass(frozen=True)
 class CommitUnknown:
+    """The commit may be in the table, or may still be applied."""
+
     reason: str
 
 
@@ -80,13 +90,13 @@ CommitOutcome = CommitDone | CommitRefused | CommitUnknown
 
 class TableCatalog(Protocol):
     """Errors: UnknownNamespace, UnknownTable, AlreadyExists, NotEmpty, InvalidInput, TopicTableConflict, AccessDenied,
-    StorageUnavailable (CircuitOpen), UnexpectedAnswer; OutcomeUnknown of a change that is no commit."""
+    StorageUnavailable (CircuitOpen), UnexpectedAnswer; OutcomeUnknown of a change other than a commit."""
 
     async def list_namespaces(self, parent: Namespace = ()) -> list[Namespace]:
-        """The namespaces directly in `parent`; () is the root."""
+        """Returns the namespaces directly in `parent`; () is the root."""
 
     async def load_namespace(self, namespace: Namespace) -> dict[str, str]:
-        """The properties of a namespace."""
+        """Returns the properties of a namespace."""
 
     async def create_namespace(self, namespace: Namespace, properties: Mapping[str, str]) -> None: ...
 

@@ -2,12 +2,12 @@
 
     object   {warehouse}/.icestream-fence/{id of a cluster}    JSON: {"successor": id of the cluster that replaced it}
 
-An object for each replaced cluster, written once on the condition that there is none of its name: stores promise that
-much (`If-None-Match: *`), and every metadata file relies on it already. A directory has one file instead
-(server/warehouse_fence.py), for nothing there may be written but by a rename.
+Each replaced cluster has an object, written once on the condition that it does not exist (`If-None-Match: *`), a
+promise on which every metadata file relies, too. A warehouse directory has one file for all instead
+(processes/node/directory_fence.py), replaced by a rename.
 
-The broker process does not reach object stores. Its lake process and its pipeline read the fence (object_fence.py): the
-broker tells them FenceTerms, and they tell it a FenceReport, over the local socket.
+The broker process has no access to object stores. Its lake process and its pipeline read the fence
+(warehouse_fence.py): they get FenceTerms from the broker, and return a FenceReport, over the local socket.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import msgspec
 
 from icestream import errors
 from icestream.catalogs.store_options import SCHEMES
-from icestream.settings import Settings
 
 FENCE_FOLDER: Final = ".icestream-fence"
 
@@ -49,20 +48,12 @@ class FenceReport(msgspec.Struct, frozen=True):
     failure: str = ""
 
 
-def object_warehouse_of(settings: Settings) -> str:
-    """The location of the warehouse, where it lies in an object store and this node places tables in it; else empty.
-    A store in memory belongs to this process alone and needs no fence."""
-    is_ours = settings.catalog_embedded or settings.catalog.type != "rest"  # another server places them itself
-    location = settings.storage.iceberg_config.warehouse
-    return location if is_ours and is_object_location(location) else ""
-
-
 def is_object_location(location: str) -> bool:
     return SCHEMES.get(location.partition("://")[0].lower()) in ("s3", "gcs", "azure")
 
 
 def is_rival(successor: str, terms: FenceTerms) -> bool:
-    """Whether the cluster that replaced one of `terms.superseded` is neither this one nor replaced by it."""
+    """True if the cluster that replaced one of `terms.superseded` is neither this one nor replaced by it."""
     return successor != terms.cluster and successor not in terms.superseded
 
 
@@ -77,17 +68,17 @@ def decode_record(data: bytes, location: str) -> FenceRecord:
     except (msgspec.MsgspecError, ValueError) as error:
         raise errors.ConfigurationError(
             f"{location} cannot be read as the fence of a warehouse: {error}",
-            hint="restore an earlier version of it; it says which cluster may not write here",
+            hint="restore an earlier version of it; it names the cluster that may not write here",
         ) from None
 
 
 def object_location(warehouse: str, cluster: str) -> str:
-    """Of the object that fences a cluster."""
+    """Returns the location of the object that fences a cluster."""
     return f"{warehouse.rstrip('/')}/{FENCE_FOLDER}/{cluster}"
 
 
 def replaced_error(report: FenceReport, warehouse: str, removable: Collection[str] = ()) -> errors.ForeignCluster:
-    """The reason why a node with such a report stops. `removable`: what else says so, besides the object."""
+    """Returns the error that stops a node with this report. `removable`: further places that record the replacement."""
     if report.replaced == report.cluster:
         message = (
             f"cluster {report.cluster} was replaced by cluster {report.successor} (force-new-cluster), and may not use "

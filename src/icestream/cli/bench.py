@@ -21,7 +21,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from icestream import errors, limits
-from icestream.cli.broker import BrokerOption, Target
+from icestream.cli.broker_location import BrokerOption, Target
 from icestream.cli.connection import CLIENT_NAME, find_message_address, open_client
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Output, OutputFormat
@@ -129,7 +129,7 @@ async def _client(target: Target, *, memory: bool) -> AsyncIterator[Client]:
         async with open_client(target) as client:
             yield client
         return
-    from icestream.server.broker_node import BrokerNode  # imports the whole broker: only with --memory
+    from icestream.processes.broker_process import BrokerNode  # imports the whole broker: only with --memory
     from icestream.settings import Settings
 
     tree: dict[str, Any] = {"ports": {"native": 0, "broker_http": 0}, "lake": {"managed": False}}

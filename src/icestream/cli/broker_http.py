@@ -5,7 +5,7 @@ from __future__ import annotations
 from http.client import HTTPConnection, HTTPException
 
 from icestream import errors, limits
-from icestream.cli.broker import LOOPBACK_OF_WILDCARD, NO_BROKER_HINT
+from icestream.cli.broker_location import LOOPBACK_OF_WILDCARD, NO_BROKER_HINT
 
 
 def http_get(host: str, port: int, path: str, accept: str = "*/*", token: str | None = None) -> tuple[int, bytes]:

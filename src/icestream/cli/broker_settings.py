@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from icestream import errors
-from icestream.cli.broker import Target
+from icestream.admin_api.node_api import LIST_SETTINGS
+from icestream.cli.broker_location import Target
 from icestream.cli.connection import BrokerCalls, Document, call_broker_at
 from icestream.cli.options import load_settings
 from icestream.runtime.instance import HEADER
@@ -119,7 +120,7 @@ async def _read_broker_settings(broker: BrokerCalls) -> tuple[dict[str, Any], Do
         return {}, ports
     from icestream.settings import KEYS
 
-    items = (await broker.call("list_settings"))["items"]
+    items = (await broker.call(LIST_SETTINGS))["items"]
     values = {item["key"]: item["value"] for item in items if item["key"] in KEYS and not KEYS[item["key"]].secret}
     return values, ports
 

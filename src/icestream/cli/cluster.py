@@ -6,22 +6,38 @@ import asyncio
 import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from icestream import errors
-from icestream.cli.broker import BrokerOption, Target
-from icestream.cli.command import Commands
+from icestream.admin_api.admin_call import AdminCall
+from icestream.admin_api.cluster_api import (
+    CLUSTER_ADD,
+    CLUSTER_PROMOTE,
+    CLUSTER_REMOVE,
+    CLUSTER_SNAPSHOT,
+    CLUSTER_STATUS,
+    CLUSTER_TRANSFER,
+    CLUSTER_VERIFY,
+    MemberDigest,
+    MemberState,
+)
+from icestream.cli.broker_location import BrokerOption, Target
+from icestream.cli.commands import Commands
 from icestream.cli.confirmation import Yes, confirm
 from icestream.cli.connection import BrokerCalls, Document, call_broker
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch, load_settings
-from icestream.cli.output import Output, OutputFormat, output_errors
+from icestream.cli.output import Output, OutputFormat, columns_of, output_errors
 from icestream.observability.words import counted
 from icestream.wal.log_file import LOCK_NAME
 
 app = Commands("Show, change and verify the nodes of a cluster.")
-_COLUMNS = ("node", "name", "role", "address", "native", "is_up", "applied", "commit", "revision", "snapshot_index")
+_COLUMNS = columns_of(
+    MemberState,
+    "node", "name", "role", "address", "native", "is_up", "applied", "commit", "revision", "snapshot_index",
+)  # fmt: skip
+_DIGEST_COLUMNS = columns_of(MemberDigest, "name", "node", "sha256")
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="Name of a node, or its id as `status` shows it.")]
 Folder = Annotated[
     Path | None,
@@ -29,11 +45,11 @@ Folder = Annotated[
 ]
 
 
-def _call(target: Target, method: str, **arguments: object) -> Document:
-    async def call(broker: BrokerCalls) -> Document:
-        return await broker.call(method, **arguments)
+def _call(target: Target, call: AdminCall[Any, Any], **arguments: object) -> Document:
+    async def send(broker: BrokerCalls) -> Document:
+        return await broker.call(call, **arguments)
 
-    return call_broker(target, call)
+    return call_broker(target, send)
 
 
 @app.command()
@@ -48,7 +64,7 @@ def status(
 
     Example: icestream cluster status
     """
-    state = _call(Target(broker, config, sets), "cluster_status")
+    state = _call(Target(broker, config, sets), CLUSTER_STATUS)
     answer = Output(output)
     if not answer.is_text:
         answer.record(state)
@@ -72,7 +88,7 @@ def add(
 
     Example: icestream cluster add 10.0.0.4:7650
     """
-    result = _call(Target(broker, config, sets), "cluster_add", address=address)
+    result = _call(Target(broker, config, sets), CLUSTER_ADD, address=address)
     _print_result(output, result, f"node {result.get('node')} joins the cluster")
 
 
@@ -88,7 +104,7 @@ def promote(
 
     Example: icestream cluster promote node-4
     """
-    _call(Target(broker, config, sets), "cluster_promote", node=node)
+    _call(Target(broker, config, sets), CLUSTER_PROMOTE, node=node)
     _print_result(output, {"promoted": node}, f"{node} is a voter")
 
 
@@ -110,7 +126,7 @@ def remove(
         is_confirmed=yes,
         unchanged="nothing was changed",
     )
-    _call(Target(broker, config, sets), "cluster_remove", node=node)
+    _call(Target(broker, config, sets), CLUSTER_REMOVE, node=node)
     _print_result(output, {"removed": node}, f"{node} is removed")
 
 
@@ -126,7 +142,7 @@ def transfer(
 
     Example: icestream cluster transfer node-3
     """
-    result = _call(Target(broker, config, sets), "cluster_transfer", node=node)
+    result = _call(Target(broker, config, sets), CLUSTER_TRANSFER, node=node)
     _print_result(output, result, f"node {result['leader']} is the leader")
 
 
@@ -141,7 +157,7 @@ def snapshot(
 
     Example: icestream cluster snapshot
     """
-    Output(output).record(_call(Target(broker, config, sets), "cluster_snapshot"))
+    Output(output).record(_call(Target(broker, config, sets), CLUSTER_SNAPSHOT))
 
 
 @app.command()
@@ -155,11 +171,11 @@ def verify(
 
     Example: icestream cluster verify
     """
-    result = _call(Target(broker, config, sets), "cluster_verify")
+    result = _call(Target(broker, config, sets), CLUSTER_VERIFY)
     answer = Output(output)
     if answer.is_text:
         rows = [(node["name"], node["node"], node["sha256"] or "unreachable") for node in result["nodes"]]
-        answer.table(("name", "node", "sha256"), rows, drop=("node",), keep=("sha256",))
+        answer.table(_DIGEST_COLUMNS, rows, drop=("node",), keep=("sha256",))
     else:
         answer.record(result)
     if not result["is_equal"]:

@@ -15,7 +15,9 @@ from typing import Any, Final
 import typer
 
 from icestream import errors
-from icestream.cli.broker import Target
+from icestream.admin_api.namespace_api import LIST_NAMESPACES
+from icestream.admin_api.topic_api import DESCRIBE_TOPIC, LIST_TOPICS
+from icestream.cli.broker_location import Target
 from icestream.cli.connection import BrokerCalls, call_broker
 
 WAIT_SECONDS: Final = 1.0
@@ -51,7 +53,7 @@ def online_keys() -> list[str]:
 
 def topics(ctx: typer.Context) -> list[str]:
     async def list_names(broker: BrokerCalls) -> list[str]:
-        return list((await broker.call("list_topics"))["topics"])
+        return list((await broker.call(LIST_TOPICS))["topics"])
 
     return _complete_from_broker(ctx, list_names)
 
@@ -61,20 +63,20 @@ def subscriptions(ctx: typer.Context) -> list[str]:
     topic = ctx.params.get("topic") or ""
 
     async def list_names(broker: BrokerCalls) -> list[str]:
-        return list((await broker.call("describe_topic", topic=topic))["subscriptions"])
+        return list((await broker.call(DESCRIBE_TOPIC, topic=topic))["subscriptions"])
 
     return _complete_from_broker(ctx, list_names)
 
 
 def namespaces(ctx: typer.Context) -> list[str]:
     async def list_names(broker: BrokerCalls) -> list[str]:
-        return [entry["namespace"] for entry in await broker.items("list_namespaces")]
+        return [entry["namespace"] for entry in await broker.items(LIST_NAMESPACES)]
 
     return _complete_from_broker(ctx, list_names)
 
 
 def tables(ctx: typer.Context) -> list[str]:
-    from icestream.cli.table_catalog import list_all_namespaces
+    from icestream.cli.catalog_access import list_all_namespaces
     from icestream.cli.table_name import format_levels
 
     async def list_names(catalog: Any) -> list[str]:
@@ -88,7 +90,7 @@ def tables(ctx: typer.Context) -> list[str]:
 
 
 def catalog_namespaces(ctx: typer.Context) -> list[str]:
-    from icestream.cli.table_catalog import list_all_namespaces
+    from icestream.cli.catalog_access import list_all_namespaces
     from icestream.cli.table_name import format_levels
 
     async def list_names(catalog: Any) -> list[str]:
@@ -98,7 +100,7 @@ def catalog_namespaces(ctx: typer.Context) -> list[str]:
 
 
 def _complete_from_catalog(ctx: typer.Context, list_names: Callable[[Any], Awaitable[list[str]]]) -> list[str]:
-    from icestream.cli.table_catalog import call_catalog, catalog_settings
+    from icestream.cli.catalog_access import call_catalog, catalog_settings
 
     async def list_in_time(catalog: Any) -> list[str]:
         async with asyncio.timeout(WAIT_SECONDS):

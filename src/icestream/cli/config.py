@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from icestream.admin_api.admin_call import AdminCall
+from icestream.admin_api.node_api import LIST_SETTINGS, SET_SETTING, UNSET_SETTING, SettingDetails
 from icestream.catalog.tokens import TOKEN_FILE_HINT, token_fault
 from icestream.cli import completion
-from icestream.cli.broker import BrokerOption, Target
-from icestream.cli.command import Commands
+from icestream.cli.broker_location import BrokerOption, Target
+from icestream.cli.commands import Commands
 from icestream.cli.connection import BrokerCalls, Document, call_broker
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings, remember_output_format
-from icestream.cli.output import Cell, Output, OutputFormat
-from icestream.settings import KEYS, Key, Loaded, Origin, Problem, examine, reference, refusal, value_at
+from icestream.cli.output import Cell, Output, OutputFormat, columns_of
+from icestream.settings import KEYS, Key, Loaded, Origin, SettingProblem, examine, reference, refusal, value_at
 from icestream.settings.layers import from_flags, unknown
-from icestream.settings.problems import shown
+from icestream.settings.setting_problems import shown
 
 app = Commands("Show, check, explain and change the settings.")
 SettingKey = Annotated[
     str, typer.Argument(metavar="KEY", help="Such as log.level.", autocompletion=completion.online_keys)
 ]
 
+_COLUMNS = columns_of(SettingDetails, "key", "value", "origin")
 _REFERENCE_COLUMNS = ("key", "default", "allowed", "environment", "online", "description")
 
 
@@ -50,7 +53,7 @@ def show(
     Example: icestream config show --live --origin
     """
     rows = _live_rows(Target(broker, config, sets)) if live else _rows(load_settings(config, sets))
-    columns = ("key", "value", "origin") if origin else ("key", "value")
+    columns = _COLUMNS if origin else _COLUMNS[:2]
     Output(output).table(columns, [row[: len(columns)] for row in rows], keep=columns)
 
 
@@ -70,7 +73,7 @@ def set_value(
     Example: icestream config set log.level debug
     Example: icestream config set storage.iceberg_config.wal.quota 200GiB
     """
-    _change(Target(broker, config, sets), Output(output), "set_setting", key=key, value=_parse_value(key, value))
+    _change(Target(broker, config, sets), Output(output), SET_SETTING, key=key, value=_parse_value(key, value))
 
 
 @app.command()
@@ -85,7 +88,7 @@ def unset(
 
     Example: icestream config unset log.level
     """
-    _change(Target(broker, config, sets), Output(output), "unset_setting", key=key)
+    _change(Target(broker, config, sets), Output(output), UNSET_SETTING, key=key)
 
 
 def _parse_value(key: str, text: str) -> object:
@@ -96,9 +99,9 @@ def _parse_value(key: str, text: str) -> object:
     return layer.entries[key].value
 
 
-def _change(target: Target, answer: Output, method: str, **arguments: object) -> None:
+def _change(target: Target, answer: Output, call: AdminCall[Any, Any], **arguments: object) -> None:
     async def change(broker: BrokerCalls) -> Document:
-        return await broker.call(method, **arguments)
+        return await broker.call(call, **arguments)
 
     setting = call_broker(target, change)
     key, value = KEYS[setting["key"]], setting["value"]
@@ -107,7 +110,7 @@ def _change(target: Target, answer: Output, method: str, **arguments: object) ->
 
 def _live_rows(target: Target) -> list[tuple[object, ...]]:
     async def list_settings(broker: BrokerCalls) -> list[Document]:
-        return list((await broker.call("list_settings"))["items"])
+        return list((await broker.call(LIST_SETTINGS))["items"])
 
     return [
         (setting["key"], Cell(setting["value"], KEYS[setting["key"]].show(setting["value"])), setting["origin"])
@@ -134,11 +137,11 @@ def check(
     raise refusal(problems)
 
 
-def _file_problems(loaded: Loaded) -> list[Problem]:
+def _file_problems(loaded: Loaded) -> list[SettingProblem]:
     """Problems with files that the settings name."""
     path, key = loaded.settings.lake.token_file, "lake.token_file"
     fault = token_fault(path)
-    return [Problem(key, fault, loaded.origins[key], shown(str(path)), TOKEN_FILE_HINT)] if fault else []
+    return [SettingProblem(key, fault, loaded.origins[key], shown(str(path)), TOKEN_FILE_HINT)] if fault else []
 
 
 @app.command()
@@ -208,7 +211,7 @@ def _reference_row(key: Key) -> tuple[object, ...]:
     return key.path, default, key.allowed, key.env, key.online, key.description
 
 
-def _plain_problem(problem: Problem) -> dict[str, str]:
+def _plain_problem(problem: SettingProblem) -> dict[str, str]:
     return {
         "key": problem.path,
         "value": problem.value,

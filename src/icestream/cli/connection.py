@@ -18,8 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import msgspec
+
 from icestream import errors, limits
-from icestream.cli.broker import NO_BROKER_HINT, BrokerLocation, Target, host_and_port, native_address
+from icestream.admin_api.admin_call import AdminCall
+from icestream.admin_api.node_api import PLACES, PORTS
+from icestream.admin_api.topic_api import LIST_TOPICS, PAGE_TOPICS
+from icestream.cli.broker_location import NO_BROKER_HINT, BrokerLocation, Target, host_and_port, native_address
 from icestream.cli.suggestions import suggest_topic
 from icestream.rpc.link import open_link
 
@@ -29,7 +34,6 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 Result = TypeVar("Result")
 CLIENT_NAME: Final = "icestream-cli"  # shown in the broker's logs
-PORTS_CALL: Final = "ports"  # the public call that returns the node's ports
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +63,21 @@ class BrokerCalls:
     ) -> None:
         """`host` is the host that was dialled; empty for a local socket."""
         self._send = send
-        self._public = frozenset[str]() if is_local else _public_calls()
         self._host = host
         self.location = location
         self.is_local = is_local
 
-    async def call(self, method: str, **arguments: object) -> Document:
-        """The result of one call. Raises the broker's error, and InvalidInput for a local call over an address."""
-        if not self.is_local and method not in self._public:
+    async def call(self, call: AdminCall[Any, Any] | str, **arguments: object) -> Document:
+        """The result of one call: a declared one, or by its name one of the processes (pipeline, cluster, metadata).
+
+        Raises the broker's error, and InvalidInput for a call over an address that only the local socket serves. The
+        names of the arguments are those of the declared request; the broker validates their values.
+        """
+        if isinstance(call, AdminCall):
+            method, is_public, arguments = call.name, call.is_public, msgspec.to_builtins(call.request(**arguments))
+        else:
+            method, is_public = call, False
+        if not self.is_local and not is_public:
             raise errors.InvalidInput(
                 f"this command needs the broker's local socket, but {self.location.chosen_by} selected the address "
                 f"{self.location.address}",
@@ -74,12 +85,12 @@ class BrokerCalls:
             )
         return await self._send(method, arguments)
 
-    async def items(self, method: str, **arguments: object) -> list[Document]:
+    async def items(self, call: AdminCall[Any, Any], **arguments: object) -> list[Document]:
         """The items of all pages of a listing."""
         entries: list[Document] = []
         after: str | None = ""
         while after is not None:
-            page = await self.call(method, **arguments, after=after, limit=limits.API_PAGE_MAX)
+            page = await self.call(call, **arguments, after=after, limit=limits.API_PAGE_MAX)
             entries += page["items"]
             after = page["next"]
         return entries
@@ -87,17 +98,17 @@ class BrokerCalls:
     async def topics(self, namespace: str | None = None) -> list[Document]:
         """All topics, or those of one namespace. Over an address only their names are known."""
         if self.is_local:
-            return await self.items("page_topics", namespace=namespace or "")
+            return await self.items(PAGE_TOPICS, namespace=namespace or "")
         names: list[str] = []
         page: Document = {"next": ""}
         while (after := page.get("next")) is not None:
-            page = await self.call("list_topics", after=after)
+            page = await self.call(LIST_TOPICS, after=after)
             names += page["topics"]
         return [{"topic": name} for name in names if not namespace or name.startswith(f"/{namespace}/")]
 
     async def endpoints(self) -> BrokerEndpoints:
         """The addresses of every part of the node."""
-        ports = await self.call("places" if self.is_local else PORTS_CALL)
+        ports = await self.call(PLACES if self.is_local else PORTS)
         host = self._host or ports["host"]
 
         def url(name: str) -> str | None:
@@ -113,14 +124,6 @@ class BrokerCalls:
             url("danube_port"),
             {**ports, "host": host},
         )
-
-
-def _public_calls() -> frozenset[str]:
-    from icestream.frontends.native.public_calls import (
-        CALLS,  # imports the whole broker: only for calls over an address
-    )
-
-    return frozenset((*CALLS, PORTS_CALL))
 
 
 @contextlib.asynccontextmanager
@@ -144,7 +147,7 @@ async def find_message_address(location: BrokerLocation) -> str:
             raise _unreachable_error(location, error) from None
         return location.address
     try:
-        ports = await link.call("places", {})
+        ports = await link.call(PLACES.name, {})
     finally:
         link.close()
     return native_address(ports["host"], ports["native_port"])
@@ -229,7 +232,7 @@ def call_broker_at(location: BrokerLocation, call: Callable[[BrokerCalls], Await
             try:
                 return await call(broker)
             except errors.UnknownTopic as error:
-                raise await suggest_topic(error, lambda method, arguments: broker.call(method, **arguments)) from None
+                raise await suggest_topic(error, lambda: broker.call(LIST_TOPICS)) from None
 
     return asyncio.run(run())
 

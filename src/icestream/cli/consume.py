@@ -25,9 +25,10 @@ from typing import Annotated, BinaryIO, Final, get_args
 import typer
 
 from icestream import errors
+from icestream.admin_api.topic_api import LIST_TOPICS
 from icestream.cli import completion
 from icestream.cli.arguments import TopicName
-from icestream.cli.broker import BrokerOption, Target
+from icestream.cli.broker_location import BrokerOption, Target
 from icestream.cli.connection import interruptible, open_client, run_until_stopped
 from icestream.cli.message_format import MessageFormatter, parse_format
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
@@ -219,7 +220,7 @@ async def _consume(target: Target, options: ConsumeOptions, out: BinaryIO) -> No
                         _write(batch, options, progress, out)
                     _conclude(options, progress, subscription, stop, is_lost=not client.is_connected)
         except errors.UnknownTopic as error:
-            raise await suggest_topic(error, client.call) from None
+            raise await suggest_topic(error, lambda: client.call(LIST_TOPICS.name, {})) from None
 
 
 async def _next_batch(

@@ -24,7 +24,7 @@ import typer
 from icestream import errors
 from icestream.catalog.tokens import TOKEN_FILE_HINT, token_fault
 from icestream.cli import doctor_rules
-from icestream.cli.broker import BrokerOption, Target
+from icestream.cli.broker_location import BrokerOption, Target
 from icestream.cli.broker_settings import broker_settings
 from icestream.cli.connection import require_local_socket
 from icestream.cli.doctor_rules import CheckResult, CheckState
@@ -35,8 +35,8 @@ from icestream.cli.output import Output, OutputFormat
 from icestream.cli.storage_check import check_storage
 from icestream.observability.words import counted
 from icestream.pipeline.spark_setup import pinned_versions
-from icestream.pipeline.spark_setup.spark_install import SetupPaths
 from icestream.pipeline.spark_setup.spark_install import examine as examine_engine
+from icestream.processes.pipeline_options import setup_paths
 from icestream.runtime.files import open_directory
 from icestream.runtime.native import native
 from icestream.settings import Settings
@@ -129,7 +129,7 @@ def _native() -> CheckResult:
 
 
 def _engine(settings: Settings) -> Iterator[CheckResult]:
-    engine = examine_engine(SetupPaths.of(settings, os.environ), pinned_versions.ICEBERG_SPARK)
+    engine = examine_engine(setup_paths(settings, os.environ), pinned_versions.ICEBERG_SPARK)
     yield doctor_rules.java(engine.java)
     yield doctor_rules.pyspark(engine.pyspark)
     yield doctor_rules.iceberg_jar(pinned_versions.ICEBERG_SPARK, engine.jars[pinned_versions.ICEBERG_SPARK])

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from icestream.cli import lake_lag, lake_operations, lake_serve, lake_tables
-from icestream.cli.command import Commands
+import asyncio
+import sys
+from typing import TYPE_CHECKING
+
+from icestream import limits
+from icestream.cli import lake_lag, lake_operations, lake_tables
+from icestream.cli.broker_location import BrokerOption, Target
+from icestream.cli.commands import Commands
+from icestream.cli.connection import require_local_socket
+from icestream.cli.options import ConfigFile, OutputChoice, Sets
+from icestream.cli.output import Output, OutputFormat, print_note
+
+if TYPE_CHECKING:
+    from icestream.settings import Settings
 
 app = Commands("Inspect tables; bind, detach, adopt, rewind and recreate them.")
 # In the order of the help.
@@ -21,4 +33,40 @@ app.command("adopt")(lake_operations.adopt)
 app.command("rewind")(lake_operations.rewind)
 app.command("recreate")(lake_operations.recreate)
 app.command("drop")(lake_operations.drop)
-app.command("serve")(lake_serve.serve)
+
+
+@app.command()
+def serve(
+    broker: BrokerOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Run the lake process in the foreground, for a broker with lake.managed=false; Ctrl-C stops it.
+
+    Example: icestream lake serve --broker icestream-data --set ports.lake=8181
+    """
+    from icestream.observability.log import set_up_logging
+    from icestream.processes.lake_process import run_lake
+    from icestream.runtime.file_access import restrict_files
+    from icestream.runtime.loop import loop_factory
+    from icestream.runtime.time_slice import lower_priority
+
+    target = Target(broker, config, sets)
+    settings = target.settings()
+    set_up_logging(settings.log.level, settings.log.format)
+    restrict_files(settings.storage.iceberg_config.object_store.file_access)
+    socket = require_local_socket(target)
+    lower_priority(limits.LAKE_NICENESS)
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(run_lake(settings, lambda port: _greet(settings, port, Output(output)), socket=socket))
+
+
+def _greet(settings: Settings, port: int, answer: Output) -> None:
+    url = f"http://{settings.node.bind_host}:{port}/api/v1"
+    if not answer.is_text:
+        answer.record({"api": url})
+        sys.stdout.flush()
+        return
+    print_note(f"HTTP API: {url}")
+    print_note("Stop with Ctrl-C.")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode, urlsplit
 
 from icestream import errors
-from icestream.cli.broker import NO_BROKER_HINT
+from icestream.cli.broker_location import NO_BROKER_HINT
 from icestream.cli.broker_settings import broker_instance
 from icestream.runtime.instance import HEADER, check_instance
 from icestream.settings.derive import lake_uri

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from icestream import errors
+from icestream.admin_api.topic_api import DESCRIBE_TOPIC
 from icestream.cli.arguments import OptionalTopicName
-from icestream.cli.broker import BrokerOption, Target
+from icestream.cli.broker_location import BrokerOption, Target
 from icestream.cli.connection import BrokerCalls, call_broker
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch
 from icestream.cli.output import Cell, Output, OutputFormat, print_note
@@ -91,7 +92,7 @@ async def _commit(broker: BrokerCalls, topic: str | None, seconds: int) -> int:
     Raises NotReady after `seconds`.
     """
     if topic is not None:
-        await broker.call("describe_topic", topic=topic)  # raises for a topic that is unknown or on another node
+        await broker.call(DESCRIBE_TOPIC, topic=topic)  # raises for a topic that is unknown or on another node
     started_us, backlog = time.time_ns() // 1000, await _read_backlog(broker)
     goal = CommitGoal(topic, started_us)
     goal.add(backlog)

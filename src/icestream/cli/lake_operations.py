@@ -13,12 +13,13 @@ from typing import Annotated, Any
 import typer
 
 from icestream import errors
+from icestream.admin_api.table_api import ShardOutcome
 from icestream.cli.arguments import TableName, TopicName
-from icestream.cli.broker import BrokerOption, Target
+from icestream.cli.broker_location import BrokerOption, Target
+from icestream.cli.catalog_access import resolve_table
 from icestream.cli.confirmation import Yes, confirm
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
-from icestream.cli.output import Cell, Output, OutputFormat, print_note
-from icestream.cli.table_catalog import resolve_table
+from icestream.cli.output import Cell, Output, OutputFormat, columns_of, print_note
 from icestream.cli.table_name import format_levels, parse_table
 
 AcceptGap = Annotated[
@@ -28,7 +29,7 @@ AcceptDuplicates = Annotated[
     bool, typer.Option("--accept-duplicates", help="Proceed although the offsets in the table are not known.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show the consequences.")]
-_SHARD_COLUMNS = ("shard", "held", "goes_on_at", "committed", "end", "missing", "written_again")
+_SHARD_COLUMNS = columns_of(ShardOutcome, "shard", "held", "goes_on_at", "committed", "end", "missing", "written_again")
 
 
 def bind(
@@ -143,8 +144,8 @@ def detach(
 
     Example: icestream lake detach shop.orders --yes
     """
+    from icestream.cli.catalog_access import catalog_settings
     from icestream.cli.lake_http import LakeApi
-    from icestream.cli.table_catalog import catalog_settings
 
     target = Target(broker, config, sets)
     table = resolve_table(table, target)
@@ -172,8 +173,8 @@ def drop(
 
     Example: icestream lake drop shop.old_orders --purge --yes
     """
+    from icestream.cli.catalog_access import call_catalog, catalog_settings
     from icestream.cli.lake_http import LakeApi
-    from icestream.cli.table_catalog import call_catalog, catalog_settings
     from icestream.iceberg.identifier import Identifier
 
     target = Target(broker, config, sets)
@@ -237,8 +238,8 @@ def _operate(
     is_confirmed: bool,
 ) -> None:
     """Runs an operation of the API; unless confirmed, prints its consequences and asks first."""
+    from icestream.cli.catalog_access import catalog_settings
     from icestream.cli.lake_http import LakeApi
-    from icestream.cli.table_catalog import catalog_settings
 
     api = LakeApi(catalog_settings(target, needs_node=True), f"`icestream lake {name}`", needs_embedded=False)
     if not is_dry and not is_confirmed:

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from icestream import errors
+from icestream import errors, limits
+from icestream.admin_api.table_api import TableFile
 from icestream.cli.arguments import CatalogNamespace, TableName
-from icestream.cli.broker import BrokerOption, Target
+from icestream.cli.broker_location import BrokerOption, Target
+from icestream.cli.catalog_access import resolve_table
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch
-from icestream.cli.output import Cell, Output, OutputFormat, print_note
+from icestream.cli.output import Cell, Output, OutputFormat, columns_of, print_note
 from icestream.cli.positions import time_text
-from icestream.cli.table_catalog import resolve_table
-from icestream.cli.table_layout import partition_text, sort_text
 from icestream.cli.table_name import format_levels, parse_levels, parse_table
 from icestream.observability.words import counted, size_text
 
-Metadata = dict[str, Any]
+if TYPE_CHECKING:
+    from icestream.iceberg.identifier import Identifier
+    from icestream.settings import Settings
+
+Metadata = Mapping[str, Any]
+Files = tuple[list[dict[str, Any]], bool]  # the files, and whether there are more than the limit
+_NOTHING = "none"
 _SNAPSHOT_COLUMNS = ("operation", "parent", "added_rows", "total_rows", "refs")
 _REMOVAL_COLUMNS = ("missing by", "snapshot", "time", "shard", "first", "last", "rows")
-_FILE_COLUMNS = ("path", "content", "records", "bytes", "first_offset", "last_offset", "snapshot_id")
+_FILE_COLUMNS = columns_of(
+    TableFile, "path", "content", "records", "bytes", "first_offset", "last_offset", "snapshot_id"
+)
 
 
 def namespaces(
@@ -37,7 +45,7 @@ def namespaces(
 
     Example: icestream lake namespaces
     """
-    from icestream.cli.table_catalog import call_catalog, catalog_settings, list_all_namespaces
+    from icestream.cli.catalog_access import call_catalog, catalog_settings, list_all_namespaces
 
     parent = parse_levels(namespace) if namespace else ()
     settings = catalog_settings(Target(broker, config, sets))
@@ -60,7 +68,7 @@ def tables(
 
     Example: icestream lake tables shop
     """
-    from icestream.cli.table_catalog import call_catalog, catalog_settings, list_all_namespaces
+    from icestream.cli.catalog_access import call_catalog, catalog_settings, list_all_namespaces
 
     async def list_tables(catalog: Any) -> list[Any]:
         levels = [parse_levels(namespace)] if namespace else await list_all_namespaces(catalog)
@@ -79,7 +87,7 @@ def tables(
 
 def _load(table: str, target: Target) -> tuple[Any, Metadata, str | None]:
     """The settings, the metadata of the table, and the location of its metadata file."""
-    from icestream.cli.table_catalog import call_catalog, catalog_settings
+    from icestream.cli.catalog_access import call_catalog, catalog_settings
     from icestream.iceberg.identifier import Identifier
 
     settings, identifier = catalog_settings(target), Identifier(*parse_table(table))
@@ -312,8 +320,7 @@ def files(
 
     Example: icestream lake files shop.orders --limit 20
     """
-    from icestream.cli.table_catalog import catalog_settings
-    from icestream.cli.table_files import list_embedded_files, list_foreign_files
+    from icestream.cli.catalog_access import catalog_settings
     from icestream.iceberg.identifier import Identifier
 
     target = Target(broker, config, sets)
@@ -336,3 +343,95 @@ def _file_cell(file: Metadata, column: str) -> object:
     if column == "path":
         return Cell(value, value, value.rpartition("/")[2])
     return Cell(value, size_text(value)) if column == "bytes" else value
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def list_embedded_files(settings: Settings, table: Identifier, snapshot: int | None, limit: int) -> Files:
+    from icestream.cli.lake_http import LakeApi
+
+    api = LakeApi(settings)
+    entries: list[dict[str, Any]] = []
+    after: str | None = ""
+    while after is not None and len(entries) < limit:
+        size = min(limit - len(entries), limits.API_PAGE_MAX)
+        page = api.get("files", namespace=table.namespace, table=table.name, snapshot=snapshot, after=after, limit=size)
+        entries += page["items"]
+        after = page["next"]
+    return entries, after is not None
+
+
+def list_foreign_files(settings: Settings, table: Identifier, snapshot: int | None, limit: int) -> Files:
+    """Reads the manifests with the settings of `object_store`, as the pipeline does."""
+    from icestream.catalogs.object_files import open_files
+    from icestream.cli.catalog_access import call_catalog
+    from icestream.iceberg import file_listing
+    from icestream.iceberg.manifest_reader import ManifestReader
+    from icestream.iceberg.table_metadata import load
+    from icestream.processes.component_options import store_options
+    from icestream.runtime.tasks import InlineOffload
+
+    async def read(catalog: Any) -> Files:
+        document = load((await catalog.load(table)).metadata)
+        store = open_files(store_options(settings))
+        manifests = ManifestReader(store, InlineOffload())
+        entries: list[dict[str, Any]] = []
+        after: str | None = ""
+        while after is not None and len(entries) < limit:
+            page = await file_listing.list_files(document, manifests, snapshot, after, limit - len(entries))
+            entries += page["items"]
+            after = page["next"]
+        return entries, after is not None
+
+    return call_catalog(settings, read)
+
+
+# --- partition spec and sort order as text ----------------------------------------------------------------------------
+
+
+def partition_text(metadata: Metadata) -> str:
+    """The current spec, such as `day(publish_time), bucket[4](key)`; `none` for a table without partitions."""
+    specs = {spec["spec-id"]: spec for spec in metadata.get("partition-specs") or ()}
+    fields = (specs.get(metadata.get("default-spec-id")) or {}).get("fields") or ()
+    names = _column_names(metadata)
+    return ", ".join(_transformed(field["transform"], _source(field, names)) for field in fields) or _NOTHING
+
+
+def sort_text(metadata: Metadata) -> str:
+    """The current order, such as `shard asc nulls first, offset asc nulls first`; `none` for an unsorted table."""
+    orders = {order["order-id"]: order for order in metadata.get("sort-orders") or ()}
+    fields = (orders.get(metadata.get("default-sort-order-id")) or {}).get("fields") or ()
+    names = _column_names(metadata)
+    return ", ".join(_sorted_by(field, names) for field in fields) or _NOTHING
+
+
+def _sorted_by(field: Metadata, names: Mapping[int, str]) -> str:
+    nulls = str(field["null-order"]).replace("-", " ")
+    return f"{_transformed(field['transform'], _source(field, names))} {field['direction']} {nulls}"
+
+
+def _transformed(transform: str, column: str) -> str:
+    return column if transform == "identity" else f"{transform}({column})"
+
+
+def _source(field: Metadata, names: Mapping[int, str]) -> str:
+    """The columns behind a field: one by `source-id`, several by `source-ids` (format version 3)."""
+    ids = field.get("source-ids") or [field.get("source-id")]
+    return ", ".join(names.get(number, f"column {number}") for number in ids)
+
+
+def _column_names(metadata: Metadata) -> dict[int, str]:
+    """Column names by field id, over all schemas: a spec may name a column that the current schema no longer has."""
+    current = metadata.get("current-schema-id")
+    schemas = sorted(metadata.get("schemas") or (), key=lambda schema: bool(schema.get("schema-id") == current))
+    return {number: name for schema in schemas for number, name in _named(schema["fields"], "")}
+
+
+def _named(fields: Any, prefix: str) -> Iterator[tuple[int, str]]:
+    for field in fields:
+        name = prefix + str(field["name"])
+        yield field["id"], name
+        kind = field["type"]
+        if isinstance(kind, Mapping) and kind.get("type") == "struct":
+            yield from _named(kind["fields"], f"{name}.")

@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand
 from typer.main import get_command
 
-from icestream.cli.command import Commands, Group
+from icestream.cli.commands import Commands, Group
 from icestream.cli.output import Invocation, output_errors, print_note
 from icestream.error_codes import exit_code
 from icestream.errors import IcestreamError

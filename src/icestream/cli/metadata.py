@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from icestream import errors
-from icestream.cli.command import Commands
+from icestream.cli.commands import Commands
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings
 from icestream.cli.output import Output, OutputFormat
 
 if TYPE_CHECKING:
-    from icestream.metadata.repair import Health
+    from icestream.metadata.repair import TrialRecovery
 
 app = Commands("Inspect and repair the metadata log of a node.")
 Folder = Annotated[
@@ -100,7 +100,7 @@ def _report_health(path: Path, answer: Output) -> bool:
     return is_damaged
 
 
-def _repair_command(health: Health) -> str:
+def _repair_command(health: TrialRecovery) -> str:
     from icestream.metadata.repair import NOTHING_SAVED_HINT
 
     if health.is_member:

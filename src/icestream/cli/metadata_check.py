@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from icestream.cli.doctor_rules import CheckResult, CheckState
-from icestream.metadata.repair import NOTHING_SAVED_HINT, Health, examine
+from icestream.metadata.repair import NOTHING_SAVED_HINT, TrialRecovery, examine
 from icestream.metadata.watermark import read_mark
 from icestream.observability.words import counted
 from icestream.wal.log_file import LOCK_NAME
@@ -37,7 +37,7 @@ def check_metadata_log(path: Path) -> Iterator[CheckResult]:
     yield CheckResult(_CHECK, CheckState.PROBLEM, health.damage.message, _repair_command(health, path))
 
 
-def _repair_command(health: Health, path: Path) -> str:
+def _repair_command(health: TrialRecovery, path: Path) -> str:
     if health.is_member:
         return f"icestream cluster rejoin --dir {path}"
     return f"icestream metadata repair --dir {path}" if health.saved is not None else NOTHING_SAVED_HINT

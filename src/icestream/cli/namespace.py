@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from icestream.admin_api.namespace_api import (
+    CREATE_NAMESPACE,
+    DELETE_NAMESPACE,
+    DESCRIBE_NAMESPACE,
+    LIST_NAMESPACES,
+    SET_NAMESPACE_POLICIES,
+    NamespaceDetails,
+)
 from icestream.cli.arguments import NamespaceName
-from icestream.cli.broker import BrokerOption, Target
-from icestream.cli.command import Commands
+from icestream.cli.broker_location import BrokerOption, Target
+from icestream.cli.commands import Commands
 from icestream.cli.confirmation import Yes, confirm
 from icestream.cli.connection import BrokerCalls, Document, call_broker
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch
-from icestream.cli.output import Output, OutputFormat
+from icestream.cli.output import Output, OutputFormat, columns_of
 from icestream.cli.policies import TOPIC_KEYS, Changes, PolicyOption, parse_policies, policies_cell
 
 app = Commands("List, create, change and delete namespaces.")
+
+_COLUMNS = columns_of(NamespaceDetails, "namespace", "policies")
 
 
 @app.command("list")
@@ -28,11 +38,11 @@ def list_namespaces(
     """
 
     async def list_all(broker: BrokerCalls) -> list[Document]:
-        return await broker.items("list_namespaces")
+        return await broker.items(LIST_NAMESPACES)
 
     entries = call_broker(Target(broker, config, sets), list_all)
     rows = [(entry["namespace"], policies_cell(entry["policies"])) for entry in entries]
-    Output(output).table(("namespace", "policies"), rows, keep=("policies",))
+    Output(output).table(_COLUMNS, rows, keep=("policies",))
 
 
 @app.command()
@@ -51,7 +61,7 @@ def create(
     policies = parse_policies(policy or (), TOPIC_KEYS)
 
     async def send(broker: BrokerCalls) -> Document:
-        return await broker.call("create_namespace", namespace=namespace, policies=policies)
+        return await broker.call(CREATE_NAMESPACE, namespace=namespace, policies=policies)
 
     _show(call_broker(Target(broker, config, sets), send), Output(output))
 
@@ -72,7 +82,7 @@ def delete(
     confirm(f"Delete namespace {namespace}?", is_confirmed=yes)
 
     async def send(broker: BrokerCalls) -> None:
-        await broker.call("delete_namespace", namespace=namespace)
+        await broker.call(DELETE_NAMESPACE, namespace=namespace)
 
     call_broker(Target(broker, config, sets), send)
     Output(output).record({"deleted": namespace})
@@ -94,11 +104,11 @@ def policy(
     new_values = parse_policies(changes or (), TOPIC_KEYS)
 
     async def read_or_change(broker: BrokerCalls) -> Document:
-        current = await broker.call("describe_namespace", namespace=namespace)
+        current = await broker.call(DESCRIBE_NAMESPACE, namespace=namespace)
         if not new_values:
             return current
         policies = {**current["policies"], **new_values}
-        return await broker.call("set_namespace_policies", namespace=namespace, policies=policies)
+        return await broker.call(SET_NAMESPACE_POLICIES, namespace=namespace, policies=policies)
 
     _show(call_broker(Target(broker, config, sets), read_or_change), Output(output))
 

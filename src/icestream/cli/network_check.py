@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from icestream import errors, limits
-from icestream.cli.broker import LOOPBACK_OF_WILDCARD, Target
 from icestream.cli.broker_http import http_get
+from icestream.cli.broker_location import LOOPBACK_OF_WILDCARD, Target
 from icestream.cli.broker_settings import broker_settings
 from icestream.cli.connection import CLIENT_NAME, call_broker
 from icestream.cli.doctor_rules import CheckResult, CheckState

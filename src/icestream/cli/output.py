@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 from icestream.cli.layout import GAP, Column, Layout, lay_out, wrap_words
 from icestream.error_codes import exit_code
@@ -55,6 +55,17 @@ class Cell:
 
     def __str__(self) -> str:
         return self.text
+
+
+def columns_of(answer: type[Any], *names: str, computed: Sequence[str] = ()) -> tuple[str, ...]:
+    """The names of fields of a declared answer (admin_api), as columns; `computed` ones the command adds by itself.
+
+    Raises LookupError for a name that the declaration does not have, when the command's module is loaded.
+    """
+    unknown = [name for name in names if name not in answer.__struct_fields__ and name not in computed]
+    if unknown:
+        raise LookupError(f"{answer.__name__} has no field {', '.join(unknown)}")
+    return names
 
 
 class Output:

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from icestream import errors, limits
-from icestream.cli.broker import BrokerOption, Target
-from icestream.cli.command import Commands
+from icestream.cli.broker_location import BrokerOption, Target
+from icestream.cli.commands import Commands
 from icestream.cli.connection import call_broker, require_local_socket
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch, load_settings
 from icestream.cli.output import Output, OutputFormat, print_note
@@ -35,10 +35,10 @@ def run(
     Example: icestream pipeline run --config broker.yml
     """
     from icestream.observability.log import set_up_logging
-    from icestream.pipeline.driver.serving import serve
+    from icestream.processes.pipeline_process import run_pipeline
     from icestream.runtime.file_access import restrict_files
     from icestream.runtime.loop import loop_factory
-    from icestream.runtime.time_slice import give_way
+    from icestream.runtime.time_slice import lower_priority
 
     target = Target(broker, config, sets)
     if not target.location.is_from_settings:  # the pipeline reads files below the broker's data_dir
@@ -46,7 +46,7 @@ def run(
     settings = target.settings()
     set_up_logging(settings.log.level, settings.log.format)
     restrict_files(settings.storage.iceberg_config.object_store.file_access)
-    give_way(limits.PIPELINE_NICENESS)
+    lower_priority(limits.PIPELINE_NICENESS)
     answer = Output(output)
     host = settings.node.bind_host
 
@@ -58,7 +58,7 @@ def run(
             sys.stdout.flush()
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(serve(settings, greet))
+        runner.run(run_pipeline(settings, greet))
 
 
 @app.command()
@@ -124,11 +124,12 @@ def setup(
     Example: icestream pipeline setup
     Example: ICESTREAM_JARS=folder icestream pipeline setup --output json
     """
-    from icestream.pipeline.spark.first_session import archive_classes
+    from icestream.pipeline.spark.writer import archive_classes
     from icestream.pipeline.spark_setup import pinned_versions
-    from icestream.pipeline.spark_setup.spark_install import SetupPaths, install_spark
+    from icestream.pipeline.spark_setup.spark_install import install_spark
+    from icestream.processes.pipeline_options import setup_paths
 
-    machine = SetupPaths.of(load_settings(config, sets).settings, os.environ)
+    machine = setup_paths(load_settings(config, sets).settings, os.environ)
     jars = (pinned_versions.ICEBERG_SPARK, pinned_versions.ICEBERG_AWS) if s3 else (pinned_versions.ICEBERG_SPARK,)
     engine = install_spark(machine, *jars, say=print_note)
     archive_classes(engine, machine.cache, print_note)

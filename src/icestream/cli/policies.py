@@ -1,6 +1,7 @@
 """Policies on the command line: `key=value …`; `none`, or an empty value, unsets a policy.
 
-For `partitioning`, `none` is a value (a table without partitions): an empty value unsets it.
+Keys and types come from the declarations (model/topic_policies.py, model/subscription_options.py). Where `none` is a
+value of a policy, as of `partitioning` (a table without partitions), only an empty value unsets it.
 """
 
 from __future__ import annotations
@@ -12,23 +13,16 @@ from typing import Annotated, Any
 import typer
 
 from icestream import errors
-from icestream.broker.records import FailurePolicyRecord, TopicPolicies
 from icestream.cli.output import Cell
+from icestream.model.field_metadata import number_fields
+from icestream.model.subscription_options import FailurePolicy
+from icestream.model.topic_policies import POLICIES, PolicyValues
 
 Document = dict[str, Any]
-TOPIC_KEYS: tuple[str, ...] = TopicPolicies.__struct_fields__
-FAILURE_KEYS: tuple[str, ...] = FailurePolicyRecord.__struct_fields__
+TOPIC_KEYS: tuple[str, ...] = tuple(POLICIES)
+FAILURE_KEYS: tuple[str, ...] = FailurePolicy.__struct_fields__
 DISPATCH_RATE = "max_dispatch_rate"
-PARTITIONING = "partitioning"
-_WORDS = (
-    "backoff",
-    "poison",
-    "dead_letter_topic",
-    PARTITIONING,
-    "compression",
-    "deleted_table",
-    "deleted_rest",
-)  # the others are numbers
+_NUMBERS = number_fields(PolicyValues) | number_fields(FailurePolicy)  # the others are words
 
 PolicyOption = Annotated[
     list[str] | None,
@@ -57,9 +51,11 @@ def parse_policies(assignments: Iterable[str], keys: Sequence[str]) -> Document:
 
 
 def _parse_value(key: str, text: str) -> str | int | None:
-    if not text or (text == "none" and key != PARTITIONING):
+    """Only numbers are parsed here: the broker says which words a policy allows."""
+    none_is_value = key in POLICIES and POLICIES[key].accepts_none
+    if not text or (text == "none" and not none_is_value):
         return None
-    if key in _WORDS:
+    if key not in _NUMBERS:
         return text
     try:
         return int(text)

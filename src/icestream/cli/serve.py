@@ -44,12 +44,13 @@ def serve(
     Example: icestream serve --set storage.iceberg_config.wal.sync_mode=periodic --set log.level=warning
     Example: icestream serve --set data_dir=elsewhere --set ports.native=6661 --set ports.broker_http=9050
     """
-    from icestream import server
     from icestream.observability.log import set_up_logging
+    from icestream.observability.spans import set_up_spans
+    from icestream.processes.broker_process import run_broker
     from icestream.runtime.file_access import restrict_files
     from icestream.runtime.loop import loop_factory
     from icestream.runtime.open_files import raise_open_files
-    from icestream.runtime.time_slice import come_first
+    from icestream.runtime.time_slice import raise_priority
     from icestream.settings.text import split_address
 
     loaded = load_settings(config, sets)
@@ -57,21 +58,22 @@ def serve(
     if join and split_address(join) is None:
         raise errors.ConfigurationError(f"--join {join}: not HOST:PORT", hint="name the Raft address of a node")
     set_up_logging(settings.log.level, settings.log.format)
+    set_up_spans("broker")
     restrict_files(settings.storage.iceberg_config.object_store.file_access)
-    come_first()
+    raise_priority()
     raise_open_files(limits.OPEN_FILES_WANTED)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         to_a_program = output is OutputFormat.JSON
         runner.run(
-            server.serve(settings, typer.echo, loaded.origins, to_a_program=to_a_program, has_demo=demo, join=join)
+            run_broker(settings, typer.echo, loaded.origins, to_a_program=to_a_program, has_demo=demo, join=join)
         )
 
 
 def _node_settings(loaded: Loaded, raft_port: int | None) -> Settings:
     """The settings of the seed node with this Raft port; without one, of the only seed node on this machine."""
-    from icestream.settings.seed_place import check_alone_here, placed
+    from icestream.settings.seed_place import check_alone_here, settings_of_seed
 
     if raft_port is None:
         check_alone_here(loaded.settings)
         return loaded.settings
-    return placed(loaded.settings, raft_port, loaded.origins)
+    return settings_of_seed(loaded.settings, raft_port, loaded.origins)

@@ -25,17 +25,16 @@ def check_storage(settings: Settings) -> Iterator[CheckResult]:
     probe_settings = _with_short_timeouts(settings)
     if not settings.catalog_embedded:
         yield asyncio.run(_catalog(probe_settings))
-    if settings.storage.iceberg_config.object_store.type in ("s3", "gcs", "azure"):
-        yield asyncio.run(_object_store(probe_settings))
+    yield from asyncio.run(_object_store(probe_settings))
 
 
 async def _catalog(settings: Settings) -> CheckResult:
-    from icestream.catalogs.factory import open_catalog
     from icestream.catalogs.storage_caller import CallTimeouts
+    from icestream.processes.configured_catalog import open_catalog
 
     config = settings.catalog
     try:
-        catalog = open_catalog(settings, waits=CallTimeouts(config.request_timeout_ms / 1000, attempts_max=1))
+        catalog = open_catalog(settings, timeouts=CallTimeouts(config.request_timeout_ms / 1000, attempts_max=1))
         try:
             namespaces = await catalog.list_namespaces()
         finally:
@@ -51,17 +50,21 @@ async def _catalog(settings: Settings) -> CheckResult:
     return CheckResult("catalog", CheckState.OK, text)
 
 
-async def _object_store(settings: Settings) -> CheckResult:
-    from icestream.catalogs.factory import open_objects
+async def _object_store(settings: Settings) -> list[CheckResult]:
+    """The check of the warehouse's bucket; none if the warehouse is a directory, or in memory."""
     from icestream.catalogs.storage_caller import CallTimeouts
+    from icestream.processes.configured_catalog import open_objects, warehouse_bucket
 
-    store = settings.storage.iceberg_config.object_store
+    kind, bucket = warehouse_bucket(settings) or ("local", "")
+    if kind in ("local", "memory"):
+        return []
+    timeouts = CallTimeouts(settings.storage.iceberg_config.object_store.request_timeout_ms / 1000, attempts_max=1)
     try:
-        objects = open_objects(settings, waits=CallTimeouts(store.request_timeout_ms / 1000, attempts_max=1))
+        objects = open_objects(settings, timeouts=timeouts)
         await objects.exists(_PROBE)
     except errors.IcestreamError as error:
-        return _problem("object store", error)
-    return CheckResult("object store", CheckState.OK, f"{store.type} bucket {store.bucket} is reachable")
+        return [_problem("object store", error)]
+    return [CheckResult("object store", CheckState.OK, f"{kind} bucket {bucket} is reachable")]
 
 
 def _problem(check: str, error: errors.IcestreamError) -> CheckResult:

@@ -7,14 +7,27 @@ from typing import Annotated
 import typer
 
 from icestream import errors
+from icestream.admin_api.subscription_api import (
+    CHANGE_SUBSCRIPTION,
+    CREATE_SUBSCRIPTION,
+    DELETE_SUBSCRIPTION,
+    INSPECT_SUBSCRIPTION,
+    PAGE_CONSUMERS,
+    PAGE_SUBSCRIPTIONS,
+    SEEK,
+    ConnectedConsumer,
+    SubscriptionShard,
+    SubscriptionSummary,
+)
+from icestream.admin_api.topic_api import DESCRIBE_TOPIC
 from icestream.cli import completion
 from icestream.cli.arguments import OptionalTopicName, SubscriptionName, TopicName
-from icestream.cli.broker import BrokerOption, Target
-from icestream.cli.command import Commands
+from icestream.cli.broker_location import BrokerOption, Target
+from icestream.cli.commands import Commands
 from icestream.cli.confirmation import Yes, confirm
 from icestream.cli.connection import BrokerCalls, Document, call_broker
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch
-from icestream.cli.output import Output, OutputFormat, print_note
+from icestream.cli.output import Output, OutputFormat, columns_of, print_note
 from icestream.cli.policies import (
     DISPATCH_RATE,
     FAILURE_KEYS,
@@ -29,8 +42,11 @@ from icestream.observability.words import counted
 
 app = Commands("List, create, move, change and delete subscriptions.")
 
-_COLUMNS = ("subscription", "type", "consumers", "state", "lag")
-_SHARD_COLUMNS = ("shard", "position", "next", "lag", "in_flight", "waiting_for_redelivery", "blocked", "pause")
+_COLUMNS = columns_of(SubscriptionSummary, "subscription", "type", "consumers", "state", "lag")
+_SHARD_COLUMNS = columns_of(
+    SubscriptionShard, "shard", "position", "next", "lag", "in_flight", "waiting_for_redelivery", "blocked", "pause"
+)
+_CONSUMER_COLUMNS = columns_of(ConnectedConsumer, "consumer", "peer", "is_active", "credit", "delivered_messages")
 POSITION_HELP = "earliest, latest, an offset, a time, an age such as -10m, or snapshot:ID."
 
 
@@ -64,8 +80,8 @@ def list_subscriptions(
 async def list_topic_subscriptions(broker: BrokerCalls, topic: str) -> list[Document]:
     """The subscriptions of a topic; over an address only their names are known."""
     if broker.is_local:
-        return await broker.items("page_subscriptions", topic=topic)
-    names = (await broker.call("describe_topic", topic=topic))["subscriptions"]
+        return await broker.items(PAGE_SUBSCRIPTIONS, topic=topic)
+    names = (await broker.call(DESCRIBE_TOPIC, topic=topic))["subscriptions"]
     return [{"subscription": name} for name in names]
 
 
@@ -129,7 +145,7 @@ def create(
         arguments["failure"] = {key: value for key, value in failure.items() if value is not None}
 
     async def send(broker: BrokerCalls) -> Document:
-        return await broker.call("create_subscription", **arguments)
+        return await broker.call(CREATE_SUBSCRIPTION, **arguments)
 
     _show(call_broker(Target(broker, config, sets), send), Output(output))
 
@@ -150,8 +166,8 @@ def describe(
     """
 
     async def read(broker: BrokerCalls) -> Document:
-        state = await broker.call("inspect_subscription", topic=topic, subscription=subscription)
-        consumers = await broker.items("page_consumers", topic=topic, subscription=subscription)
+        state = await broker.call(INSPECT_SUBSCRIPTION, topic=topic, subscription=subscription)
+        consumers = await broker.items(PAGE_CONSUMERS, topic=topic, subscription=subscription)
         return state | {"connected": consumers}
 
     _show(call_broker(Target(broker, config, sets), read), Output(output))
@@ -176,8 +192,7 @@ def _show(state: Document, answer: Output) -> None:
             answer.print_line(f"  hint: {stall['hint']}")
     if connected:
         answer.print_line("")
-        columns = ("consumer", "peer", "is_active", "credit", "delivered_messages")
-        answer.table(columns, [[consumer[name] for name in columns] for consumer in connected])
+        answer.table(_CONSUMER_COLUMNS, [[consumer[name] for name in _CONSUMER_COLUMNS] for consumer in connected])
 
 
 @app.command()
@@ -208,7 +223,7 @@ def seek(
         arguments["shard"] = shard
 
     async def send(broker: BrokerCalls) -> list[int]:
-        positions: list[int] = (await broker.call("seek", **arguments))["positions"]
+        positions: list[int] = (await broker.call(SEEK, **arguments))["positions"]
         return positions
 
     positions = call_broker(Target(broker, config, sets), send)
@@ -234,13 +249,13 @@ def policy(
     names = {"topic": topic, "subscription": subscription}
 
     async def read_or_change(broker: BrokerCalls) -> Document:
-        current = await broker.call("inspect_subscription", **names)
+        current = await broker.call(INSPECT_SUBSCRIPTION, **names)
         if not new_values:
             return current
         arguments: Document = {DISPATCH_RATE: new_values.pop(DISPATCH_RATE)} if DISPATCH_RATE in new_values else {}
         if new_values:
             arguments["failure"] = merge_failure_policy(current["failure"], new_values)
-        return await broker.call("change_subscription", **names, **arguments)
+        return await broker.call(CHANGE_SUBSCRIPTION, **names, **arguments)
 
     state = call_broker(Target(broker, config, sets), read_or_change)
     values = {**state["failure"], DISPATCH_RATE: state[DISPATCH_RATE]}
@@ -264,7 +279,7 @@ def delete(
     confirm(f"Delete subscription {subscription} of {topic}? The topic's messages are kept.", is_confirmed=yes)
 
     async def send(broker: BrokerCalls) -> None:
-        await broker.call("delete_subscription", topic=topic, subscription=subscription)
+        await broker.call(DELETE_SUBSCRIPTION, topic=topic, subscription=subscription)
 
     call_broker(Target(broker, config, sets), send)
     Output(output).record({"deleted": subscription, "topic": topic})

@@ -19,13 +19,16 @@ def closest_match(name: str, candidates: Iterable[str]) -> str | None:
 
 
 async def suggest_topic(
-    error: errors.UnknownTopic, call: Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
+    error: errors.UnknownTopic, list_topics: Callable[[], Awaitable[dict[str, Any]]]
 ) -> errors.UnknownTopic:
-    """The same error with a hint that names the most similar existing topic, if there is one."""
+    """The same error with a hint that names the most similar existing topic, if there is one.
+
+    `list_topics`: the call of this name.
+    """
     topics: list[str] = []
     # The suggestion is a courtesy: if topics cannot be listed, the original error still has to reach the user.
     with contextlib.suppress(errors.IcestreamError):
-        topics = (await call("list_topics", {}))["topics"]
+        topics = (await list_topics())["topics"]
     suggestion = closest_match(error.message.rpartition(" ")[2], topics)
     hint = f"did you mean {suggestion}? {LISTING}" if suggestion is not None else f"{error.hint}; {LISTING}"
     return errors.UnknownTopic(error.message, hint=hint)

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from icestream import errors
-from icestream.cli.broker import BrokerOption, Target
+from icestream.admin_api.node_api import DESCRIBE_SETTING, PLACES
+from icestream.admin_api.topic_api import PAGE_TOPICS
 from icestream.cli.broker_http import http_get
+from icestream.cli.broker_location import BrokerOption, Target
 from icestream.cli.connection import BrokerCalls, Document, broker_calls, interruptible, run_until_stopped
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Cell, Output, OutputFormat, table_layout
@@ -33,7 +35,7 @@ COLUMNS: Final = (
 DROP: Final = ("subscriptions", "producers", "consumers")  # omitted on a narrow terminal
 # Topics of a sample, and of one call: describing topics must not delay the broker's other work.
 TOPICS_MAX: Final = 5_000
-PAGE_TOPICS: Final = 100
+TOPICS_PER_PAGE: Final = 100
 # Counters of the broker that are shown as rates, and gauges that are shown as values; singular and plural.
 RATES: Final = {
     "icestream_publish_messages_total": "published/s",
@@ -121,12 +123,12 @@ async def _metrics_address(broker: BrokerCalls) -> tuple[str, int] | None:
     """Host and port of the metrics; None if they are disabled."""
     if not await _setting(broker, "metrics.enable"):
         return None
-    host, port = await _setting(broker, "node.bind_host"), (await broker.call("places"))["http_port"]
+    host, port = await _setting(broker, "node.bind_host"), (await broker.call(PLACES))["http_port"]
     return (host, port) if port else None
 
 
 async def _setting(broker: BrokerCalls, key: str) -> Any:
-    return (await broker.call("describe_setting", key=key))["value"]
+    return (await broker.call(DESCRIBE_SETTING, key=key))["value"]
 
 
 async def _sleep(clock: Clock, seconds: float) -> bool:
@@ -139,7 +141,7 @@ async def _take_sample(broker: BrokerCalls, metrics_address: tuple[str, int] | N
     topics: dict[str, TopicSample] = {}
     after: str | None = ""
     while after is not None and len(topics) < TOPICS_MAX:
-        page = await broker.call("page_topics", after=after, limit=PAGE_TOPICS)
+        page = await broker.call(PAGE_TOPICS, after=after, limit=TOPICS_PER_PAGE)
         # Topics of other nodes have no lag here.
         topics |= {topic["topic"]: _topic_sample(topic) for topic in page["items"] if topic["lag"] is not None}
         after = page["next"]

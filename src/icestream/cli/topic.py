@@ -8,14 +8,32 @@ from typing import Annotated
 import typer
 
 from icestream import errors
+from icestream.admin_api.subscription_api import PAGE_SUBSCRIPTIONS, SubscriptionSummary
+from icestream.admin_api.topic_api import (
+    CREATE_TOPIC,
+    DELETE_TOPIC,
+    DESCRIBE_TOPIC,
+    INSPECT_TOPIC,
+    PAGE_PRODUCERS,
+    SET_TOPIC_POLICIES,
+    TAKEOVER_TOPIC,
+    TOPIC_HISTORY,
+    TOPIC_POLICIES,
+    ConnectedProducer,
+    DeletionReport,
+    ShardTakeover,
+    TopicOutline,
+    TopicShard,
+    TopicSummary,
+)
 from icestream.cli import completion
 from icestream.cli.arguments import TopicName
-from icestream.cli.broker import BrokerOption, Target
-from icestream.cli.command import Commands
+from icestream.cli.broker_location import BrokerOption, Target
+from icestream.cli.commands import Commands
 from icestream.cli.confirmation import Yes, confirm
 from icestream.cli.connection import BrokerCalls, Document, call_broker
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch
-from icestream.cli.output import Cell, Output, OutputFormat, print_note
+from icestream.cli.output import Cell, Output, OutputFormat, columns_of, print_note
 from icestream.cli.policies import TOPIC_KEYS, Changes, PolicyOption, parse_policies, policies_cell
 from icestream.cli.positions import time_text
 from icestream.cli.table_name import format_levels
@@ -24,10 +42,17 @@ from icestream.observability.words import counted, size_text
 
 app = Commands("List, create, change and delete topics.")
 
-_COLUMNS = ("topic", "shards", "dispatch", "producers", "consumers", "subscriptions", "lag", "node")
-_SHARD_COLUMNS = ("shard", "earliest", "log_start", "next", "synced", "epoch", "gap_count")
-_PRODUCER_COLUMNS = ("producer", "peer", "epoch")
-_SUBSCRIPTION_COLUMNS = ("subscription", "type", "consumers", "lag")
+_COLUMNS = columns_of(
+    TopicSummary, "topic", "shards", "dispatch", "producers", "consumers", "subscriptions", "lag", "node"
+)
+_SHARD_COLUMNS = columns_of(
+    TopicShard, "shard", "earliest", "log_start", "next", "synced", "epoch", "gap_count", computed=("log_start",)
+)
+_PRODUCER_COLUMNS = columns_of(ConnectedProducer, "producer", "peer", "epoch")
+_SUBSCRIPTION_COLUMNS = columns_of(SubscriptionSummary, "subscription", "type", "consumers", "lag")
+_CREATED = columns_of(TopicOutline, "topic", "id", "shards", "dispatch")
+_DELETION = columns_of(DeletionReport, "table_end", "rest", "rest_messages")
+_TAKEOVER_COLUMNS = columns_of(ShardTakeover, "shard", "gap_start", "gap_end")
 
 
 @app.command("list")
@@ -83,10 +108,10 @@ def create(
     dispatch = "non-reliable" if non_reliable else "reliable"
 
     async def send(broker: BrokerCalls) -> Document:
-        return await broker.call("create_topic", topic=topic, shards=shards, dispatch=dispatch, policies=policies)
+        return await broker.call(CREATE_TOPIC, topic=topic, shards=shards, dispatch=dispatch, policies=policies)
 
     created = call_broker(Target(broker, config, sets), send)
-    Output(output).record({name: created[name] for name in ("topic", "id", "shards", "dispatch")})
+    Output(output).record({name: created[name] for name in _CREATED})
 
 
 _TableEnd = Annotated[
@@ -122,11 +147,11 @@ def delete(
         confirm(deletion_question(topic, subscriptions, table_end, rest_end), is_confirmed=False)
 
     async def send(broker: BrokerCalls) -> Document:
-        return await broker.call("delete_topic", topic=topic, table=table, rest=rest)
+        return await broker.call(DELETE_TOPIC, topic=topic, table=table, rest=rest)
 
     deletion, answer = call_broker(target, send), Output(output)
     name = format_levels(deletion["table"]) if deletion["table"] else None
-    details = {key: deletion[key] for key in ("table_end", "rest", "rest_messages")}
+    details = {key: deletion[key] for key in _DELETION}
     answer.record({"deleted": topic} | ({} if answer.is_text else {"table": name, **details}))
     if answer.is_text:
         for line in _deletion_notes(topic, name, deletion):
@@ -139,8 +164,8 @@ async def _read_deletion(broker: BrokerCalls, topic: str) -> tuple[Document, int
     Empty and None for an unknown topic: a topic that was deleted may still have uncommitted messages to discard.
     """
     with contextlib.suppress(errors.UnknownTopic):
-        policies = dict((await broker.call("topic_policies", topic=topic))["effective_policies"])
-        return policies, len((await broker.call("describe_topic", topic=topic))["subscriptions"])
+        policies = dict((await broker.call(TOPIC_POLICIES, topic=topic))["effective_policies"])
+        return policies, len((await broker.call(DESCRIBE_TOPIC, topic=topic))["subscriptions"])
     return {}, None
 
 
@@ -208,14 +233,14 @@ def takeover(
     )
 
     async def send(broker: BrokerCalls) -> Document:
-        return await broker.call("takeover_topic", topic=topic)
+        return await broker.call(TAKEOVER_TOPIC, topic=topic)
 
     result, answer = call_broker(Target(broker, config, sets), send), Output(output)
     if not answer.is_text:
         answer.record({"topic": topic, **result})
         return
     answer.print_line(f"{topic} is now served by this node; formerly by {result['former']}")
-    answer.table(("shard", "gap_start", "gap_end"), [tuple(shard.values()) for shard in result["shards"]])
+    answer.table(_TAKEOVER_COLUMNS, [[shard[name] for name in _TAKEOVER_COLUMNS] for shard in result["shards"]])
 
 
 @app.command()
@@ -234,13 +259,13 @@ def describe(
 
     async def read(broker: BrokerCalls) -> Document:
         if not broker.is_local:
-            return await broker.call("describe_topic", topic=topic)
-        state = await broker.call("inspect_topic", topic=topic)
+            return await broker.call(DESCRIBE_TOPIC, topic=topic)
+        state = await broker.call(INSPECT_TOPIC, topic=topic)
         state["shard_offsets"] = with_history(
-            state["shard_offsets"], (await broker.call("topic_history", topic=topic))["starts"]
+            state["shard_offsets"], (await broker.call(TOPIC_HISTORY, topic=topic))["starts"]
         )
-        state["connected"] = await broker.items("page_producers", topic=topic)
-        return state | {"subscriptions": await broker.items("page_subscriptions", topic=topic)}
+        state["connected"] = await broker.items(PAGE_PRODUCERS, topic=topic)
+        return state | {"subscriptions": await broker.items(PAGE_SUBSCRIPTIONS, topic=topic)}
 
     _show(call_broker(Target(broker, config, sets), read), Output(output))
 
@@ -307,10 +332,10 @@ def policy(
     new_values = parse_policies(changes or (), TOPIC_KEYS)
 
     async def read_or_change(broker: BrokerCalls) -> Document:
-        current = await broker.call("inspect_topic", topic=topic)
+        current = await broker.call(INSPECT_TOPIC, topic=topic)
         if not new_values:
             return current
-        return await broker.call("set_topic_policies", topic=topic, policies={**current["policies"], **new_values})
+        return await broker.call(SET_TOPIC_POLICIES, topic=topic, policies={**current["policies"], **new_values})
 
     state = call_broker(Target(broker, config, sets), read_or_change)
     effective: Document = state["effective_policies"]

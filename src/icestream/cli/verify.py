@@ -8,11 +8,12 @@ from typing import Annotated, Any, Final
 import typer
 
 from icestream import errors
+from icestream.admin_api.table_api import VerifyFinding
 from icestream.cli.arguments import OptionalTopicName
-from icestream.cli.broker import BrokerOption, Target
+from icestream.cli.broker_location import BrokerOption, Target
 from icestream.cli.lake_http import LakeApi, problem_error
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
-from icestream.cli.output import Output, OutputFormat, print_note
+from icestream.cli.output import Output, OutputFormat, columns_of, print_note
 from icestream.cli.progress_bar import progress_bar
 from icestream.observability.words import counted
 
@@ -22,7 +23,9 @@ Report = dict[str, Any]
 # Weights of findings as the API names them, and the severities that the text output shows instead.
 _WRONG, _KNOWN = "wrong", "known"
 _SEVERITIES: Final = {_WRONG: "error", _KNOWN: "info", "bounds-only": "info"}
-_COLUMNS = ("topic", "check", "severity", "shard", "start", "end", "text")
+_COLUMNS = columns_of(
+    VerifyFinding, "topic", "check", "severity", "shard", "start", "end", "text", computed=("topic", "severity")
+)
 
 
 def verify(
@@ -42,7 +45,7 @@ def verify(
     Example: icestream verify
     Example: icestream verify /default/orders --deep
     """
-    from icestream.cli.table_catalog import catalog_settings
+    from icestream.cli.catalog_access import catalog_settings
 
     api = LakeApi(catalog_settings(Target(broker, config, sets), needs_node=True), "verify", needs_embedded=False)
     answer = Output(output)

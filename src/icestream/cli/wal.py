@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 
 from icestream import errors
-from icestream.cli.command import Commands
+from icestream.cli.commands import Commands
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings
 from icestream.cli.output import Cell, Output, OutputFormat, print_note
 from icestream.cli.progress_bar import progress_bar
-from icestream.model.shard import Gap, TopicIdentity
+from icestream.model.shard import DeclaredGap, TopicIdentity
 from icestream.observability.words import counted, size_text
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.files import LocalDirectory, open_directory
@@ -257,22 +257,24 @@ def _records_cell(loss: Loss) -> Cell:
     return Cell([loss.lsn_first, loss.lsn_last], f"{loss.lsn_first}..{loss.lsn_last}")
 
 
-def _gaps_cell(plan: RepairPlan, gaps: list[Gap], nothing: str, text: Callable[[str, Gap], str]) -> Cell:
+def _gaps_cell(
+    plan: RepairPlan, gaps: list[DeclaredGap], nothing: str, text: Callable[[str, DeclaredGap], str]
+) -> Cell:
     """The gaps with the names of their topics, as far as the log still has the names."""
     names = [plan.topics.get(gap.key.topic_id, TopicIdentity.nameless(gap.key.topic_id)).name for gap in gaps]
     texts = ", ".join(text(f"{name} shard {gap.key.shard}", gap) for name, gap in zip(names, gaps, strict=True))
     return Cell([_gap_document(name, gap) for name, gap in zip(names, gaps, strict=True)], texts or nothing)
 
 
-def _gap_document(topic: str, gap: Gap) -> dict[str, int | str]:
+def _gap_document(topic: str, gap: DeclaredGap) -> dict[str, int | str]:
     return {
         "topic": topic, "topic_id": gap.key.topic_id, "shard": gap.key.shard, "start": gap.start, "end": gap.end,
     }  # fmt: skip
 
 
-def _gap_text(shard: str, gap: Gap) -> str:
+def _gap_text(shard: str, gap: DeclaredGap) -> str:
     return f"{shard} {gap.start}..{gap.end - 1}"
 
 
-def _unknown_text(shard: str, gap: Gap) -> str:
+def _unknown_text(shard: str, gap: DeclaredGap) -> str:
     return f"{shard} from {gap.start} (resumes at {gap.end})"

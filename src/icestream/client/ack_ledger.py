@@ -34,6 +34,8 @@ class Arrival(NamedTuple):
 
 
 class AckLedger:
+    """The messages of one generation of a shard."""
+
     def __init__(self, generation: int, *, deduplicates: bool) -> None:
         self.generation = generation
         self._deduplicates = deduplicates
@@ -43,6 +45,7 @@ class AckLedger:
 
     def arrive(self, start: int, end: int) -> Arrival:
         """Records the arrival of [start, end); the fresh ones of them are waiting from now on."""
+        # Nearly every arrival is fresh, and the sets are empty: each step looks first whether there is anything to do.
         fresh, acked = [(start, end)], self._acked.within(start, end) if self._acked else []
         may_be_copies = bool(self._handed) and bool(self._handed.within(start, end))
         for offsets in (self._acked, self._waiting, *((self._handed,) if self._deduplicates else ())):
@@ -53,7 +56,7 @@ class AckLedger:
         return Arrival(fresh, acked, may_be_copies)
 
     def arrive_singles(self, offsets: Sequence[int]) -> Arrival | None:
-        """`arrive` for messages with holes between them; offsets rise. None: all of them are fresh, none is a copy."""
+        """`arrive` for messages with holes between them; offsets rise. None if all are fresh and no copies."""
         if not any(offset_set.touches(offsets) for offset_set in (self._acked, self._waiting, self._handed)):
             self._waiting.add_singles(offsets)
             return None
@@ -65,22 +68,26 @@ class AckLedger:
         )
 
     def drop(self, start: int, end: int) -> None:
-        """Waiting messages are not handed out: they are redelivered."""
+        """Forgets waiting messages that will not be handed out: they are redelivered."""
         self._waiting.remove(start, end)
 
     def drop_singles(self, offsets: Sequence[int]) -> None:
+        """`drop` for single offsets."""
         self._waiting.remove_singles(offsets)
 
     def hand_out(self, start: int, end: int) -> None:
+        """Records that the application has the messages [start, end)."""
         self._waiting.remove(start, end)
         self._handed.add(start, end)
 
     def hand_out_singles(self, offsets: Sequence[int]) -> None:
+        """`hand_out` for single offsets."""
         self._waiting.remove_singles(offsets)
         self._handed.add_singles(offsets)
 
     def ack(self, start: int, end: int) -> bool:
-        """Returns whether a copy of them was waiting, which must not be handed out any more."""
+        """Records an ack. True if a copy of them was waiting, which must not be handed out any more."""
+        # Kept after the broker has the ack: a crash of the broker may lose the newest acks, and it redelivers then.
         had_copy = self._waiting.remove(start, end)
         self._handed.remove(start, end)
         self._acked.add(start, end)
@@ -95,7 +102,7 @@ class AckLedger:
         return had_copy
 
     def nack(self, start: int, end: int) -> None:
-        """The messages are redelivered, and handed out again even if the subscription deduplicates."""
+        """Forgets messages that are nacked: they are handed out again, even if the subscription deduplicates."""
         self._handed.remove(start, end)
 
     @property
@@ -135,19 +142,21 @@ class OffsetSet:
     def add(self, start: int, end: int) -> None:
         """Adds [start, end), which may overlap with the set."""
         runs = self._runs
-        runs.take(start, end)
+        runs.take(start, end)  # a RunSet does not accept overlapping runs
         runs.add(start, end, None)
         while len(runs) > limits.CLIENT_HANDLED_RANGES_MAX:
             lowest = runs.first()
             runs.take(lowest.start, lowest.end)
 
     def add_singles(self, offsets: Sequence[int]) -> None:
+        """Adds single offsets."""
         self._singles.update(offsets)
+        # The lower half at once: a sort for each offset beyond the bound would cost too much.
         if len(self._singles) > limits.CLIENT_HANDLED_RANGES_MAX:
             self._singles = set(sorted(self._singles)[len(self._singles) // 2 :])
 
     def remove(self, start: int, end: int) -> bool:
-        """Removes [start, end). Returns whether the set had some of it."""
+        """Removes [start, end). True if the set had some of it."""
         is_removed = bool(self._runs.take(start, end)) if self._runs.size else False
         if self._singles and (singles := self._singles_within(start, end)):
             self._singles.difference_update(singles)
@@ -155,7 +164,7 @@ class OffsetSet:
         return is_removed
 
     def remove_singles(self, offsets: Sequence[int]) -> bool:
-        """Removes these offsets, which rise. Returns whether the set had some of them."""
+        """Removes these offsets, which rise. True if the set had some of them."""
         count_before = len(self._singles)
         if count_before:
             self._singles.difference_update(offsets)
@@ -166,7 +175,7 @@ class OffsetSet:
         return is_removed
 
     def touches(self, offsets: Sequence[int]) -> bool:
-        """Whether the set may have one of these offsets, which rise. False is certain."""
+        """True if the set may have one of these offsets, which rise; False if it certainly has none of them."""
         if self._singles and not self._singles.isdisjoint(offsets):
             return True
         return bool(self._runs.size) and self._runs.first_within(offsets[0], offsets[-1] + 1) is not None

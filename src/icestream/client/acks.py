@@ -43,6 +43,8 @@ def check_delay_ms(delay_seconds: float) -> int:
 
 
 class PendingAcks:
+    """The acks and nacks that wait for the end of the tick, or for the next connection."""
+
     def __init__(self) -> None:
         self._acks: dict[tuple[int, int], list[int]] = {}  # flat ranges: start, end, start, end, …
         self._nacks: dict[tuple[int, int, int], list[int]] = {}
@@ -52,6 +54,7 @@ class PendingAcks:
         return bool(self._acks or self._nacks or self._cumulative)
 
     def ack(self, shard: int, generation: int, start: int, end: int) -> None:
+        """Acks the messages [start, end) of a shard."""
         flat = self._acks.get((shard, generation))
         if flat is None:
             self._acks[shard, generation] = [start, end]
@@ -66,6 +69,7 @@ class PendingAcks:
         self._cumulative[key] = max(end, self._cumulative.get(key, 0))
 
     def nack(self, shard: int, generation: int, delay_ms: int, start: int, end: int) -> None:
+        """Nacks the messages [start, end) of a shard."""
         self._nacks.setdefault((shard, generation, delay_ms), []).extend((start, end))
 
     # --- to the broker ---
@@ -91,7 +95,7 @@ class PendingAcks:
                 yield Nacks(shard, generation, delay_ms, ranges)
 
     def discard_nacks(self) -> None:
-        """The connection is lost: unacked messages are redelivered without a nack."""
+        """Discards the nacks of a lost connection: unacked messages are redelivered without them."""
         self._nacks.clear()
 
 
@@ -110,5 +114,6 @@ def merge_ranges(flat: list[int]) -> Pairs:
 
 
 def _frame_portions(ranges: Pairs) -> Iterator[Pairs]:
+    """Yields the ranges in portions that fit one frame each."""
     for at in range(0, len(ranges), limits.ACK_RANGES_MAX):
         yield ranges[at : at + limits.ACK_RANGES_MAX]

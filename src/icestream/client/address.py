@@ -32,7 +32,7 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str) -> Address:
-    """Raises InvalidInput."""
+    """Parses an address in one of the forms above. Raises InvalidInput."""
     if not isinstance(text, str):
         raise errors.InvalidInput(f"an address must be str, got {type(text).__name__}", hint=f"for example {DEFAULT}")
     if text.startswith(_UNIX + "/") and "\0" not in text:

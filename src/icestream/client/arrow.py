@@ -33,6 +33,7 @@ _NUMBERING_COLUMNS: Final = (envelope.PRODUCER_ID, envelope.SEQUENCE)
 
 @cache
 def pyarrow() -> Any:
+    """The module pyarrow. Raises ConfigurationError if it is not installed."""
     try:
         import pyarrow as pa  # type: ignore[import-untyped]
     except ImportError:
@@ -44,6 +45,7 @@ def pyarrow() -> Any:
 
 @cache
 def _types() -> dict[ColumnKind, Any]:
+    """The Arrow type of each kind of column."""
     pyarrow()  # raises an error that names the fix, if it is not installed
     from icestream.model.arrow_types import ARROW_TYPES
 
@@ -104,6 +106,7 @@ async def arrow_batches(consumer: Consumer, max_messages: int) -> AsyncIterator[
         raise errors.InvalidInput(f"max_messages must be at least 1, got {max_messages}")
     pyarrow()
     while (chunk := await consumer.take_chunk(max_messages)) is not None:
+        # Waits for the first chunk only, then takes what has arrived: a batch is never held back to become larger.
         chunks = [chunk]
         room = max_messages - (chunk.end - chunk.first)
         while room and (chunk := consumer.take_chunk_nowait(room)) is not None:
@@ -155,6 +158,7 @@ def blocking_arrow_batches(thread: LoopThread, consumer: Consumer, max_messages:
 
 
 def _record_batch(chunks: list[Chunk]) -> Any:
+    """The rows of the chunks as one pyarrow.RecordBatch. Raises DecodeError."""
     pa = pyarrow()
     parts = [part for chunk in chunks for part in _parts(chunk)]
     time = _types()[ColumnKind.TIMESTAMP_US]
@@ -170,6 +174,7 @@ def _record_batch(chunks: list[Chunk]) -> Any:
 
 
 def _offsets(chunks: list[Chunk], rows: list[int]) -> Any:
+    """The offset of each row; without work per message unless a chunk has holes between its offsets."""
     if all(delivered.offsets is None for delivered, _, _ in chunks):
         return _consecutive_offsets([chunk.delivered.start + chunk.first for chunk in chunks], rows)
     pieces = [(delivered.offsets, delivered.start, first, end) for delivered, first, end in chunks]
@@ -194,6 +199,7 @@ def _parts(chunk: Chunk) -> Iterator[BlockRows]:
 
 
 def _column(parts: list[BlockRows], column: EnvelopeColumn) -> Any:
+    """The column of all parts as one array, by the cheapest way that its encodings allow. Raises DecodeError."""
     kind = _types()[column.kind]
     rows = sum(part.end - part.first for part in parts)
     if column in _NUMBERING_COLUMNS and any(part.block.numbering is not None for part in parts):
@@ -217,6 +223,7 @@ def _concat(arrays: list[Any]) -> Any:
 
 
 def _repeat(value: Value, kind: Any, rows: int) -> Any:
+    """An array of `rows` times the same value."""
     pa = pyarrow()
     return pa.repeat(pa.scalar(value, kind), rows)
 
@@ -244,6 +251,7 @@ def _consecutive_offsets(starts: list[int], rows: list[int]) -> Any:
 
 
 def _array(column: EnvelopeColumn, values: list[Value]) -> Any:
+    """An array from Python values; headers become a map, which pyarrow takes as pairs."""
     pairs = [list(value.items()) if isinstance(value, dict) else value for value in values]
     return pyarrow().array(pairs, _types()[column.kind])
 
@@ -273,6 +281,7 @@ def _block_column(part: BlockRows, column: EnvelopeColumn) -> Any:
         return _repeat(part.block.values(column)[0], kind, rows)
     try:
         whole = pa.Array.from_buffers(kind, part.block.rows, _buffers(column, encoding, flags, data, part.block.rows))
+        # The bytes come from another process: ends that point out of the buffer would crash, or read foreign memory.
         whole.validate(full=True)
     except pa.ArrowException as error:
         raise errors.DecodeError(f"column {column.name}: {error}") from None
@@ -280,6 +289,7 @@ def _block_column(part: BlockRows, column: EnvelopeColumn) -> Any:
 
 
 def _buffers(column: EnvelopeColumn, encoding: int, flags: int, data: memoryview, rows: int) -> list[Any]:
+    """Arrow's buffers of a column: validity, ends of variable values, values. A block has them in the same layout."""
     pa = pyarrow()
     validity = None
     if flags & NULLS:

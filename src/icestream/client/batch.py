@@ -102,10 +102,12 @@ class Batch:
                 columns[column] = values
         self.block = encode_block(self.rows, columns, numbering)
         self.first_sequence = numbering.first_sequence
+        # The block has them now: a batch that waits for its answer holds each payload once.
         self.payloads, self._keys, self._headers, self._times = [], [], [], []
 
     def renumber(self, numbering: Numbering) -> None:
         """Replaces producer, epoch and sequence numbers of a sealed batch: only the head of the block changes."""
+        # The sequence of a message may change from one attempt to the next: batches before it were dropped or split.
         rows, size, _, _, columns, flags, _ = HEAD.unpack_from(self.block)
         producer_id, epoch, first = numbering.producer_id, numbering.producer_epoch, numbering.first_sequence
         self.block = HEAD.pack(rows, size, producer_id, epoch, columns, flags, first) + self.block[HEAD.size :]
@@ -121,10 +123,11 @@ class Batch:
         first, second = self._part(0, half), self._part(half, self.rows)
         first.bytes = self.bytes // 2
         second.bytes = self.bytes - first.bytes
-        second.settled = self.settled
+        second.settled = self.settled  # the second is settled after the first: answers come in order
         return first, second
 
     def _part(self, start: int, end: int) -> Batch:
+        """The rows [start, end) as a sealed batch of their own."""
         part = Batch(self.shard, self._publish_time_us, self.deadline_ns)
         part.block = select_rows(self.block, start, end - start)
         part.first_sequence = self.first_sequence + start
@@ -134,11 +137,6 @@ class Batch:
         return part
 
     # --- the outcome ---
-
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether its futures are done already."""
-        return not self.futures
 
     def succeed(self, topic: str, base_offset: int) -> None:
         """Resolves the futures: stored from `base_offset` on, or -1 if the broker no longer knows the offset."""
@@ -150,6 +148,7 @@ class Batch:
                     future.set_result(message_id)
         else:
             offset = base_offset
+            # A future may be done already: the application has cancelled it. Its message is stored nevertheless.
             for future in self.futures:
                 if not future.done():
                     future.set_result(_new_tuple(MessageId, (topic, shard, offset)))
@@ -164,6 +163,7 @@ class Batch:
         self._settle()
 
     def _settle(self) -> None:
+        """Wakes those that wait in `flush`, and lets go of the futures: a batch without futures is abandoned."""
         for future in self.settled:
             if not future.done():
                 future.set_result(None)
@@ -172,6 +172,7 @@ class Batch:
 
 
 def _pad(values: list[Value], count: int, default: Value) -> None:
+    """Extends the values to `count` with the default: the messages before had no value."""
     values.extend([default] * (count - len(values)))
 
 
@@ -183,14 +184,18 @@ def checked_headers(headers: Mapping[Any, Any]) -> dict[str, str]:
     texts: dict[str, str] = {}
     for key, value in headers.items():
         if not isinstance(key, str):
-            raise errors.InvalidInput(f"header keys must be str, got {type(key).__name__}")
+            raise errors.InvalidInput(f"header keys must be str, got {type(key).__name__}", hint='headers={"a": "b"}')
         if not isinstance(value, str):
-            raise errors.InvalidInput(f"header values must be str, got {type(value).__name__} for {key!r:.40}")
+            raise errors.InvalidInput(
+                f"header values must be str, got {type(value).__name__} for {key!r:.40}", hint="use str(value)"
+            )
         try:
             key_bytes = len(key.encode())
             value.encode()
         except UnicodeEncodeError:
-            raise errors.InvalidInput("header is not valid Unicode") from None
+            raise errors.InvalidInput(
+                f"header {key!a:.40} is not valid Unicode", hint="it contains a lone surrogate: remove it"
+            ) from None
         if key_bytes >= 2**16:
             raise errors.InvalidInput(f"header key too long: {key_bytes:,} bytes, limit {2**16 - 1:,}")
         texts[key] = value

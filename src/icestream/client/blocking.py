@@ -92,6 +92,7 @@ class BlockingClient:
             self._is_closed = True
             opened, self._opened = self._opened, None
         _open_clients.discard(self)
+        # Outside of the lock: closing waits for pending messages, and other threads must be able to see that it closes.
         if opened is not None:
             thread, client = opened
             try:
@@ -101,7 +102,7 @@ class BlockingClient:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection to the broker now."""
+        """True if there is a connection to the broker now."""
         opened = self._opened
         return opened is not None and opened[1].is_connected
 
@@ -115,7 +116,7 @@ class BlockingClient:
 
     def _opened_client(self) -> tuple[LoopThread, Client]:
         """Connects, unless it is connected. Raises ConnectionLost, ClientClosed, or the broker's refusal."""
-        with self._opening:
+        with self._opening:  # one thread connects, others that call meanwhile wait for it
             if self._is_closed:
                 raise errors.ClientClosed("the client is closed", hint="connect_sync() makes another client")
             if self._opened is None:
@@ -228,7 +229,8 @@ class BlockingClient:
 
 @atexit.register
 def _close_all() -> None:
-    """Pending messages are stored and acks are sent, also by programs that do not close their clients."""
+    """Closes all clients when the interpreter exits: pending messages are stored and acks are sent, also by programs
+    that do not close their clients."""
     for client in list(_open_clients):
         with contextlib.suppress(errors.IcestreamError):  # also a client that was inherited by a fork
             client.close()
@@ -289,6 +291,7 @@ class BlockingProducer:
                 await self._producer.ready()
                 futures.append(self._producer.send(payload, key=key))
         finally:
+            # Also after an error: the caller must not hear of it while some of its messages have no outcome yet.
             await asyncio.gather(*futures, return_exceptions=True)
         return [future.result() for future in futures]
 
@@ -332,6 +335,8 @@ class BlockingMessage(Message):
 
     def _call_in_thread(self, call: Callable[..., object], *arguments: object) -> None:
         """Calls in the client's thread, without waiting. Raises ClientClosed or the error of the subscription."""
+        # Without waiting for the thread: an ack for each message would otherwise cost two thread switches. Errors of
+        # the subscription are checked here, in the thread of the caller.
         self._delivered.consumer.check_open()
         self._thread.call_soon(_call_ignoring_errors, call, *arguments)
 
@@ -377,6 +382,7 @@ class BlockingSubscription:
                 message = self._next_buffered()
                 if message is not None:
                     return message
+                # One thread fetches, without the lock, so that others can take what is buffered and time out.
                 if self._is_fetching:
                     if not self._changed.wait(seconds):
                         return None
@@ -386,6 +392,7 @@ class BlockingSubscription:
                 return None
 
     def _next_buffered(self) -> Message | None:
+        """The next message that was handed over and is still to be handed out; None if there is none."""
         while self._messages:
             message = self._messages.popleft()
             # A message whose connection is lost is delivered again, so this copy is dropped; but a subscription that
@@ -395,7 +402,7 @@ class BlockingSubscription:
         return None
 
     def _fetch(self, seconds: float | None) -> bool:
-        """Fetches messages for all threads. False: none came in time, or the subscription was closed."""
+        """Fetches messages for all threads. False if none came in time, or the subscription was closed."""
         messages: list[Message] = []
         try:
             messages = self._thread.run(self._take_messages(seconds))
@@ -443,7 +450,7 @@ class BlockingSubscription:
         """Moves the subscription: everything from `start` on is delivered, again or for the first time, to all of its
         consumers."""
         self._thread.run(self._consumer.seek(start, shard=shard))
-        with self._changed:
+        with self._changed:  # messages of the old position were handed over already
             self._messages.clear()
 
     @property

@@ -10,8 +10,7 @@ from icestream import errors, limits
 from icestream.client.address import DEFAULT, Address, parse_address
 from icestream.client.consumer import Consumer
 from icestream.client.producer import Producer
-from icestream.client.session import ClientOptions, Session
-from icestream.client.session_pool import SessionPool
+from icestream.client.session import ClientOptions, Session, SessionPool
 from icestream.client.start_position import StartPosition
 from icestream.client.subscribe_call import SubscribeRequest, TypeName
 from icestream.client.subscription import Subscription
@@ -66,7 +65,7 @@ TopicInfo.subscriptions.__doc__ = "The names of its subscriptions."
 
 
 class TopicPolicies(NamedTuple):
-    """The policies of a topic, by name; None: not set."""
+    """The policies of a topic, by name; None for a policy that is not set."""
 
     policies: dict[str, int | str | None]
     effective: dict[str, int | str | None]
@@ -193,6 +192,8 @@ class Client:
         """The names of all topics, in order."""
         names: list[str] = []
         after: str | None = ""
+        # Page by page: a cluster may have more topics than a reply can hold. A topic that is created meanwhile may be
+        # missed, none is listed twice.
         while after is not None:
             page = await self.call("list_topics", {"after": after}, repeats=True)
             names += document.texts_of(page, "topics", limits.DOCUMENT_ITEMS_MAX, limits.TOPIC_NAME_BYTES_MAX)
@@ -217,7 +218,7 @@ class Client:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection to that address now."""
+        """True if there is a connection to that address now."""
         return self._session.is_connected
 
     @property
@@ -243,7 +244,7 @@ class Client:
 
 
 def _decode_topic_policies(reply: Document) -> TopicPolicies:
-    """Raises DecodeError."""
+    """The policies of a topic from a reply. Raises DecodeError."""
     return TopicPolicies(_decode_policies(reply, "policies"), _decode_policies(reply, "effective_policies"))
 
 
@@ -255,7 +256,7 @@ def _decode_policies(reply: Document, name: str) -> dict[str, int | str | None]:
 
 
 def _decode_topic_info(reply: Document) -> TopicInfo:
-    """Raises DecodeError."""
+    """The description of a topic from a reply. Raises DecodeError."""
     return TopicInfo(
         document.text_of(reply, "topic", limits.TOPIC_NAME_BYTES_MAX),
         document.number_of(reply, "shards", 1, limits.SHARDS_PER_TOPIC_MAX),

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from icestream import errors, limits
 from icestream.client.acks import PendingAcks, check_delay_ms
-from icestream.client.connection import Connection
+from icestream.client.client_connection import ClientConnection
 from icestream.client.delivered_rows import DeliveredRows, check_delivery
 from icestream.client.inbox import Chunk, ChunkCursor, Inbox
 from icestream.client.message import COMPLETED_ACK, CompletedAck, Gap, Message
@@ -43,13 +43,15 @@ _CUMULATIVE_TYPES: Final = ("exclusive", "failover")
 
 
 class Consumer:
+    """The state of one consumer: its buffered messages, its credit, its acks, and its place at the broker."""
+
     def __init__(self, session: Session, request: SubscribeRequest) -> None:
         self.topic = request.topic
         self.name = request.subscription
         unique_name = f"{socket.gethostname()}-{session.randomness.token(8).hex()}"
         self.consumer = check_name("consumer", unique_name if request.consumer is None else request.consumer)
         self.positions: list[int] = []  # of each shard, when it was opened: everything below was acked
-        self.is_active = False  # whether messages are delivered to it: a failover subscription has one active consumer
+        self.is_active = False  # messages are delivered to it: a failover subscription has one active consumer
         self.error: errors.IcestreamError | None = None
         self.gaps: deque[Gap] = deque(maxlen=limits.CLIENT_GAPS_MAX)
         self._request = request
@@ -59,7 +61,7 @@ class Consumer:
         self._inbox = Inbox(prefetch, request.buffer_bytes, deduplicates=request.dedup)
         self._cursor = ChunkCursor(self._inbox)
         self._acks = PendingAcks()
-        self._connection: Connection | None = None
+        self._connection: ClientConnection | None = None
         self._handle = 0
         self._identity: SubscriptionIdentity | None = None
         self._is_closed = self._is_flush_scheduled = self._is_take_timeout_running = False
@@ -72,17 +74,19 @@ class Consumer:
         return self
 
     async def __anext__(self) -> Message:
+        # `ChunkCursor.take_rows(1)`, inlined: these lines run for every message.
         cursor = self._cursor
         while True:
             row = cursor.row
             if row < cursor.end:
                 cursor.row = row + 1
                 return Message(cursor.delivered, row)
+            # A quarter of the window: the credit for a chunk is granted when it is used up, while the rest is buffered.
             if not await self._next_chunk(max(1, self._inbox.credit.window // 4)):
                 raise StopAsyncIteration
 
     async def take(self, max_messages: int) -> list[Message]:
-        """Waits for messages, and returns those that have arrived, at most `max_messages`. Empty: it was closed."""
+        """Waits for messages, and returns those that have arrived, at most `max_messages`. Empty if it was closed."""
         if max_messages < 1:
             raise errors.InvalidInput(f"max_messages must be at least 1, got {max_messages}")
         chunk = await self.take_chunk(max_messages)
@@ -97,7 +101,7 @@ class Consumer:
         return arrow_batches(self, max_messages)
 
     async def take_chunk(self, max_messages: int) -> Chunk | None:
-        """Waits for messages, and returns rows of one delivery, which count as handed out. None: it was closed."""
+        """Waits for messages, and returns rows of one delivery, which count as handed out. None if it was closed."""
         has_rows = self._cursor.row < self._cursor.end or await self._next_chunk(max_messages)
         return self._cursor.take_rows(max_messages) if has_rows else None
 
@@ -108,12 +112,14 @@ class Consumer:
         return self._cursor.take_rows(1 if self._inbox.may_hold_copies else max_messages) if has_rows else None
 
     def take_chunk_nowait(self, max_messages: int) -> Chunk | None:
-        """`take_chunk` without waiting. None: no messages are buffered."""
+        """`take_chunk` without waiting. None if no messages are buffered."""
         has_rows = self._cursor.row < self._cursor.end or self._start_chunk(max_messages)
         return self._cursor.take_rows(max_messages) if has_rows else None
 
     async def _next_chunk(self, rows_max: int) -> bool:
-        """Waits until there are messages to hand out. False: closed. Raises SubscriptionStalled for a new stall."""
+        """Waits until there are messages to hand out. False if it was closed. Raises SubscriptionStalled for a new
+        stall, or the error that made the consumer fail."""
+        # Before buffered messages: with messages of other shards the buffer might never run dry.
         self._stalls.check()
         while not self._start_chunk(rows_max):
             if self._cursor.row < self._cursor.end:
@@ -126,10 +132,12 @@ class Consumer:
         return True
 
     def _check_was_open(self) -> None:
+        """Raises ClientClosed before the first opening."""
         if self._identity is None:
             raise errors.ClientClosed(f"subscription {self.name} is not open yet", hint="use `async with`")
 
     def _start_chunk(self, rows_max: int) -> bool:
+        """Starts the next chunk of the inbox. False if no messages wait, or a chunk has rows left. Raises `error`."""
         if self.error is not None:
             raise self.error
         if self._cursor.row < self._cursor.end:
@@ -141,6 +149,7 @@ class Consumer:
     # --- acks ---
 
     def ack_row(self, delivered: DeliveredRows, row: int) -> None:
+        """Acks one message: `ack_rows`, with a fast path."""
         # The fast path: the second and later acks of a tick, while no copies are buffered.
         if not self._is_flush_scheduled or self._inbox.may_hold_copies or delivered.identity is not self._identity:
             self.ack_rows(delivered, row, row + 1)
@@ -149,6 +158,7 @@ class Consumer:
         self._acks.ack(delivered.shard, delivered.generation, offset, offset + 1)
 
     def ack_rows(self, delivered: DeliveredRows, first: int, end: int) -> None:
+        """Acks rows of a delivery. Acks of an earlier connection count too: the broker acks by offset."""
         self._schedule_acks()
         if delivered.identity is not self._identity:
             return  # the subscription was deleted and created again: it has other messages at these offsets
@@ -158,6 +168,7 @@ class Consumer:
                 self._cursor.ack(delivered.shard, delivered.generation, start, stop)
 
     def ack_through(self, message: Message) -> CompletedAck:
+        """Acks a message and everything before it in its shard. Raises InvalidInput."""
         if self._request.type not in _CUMULATIVE_TYPES:
             raise errors.InvalidInput(
                 f"subscription {self.name} is {self._request.type}: it has no cumulative ack",
@@ -181,8 +192,10 @@ class Consumer:
         self.nack_rows(delivered, row, row + 1, delay_seconds)
 
     def nack_rows(self, delivered: DeliveredRows, first: int, end: int, delay_seconds: float) -> None:
+        """Nacks rows of a delivery. Raises InvalidInput for the delay."""
         delay_ms = check_delay_ms(delay_seconds)
         self._schedule_acks()
+        # The ledger must know the rows as handed out before it forgets them again as nacked.
         self._cursor.record()
         for start, stop in delivered.ranges(first, end):
             self._inbox.nack(delivered.shard, delivered.generation, start, stop)
@@ -191,6 +204,7 @@ class Consumer:
                 self._acks.nack(delivered.shard, delivered.generation, delay_ms, start, stop)
 
     def _schedule_acks(self) -> None:
+        """Schedules the flush that sends acks and nacks. Raises ClientClosed, InvalidInput on another event loop."""
         if not self._is_flush_scheduled:
             self._session.check_loop()
         self.check_open()
@@ -212,18 +226,20 @@ class Consumer:
             raise errors.ConnectionLost(
                 f"subscription {self.name} is not connected", hint="acks are kept and sent later"
             )
+        # The broker handles frames in order: its answer to the PING confirms the acks before it.
         self._flush(connection)
         await connection.ping()
 
     # --- position and state ---
 
     async def seek(self, start: StartPosition, *, shard: int | None = None) -> None:
-        """Moves the subscription, for all of its consumers. None: all shards."""
+        """Moves the subscription, for all of its consumers. `shard`: None for all shards."""
         self._check_was_open()
         arguments = {"topic": self.topic, "subscription": self.name, **start_arguments(start)}
         if shard is not None:
             arguments["shard"] = shard
         reply = await self._session.call("seek", arguments, repeats=True)
+        # The first delivery of the new generation may have arrived before the reply: the inbox keeps the newer one.
         self._inbox.seek(shard_generations(reply))
         self._cursor.drop_outdated()
         self._schedule_flush()
@@ -246,6 +262,8 @@ class Consumer:
         if connection is not None:
             self._flush(connection)
         self._is_closed = True
+        # First here, then at the broker: frames that are still on their way find the consumer gone and are ignored
+        # (`leave`), until the broker confirms that there are no more of them (`remove`).
         self._session.remove_endpoint(self)
         self._drop_connection()
         self._waiters.wake()
@@ -255,6 +273,7 @@ class Consumer:
             connection.consumers.remove(self._handle)
 
     def _drop_connection(self) -> None:
+        """Drops everything that belongs to the connection: buffered messages, stalls, the active role."""
         self._connection = None
         self.is_active = False
         self._stalls.clear()
@@ -267,14 +286,17 @@ class Consumer:
         if self._identity is None:
             await self._session.open_endpoint(self)
 
-    # --- frames of the broker (the connection calls these: consumer_registry.DeliveryListener) ---
+    # --- frames of the broker (the connection calls these: delivery_router.DeliveryListener) ---
 
     def on_delivery(self, delivery: frame.Delivery) -> None:
+        """Buffers the messages of a DELIVER or PICK. Raises DecodeError for invalid or unrequested ones."""
         check_delivery(delivery)
+        # Rows of the present chunk are recorded lazily. If they are redelivered, the ledger must know them as handed
+        # out, or it would take the copies for messages that are still waiting.
         self._cursor.record_before(delivery.shard, delivery.base_offset + delivery.first_row)
         now_ns = self._session.clock.monotonic_ns()
         delivered = DeliveredRows(self, self._connection, self._identity, delivery, now_ns)
-        for start, end in self._inbox.arrive(delivered):
+        for start, end in self._inbox.arrive(delivered):  # acked here before: the broker has lost those acks
             self._acks.ack(delivered.shard, delivered.generation, start, end)
         self._cursor.drop_outdated()
         if self._acks or not self._inbox:
@@ -290,6 +312,7 @@ class Consumer:
 
     async def _watch_take_timeout(self, take_seconds: float) -> None:
         """Fails the consumer when messages wait and none was taken for `take_seconds`. Runs while messages wait."""
+        # Progress by two numbers, compared after the timeout: nothing is done for each message.
         while self._connection is not None and self.waiting_messages:
             progress = (self._cursor.chunks, self._cursor.row)
             await self._session.clock.sleep(take_seconds)
@@ -298,6 +321,7 @@ class Consumer:
         self._is_take_timeout_running = False
 
     def _fail_slow(self, reason: str) -> None:
+        """Fails the consumer as too slow, and leaves the subscription, so that other consumers get its messages."""
         connection = self._connection
         count = self.waiting_messages
         self._fail(
@@ -312,6 +336,7 @@ class Consumer:
             self._session.tasks.start(close, f"subscription-{self.name}-leave")
 
     def on_gap(self, gap: frame.GapNotice) -> None:
+        """Records a gap. Raises DecodeError for an unknown state."""
         try:
             state = GapState(gap.state)
         except ValueError:
@@ -319,6 +344,7 @@ class Consumer:
         self.gaps.append(Gap(gap.shard, gap.start, gap.end, state, gap.reason))
 
     def on_event(self, event: Document) -> None:
+        """Handles an event of the broker. Unknown events are ignored: a later broker may send some."""
         match event.get("event"):
             case "active":
                 self.is_active = True
@@ -329,7 +355,8 @@ class Consumer:
             case "closed":
                 connection = self._connection
                 reason = document.text_of(event, "reason", limits.ERROR_MESSAGE_BYTES_MAX, "")
-                self._fail(errors.ConsumerClosed(f"the broker closed consumer {self.consumer}: {reason}"))
+                message = f"the broker closed consumer {self.consumer}: {reason}"
+                self._fail(errors.ConsumerClosed(message, hint="subscribe again to continue"))
                 if connection is not None:
                     connection.consumers.remove(self._handle)
 
@@ -340,11 +367,12 @@ class Consumer:
             self._is_flush_scheduled = True
             self._session.schedule_flush(self)
 
-    def _flush(self, connection: Connection | None) -> None:
+    def _flush(self, connection: ClientConnection | None) -> None:
         """Queues the acks, nacks and credit of this tick."""
         self._is_flush_scheduled = False
         if connection is None or connection is not self._connection:
             return
+        # Acks before credit: the broker frees slots of the in-flight window before it dispatches by the new credit.
         for shard, generation, ranges in self._acks.take_acks():
             self._push_ranges(connection, FrameKind.ACK, shard, generation, 0, ranges)
             self._inbox.ack(shard, generation, ranges)
@@ -358,7 +386,7 @@ class Consumer:
 
     def _push_ranges(
         self,
-        connection: Connection,
+        connection: ClientConnection,
         kind: FrameKind,
         shard: int,
         generation: int,
@@ -368,7 +396,8 @@ class Consumer:
         body = frame.encode_ranges(AckRanges(self._handle, shard, generation, extra, ranges))
         connection.push(frame.encode_frame(kind, 0, body))
 
-    async def _open_on(self, connection: Connection) -> None:
+    async def _open_on(self, connection: ClientConnection) -> None:
+        """Joins the subscription at the broker, for the first time or again. Raises the broker's refusal."""
         document_reply = await self._session.call_on(connection, "subscribe", self._arguments, undo="close_consumer")
         if connection.is_lost:
             return
@@ -376,6 +405,7 @@ class Consumer:
             await self._session.notify(connection, "close_consumer", {"handle": document_reply.get("handle")})
             return
         reply = SubscribeReply.decode(document_reply)
+        # Messages must be taken well before their ack deadline, with time left to process them.
         self._inbox.credit.drain_ns = int(reply.ack_timeout_ms * 1_000_000 * limits.CLIENT_DRAIN_SHARE)
         self._inbox.begin(reply.generations, is_same=reply.identity == self._identity)
         if reply.identity != self._identity:
@@ -385,17 +415,19 @@ class Consumer:
         self._connection = connection
         self.is_active = self._request.type != "failover"
         connection.consumers.join(self._handle, self)
-        self._schedule_flush()
+        self._schedule_flush()  # grants the first credit: no message arrives before it
 
     def _use_session(self, session: Session) -> None:
         self._session = session
 
     def _detach(self, error: errors.IcestreamError) -> None:
         """Drops the messages that were not handed out, which are redelivered; acks are sent on the next connection."""
+        # Acks are kept: an ack is by offset and counts on any connection. A nack concerns one delivery, which is over.
         self._drop_connection()
         self._acks.discard_nacks()
 
     def _fail(self, error: errors.IcestreamError) -> None:
+        """Ends the consumer permanently; the first error is the one that the iteration raises."""
         if self.error is None:
             self.error = error
         self._session.remove_endpoint(self)

@@ -14,6 +14,8 @@ from icestream import limits
 
 
 class CreditWindow:
+    """The credit of one consumer on its present connection."""
+
     def __init__(self, prefetch: int, buffer_bytes: int) -> None:
         self._prefetch = self._window_max = prefetch
         self._buffer_bytes = buffer_bytes
@@ -35,28 +37,31 @@ class CreditWindow:
         self.credit = self.buffered = self.buffered_bytes = 0
 
     def arrived(self, rows: int, size: int) -> bool:
-        """Messages arrived. False: more than were requested."""
+        """Accounts for messages that arrived. False if they are more than were requested."""
         if rows > self.credit:
             return False
         self.credit -= rows
         self.buffered += rows
         self.buffered_bytes += size
+        # A peak at once, an average slowly: too small an estimate would overrun the buffer.
         average = size / rows
         self._row_bytes = max(average, self._row_bytes * 0.9 + average * 0.1)
         return True
 
     @property
     def is_over(self) -> bool:
-        """Whether more bytes are buffered than allowed."""
+        """True if more bytes are buffered than allowed."""
         return self.buffered_bytes > self._buffer_bytes
 
     def release(self, rows: int, size: int) -> None:
-        """Messages left the buffer."""
+        """Accounts for messages that left the buffer."""
         self.buffered -= rows
         self.buffered_bytes -= size
 
     def adapt(self, rows: int, waited_ns: int, now_ns: int) -> None:
         """Adapts the window after `rows` messages were taken, which had waited for `waited_ns`."""
+        # Shrinks at once, grows only after a whole window: messages that wait too long fail at the broker, whereas a
+        # window that is too small only costs throughput.
         if waited_ns > self.drain_ns:
             self.window = max(1, self.window // 2)
             self._rows_taken, self._measured_from_ns = 0, now_ns
@@ -74,7 +79,7 @@ class CreditWindow:
         if window > self._prefetch:
             likely = limits.CLIENT_PREFETCH_BATCHES_SHARE * self._buffer_bytes / max(self._row_bytes, 1.0)
             window = max(self._prefetch, min(window, int(likely)))
-        if self._row_bytes * window > self._buffer_bytes:
+        if self._row_bytes * window > self._buffer_bytes:  # one message at least, however large: else none would come
             window = max(1, int(self._buffer_bytes / self._row_bytes))
         used = self.credit + self.buffered
         if used * 2 > window:

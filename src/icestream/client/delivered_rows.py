@@ -15,7 +15,7 @@ from icestream.model.envelope import ColumnKind, EnvelopeColumn
 from icestream.rpc.frame import Delivery
 
 if TYPE_CHECKING:
-    from icestream.client.connection import Connection
+    from icestream.client.client_connection import ClientConnection
     from icestream.client.consumer import Consumer
     from icestream.client.subscribe_call import SubscriptionIdentity
 
@@ -42,7 +42,7 @@ class DeliveredRows:
     def __init__(
         self,
         consumer: Consumer,
-        connection: Connection | None,
+        connection: ClientConnection | None,
         identity: SubscriptionIdentity | None,
         delivery: Delivery,
         arrived_ns: int,
@@ -82,10 +82,11 @@ class DeliveredRows:
         return [self._part(low, high) for low, high in rows]
 
     def _part(self, first: int, end: int) -> DeliveredRows:
+        """The rows [first, end) as a delivery of their own; it shares the body."""
         part = copy(self)
         part.start, part.rows = self.offset(first), end - first
         part.offsets = None if self.offsets is None else self.offsets[first:end]
-        part.bytes = max(1, self.bytes * part.rows // self.rows)
+        part.bytes = max(1, self.bytes * part.rows // self.rows)  # an estimate: the body stays whole
         part._first_row = self._first_row + first
         part.payloads, part._blocks, part._columns = None, None, {}
         return part
@@ -96,6 +97,7 @@ class DeliveredRows:
         return self.start + self.rows if self.offsets is None else self.offsets[-1] + 1
 
     def offset(self, row: int) -> int:
+        """The offset of a row."""
         return self.start + row if self.offsets is None else self.offsets[row]
 
     def ranges(self, first: int, end: int) -> list[tuple[int, int]]:
@@ -114,7 +116,7 @@ class DeliveredRows:
 
     @property
     def is_current(self) -> bool:
-        """Whether the connection that delivered it is open: only there does the broker wait for acks of these rows."""
+        """True if the connection that delivered it is open: only there does the broker wait for acks of these rows."""
         return self.connection is not None and not self.connection.is_lost
 
     def values(self, column: EnvelopeColumn) -> Sequence[Value]:
@@ -154,6 +156,8 @@ class DeliveredRows:
 
 def check_delivery(delivery: Delivery) -> None:
     """Raises DecodeError unless the blocks of a delivery have its rows."""
+    # Checked on arrival, by the heads of the blocks alone: columns are decoded on access, when an error would come too
+    # late to end the connection.
     rows = sum(rows for rows, _ in block_extents(delivery.body))
     rows_declared = delivery.first_row + delivery.rows
     if rows < rows_declared or (delivery.ranges is not None and rows > rows_declared):

@@ -28,6 +28,8 @@ class Chunk(NamedTuple):
 
 
 class Inbox:
+    """The queue of deliveries of one consumer, with a ledger for each shard."""
+
     def __init__(self, prefetch: int, buffer_bytes: int, *, deduplicates: bool) -> None:
         self.credit = CreditWindow(prefetch, buffer_bytes)
         self._deduplicates = deduplicates
@@ -70,9 +72,11 @@ class Inbox:
                 self._begin_generation(shard, generation)
 
     def generation(self, shard: int) -> int:
+        """The present generation of a shard; -1 for an unknown shard, which no delivery has."""
         return self._ledgers[shard].generation if shard < len(self._ledgers) else -1
 
     def _begin_generation(self, shard: int, generation: int) -> None:
+        """Drops everything of a shard that belongs to earlier generations, and begins a new ledger for it."""
         self._ledgers[shard] = AckLedger(generation, deduplicates=self._deduplicates)
         other_shards: deque[DeliveredRows] = deque()
         first_row = self._first_row if self._queue and self._queue[0].shard != shard else 0
@@ -95,7 +99,7 @@ class Inbox:
             ledger.drop(delivered.start + row, delivered.end)
 
     def _ledger_of(self, delivered: DeliveredRows) -> AckLedger | None:
-        """None: the delivery belongs to an earlier generation."""
+        """The ledger of a delivery's shard; None if the delivery belongs to an earlier generation."""
         if delivered.shard >= len(self._ledgers):
             return None
         ledger = self._ledgers[delivered.shard]
@@ -111,10 +115,10 @@ class Inbox:
             raise errors.DecodeError(f"messages of unknown shard {shard}")
         if not self.credit.arrived(delivered.rows, delivered.bytes):
             raise errors.DecodeError(f"{delivered.rows} messages delivered, {self.credit.credit} requested")
-        if delivered.generation > self.generation(shard):
+        if delivered.generation > self.generation(shard):  # a seek, perhaps of another consumer of the subscription
             self._begin_generation(shard, delivered.generation)
         ledger = self._ledger_of(delivered)
-        if ledger is None:
+        if ledger is None:  # sent before a seek: ignored, and its credit is granted again
             self.credit.release(delivered.rows, delivered.bytes)
             return []
         if delivered.offsets is not None:
@@ -144,7 +148,7 @@ class Inbox:
         """Returns the next messages, at most `rows_max`, all of one delivery. They count as buffered until `finish`,
         which the caller has called for the chunk before."""
         if not self._queue:
-            self.may_hold_copies = False
+            self.may_hold_copies = False  # nothing waits, so no copy does: acks are cheap again
             return None
         delivered, first = self._queue[0], self._first_row
         end = min(delivered.rows, first + rows_max)
@@ -156,7 +160,7 @@ class Inbox:
         return Chunk(delivered, first, end)
 
     def finish(self, chunk: Chunk, row: int) -> None:
-        """The application has the chunk's rows up to `row`; the others are dropped and redelivered."""
+        """Records that the application has the chunk's rows up to `row`; the others are dropped and redelivered."""
         delivered, first, end = chunk
         self.credit.release(end - first, _bytes_of(delivered, first, end))
         ledger, start, offsets = self._ledger_of(delivered), delivered.start, delivered.offsets
@@ -172,12 +176,13 @@ class Inbox:
                 ledger.drop(start + row, start + end)
 
     def put_back(self, chunk: Chunk, row: int) -> None:
-        """The application has the chunk's rows up to `row`; the others wait again, in front of the queue."""
+        """Records that the application has the chunk's rows up to `row`; the others wait again, in front of the
+        queue."""
         delivered, _, end = chunk
         self.finish(chunk._replace(end=row), row)
         if row == end:
             return
-        if self._queue and self._queue[0] is delivered:
+        if self._queue and self._queue[0] is delivered:  # the rest of the delivery is there still: only its start moves
             self._first_row = row
             return
         self.credit.release(end - row, _bytes_of(delivered, row, end))
@@ -190,6 +195,7 @@ class Inbox:
         if generation != self.generation(shard):
             return
         ledger = self._ledgers[shard]
+        # Acks of a key-shared subscription are many short ranges: as single offsets they cost one set operation.
         narrow, wide = split_narrow(ranges)
         with_copies = [pair for pair in wide if ledger.ack(*pair)]
         if narrow and ledger.ack_narrow(narrow):
@@ -218,6 +224,7 @@ class Inbox:
         self.ack(shard, generation, [(0, end)])
 
     def nack(self, shard: int, generation: int, start: int, end: int) -> None:
+        """Records nacks: the messages are handed out again when they are redelivered."""
         if generation == self.generation(shard):
             self._ledgers[shard].nack(start, end)
 
@@ -247,7 +254,7 @@ class ChunkCursor:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether there is a chunk, and all of it was handed out."""
+        """True if there is a chunk, and all of it was handed out."""
         return self._chunk is not None and self.row >= self.end
 
     @property
@@ -259,7 +266,7 @@ class ChunkCursor:
     # --- handing out ---
 
     def start(self, rows_max: int, now_ns: int) -> bool:
-        """Starts the next chunk; the one before is used up. False: no messages wait."""
+        """Starts the next chunk; the one before is used up. False if no messages wait."""
         self.finish()
         chunk = self._inbox.take(rows_max, now_ns)
         if chunk is None:

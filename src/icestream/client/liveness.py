@@ -24,6 +24,8 @@ from icestream import limits
 
 
 class Liveness(NamedTuple):
+    """The bounds of one connection; the table above says what each of them means."""
+
     ping_seconds: float
     doubt_seconds: float
     grace_seconds: float

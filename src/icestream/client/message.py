@@ -94,7 +94,7 @@ class Message:
 
     @property
     def is_current(self) -> bool:
-        """False: the connection that delivered it is lost. It is delivered again, perhaps to another consumer."""
+        """False if the connection that delivered it is lost: it is delivered again, perhaps to another consumer."""
         return self._delivered.is_current
 
     # --- content ---

@@ -8,7 +8,8 @@ State of a producer
     closed
 
 `send` adds a message to the open batch of its shard. At the end of the loop tick the session calls `_flush`, which
-sends the batches of all shards together.
+sends the batches of all shards together: `send` → `_schedule_flush` → Session → `_flush` → ClientConnection.publish;
+the answer comes back as ClientConnection → `_on_published` → Lane → the futures of the batch.
 
 A refused batch (hazard 37): its lane drains, then the cause of the refusal decides.
 
@@ -36,7 +37,7 @@ from typing import Any, Final
 
 from icestream import errors, limits
 from icestream.client.batch import Batch, MessageId, checked_headers
-from icestream.client.connection import Connection
+from icestream.client.client_connection import ClientConnection
 from icestream.client.lane import Flow, Lane
 from icestream.client.session import Session
 from icestream.client.timestamps import to_microseconds
@@ -104,7 +105,7 @@ class Producer:
             "instance": session.randomness.token(16).hex(),
         }
         self._was_open = False
-        self._connection: Connection | None = None  # on which the producer is registered
+        self._connection: ClientConnection | None = None  # on which the producer is registered
         self._handle = self._producer_id = self._producer_epoch = 0
         self._is_reopening = False
         self._was_topic_deleted = False
@@ -129,6 +130,7 @@ class Producer:
         after the other, all of a tick to the same. `publish_time` defaults to now; pass a datetime with a time zone or
         microseconds since 1970. Raises InFlightFull when `pending_bytes` is reached: `await ready()` first.
         """
+        # Raises instead of waiting: `send` is not a coroutine, so that a message costs no task switch. `ready` waits.
         if self._pending_bytes >= self._pending_bytes_max:
             raise self._pending_bytes_error()
         if type(payload) is not bytes:
@@ -159,6 +161,7 @@ class Producer:
     async def flush(self) -> None:
         """Waits until every message sent so far is stored or has failed; its future says which."""
         settled: list[asyncio.Future[None]] = []
+        # By batch, not by message: waiting for a million futures would cost more than sending the messages.
         for batch in [batch for lane in self._lanes for batch in lane if batch.futures]:
             settled.append(self._loop.create_future())
             batch.settled.append(settled[-1])
@@ -195,7 +198,7 @@ class Producer:
         if self._is_closing:
             return
         self._is_closing = True
-        self._open_batches.clear()
+        self._open_batches.clear()  # so that the next `send` goes through `_batch_for`, which refuses it
         try:
             await self.flush()
         finally:
@@ -275,6 +278,7 @@ class Producer:
         return batch
 
     def _check_open(self) -> None:
+        """Raises ClientClosed, the error that made the producer fail, or InvalidInput on another event loop."""
         self._session.check_loop()
         if self._error is not None:
             raise self._error
@@ -295,12 +299,14 @@ class Producer:
             self._is_flush_scheduled = True
             self._session.schedule_flush(self)
 
-    def _flush(self, connection: Connection | None) -> None:
+    def _flush(self, connection: ClientConnection | None) -> None:
         """Sends the batches that their lanes allow; called by the session at the end of a tick."""
         self._is_flush_scheduled = False
         self._open_batches.clear()
+        # The next tick goes to the next shard: within a tick one shard gets all messages without a key, in one batch.
         if self._lanes:
             self._keyless_shard = (self._keyless_shard + 1) % len(self._lanes)
+        # While the socket is full nothing is queued behind it: `on_writable` of the session flushes again.
         if connection is None or connection is not self._connection or connection.is_write_paused:
             return
         batches: list[Batch] = []
@@ -312,11 +318,14 @@ class Producer:
         if batches:
             connection.publish(self._handle, self, batches)
 
-    def _seal(self, lane: Lane, batch: Batch, connection: Connection) -> bool:
-        """Encodes the batch with the lane's next sequence numbers. False: it cannot be sent, and its futures failed."""
+    def _seal(self, lane: Lane, batch: Batch, connection: ClientConnection) -> bool:
+        """Encodes the batch with the lane's next sequence numbers. False if it cannot be sent: its futures have failed.
+
+        Numbered here and not when it is collected: a batch that fails before it is sent leaves no hole in the sequence.
+        """
         numbering = Numbering(self._producer_id, self._producer_epoch, lane.next_sequence)
         try:
-            if batch.is_sealed:
+            if batch.is_sealed:  # it was sent before, perhaps under another epoch
                 batch.renumber(numbering)
             else:
                 batch.seal(self._constants, numbering)
@@ -332,10 +341,12 @@ class Producer:
         return True
 
     def _fail_batch(self, batch: Batch, error: errors.IcestreamError) -> None:
+        """Fails the futures of a batch that has left its lane."""
         batch.fail(error)
         self._release(batch)
 
     def _complete_batch(self, batch: Batch, base_offset: int) -> None:
+        """Resolves the futures of a stored batch that has left its lane."""
         self._release(batch)
         batch.succeed(self._topic, base_offset)
 
@@ -350,7 +361,7 @@ class Producer:
     def _on_published(self, batch: Batch, result: PartResult) -> None:
         """Handles the broker's answer to one batch; called by the connection in the order of sending."""
         lane = self._lanes[batch.shard]
-        if result.outcome <= Outcome.DUPLICATE_FORGOTTEN:
+        if result.outcome <= Outcome.DUPLICATE_FORGOTTEN:  # stored now, or by an earlier attempt
             lane.stored(batch)
             self._complete_batch(batch, result.base_offset)
             if self._backoffs:
@@ -384,6 +395,7 @@ class Producer:
             self._session.tasks.start(self._reset_lane(lane, connection, delay_seconds), f"producer-{self.name}-reset")
 
     def _backoff_of(self, shard: int) -> RetryBackoff:
+        """The backoff of a shard with a refused batch; it is dropped with the next stored batch."""
         if shard not in self._backoffs:
             # At most a tenth of the send timeout, so that a message is retried several times before its deadline.
             last_seconds = min(limits.CLIENT_RETRY_SECONDS_MAX, self._session.options.send_seconds / 10)
@@ -396,12 +408,14 @@ class Producer:
         batch = lane.take_refused()
         if batch is None:
             return
+        # The broker refuses a batch as a whole and does not say which message is invalid: halving finds it in a few
+        # round trips.
         if batch.rows > 1 and batch.futures:
             lane.put_back(*batch.split())
         else:
             self._fail_batch(batch, cause)
 
-    async def _reset_lane(self, lane: Lane, connection: Connection, delay_seconds: float) -> None:
+    async def _reset_lane(self, lane: Lane, connection: ClientConnection, delay_seconds: float) -> None:
         """Asks the broker which sequence number it stored last, and resumes the lane behind it."""
         if delay_seconds:
             await self._session.clock.sleep(delay_seconds)
@@ -420,10 +434,12 @@ class Producer:
                 lane.cause = error
                 self._reopen(lane)
 
-    def _can_resume(self, lane: Lane, connection: Connection) -> bool:
+    def _can_resume(self, lane: Lane, connection: ClientConnection) -> bool:
+        """True unless the connection was lost, the lane went on, or the producer registers again meanwhile."""
         return connection is self._connection and lane.flow is Flow.STOPPED and not self._is_reopening
 
     def _resume_lane(self, lane: Lane, last_sequence: int | None, recent: list[int]) -> None:
+        """Resumes a lane behind what the broker has stored, and completes the batches that turned out to be stored."""
         stored, abandoned = lane.resume(last_sequence, recent)
         for batch, base_offset in stored:
             self._complete_batch(batch, base_offset)
@@ -432,7 +448,8 @@ class Producer:
 
     # --- connections (the session calls these: session.Endpoint) ---
 
-    async def _open_on(self, connection: Connection) -> None:
+    async def _open_on(self, connection: ClientConnection) -> None:
+        """Registers the producer at the broker, with a new epoch. Raises the broker's refusal."""
         arguments = {**self._open_arguments, "resumes": self._was_open}
         if self._was_topic_deleted:
             arguments["create"] = False  # the deletion was intended: do not undo it
@@ -442,11 +459,11 @@ class Producer:
             if not self._was_topic_deleted:
                 raise
             raise errors.UnknownTopic(f"topic {self._topic} was deleted", hint="open another producer") from error
-        if not connection.is_lost:
+        if not connection.is_lost:  # else the session opens the producer again on the next connection
             self._use_registration(connection, reply)
             self._schedule_flush()
 
-    def _use_registration(self, connection: Connection, reply: Document) -> None:
+    def _use_registration(self, connection: ClientConnection, reply: Document) -> None:
         """Continues on `connection` with the broker's reply to open_producer. Raises DecodeError."""
         shards = document.number_of(reply, "shards", 1, limits.SHARDS_PER_TOPIC_MAX)
         sequences, recent = reply.get("last_sequences"), reply.get("recent") or [[]] * shards
@@ -478,7 +495,7 @@ class Producer:
         self._session = session
 
     def _detach(self, error: errors.IcestreamError) -> None:
-        """The connection is lost: batches without an answer wait until the producer is registered again."""
+        """Leaves a lost connection: batches without an answer wait until the producer is registered again."""
         self._connection = None
         self._is_reopening = False
         for lane in self._lanes:
@@ -494,25 +511,29 @@ class Producer:
             if lane.waiting[0].reopens > limits.CLIENT_REOPENS_MAX:
                 self._fail_batch(lane.waiting.popleft(), cause)
         self._is_reopening = True
+        # All shards, although one has the problem: registering gives the producer a new epoch, and batches of the old
+        # one that are still in flight would be refused.
         for other_lane in self._lanes:
             other_lane.drain()
         if self._connection is not None and all(lane.flow is Flow.STOPPED for lane in self._lanes):
             connection, self._connection = self._connection, None
             self._session.tasks.start(self._register_again(connection), f"producer-{self.name}-reopen")
 
-    async def _register_again(self, connection: Connection) -> None:
+    async def _register_again(self, connection: ClientConnection) -> None:
+        """Closes the producer at the broker and opens it again on the same connection."""
         await self._session.notify(connection, "close_producer", {"handle": self._handle})
         await self._session.reopen_endpoint(self, connection)
 
     # --- deadlines and the end ---
 
     async def _fail_expired(self) -> None:
-        """Fails messages whose deadline has passed. Runs while messages are pending; sleeps to the next deadline."""
+        """Fails messages past their deadline. Runs while messages are pending; sleeps to the next deadline."""
         try:
             clock = self._session.clock
             while (deadline_ns := self._next_deadline_ns()) is not None:
                 await clock.sleep(max(deadline_ns - clock.monotonic_ns(), 1_000_000) / 1e9)
                 now_ns = clock.monotonic_ns()
+                # One task for all messages, which looks at batches: a timer for each message would be far too much.
                 for lane in self._lanes:
                     unanswered, unsent = lane.expire(now_ns)
                     for batch in unanswered:  # keeps its place in the lane until the broker answers
@@ -524,9 +545,11 @@ class Producer:
             self._is_deadline_task_running = False
 
     def _next_deadline_ns(self) -> int | None:
+        """The earliest deadline of all lanes; None if nothing is pending."""
         return min((at_ns for lane in self._lanes if (at_ns := lane.deadline_ns) is not None), default=None)
 
     def _deadline_error(self, lane: Lane, batch: Batch) -> errors.IcestreamError:
+        """The error for messages past their deadline: what is known about their outcome, and why they waited."""
         seconds = self._session.options.send_seconds
         if batch.is_sent:
             return errors.OutcomeUnknown(
@@ -547,6 +570,7 @@ class Producer:
         self._fail_pending(error)
 
     def _fail_pending(self, error: errors.IcestreamError) -> None:
+        """Fails all pending messages: with the error, or with OutcomeUnknown if the broker may have stored them."""
         self._open_batches.clear()
         self._connection = None
         unknown = errors.OutcomeUnknown(
@@ -566,25 +590,30 @@ def payload_bytes(payload: object) -> bytes:
 
 
 def _encode_key(key: bytes | str | None) -> bytes | None:
+    """The key as bytes. Raises InvalidInput."""
     if key is None or type(key) is bytes:
         return key
     if isinstance(key, str):
         try:
             return key.encode()
         except UnicodeEncodeError:
-            raise errors.InvalidInput("key is not valid Unicode") from None
+            raise errors.InvalidInput(
+                f"key {key!a:.40} is not valid Unicode", hint="pass it as bytes, or remove lone surrogates"
+            ) from None
     if isinstance(key, bytes):
         return bytes(key)
-    raise errors.InvalidInput(f"key must be bytes or str, got {type(key).__name__}")
+    raise errors.InvalidInput(f"key must be bytes or str, got {type(key).__name__}", hint="use str(key)")
 
 
 def _check_sequence(value: object) -> int | None:
+    """The last stored sequence number of a reply; None if there is none. Raises DecodeError."""
     if value is None or (isinstance(value, int) and 0 <= value <= _SEQUENCE_MAX):
         return value
     raise errors.DecodeError(f"last_sequence is not a sequence number: {value!r:.40}")
 
 
 def _check_recent(value: object) -> list[int]:
+    """The latest batches of a reply, as a flat list of triples. Raises DecodeError."""
     if isinstance(value, list) and len(value) % 3 == 0 and all(type(number) is int for number in value):
         return value
     raise errors.DecodeError("recent is not a list of (first sequence, rows, base offset) triples")

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from icestream import errors, limits
-from icestream.client.address import Address
-from icestream.client.connection import Connection, open_connection
+from icestream.client.address import Address, parse_address
+from icestream.client.client_connection import ClientConnection, open_connection
 from icestream.client.liveness import Liveness, liveness
 from icestream.rpc import handshake
 from icestream.rpc.backoff import RetryBackoff
@@ -74,25 +74,28 @@ class Endpoint(Protocol):
     """A producer or a consumer: it outlives connections. Only the session calls these methods; their underscores keep
     them out of the public API of `Producer`."""
 
-    async def _open_on(self, connection: Connection) -> None:
+    async def _open_on(self, connection: ClientConnection) -> None:
         """Registers at the broker on `connection`. Raises the broker's refusal."""
 
     def _use_session(self, session: Session) -> None:
-        """Moves to another session: another node serves its topic. It was not open yet."""
+        """Moves to another session, because another node serves its topic. It was not open yet."""
 
-    def _flush(self, connection: Connection | None) -> None:
-        """Queues what is to be sent, at the end of a tick. None: not connected."""
+    def _flush(self, connection: ClientConnection | None) -> None:
+        """Queues what is to be sent, at the end of a tick. `connection`: None while not connected."""
 
     def _detach(self, error: errors.IcestreamError) -> None:
-        """The connection is lost; `_open_on` follows with the next one."""
+        """Leaves a lost connection; `_open_on` follows with the next one."""
 
     def _fail(self, error: errors.IcestreamError) -> None:
         """Ends it permanently."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Completes what is pending, then leaves the session."""
 
 
 class Session:
+    """A connection to one broker that is opened again when it is lost."""
+
     def __init__(
         self, address: Address, options: ClientOptions, clock: Clock, randomness: Randomness, node: str = ""
     ) -> None:
@@ -110,7 +113,7 @@ class Session:
             compression=(handshake.ZSTD,) if options.compression else (),
         )
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._connection: Connection | None = None
+        self._connection: ClientConnection | None = None
         self._connected_ns = 0  # when the connection was opened
         self._backoff = RetryBackoff(randomness, last_seconds=limits.CLIENT_RECONNECT_SECONDS_MAX)
         self._replacements = 0  # of silent connections, one after the other
@@ -118,7 +121,7 @@ class Session:
         self._connected_event = asyncio.Event()
         self._lost_event = asyncio.Event()
         self._is_closed = False
-        # Returns the session to the node that a redirect names (session_pool.py).
+        # Returns the session to the node that a redirect names (SessionPool).
         self.follow_redirect: Callable[[errors.TopicElsewhere], Awaitable[Session]] = _raise_redirect
         self._endpoints: dict[Endpoint, None] = {}
         self._to_flush: list[Endpoint] = []
@@ -144,7 +147,7 @@ class Session:
         self._is_closed = True
         self._connected_event.set()  # calls that wait for a connection look again, and fail
         try:
-            for endpoint in reversed(list(self._endpoints)):
+            for endpoint in reversed(list(self._endpoints)):  # as nested `async with` would close them
                 await endpoint.close()
         finally:
             await self.tasks.stop()
@@ -176,6 +179,7 @@ class Session:
 
     @property
     def is_connected(self) -> bool:
+        """True if there is a connection now."""
         return self._connection is not None
 
     @property
@@ -185,7 +189,7 @@ class Session:
 
     # --- connecting ---
 
-    async def _first_connection(self) -> Connection:
+    async def _first_connection(self) -> ClientConnection:
         """Returns a connection. Raises ConnectionLost immediately, or after retries for `wait_seconds`."""
         end_ns = self.clock.monotonic_ns() + int(self.options.wait_seconds * 1e9)
         backoff = RetryBackoff(self.randomness)
@@ -197,7 +201,8 @@ class Session:
                     raise
             await self.clock.sleep(backoff.next_seconds())
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> ClientConnection:
+        """Opens one connection. Raises ConnectionLost, which names the node if it is known, or a refusal."""
         try:
             connection, _ = await open_connection(self.address, self._hello, self, self.options.connect_seconds)
         except errors.ConnectionLost as error:
@@ -214,6 +219,8 @@ class Session:
         while True:
             await self._lost_event.wait()
             self._lost_event.clear()
+            # A pause before the first attempt too: after a restart of a broker all of its clients come at once, and
+            # the random backoff spreads them.
             self._reset_backoff_if_stable()
             await self.clock.sleep(self._backoff.next_seconds())
             connection = await self._reconnect(lambda: self._connection is None)
@@ -222,23 +229,24 @@ class Session:
                 _log.info("reconnected to %s", self.address)
 
     def _reset_backoff_if_stable(self) -> None:
+        """Forgets earlier failures after a connection that lasted; one that is lost at once must not reset them."""
         if self.clock.monotonic_ns() - self._connected_ns > limits.CLIENT_STABLE_SECONDS * 1e9:
             self._backoff.reset()
 
-    async def _reconnect(self, is_needed: Callable[[], bool]) -> Connection | None:
+    async def _reconnect(self, is_needed: Callable[[], bool]) -> ClientConnection | None:
         """Returns the first connection that opens; None when `is_needed` becomes false.
 
         Attempts overlap: an attempt without an answer does not delay the next one, because its packets may be lost.
         """
 
-        async def attempt() -> Connection | None:
+        async def attempt() -> ClientConnection | None:
             try:
                 return await self._connect()
             except errors.IcestreamError as error:
                 self._last_error = error
                 return None
 
-        attempts: list[asyncio.Task[Connection | None]] = []
+        attempts: list[asyncio.Task[ClientConnection | None]] = []
         pause: asyncio.Task[None] | None = None
         try:
             while is_needed():
@@ -259,21 +267,25 @@ class Session:
             if pause is not None:
                 pause.cancel()
 
-    def _use(self, connection: Connection) -> None:
+    def _use(self, connection: ClientConnection) -> None:
+        """Makes this the connection of the session, and opens all endpoints on it."""
         self._connection = connection
         self._connected_ns = self.clock.monotonic_ns()
         self.connections += 1
         self._connected_event.set()
         self.tasks.start(self._watch_liveness(connection), "client-heartbeat")
+        # Each in a task of its own: an endpoint that is refused and retries must not hold up the others.
         for endpoint in self._endpoints:
             self.tasks.start(self.reopen_endpoint(endpoint, connection), "client-open")
 
-    async def _watch_liveness(self, connection: Connection) -> None:
+    async def _watch_liveness(self, connection: ClientConnection) -> None:
         """Sends a PING on a silent connection, and tries to replace the connection if it stays silent (liveness.py)."""
         while not connection.is_lost:
             if self.clock.monotonic_ns() - self._connected_ns > limits.CLIENT_STEADY_SECONDS * 1e9:
                 self._replacements = 0
             bounds = liveness(self.options.heartbeat_seconds, self._replacements)
+            # Any bytes are a sign of life, so a busy connection needs no PING: two numbers are compared, and no timer
+            # is set for each read.
             reads = connection.reads
             await self.clock.sleep(bounds.ping_seconds)
             if connection.reads != reads or connection.is_lost:
@@ -284,14 +296,15 @@ class Session:
             if connection.reads == reads and not connection.is_lost:
                 await self._replace_silent(connection, reads, bounds)
 
-    async def _replace_silent(self, silent: Connection, reads: int, bounds: Liveness) -> None:
-        """Returns when the silent connection has spoken, was replaced by another one, or has timed out."""
+    async def _replace_silent(self, silent: ClientConnection, reads: int, bounds: Liveness) -> None:
+        """Tries to replace a silent connection. Returns when it has spoken, was replaced, or has timed out."""
         timeout = self.tasks.start(self._end_silent(silent, reads, bounds), "client-silence")
-        connection: Connection | None = None
+        connection: ClientConnection | None = None
         try:
             self._reset_backoff_if_stable()
             connection = await self._reconnect(lambda: silent.reads == reads and not silent.is_lost)
             if connection is not None:
+                # The broker answers here; perhaps the old connection recovers in the same moment, and need not be lost.
                 await self.clock.sleep(bounds.grace_seconds)
             is_silent = silent.reads == reads and not silent.is_lost
             if connection is not None and is_silent and not connection.is_lost:
@@ -303,12 +316,14 @@ class Session:
             if connection is not None and connection is not self._connection:
                 connection.end(errors.ConnectionLost("the connection is not needed"))
 
-    async def _end_silent(self, silent: Connection, reads: int, bounds: Liveness) -> None:
+    async def _end_silent(self, silent: ClientConnection, reads: int, bounds: Liveness) -> None:
+        """Ends a connection that stays silent until its timeout, also if no other one opens."""
         await self.clock.sleep(bounds.timeout_seconds - bounds.ping_seconds - bounds.doubt_seconds)
         if silent.reads == reads:
             silent.end(errors.ConnectionLost(f"{self.address} was silent for {bounds.timeout_seconds:g} s"))
 
-    def on_connection_lost(self, connection: Connection, error: errors.IcestreamError) -> None:
+    def on_connection_lost(self, connection: ClientConnection, error: errors.IcestreamError) -> None:
+        """Detaches the endpoints and wakes the reconnect; a replaced connection that ends later is ignored."""
         if connection is not self._connection:
             return
         _log.warning("%s; reconnecting", connection.lost_error().message)
@@ -321,6 +336,7 @@ class Session:
             endpoint._detach(error)
 
     def on_writable(self) -> None:
+        """Flushes all endpoints: they send nothing while the socket is full."""
         for endpoint in self._endpoints:
             self.schedule_flush(endpoint)
 
@@ -333,6 +349,7 @@ class Session:
             self._loop.call_soon(self._flush_endpoints)
 
     def _flush_endpoints(self) -> None:
+        """Lets endpoints queue their frames, then writes all of them at once: one system call for a tick."""
         endpoints, self._to_flush = self._to_flush, []
         connection = self._connection
         for endpoint in endpoints:
@@ -353,13 +370,15 @@ class Session:
             try:
                 return await self.call_on(connection, method, arguments)
             except errors.TopicElsewhere as redirect:
+                # Followed once: a second redirect is raised. Two nodes that name each other would be a loop.
                 other = await self.follow_redirect(redirect)
                 return await other.call_on(await other._wait_connected(), method, arguments)
             except errors.ConnectionLost:
                 if not (repeats and connection.is_lost):
                     raise
 
-    async def _wait_connected(self) -> Connection:
+    async def _wait_connected(self) -> ClientConnection:
+        """Returns the connection, once there is one. Raises ConnectionLost after `call_seconds`, ClientClosed."""
         while self._connection is None:
             self.check_open()
             try:
@@ -371,11 +390,15 @@ class Session:
                 ) from None
         return self._connection
 
-    async def call_on(self, connection: Connection, method: str, arguments: Document, *, undo: str = "") -> Document:
+    async def call_on(
+        self, connection: ClientConnection, method: str, arguments: Document, *, undo: str = ""
+    ) -> Document:
         """Calls the broker on this connection. Raises ConnectionLost if it is lost, or no reply comes in time.
 
         `undo`: the method that reverts the call; it is called with the handle of a reply that comes too late.
         """
+        # Shielded: the broker carries out the call anyway. If the caller is gone when the reply comes, what the call
+        # has opened must be closed again, or it would stay registered as long as the connection lives.
         reply = connection.call(method, arguments)
         is_received = False
         try:
@@ -385,19 +408,23 @@ class Session:
                 return result
         except TimeoutError:
             seconds = f"{self.options.call_seconds:g} s"
-            raise errors.ConnectionLost(f"{self.address} did not answer {method} within {seconds}") from None
+            raise errors.ConnectionLost(
+                f"{self.address} did not answer {method} within {seconds}",
+                hint="it may have been carried out; retry, or raise call_timeout",
+            ) from None
         finally:
             # Also for a reply that arrived in the moment in which the caller was cancelled.
             if not is_received:
                 reply.add_done_callback(lambda late: self._undo_late_reply(connection, undo, late))
 
-    def _undo_late_reply(self, connection: Connection, undo: str, late: asyncio.Future[Document]) -> None:
+    def _undo_late_reply(self, connection: ClientConnection, undo: str, late: asyncio.Future[Document]) -> None:
+        """Closes what a call has opened, if its caller did not get the reply."""
         if late.cancelled() or late.exception() is not None or not undo or connection.is_lost:
             return
         handle = late.result().get("handle")
         self.tasks.start(self.notify(connection, undo, {"handle": handle}), "client-undo")
 
-    async def notify(self, connection: Connection, method: str, arguments: Document) -> None:
+    async def notify(self, connection: ClientConnection, method: str, arguments: Document) -> None:
         """Calls the broker on this connection, ignoring errors."""
         if not connection.is_lost:
             with contextlib.suppress(errors.IcestreamError):
@@ -415,6 +442,7 @@ class Session:
             await other._open_here(endpoint)
 
     async def _open_here(self, endpoint: Endpoint) -> None:
+        """Opens an endpoint on this session, again if the connection is lost meanwhile."""
         self.check_open()
         while True:
             connection = await self._wait_connected()
@@ -428,7 +456,7 @@ class Session:
             endpoint._detach(connection.lost_error())
         self._endpoints[endpoint] = None
 
-    async def reopen_endpoint(self, endpoint: Endpoint, connection: Connection) -> None:
+    async def reopen_endpoint(self, endpoint: Endpoint, connection: ClientConnection) -> None:
         """Opens an endpoint again, with retries while the connection lives. Fails the endpoint on a permanent error."""
         backoff = RetryBackoff(self.randomness)
         begin_ns = self.clock.monotonic_ns()
@@ -446,15 +474,18 @@ class Session:
             await self.clock.sleep(backoff.next_seconds())
 
     def _is_permanent(self, error: errors.IcestreamError, waited_seconds: float) -> bool:
+        """True if opening an endpoint again cannot succeed by waiting."""
+        # The old connection of the same endpoint may still count at the broker, until its heartbeat runs out.
         if isinstance(error, _STALE_CONNECTION_ERRORS):
             return waited_seconds >= self.options.call_seconds
         return not error.retryable and not isinstance(error, errors.PersistentStorageError)
 
     def remove_endpoint(self, endpoint: Endpoint) -> None:
+        """Forgets an endpoint that has closed or failed: it is not opened again."""
         self._endpoints.pop(endpoint, None)
 
 
-async def _abandon(attempt: asyncio.Task[Connection | None]) -> None:
+async def _abandon(attempt: asyncio.Task[ClientConnection | None]) -> None:
     """Cancels an attempt to connect, and closes its connection if it has just opened."""
     attempt.cancel()
     await asyncio.wait([attempt])
@@ -470,3 +501,51 @@ def _report_task_failure(error: BaseException) -> None:
     asyncio.get_running_loop().call_exception_handler(
         {"message": "a task of an Icestream client failed", "exception": error}
     )
+
+
+class SessionPool:
+    """The sessions of one client: one to the configured broker, and one to each node that it redirects to.
+
+    In a cluster a topic is served by one node; the other nodes answer with a redirect to it. All producers,
+    subscriptions and calls for that node share one connection. Redirects are not cached: a topic is looked up with
+    every request.
+    """
+
+    def __init__(self, first: Session) -> None:
+        self._first = first
+        self._redirected: dict[Address, Session] = {}
+        first.follow_redirect = self.session_for
+
+    async def session_for(self, redirect: errors.TopicElsewhere) -> Session:
+        """Returns the session to the node that the redirect names.
+
+        Raises the redirect itself if it names no address, and ConnectionLost with the node's name if that node is down:
+        the client may be connected to another node all the time.
+        """
+        native_address = redirect.details.get("native")
+        if not native_address:
+            raise redirect
+        address = parse_address(native_address)
+        if address == self._first.address:
+            raise redirect  # that node has just answered that it does not serve the topic
+        session = self._redirected.get(address)
+        if session is None:
+            first = self._first
+            node = redirect.details.get("node", f"the node at {address}")
+            session = Session(address, first.options, first.clock, first.randomness, node)
+            session.follow_redirect = self.session_for
+            try:
+                await session.start()
+            except errors.ConnectionLost as lost:
+                raise errors.ConnectionLost(f"{redirect.message}, and {lost.message}", hint=lost.hint) from None
+            if address in self._redirected:  # another task has connected meanwhile
+                await session.close()
+            else:
+                self._redirected[address] = session
+        return self._redirected[address]
+
+    async def close(self) -> None:
+        """Closes all sessions, the configured one last."""
+        for session in self._redirected.values():
+            await session.close()
+        await self._first.close()

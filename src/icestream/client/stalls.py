@@ -43,9 +43,11 @@ Stall.hint.__doc__ = "What ends the stall; may be empty."
 
 
 class StallTracker:
+    """The stalls of one consumer, and which of them the iteration is to raise."""
+
     def __init__(self, name: str, timeout: float | None, clock: Clock, tasks: Tasks, wake: Callable[[], None]) -> None:
-        """`timeout`: seconds until an unreadable stall is raised; None: never. `wake`: called when a stall is to be
-        raised."""
+        """`timeout`: seconds until an unreadable stall is raised; None to raise none. `wake`: called when a stall is to
+        be raised."""
         self._name = name
         self._timeout_seconds = timeout
         self._clock = clock
@@ -58,6 +60,7 @@ class StallTracker:
 
     @property
     def current(self) -> list[Stall]:
+        """The stalls that last."""
         return list(self._stalls.values())
 
     def begin(self, event: Document) -> None:
@@ -65,7 +68,7 @@ class StallTracker:
         stall = _decode_stall(event)
         key = stall.kind, stall.shard
         is_new = key not in self._stalls
-        if is_new and len(self._stalls) >= limits.CLIENT_STALLS_MAX:
+        if is_new and len(self._stalls) >= limits.CLIENT_STALLS_MAX:  # the broker is not trusted to send few of them
             return
         self._stalls[key] = stall
         if is_new:
@@ -83,7 +86,7 @@ class StallTracker:
             stalls.pop(key, None)
 
     def clear(self) -> None:
-        """The connection is lost or closed: the broker reports lasting stalls again on the next one."""
+        """Forgets all stalls with their connection: the broker reports lasting ones again on the next."""
         for stalls in (self._stalls, self._begin_ns, self._to_raise):
             stalls.clear()
 
@@ -114,6 +117,7 @@ class StallTracker:
 
 
 def _decode_stall(event: Document) -> Stall:
+    """The stall of an event `stalled`; missing fields have defaults. Raises DecodeError."""
     return Stall(
         document.text_of(event, "kind", _KIND_BYTES_MAX, UNREADABLE),
         document.number_of(event, "shard", 0, limits.OFFSET_MAX, 0),

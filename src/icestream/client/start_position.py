@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from icestream import errors
 from icestream.client.timestamps import to_microseconds
-from icestream.model.subscription import StartAt, SubscriptionStart
+from icestream.model.subscription_options import StartAt, SubscriptionStart
 from icestream.rpc.document import Document
 
 # An int is an offset, a datetime a publish time; a str may also name a snapshot of the table: "snapshot:123".
@@ -17,10 +17,10 @@ _SNAPSHOT: Final = re.compile(r"snapshot:(-?[0-9]{1,19})", re.ASCII)
 
 
 def parse_start(position: StartPosition) -> SubscriptionStart:
-    """Raises InvalidInput."""
+    """The start that a user names. Raises InvalidInput."""
     if isinstance(position, datetime):
         return SubscriptionStart(StartAt.TIME, to_microseconds(position))
-    if isinstance(position, int) and not isinstance(position, bool):
+    if isinstance(position, int) and not isinstance(position, bool):  # True is an int in Python, and no offset
         return SubscriptionStart(StartAt.OFFSET, position)
     if position in ("earliest", "latest"):
         return SubscriptionStart(StartAt(position))

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from icestream import errors, limits
 from icestream.client.start_position import StartPosition, start_arguments
-from icestream.model.subscription import SubscriptionType
+from icestream.model.subscription_options import SubscriptionType
 from icestream.model.topic_name import TopicName, check_name
 from icestream.rpc import document
 from icestream.rpc.document import Document
@@ -56,6 +56,7 @@ class SubscribeRequest:
         self._check_bounds()
 
     def _check_bounds(self) -> None:
+        """Raises InvalidInput for numbers out of their bounds."""
         if self.prefetch is not None and (type(self.prefetch) is not int or not 0 < self.prefetch <= limits.CREDIT_MAX):
             raise errors.InvalidInput(f"prefetch={self.prefetch!r}", hint=f"1 to {limits.CREDIT_MAX} messages")
         per_key = self.messages_per_key
@@ -103,7 +104,7 @@ class SubscribeReply(NamedTuple):
 
     @classmethod
     def decode(cls, reply: Document) -> SubscribeReply:
-        """Raises DecodeError."""
+        """Decodes the reply. Raises DecodeError."""
         return cls(
             document.number_of(reply, "handle", 1, 2**32 - 1),
             SubscriptionIdentity(
@@ -122,6 +123,7 @@ def shard_generations(reply: Document) -> list[int]:
 
 
 def _shard_numbers(reply: Document, key: str, number_max: int) -> list[int]:
+    """A number for each shard, 0 to `number_max`. Raises DecodeError."""
     numbers = reply.get(key)
     is_list = isinstance(numbers, list) and 0 < len(numbers) <= limits.SHARDS_PER_TOPIC_MAX
     if not is_list or not all(type(number) is int and 0 <= number <= number_max for number in numbers or ()):

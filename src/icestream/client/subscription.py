@@ -37,7 +37,7 @@ class Subscription:
         return await self._consumer.__anext__()
 
     async def take(self, max_messages: int) -> list[Message]:
-        """Waits for messages, and returns those that have arrived, at most `max_messages`. Empty: it was closed."""
+        """Waits for messages, and returns those that have arrived, at most `max_messages`. Empty if it was closed."""
         return await self._consumer.take(max_messages)
 
     def batches(self, max_messages: int = 10_000) -> AsyncIterator[ArrowBatch]:
@@ -90,7 +90,7 @@ class Subscription:
 
     @property
     def is_active(self) -> bool:
-        """Whether messages are delivered to this consumer: a failover subscription has one active consumer."""
+        """True if messages are delivered to this consumer: a failover subscription has one active consumer."""
         return self._consumer.is_active
 
     @property

@@ -33,7 +33,7 @@ from icestream.cluster.shared_warehouse import (
     check_path,
     decode_warehouse,
     encode_warehouse,
-    first_of,
+    first_mark,
 )
 from icestream.metadata import command as cmd
 from icestream.metadata.log_format import Promise
@@ -47,6 +47,8 @@ DIGEST_BYTES: Final = 32
 
 
 class Calls:
+    """The handlers of one node, by method."""
+
     def __init__(self, host: ClusterNode) -> None:
         self._host = host
         self.table = {
@@ -64,6 +66,11 @@ class Calls:
         }
 
     def _on_leader(self, method: str, handler: Callable[[Document], Awaitable[Document]]) -> Any:
+        """Wraps a handler so that a follower forwards the call to the leader.
+
+        At most once: a forwarded call is not forwarded again.
+        """
+
         async def call(arguments: Document) -> Document:
             node = self._host.node
             if node.leads:
@@ -75,15 +82,18 @@ class Calls:
         return call
 
     async def get_node_info(self, arguments: Document) -> Document:
+        """Identity and state of this node, and what it remembers of the caller."""
         asking = wire.id_of(arguments, "node") if arguments.get("node") else 0
         return to_document(self._host.info(asking))
 
     async def confirmed(self, arguments: Document) -> Document:
+        """Notes the promise of another node (promises.py)."""
         term, index = document.number_of(arguments, "term", 0, 2**63), document.number_of(arguments, "index", 0, 2**63)
         self._host.memory.heard(wire.id_of(arguments, "node"), Promise(term, index))
         return {}
 
     async def client_write(self, arguments: Document) -> Document:
+        """Executes a command that a follower has forwarded."""
         envelope = arguments.get("envelope")
         if not isinstance(envelope, bytes):
             raise errors.DecodeError("ClientWrite has no envelope")
@@ -96,12 +106,14 @@ class Calls:
         return {"answer": msgspec.msgpack.encode(answer)}
 
     async def renew_lease(self, arguments: Document) -> Document:
+        """Renews a lease for a follower."""
         key, revision = arguments.get("key"), arguments.get("revision")
         if not isinstance(key, str) or not isinstance(revision, int):
             raise errors.DecodeError("RenewLease has no key or no revision")
         return {"held": await self._host.running.renew_here(key, revision)}
 
     async def state_hash(self, arguments: Document) -> Document:
+        """Takes the digest of another node's state."""
         digest, index = arguments.get("hash"), arguments.get("index")
         if not isinstance(digest, bytes) or len(digest) != DIGEST_BYTES or not isinstance(index, int):
             raise errors.DecodeError("StateHash has no index or no hash")
@@ -116,16 +128,19 @@ class Calls:
         record = arguments.get("record")
         if not isinstance(record, bytes) or len(record) > limits.METADATA_VALUE_BYTES_MAX:
             raise errors.DecodeError("Join has no node record")
+        # Raft must not reuse an id: a removed node comes back as a new one.
         if node.machine.get(removed_key(node_id)) is not None:
             raise removed(node_id, self._host.identity.cluster_id)
         joining = decode_record(record)
         value = encode_record(joining)
         if arguments.get("rejoins"):
             await self._remove_predecessor(node_id, joining.name, arguments)
+        # After the predecessor is removed: a rejoining node has its name.
         self._check_name(node_id, joining.name)
         await self._check_warehouse(joining)
         entry = node.machine.get(node_key(node_id))
         if entry is None or entry.value != value:
+            # Before the change of members: with the entry in force the leader dials the node, and needs its address.
             await store.put(node_key(node_id), value)
         if node_id not in self._members():
             await node.change_members([(LEARNER, node_id)])
@@ -181,7 +196,7 @@ class Calls:
         if not joining.warehouse_mark:
             return
         stored = host.node.machine.get(WAREHOUSE)
-        first = encode_warehouse(first_of(host.record, joining))
+        first = encode_warehouse(first_mark(host.record, joining))
         if stored is None or (host.is_alone and stored.value != first):
             expected = cmd.Absent(WAREHOUSE) if stored is None else cmd.AtRevision(WAREHOUSE, stored.mod_revision)
             await host.running.txn([expected], [cmd.Put(WAREHOUSE, first)])
@@ -202,6 +217,7 @@ class Calls:
         return {"node": wire.id_text(host.id)}
 
     async def promote(self, arguments: Document) -> Document:
+        """Makes a learner a voter."""
         node_id = self._member(arguments)
         await self._host.node.change_members([(VOTER, node_id)])
         return {}
@@ -219,6 +235,7 @@ class Calls:
             raise errors.NotReady(
                 "leadership is being transferred before this node is removed", hint="the call is retried automatically"
             )
+        # The mark comes first: from the change of members on the node is refused, and must be told why.
         if node.machine.get(removed_key(node_id)) is None:
             await store.put(removed_key(node_id), b"")
         if node_id in self._members():

@@ -1,10 +1,10 @@
 """A member of a cluster: its metadata log and store, its Raft port, and its links to the other nodes.
 
 open       the directory; the node id is synced before it is sent to any other node
-listen     other nodes may ask for this node's identity
+listen     other nodes may request this node's identity
 form       until the log names the cluster of this node (formation.py); skipped at later starts
 run        core, driver and store; links to all members; an existing log is compared with what the others remember of it
-           (memory_check.py) before the node takes part. A node that is not a member yet asks to join
+           (memory_check.py) before the node takes part. A node that is not a member yet requests to join
 
 close      transfers leadership, finishes accepted work, then closes links and port
 """
@@ -12,6 +12,7 @@ close      transfers leadership, finishes accepted work, then closes links and p
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import ssl
 from dataclasses import dataclass, field
@@ -23,9 +24,17 @@ from icestream import errors, limits
 from icestream.cluster import wire
 from icestream.cluster.calls import Calls
 from icestream.cluster.formation import FoundCluster, JoinCluster, WaitForSeeds, decide
-from icestream.cluster.leader_duties import LeaderDuties
 from icestream.cluster.listener import Call, PeerListener
-from icestream.cluster.members import NodeRecord, decode_record, encode_record, node_key, removed, removed_key
+from icestream.cluster.members import (
+    NodeRecord,
+    decode_record,
+    encode_record,
+    node_key,
+    promotions,
+    removed,
+    removed_key,
+    voters_wanted,
+)
 from icestream.cluster.memory_check import MemoryCheck
 from icestream.cluster.node_info import ROLES, NodeInfo, from_document
 from icestream.cluster.peers import Peers
@@ -34,10 +43,10 @@ from icestream.cluster.rejoin import Predecessor
 from icestream.cluster.shared_warehouse import WAREHOUSE, check_mark, decode_warehouse
 from icestream.cluster.snapshot_transfer import IncomingSnapshot, SnapshotSender
 from icestream.cluster.state_comparison import StateComparison
-from icestream.cluster.wire import Hello, Welcome
+from icestream.cluster.wire import PeerHello, PeerWelcome
 from icestream.metadata import command as cmd
 from icestream.metadata import eraftpb
-from icestream.metadata.core import Message
+from icestream.metadata.core import RaftMessage
 from icestream.metadata.eraftpb import Membership
 from icestream.metadata.log_format import NO_CLUSTER, Identity
 from icestream.metadata.node import Node
@@ -56,19 +65,21 @@ _log = get_logger("cluster")
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
+    """The options of one member: addresses, the nodes it forms or joins a cluster with, certificates."""
+
     bind_host: str = "127.0.0.1"
     port: int = 0
     address: str = ""  # where others dial this node; empty: where it listens
     seeds: tuple[str, ...] = ()
-    join: str = ""  # a node of a cluster that is there
-    predecessor: Predecessor | None = None  # this node joins anew in its place
+    join: str = ""  # address of a member of an existing cluster
+    predecessor: Predecessor | None = None  # the node that this one replaces (rejoin.py)
     record: NodeRecord = field(default_factory=lambda: NodeRecord("", ""))
     server_context: ssl.SSLContext | None = None
     client_context: ssl.SSLContext | None = None
 
 
 class ClusterNode:
-    """Open one with `ClusterNode.start`."""
+    """One member of a cluster. `ClusterNode.start` opens it."""
 
     def __init__(
         self, opened: OpenedMetadata, options: ClusterOptions, clock: Clock, randomness: Randomness, node_id: int
@@ -90,7 +101,7 @@ class ClusterNode:
         self.memory = MemoryCheck(self, clock, Promises(opened.recovered.promises))
         self._tasks = Tasks(self._task_failed)
         self._last_status = ""
-        self._unanswered: dict[str, str] = {}  # why, by the address of a seed node
+        self._unanswered: dict[str, str] = {}  # by address of a seed node: why it did not answer
 
     @classmethod
     async def start(
@@ -107,6 +118,8 @@ class ClusterNode:
             await opened.close()
             raise
         try:
+            # Before forming: a log that has confirmed entries in an earlier run must be compared with the memory of its
+            # peers.
             was_member = node.identity.is_member
             if was_member and not opened.knows_others:
                 await node._ask_seeds()  # a cluster of one node: the seeds must not belong to another cluster
@@ -122,20 +135,24 @@ class ClusterNode:
 
     @property
     def identity(self) -> Identity:
+        """The node id and cluster id in the log."""
         assert self._opened.identity is not None
         return self._opened.identity
 
     @property
     def address(self) -> str:
+        """Where other nodes dial this one."""
         host, _, port = (self._options.address or f"{self._options.bind_host}:0").rpartition(":")
         return f"{host}:{self.listener.port if port == '0' else port}"
 
     @property
     def record(self) -> NodeRecord:
+        """The record of this node for the cluster."""
         return msgspec.structs.replace(self._options.record, address=self.address)
 
     @property
     def running(self) -> NodeStore:
+        """The store. Raises NotReady before the node is a member of a cluster."""
         if self.store is None:
             raise errors.NotReady(
                 "this node is not a member of a cluster yet", hint="it waits for the other seed nodes"
@@ -144,6 +161,7 @@ class ClusterNode:
 
     @property
     def node(self) -> Node:
+        """The Raft node. Raises NotReady before the node is a member of a cluster."""
         return self.running.node
 
     @property
@@ -156,6 +174,7 @@ class ClusterNode:
 
     @property
     def is_alone(self) -> bool:
+        """Whether the cluster has no other member."""
         return self._members() <= {self.id}
 
     async def check_warehouse(self) -> None:
@@ -196,7 +215,8 @@ class ClusterNode:
 
     # --- incoming connections (listener.Host) ---
 
-    def greet(self, hello: Hello) -> Welcome:
+    def greet(self, hello: PeerHello) -> PeerWelcome:
+        """Answers the greeting of another node. Raises ForeignCluster, NodeRemoved, NotReady."""
         own = self.identity.cluster_id
         if NO_CLUSTER not in (hello.cluster, own) and hello.cluster != own:
             raise errors.ForeignCluster(
@@ -209,9 +229,9 @@ class ClusterNode:
             raise errors.NotReady(f"this is node {wire.id_text(self.id)}, not node {wire.id_text(hello.to)}")
         if hello.cluster == own:
             self.peers.learn(hello.node, hello.address)
-        return Welcome(own, self.id, self.info().founder, self.address)
+        return PeerWelcome(own, self.id, self.info().founder, self.address)
 
-    def _is_removed(self, hello: Hello) -> bool:
+    def _is_removed(self, hello: PeerHello) -> bool:
         """True if this node has applied both the removal record of that node and the change of members."""
         if self.store is None or hello.cluster != self.identity.cluster_id:
             return False
@@ -222,20 +242,23 @@ class ClusterNode:
         members = self.node.members
         return {*members.voters, *members.learners, *members.voters_outgoing}
 
-    def is_member(self, hello: Hello) -> bool:
+    def is_member(self, hello: PeerHello) -> bool:
+        """Whether messages of the greeting node are accepted: it belongs to the same cluster."""
         return self.store is not None and hello.cluster == self.identity.cluster_id
 
     def receive(self, messages: list[bytes]) -> None:
+        """Passes Raft messages to the node, unless it does not take part yet."""
         if self.store is not None and self.store.node.takes_part:  # dropped otherwise: Raft retransmits
             self.store.node.receive(messages)
 
     async def begin_snapshot(self, message: bytes) -> IncomingSnapshot:
+        """Begins to receive a snapshot."""
         return await IncomingSnapshot.begin(self._opened.log, message)
 
     # --- outgoing calls ---
 
-    def _hello(self, to: int) -> Hello:
-        return Hello(self.identity.cluster_id, self.id, self.address, to)
+    def _hello(self, to: int) -> PeerHello:
+        return PeerHello(self.identity.cluster_id, self.id, self.address, to)
 
     def _known_address(self, node_id: int) -> str:
         if self.store is None:
@@ -247,9 +270,9 @@ class ClusterNode:
         if self.store is not None:
             self.store.node.unreachable(node_id)
 
-    def _send(self, messages: list[Message]) -> None:
+    def _send(self, messages: list[RaftMessage]) -> None:
         for to in {message.to for message in messages}:
-            # deduplicated: heartbeats of several ticks are equal
+            # Deduplicated: heartbeats of several ticks are equal.
             plain = dict.fromkeys(message.data for message in messages if message.to == to and not message.is_snapshot)
             if plain:
                 self.peers.send(to, [*plain])
@@ -277,6 +300,7 @@ class ClusterNode:
     # --- formation ---
 
     async def _form(self) -> None:
+        """Waits until this node belongs to a cluster: founds one, or joins one; the identity is synced."""
         while not self.identity.is_member:
             decision = self._decision(await self._ask_seeds())
             match decision:
@@ -292,6 +316,7 @@ class ClusterNode:
                     await self._clock.sleep(limits.MEMBERSHIP_LOOK_SECONDS)
 
     def _decision(self, answers: dict[str, NodeInfo]) -> FoundCluster | JoinCluster | WaitForSeeds:
+        """What the node does next by the answers of the seed nodes."""
         if not self._options.join:
             return decide(self.id, self._options.seeds, answers)
         decision = decide(self.id, [self._options.join], answers)
@@ -333,7 +358,7 @@ class ClusterNode:
     # --- running ---
 
     def _run(self, *, has_past: bool) -> None:
-        """Starts core, driver and links. `has_past`: this node may have confirmed entries in an earlier life."""
+        """Starts core, driver and links. `has_past`: this node may have confirmed entries in an earlier run."""
         self.store = store = self._opened.start(partial(RaftCore, self._randomness), takes_part=not has_past)
         node = store.node
         self._sender = SnapshotSender(node, self._opened.log, self.peers.dial)
@@ -352,15 +377,20 @@ class ClusterNode:
         self._members_changed()
 
     def _take_part(self) -> None:
+        """Lets the node vote, and starts its ticks."""
         assert self.ticker is not None
         self.node.take_part()
         self.node.tasks.start(self.ticker.run(), "metadata-ticks")
 
     def invited(self, address: str) -> None:
+        """Takes over the address of a member to join through."""
         self._options = dataclasses.replace(self._options, join=address)
 
     def announce(self, record: NodeRecord) -> None:
-        """Where this node is reached, when its ports are known. Nothing is written where the cluster knows it."""
+        """Takes over the addresses of this node when its ports are known.
+
+        Its record in the cluster is written only if they changed.
+        """
         configured = self._options.record
         announced = msgspec.structs.replace(
             record, warehouse=configured.warehouse, warehouse_mark=configured.warehouse_mark
@@ -369,10 +399,11 @@ class ClusterNode:
         self._tasks.start(self._join_cluster(), "join")
 
     def _members_changed(self) -> None:
+        """Adapts links to the members, and requests a snapshot that contains them."""
         self.peers.set_members(self._members() - {self.id})
         self._tasks.start(self._disconnect_removed(), "parting")
         if self._opened.log.snapshots:
-            # Raft rejects a snapshot whose membership does not contain the receiving learner (raft_core.md, trap 14)
+            # Raft rejects a snapshot whose membership does not contain the receiving learner (trap 14).
             self.node.request_snapshot()
 
     async def _disconnect_removed(self) -> None:
@@ -396,11 +427,13 @@ class ClusterNode:
             await self._clock.sleep(limits.MEMBERSHIP_LOOK_SECONDS)
 
     def _has_joined(self) -> bool:
+        """Whether the cluster has this node as a member, with its present record."""
         members, entry = self.node.members, self.node.machine.get(node_key(self.id))
         is_member = self.id in (*members.voters, *members.learners)
         return is_member and entry is not None and entry.value == encode_record(self.record)
 
     async def _ask_to_join(self) -> None:
+        """Sends one join request, to the leader if it is known."""
         arguments: dict[str, object] = {"node": wire.id_text(self.id), "record": encode_record(self.record)}
         if (predecessor := self._options.predecessor) is not None:
             arguments |= {"rejoins": True, "predecessor": predecessor.node}
@@ -409,7 +442,7 @@ class ClusterNode:
             return
         answers = await self._ask_seeds()
         mine = [(info, address) for address, info in answers.items() if info.cluster == self.identity.cluster_id]
-        # the leader first, then nodes that know the leader; not another node that still waits
+        # The leader first, then nodes that know the leader; not another node that is still waiting.
         for info, address in sorted(mine, key=lambda candidate: (candidate[0].role != "leader", candidate[1])):
             if info.node != self.id and info.leader:
                 await self.peers.ask(address, "Join", arguments)
@@ -418,13 +451,53 @@ class ClusterNode:
     # --- the end ---
 
     async def _leave(self) -> None:
+        """Before the store is closed: transfers leadership, so that the others need not wait for an election."""
         await self._tasks.stop()
         await self.running.leadership.hand_over()
 
     async def _end(self) -> None:
+        """After the store is closed: closes links and port."""
         await self._tasks.stop()
         await self.peers.close()
         await self.listener.close()
 
     def _task_failed(self, error: BaseException) -> None:
         _log.error("cluster background task failed", error=repr(error))
+
+
+class LeaderDuties:
+    """Duties of the leader: promotes learners that have caught up until there are enough voters (members.py)."""
+
+    def __init__(self, store: NodeStore, clock: Clock) -> None:
+        self._node = store.node
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Runs until the node stops. Sleeps while this node is not the leader or has enough voters."""
+        with contextlib.suppress(errors.IcestreamError):
+            while True:
+                await self._node.until(self._are_voters_missing)
+                await self._promote()
+                await self._clock.sleep(limits.MEMBERSHIP_LOOK_SECONDS)
+
+    def _are_voters_missing(self) -> bool:
+        if not self._node.leads:
+            return False
+        members = self._node.members
+        nodes = len(members.voters) + len(members.learners)
+        return bool(members.learners) and len(members.voters) < voters_wanted(nodes)
+
+    async def _promote(self) -> None:
+        """Promotes the learners that are due, in one change."""
+        status = self._node.status()
+        changes = promotions(self._node.members, status["progress"], status["last"])
+        if not changes:
+            return
+        try:
+            await self._node.change_members(changes)
+            _log.info(
+                "learners promoted to voters",
+                voters=" ".join(f"{node_id:016x}" for node_id in self._node.members.voters),
+            )
+        except errors.IcestreamError as error:
+            _log.warning("promotion of learners failed", error=str(error))

@@ -1,10 +1,10 @@
-"""Certificates for development: an authority in a directory, and certificates of nodes that it signs.
+"""Creates certificates for development: an authority in a directory, and node certificates signed by it.
 
-    DIRECTORY/ca.pem, ca.key         made once; whoever has the key can make nodes
-    DIRECTORY/NAME.pem, NAME.key     for one node or many, valid for the hosts that were named
+    DIRECTORY/ca.pem, ca.key         created once; the key can sign certificates of further nodes
+    DIRECTORY/NAME.pem, NAME.key     for one node or many, valid for the given hosts
 
-For a cluster that matters, certificates come from an authority that is looked after: these end after a year, and the
-key of the authority lies beside them. Import this module late: it needs `cryptography`, which nothing else does.
+In production, certificates should come from a managed authority: these expire after a year, and the key of the
+authority is stored beside them. Import this module late: it needs `cryptography`, which nothing else does.
 """
 
 from __future__ import annotations
@@ -25,17 +25,22 @@ from icestream.cluster.tls import PeerTls
 
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 VALID: Final = timedelta(days=365)
-BEFORE: Final = timedelta(hours=1)  # clocks of nodes differ
+BEFORE: Final = timedelta(hours=1)  # valid from an hour ago: clocks of nodes differ
 AUTHORITY: Final = "Icestream development authority"
 
 
 def make_certificate(folder: Path, name: str, hosts: tuple[str, ...], now: datetime) -> PeerTls:
-    """A certificate for these hosts, and the authority where there is none yet. Nothing that is there is replaced."""
+    """Creates a certificate for these hosts, and the authority if there is none. Existing files stay.
+
+    Raises InvalidInput for an invalid or existing name, ConfigurationError if the authority cannot sign.
+    """
     files = PeerTls(folder / f"{name}.pem", folder / f"{name}.key", folder / "ca.pem")
     if name in ("", "ca") or Path(name).name != name:
-        raise errors.InvalidInput(f"{name!r} is no name for a certificate", hint="node-1, for instance")
+        raise errors.InvalidInput(
+            f"{name!r} is not a valid certificate name", hint="use a plain file name, for example node-1"
+        )
     if files.certificate.exists():
-        raise errors.InvalidInput(f"{files.certificate} is there already", hint="choose another name, or remove it")
+        raise errors.InvalidInput(f"{files.certificate} exists already", hint="choose another name, or remove it")
     folder.mkdir(parents=True, exist_ok=True)
     authority, authority_key = _authority(folder, now)
     key = _new_key()
@@ -46,6 +51,7 @@ def make_certificate(folder: Path, name: str, hosts: tuple[str, ...], now: datet
 
 
 def _authority(folder: Path, now: datetime) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """Loads the authority of the folder, or creates it."""
     certificate_file, key_file = folder / "ca.pem", folder / "ca.key"
     if certificate_file.exists():
         try:
@@ -96,7 +102,10 @@ def _new_key() -> ec.EllipticCurvePrivateKey:
 def _write(
     key_file: Path, certificate_file: Path, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate
 ) -> None:
-    """The key first, and for nobody else's eyes: a certificate without its key would block the name."""
+    """Writes key and certificate; the key is readable by its owner only.
+
+    The key is first: a certificate without its key would block the name.
+    """
     encoding = serialization.Encoding.PEM
     plain = key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     key_file.unlink(missing_ok=True)

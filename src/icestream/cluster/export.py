@@ -37,6 +37,7 @@ async def export(path: Path, clock: Clock) -> AsyncIterator[Document]:
 
 
 def _lines(opened: OpenedMetadata) -> list[Document]:
+    """All documents of the export."""
     recovered, identity = opened.recovered, opened.identity
     lines: list[Document] = []
     if identity is not None:
@@ -64,6 +65,7 @@ def _lines(opened: OpenedMetadata) -> list[Document]:
 
 
 def _key(key: str, entry: Entry) -> Document:
+    """The document of one key."""
     return {
         "key": key,
         "value": _text_or_base64(entry.value),
@@ -76,6 +78,7 @@ def _key(key: str, entry: Entry) -> Document:
 
 
 def _entry(entry: eraftpb.LogEntry) -> Document:
+    """The document of one log entry."""
     kind = "normal" if entry.kind == eraftpb.NORMAL else "members"
     line: Document = {"entry": {"index": entry.index, "term": entry.term, "kind": kind}}
     if entry.kind == eraftpb.NORMAL and entry.data:

@@ -1,15 +1,15 @@
-"""Makes a cluster of one node out of what one node has, when a majority of the voters is lost for good.
+"""Turns one node into a new cluster of its own, when a majority of the voters is lost for good.
 
-    1  everything in its log counts, whoever confirmed it; changes of members are passed over; it is the only voter
-    2  the other nodes are written down as removed: their ids never come back; so is the old cluster, which is fenced
-       off the warehouse when the new one starts (server/warehouse_fence.py)
-    3  counters go on IDS_SKIPPED further: ids that only the lost nodes knew are given to nothing else
-    4  a snapshot with this node as the only voter takes the place of the log before it
-    5  a new cluster id, synced: nodes of the old cluster are strangers from now on
+    1  all entries in its log are accepted, committed or not; changes of members are skipped; it is the only voter
+    2  the other nodes are recorded as removed: their ids never come back; so is the old cluster, which is fenced off
+       the warehouse when the new one starts (processes/node/directory_fence.py)
+    3  counters continue IDS_SKIPPED further: ids that only the lost nodes knew are not given out again
+    4  a snapshot with this node as the only voter replaces the log before it
+    5  a new cluster id, synced: nodes of the old cluster are foreign from now on
 
-Offline: the node must not run. What only the lost nodes had is lost, and what was never confirmed may count now; that
-is why a person has to ask for it. A log from a backup, which ends before its mark (ADR 45), is taken all the same: no
-other node counts on what it forgot. Cut off anywhere, it is run again.
+Offline: the node must not run. Entries that only the lost nodes had are lost, and entries that were never committed may
+be applied now; therefore an operator must request it. A log from a backup, which ends before its mark (ADR 45), is
+accepted: no other node relies on what it lacks. Interrupted anywhere, it can be run again.
 """
 
 from __future__ import annotations
@@ -34,15 +34,17 @@ IDS_SKIPPED = limits.METADATA_IDS_PER_COMMAND_MAX
 
 
 class Forced(NamedTuple):
+    """The result: the new cluster, and what was given up."""
+
     node_id: int
     cluster_id: bytes
     keys: int
     removed: list[str]  # ids of nodes
-    forgotten: str  # what the log lacks of what this node had synced; empty when it is whole
+    forgotten: str  # description of synced records that the log lacks; empty if it is complete
 
 
 async def force_new_cluster(path: Path, clock: Clock, randomness: Randomness) -> Forced:
-    """Raises LogLocked while the node runs."""
+    """Turns the node in `path` into a new cluster. Raises LogLocked while the node runs."""
     mark = read_mark(path)
     opened = await _opened(path, clock)
     assert opened.identity is not None
@@ -69,20 +71,22 @@ async def force_new_cluster(path: Path, clock: Clock, randomness: Randomness) ->
 
 
 def _forgotten(mark: Mark | None, opened: OpenedMetadata) -> str:
+    """Describes synced records that the log lacks."""
     recovered = opened.recovered
     if mark is None:
         return ""
     if mark.log_id != recovered.log_id:
-        return "all that the log which was here before had: this one was copied here"
+        return "everything in the log that this node used last: this log was copied here"
     missing = mark.lsn - recovered.lsn
     return f"the last {missing} records of its log" if missing > 0 else ""
 
 
 async def _opened(path: Path, clock: Clock) -> OpenedMetadata:
+    """Opens the log whatever its mark says. Raises InvalidInput for an empty directory."""
     opened = await open_directory(path, clock, MetadataOptions(), checks_mark=False)
     if opened.identity is None:
         await opened.close()
-        raise errors.InvalidInput(f"nothing was ever written in {path}", hint="name the data_dir of a node")
+        raise errors.InvalidInput(f"{path} contains no metadata log", hint="name the data_dir of a node")
     return opened
 
 
@@ -96,7 +100,7 @@ def _alone(
     snapshot: bytes | None = None,
     applied: int = 0,
 ) -> Core:
-    """The core of one voter, on a log with changes of members: those have become empty entries."""
+    """The core of one voter on a log with changes of members: those are replaced by empty entries."""
     plain = [entry if _is_plain(entry) else _emptied(entry) for entry in entries]
     return SoloCore(node_id, election_tick, heartbeat_tick, hard_state, conf, plain, snapshot, applied)
 
@@ -111,7 +115,10 @@ def _emptied(entry: bytes) -> bytes:
 
 
 async def _remove_others(store: NodeStore, members: frozenset[int], own: int) -> list[str]:
-    """A member that has only just joined has no record yet; one with a record may not vote any more."""
+    """Records all other nodes as removed; returns their ids.
+
+    Members and records are both used: a member that has just joined has no record yet, one with a record may have left.
+    """
     recorded = {int(key.removeprefix(NODES), 16) for key, _ in await store.list_all(NODES)}
     others = [f"{node_id:016x}" for node_id in sorted((recorded | members) - {own})]
     for node_id in others:

@@ -2,14 +2,15 @@
 
     1  the node id is random and synced before it is sent to any other node
     2  every seed node is asked for its identity (GetNodeInfo), repeatedly
-    3  one is a member of a cluster            -> adopt its cluster id, synced; ask it to join
+    3  one is a member of a cluster            -> adopt its cluster id, synced; request to join
        all answer, none is, this id is lowest  -> found a cluster with this node as its only voter, synced
        else                                    -> wait, and ask again
     4  a node that joined is a learner, and becomes a voter when it has caught up (members.py)
 
-Only the synced identity in its log makes a node a member of a cluster, so a node that crashes at any point does the
-same again. Only one node has the lowest id of a list, so there is one founder. Lists that differ between nodes can
-result in two clusters, which refuse each other; nothing is mixed.
+Only the synced identity in its log makes a node a member of a cluster, so a node that crashes at any point repeats the
+same decision. Only one node has the lowest id of a list, so there is one founder. Lists that differ between nodes can
+result in two clusters, which refuse each other; nothing is mixed. Separate from cluster_node.py so that the decision is
+tested for every combination of answers, without a network.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from icestream.metadata.log_format import NO_CLUSTER
 
 @dataclass(frozen=True, slots=True)
 class JoinCluster:
+    """This node joins the cluster of an answering seed node."""
+
     cluster: bytes
     founder: int
     address: str  # of a member
@@ -36,6 +39,8 @@ class FoundCluster:
 
 @dataclass(frozen=True, slots=True)
 class WaitForSeeds:
+    """No decision yet, and why."""
+
     reason: str
 
 
@@ -55,6 +60,7 @@ def decide(
     if formed:
         address, info = min(formed.items())
         return JoinCluster(info.cluster, info.founder, address)
+    # All must answer: a silent seed may be a member of a cluster, and founding a second one would split the nodes.
     missing = [address for address in seeds if address not in answers]
     if missing:
         return WaitForSeeds(f"no answer from {', '.join(missing)}")

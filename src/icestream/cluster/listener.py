@@ -1,12 +1,12 @@
-"""The dialled end: other nodes of the cluster at this one's Raft port.
+"""The accepting side of connections between nodes: other nodes at this node's Raft port.
 
-greeting   waits for HELLO      of this cluster, or of a node that has none yet, and meant for this node -> open
-                                else, and to a node that was removed, ERROR, and the connection ends
-open       messages go to the node, in the order in which they came; calls are answered in any order
+greeting   waits for HELLO      of this cluster, or of a node without one, and addressed to this node -> open
+                                otherwise, and for a removed node: ERROR, and the connection ends
+open       messages are passed to the node in the order of their arrival; calls are answered in any order
 receiving  a snapshot: INSTALL_SNAPSHOT, CHUNK …, END
 
-A connection that does not greet within PEER_OPEN_SECONDS_MAX is closed; with TLS its handshake has as long. When all
-places are taken, those that have not greeted are closed for new ones, then those of nodes that are no members
+A connection without a greeting within PEER_OPEN_SECONDS_MAX is closed; with TLS its handshake has as long. When all
+places are taken, connections that have not greeted are closed for new ones, then those of nodes that are not members
 (runtime/connection_room.py).
 """
 
@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 
 from icestream import errors, limits
 from icestream.cluster import wire
-from icestream.cluster.wire import Hello, PeerFrame, Welcome
+from icestream.cluster.wire import PeerFrame, PeerHello, PeerWelcome
 from icestream.observability.log import get_logger
 from icestream.rpc import document
 from icestream.rpc.document import Document
@@ -39,22 +39,22 @@ class Incoming(Protocol):
     async def add(self, data: bytes) -> None: ...
 
     async def finish(self) -> None:
-        """All of it was sent. Raises DecodeError when it is not what was announced."""
+        """Completes the snapshot. Raises DecodeError if it differs from its announcement."""
 
     async def release(self) -> None:
-        """The core has taken it, or has not."""
+        """Ends the transfer: the core has accepted or ignored the snapshot."""
 
     async def abort(self) -> None: ...
 
 
 class Host(Protocol):
-    """What the connections need of their node."""
+    """The part of a node that its connections use."""
 
-    def greet(self, hello: Hello) -> Welcome:
-        """Raises what there is against this node."""
+    def greet(self, hello: PeerHello) -> PeerWelcome:
+        """Answers a greeting. Raises the reason for which the node is refused."""
 
-    def is_member(self, hello: Hello) -> bool:
-        """Of the same cluster: its messages count."""
+    def is_member(self, hello: PeerHello) -> bool:
+        """Whether messages of the greeting node are accepted: it belongs to the same cluster."""
 
     def receive(self, messages: list[bytes]) -> None: ...
 
@@ -65,10 +65,12 @@ class Host(Protocol):
 
     @property
     def open_calls(self) -> frozenset[str]:
-        """Those that anybody may make."""
+        """The calls that nodes outside of the cluster may make."""
 
 
 class PeerListener:
+    """The Raft port of one node, and its connections."""
+
     def __init__(
         self, host: Host, context: ssl.SSLContext | None = None, connections_max: int = limits.PEER_CONNECTIONS_MAX
     ) -> None:
@@ -81,6 +83,7 @@ class PeerListener:
         self.is_closed = False
 
     async def listen(self, address: str, port: int) -> None:
+        """Opens the port. Raises ConfigurationError if it is taken."""
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
@@ -98,14 +101,14 @@ class PeerListener:
     def room(self) -> RoomState:
         return self.places.state
 
-    def part_from(self, is_unwanted: Callable[[Hello], bool]) -> None:
-        """Ends the connections of nodes that would not be let in any more."""
+    def part_from(self, is_unwanted: Callable[[PeerHello], bool]) -> None:
+        """Ends the connections of nodes that would be refused now."""
         for connection in tuple(self.connections):
             if connection.hello is not None and is_unwanted(connection.hello):
                 connection.part()
 
     async def close(self) -> None:
-        self.is_closed = True  # one that was accepted a moment ago is made a connection behind this
+        self.is_closed = True  # a connection accepted a moment ago may still arrive in connection_made
         if self._server is not None:
             self._server.close()
         for connection in tuple(self.connections):
@@ -115,29 +118,32 @@ class PeerListener:
 
 
 class PeerConnection(asyncio.BufferedProtocol):
+    """One accepted connection."""
+
     def __init__(self, listener: PeerListener) -> None:
         self._listener = listener
         self._host = listener.host
         self._stream = FrameStream(limits.PEER_FRAME_BYTES_MAX, wire.FIRST)
         self._transport: asyncio.Transport | None = None
-        self.hello: Hello | None = None
+        self.hello: PeerHello | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._chunks: asyncio.Queue[Frame] | None = None
         self._is_parting = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        keep_alive(transport, limits.PEER_KEEP_ALIVE_SECONDS, limits.PEER_UNACKED_SECONDS_MAX)  # else it stays for good
+        # Without it a connection of a machine that lost its power would stay for good.
+        keep_alive(transport, limits.PEER_KEEP_ALIVE_SECONDS, limits.PEER_UNACKED_SECONDS_MAX)
         self._listener.connections.add(self)
         admission = self._listener.places.admit(self)
         if admission.evicted is not None:
             admission.evicted.abort()
         if self._listener.is_closed or not admission.is_admitted:
             transport.close()
-        asyncio.get_running_loop().call_later(limits.PEER_OPEN_SECONDS_MAX, self._end_strangers)
+        asyncio.get_running_loop().call_later(limits.PEER_OPEN_SECONDS_MAX, self._abort_without_hello)
 
-    def _end_strangers(self) -> None:
-        """A connection that does not greet takes a place that others need."""
+    def _abort_without_hello(self) -> None:
+        """Aborts a connection that has not greeted: it takes a place that members need."""
         if self.hello is None:
             self.abort()
 
@@ -153,7 +159,7 @@ class PeerConnection(asyncio.BufferedProtocol):
             task.cancel()
 
     def part(self) -> None:
-        """When its calls are answered: one of them may be what led to this."""
+        """Closes the connection when its calls are answered: one of them may have requested the removal of its node."""
         self._is_parting = True
         if self._transport is not None and not self._tasks:
             self._transport.close()
@@ -180,12 +186,14 @@ class PeerConnection(asyncio.BufferedProtocol):
                     self._receive(frame)
         except errors.IcestreamError as error:
             self._refuse(error)
+        # All messages of one read in one call: the node handles them in one step, with one write.
         if messages:
             self._host.receive(messages)
 
     # --- frames ---
 
     def _receive(self, frame: Frame) -> None:
+        """Handles a frame that is not a Raft message."""
         if frame.kind == PeerFrame.HELLO:
             hello = wire.decode_hello(frame.body)
             welcome = self._host.greet(hello)
@@ -206,7 +214,7 @@ class PeerConnection(asyncio.BufferedProtocol):
             if self._chunks.qsize() > limits.SNAPSHOT_CHUNKS_WAITING_MAX and self._transport is not None:
                 self._transport.pause_reading()
         else:
-            raise errors.DecodeError("a piece of no snapshot")
+            raise errors.DecodeError("CHUNK or END without INSTALL_SNAPSHOT")
 
     def _check_member(self) -> None:
         if self.hello is None or not self._host.is_member(self.hello):
@@ -217,7 +225,7 @@ class PeerConnection(asyncio.BufferedProtocol):
     def _start(self, work: Any) -> None:
         if len(self._tasks) >= limits.PEER_CALLS_MAX:
             work.close()
-            raise errors.DecodeError(f"more than {limits.PEER_CALLS_MAX} calls under way on one connection")
+            raise errors.DecodeError(f"more than {limits.PEER_CALLS_MAX} calls in flight on one connection")
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -227,23 +235,25 @@ class PeerConnection(asyncio.BufferedProtocol):
         if self._is_parting:
             self.part()
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a call of another node failed", error=repr(error))
+            _log.error("call of another node failed with a bug", error=repr(error))
 
     async def _answer(self, frame: Frame) -> None:
+        """Executes a call and sends its result or error."""
         method = ""
         try:
             method, arguments = document.decode_call(frame.body, limits.LOCAL_CALL_BYTES_MAX)
             call = self._host.calls.get(method)
             if call is None:
-                raise errors.InvalidInput(f"{method[:40]!r} is no call between nodes")
+                raise errors.InvalidInput(f"unknown call {method[:40]!r} between nodes")
             if method not in self._host.open_calls:
                 self._check_member()
             self._send(PeerFrame.RESULT, frame.number, document.encode(await call(arguments)))
         except errors.IcestreamError as error:
-            _log.debug("a call of another node was refused", rpc=method, error=str(error))
+            _log.debug("refused a call of another node", rpc=method, error=str(error))
             self._send(PeerFrame.ERROR, frame.number, document.encode_error(error))
 
     async def _take_snapshot(self, message: bytes, chunks: asyncio.Queue[Frame]) -> None:
+        """Receives a snapshot into a file, passes its message to the node, and confirms it."""
         incoming = await self._host.begin_snapshot(message)
         try:
             while (frame := await chunks.get()).kind == PeerFrame.CHUNK:
@@ -255,9 +265,10 @@ class PeerConnection(asyncio.BufferedProtocol):
             await incoming.abort()
             if not isinstance(error, errors.IcestreamError | OSError):
                 raise
-            _log.warning("a snapshot of another node was not taken", rpc="InstallSnapshot", error=str(error))
-            self._refuse(errors.DecodeError(f"the snapshot was not taken: {error}"))
+            _log.warning("cannot receive a snapshot of another node", rpc="InstallSnapshot", error=str(error))
+            self._refuse(errors.DecodeError(f"snapshot rejected: {error}"))
             return
+        # Only now: the core may install the snapshot at once, and its state must be complete in a file.
         self._host.receive([message])
         self._send(PeerFrame.RESULT, frame.number, document.encode({}))
         await incoming.release()
@@ -269,6 +280,7 @@ class PeerConnection(asyncio.BufferedProtocol):
             self._transport.write(encode_frame(kind, number, body))
 
     def _refuse(self, error: errors.IcestreamError) -> None:
+        """Sends an error for the whole connection, and closes it."""
         self._send(PeerFrame.ERROR, 0, document.encode_error(error))
         if self._transport is not None:
             self._transport.close()

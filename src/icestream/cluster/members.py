@@ -7,7 +7,7 @@
                                  in JSON: successor, the id of the node that has its messages now (rejoin.py)
 
     key /cluster/superseded/<id of a cluster>    the cluster that this one replaced (force_new_cluster.py): its nodes
-                                 may not use the warehouse any more (server/warehouse_fence.py)
+                                 may not use the warehouse any more (processes/node/directory_fence.py)
 
 One voter up to two nodes, three from three on, five from five on: an even number would not survive more failures.
 Further nodes are learners, which replicate everything and do not vote. A learner becomes a voter when it has caught
@@ -32,10 +32,14 @@ Changes = list[tuple[int, int]]
 
 
 class RemovedRecord(msgspec.Struct, frozen=True):
+    """A node that was removed, and its successor."""
+
     successor: str = ""  # node id; empty: no node has its messages
 
 
 class NodeRecord(msgspec.Struct, frozen=True):
+    """A node and its addresses, as the cluster knows it."""
+
     name: str
     address: str
     native: str = ""
@@ -46,6 +50,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
 
 
 def node_key(node_id: int) -> str:
+    """The key of a node's record."""
     return f"{NODES}{node_id:016x}"
 
 
@@ -55,6 +60,7 @@ def id_of_key(key: str) -> int:
 
 
 def removed_key(node_id: int) -> str:
+    """The key that marks a node as removed."""
     return f"{REMOVED_NODES}{node_id:016x}"
 
 
@@ -94,6 +100,7 @@ def decode_record(value: bytes) -> NodeRecord:
 
 
 def voters_wanted(nodes: int) -> int:
+    """The number of voters of a cluster with this many nodes: 1, 3 or 5."""
     if nodes < 3:
         return 1
     return 3 if nodes < 5 else 5
@@ -101,6 +108,7 @@ def voters_wanted(nodes: int) -> int:
 
 def promotions(members: Membership, progress: Mapping[int, tuple[int, int, bool]], last: int) -> Changes:
     """The learners to promote now: all that are missing, or none, so that the number of voters stays odd."""
+    # A change of members is in progress: Raft allows one at a time.
     if members.voters_outgoing or members.learners_next:
         return []
     nodes = len(members.voters) + len(members.learners)

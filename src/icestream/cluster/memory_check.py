@@ -1,13 +1,13 @@
-"""A member that starts compares its log with what the others remember of it, before it takes part (ADR 45).
+"""A starting member compares its log with what its peers remember of it, before it takes part (ADR 45).
 
-    held        its Raft messages are neither taken nor sent, no tick is made; every call is answered, GetNodeInfo too
-    compared    a majority of the voters has answered, itself included, and the rest, or METADATA_COMPARE_SECONDS
+    held        Raft messages are neither accepted nor sent, and no tick is made; calls are answered, GetNodeInfo too
+    compared    a majority of the voters has answered, itself included, and the rest, too, or METADATA_COMPARE_SECONDS
                 have passed; none remembers more than this log has     -> it takes part
-    forgotten   one of them does                                       -> it stops with LogOutdated
+    outdated    a node remembers more                                  -> this node stops with LogOutdated
     foreign     a node of another cluster answers, or one that knows that this node was removed, and no majority does
-                                                                       -> it stops with what that one says
-Those that answer later are compared then. What this node confirms is told to the others, and what they confirm is
-written down, METADATA_PROMISES_SECONDS after it changed.
+                                                                       -> this node stops with that node's error
+Nodes that answer later are compared then. This node sends its own promise to the others, and writes theirs to its log,
+METADATA_PROMISES_SECONDS after they changed.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ _log = get_logger("cluster")
 
 
 class MemoryCheck:
+    """The comparison of one node, and the exchange of promises afterwards."""
+
     def __init__(self, host: ClusterNode, clock: Clock, promises: Promises) -> None:
         self._host = host
         self._clock = clock
         self._promises = promises
         self._answered: set[int] = set()
-        self._foreign: errors.ForeignCluster | None = None  # what a node of another cluster said
+        self._foreign: errors.ForeignCluster | None = None  # the error of a node of another cluster
         self._last_sent: Promise = NONE
         self._written: dict[int, Promise] = {}
 
@@ -47,6 +49,7 @@ class MemoryCheck:
         return max(highest, self._promises.of(node_id))
 
     def heard(self, node_id: int, promise: Promise) -> None:
+        """Notes the promise that another node has sent."""
         self._promises.note(node_id, promise)
 
     # --- at the start ---
@@ -55,7 +58,7 @@ class MemoryCheck:
         """Compares the log with the memory of the others, then exchanges promises until cancelled or the node stops."""
         node = self._host.node
         try:
-            await node.until(lambda: not node.wakes)  # the members are known only after the log was applied
+            await node.until(lambda: not node.is_replaying)  # the members are known only after the log was applied
             await self._compare()
             on_compared()
             while True:
@@ -68,6 +71,7 @@ class MemoryCheck:
                 _log.warning("exchange of confirmed promises stopped", error=str(error))
 
     async def _compare(self) -> None:
+        """Asks the members until enough of them have answered."""
         node, begun_ns = self._host.node, self._clock.monotonic_ns()
         while True:
             others = self._others()
@@ -93,6 +97,7 @@ class MemoryCheck:
             await asyncio.gather(*(self._ask(place) for place in places if place))
 
     async def _ask(self, address: str) -> None:
+        """Asks the node at an address what it remembers. Raises LogOutdated if that is more than this log has."""
         try:
             info = await self._host.fetch_info(address)
         except errors.ForeignCluster as error:
@@ -108,14 +113,17 @@ class MemoryCheck:
                 witness, f"entry {remembered.last} of term {remembered.term}", f"entry {own.last}, in term {own.term}"
             )
 
-    # --- later ---
+    # --- afterwards ---
 
     async def _exchange_promises(self) -> None:
+        """Waits for a change, then sends this node's promise and writes those of the others."""
         node = self._host.node
         seconds = limits.METADATA_PROMISES_SECONDS if self._others() - self._answered else None
         await node.until(self._has_news, seconds)
         if not self._has_news():
             return
+        # Gathers changes: under load the promise moves with every entry, and a message for each would double the
+        # traffic.
         await self._clock.sleep(limits.METADATA_PROMISES_SECONDS)
         own = node.writes.promise
         if own != self._last_sent:

@@ -36,6 +36,7 @@ class NodeInfo(msgspec.Struct, frozen=True):
 
 
 def to_document(info: NodeInfo) -> dict[str, Any]:
+    """The reply document."""
     fields = msgspec.structs.asdict(info)
     fields["cluster"] = "" if info.cluster == NO_CLUSTER else info.cluster.hex()
     for key in ("node", "founder", "leader"):
@@ -46,6 +47,7 @@ def to_document(info: NodeInfo) -> dict[str, Any]:
 
 
 def from_document(fields: dict[str, Any]) -> NodeInfo:
+    """Decodes a reply. Raises DecodeError."""
     try:
         values = {key: fields[key] for key in NodeInfo.__struct_fields__ if key in fields}
         for key in ("node", "founder", "leader"):

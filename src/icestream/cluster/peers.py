@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 from icestream import errors, limits
-from icestream.cluster.link import PeerLink, dial
-from icestream.cluster.wire import Hello, id_text
+from icestream.cluster.peer_link import PeerLink, dial
+from icestream.cluster.wire import PeerHello, id_text
 from icestream.metadata import eraftpb
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
@@ -31,7 +31,7 @@ _log = get_logger("cluster")
 
 
 class Peer:
-    """One other node."""
+    """The link to one other node, redialled until the node is no longer a member."""
 
     def __init__(self, peers: Peers, node_id: int) -> None:
         self._peers = peers
@@ -40,6 +40,7 @@ class Peer:
         self.reason = "not dialled yet"
 
     async def run(self) -> None:
+        """Dials, waits until the link is lost, and dials again."""
         # No jitter: a node dials each of its few peers on its own.
         backoff = RetryBackoff(None, limits.PEER_RETRY_SECONDS_MIN, limits.PEER_RETRY_SECONDS_MAX)
         try:
@@ -68,19 +69,23 @@ class Peer:
             _log.warning("node unreachable", node=id_text(self.id), error=str(error))
 
     def send(self, messages: list[bytes]) -> bool:
+        """Sends Raft messages; False if there is no link or it is full."""
         return self.link is not None and self.link.send(messages)
 
     async def call(self, method: str, arguments: Document) -> Document:
+        """Calls the node. Raises NotReady if it is disconnected."""
         if self.link is None:
             raise errors.NotReady(f"node {id_text(self.id)} cannot be reached: {self.reason}")
         return await self.link.call(method, arguments)
 
 
 class Peers:
+    """The links of one node to all members, and the addresses of nodes."""
+
     def __init__(
         self,
         clock: Clock,
-        hello: Callable[[int], Hello],
+        hello: Callable[[int], PeerHello],
         address_of: Callable[[int], str],
         context: ssl.SSLContext | None = None,
     ) -> None:
@@ -112,6 +117,7 @@ class Peers:
             del self._learned[next(unlinked, next(iter(self._learned)))]
 
     def address(self, node_id: int) -> str:
+        """The address of a node: the cluster's record, else the last that it reported; empty if unknown."""
         return self._address_of(node_id) or self._learned.get(node_id, "")
 
     def set_members(self, others: set[int]) -> None:
@@ -132,6 +138,7 @@ class Peers:
         return peer is not None and peer.link is not None
 
     async def dial(self, node_id: int) -> PeerLink:
+        """Opens a further link to a member. Raises NotReady if the node or its address is unknown."""
         address = self.address(node_id)
         if not address:
             raise errors.NotReady(f"the address of node {id_text(node_id)} is unknown")
@@ -151,10 +158,11 @@ class Peers:
             link.close()
 
     def send(self, to: int, messages: list[bytes]) -> None:
+        """Sends Raft messages to a node, or drops them and reports the node as unreachable: Raft retransmits."""
         for message in messages:
             metrics.RAFT_MESSAGES.add(eraftpb.rpc_of(message))
         if to not in self._running and self.address(to):
-            # a leader that this node does not know as a member yet: it has not applied the change of members
+            # A leader that is not a member by this node's log: this node has not applied the change of members yet.
             self.set_members({*self._running, to})
         peer = self.get(to)
         if peer is None or not peer.send(messages):

@@ -24,9 +24,11 @@ class Promises:
         self._highest = dict(remembered)
 
     def note(self, node_id: int, promise: Promise) -> None:
+        """Raises the promise of a node; a lower one is ignored."""
         self._highest[node_id] = max(promise, self.of(node_id))
 
     def of(self, node_id: int) -> Promise:
+        """The highest known promise of a node."""
         return self._highest.get(node_id, NONE)
 
     def keep(self, node_ids: Collection[int]) -> dict[int, Promise]:

@@ -1,13 +1,13 @@
-"""A member whose metadata log is of no use any more joins its cluster anew, as another node with its topics (ADR 45).
+"""Lets a member whose metadata log is unusable join its cluster anew, as another node with its topics (ADR 45).
 
-    1  on the stopped node, `icestream cluster rejoin`: what is known of the node is noted in `raft.rejoin` beside
-       `raft`, then `raft` is renamed to `raft.left-N`, then its mark goes. Cut off anywhere, it is run again
-    2  at its next start it has a new id, and asks to join with the id of its predecessor, or with its name where no
-       file says the id any more
-    3  the leader writes down that the predecessor was removed and who succeeds it, removes it, and lets the new node in
-    4  whatever belongs to the predecessor belongs to its successor (broker/topic_owners.py); the note goes
+    1  on the stopped node, `icestream cluster rejoin`: the identity of the node is noted in `raft.rejoin` beside
+       `raft`, then `raft` is renamed to `raft.left-N`, then its mark is removed. Interrupted, it can be run again
+    2  at its next start the node has a new id, and requests to join with the id of its predecessor, or with its name if
+       the id is lost
+    3  the leader records that the predecessor was removed and which node succeeds it, removes it, and adds the new node
+    4  topics of the predecessor belong to its successor (broker/topic_owners.py); the note is removed
 
-The message log of the node is not touched: the topics are served from it as before.
+The message log of the node is not touched: its topics are served from it as before.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from icestream.wal.survey import survey
 
 
 class Predecessor(msgspec.Struct, frozen=True):
-    """The node that was here before. Ids are hex digits, empty where no file says them."""
+    """The node that this one replaces. Ids are hex digits, empty if they are lost."""
 
     node: str
     cluster: str
-    left: str  # where its metadata log is now
+    left: str  # the new path of its metadata log
 
 
 def note_path(directory: Path) -> Path:
+    """The path of the note."""
     return directory.with_name(directory.name + ".rejoin")
 
 
 def read_predecessor(directory: Path) -> Predecessor | None:
-    """None when the node did not leave. Raises ConfigurationError."""
+    """Reads the note; None if there is none. Raises ConfigurationError for a malformed one."""
     try:
         return msgspec.json.decode(note_path(directory).read_bytes(), type=Predecessor)
     except FileNotFoundError:
@@ -54,12 +55,15 @@ def read_predecessor(directory: Path) -> Predecessor | None:
 
 
 def forget_predecessor(directory: Path) -> None:
+    """Removes the note: the node has joined."""
     note_path(directory).unlink(missing_ok=True)
 
 
 def leave(directory: Path) -> Predecessor:
-    """Moves the metadata log in `directory` away, so that the next start joins anew. Raises LogLocked while the node
-    runs, InvalidInput for a directory without a metadata log."""
+    """Moves the metadata log in `directory` away, so that the next start joins anew.
+
+    Raises LogLocked while the node runs, InvalidInput for a directory without a metadata log.
+    """
     note = read_predecessor(directory)
     if not directory.exists():
         if note is None:
@@ -75,6 +79,8 @@ def leave(directory: Path) -> Predecessor:
             predecessor = _predecessor(opened, directory)
             if note is not None and not predecessor.node:
                 predecessor = msgspec.structs.replace(predecessor, node=note.node, cluster=note.cluster)
+            # The note is durable before the log is renamed: without it the next start would join as a stranger without
+            # topics.
             _write_note(directory, predecessor)
             directory.rename(predecessor.left)
             _sync_directory(directory.parent)
@@ -87,13 +93,14 @@ def leave(directory: Path) -> Predecessor:
 
 
 def _predecessor(opened: LocalDirectory, directory: Path) -> Predecessor:
+    """The identity of the node, from its log or its mark, and the new path of its log."""
     identity = _identity_in(opened)
     mark = read_mark(directory)
     if identity is None and mark is not None:
         identity = Identity(mark.node_id, mark.cluster_id, b"")
     if identity is not None and not identity.is_member:
         raise errors.InvalidInput(
-            f"the node in {directory} is of no cluster yet", hint="start it: it still waits for the others"
+            f"the node in {directory} is not a member of a cluster yet", hint="start it: it waits for the seed nodes"
         )
     number = 1
     while (moved_to := directory.with_name(f"{directory.name}.left-{number}")).exists():
@@ -106,7 +113,7 @@ def _predecessor(opened: LocalDirectory, directory: Path) -> Predecessor:
 
 
 def _identity_in(opened: LocalDirectory) -> Identity | None:
-    """As far as the log can be read."""
+    """The identity in the log, as far as the log can be read."""
     with contextlib.suppress(errors.IcestreamError):
         walk = Walk(opened, survey(opened), find_snapshots(opened), MetadataReport())
         with contextlib.suppress(errors.IcestreamError):

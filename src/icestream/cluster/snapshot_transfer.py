@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from icestream import errors, limits
-from icestream.cluster.link import PeerLink
+from icestream.cluster.peer_link import PeerLink
 from icestream.cluster.wire import PeerFrame, id_text
 from icestream.metadata import eraftpb
 from icestream.metadata.log_store import LogStore
@@ -23,6 +23,8 @@ Dial = Callable[[int], Awaitable[PeerLink]]
 
 
 class SnapshotSender:
+    """Sends snapshots to followers, one at a time to each."""
+
     def __init__(self, node: Node, log: LogStore, dial: Dial) -> None:
         self._node = node
         self._log = log
@@ -30,6 +32,7 @@ class SnapshotSender:
         self._sending: set[int] = set()
 
     def start(self, to: int, message: bytes) -> None:
+        """Starts the transfer that the core's message announces."""
         if to in self._sending:
             return  # already under way: its end is reported, and the core requests another snapshot if needed
         self._sending.add(to)
@@ -48,11 +51,13 @@ class SnapshotSender:
             self._node.snapshot_sent(to, succeeded=succeeded)
 
     async def _stream(self, to: int, message: bytes) -> int:
+        """Sends the state in chunks; returns its size."""
         name, size = snapshot_of(eraftpb.snapshot_in(message).data)
         file = await self._log.open_snapshot_file(name)
         try:
             link = await self._dial(to)
             try:
+                # The receiver writes to its disk: it may read nothing for longer than a Raft connection tolerates.
                 link.be_patient()
                 await link.write(PeerFrame.INSTALL_SNAPSHOT, message)
                 for position in range(0, size, limits.SNAPSHOT_CHUNK_BYTES):
@@ -68,6 +73,8 @@ class SnapshotSender:
 
 
 class IncomingSnapshot:
+    """A snapshot that is being received into a file."""
+
     def __init__(self, log: LogStore, name: str, size: int, writer: SnapshotWriter) -> None:
         self._log = log
         self._name = received_name(name)
@@ -83,6 +90,7 @@ class IncomingSnapshot:
         return cls(log, name, size, writer)
 
     async def add(self, data: bytes) -> None:
+        """Appends a chunk. Raises DecodeError beyond the announced size."""
         assert self._writer is not None
         self._missing_bytes -= len(data)
         if self._missing_bytes < 0:
@@ -98,9 +106,11 @@ class IncomingSnapshot:
         self._writer = None
 
     async def release(self) -> None:
+        """Ends the transfer: the file stays only if the core has installed it."""
         await self._log.release_received(self._name)
 
     async def abort(self) -> None:
+        """Removes the unfinished file."""
         writer, self._writer = self._writer, None
         if writer is not None:
             await self._log.give_up_received(writer)

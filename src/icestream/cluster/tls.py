@@ -1,7 +1,7 @@
-"""Mutual TLS between nodes: each shows a certificate, and takes only those that the cluster's own authority signed.
+"""Mutual TLS between nodes: each presents a certificate, and accepts only those signed by the cluster's own authority.
 
-An authority of the cluster's own, not a public one: whoever it signs may be a node. The dialler also compares the name
-or address that it dials with the certificate.
+It must be an authority of the cluster's own, not a public one: every certificate that it signs may be a node. The
+dialling side also compares the host name or address with the certificate.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ HINT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class PeerTls:
-    """PEM files."""
+    """The PEM files of one node."""
 
     certificate: Path
     key: Path
     authority: Path
 
     def server_context(self) -> ssl.SSLContext:
+        """The context for accepted connections."""
         return self._context(ssl.PROTOCOL_TLS_SERVER)
 
     def client_context(self) -> ssl.SSLContext:
+        """The context for dialled connections."""
         return self._context(ssl.PROTOCOL_TLS_CLIENT)
 
     def _context(self, end: int) -> ssl.SSLContext:
@@ -41,5 +43,7 @@ class PeerTls:
             context.load_cert_chain(self.certificate, self.key)
         except (OSError, ssl.SSLError) as error:
             names = ", ".join(map(str, (self.certificate, self.key, self.authority)))
-            raise errors.ConfigurationError(f"TLS between nodes: {names}: {error}", hint=HINT) from None
+            raise errors.ConfigurationError(
+                f"cannot load TLS files for the Raft port: {names}: {error}", hint=HINT
+            ) from None
         return context

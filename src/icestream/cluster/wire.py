@@ -17,7 +17,7 @@ other one; messages go the way of the connection, calls are answered on it. A sn
         Confirmed         node, term, index: what it has synced (promises.py)
         ClientWrite       envelope (metadata/command.py): applied by the leader, which stamps the time; -> answer
         RenewLease        key, revision: kept by the leader without an entry (metadata/leases.py); -> held
-        StateHash         node, index, hash: the SHA-256 of its state there (state_hashes.py)
+        StateHash         node, index, hash: the SHA-256 of its state there (state_comparison.py)
         Join              node, record; rejoins, predecessor of a rejoining node (rejoin.py): becomes a learner, later
                           a voter; any node accepts the call, the leader executes it
         Invite            address of a member, for a node that waits for others: it then asks that member to join
@@ -49,6 +49,8 @@ VERSION: Final = 1
 
 
 class PeerFrame(IntEnum):
+    """The kinds of frames; numbers are never reused."""
+
     HELLO = 1
     WELCOME = 2
     CALL = 3
@@ -72,14 +74,18 @@ _FRAME_OF_RPC: Final = {
 }
 
 
-class Hello(NamedTuple):
+class PeerHello(NamedTuple):
+    """The greeting of the dialling node."""
+
     cluster: bytes  # NO_CLUSTER: none yet
     node: int
     address: str
     to: int  # 0: any node
 
 
-class Welcome(NamedTuple):
+class PeerWelcome(NamedTuple):
+    """The greeting of the dialled node."""
+
     cluster: bytes
     node: int
     founder: int
@@ -91,7 +97,8 @@ def encode_message(data: bytes) -> bytes:
     return encode_frame(_FRAME_OF_RPC[eraftpb.rpc_of(data)], 0, data)
 
 
-def encode_hello(hello: Hello) -> bytes:
+def encode_hello(hello: PeerHello) -> bytes:
+    """The body of a HELLO frame."""
     fields = {
         "version": VERSION,
         "cluster": cluster_text(hello.cluster),
@@ -102,17 +109,17 @@ def encode_hello(hello: Hello) -> bytes:
     return MAGIC + document.encode(fields)
 
 
-def decode_hello(body: bytes) -> Hello:
-    """Raises DecodeError, UnknownVersion."""
+def decode_hello(body: bytes) -> PeerHello:
+    """Decodes the body of a HELLO frame. Raises DecodeError, UnknownVersion."""
     if body[: len(MAGIC)] != MAGIC:
         raise errors.DecodeError("HELLO does not begin with the magic bytes", hint="is this the Raft port of a node?")
     fields = document.decode(body[len(MAGIC) :])
     _check_version(fields)
     to = document.text_of(fields, "to", limits.NAME_BYTES_MAX, "")
-    return Hello(_cluster_of(fields), id_of(fields, "node"), address_of(fields), id_of(fields, "to") if to else 0)
+    return PeerHello(_cluster_of(fields), id_of(fields, "node"), address_of(fields), id_of(fields, "to") if to else 0)
 
 
-def encode_welcome(welcome: Welcome) -> bytes:
+def encode_welcome(welcome: PeerWelcome) -> bytes:
     fields = {
         "version": VERSION,
         "cluster": cluster_text(welcome.cluster),
@@ -123,11 +130,12 @@ def encode_welcome(welcome: Welcome) -> bytes:
     return document.encode(fields)
 
 
-def decode_welcome(body: bytes) -> Welcome:
+def decode_welcome(body: bytes) -> PeerWelcome:
+    """Decodes the body of a WELCOME frame. Raises DecodeError, UnknownVersion."""
     fields = document.decode(body)
     _check_version(fields)
     founder = document.text_of(fields, "founder", limits.NAME_BYTES_MAX, "")
-    return Welcome(
+    return PeerWelcome(
         _cluster_of(fields), id_of(fields, "node"), id_of(fields, "founder") if founder else 0, address_of(fields)
     )
 
@@ -145,10 +153,12 @@ def _check_version(fields: dict[str, Any]) -> None:
 
 
 def id_text(node_id: int) -> str:
+    """A node id as 16 hex digits."""
     return f"{node_id:016x}"
 
 
 def id_of(fields: dict[str, Any], key: str) -> int:
+    """The node id in a field. Raises DecodeError."""
     text = document.text_of(fields, key, limits.NAME_BYTES_MAX)
     return parse_id(text)
 
@@ -179,6 +189,7 @@ def _cluster_of(fields: dict[str, Any]) -> bytes:
 
 
 def address_of(fields: dict[str, Any], key: str = "address") -> str:
+    """The address in a field, empty if there is none. Raises DecodeError."""
     text = document.text_of(fields, key, limits.NAME_BYTES_MAX, "")
     if text:
         split_address(text)

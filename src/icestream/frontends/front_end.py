@@ -1,6 +1,6 @@
 """The interface of a front end: a way for clients to reach the broker, with listeners, settings and metrics of its own.
 
-A front end is a folder below `frontends` with a subclass of FrontEnd, which is registered in `server/front_ends.py`.
+A front end is a folder below `frontends` with a subclass of FrontEnd, registered in `processes/node/front_ends.py`.
 The node does everything else with it by this interface: it checks its ports before the start, starts and closes it, and
 shows its connections, checks, certificates and addresses. See CONTRIBUTING.md, "How to add a front end".
 
@@ -55,8 +55,10 @@ class NodeView(Protocol):
 
 
 class FrontEnd(ABC):
-    name: ClassVar[str]
-    is_early: ClassVar[bool] = False
+    """One way for clients to reach the broker. The node makes an instance of every registered class."""
+
+    name: ClassVar[str]  # unique among the front ends
+    is_early: ClassVar[bool] = False  # listens before recovery, without a broker
 
     def __init__(self, settings: Settings, node: NodeView) -> None:
         self._settings = settings
@@ -97,7 +99,7 @@ class FrontEnd(ABC):
         """The connections of each listener, for metrics and the check `connections`."""
 
     def checks(self) -> Iterable[Check]:
-        """Further readiness checks; they do no I/O (server/node_health.py)."""
+        """Further readiness checks; they do no I/O (processes/node/node_health.py)."""
         return ()
 
     # --- presentation ---

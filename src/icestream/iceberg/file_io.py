@@ -447,7 +447,7 @@ def _not_written(location: str, error: OSError) -> errors.IcestreamError:
     if error.errno in (ENOSPC, EDQUOT):
         return errors.DiskFull(f"there is no room for {location}", hint="free some space on the disk of the warehouse")
     return errors.PersistentStorageError(
-        f"{location} cannot be written: {error.strerror}", hint="check the disk of the warehouse, and who owns it"
+        f"{location} cannot be written: {error.strerror}", hint="check the disk of the warehouse and its owner"
     )
 
 
@@ -455,7 +455,7 @@ def _unread(location: str, error: OSError) -> errors.IcestreamError:
     """A location that is not a file counts as missing; other errors are faults of the storage."""
     if error.errno in _NO_FILE:
         return _missing(location)
-    hint = _ROOTS_HINT if isinstance(error, SymlinkEscape) else "check the disk of the warehouse, and who owns it"
+    hint = _ROOTS_HINT if isinstance(error, SymlinkEscape) else "check the disk of the warehouse and its owner"
     return errors.PersistentStorageError(f"{location} cannot be read: {error.strerror}", hint=hint)
 
 

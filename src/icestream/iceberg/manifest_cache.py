@@ -13,6 +13,7 @@ from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.iceberg.manifests import (
     ADDED,
     EncodedEntry,
+    ManifestEntry,
     ManifestFile,
     ManifestLayout,
     manifest_layout,
@@ -49,6 +50,12 @@ class ManifestCache:
 
     async def list_manifests(self, manifest_list: str) -> list[ManifestFile]:
         return await self._reader.manifest_files(manifest_list)
+
+    async def live_entries(self, manifest: ManifestFile) -> list[ManifestEntry]:
+        """Reads the live entries of a manifest of any writer, with everything that it records about their files."""
+        return await self._reader.select_entries(
+            manifest.path, lambda entries: [entry for entry in entries if entry.is_live]
+        )
 
     async def added_files(self, manifest: ManifestFile) -> list[str]:
         """Reads the locations of the files that the manifest's own snapshot added to the table."""

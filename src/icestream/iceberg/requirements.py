@@ -1,7 +1,8 @@
 """Every requirement of a table in Iceberg's REST protocol, by the name of its type. Pure.
 
 A requirement that does not hold is a commit conflict. The messages are worded as in Iceberg's Java library, because its
-clients and their tests match them. `assert-icestream-range` is our own and is checked in catalog/topic.
+clients and their tests match them. `assert-icestream-range` and `assert-icestream-job` are our own and are checked in
+catalog/topic_rules.
 """
 
 from __future__ import annotations
@@ -77,12 +78,15 @@ REQUIREMENTS: Final[dict[str, Callable[[TableMetadata, Object], None]]] = {
 
 
 def kind(requirement: Object) -> str:
+    """The type of a requirement, in lower case."""
     return values.text(requirement, "type").lower()
 
 
 def check(table: TableMetadata | None, requirement: Object) -> None:
-    """Raises CommitConflict if the requirement does not hold. For a table that does not exist only `assert-create` is
-    allowed."""
+    """Raises CommitConflict if the requirement does not hold.
+
+    For a table that does not exist only `assert-create` is allowed.
+    """
     name = kind(requirement)
     if name == CREATE:
         if table is not None:

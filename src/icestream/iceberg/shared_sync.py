@@ -39,6 +39,8 @@ def _retrieve_exception(done: asyncio.Future[None]) -> None:
 
 
 class SharedSync:
+    """Combines the syncs of concurrent commits."""
+
     def __init__(self, sync: Sync, clock: Clock) -> None:
         """`sync` syncs the disks of these directories and returns whether producers write to one of them."""
         self._sync = sync
@@ -49,8 +51,10 @@ class SharedSync:
         self._rest_until_ns = _NEVER
 
     async def sync(self, paths: Collection[Path]) -> None:
-        """Returns when everything written to the disks of these directories before the call is on disk. Raises the
-        error of the sync."""
+        """Returns when everything written to the disks of these directories before the call is on disk.
+
+        Raises the error of the sync.
+        """
         group = self._waiting
         if group is None:
             group = self._waiting = _Group()
@@ -59,6 +63,7 @@ class SharedSync:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         group.paths.update(paths)
+        # Shielded: a cancelled commit must not cancel the sync that others wait for.
         await asyncio.shield(group.done)
 
     async def _run(self, group: _Group) -> None:
@@ -89,8 +94,10 @@ class SharedSync:
 
 
 class LogDiskMonitor:
-    """Tells whether the broker is writing its log to a disk, as another process can see it: by the modification times
-    of the newest log files, one of which is written with every message."""
+    """Tells whether the broker is writing its log to a disk, as another process can see it.
+
+    By the modification times of the newest log files, one of which is written with every message.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

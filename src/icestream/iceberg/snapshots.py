@@ -74,14 +74,15 @@ def sequence_number(snapshot: Object) -> int:
 
 
 def operation(snapshot: Object) -> str:
-    """Returns the operation of the snapshot. A missing one counts as `overwrite`, the most cautious choice, as in
-    Iceberg's own library."""
+    """Returns the operation of the snapshot.
+
+    A missing one counts as `overwrite`, the most cautious choice, as in Iceberg's own library.
+    """
     return (snapshot.get("summary") or {}).get("operation") or "overwrite"
 
 
 def check_reference(name: str, reference: Object) -> Object:
-    """Returns the fields of the reference, validated, of an object that may have more (an update). Raises
-    InvalidInput."""
+    """Returns the validated fields of a reference; others, which an update has, are left out. Raises InvalidInput."""
     values.long(reference, "snapshot-id")
     kind = values.text(reference, "type").lower()
     if kind not in ("branch", "tag"):

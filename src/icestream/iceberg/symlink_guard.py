@@ -3,7 +3,8 @@
 A path inside a root by its name must be inside a root by its real location. The check asks an open descriptor for its
 location, so the path cannot be exchanged afterwards: all access goes through the descriptor. A root may itself be a
 link and be moved while the process runs; then the real locations of all roots are determined again. Paths outside of
-all roots are not checked here: location.py refuses them.
+all roots are not checked here: location.py refuses them. Apart from file_io.py because it is a security rule with tests
+of its own.
 """
 
 from __future__ import annotations

@@ -31,12 +31,13 @@ def check_size(requirements: Sequence[Object], updates: Sequence[Object]) -> Non
         (updates, limits.CATALOG_UPDATES_MAX, "updates"),
     ):
         if len(items) > count_max:
-            raise errors.InvalidInput(f"a commit of {len(items)} {items_name}, at most {count_max}")
+            raise errors.InvalidInput(f"commit too large: {len(items)} {items_name}, limit {count_max}")
         for item in items:
             as_object(item, items_name)
 
 
 def is_create(requirements: Sequence[Object]) -> bool:
+    """Whether the commit creates its table."""
     return any(requirement.kind(item) == requirement.CREATE for item in requirements)
 
 
@@ -96,8 +97,10 @@ def new_table_metadata(request: Object, location: str, uuid: str, now_ms: int) -
 
 
 def dropped_metadata_files(before: TableMetadata, after: TableMetadata) -> list[str]:
-    """Returns the metadata files that may be removed once `after` is committed: those that left the metadata log, if
-    the table's properties ask for it."""
+    """Returns the metadata files that may be removed once `after` is committed.
+
+    They are those that left the metadata log, if the table's properties request it.
+    """
     if not as_flag(after.properties, DELETE_AFTER_COMMIT, False):
         return []
     logged = {entry["metadata-file"] for entry in after.metadata_log}

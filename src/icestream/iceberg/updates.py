@@ -54,6 +54,8 @@ def upgrade_format_version(builder: TableMetadataBuilder, update: Object) -> Non
         raise errors.InvalidInput(f"UUID is required in format v{new_version}")
     builder.put("format-version", new_version)
     if new_version > 1:
+        # A v1 table has no sequence numbers. The upgrade starts behind the highest one that a snapshot carries, so that
+        # new snapshots are newer than all old ones.
         builder.fields.setdefault("last-sequence-number", builder.highest_sequence_number())
     if new_version >= ROW_LINEAGE_SINCE:
         builder.fields.setdefault("next-row-id", 0)
@@ -87,6 +89,7 @@ def add_schema(builder: TableMetadataBuilder, update: Object) -> None:
     fields = schemas.fields_of(new_schema)
     schemas.check_version(fields, builder.format_version)
     schemas.check_new(fields, builder.fields[SCHEMAS])
+    # Also for a schema that exists already: field ids that a client has assigned are never given out again.
     builder.put("last-column-id", max(builder.fields["last-column-id"], schemas.highest_id(fields)))
     existing = builder.fields[SCHEMAS]
     equal_schema = _find_equal(existing, new_schema, schemas.same)
@@ -203,6 +206,7 @@ def _check_snapshot_schema(builder: TableMetadataBuilder, snapshot: Object) -> N
 
 
 def _advance_sequence_number(builder: TableMetadataBuilder, snapshot: Object) -> None:
+    """Checks the snapshot's sequence number and raises the table's. Raises InvalidInput, CommitConflict."""
     number = snapshots.sequence_number(snapshot)
     if builder.format_version == 1:
         if number != 0:
@@ -213,6 +217,7 @@ def _advance_sequence_number(builder: TableMetadataBuilder, snapshot: Object) ->
         raise errors.InvalidInput(
             f"Cannot add snapshot with sequence number {number} far beyond last sequence number {last}, or below 0"
         )
+    # A snapshot without a parent starts a new history; as in Iceberg's own library its number is not compared.
     if number <= last and snapshot.get("parent-snapshot-id") is not None:
         raise errors.CommitConflict(
             "Validation failed, please retry: Cannot add snapshot with sequence number "
@@ -222,6 +227,7 @@ def _advance_sequence_number(builder: TableMetadataBuilder, snapshot: Object) ->
 
 
 def _advance_row_id(builder: TableMetadataBuilder, snapshot: Object) -> None:
+    """Checks the snapshot's row ids and raises the table's next one. Raises InvalidInput, CommitConflict."""
     first, count = values.optional_long(snapshot, "first-row-id"), values.optional_long(snapshot, "added-rows")
     if first is None:
         raise errors.InvalidInput("Cannot add a snapshot: first-row-id is null")
@@ -344,6 +350,7 @@ UPDATES: Final[dict[str, Callable[[TableMetadataBuilder, Object], None]]] = {
 
 
 def action(update: Object) -> str:
+    """The action of an update, in lower case."""
     return values.text(update, "action").lower()
 
 

@@ -1,40 +1,33 @@
 """Administrative calls of the local socket: the methods behind the HTTP API (docs/api.md) and the command line.
 
-The local socket offers them beside the public calls (frontends/native/public_calls.py). Arguments are checked here, the
-broker enforces the rules. A listing takes `after` and `limit`, and returns `items` and `next`.
+Names, requests and answers are declared in admin_api. The local socket offers these calls beside the public ones
+(frontends/native/public_calls.py). Arguments are decoded here, the broker enforces the rules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Final
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from icestream import errors, limits
-from icestream.broker import records
+from icestream.admin_api import namespace_api, node_api, subscription_api, topic_api
+from icestream.admin_api.admin_call import EmptyAnswer, Listing, NoArguments, PageRequest
+from icestream.broker.broker_subscription import BrokerSubscription
+from icestream.broker.broker_topic import BrokerTopic
 from icestream.broker.online_settings import OnlineSettings, setting
 from icestream.broker.service import Broker
 from icestream.broker.stall_detector import message_age_ms
-from icestream.broker.subscription import Subscription
-from icestream.broker.topic import Topic
-from icestream.frontends.native.public_calls import (
-    CALLS,
-    CallTable,
-    Document,
-    TopicAndSubscription,
-    TopicOnly,
-    decode_arguments,
-)
-from icestream.internal_api import admin_documents
+from icestream.frontends.native.public_calls import CALLS, CallTable, Document
+from icestream.internal_api import admin_answers
 from icestream.internal_api.cluster_calls import ClusterCalls
 from icestream.internal_api.fence_calls import FenceCalls
+from icestream.internal_api.implementation import implements, native_calls
 from icestream.internal_api.metadata_calls import METADATA_CALLS
-from icestream.internal_api.paging import PageRequest, page_of
+from icestream.internal_api.paging import page_of
 from icestream.internal_api.pipeline_calls import PipelineCalls
 from icestream.internal_api.scan_calls import SCAN_CALLS
-from icestream.model.subscription import StartAt, SubscriptionStart, SubscriptionType
+from icestream.model.subscription_options import SubscriptionStart
 from icestream.model.topic_name import TopicName
 from icestream.observability.health import Check, failure
 from icestream.runtime.clock import Clock
@@ -42,87 +35,9 @@ from icestream.settings import KEYS
 from icestream.wal.log_file import log_name
 from icestream.wal.write_ahead_log import WriteAheadLog
 
-if TYPE_CHECKING:
-    from icestream.frontends.native.native_connection import NativeConnection
-
-METHODS: Final = (
-    "list_namespaces", "describe_namespace", "create_namespace", "delete_namespace", "set_namespace_policies",
-    "page_topics", "inspect_topic", "topic_history", "page_gaps", "set_topic_policies", "page_subscriptions",
-    "inspect_subscription",
-    "create_subscription", "change_subscription", "page_producers", "disconnect_producer", "page_consumers",
-    "disconnect_consumer", "inspect_wal", "page_wal_files", "list_settings", "describe_setting", "set_setting",
-    "unset_setting", "health", "places",
-)  # fmt: skip
-
-
-class NamespaceOnly(msgspec.Struct):
-    namespace: str
-
-
-class NamespacePolicies(msgspec.Struct):
-    namespace: str
-    policies: records.TopicPolicies = records.TopicPolicies()
-
-
-class SetTopicPolicies(msgspec.Struct):
-    topic: str
-    policies: records.TopicPolicies
-
-
-class PageTopics(PageRequest):
-    namespace: str = ""
-
-
-class PageOfTopic(PageRequest):
-    topic: str = ""
-
-
-class PageOfShard(PageOfTopic):
-    shard: int = 0
-
-
-class PageOfSubscription(PageOfTopic):
-    subscription: str = ""
-
-
-class CreateSubscription(msgspec.Struct):
-    topic: str
-    subscription: str
-    type: SubscriptionType = SubscriptionType.EXCLUSIVE
-    start: StartAt = StartAt.LATEST
-    start_value: int = 0
-    failure: records.FailurePolicyRecord | None = None
-
-
-class ChangeSubscription(msgspec.Struct):
-    topic: str
-    subscription: str
-    failure: records.FailurePolicyRecord | UnsetType = UNSET
-    max_dispatch_rate: int | UnsetType | None = UNSET
-
-
-class ProducerOnly(msgspec.Struct):
-    topic: str
-    producer: str
-
-
-class ConsumerOnly(msgspec.Struct):
-    topic: str
-    subscription: str
-    consumer: str
-
-
-class SettingOnly(msgspec.Struct):
-    key: str
-
-
-class SetSetting(msgspec.Struct):
-    key: str
-    value: str | int | bool | None
-
 
 class AdminCalls:
-    """The methods named in METHODS. `log` is None for a broker in memory."""
+    """The implementations of the declared calls that are not public. `log` is None for a broker in memory."""
 
     def __init__(
         self,
@@ -148,160 +63,169 @@ class AdminCalls:
 
     def call_table(self) -> CallTable:
         """Every call of the local socket."""
-        admin_calls = {name: getattr(self, name) for name in METHODS}
+        admin_calls = native_calls(self)
         shared = {**CALLS, **METADATA_CALLS, **SCAN_CALLS, **self._pipeline.calls(), **self._cluster.calls()}
         return CallTable({**shared, **self._fence.calls(), **admin_calls}, limits.LOCAL_CALL_BYTES_MAX)
 
-    def _topic(self, name: str) -> Topic:
+    def _topic(self, name: str) -> BrokerTopic:
         return self._broker.topic(TopicName.parse(name))
 
     # --- namespaces ---
 
-    async def list_namespaces(self, connection: NativeConnection, arguments: Document) -> Document:
+    @implements(namespace_api.LIST_NAMESPACES)
+    async def list_namespaces(self, request: PageRequest) -> Listing[namespace_api.NamespaceDetails]:
         namespaces = self._broker.namespaces()
         return page_of(
             ((name, name) for name in namespaces),
-            decode_arguments(PageRequest, arguments),
-            lambda name: admin_documents.namespace_document(name, namespaces[name]),
+            request,
+            lambda name: admin_answers.namespace_details(name, namespaces[name]),
         )
 
-    async def describe_namespace(self, connection: NativeConnection, arguments: Document) -> Document:
-        name = decode_arguments(NamespaceOnly, arguments).namespace
-        return admin_documents.namespace_document(name, self._broker.namespace(name))
+    @implements(namespace_api.DESCRIBE_NAMESPACE)
+    async def describe_namespace(self, request: namespace_api.NamespaceOnly) -> namespace_api.NamespaceDetails:
+        return self._namespace_details(request.namespace)
 
-    async def create_namespace(self, connection: NativeConnection, arguments: Document) -> Document:
-        request = decode_arguments(NamespacePolicies, arguments)
+    def _namespace_details(self, name: str) -> namespace_api.NamespaceDetails:
+        return admin_answers.namespace_details(name, self._broker.namespace(name))
+
+    @implements(namespace_api.CREATE_NAMESPACE)
+    async def create_namespace(self, request: namespace_api.NewNamespace) -> namespace_api.NamespaceDetails:
         await self._broker.create_namespace(request.namespace, request.policies)
-        return await self.describe_namespace(connection, {"namespace": request.namespace})
+        return self._namespace_details(request.namespace)
 
-    async def delete_namespace(self, connection: NativeConnection, arguments: Document) -> Document:
-        await self._broker.delete_namespace(decode_arguments(NamespaceOnly, arguments).namespace)
-        return {}
+    @implements(namespace_api.DELETE_NAMESPACE)
+    async def delete_namespace(self, request: namespace_api.NamespaceOnly) -> EmptyAnswer:
+        await self._broker.delete_namespace(request.namespace)
+        return EmptyAnswer()
 
-    async def set_namespace_policies(self, connection: NativeConnection, arguments: Document) -> Document:
-        request = decode_arguments(NamespacePolicies, arguments)
+    @implements(namespace_api.SET_NAMESPACE_POLICIES)
+    async def set_namespace_policies(self, request: namespace_api.NewNamespace) -> namespace_api.NamespaceDetails:
         await self._broker.set_namespace_policies(request.namespace, request.policies)
-        return await self.describe_namespace(connection, {"namespace": request.namespace})
+        return self._namespace_details(request.namespace)
 
     # --- topics ---
 
-    async def page_topics(self, connection: NativeConnection, arguments: Document) -> Document:
+    @implements(topic_api.PAGE_TOPICS)
+    async def page_topics(self, request: topic_api.PageTopics) -> Listing[topic_api.TopicSummary]:
         """Topics of one namespace or of all, in the key order of the metadata store.
 
         The cost of a page does not depend on the number of topics.
         """
-        request = decode_arguments(PageTopics, arguments)
         if request.namespace:
             self._broker.namespace(request.namespace)  # raises UnknownNamespace
         after = str(TopicName.parse(request.after)) if request.after else ""
         page = await self._broker.page_topics(request.namespace, after, request.limit)
-        lines = [self._topic_line(name) for name in page.names]
-        return {"items": [line for line in lines if line is not None], "next": page.next_after}
+        summaries = [self._topic_summary(name) for name in page.names]
+        return Listing(items=[summary for summary in summaries if summary is not None], next=page.next_after)
 
-    def _topic_line(self, name: TopicName) -> Document | None:
+    def _topic_summary(self, name: TopicName) -> topic_api.TopicSummary | None:
         """None for a topic that was deleted meanwhile, or that this node owns and has not opened yet."""
         topic = self._broker.find_topic(name)
         if topic is not None:
-            return admin_documents.topic_line(topic)
+            return admin_answers.topic_summary(topic)
         record = self._broker.find_topic_record(name)
         if record is None or self._broker.is_local(record):
             return None
-        return admin_documents.topic_line_elsewhere(name, record)
+        return admin_answers.remote_topic_summary(name, record)
 
-    async def inspect_topic(self, connection: NativeConnection, arguments: Document) -> Document:
-        topic = self._topic(decode_arguments(TopicOnly, arguments).topic)
+    @implements(topic_api.INSPECT_TOPIC)
+    async def inspect_topic(self, request: topic_api.TopicOnly) -> topic_api.TopicDetails:
+        return self._topic_details(self._topic(request.topic))
+
+    def _topic_details(self, topic: BrokerTopic) -> topic_api.TopicDetails:
         usage = self._log.state.usage.get(topic.record.id) if self._log is not None else None
         held_bytes = usage.held_bytes if usage is not None else 0
-        details = admin_documents.topic_details(topic, self._broker.shard_streams(topic), held_bytes)
-        stalled = self._broker.stalled_readers.of_topic(topic.record.id)
-        return details | {"stalled_readers": [admin_documents.stalled_reader_document(reader) for reader in stalled]}
+        stalled_readers = self._broker.stalled_readers.of_topic(topic.record.id)
+        return admin_answers.topic_details(topic, self._broker.shard_streams(topic), held_bytes, stalled_readers)
 
-    async def topic_history(self, connection: NativeConnection, arguments: Document) -> Document:
-        """The oldest readable offset of each shard, in the log or the table; nil while the table cannot be read.
+    @implements(topic_api.TOPIC_HISTORY)
+    async def topic_history(self, request: topic_api.TopicOnly) -> topic_api.TopicHistory:
+        """A call of its own, because the lake process calls `inspect_topic` and would wait for itself here."""
+        return topic_api.TopicHistory(starts=await self._broker.history_starts(self._topic(request.topic)))
 
-        A call of its own, because the lake process calls `inspect_topic` and would wait for itself here.
-        """
-        topic = self._topic(decode_arguments(TopicOnly, arguments).topic)
-        return {"starts": await self._broker.history_starts(topic)}
+    @implements(topic_api.PAGE_GAPS)
+    async def page_gaps(self, request: topic_api.PageOfShard) -> Listing[topic_api.GapRange]:
+        gaps = self._broker.gaps(self._topic(request.topic), request.shard)
+        return page_of(((f"{gap.start:019d}", gap) for gap in gaps), request, admin_answers.gap_range)
 
-    async def page_gaps(self, connection: NativeConnection, arguments: Document) -> Document:
-        request = decode_arguments(PageOfShard, arguments)
-        topic = self._topic(request.topic)
-        gaps = self._broker.gaps(topic, request.shard)
-        return page_of(((f"{gap.start:019d}", gap) for gap in gaps), request, admin_documents.gap_document)
-
-    async def set_topic_policies(self, connection: NativeConnection, arguments: Document) -> Document:
-        request = decode_arguments(SetTopicPolicies, arguments)
+    @implements(topic_api.SET_TOPIC_POLICIES)
+    async def set_topic_policies(self, request: topic_api.SetTopicPolicies) -> topic_api.TopicDetails:
         await self._broker.set_topic_policies(TopicName.parse(request.topic), request.policies)
-        return await self.inspect_topic(connection, {"topic": request.topic})
+        return self._topic_details(self._topic(request.topic))
+
+    @implements(topic_api.PAGE_PRODUCERS)
+    async def page_producers(self, request: topic_api.PageOfTopic) -> Listing[topic_api.ConnectedProducer]:
+        producers = self._topic(request.topic).producers
+        return page_of(((producer.name, producer) for producer in producers), request, admin_answers.connected_producer)
+
+    @implements(topic_api.DISCONNECT_PRODUCER)
+    async def disconnect_producer(self, request: topic_api.ProducerOnly) -> EmptyAnswer:
+        self._broker.disconnect_producer(TopicName.parse(request.topic), request.producer)
+        return EmptyAnswer()
 
     # --- subscriptions ---
 
-    async def page_subscriptions(self, connection: NativeConnection, arguments: Document) -> Document:
-        request = decode_arguments(PageOfTopic, arguments)
+    @implements(subscription_api.PAGE_SUBSCRIPTIONS)
+    async def page_subscriptions(self, request: topic_api.PageOfTopic) -> Listing[subscription_api.SubscriptionSummary]:
         topic = self._topic(request.topic)
         return page_of(
-            topic.subscriptions.items(), request, lambda entry: admin_documents.subscription_line(topic, entry)
+            topic.subscriptions.items(),
+            request,
+            lambda subscription: admin_answers.subscription_summary(topic, subscription),
         )
 
-    async def inspect_subscription(self, connection: NativeConnection, arguments: Document) -> Document:
-        request = decode_arguments(TopicAndSubscription, arguments)
+    @implements(subscription_api.INSPECT_SUBSCRIPTION)
+    async def inspect_subscription(
+        self, request: subscription_api.SubscriptionOnly
+    ) -> subscription_api.SubscriptionDetails:
         topic = self._topic(request.topic)
         return await self._subscription_details(topic, self._broker.subscription(topic.name, request.subscription))
 
-    async def _subscription_details(self, topic: Topic, subscription: Subscription) -> Document:
+    async def _subscription_details(
+        self, topic: BrokerTopic, subscription: BrokerSubscription
+    ) -> subscription_api.SubscriptionDetails:
         positions = [(delivery.stream, delivery.dispatcher.acked.position) for delivery in subscription.deliveries]
         now_us = self._clock.wall_us()
         ages_ms = [await message_age_ms(stream, position, now_us) for stream, position in positions]
-        return admin_documents.subscription_details(topic, subscription, ages_ms)
+        return admin_answers.subscription_details(topic, subscription, ages_ms)
 
-    async def create_subscription(self, connection: NativeConnection, arguments: Document) -> Document:
-        request = decode_arguments(CreateSubscription, arguments)
-        failure = request.failure.policy() if request.failure is not None else None
+    @implements(subscription_api.CREATE_SUBSCRIPTION)
+    async def create_subscription(
+        self, request: subscription_api.CreateSubscription
+    ) -> subscription_api.SubscriptionDetails:
         start = SubscriptionStart(request.start, request.start_value)
         topic = self._topic(request.topic)
         subscription = await self._broker.create_subscription(
-            topic.name, request.subscription, request.type, start, failure
+            topic.name, request.subscription, request.type, start, request.failure
         )
         return await self._subscription_details(topic, subscription)
 
-    async def change_subscription(self, connection: NativeConnection, arguments: Document) -> Document:
-        """Changes only the fields that are present."""
-        request = decode_arguments(ChangeSubscription, arguments)
+    @implements(subscription_api.CHANGE_SUBSCRIPTION)
+    async def change_subscription(
+        self, request: subscription_api.ChangeSubscription
+    ) -> subscription_api.SubscriptionDetails:
         topic = self._topic(request.topic)
-        if request.failure is not UNSET:
-            await self._broker.set_failure_policy(topic.name, request.subscription, request.failure.policy())
-        if request.max_dispatch_rate is not UNSET:
+        if request.failure is not msgspec.UNSET:
+            await self._broker.set_failure_policy(topic.name, request.subscription, request.failure)
+        if request.max_dispatch_rate is not msgspec.UNSET:
             await self._broker.set_dispatch_rate(topic.name, request.subscription, request.max_dispatch_rate)
         return await self._subscription_details(topic, self._broker.subscription(topic.name, request.subscription))
 
-    # --- producers and consumers ---
-
-    async def page_producers(self, connection: NativeConnection, arguments: Document) -> Document:
-        request = decode_arguments(PageOfTopic, arguments)
-        topic = self._topic(request.topic)
-        return page_of(
-            ((producer.name, producer) for producer in topic.producers), request, admin_documents.producer_document
-        )
-
-    async def disconnect_producer(self, connection: NativeConnection, arguments: Document) -> Document:
-        request = decode_arguments(ProducerOnly, arguments)
-        self._broker.disconnect_producer(TopicName.parse(request.topic), request.producer)
-        return {}
-
-    async def page_consumers(self, connection: NativeConnection, arguments: Document) -> Document:
-        request = decode_arguments(PageOfSubscription, arguments)
+    @implements(subscription_api.PAGE_CONSUMERS)
+    async def page_consumers(
+        self, request: subscription_api.PageOfSubscription
+    ) -> Listing[subscription_api.ConnectedConsumer]:
         subscription = self._broker.subscription(TopicName.parse(request.topic), request.subscription)
         return page_of(
             subscription.consumers.items(),
             request,
-            lambda entry: admin_documents.consumer_document(subscription, entry),
+            lambda consumer: admin_answers.connected_consumer(subscription, consumer),
         )
 
-    async def disconnect_consumer(self, connection: NativeConnection, arguments: Document) -> Document:
-        request = decode_arguments(ConsumerOnly, arguments)
+    @implements(subscription_api.DISCONNECT_CONSUMER)
+    async def disconnect_consumer(self, request: subscription_api.ConsumerOnly) -> EmptyAnswer:
         self._broker.disconnect_consumer(TopicName.parse(request.topic), request.subscription, request.consumer)
-        return {}
+        return EmptyAnswer()
 
     # --- the log ---
 
@@ -312,35 +236,42 @@ class AdminCalls:
             )
         return self._log
 
-    async def inspect_wal(self, connection: NativeConnection, arguments: Document) -> Document:
-        return admin_documents.log_document(self._log_on_disk(), self._online.current.wal.sync_mode)
+    @implements(node_api.INSPECT_WAL)
+    async def inspect_wal(self, _request: NoArguments) -> node_api.LogDetails:
+        return admin_answers.log_details(self._log_on_disk(), self._online.current.wal.sync_mode)
 
-    async def page_wal_files(self, connection: NativeConnection, arguments: Document) -> Document:
+    @implements(node_api.PAGE_WAL_FILES)
+    async def page_wal_files(self, request: PageRequest) -> Listing[node_api.LogFileDetails]:
         files = self._log_on_disk().lifecycle.files
-        named_files = ((log_name(file.number), file) for file in files)
-        return page_of(named_files, decode_arguments(PageRequest, arguments), admin_documents.log_file_document)
+        return page_of(((log_name(file.number), file) for file in files), request, admin_answers.log_file_details)
 
     # --- settings and health ---
 
-    async def list_settings(self, connection: NativeConnection, arguments: Document) -> Document:
-        return {"items": [admin_documents.setting_document(self._online, key) for key in KEYS.values()], "next": None}
+    @implements(node_api.LIST_SETTINGS)
+    async def list_settings(self, _request: NoArguments) -> Listing[node_api.SettingDetails]:
+        return Listing(items=[admin_answers.setting_details(self._online, key) for key in KEYS.values()], next=None)
 
-    async def describe_setting(self, connection: NativeConnection, arguments: Document) -> Document:
-        return admin_documents.setting_document(self._online, setting(decode_arguments(SettingOnly, arguments).key))
+    @implements(node_api.DESCRIBE_SETTING)
+    async def describe_setting(self, request: node_api.SettingOnly) -> node_api.SettingDetails:
+        return admin_answers.setting_details(self._online, setting(request.key))
 
-    async def set_setting(self, connection: NativeConnection, arguments: Document) -> Document:
-        request = decode_arguments(SetSetting, arguments)
+    @implements(node_api.SET_SETTING)
+    async def set_setting(self, request: node_api.SetSetting) -> node_api.SettingDetails:
         await self._online.set(request.key, request.value)
-        return await self.describe_setting(connection, {"key": request.key})
+        return admin_answers.setting_details(self._online, setting(request.key))
 
-    async def unset_setting(self, connection: NativeConnection, arguments: Document) -> Document:
-        request = decode_arguments(SettingOnly, arguments)
+    @implements(node_api.UNSET_SETTING)
+    async def unset_setting(self, request: node_api.SettingOnly) -> node_api.SettingDetails:
         await self._online.unset(request.key)
-        return await self.describe_setting(connection, {"key": request.key})
+        return admin_answers.setting_details(self._online, setting(request.key))
 
-    async def health(self, connection: NativeConnection, arguments: Document) -> Document:
+    @implements(node_api.HEALTH)
+    async def health(self, _request: NoArguments) -> node_api.NodeHealth:
         checks = await self._checks()
-        return {"ready": failure(checks) is None, "checks": [check._asdict() for check in checks]}
+        return node_api.NodeHealth(
+            ready=failure(checks) is None, checks=[node_api.HealthCheck(**check._asdict()) for check in checks]
+        )
 
-    async def places(self, connection: NativeConnection, arguments: Document) -> Document:
+    @implements(node_api.PLACES)
+    async def places(self, _request: NoArguments) -> Document:
         return self._addresses()

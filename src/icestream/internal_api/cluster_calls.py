@@ -1,66 +1,46 @@
-"""Cluster administration through one of its nodes: calls of the local socket.
-
-method             arguments     result
-cluster_status                   cluster, leader, term, nodes: each with address, role and log progress
-cluster_add        address       node: the node that waits at the address joins as a learner, later as a voter
-cluster_promote    node          nothing. Makes a learner a voter, now
-cluster_remove     node          nothing. Removes a node for good: its id is never used again
-cluster_transfer   node          leader. Transfers leadership to that voter, or to the most advanced one; raises
-                                 NotReady if leadership does not move
-cluster_snapshot                 index, digest: of the snapshot that this node has taken
-cluster_verify                   index, is_equal, away, nodes: of each its id, name and the SHA-256 of its state at one
-                                 log index, nil for a node that is away
-
-`node` is the name of a node, or its id as the status shows it.
-"""
+"""Cluster administration through one of its nodes: the implementations of admin_api/cluster_api.py."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final
-
-import msgspec
+from typing import Any
 
 from icestream import errors, limits
+from icestream.admin_api import cluster_api
+from icestream.admin_api.admin_call import EmptyAnswer, NoArguments
+from icestream.admin_api.cluster_api import (
+    AddressOnly,
+    ClusterComparison,
+    ClusterState,
+    CurrentLeader,
+    JoiningNode,
+    MemberDigest,
+    MemberState,
+    MetadataSnapshot,
+    NodeOnly,
+    OptionalNode,
+)
 from icestream.cluster.cluster_node import ClusterNode
 from icestream.cluster.members import NODES, NodeRecord, decode_record, id_of_key
 from icestream.cluster.node_info import NodeInfo, from_document
 from icestream.cluster.wire import ID
-from icestream.frontends.native.public_calls import Call, Document, decode_arguments
+from icestream.frontends.native.public_calls import Call, Document
+from icestream.internal_api.implementation import implements, native_calls
 from icestream.metadata import command as cmd
+from icestream.rpc import document
 from icestream.runtime.clock import Clock
-
-if TYPE_CHECKING:
-    from icestream.frontends.native.native_connection import NativeConnection
-
-CLUSTER_METHODS: Final = (
-    "cluster_status", "cluster_add", "cluster_promote", "cluster_remove", "cluster_transfer", "cluster_snapshot",
-    "cluster_verify",
-)  # fmt: skip
-
-
-class NodeOnly(msgspec.Struct):
-    node: str
-
-
-class OptionalNode(msgspec.Struct):
-    node: str = ""
-
-
-class AddressOnly(msgspec.Struct):
-    address: str
 
 
 class ClusterCalls:
-    """The methods named in CLUSTER_METHODS. `cluster` is None for a single node."""
+    """The calls of cluster_api. `cluster` is None for a single node, on which every call raises InvalidInput."""
 
     def __init__(self, cluster: ClusterNode | None, clock: Clock) -> None:
         self._cluster_node = cluster
         self._clock = clock
 
     def calls(self) -> dict[str, Call]:
-        return {name: getattr(self, name) for name in CLUSTER_METHODS}
+        return native_calls(self)
 
     @property
     def _cluster(self) -> ClusterNode:
@@ -72,16 +52,17 @@ class ClusterCalls:
 
     # --- reading ---
 
-    async def cluster_status(self, connection: NativeConnection, arguments: Document) -> Document:
+    @implements(cluster_api.CLUSTER_STATUS)
+    async def cluster_status(self, _request: NoArguments) -> ClusterState:
         own = self._cluster.info()
         records, infos = self._records(), await self._infos()
         members = [*own.voters, *own.learners]
-        return {
-            "cluster": own.cluster.hex(),
-            "leader": f"{own.leader:016x}" if own.leader else None,
-            "term": own.term,
-            "nodes": [_node_line(node_id, records.get(node_id), infos.get(node_id), own) for node_id in members],
-        }
+        return ClusterState(
+            cluster=own.cluster.hex(),
+            leader=f"{own.leader:016x}" if own.leader else None,
+            term=own.term,
+            nodes=[_member_state(node_id, records.get(node_id), infos.get(node_id), own) for node_id in members],
+        )
 
     def _records(self) -> dict[int, NodeRecord]:
         page = self._cluster.node.machine.page(NODES, "", limits.METADATA_LIST_MAX)
@@ -106,19 +87,27 @@ class ClusterCalls:
 
     # --- changing ---
 
-    async def cluster_add(self, connection: NativeConnection, arguments: Document) -> Document:
-        request = decode_arguments(AddressOnly, arguments)
+    @implements(cluster_api.CLUSTER_ADD)
+    async def cluster_add(self, request: AddressOnly) -> JoiningNode:
         cluster = self._cluster
-        return await cluster.peers.ask(request.address, "Invite", {"address": cluster.address})
+        reply = await cluster.peers.ask(request.address, "Invite", {"address": cluster.address})
+        return JoiningNode(node=document.text_of(reply, "node", limits.NAME_BYTES_MAX))
 
-    async def cluster_promote(self, connection: NativeConnection, arguments: Document) -> Document:
-        return await self._run_on_leader("Promote", self._id_of(decode_arguments(NodeOnly, arguments).node))
+    @implements(cluster_api.CLUSTER_PROMOTE)
+    async def cluster_promote(self, request: NodeOnly) -> EmptyAnswer:
+        """Makes a learner a voter, now."""
+        await self._run_on_leader("Promote", self._id_of(request.node))
+        return EmptyAnswer()
 
-    async def cluster_remove(self, connection: NativeConnection, arguments: Document) -> Document:
-        return await self._run_on_leader("Remove", self._id_of(decode_arguments(NodeOnly, arguments).node))
+    @implements(cluster_api.CLUSTER_REMOVE)
+    async def cluster_remove(self, request: NodeOnly) -> EmptyAnswer:
+        """Removes a node for good: its id is never used again."""
+        await self._run_on_leader("Remove", self._id_of(request.node))
+        return EmptyAnswer()
 
-    async def cluster_transfer(self, connection: NativeConnection, arguments: Document) -> Document:
-        request = decode_arguments(OptionalNode, arguments)
+    @implements(cluster_api.CLUSTER_TRANSFER)
+    async def cluster_transfer(self, request: OptionalNode) -> CurrentLeader:
+        """Transfers leadership to a voter. Raises NotReady if leadership does not move."""
         node, target = self._cluster.node, self._id_of(request.node) if request.node else ""
         old_leader = node.leader
         reply = await self._run_on_leader("Transfer", target)
@@ -134,14 +123,16 @@ class ClusterCalls:
                 f"leadership did not move: {f'node {target}' if target else 'no other voter'} did not take it",
                 hint="`icestream cluster status` shows which voters are up and how far each has applied the log",
             )
-        return {"leader": f"{node.leader:016x}"}
+        return CurrentLeader(leader=f"{node.leader:016x}")
 
-    async def cluster_snapshot(self, connection: NativeConnection, arguments: Document) -> Document:
+    @implements(cluster_api.CLUSTER_SNAPSHOT)
+    async def cluster_snapshot(self, _request: NoArguments) -> MetadataSnapshot:
         await self._cluster.running.snapshots.take_now()
         info = self._cluster.info()
-        return {"index": info.snapshot_index, "digest": info.snapshot_digest}
+        return MetadataSnapshot(index=info.snapshot_index, digest=info.snapshot_digest)
 
-    async def cluster_verify(self, connection: NativeConnection, arguments: Document) -> Document:
+    @implements(cluster_api.CLUSTER_VERIFY)
+    async def cluster_verify(self, _request: NoArguments) -> ClusterComparison:
         """Compares the states of all reachable nodes by the snapshots that they take at the same log index.
 
         A node that is busy with another snapshot misses a TakeSnapshot command, so the command is repeated, at growing
@@ -168,15 +159,15 @@ class ClusterCalls:
             raise errors.NotReady("the nodes took no snapshot at the same log index", hint="try again in a moment")
         records, digests = self._records(), {node_id: info.snapshot_digest for node_id, info in infos.items()}
         node_ids = sorted(self._members() | digests.keys())
-        return {
-            "index": indexes.pop(),
-            "is_equal": len(set(digests.values())) == 1,
-            "nodes": [
-                {"node": f"{node_id:016x}", "name": _name(records.get(node_id)), "sha256": digests.get(node_id)}
+        return ClusterComparison(
+            index=indexes.pop(),
+            is_equal=len(set(digests.values())) == 1,
+            nodes=[
+                MemberDigest(node=f"{node_id:016x}", name=_name(records.get(node_id)), sha256=digests.get(node_id))
                 for node_id in node_ids
             ],
-            "away": len(node_ids) - len(digests),
-        }
+            away=len(node_ids) - len(digests),
+        )
 
     async def _poll_until(self, is_reached: Callable[[], Awaitable[bool]]) -> None:
         deadline_ns = self._clock.monotonic_ns() + int(limits.CLUSTER_CHANGE_SECONDS * 1e9)
@@ -212,17 +203,17 @@ def _name(record: NodeRecord | None) -> str:
     return record.name if record is not None else ""
 
 
-def _node_line(node_id: int, record: NodeRecord | None, info: NodeInfo | None, own: NodeInfo) -> Document:
+def _member_state(node_id: int, record: NodeRecord | None, info: NodeInfo | None, own: NodeInfo) -> MemberState:
     role = "learner" if node_id in own.learners else "leader" if node_id == own.leader else "voter"
-    return {
-        "node": f"{node_id:016x}",
-        "name": _name(record),
-        "role": role,
-        "address": record.address if record is not None else "",
-        "native": record.native if record is not None else "",
-        "is_up": info is not None,
-        "applied": info.applied if info is not None else None,
-        "commit": info.commit if info is not None else None,
-        "revision": info.revision if info is not None else None,
-        "snapshot_index": info.snapshot_index if info is not None else None,
-    }
+    return MemberState(
+        node=f"{node_id:016x}",
+        name=_name(record),
+        role=role,
+        address=record.address if record is not None else "",
+        native=record.native if record is not None else "",
+        is_up=info is not None,
+        applied=info.applied if info is not None else None,
+        commit=info.commit if info is not None else None,
+        revision=info.revision if info is not None else None,
+        snapshot_index=info.snapshot_index if info is not None else None,
+    )

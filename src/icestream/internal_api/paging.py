@@ -5,33 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from heapq import nsmallest
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import msgspec
-
-from icestream import errors, limits
+from icestream.admin_api.admin_call import Listing, PageRequest
 
 Item = TypeVar("Item")
-Document = dict[str, Any]
+Entry = TypeVar("Entry")
 
 
-class PageRequest(msgspec.Struct):
-    """The arguments of a listing."""
-
-    after: str = ""
-    limit: int = limits.API_PAGE_DEFAULT
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.limit <= limits.API_PAGE_MAX:
-            raise errors.InvalidInput(f"page limit is {self.limit}", hint=f"allowed: 1 to {limits.API_PAGE_MAX}")
-
-
-def page_of(items: Iterable[tuple[str, Item]], request: PageRequest, describe: Callable[[Item], Document]) -> Document:
-    """Returns a page of the items in name order; `next` is the `after` of the next page, nil on the last page."""
+def page_of(
+    items: Iterable[tuple[str, Item]], request: PageRequest, describe: Callable[[Item], Entry]
+) -> Listing[Entry]:
+    """Returns a page of the items in name order; `next` is the `after` of the next page, None on the last page."""
     remaining = ((name, item) for name, item in items if name > request.after)
     first = nsmallest(request.limit + 1, remaining, key=itemgetter(0))
     page = first[: request.limit]
-    return {
-        "items": [describe(item) for _, item in page],
-        "next": page[-1][0] if len(first) > len(page) else None,
-    }
+    return Listing(
+        items=[describe(item) for _, item in page],
+        next=page[-1][0] if len(first) > len(page) else None,
+    )

@@ -2,7 +2,7 @@
 
 /, /api/v1                  an index of the resources
 /api/v1/…                   lake/routes; documented in docs/api.md
-/api/v1/openapi.json        the description for programs, generated from the routes and lake/models.py
+/api/v1/openapi.json        the description for programs, generated from the routes and the declarations (admin_api)
 /livez, /readyz, /metrics   of this process: ready means connected to the broker
 """
 
@@ -22,8 +22,8 @@ from icestream.lake import problems
 from icestream.lake.broker_calls import PREFIX, BrokerLink
 from icestream.lake.guard import Guard
 from icestream.lake.http import ConnectionSlots
-from icestream.lake.models import Problem
-from icestream.lake.operations import EmbeddedOperations, TableOperations
+from icestream.lake.http_models import model_of
+from icestream.lake.operations import EmbeddedOperations, TopicTableOperations
 from icestream.lake.request_metrics import RequestMetrics
 from icestream.lake.routes import lake, namespaces, node, subscriptions, topics, verify
 from icestream.observability import metrics
@@ -52,7 +52,7 @@ def build_app(
     manifests: ManifestReader | None = None,
     tokens: Tokens | None = None,
     scans: LazyScanner | None = None,
-    operations: TableOperations | None = None,
+    operations: TopicTableOperations | None = None,
     slots: ConnectionSlots | None = None,
 ) -> FastAPI:
     """The application. `host`: the address it listens on; on a loopback address only this machine has access.
@@ -158,7 +158,7 @@ def describe_api(app: FastAPI) -> dict[str, Any]:
         schemas = document["components"]["schemas"]
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
-        schemas["Problem"] = Problem.model_json_schema()
+        schemas["Problem"] = model_of(problems.Problem).model_json_schema()
         problem_schema = {"$ref": "#/components/schemas/Problem"}
         for path in document["paths"].values():
             for operation in path.values():

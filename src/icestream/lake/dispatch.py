@@ -19,7 +19,7 @@ from icestream.lake.http import ConnectionSlots
 from icestream.lake.iceberg import responses
 from icestream.lake.iceberg.access import NO_ACCESS, Access
 from icestream.lake.iceberg.app import IcebergApp, as_asgi
-from icestream.lake.operations import TableOperations
+from icestream.lake.operations import TopicTableOperations
 from icestream.lake.request_metrics import RequestMetrics
 from icestream.readers.lazy_scanner import LazyScanner
 from icestream.rpc.link_keeper import LinkKeeper
@@ -70,7 +70,7 @@ def build_lake_app(
     manifests: ManifestReader | None = None,
     access: Access = NO_ACCESS,
     scans: LazyScanner | None = None,
-    operations: TableOperations | None = None,
+    operations: TopicTableOperations | None = None,
     request_metrics: RequestMetrics | None = None,
     slots: ConnectionSlots | None = None,
 ) -> LakeApp:

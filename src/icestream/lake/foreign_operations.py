@@ -128,7 +128,7 @@ class ForeignOperations:
         is_dry: bool,
     ) -> OperationPreview:
         state = await self._read_state(read_log)
-        if state.mirror is None or state.mirror.is_parted or _identifier(state.mirror) != table:
+        if state.mirror is None or state.mirror.is_detached or _identifier(state.mirror) != table:
             raise errors.TopicTableConflict(f"{table} belongs to no topic", hint="`icestream lake adopt` binds it")
         metadata = await self._load(table)
         if metadata.uuid != state.mirror.uuid:
@@ -173,7 +173,7 @@ class ForeignOperations:
                 f"{table} belongs to no topic", hint="`icestream topic list` lists the topics"
             )
         topic_id, mirror, entry = owner
-        await self._write(topic_id, entry, msgspec.structs.replace(mirror, is_parted=True))
+        await self._write(topic_id, entry, msgspec.structs.replace(mirror, is_detached=True))
 
     # --- a fresh one ---
 
@@ -224,7 +224,7 @@ class ForeignOperations:
     async def _find_owner(self, table: Identifier) -> tuple[int, ForeignTableRecord, Entry] | None:
         for key, entry in await self._store.list_all(FOREIGN_TABLES):
             mirror = decode_foreign_table(key, entry)
-            if _identifier(mirror) == table and not mirror.is_parted:
+            if _identifier(mirror) == table and not mirror.is_detached:
                 return int(key.removeprefix(FOREIGN_TABLES)), mirror, entry
         return None
 
@@ -237,7 +237,7 @@ class ForeignOperations:
 
     async def _exists(self, mirror: ForeignTableRecord) -> bool:
         """The table that a topic has, by what it noted; another one under its name is not it."""
-        if mirror.is_parted:
+        if mirror.is_detached:
             return False
         try:
             return (await self._catalog.load(_identifier(mirror))).uuid == mirror.uuid
@@ -314,7 +314,7 @@ class ForeignOperations:
         before: cmd.Compare = cmd.Absent(key) if entry is None else cmd.AtRevision(key, entry.mod_revision)
         if not (await self._store.txn([before], [cmd.Put(key, msgspec.json.encode(mirror))])).held:
             raise errors.CommitConflict(
-                "the pipeline or somebody else decided about the topic's table", hint=CONFLICT_HINT
+                "conflict: the pipeline or another request changed the topic's table", hint=CONFLICT_HINT
             )
 
     def _now(self) -> int:

@@ -17,16 +17,22 @@ have no body. A large body is written separately: copying it would cost more tha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
-from collections.abc import Callable, Sequence
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, cast
 
+import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from icestream import errors, limits
-from icestream.lake.lake_options import NODE_TOKEN_HEADER
 from icestream.runtime.connection_room import ConnectionRoom, RoomState, Standing
+from icestream.runtime.instance import NODE_TOKEN_HEADER
 from icestream.runtime.keep_alive import keep_alive
+from icestream.runtime.listening import cannot_listen
 
 _REFUSAL: Final = "Invalid HTTP request received."
 _HEAD: Final = b"HTTP/1.1 "
@@ -211,3 +217,56 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+class EventServer(uvicorn.Server):
+    """A uvicorn server that ends with an event."""
+
+    def __init__(self, config: uvicorn.Config, stop: asyncio.Event) -> None:
+        super().__init__(config)
+        self._stop = stop
+
+    async def main_loop(self) -> None:
+        # uvicorn's own loop wakes up ten times a second to look whether it should end.
+        await self._stop.wait()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # The process handles signals itself (runtime/stop_signals.py): they stop more than this server.
+        yield
+
+
+async def serve_http(app: ASGIApp, listening: socket.socket, slots: ConnectionSlots, stop: asyncio.Event) -> None:
+    """Serves the application until `stop`; open requests then have API_STOP_SECONDS."""
+    config = uvicorn.Config(
+        app,
+        http=cast("type[asyncio.Protocol]", partial(BoundedHttpProtocol, slots)),  # uvicorn accepts any factory
+        log_config=None,
+        log_level="critical",  # our own applications log their errors (problems.py, iceberg/app.py)
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=limits.API_IDLE_SECONDS,
+        timeout_graceful_shutdown=limits.API_STOP_SECONDS,
+    )
+    await EventServer(config, stop).serve([listening])
+
+
+def bind_listener(host: str, port: int) -> socket.socket:
+    """A socket that listens; connections wait in its backlog until the server runs. Raises ConfigurationError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # The protocol is given because asyncio sets TCP_NODELAY only if it is; without, Nagle's algorithm delays each
+    # response by 40 ms.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(limits.API_CONNECTIONS_MAX)
+    except OSError as error:
+        listening.close()
+        raise cannot_listen("ports.lake", host, port, error) from None
+    listening.setblocking(False)
+    return listening

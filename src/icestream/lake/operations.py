@@ -26,7 +26,7 @@ class TableOwner(NamedTuple):
     topic_id: int
 
 
-class TableOperations(Protocol):
+class TopicTableOperations(Protocol):
     """`read_log` reads the state of the topic in the broker's log. A dry run returns a preview and changes nothing."""
 
     async def owner(self, table: Identifier) -> TableOwner | None:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Annotated, Final
 from urllib.parse import quote
 
 import msgspec
@@ -25,6 +25,8 @@ from starlette.routing import Match, compile_path
 from starlette.types import Scope
 
 from icestream import error_codes, errors
+from icestream.admin_api.admin_call import Answer
+from icestream.model.field_metadata import Doc
 from icestream.observability.log import get_logger
 
 MEDIA_TYPE: Final = "application/problem+json"
@@ -42,19 +44,23 @@ _CODES: Final = {
 _log = get_logger("api")
 
 
+class Problem(Answer):
+    """The body of every error response (RFC 9457)."""
+
+    type: Annotated[str, Doc("`urn:icestream:error:<code>`")]
+    title: str
+    status: int
+    detail: Annotated[str, Doc("What happened.")]
+    instance: str
+    code: Annotated[str, Doc("As in the native protocol.")]
+    hint: Annotated[str, Doc("What to do about it; may be empty.")]
+    retryable: Annotated[bool, Doc("Whether a retry may succeed.")]
+
+
 def problem(
     status: int, code: str, title: str, detail: str, path: str, hint: str = "", *, retryable: bool = False
 ) -> Response:
-    body: dict[str, Any] = {
-        "type": f"urn:icestream:error:{code}",
-        "title": title,
-        "status": status,
-        "detail": detail,
-        "instance": path,
-        "code": code,
-        "hint": hint,
-        "retryable": retryable,
-    }
+    body = Problem(f"urn:icestream:error:{code}", title, status, detail, path, code, hint, retryable)
     headers = {"Retry-After": "1"} if retryable else {}
     return Response(msgspec.json.encode(body), status, headers, MEDIA_TYPE)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
+from icestream.admin_api.topic_api import INSPECT_TOPIC, TopicOnly
 from icestream.catalog.topic_rules.operation_preview import Consent, OperationPreview, ShardLog, TopicLog
 from icestream.lake.broker_calls import BrokerLink
 from icestream.lake.operations import ReadLog
@@ -24,12 +25,12 @@ OperationStep = Callable[[ReadLog, bool], Awaitable[OperationPreview]]
 
 async def read_topic_log(broker: BrokerLink, topic: str) -> TopicLog:
     """The current range of a topic in the broker's log, by shard."""
-    state = await broker("inspect_topic", topic=topic)
+    state = await broker(INSPECT_TOPIC, TopicOnly(topic))
     shards = {
-        shard["shard"]: ShardLog(shard["epoch"], shard["earliest"], max(shard["earliest"], shard["synced"]))
-        for shard in state["shard_offsets"]
+        shard.shard: ShardLog(shard.epoch, shard.earliest, max(shard.earliest, shard.synced))
+        for shard in state.shard_offsets
     }
-    return TopicLog(state["topic"], state["id"], shards)
+    return TopicLog(state.topic, state.id, shards)
 
 
 async def run_operation(
@@ -53,8 +54,7 @@ async def _lower_floors(broker: BrokerLink, topic: str, preview: OperationPrevie
     """Lowers the floors of the log to where the table resumes, and returns the floors by shard."""
     topic_id = (await read_topic_log(broker, topic)).topic_id
     positions = [[topic_id, shard.shard, shard.goes_on_at] for shard in preview.shards]
-    reply = await broker("pipeline_reopen", positions=positions)
-    return {shard: floor for _, shard, floor in reply["floors"]}
+    return await broker.reopen_offsets(positions)
 
 
 async def _read_retained_log(broker: BrokerLink, topic: str, floors: Mapping[int, int]) -> TopicLog:

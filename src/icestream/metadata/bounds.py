@@ -1,7 +1,8 @@
 """Bounds of commands that do not depend on the state. Checked on submission, and again by every state machine.
 
-What is refused here is never written to the log: names that are empty, too long or no text, values and transactions
-that are too large, times and numbers that do not fit. What the state decides (budget, comparisons) is not asked here.
+A command that is refused here is never written to the log: keys that are empty, too long or not valid text, values and
+transactions that are too large, times and numbers out of range. What depends on the state (budget, comparisons) is
+checked by the state machine.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def refusal(command: cmd.Command) -> cmd.Rejected | None:
         and _is_plain(command.key)
         and len(command.value) <= limits.METADATA_VALUE_BYTES_MAX
     ):
-        return None  # the most frequent one, the short way
+        return None  # the most frequent command costs no match
     match command:
         case cmd.Txn():
             reason = _txn(command)
@@ -39,14 +40,18 @@ def refusal(command: cmd.Command) -> cmd.Rejected | None:
 
 
 def _is_plain(key: str) -> bool:
+    """Whether the key is short ASCII outside of the counters: valid without further checks."""
     return key.isascii() and 0 < len(key) <= limits.METADATA_KEY_BYTES_MAX and not key.startswith(cmd.COUNTERS)
 
 
 def refused_identity(client: bytes, sequence: int) -> cmd.Rejected | None:
+    """Why the client id or sequence number is invalid; None if they are valid."""
     if len(client) > limits.METADATA_CLIENT_BYTES_MAX:
-        return cmd.Rejected("invalid", f"a client of {len(client)} bytes, at most {limits.METADATA_CLIENT_BYTES_MAX}")
+        return cmd.Rejected(
+            "invalid", f"client id too long: {len(client)} bytes, limit {limits.METADATA_CLIENT_BYTES_MAX}"
+        )
     if not 0 <= sequence <= _NUMBER_MAX:
-        return cmd.Rejected("invalid", "a sequence that is no 63-bit number")
+        return cmd.Rejected("invalid", f"sequence number {sequence} is not between 0 and 2^63 - 1")
     return None
 
 
@@ -74,6 +79,7 @@ def _key(key: str) -> str:
 
 
 def _write(command: cmd.Operation) -> str:
+    """Describes what is wrong with a put or delete; empty if it is valid."""
     if isinstance(command, cmd.DeletePrefix):
         prefix = command.prefix
         return _key(prefix) or _reserved(prefix, covers=cmd.COUNTERS.startswith(prefix))
@@ -82,36 +88,40 @@ def _write(command: cmd.Operation) -> str:
         return reason
     if len(command.value) > limits.METADATA_VALUE_BYTES_MAX:
         size, most = len(command.value), limits.METADATA_VALUE_BYTES_MAX
-        return f"{shown(command.key)}: a value of {size} bytes, at most {most} fit"
+        return f"{shown(command.key)}: value too large: {size} bytes, limit {most}"
     if isinstance(command, cmd.PutWithTtl) and not 0 < command.ttl_ms <= limits.METADATA_TTL_MS_MAX:
-        return f"{shown(command.key)}: a time to live that is not 1 to {limits.METADATA_TTL_MS_MAX} ms"
+        most = limits.METADATA_TTL_MS_MAX
+        return f"{shown(command.key)}: time to live of {command.ttl_ms} ms is not between 1 and {most}"
     if isinstance(command, cmd.PutLease) and not 0 < command.ttl_ms <= limits.METADATA_LEASE_MS_MAX:
-        return f"{shown(command.key)}: a lease that is not 1 to {limits.METADATA_LEASE_MS_MAX} ms"
+        return f"{shown(command.key)}: lease of {command.ttl_ms} ms is not between 1 and {limits.METADATA_LEASE_MS_MAX}"
     return ""
 
 
 def _reserved(key: str, *, covers: bool) -> str:
+    """Keys of counters are written by AllocateMonotonicId only, so that no number is given out twice."""
     if covers or key.startswith(cmd.COUNTERS):
         return f"{shown(key)}: only AllocateMonotonicId writes below {cmd.COUNTERS}"
     return ""
 
 
 def _compare(compare: cmd.Compare) -> str:
+    """Describes what is wrong with a comparison; empty if it is valid."""
     if isinstance(compare, cmd.AtRevision) and not 0 <= compare.revision <= _NUMBER_MAX:
-        return f"{shown(compare.key)}: a revision that is no 63-bit number"
+        return f"{shown(compare.key)}: revision {compare.revision} is not between 0 and 2^63 - 1"
     if isinstance(compare, cmd.HasValue) and len(compare.value) > limits.METADATA_VALUE_BYTES_MAX:
-        return f"{shown(compare.key)}: compared with {len(compare.value)} bytes, which no value has"
+        return f"{shown(compare.key)}: compared with {len(compare.value)} bytes, more than any value has"
     return _key(compare.key)
 
 
 def _txn(txn: cmd.Txn) -> str:
+    """Describes what is wrong with a transaction; empty if it is valid."""
     count = len(txn.compare) + len(txn.then) + len(txn.otherwise)
     if count > limits.METADATA_TXN_OPERATIONS_MAX:
-        return f"a transaction of {count} operations, at most {limits.METADATA_TXN_OPERATIONS_MAX}"
+        return f"transaction too large: {count} operations, limit {limits.METADATA_TXN_OPERATIONS_MAX}"
     size = prefixes = 0
     for compare in txn.compare:
         if type(compare) is cmd.AtRevision and _is_plain(compare.key) and 0 <= compare.revision <= _NUMBER_MAX:
-            size += len(compare.key)  # the short way, as with a put
+            size += len(compare.key)  # the common case costs no call
             continue
         if reason := _compare(compare):
             return reason
@@ -125,13 +135,14 @@ def _txn(txn: cmd.Txn) -> str:
         size += _operation_bytes(operation)
         prefixes += isinstance(operation, cmd.DeletePrefix)
     if prefixes > limits.METADATA_TXN_PREFIXES_MAX:
-        return f"a transaction deletes at most {limits.METADATA_TXN_PREFIXES_MAX} prefixes"
+        return f"transaction deletes {prefixes} prefixes, limit {limits.METADATA_TXN_PREFIXES_MAX}"
     if size > limits.METADATA_TXN_BYTES_MAX:
-        return f"a transaction of {size} bytes, at most {limits.METADATA_TXN_BYTES_MAX} fit"
+        return f"transaction too large: {size} bytes, limit {limits.METADATA_TXN_BYTES_MAX}"
     return ""
 
 
 def _operation_bytes(operation: cmd.Operation) -> int:
+    """The bytes of keys and values in an operation."""
     match operation:
         case cmd.DeletePrefix(name) | cmd.Delete(name):
             return key_bytes(name)
@@ -140,14 +151,16 @@ def _operation_bytes(operation: cmd.Operation) -> int:
 
 
 def _allocate(counter: str, count: int) -> str:
+    """Describes what is wrong with an allocation; empty if it is valid."""
     if not 0 < count <= limits.METADATA_IDS_PER_COMMAND_MAX:
         return f"1 to {limits.METADATA_IDS_PER_COMMAND_MAX} ids can be allocated at once"
     return _key(counter) or _key(cmd.COUNTERS + counter)
 
 
 def _expire(keys: list[tuple[str, int]]) -> str:
+    """Describes what is wrong with an expiry; empty if it is valid."""
     if len(keys) > limits.METADATA_EXPIRE_KEYS_MAX:
-        return f"{len(keys)} keys to expire at once, at most {limits.METADATA_EXPIRE_KEYS_MAX}"
+        return f"too many keys to expire at once: {len(keys)}, limit {limits.METADATA_EXPIRE_KEYS_MAX}"
     for key, revision in keys:
         if reason := _compare(cmd.AtRevision(key, revision)):
             return reason

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 
 
-class Name:
+class ClientId:
     """A client id with at most one command in flight."""
 
     __slots__ = ("client", "sequence")
@@ -16,19 +16,22 @@ class Name:
         self.sequence = 0
 
 
-class Names:
+class ClientIds:
+    """A pool of client ids. A borrowed id identifies one command until it is returned."""
+
     def __init__(self, token: bytes, count: int) -> None:
         """`token`: random, so that the ids are unique."""
-        self._free = deque(Name(token + number.to_bytes(2)) for number in range(count))
-        self._are_free = asyncio.Semaphore(count)
+        self._free = deque(ClientId(token + number.to_bytes(2)) for number in range(count))
+        self._free_count = asyncio.Semaphore(count)
 
-    async def take(self) -> Name:
+    async def take(self) -> ClientId:
         """Borrows a client id with its next sequence number; waits while all are in use. It must be returned."""
-        await self._are_free.acquire()
-        name = self._free.popleft()
-        name.sequence += 1
-        return name
+        await self._free_count.acquire()
+        client_id = self._free.popleft()
+        client_id.sequence += 1
+        return client_id
 
-    def give_back(self, name: Name) -> None:
-        self._free.append(name)
-        self._are_free.release()
+    def give_back(self, client_id: ClientId) -> None:
+        """Returns a borrowed id to the pool."""
+        self._free.append(client_id)
+        self._free_count.release()

@@ -1,13 +1,13 @@
 """The commands of the metadata store: what is written to its log and applied by every node alike.
 
-An envelope is one msgpack array: version, client, sequence, time_ms, command. `time_ms` is stamped by whoever leads
-when the command is proposed; `client` and `sequence` make a repeat harmless, for a client that has one command under
-way at a time. A version that is not known is never skipped: the node stops, because the others may understand it.
+An envelope is one msgpack array: version, client, sequence, time_ms, command. `time_ms` is stamped by the leader when
+the command is proposed; `client` and `sequence` make a repeat harmless, for a client that has one command in flight at
+a time. A command of an unknown version is never skipped: the node stops, because others may understand it.
 
-Seed 004's commands are Put, PutWithTTL, Delete, DeletePrefix, CompareAndSwap, AllocateMonotonicId and ExpireTTLKeys.
-Txn (hazard 10), PutLease (46) and TakeSnapshot are ours. A Txn is all of `then` when every comparison holds, else all
-of `otherwise`; one revision, one batch of events. Its operations see those before them. bounds.py says which commands
-have a meaning at all.
+The commands of seed 004 are Put, PutWithTTL, Delete, DeletePrefix, CompareAndSwap, AllocateMonotonicId and
+ExpireTTLKeys. Txn (hazard 10), PutLease (46) and TakeSnapshot are additions. A Txn applies all of `then` if every
+comparison holds, else all of `otherwise`; one revision, one batch of events. Its operations see those before them.
+bounds.py defines which commands are valid.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ VERSION: Final = 1
 
 
 class Put(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="put"):
+    """Puts a key without a deadline."""
+
     key: str
     value: bytes
 
@@ -43,6 +45,8 @@ class PutLease(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class Delete(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="delete"):
+    """Deletes a key."""
+
     key: str
 
 
@@ -69,6 +73,8 @@ class AtRevision(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 
 class HasValue(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="value"):
+    """The key has this value."""
+
     key: str
     value: bytes
 
@@ -77,34 +83,42 @@ Compare = Absent | AtRevision | HasValue
 
 
 class CompareAndSwap(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="cas"):
+    """Puts the compared key if the comparison holds."""
+
     compare: Compare
     value: bytes
     ttl_ms: int = 0  # 0: for ever
 
 
 class AllocateMonotonicId(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="allocate"):
-    """The next `count` numbers of a counter, from 1. A counter is the key COUNTERS + its name; no other command may
-    write there, so that no number is given twice."""
+    """Allocates the next `count` numbers of a counter, from 1.
+
+    A counter is the key COUNTERS + its name; no other command may write there, so that no number is given out twice.
+    """
 
     counter: str
     count: int = 1
 
 
 class ExpireTtlKeys(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="expire"):
-    """Deletes those keys that are past their deadline and were not changed since: a key that was renewed has another
-    revision, and stays."""
+    """Deletes those of the keys that are past their deadline and unchanged since the given revision.
+
+    A key that was renewed has another revision, and stays.
+    """
 
     keys: list[tuple[str, int]]
 
 
 class TakeSnapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="snapshot"):
-    """Changes nothing. Every node takes a snapshot of the state right here, so that their SHA-256 can be compared."""
+    """Changes nothing. Every node takes a snapshot of the state at this entry, so that their SHA-256 are comparable."""
 
 
 Operation = Put | PutWithTtl | PutLease | Delete | DeletePrefix
 
 
 class Txn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="txn"):
+    """Applies `then` if every comparison holds, else `otherwise`."""
+
     compare: list[Compare]
     then: list[Operation]
     otherwise: list[Operation] = []
@@ -116,8 +130,10 @@ COUNTERS: Final = "/counters/"
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A command as it is stored in the log."""
+
     version: int
-    client: bytes  # empty: a repeat is harmless anyway
+    client: bytes  # empty: repeats are not recognised
     sequence: int
     time_ms: int
     command: Command
@@ -144,7 +160,7 @@ class Rejected(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 Answer = Done | Rejected
 
-# What msgspec raises for bytes that are not what they should be; text that is no UTF-8 is a ValueError.
+# The exceptions of msgspec for malformed bytes; text that is not UTF-8 is a ValueError.
 NOT_MSGPACK: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 
 _encoder = msgspec.msgpack.Encoder()
@@ -153,13 +169,11 @@ _answers: Final[msgspec.msgpack.Decoder[Answer]] = msgspec.msgpack.Decoder(Answe
 
 
 def decode_answer(data: object) -> Answer:
-    """Raises OutcomeUnknown for an undecodable answer: the command may have been applied."""
+    """Decodes an answer. Raises OutcomeUnknown for an undecodable one: the command may have been applied."""
     try:
         return _answers.decode(data)  # type: ignore[arg-type]  # whatever it is
     except (*NOT_MSGPACK, TypeError) as error:
-        raise errors.OutcomeUnknown(
-            f"an answer that is none: {error}", hint="read what it would have changed"
-        ) from None
+        raise errors.OutcomeUnknown(f"malformed answer: {error}", hint="read the keys it would have changed") from None
 
 
 def encode_envelope(envelope: Envelope) -> bytes:
@@ -167,7 +181,7 @@ def encode_envelope(envelope: Envelope) -> bytes:
 
 
 def decode_envelope(data: bytes) -> Envelope:
-    """Raises FormatUnknown for another version, DecodeError for anything that is not an envelope."""
+    """Decodes an envelope. Raises FormatUnknown for another version, DecodeError for anything else."""
     try:
         envelope = _envelopes.decode(data)
     except NOT_MSGPACK as error:
@@ -189,6 +203,7 @@ def _version_of(data: bytes) -> int | None:
 
 
 def _unknown(version: int) -> errors.FormatUnknown:
+    """The error of a command of a newer version."""
     return errors.FormatUnknown(
         f"a command of version {version} is in the log of the metadata store",
         hint="use the version of Icestream that wrote it",

@@ -1,7 +1,7 @@
 """The messages of the `raft` crate (eraftpb.proto, proto3) that are stored: Entry, ConfState, Snapshot.
 
-Of a Message, which one node sends to another, little is looked at here: 1 msg_type, 9 snapshot, and whether it is of a
-leader by its first bytes (1 msg_type, 2 to, 3 from, 4 term), for that is asked of every one.
+Of a Message, which one node sends to another, only a few fields are read here: 1 msg_type, 9 snapshot, and whether a
+leader has sent it, by its first bytes (1 msg_type, 2 to, 3 from, 4 term), because that is checked for every message.
 
     Entry             1 entry_type (0 normal, 1 conf change, 2 conf change v2)   2 term   3 index   4 data   6 context
     ConfState         1 voters   2 learners   3 voters_outgoing   4 learners_next (all repeated u64)   5 auto_leave
@@ -9,7 +9,7 @@ leader by its first bytes (1 msg_type, 2 to, 3 from, 4 term), for that is asked 
     SnapshotMetadata  1 conf_state   2 index   3 term
 
 Written as the crate writes them: fields in the order of their numbers, zeros left out, repeated numbers packed. Read as
-protobuf asks for: any order, packed or not, unknown fields stepped over. Bytes that are none of it: DecodeError.
+protobuf requires: any order, packed or not, unknown fields skipped. Malformed bytes raise DecodeError.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from icestream import errors
 # Types of a Message, its first field, which is never zero in one that is sent.
 _HEARTBEAT_RESPONSE: Final = 9
 _READ_INDEX: Final = 15
-_VOTING: Final = frozenset({5, 6, 14, 17, 18})  # asked, answered, told to; 17 and 18: before a real vote
+_VOTING: Final = frozenset({5, 6, 14, 17, 18})  # vote, its response, timeout-now; 17 and 18: the pre-vote
 _SNAPSHOT: Final = 7
 _LEADING: Final = (3, _SNAPSHOT, 8)  # entries, a snapshot, a heartbeat: what only a leader sends
 _MESSAGE_SNAPSHOT: Final = 9
@@ -39,6 +39,8 @@ _NUMBER_MAX = 2**64 - 1
 
 
 class LogEntry(msgspec.Struct, frozen=True):
+    """A decoded Entry."""
+
     index: int
     term: int
     kind: int
@@ -57,6 +59,7 @@ class Membership(NamedTuple):
 
     @property
     def everybody(self) -> frozenset[int]:
+        """All voters and learners, of both configurations during a joint change."""
         return frozenset((*self.voters, *self.learners, *self.voters_outgoing))
 
     @property
@@ -66,6 +69,8 @@ class Membership(NamedTuple):
 
 
 class SnapshotParts(msgspec.Struct, frozen=True):
+    """A decoded Snapshot with its metadata."""
+
     index: int
     term: int
     conf: bytes
@@ -93,7 +98,10 @@ def is_of_leader(messages: list[bytes], to: int, leader: int, term: int) -> bool
 
 @lru_cache(maxsize=64)  # one for each node of this process, and its last leaders
 def _heads_of_leader(to: int, leader: int, term: int) -> tuple[int, frozenset[bytes]]:
-    """Size and kind of the messages; None if there is no leader, or this node is the leader."""
+    """Length and possible first bytes of messages from this leader.
+
+    There are none if there is no leader, or if this node is the leader.
+    """
     if leader in (0, to):
         return 0, frozenset()
     rest = b"\x10" + _varint(to) + b"\x18" + _varint(leader) + b"\x20" + _varint(term)
@@ -127,6 +135,7 @@ def encode_entry(index: int, term: int, kind: int, data: bytes, context: bytes =
 
 
 def decode_entry(data: bytes) -> LogEntry:
+    """Decodes an Entry. Raises DecodeError."""
     numbers = {1: 0, 2: 0, 3: 0}
     texts = {4: b"", 6: b""}
     for field, value in _fields(data):
@@ -153,6 +162,7 @@ def encode_conf(conf: Membership) -> bytes:
 
 
 def decode_conf(data: bytes) -> Membership:
+    """Decodes a ConfState; ids are sorted. Raises DecodeError."""
     ids: dict[int, list[int]] = {1: [], 2: [], 3: [], 4: []}
     auto_leave = False
     for field, value in _fields(data):
@@ -175,6 +185,7 @@ def encode_snapshot(parts: SnapshotParts) -> bytes:
 
 
 def decode_snapshot(data: bytes) -> SnapshotParts:
+    """Decodes a Snapshot. Raises DecodeError."""
     content = metadata = conf = b""
     index = term = 0
     for field, value in _fields(data):
@@ -230,7 +241,7 @@ def _packed(data: bytes) -> list[int]:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yields field numbers with their integer or bytes values."""
+    """Yields field numbers with their integer or bytes values; skips fields of fixed width."""
     at = 0
     while at < len(data):
         key, at = _read_varint(data, at)
@@ -247,5 +258,6 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
             raise errors.DecodeError(f"wire type {kind} of a Raft message is not known")
         if not field or at + size > len(data):
             raise errors.DecodeError("a field of a Raft message is cut off")
-        yield field, data[at : at + size]
+        if kind == _LENGTH:  # no field that is read here has a fixed width: those are skipped
+            yield field, data[at : at + size]
         at += size

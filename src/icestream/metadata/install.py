@@ -1,12 +1,12 @@
 """Installs snapshots received from other nodes in place of the local state.
 
-    begun     the core goes on behind it; the log notes it (BASE). Its state lies whole in a received file, which nobody
-              removes from now on. Nothing is applied
-    loaded    the state is here, read beside the loop; with the next one, if another was begun meanwhile
-    adopted   BASE is synced: the file gets the name of a snapshot; received files up to it go
+    begun     the core continues behind it; the log records it (BASE). Its state is complete in a received file, which
+              is not removed from now on. Nothing is applied
+    loaded    the state is in memory, read off the loop; together with the next one, if another was begun meanwhile
+    adopted   BASE is synced: the file gets the name of a snapshot; older received files are removed
 
-One task does it for all, so that one adopted file is never taken for an old one by another. A crash finds BASE without
-its file only if it finds a snapshot that covers it (log_recovery.py).
+One task does all of them, so that an adopted file is never mistaken for an old one. After a crash there is a BASE
+record without its file only if there is a snapshot that covers it (log_recovery.py).
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from icestream.runtime.tasks import Tasks
 _log = get_logger("metadata")
 
 
-class Installed(Protocol):
-    """What this module needs of the node (node.py)."""
+class InstallingNode(Protocol):
+    """The part of a node (node.py) that installs need."""
 
     tasks: Tasks
 
-    def take_state(self, parts: SnapshotParts, machine: StateMachine) -> None:
+    def replace_state(self, parts: SnapshotParts, machine: StateMachine) -> None:
         """Replaces the state machine."""
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Wakes the reads that wait for the state."""
 
     def adopted(self) -> None:
@@ -45,7 +45,9 @@ class Installed(Protocol):
 
 
 class Installs:
-    def __init__(self, node: Installed, log: LogStore) -> None:
+    """The received snapshots of one node that are not adopted yet."""
+
+    def __init__(self, node: InstallingNode, log: LogStore) -> None:
         self._node = node
         self._log = log
         self._begun: deque[SnapshotParts] = deque()
@@ -59,7 +61,7 @@ class Installs:
         return bool(self._begun)
 
     def begin(self, snapshot: bytes) -> Base:
-        """The record of the snapshot for the log."""
+        """Begins the installation of an encoded Snapshot; returns its BASE record for the log."""
         parts = eraftpb.decode_snapshot(snapshot)
         name = snapshot_of(parts.data)[0]
         self.count += 1
@@ -83,10 +85,10 @@ class Installs:
         while self._begun:
             parts = self._begun[0]
             stored, machine = await self._log.load_received(snapshot_of(parts.data)[0])
-            self._node.take_state(parts, machine)
+            self._node.replace_state(parts, machine)
             self._begun.popleft()
-        _log.info("the state of another node is installed", index=parts.index, revision=machine.revision)
-        self._node.go_on()
+        _log.info("installed a snapshot of another node", index=parts.index, revision=machine.revision)
+        self._node.resume()
         await self._node.until(lambda: bool(self._begun) or not self.bases_unsynced)
         if not self._begun:
             await self._log.adopt_received(stored)

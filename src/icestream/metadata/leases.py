@@ -1,18 +1,18 @@
-"""Leases: keys that live while they are renewed. A renewal costs no log entry (hazard 46).
+"""Leases: keys that live while they are renewed. A renewal costs no log entry (hazard 46, ADR 35).
 
-The log knows that there is a lease, for how long at a time, and that it has ended. Until when it is kept at present
-only the leader knows:
+The log contains that there is a lease, its duration, and its end. Only the leader knows until when it is held at
+present:
 
-    until    the latest of: the deadline with which it was put; its last renewal and its time; the beginning of this
-             lead and its time
-    ended    when that has passed. The end goes through the log, as (key, revision), as that of every key (expiry.py);
-             from then on it is not renewed any more, and whoever asked meanwhile hears so, also when that end was
-             refused and the lease is there again when the answer leaves: nobody has noted that renewal (hazard 25)
+    until    the latest of: the deadline with which it was put; its last renewal plus its duration; the start of this
+             leadership plus its duration
+    ended    when that has passed. The end goes through the log as (key, revision), like that of every key (expiry.py).
+             From the proposal on the lease is not renewed any more, and a renewal that arrives meanwhile is answered
+             with False, even if the proposal is refused and the lease lives on: no renewal was noted (hazard 25)
 
-A renewal is noted first, and then confirmed as a linearizable read is: this node still led after it had noted it
-(node_store.py). So whoever leads next began later, and gives each lease its whole time from then on. A holder measures
-from before it sent the renewal; therefore it knows that its lease is over before anybody else can have it. A lease that
-is not renewed ends late by at most its own time for each change of the lead, never early.
+A renewal is noted first and then confirmed like a linearizable read: this node still led after it had noted the renewal
+(node_store.py). So the next leader began later, and gives each lease its whole duration from then on. A holder measures
+from before it sent the renewal; therefore it knows that its lease is over before any other node can get it. A lease
+that is not renewed ends late by at most its own duration for each change of leader, never early.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ KeysAtRevisions = list[tuple[str, int]]
 
 
 class Renewal(NamedTuple):
+    """The last renewal of a lease: until when it holds, for the entry at `revision`."""
+
     revision: int
     until_ms: int
 
@@ -52,11 +54,12 @@ class Leases:
         return is_held
 
     def is_held(self, key: str, revision: int) -> bool:
+        """Whether the lease exists at this revision and its expiry was not proposed."""
         entry = self._machine.leases.get(key)
         return entry is not None and entry.mod_revision == revision and key not in self._ending
 
-    def look(self) -> tuple[KeysAtRevisions, int | None]:
-        """The expired leases, and when to check again; None if there is no lease."""
+    def find_expired(self) -> tuple[KeysAtRevisions, int | None]:
+        """Returns the expired leases, and when to check again (None if there is no lease)."""
         leases, now_ms = self._machine.leases, self._time.now_ms()
         self._renewals = {key: renewal for key, renewal in self._renewals.items() if key in leases}
         ended: KeysAtRevisions = []
@@ -80,7 +83,7 @@ class Leases:
 
     @contextmanager
     def ending(self, keys: Sequence[tuple[str, int]]) -> Iterator[None]:
-        """Marks leases whose expiry was proposed."""
+        """Marks leases as expiring while their expiry is being proposed: they cannot be renewed meanwhile."""
         self._ending = frozenset(key for key, _ in keys)
         try:
             yield

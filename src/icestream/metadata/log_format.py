@@ -7,23 +7,23 @@ THE DIRECTORY
     LOCK                           flock by the one process that may write
     log-<number, 16 digits>.wal    a log file: header and seal sectors as in icestream.wal.log_file, records from 4096
     snapshot-<index>-<sha256>      the whole state (snapshot_file.py); the newest two are kept
-    received-<index>-<sha256>      the same, from another node: when the log says so (BASE) it counts and is renamed
-    *.tmp                          unfinished work of a process that died: removed at start, never read
-    sync-failed                    a sync failed here; the next start says so
+    received-<index>-<sha256>      the same, from another node: in force, and renamed, when the log has its BASE record
+    *.tmp                          unfinished files of a process that crashed: removed at start, never read
+    sync-failed                    a sync failed in the last run; the next start reports it
 Beside the directory lies its mark (watermark.py).
 
 A RECORD is one write of the node: kind DATA, LSN one more than the record before it. Its sections, in this order:
     kind 66 IDENTITY   u64 node_id | 16 bytes cluster_id | u16 size | ConfState of the newest snapshot (or the first)
     kind 64 STATE      u64 term | u64 vote | u64 commit
-    kind 67 BASE       u64 index | u64 term | 32 bytes SHA-256: the log goes on behind this snapshot of another node
-    kind 68 PROMISES   what other nodes have confirmed, as far as this one has heard (ADR 45). OPTIONAL. For each
+    kind 67 BASE       u64 index | u64 term | 32 bytes SHA-256: the log continues behind this snapshot of another node
+    kind 68 PROMISES   what other nodes have confirmed, as far as this node knows (ADR 45). OPTIONAL. For each
                        u64 node_id | u64 term | u64 index
     kind 65 ENTRIES    base_offset: index of the first; rows: how many; per entry u32 size | eraftpb Entry
-    The first record of a file has IDENTITY, STATE and PROMISES, whatever else it has: older files may go. Later ones
+    The first record of a file has IDENTITY, STATE and PROMISES, because older files may be removed. Later ones
     have STATE when term or vote changed, PROMISES when they did, and IDENTITY when the node found or founded its
     cluster (before that: zeros, no conf).
-    The commit index is never a reason to write (A7, rule 4).
-    An unknown kind without the OPTIONAL flag stops the start. The numbers are none of the WAL's, which would stop too.
+    The commit index is never a reason to write (node.py, rule 4).
+    An unknown kind without the OPTIONAL flag stops the start. The WAL's numbers are others, so its files stop it, too.
 
 WHAT COUNTS
     The last STATE, the last PROMISES. Of entries with one index the last one: a record whose first index is not the
@@ -32,8 +32,8 @@ WHAT COUNTS
 
 FILES
     All of its space is written and synced before a file gets its name. When a record does not fit: sync, seal the file,
-    sync, then the first record of the next one. A failed write or sync stops the node; nothing is taken back.
-    A file goes when it is sealed and both kept snapshots cover all its entries, oldest first.
+    sync, then the first record of the next one. A failed write or sync stops the node; nothing is rolled back.
+    A file is removed when it is sealed and both kept snapshots cover all its entries, oldest first.
 
 A START
     loads the newest good snapshot, walks all files, and judges the first record that is not good by the rule of
@@ -67,7 +67,9 @@ NO_CLUSTER: Final = bytes(16)
 ENTRY_OVERHEAD_BYTES: Final = 40  # size, type, term, index and length of an entry around its data, at their longest
 
 
-class SectionKind(IntEnum):
+class MetadataSectionKind(IntEnum):
+    """The kinds of sections in the metadata log; numbers are never reused."""
+
     STATE = 64
     ENTRIES = 65
     IDENTITY = 66
@@ -84,6 +86,8 @@ class Promise(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
+    """The node and the cluster that a log belongs to, and the members at its newest snapshot."""
+
     node_id: int
     cluster_id: bytes
     conf: bytes
@@ -120,25 +124,28 @@ class LogRecord:
 
 
 def sections(record: LogRecord) -> list[wire.RecordSection]:
+    """The sections of a record, in the order of the format."""
     encoded = []
     if record.identity is not None:
         identity = record.identity
         encoded.append(
             _section(
-                SectionKind.IDENTITY,
+                MetadataSectionKind.IDENTITY,
                 _IDENTITY.pack(identity.node_id, identity.cluster_id, len(identity.conf)) + identity.conf,
             )
         )
     if record.state is not None:
-        encoded.append(_section(SectionKind.STATE, _STATE.pack(*record.state)))
+        encoded.append(_section(MetadataSectionKind.STATE, _STATE.pack(*record.state)))
     if record.base is not None:
-        encoded.append(_section(SectionKind.BASE, _BASE.pack(record.base.index, record.base.term, record.base.digest)))
+        encoded.append(
+            _section(MetadataSectionKind.BASE, _BASE.pack(record.base.index, record.base.term, record.base.digest))
+        )
     if record.promises:
         body = b"".join(_PROMISE.pack(node_id, *promise) for node_id, promise in record.promises.items())
-        encoded.append(_section(SectionKind.PROMISES, body, flags=wire.OPTIONAL))
+        encoded.append(_section(MetadataSectionKind.PROMISES, body, flags=wire.OPTIONAL))
     if record.entries:
         parts = [part for entry in record.entries for part in (_SIZE.pack(len(entry)), entry)]
-        encoded.append(_section(SectionKind.ENTRIES, b"".join(parts), record.first_index, len(record.entries)))
+        encoded.append(_section(MetadataSectionKind.ENTRIES, b"".join(parts), record.first_index, len(record.entries)))
     return encoded
 
 
@@ -165,29 +172,29 @@ def decode_record(data: bytes, at: int, position: int, section_count: int) -> Lo
 def _decode_section(record: LogRecord, entry: wire.SectionEntry, body: bytes) -> None:
     try:
         match entry.kind:
-            case SectionKind.IDENTITY:
+            case MetadataSectionKind.IDENTITY:
                 record.identity = _decode_identity(body)
-            case SectionKind.STATE:
+            case MetadataSectionKind.STATE:
                 record.state = HardState(*_STATE.unpack(body))
-            case SectionKind.BASE:
+            case MetadataSectionKind.BASE:
                 record.base = Base(*_BASE.unpack(body))
-            case SectionKind.PROMISES:
+            case MetadataSectionKind.PROMISES:
                 record.promises = {node: Promise(term, index) for node, term, index in _PROMISE.iter_unpack(body)}
-            case SectionKind.ENTRIES:
+            case MetadataSectionKind.ENTRIES:
                 record.first_index, record.entries = entry.base_offset, _decode_entries(body, entry.rows)
             case kind if not entry.flags & wire.OPTIONAL:
                 raise errors.FormatUnknown(
-                    f"a section of kind {kind} is in the metadata log",
+                    f"the metadata log has a section of unknown kind {kind}",
                     hint="use the version of Icestream that wrote it",
                 )
     except struct.error as error:
-        raise errors.DecodeError(f"a section of the metadata log does not add up: {error}") from None
+        raise errors.DecodeError(f"malformed section in the metadata log: {error}") from None
 
 
 def _decode_identity(body: bytes) -> Identity:
     node_id, cluster_id, size = _IDENTITY.unpack_from(body)
     if _IDENTITY.size + size != len(body):
-        raise errors.DecodeError("the identity in the metadata log does not add up")
+        raise errors.DecodeError("malformed identity in the metadata log: wrong length")
     return Identity(node_id, cluster_id, body[_IDENTITY.size :])
 
 
@@ -200,5 +207,5 @@ def _decode_entries(body: bytes, count: int) -> list[bytes]:
         entries.append(body[at : at + size])
         at += size
     if at != len(body) or len(entries) != count:
-        raise errors.DecodeError("the entries of a record do not add up")
+        raise errors.DecodeError(f"malformed entries in the metadata log: {len(entries)} of {count} decoded")
     return entries

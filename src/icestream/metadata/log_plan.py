@@ -1,15 +1,15 @@
-"""Where the next record of the metadata log goes, without any I/O: entries in, writes out; completions in.
+"""Plans where the next record of the metadata log goes, without I/O: entries in, writes out; completions in.
 
-    append(entries, …)       plans one record, in the present file or, when it does not fit, in the next one, after the
-                             seal of the present
-    take_writes()            the planned writes. They must be carried out in this order
+    append(entries, …)       plans one record, in the present file or, if it does not fit, in the next one, after the
+                             seal of the present one
+    take_writes()            the planned writes. They must be performed in this order
     synced(ticket)           everything up to this ticket is on disk
     file_ready(…)            the next file is prepared
 
-Invariants: LSNs have no hole; a file's first record carries identity, state and promises; nothing is planned for a
-file before the seal of the one before it; a file never grows beyond its capacity. A file may go only when the present
-one holds a synced record: else nothing would tell term and vote; and never the one with the last entry that the newest
-snapshot covers, unless a later one follows: it is the proof that nothing behind the snapshot is missing.
+Invariants: LSNs have no hole; a file's first record carries identity, state and promises; nothing is planned for a file
+before the seal of the one before it; a file never grows beyond its capacity. A file may be removed only when the
+present one has a synced record, because that record carries term and vote; and never the file with the last entry that
+the newest snapshot covers, unless a later one has entries: it proves that nothing behind the snapshot is missing.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class LogFile(NamedTuple):
 
 @dataclass(slots=True)
 class OpenFile:
+    """The file that gets records, and how far it is filled."""
+
     number: int
     capacity: int
     position: int = wire.RECORDS_START
@@ -57,6 +59,8 @@ class OpenFile:
 
 
 class LogPlan:
+    """The plan of one metadata log."""
+
     def __init__(
         self, identity: Identity, state: HardState, lsn: int, promises: dict[int, Promise] | None = None
     ) -> None:
@@ -73,6 +77,7 @@ class LogPlan:
         self._sealing: deque[tuple[int, LogFile]] = deque()
 
     def file_ready(self, number: int, capacity: int) -> None:
+        """Takes over a prepared file, as the active one if there is none."""
         assert self.next_file is None
         self.next_file = OpenFile(number, capacity)
         if self.file is None:
@@ -106,7 +111,10 @@ class LogPlan:
         commit: int = 0,
         promises: dict[int, Promise] | None = None,
     ) -> int:
-        """The ticket whose sync makes them durable. There must be room. `commit`: the index is written for its sake."""
+        """Plans one record and returns the ticket whose sync makes it durable. There must be room.
+
+        `commit`: writes the commit index, too; it is not written otherwise.
+        """
         record = LogRecord(
             base=base,
             entries=[entry for _, entry in entries],
@@ -116,6 +124,7 @@ class LogPlan:
         if promises is not None:
             self.promises = promises
         if state is not None:
+            # Only for a new term or vote. A commit index that moved alone is not worth a record (node.py, rule 4).
             record.state = state if state[:2] != self._state[:2] else None
             self._state = state
         if commit:
@@ -128,6 +137,7 @@ class LogPlan:
         sections = self._sections(record, is_first=not file.first_lsn)
         if record_bytes(sections) > file.room:
             file = self._rotate()
+            # Encoded again: the first record of a file also carries identity, state and promises.
             sections = self._sections(record, is_first=True)
         self.lsn += 1
         file.first_lsn = file.first_lsn or self.lsn
@@ -170,6 +180,7 @@ class LogPlan:
         return self._ticket
 
     def take_writes(self) -> list[PlannedWrite]:
+        """Returns the writes planned since the last call."""
         writes, self._writes = self._writes, []
         return writes
 
@@ -191,7 +202,7 @@ class LogPlan:
         return not (self._writes or self._unsynced or self._sealing)
 
     def coverable(self, files: Sequence[LogFile], covered: int, newest: int) -> list[LogFile]:
-        """The oldest files that are not needed when every entry up to `covered` is in both kept snapshots."""
+        """The oldest files that are not needed if every entry up to `covered` is in both kept snapshots."""
         if self.file is None or not 0 < self.file.first_lsn <= self.synced_lsn:
             return []
         covered_files = []
@@ -200,6 +211,7 @@ class LogPlan:
                 break
             covered_files.append(file)
         last_indexes = [file.last_index for file in files[len(covered_files) :]]
+        # One file with an entry at or behind the newest snapshot stays as the proof that the log has reached it.
         if max([self.file.synced_index, *last_indexes]) < newest:
             return covered_files[:-1]
         return covered_files

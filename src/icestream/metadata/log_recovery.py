@@ -1,12 +1,13 @@
-"""Opens a metadata log that may have ended in any way. The rules are in log_format.py.
+"""Opens a metadata log after any kind of stop. The rules are in log_format.py.
 
-    look        files, seals and snapshots; nothing changed
-    walk        every record of every file, in the order of LSNs: hard state and entries
-    judge       the first record that is not good: tail or damage (hazard 5)
-    settle      only now the directory changes: the unsealed file is copied into a fresh one and synced (hazard 6)
+    survey      lists files, seals and snapshots; changes nothing
+    walk        reads every record of every file, in LSN order: hard state and entries
+    classify    the first record that is not good: tail or damage (hazard 5)
+    settle      only now changes the directory: copies the unsealed file into a fresh one and syncs it (hazard 6)
 
-A start that finds damage raises LogDamaged before anything is changed. A crash anywhere in `settle` leaves a directory
-from which the same recovery gives the same result. Blocking: runs off the loop.
+Damage raises LogDamaged before anything is changed. A crash anywhere in `settle` leaves a directory from which the same
+recovery gives the same result. Blocking: runs off the loop. wal/recovery.py has the same steps for the message log,
+whose records mean something else; the scanner and the survey are shared.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ from icestream.runtime.clock import Clock
 from icestream.runtime.files import Directory
 from icestream.wal import format as wire
 from icestream.wal import log_file
+from icestream.wal.log_copy import with_generation
 from icestream.wal.log_file import FileHeader, Seal
-from icestream.wal.record_scan import decode_good_header, find_headers, scan_records
-from icestream.wal.rewrite import with_generation
+from icestream.wal.record_scan import RecordTuple, ScannedRecord, decode_good_header, find_headers, scan_records
 from icestream.wal.survey import Survey, SurveyedFile, survey
 
-ALONE_HINT = "nothing was changed; `icestream metadata repair` says what can be saved, and what would be lost"
+ALONE_HINT = "nothing was changed; `icestream metadata repair` shows what can be saved and what would be lost"
 MEMBER_HINT = (
-    "nothing was changed; a member of a cluster never goes on with a metadata log that forgot something, nor with one "
-    "from a backup: `icestream cluster rejoin` lets this node join anew, with its topics"
+    "nothing was changed; a member of a cluster must not continue with an outdated metadata log or one from a backup: "
+    "`icestream cluster rejoin` lets this node join anew, with its topics"
 )
 
 
@@ -62,6 +63,8 @@ class MetadataReport:
 
 @dataclass(slots=True)
 class RecoveredLog:
+    """Everything that opening the metadata store needs after recovery."""
+
     log_id: bytes
     identity: Identity | None  # None: a new log
     state: HardState
@@ -73,16 +76,16 @@ class RecoveredLog:
     next_number: int
     report: MetadataReport
     promises: dict[int, Promise] = field(default_factory=dict)  # of other nodes
-    knows_others: bool = False  # its log is that of a node with others, or of one that has had some
+    knows_others: bool = False  # the node has, or had, peers
 
 
 @dataclass(slots=True)
-class _Tail:
+class _UnsealedFile:
     """The unsealed file: its valid records, to be copied."""
 
     file: SurveyedFile
     data: bytes
-    records: list[tuple[int, int, int, int, int, int, int, int]]
+    records: list[RecordTuple]
     last_index: int
 
 
@@ -112,9 +115,9 @@ class Walk:
         self.lsn = 0
         self.files: list[LogFile] = []
         self.empty: list[SurveyedFile] = []
-        self.tail: _Tail | None = None
+        self.tail: _UnsealedFile | None = None
         self._walked_number = -1  # of the last file without damage
-        self.received: StoredSnapshot | None = None  # of another node, and it counts
+        self.received: StoredSnapshot | None = None  # of another node, with a BASE record in the log
 
     @property
     def knows_others(self) -> bool:
@@ -134,6 +137,7 @@ class Walk:
         return MEMBER_HINT if has_others else ALONE_HINT
 
     def run(self) -> None:
+        """Reads all files. Raises LogDamaged, LogOutdated."""
         if self._survey.bad_headers:
             name, why = self._survey.bad_headers[0]
             raise errors.LogDamaged(
@@ -146,15 +150,16 @@ class Walk:
 
     @property
     def newest_snapshot(self) -> StoredSnapshot | None:
+        """The snapshot behind which `entries` continue; None if there is none."""
         return self.received or (self._snapshots.good[0] if self._snapshots.good else None)
 
     @property
     def joins_snapshot(self) -> bool:
-        """The entries that were gathered begin right behind the newest snapshot, or at the first entry of all."""
+        """Whether the collected entries begin right behind the newest snapshot, or with the first entry of all."""
         return 0 < self.first_index <= self._covered + 1
 
     def take_prefix(self) -> None:
-        """For a repair, after `run` reported damage: the content of the damaged file before it."""
+        """Collects the records of a damaged file before the damage; for a repair, after `run` has raised."""
         file = next((surveyed for surveyed in self._survey.files if surveyed.number > self._walked_number), None)
         if file is None:
             return
@@ -167,6 +172,7 @@ class Walk:
             self.lsn = next_lsn - 1
 
     def _records_of(self, file: SurveyedFile) -> bytes:
+        """The bytes of a file from its first record on."""
         handle = self._directory.open(file.name)
         try:
             return handle.read_at(wire.RECORDS_START, max(file.size - wire.RECORDS_START, 0))
@@ -174,15 +180,16 @@ class Walk:
             handle.close()
 
     def _walk_file(self, file: SurveyedFile, later: Sequence[SurveyedFile]) -> None:
+        """Reads one file and classifies its end."""
         data = self._records_of(file)
         first = decode_good_header(data, 0, wire.RECORDS_START, file.number)
         begins = first.lsn if first else file.header.synced_through + 1
         expected = self.lsn + 1 if self.lsn else begins
         if file.size < file.header.file_bytes:
-            # it had all its space before its name: somebody cut it, and with it records that were synced
+            # All of its space was written before it got its name: it was truncated, and synced records with it.
             raise self._damage(file, file.size, expected, f"the file was {file.header.file_bytes} bytes long")
         if first and begins != expected:
-            raise self._damage(file, wire.RECORDS_START, expected, f"record {begins} stands there")
+            raise self._damage(file, wire.RECORDS_START, expected, f"record {begins} is there instead")
         if file.seal is not None:
             data = data[: max(file.seal.end_position - wire.RECORDS_START, 0)]
         records, end, next_lsn, _ = scan_records(data, wire.RECORDS_START, file.number, expected)
@@ -198,14 +205,14 @@ class Walk:
         last_index = self._take(data, records)
         self.lsn = next_lsn - 1
         if is_end:
-            self.tail = _Tail(file, data, records, last_index)
+            self.tail = _UnsealedFile(file, data, records, last_index)
         else:
             self.files.append(LogFile(file.number, last_index))
 
     def _judge(self, file: SurveyedFile, data: bytes, end: int, lsn: int, later: Sequence[SurveyedFile]) -> bool:
-        """Record `lsn` should stand at `end` and does not: damage when it is known to have been synced (hazard 5).
+        """Classifies the missing record `lsn` at `end`: damage if anything proves that it was synced (hazard 5).
 
-        True when the log ends here, False when it goes on in a later file and only the seal is missing.
+        Returns True if the log ends here, False if it continues in a later file and only the seal is missing.
         """
         begins = [first for first in map(self._begins_with, later) if first]
         if begins:
@@ -228,17 +235,19 @@ class Walk:
         return min((lsn for _, lsn, _ in headers), default=0)
 
     def _damage(self, file: SurveyedFile, position: int, lsn: int, evidence: str) -> errors.LogDamaged:
+        """The error for an unreadable record, with the evidence that it was synced."""
         return errors.LogDamaged(
             f"{self._directory.describe(file.name)} is damaged at position {position}: "
             f"record {lsn} cannot be read, and {evidence}",
             hint=self._hint,
         )
 
-    def _take(self, data: bytes, records: Sequence[tuple[int, ...]]) -> int:
+    def _take(self, data: bytes, records: Sequence[RecordTuple]) -> int:
         """Collects the content of records; returns the highest index."""
         highest = 0
         for scanned in records:
-            record = decode_record(data, scanned[0] - wire.RECORDS_START, scanned[0], scanned[7])
+            at = ScannedRecord(*scanned)
+            record = decode_record(data, at.position - wire.RECORDS_START, at.position, at.section_count)
             self.identity = record.identity or self.identity
             self.state = record.state or self.state
             self.promises = record.promises or self.promises
@@ -246,12 +255,13 @@ class Walk:
                 self._take_base(record.base)
                 highest = max(highest, record.base.index)
             if record.entries:
-                self._take_entries(record, scanned[1])
+                self._take_entries(record, at.lsn)
                 highest = max(highest, record.last_index)
         self.report.records += len(records)
         return highest
 
     def _take_entries(self, record: LogRecord, lsn: int) -> None:
+        """Adds the entries of a record; entries of the same index replace those of an older term."""
         first, entries = record.first_index, record.entries
         self.first_index = self.first_index or first
         if self.last_index and first > self.last_index + 1:
@@ -264,6 +274,7 @@ class Walk:
             self.entries.clear()
             return
         start = max(first, self._covered + 1)
+        # A new leader overwrites the uncommitted end of its predecessor's log.
         del self.entries[start - self._covered - 1 :]
         self.entries += entries[start - first :]
 
@@ -273,7 +284,7 @@ class Walk:
             self.received = self._snapshots.received.get((base.index, base.digest))
             if self.received is None:
                 raise errors.LogDamaged(
-                    f"the log in {self._directory.describe('')} goes on behind a snapshot of entry {base.index}, "
+                    f"the log in {self._directory.describe('')} continues behind a snapshot of entry {base.index}, "
                     "which is missing or damaged",
                     hint=self._hint,
                 )
@@ -289,7 +300,7 @@ class Walk:
             return
         if self._survey.log_id and self._survey.log_id != mark.log_id:
             raise errors.LogOutdated(
-                f"the metadata log in {where} is another one than the node used last: it was copied there",
+                f"the metadata log in {where} is not the one that this node used last: it was copied there",
                 hint=self._hint,
             )
         if self.lsn < mark.lsn:
@@ -318,11 +329,11 @@ class Walk:
             )
         if reached and not 0 < self.first_index <= self._covered + 1:
             raise errors.LogDamaged(
-                f"the log in {where} begins with entry {self.first_index}, and no good snapshot reaches it",
+                f"the log in {where} begins with entry {self.first_index}, and no valid snapshot reaches it",
                 hint=f"a snapshot is missing or damaged. {self._hint}",
             )
         if self.lsn and self.identity is None:
-            raise errors.LogDamaged(f"no record in {where} says whose log it is", hint=self._hint)
+            raise errors.LogDamaged(f"no record in {where} contains the identity of the node", hint=self._hint)
         self._check_mark()
 
 
@@ -330,8 +341,10 @@ class Walk:
 
 
 def recover(directory: Directory, clock: Clock, new_log_id: bytes, mark: Mark | None = None) -> RecoveredLog:
-    """Opens what is in the directory. `new_log_id`: for a log that does not exist yet. `mark`: how far it was
-    synced."""
+    """Recovers the log in the directory. Raises LogDamaged, LogOutdated.
+
+    `new_log_id`: the id of a log that does not exist yet. `mark`: how far the log was synced; None if that is unknown.
+    """
     surveyed = survey(directory)
     snapshots = find_snapshots(directory)
     report = MetadataReport(files=len(surveyed.files), sync_failed_before=surveyed.sync_failed)
@@ -358,7 +371,7 @@ def recover(directory: Directory, clock: Clock, new_log_id: bytes, mark: Mark | 
 
 def _settle(directory: Directory, clock: Clock, surveyed: Survey, walk: Walk, log_id: bytes) -> int:
     """Applies the decisions to the directory; returns the next file number. Safe to crash after each step."""
-    # first what only takes room: a full disk must be able to start
+    # Files that only take space are removed first: a full disk must be able to start.
     adopted = walk.received.name if walk.received else ""
     unused = [name for name in walk.received_names if name != adopted]
     for name in [*surveyed.unfinished, *surveyed.replaced, *(file.name for file in walk.empty), *unused]:
@@ -378,10 +391,10 @@ def _settle(directory: Directory, clock: Clock, surveyed: Survey, walk: Walk, lo
     return number
 
 
-def _write_copy(directory: Directory, header: FileHeader, tail: _Tail) -> None:
+def _write_copy(directory: Directory, header: FileHeader, tail: _UnsealedFile) -> None:
     """Copies the records into a new file with header and seal, syncs it, then renames it into place."""
     first, last = tail.records[0], tail.records[-1]
-    position = last[0] + last[6]
+    position = ScannedRecord(*last).end
     content = bytes(with_generation(tail.data[: position - wire.RECORDS_START], tail.records, header.number))
     seal = Seal(header.number, first[1], last[1], position, 0, 0)
     name = f"copy-{header.number:016d}.tmp"

@@ -1,7 +1,8 @@
-"""The metadata log on disk: the shell around log_plan.py. Files, sink, snapshots, and what may go.
+"""The metadata log on disk: the I/O shell around log_plan.py. Files, sink, snapshots, and the removal of old files.
 
-Appends are planned and handed to the sink, which has a thread of its own, not the one of the WAL (hazard 28). Making,
-naming and removing files is blocking work: it goes through `offload`, one piece at a time.
+Appends are planned and handed to the sink, which has a thread of its own, not the one of the WAL (hazard 28): a long
+sync of one log must not delay the other. Creating, renaming and removing files blocks: it goes through `offload`, one
+at a time.
 """
 
 from __future__ import annotations
@@ -41,11 +42,15 @@ from icestream.wal.sink import NativeSink, Sink, SinkProgress
 
 
 class LogMark(NamedTuple):
+    """The size of the log at one moment."""
+
     planned_bytes: int
     sealed_files: int
 
 
 class LogStore:
+    """The files and snapshots of one metadata log."""
+
     def __init__(
         self,
         directory: Directory,
@@ -58,7 +63,7 @@ class LogStore:
         watermark: Watermark | None = None,
     ) -> None:
         self._watermark = watermark or MemoryWatermark()
-        self.has_others = recovered.knows_others  # or has had some
+        self.has_others = recovered.knows_others  # the node has, or had, peers
         self._directory = directory
         self._clock = clock
         self._sink = sink
@@ -70,13 +75,13 @@ class LogStore:
         self.files: list[LogFile] = recovered.files  # oldest first
         self.snapshots: list[StoredSnapshot] = recovered.snapshots  # newest first
         self._streams = 0  # of snapshots that other nodes sent
-        self._held: Counter[str] = Counter()  # received files: by their streams, and by the log
-        self._needed: list[tuple[int, str]] = []  # those that the log names
+        self._held: Counter[str] = Counter()  # references to received files: of transfers, and of the log
+        self._needed: list[tuple[int, str]] = []  # received files that the log references: index and name
         self.preparing = False
         self.prepare_error: OSError | None = None
         self._handles: dict[int, File] = {}
         self._next_number = recovered.next_number
-        # what lies behind the newest snapshot since before the start counts too
+        # Entries behind the newest snapshot that are older than this run count, too.
         self._covered = LogMark(-sum(map(len, recovered.entries)), 0)
         self._sealed = sum(file.last_index > self.covered_index for file in self.files)
 
@@ -135,7 +140,7 @@ class LogStore:
 
     async def until_synced(self, ticket: int) -> None:
         """Writes and syncs planned records up to this ticket. Only before the node starts. Raises OSError."""
-        self.carry_out()
+        self.submit_writes()
         loop, news = asyncio.get_running_loop(), asyncio.Event()
         if self.fileno() >= 0:
             loop.add_reader(self.fileno(), news.set)
@@ -149,7 +154,7 @@ class LogStore:
             if self.fileno() >= 0:
                 loop.remove_reader(self.fileno())
 
-    def carry_out(self) -> bool:
+    def submit_writes(self) -> bool:
         """Submits the planned writes to the sink; True if it has completed some already."""
         writes = self.plan.take_writes()
         return bool(writes) and self._sink.submit(writes, self._handles)
@@ -161,7 +166,7 @@ class LogStore:
 
     @property
     def snapshot_bytes(self) -> int:
-        """Head of the newest snapshot."""
+        """The size of the newest snapshot's state; 0 if there is none."""
         return snapshot_of(self.snapshots[0].descriptor)[1] if self.snapshots else 0
 
     def progress(self) -> SinkProgress:
@@ -195,6 +200,7 @@ class LogStore:
 
     @property
     def covered_index(self) -> int:
+        """The last entry that the newest snapshot contains; 0 if there is none."""
         return self.snapshots[0].head.index if self.snapshots else 0
 
     def mark(self) -> LogMark:
@@ -212,6 +218,7 @@ class LogStore:
         return behind >= min(max(every_bytes, size), most)
 
     async def begin_snapshot(self, head: SnapshotHead) -> SnapshotWriter:
+        """Opens a file for a snapshot of the local state."""
         return await self._offload.run(lambda: SnapshotWriter(self._directory, head))
 
     def expect_traffic(self, is_expected: bool) -> None:
@@ -227,6 +234,8 @@ class LogStore:
         self.snapshots = [stored, *others][: limits.METADATA_SNAPSHOTS_KEPT]
         names = {snapshot.name for snapshot in self.snapshots}
         await self._offload.run(lambda: remove_others(self._directory, names))
+        # As in the WAL, two snapshots must cover a file before it is removed: an unreadable newest one costs time, not
+        # state.
         if len(self.snapshots) == limits.METADATA_SNAPSHOTS_KEPT:
             covered = self.plan.coverable(self.files, self.snapshots[-1].head.index, self.covered_index)
             await self._offload.run(lambda: self._remove(covered))
@@ -261,13 +270,15 @@ class LogStore:
 
     def _remove_received(self, names: Iterable[str]) -> None:
         for name in names:
-            with contextlib.suppress(FileNotFoundError):  # it was never whole
+            with contextlib.suppress(FileNotFoundError):  # it was never completed
                 self._directory.remove(name)
 
     async def give_up_received(self, writer: SnapshotWriter) -> None:
+        """Removes an unfinished received snapshot."""
         await self._offload.run(writer.give_up)
 
     async def add_received(self, writer: SnapshotWriter, data: bytes) -> None:
+        """Appends bytes to a received snapshot."""
         await self._offload.run(lambda: writer.add(data))
 
     async def open_snapshot_file(self, name: str) -> File:
@@ -302,7 +313,7 @@ class LogStore:
 
     def _remove(self, files: Sequence[LogFile]) -> None:
         for file in files:
-            with contextlib.suppress(FileNotFoundError):  # an earlier attempt failed behind it
+            with contextlib.suppress(FileNotFoundError):  # an earlier attempt removed it, then failed
                 self._directory.remove(log_file.log_name(file.number))
         self._directory.sync()
 

@@ -1,20 +1,21 @@
 """The metadata store of a node: the state machine behind its own durable log.
 
-Reads are answered from the applied state. For a node on its own that is linearizable as it is: commands are applied and
-answered in one order on one loop, what is answered is applied, and what is applied is synced. With others a read first
-asks for the read index (node.read), unless the caller is content with less:
+Reads are answered from the applied state. For a node without peers that is linearizable as it is: commands are applied
+and answered in one order on one loop, an answered command is applied, and an applied one is synced. With peers a read
+first requests the read index (node.read), unless the caller accepts less:
 
-    LINEARIZABLE   everything that was answered anywhere before the read began
-    SESSION        everything that was answered here: a write counts as answered when the state here has it
-    STALE          what is here, however old; no hop to anybody
+    LINEARIZABLE   everything that was acknowledged anywhere before the read began
+    SESSION        everything that was acknowledged here: a write is acknowledged when the local state has it
+    STALE          the local state, however old; no message to another node
 
-Commands go to whoever leads (routing.py), who stamps the time. Only the leader lets keys expire, and knows until when
-leases are kept (leases.py).
+Commands go to the leader (routing.py), which stamps the time. Only the leader lets keys expire and knows the end of
+leases (leases.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from icestream import errors, limits
@@ -22,12 +23,11 @@ from icestream.metadata import command as cmd
 from icestream.metadata.bounds import refusal, refused_identity
 from icestream.metadata.entry import Entry
 from icestream.metadata.expiry import Expiry
-from icestream.metadata.leadership import Leadership
 from icestream.metadata.leases import Leases
 from icestream.metadata.log_format import Identity
 from icestream.metadata.log_recovery import MetadataReport
 from icestream.metadata.node import Node
-from icestream.metadata.proposals import Answer
+from icestream.metadata.proposals import AnswerFuture
 from icestream.metadata.routing import Forward, ForwardRenewal, Routing
 from icestream.metadata.snapshot_task import SnapshotTask
 from icestream.metadata.store import Consistency, Entries, MetadataStore
@@ -38,8 +38,53 @@ from icestream.runtime.files import Directory, File
 from icestream.runtime.tasks import Offload
 
 
+class Leadership:
+    """The leadership handle of seed 004: which node leads, without other details of consensus."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    @property
+    def is_leader(self) -> bool:
+        """True if this node is the leader and has applied everything of former leaders."""
+        return self._node.leads
+
+    @property
+    def leader(self) -> int:
+        """The id of the leader as far as this node knows, 0 if there is none."""
+        return self._node.leader
+
+    @property
+    def term(self) -> int:
+        return self._node.status()["term"]
+
+    async def until_leader(self) -> None:
+        """Waits until this node is the leader."""
+        await self._node.until(lambda: self._node.leads)
+
+    async def hand_over(self, to: int = 0) -> None:
+        """Transfers leadership to voter `to`, by default to the most advanced one, without waiting for an election.
+
+        Returns without an error if leadership does not move: the caller looks at `is_leader`.
+        """
+        node = self._node
+        target = to or self._most_advanced_voter()
+        if not node.leads or not target or target == node.id:
+            return
+        node.transfer(target)
+        with contextlib.suppress(errors.IcestreamError):
+            await node.until(lambda: not node.leads, limits.METADATA_CLOSE_SECONDS_MAX)
+
+    def _most_advanced_voter(self) -> int:
+        progress, voters = self._node.status()["progress"], self._node.members.voters
+        others = [
+            (match, node_id) for node_id, (match, _, is_active) in progress.items() if is_active and node_id in voters
+        ]
+        return max([other for other in others if other[1] != self._node.id], default=(0, 0))[1]
+
+
 class NodeStore(MetadataStore):
-    """Open one with `icestream.metadata.open.open_metadata`."""
+    """The metadata store in a broker process. `icestream.metadata.open.open_metadata` opens it."""
 
     def __init__(
         self,
@@ -48,27 +93,30 @@ class NodeStore(MetadataStore):
         clock: Clock,
         identity: Identity,
         report: MetadataReport,
-        held: tuple[Offload, File, Directory],
+        resources: tuple[Offload, File, Directory],
         name: bytes,
     ) -> None:
+        """`resources`: the thread, the lock and the directory of the log, closed with the store. `name`: the token
+        of the client ids under which this node sends commands to the leader, new at each start."""
         self.node = node
         self.leadership = Leadership(node)
         self.snapshots = snapshots
         self.identity = identity
         self.report = report
-        self.forward: Forward = _nobody
-        self.forward_renewal: ForwardRenewal = _nobody_renews
-        self.before_close: Callable[[], Awaitable[None]] = _nothing
-        self.after_close: Callable[[], Awaitable[None]] = _nothing
+        # Set by the cluster of this node (cluster/cluster_node.py); a node without peers keeps the defaults.
+        self.forward: Forward = _no_route
+        self.forward_renewal: ForwardRenewal = _no_renewal_route
+        self.before_close: Callable[[], Awaitable[None]] = _do_nothing
+        self.after_close: Callable[[], Awaitable[None]] = _do_nothing
         self._clock = clock
-        self._held = held
+        self._resources = resources
         self._routing = Routing(node, clock, name, self)
         self._time: StoreTime | None = None
         self._leases: Leases | None = None
         self._expiry: Expiry | None = None
         self._expiring: asyncio.Task[None] | None = None
         self._closed = False
-        self.proposal_seconds = 0.0  # what a command takes, smoothed
+        self.proposal_seconds = 0.0  # moving average of the time that a command takes
         node.on_applied = self._applied
         node.on_leading = self._lead
         node.request_snapshot = snapshots.request
@@ -101,15 +149,15 @@ class NodeStore(MetadataStore):
                 return await self.propose(command, client, sequence)
             return await self._routing.submit(command, client, sequence)
         finally:
-            took_seconds = (self._clock.monotonic_ns() - begun_ns) / 1e9
-            self.proposal_seconds += (took_seconds - self.proposal_seconds) / limits.METADATA_SMOOTHED_OVER
+            elapsed_seconds = (self._clock.monotonic_ns() - begun_ns) / 1e9
+            self.proposal_seconds += (elapsed_seconds - self.proposal_seconds) / limits.METADATA_SMOOTHED_OVER
 
     async def propose(self, command: cmd.Command, client: bytes = b"", sequence: int = 0) -> cmd.Answer:
         """Proposes on this node only. Raises NotReady if it is not the leader."""
         return await self.begin(command, client, sequence)
 
-    def begin(self, command: cmd.Command, client: bytes = b"", sequence: int = 0) -> Answer:
-        """The same; the answer comes later."""
+    def begin(self, command: cmd.Command, client: bytes = b"", sequence: int = 0) -> AnswerFuture:
+        """Like `propose`, but returns the future of the answer."""
         if self._time is None:
             raise errors.NotReady("this node is not the leader", hint="send the request to the leader")
         envelope = cmd.Envelope(cmd.VERSION, client, sequence, self._time.now_ms(), command)
@@ -127,15 +175,19 @@ class NodeStore(MetadataStore):
         if leases is None:
             raise errors.NotReady("this node is not the leader", hint="send the request to the leader")
         is_noted = leases.renew(key, revision)
-        await self._until_current(Consistency.LINEARIZABLE)  # it led when that was noted
+        # A linearizable read proves that this node still led after the renewal was noted (leases.py).
+        await self._wait_current(Consistency.LINEARIZABLE)
         if self._leases is not leases:
             raise errors.NotReady("leadership was lost during the call", hint="the call is retried automatically")
         return is_noted and leases.is_held(key, revision)
 
-    # --- the lead ---
+    # --- leadership ---
 
     def _lead(self, leads: bool) -> None:
-        """The time of a leader: only now the highest stamp of the log is known."""
+        """Creates or drops what only a leader has: its time, the ends of leases, the expiry task.
+
+        Called when leadership changes; only then the highest time stamp of the log is known.
+        """
         if self._expiring is not None:
             self._expiring.cancel()
         self._time = self._leases = self._expiry = self._expiring = None
@@ -144,19 +196,22 @@ class NodeStore(MetadataStore):
             if self.node.is_alone or not stamp_ms:
                 self._time = StoreTime.from_wall(self._clock, stamp_ms)
             else:
-                self._time = StoreTime.going_on(self._clock, stamp_ms, self.node.applied_ns)
+                self._time = StoreTime.continued(self._clock, stamp_ms, self.node.applied_ns)
             self._leases = Leases(self.node.machine, self._time)
 
     def _applied(self) -> None:
-        """After each slice of applied commands."""
+        """Called after each slice of applied commands.
+
+        Starts or wakes the expiry task, and checks whether a snapshot is due.
+        """
         if self._expiry is not None:
-            self._expiry.look()
+            self._expiry.check()
         elif self._time is not None and self._leases is not None and self._have_deadlines():
             self._expiry = Expiry(
                 self.node.machine, self._clock, self._time, self._leases, self.propose, self._has_others
             )
             self._expiring = self.node.tasks.start(self._expiry.run(), "metadata-expiry")
-        self.snapshots.look()
+        self.snapshots.check()
 
     def _has_others(self) -> bool:
         return self.node.members.has_others
@@ -167,7 +222,7 @@ class NodeStore(MetadataStore):
     # --- reads ---
 
     async def get(self, key: str, consistency: Consistency = Consistency.LINEARIZABLE) -> Entry | None:
-        await self._until_current(consistency)
+        await self._wait_current(consistency)
         return self.node.machine.get(key)
 
     async def list(
@@ -177,45 +232,44 @@ class NodeStore(MetadataStore):
         limit: int = limits.METADATA_LIST_MAX,
         consistency: Consistency = Consistency.LINEARIZABLE,
     ) -> Entries:
-        await self._until_current(consistency)
+        await self._wait_current(consistency)
         return self.node.machine.page(prefix, after, min(limit, limits.METADATA_LIST_MAX))
 
-    async def _until_current(self, consistency: Consistency) -> None:
+    async def _wait_current(self, consistency: Consistency) -> None:
+        """Waits until the local state satisfies the consistency of a read."""
         self.node.check_serving()
         if consistency is Consistency.LINEARIZABLE and not self.node.is_alone:
             await self.node.read()
-
-    async def until_revision(self, revision: int) -> None:
-        self.node.check_serving()
-        await self.node.until(lambda: self.node.machine.revision >= revision)
 
     def watch(self, prefix: str, after: int) -> AsyncIterator[Changes | Resync]:
         self.node.check_serving()
         return self.node.hub.watch(prefix, after)
 
     async def revision(self) -> int:
-        await self._until_current(Consistency.LINEARIZABLE)
+        await self._wait_current(Consistency.LINEARIZABLE)
         return self.node.machine.revision
 
     async def close(self) -> None:
-        """Finishes what was taken, then the log, the thread, the lock."""
+        """Finishes accepted commands, then closes the log, the thread and the lock."""
         if self._closed:
             return
         self._closed = True
         await self.before_close()
         await self.node.close()
         await self.after_close()
-        for resource in self._held:
+        for resource in self._resources:
             resource.close()
 
 
-async def _nothing() -> None:
-    """There is nobody to take leave of."""
+async def _do_nothing() -> None:
+    """The default of `before_close` and `after_close`."""
 
 
-async def _nobody(leader: int, envelope: bytes) -> cmd.Answer:
+async def _no_route(leader: int, envelope: bytes) -> cmd.Answer:
+    """The default of `forward`: a node without peers has no route to another node."""
     raise errors.ConnectionLost(f"node {leader:x} cannot be reached from here")
 
 
-async def _nobody_renews(leader: int, key: str, revision: int) -> bool:
+async def _no_renewal_route(leader: int, key: str, revision: int) -> bool:
+    """The default of `forward_renewal`."""
     raise errors.ConnectionLost(f"node {leader:x} cannot be reached from here")

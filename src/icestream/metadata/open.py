@@ -33,7 +33,9 @@ HEARTBEAT_TICKS = 1
 
 @dataclass(frozen=True, slots=True)
 class MetadataOptions:
-    node_id: int = 1  # of a new log; later the log knows it
+    """The options of one metadata store."""
+
+    node_id: int = 1  # of a new log; an existing log contains it
     log_file_bytes: int = limits.METADATA_LOG_FILE_BYTES
     snapshot_every_bytes: int = limits.METADATA_SNAPSHOT_EVERY_BYTES_MIN
     snapshot_every_entries: int = 0  # 0: by size alone
@@ -41,7 +43,7 @@ class MetadataOptions:
 
     @property
     def command_bytes_max(self) -> int:
-        """What fits a record that stands alone in a file."""
+        """The largest command that fits a file with one record."""
         room = self.log_file_bytes - RECORDS_START - 2 * RECORD_OVERHEAD_BYTES
         return min(room, limits.METADATA_COMMAND_BYTES_MAX)
 
@@ -56,7 +58,7 @@ class OpenedMetadata:
         clock: Clock,
         randomness: Randomness,
         options: MetadataOptions,
-        held: tuple[Offload, File, Directory],
+        resources: tuple[Offload, File, Directory],
     ) -> None:
         self.identity = recovered.identity
         self.log = log
@@ -64,36 +66,39 @@ class OpenedMetadata:
         self._clock = clock
         self._randomness = randomness
         self._options = options
-        self._held = held
+        self._resources = resources
 
     @property
     def knows_others(self) -> bool:
-        """Its log is that of a node with others, or of one that has had some."""
+        """Whether the log belongs to a node that has, or had, peers."""
         return self._recovered.knows_others
 
     @property
     def known_members(self) -> frozenset[int]:
-        """Ids of the nodes that its snapshot and the changes it has acted on name."""
+        """The ids of the nodes in its snapshot and in the changes of members that it has applied."""
         confs = [b"" if self.identity is None else self.identity.conf]
         confs += [snapshot.head.conf for snapshot in self._recovered.snapshots[:1]]
         memberships = [eraftpb.decode_conf(conf) for conf in confs if conf]
         return frozenset(node for membership in memberships for node in (*membership.voters, *membership.learners))
 
     async def identify(self, identity: Identity) -> None:
-        """Whose log this is, synced."""
+        """Writes the identity of the log, and syncs it."""
         await self.log.identify(identity)
         self.identity = identity
 
     @property
     def recovered(self) -> RecoveredLog:
-        """What the start found."""
+        """The result of recovery."""
         return self._recovered
 
     def start(
         self, core_factory: CoreFactory, forced_conf: bytes | None = None, *, takes_part: bool = True
     ) -> NodeStore:
-        """`forced_conf`: who is a member, whatever the log says (cluster/force_new_cluster.py). `takes_part`: False for
-        a node that asks the others first (`node.take_part`)."""
+        """Starts the node.
+
+        `forced_conf`: the members, whatever the log says (cluster/force_new_cluster.py). `takes_part`: False for a node
+        that must ask its peers first (`node.take_part`).
+        """
         identity, recovered = self.identity, self._recovered
         assert identity is not None
         conf = forced_conf or (recovered.snapshots[0].head.conf if recovered.snapshots else identity.conf)
@@ -103,20 +108,20 @@ class OpenedMetadata:
         node.takes_part = takes_part
         options = self._options
         every = Every(options.snapshot_every_bytes, options.snapshot_every_entries)
-        snapshots = SnapshotTask(node, core, self.log, self._held[0], self._clock, every)
-        store = NodeStore(node, snapshots, self._clock, identity, recovered.report, self._held, name)
+        snapshots = SnapshotTask(node, core, self.log, self._resources[0], self._clock, every)
+        store = NodeStore(node, snapshots, self._clock, identity, recovered.report, self._resources, name)
         node.start()
         return store
 
     async def close(self) -> None:
-        """Without having started."""
+        """Closes a store that was not started."""
         await self.log.close()
-        for resource in self._held:
+        for resource in self._resources:
             resource.close()
 
 
 async def open_metadata(path: Path, clock: Clock | None = None, options: MetadataOptions | None = None) -> NodeStore:
-    """The store in `path`, made when it is not there. Wait for `ready()` before it is used."""
+    """Opens the store in `path`; creates it if it does not exist. Wait for `ready()` before it is used."""
     opened = await open_directory(path, clock, options or MetadataOptions(node_id=new_node_id(SystemRandomness())))
     return await start_alone(opened, options or MetadataOptions(), SystemRandomness(), SoloCore)
 
@@ -124,8 +129,10 @@ async def open_metadata(path: Path, clock: Clock | None = None, options: Metadat
 async def open_directory(
     path: Path, clock: Clock | None, options: MetadataOptions, *, checks_mark: bool = True
 ) -> OpenedMetadata:
-    """`checks_mark`: False opens a log that ends before its mark too; the mark then follows this log. Raises
-    LogOutdated, LogDamaged, LogLocked."""
+    """Locks and recovers the store in `path`. Raises LogOutdated, LogDamaged, LogLocked.
+
+    `checks_mark`: False also opens a log that ends before its mark; the mark then follows this log.
+    """
     clock = clock or SystemClock()
     sink: Sink = NativeSink(clock, options.inline_sync_below_us) if native else InlineSink()
     return await open_on(
@@ -180,7 +187,7 @@ async def open_on(
     *,
     checks_mark: bool = True,
 ) -> OpenedMetadata:
-    """`open_watermark` is called after the directory is locked."""
+    """`open_directory` with its dependencies as parameters. `open_watermark` is called after the lock is taken."""
     lock = directory.lock(LOCK_NAME)
     offload = threads("metadata-files")
     watermark: Watermark | None = None
@@ -208,6 +215,7 @@ async def open_on(
 
 
 def new_identity(node_id: int, cluster_id: bytes) -> Identity:
+    """The identity of a new cluster with one node."""
     return Identity(node_id, cluster_id, eraftpb.encode_conf(Membership((node_id,))))
 
 
@@ -217,7 +225,7 @@ def new_node_id(randomness: Randomness) -> int:
 
 
 def make_core(recovered: RecoveredLog, node_id: int, conf: bytes, core_factory: CoreFactory) -> Core:
-    """Clamps the commit index: not older than the snapshot, at most the end of the log (trap 13)."""
+    """Creates the core with a commit index between the snapshot and the end of the log (trap 13)."""
     index, snapshot = 0, None
     if recovered.snapshots:
         newest = recovered.snapshots[0]
@@ -225,6 +233,7 @@ def make_core(recovered: RecoveredLog, node_id: int, conf: bytes, core_factory: 
         snapshot = eraftpb.encode_snapshot(SnapshotParts(index, newest.head.term, conf, newest.descriptor))
     last = index + len(recovered.entries)
     term, vote, commit = recovered.state
+    # The stored commit index may be older than the snapshot, and newer than the log after an unsynced tail was cut off.
     state = HardState(term, vote, min(max(commit, index), last))
     return core_factory(
         node_id, limits.METADATA_ELECTION_TICKS, HEARTBEAT_TICKS, state, conf, recovered.entries, snapshot, index
@@ -232,6 +241,7 @@ def make_core(recovered: RecoveredLog, node_id: int, conf: bytes, core_factory: 
 
 
 def _cannot_open(directory: Directory, error: OSError) -> errors.IcestreamError:
+    """The error for an OSError during the start."""
     where = directory.describe("")
     if error.errno in (ENOSPC, EDQUOT):
         return errors.DiskFull(f"the metadata store in {where} needs room to start: {error}", hint="free disk space")

@@ -1,7 +1,7 @@
-"""The changes of one command, laid over the map: nothing is touched before all of it is known to be allowed.
+"""The changes of one command over the map: nothing is changed before all of it is known to be allowed.
 
-Operations of a transaction see those before them. What counts in the end is one change for each key, from what it was
-to what it is: one that was made and deleted again in the same command never was.
+Operations of a transaction see those before them. The result is one change for each key, from its old entry to its new
+one: a key that was created and deleted by the same command leaves no trace.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from icestream.metadata.ordered_map import OrderedMap
 
 
 class Plan:
+    """Collects the changes of one command."""
+
     __slots__ = (
         "_entries",
         "_revision",
@@ -37,10 +39,11 @@ class Plan:
         self.grown_bytes = 0
         self.grown_leases = 0
         self.deleted = 0
-        self.more = False  # keys below a prefix were left because one command deletes no more
+        self.more = False  # keys with the prefix are left: one command deletes a bounded number
 
     def add(self, operation: cmd.Operation) -> None:
-        if type(operation) is cmd.Put:  # the most frequent one, the short way
+        """Adds an operation."""
+        if type(operation) is cmd.Put:  # the most frequent operation costs no match
             self.put(operation.key, operation.value, 0)
             return
         match operation:
@@ -54,10 +57,12 @@ class Plan:
                 self._delete_prefix(prefix)
 
     def get(self, key: str) -> Entry | None:
+        """The entry as this command sees it."""
         changes = self.changes
         return changes[key] if key in changes else self._entries.get(key)
 
     def put(self, key: str, value: bytes, deadline_ms: int, lease_ms: int = 0) -> None:
+        """Puts a key; `deadline_ms` 0 for none, `lease_ms` above 0 for a lease."""
         changes, revision = self.changes, self._revision
         old = changes[key] if key in changes else self._entries.get(key)
         if old is None:
@@ -66,6 +71,7 @@ class Plan:
             entry = Entry(value, revision, revision, 1, deadline_ms, lease_ms)
         else:
             self.grown_bytes += len(value) - len(old.value)
+            # Two puts in one transaction are one revision, and count as one version.
             version = old.version if old.mod_revision == revision else old.version + 1
             entry = Entry(value, old.create_revision, revision, version, deadline_ms, lease_ms)
         if lease_ms or (old is not None and old.lease_ms):
@@ -73,6 +79,7 @@ class Plan:
         changes[key] = entry
 
     def delete(self, key: str) -> None:
+        """Deletes a key; does nothing if it does not exist."""
         old = self.get(key)
         if old is None:
             return
@@ -80,6 +87,7 @@ class Plan:
         self.grown_keys -= 1
         self.grown_leases -= bool(old.lease_ms)
         self.grown_bytes -= key_bytes(key) + len(old.value)
+        # A key that this command created has no entry in the map: its change disappears.
         if key in self._entries:
             self.changes[key] = None
         else:

@@ -1,7 +1,7 @@
-"""The consensus core for several voters: the `raft` crate in the native part, as core.py describes a core.
+"""The consensus core for several voters: the `raft` crate in the native extension, behind the interface of core.py.
 
-The crate draws its election timeouts by chance that nobody can repeat. They are drawn here instead, from the source
-that the driver gives, once for each term and role, so that a simulation with one seed is one history.
+The crate draws its election timeouts from a random source of its own. They are drawn here instead, from the source that
+the driver passes in, once for each term and role, so that a simulation with one seed always takes the same course.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from icestream import errors
-from icestream.metadata.core import HardState, Message, ReadState, Ready, SoftState, Status
+from icestream.metadata.core import HardState, RaftMessage, ReadState, Ready, SoftState, Status
 from icestream.metadata.eraftpb import LogEntry
 from icestream.metadata.stop_reasons import outdated
 from icestream.runtime.native import native
@@ -17,10 +17,13 @@ from icestream.runtime.randomness import Randomness
 
 
 def has_raft_core() -> bool:
+    """Whether the native extension is there and contains the crate."""
     return hasattr(native, "RaftCore")
 
 
 class RaftCore:
+    """A thin wrapper: converts tuples of the native core to the types of core.py."""
+
     def __init__(
         self,
         randomness: Randomness,
@@ -35,7 +38,7 @@ class RaftCore:
     ) -> None:
         if not has_raft_core():
             raise errors.ConfigurationError(
-                "several nodes need the native part, which is not here",
+                "a cluster needs the native extension, which is not installed",
                 hint="install Rust (for example with rustup), then: make native",
             )
         self._randomness = randomness
@@ -63,7 +66,7 @@ class RaftCore:
             chance = int.from_bytes(self._randomness.token(4))
             self._core.set_election_timeout(self._election_tick + chance % self._election_tick)
 
-    # --- what happens ---
+    # --- input ---
 
     def tick(self) -> bool:
         self._draw_timeout()
@@ -72,12 +75,15 @@ class RaftCore:
         return accepted
 
     def step(self, message: bytes) -> None:
-        """Raises DecodeError for what is no message: it came from a network. LogOutdated: the leader knows that this
-        node has confirmed more than its log has."""
+        """Handles a message of another node.
+
+        Raises DecodeError for bytes that are not a message: they came from a network. Raises LogOutdated if the leader
+        knows of entries that this node has confirmed and that its log no longer contains.
+        """
         try:
             commit: int | None = self._core.step(message)
         except ValueError as error:
-            raise errors.DecodeError(f"these bytes are no Raft message: {error}") from None
+            raise errors.DecodeError(f"not a Raft message: {error}") from None
         if commit is not None:
             raise outdated("the leader", f"entry {commit}", f"entry {self._core.status()['last']}")
 
@@ -101,30 +107,31 @@ class RaftCore:
         accepted: bool = self._core.propose_conf(changes, transition, context)
         return accepted
 
-    # --- what to do ---
+    # --- output ---
 
     def ready(self) -> Ready | None:
         raw = self._core.ready()
         if raw is None:
             return None
         number, hard_state, must_sync, entries, now, after, snapshot, committed, reads, soft_state = raw
+        # Several ticks in one call (an idle leader) produce the same heartbeat several times; one of each is enough.
         if self._ticks > 1:
-            now = dict.fromkeys(now)  # several ticks at once are one heartbeat
+            now = dict.fromkeys(now)
         self._ticks = 0
         return Ready(
             number,
             HardState(*hard_state) if hard_state is not None else None,
             must_sync,
             entries,
-            [Message(*message) for message in now],
-            [Message(*message) for message in after],
+            [RaftMessage(*message) for message in now],
+            [RaftMessage(*message) for message in after],
             snapshot,
             [LogEntry(*entry) for entry in committed],
             [ReadState(*read) for read in reads],
             SoftState(*soft_state) if soft_state is not None else None,
         )
 
-    # --- what the driver tells ---
+    # --- reports of the driver ---
 
     def persisted(self, number: int) -> None:
         self._core.persisted(number)

@@ -1,16 +1,16 @@
-"""The metadata store of this node, as another process of it sees it: over the broker's local socket.
+"""The metadata store of this node as another process of the node sees it: over the broker's local socket.
 
-A write is sent under a name and a number (`client`, `sequence`), so when the connection breaks before its answer came
-it is sent again, to the same broker or to the one that was started in its place, and is carried out once. Each command
-under way has a name of its own: a name has one command at a time. Reads are asked again.
+A write is sent with a client id and a sequence number. If the connection breaks before its answer arrived, it is sent
+again, to the same broker or to its successor, and is executed once. Each command in flight has a client id of its own,
+because an id has one command at a time. Reads are repeated.
 
     no link       calls wait for the broker, METADATA_REMOTE_SECONDS_MAX at most; before the first link: NotReady
-    no answer     in that time a write that was sent has an unknown outcome, one that was not is refused
-    not ready     said by the broker for METADATA_LEADERLESS_SECONDS_MAX (no leader): its own reason is passed on
-    link lost     under a write: it may have been carried out, so from then on no refusal is believed, for it is of the
-                  next try only (a full disk, say, is found before anybody looks for repeats); asked again (hazard 13)
+    no answer     in that time: a write that was sent has an unknown outcome, one that was not is refused
+    not ready     reported by the broker for METADATA_LEADERLESS_SECONDS_MAX (no leader): its error is passed on
+    link lost     during a write: it may have been executed. From then on a refusal is not believed, because it concerns
+                  the repeat only (a full disk is noticed before repeats are recognised); it is retried (hazard 13)
 
-A watch goes on behind the last revision that it told; what it may have missed meanwhile it is told, or to read again.
+A watch continues behind the last revision that it delivered; missed changes are delivered, or replaced by a Resync.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import msgspec
 from icestream import errors, limits
 from icestream.metadata import command as cmd
 from icestream.metadata.bounds import refusal, refused_identity
-from icestream.metadata.client_ids import Names
+from icestream.metadata.client_ids import ClientIds
 from icestream.metadata.entry import Entry
 from icestream.metadata.remote_watch import RemoteWatch
 from icestream.metadata.store import Entries, MetadataStore
@@ -40,14 +40,17 @@ _answers: Final = msgspec.msgpack.Decoder(cmd.Answer)
 
 
 class RemoteStore(MetadataStore):
-    """The caller runs the link keeper and stops it after the store is closed."""
+    """The store of a broker that is reached by a link.
+
+    The caller runs the link keeper and stops it after the store is closed.
+    """
 
     def __init__(self, keeper: LinkKeeper, clock: Clock, randomness: Randomness) -> None:
         self._keeper = keeper
         self._clock = clock
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._asking: set[asyncio.Timeout] = set()  # calls under way
-        self._names = Names(randomness.token(16), limits.METADATA_REMOTE_COMMANDS_MAX)
+        self._client_ids = ClientIds(randomness.token(16), limits.METADATA_REMOTE_COMMANDS_MAX)
 
     async def ready(self) -> None:
         while True:
@@ -65,11 +68,11 @@ class RemoteStore(MetadataStore):
             return rejected
         if client:
             return await self._submit(cmd.Envelope(cmd.VERSION, client, sequence, 0, command))
-        name = await self._names.take()
+        client_id = await self._client_ids.take()
         try:
-            return await self._submit(cmd.Envelope(cmd.VERSION, name.client, name.sequence, 0, command))
+            return await self._submit(cmd.Envelope(cmd.VERSION, client_id.client, client_id.sequence, 0, command))
         finally:
-            self._names.give_back(name)
+            self._client_ids.give_back(client_id)
 
     async def _submit(self, envelope: cmd.Envelope) -> cmd.Answer:
         reply = await self._ask("metadata_submit", {"envelope": cmd.encode_envelope(envelope)}, is_write=True)
@@ -110,9 +113,9 @@ class RemoteStore(MetadataStore):
             self._closed.exception()
             for scope in self._asking:
                 if not scope.expired():
-                    scope.reschedule(0)  # its time is over now
+                    scope.reschedule(0)  # expires now: the call raises LogClosed
 
-    # --- asking ---
+    # --- calls ---
 
     async def _ask(self, method: str, arguments: Document, *, is_write: bool = False) -> Document:
         """Retries while the broker is unreachable, until the deadline."""
@@ -120,7 +123,7 @@ class RemoteStore(MetadataStore):
         if not self._keeper.links_opened:
             raise errors.NotReady("the broker was not reached yet", hint="wait until the store is ready")
         was_sent = may_be_done = False
-        unready_ns: int | None = None  # when the first of the tries was sent that the broker was not ready for
+        unready_ns: int | None = None  # when the first attempt was sent that the broker has answered with NotReady
         scope = asyncio.timeout(limits.METADATA_REMOTE_SECONDS_MAX)
         try:
             async with scope:
@@ -144,7 +147,7 @@ class RemoteStore(MetadataStore):
         except TimeoutError:
             if was_sent and is_write:
                 raise errors.OutcomeUnknown(
-                    "the broker went away before it answered", hint="read what the command would have changed"
+                    "the broker did not answer the write in time", hint="read the keys it would have changed"
                 ) from None
             self._check_open()
             raise errors.NotReady("the broker is unreachable", hint="the call is retried automatically") from None
@@ -152,8 +155,10 @@ class RemoteStore(MetadataStore):
             self._asking.discard(scope)
 
     def _has_lasted(self, since_ns: int | None) -> bool:
-        """A broker is unready for longer than an election takes. It has waited for a leader itself, so that another
-        attempt would only delay the reason."""
+        """Whether the broker has been unready for longer than an election takes.
+
+        It has waited for a leader itself, so another attempt would only delay the error.
+        """
         if since_ns is None:
             return False
         return self._clock.monotonic_ns() - since_ns >= limits.METADATA_LEADERLESS_SECONDS_MAX * 1e9
@@ -184,7 +189,8 @@ def _entries(raw: Any) -> Entries:
 
 
 def _decoded(decode: Callable[[Any], Result], raw: Any) -> Result:
+    """Decodes a part of an answer. Raises DecodeError."""
     try:
         return decode(raw)
     except (msgspec.MsgspecError, TypeError, ValueError) as error:
-        raise errors.DecodeError(f"the broker's answer is none of the metadata store: {error}") from None
+        raise errors.DecodeError(f"malformed answer of the metadata store: {error}") from None

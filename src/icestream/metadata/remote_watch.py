@@ -1,7 +1,7 @@
-"""A watch of the metadata store from another process: what the broker tells, in order, over one link after the other.
+"""A watch of the metadata store from another process: the events of the broker, in order, over successive links.
 
-Changes wait here until they are taken, METADATA_WATCH_QUEUE_MAX of them; beyond that, and whatever was missed between
-two links that the store no longer keeps, becomes one Resync.
+Changes wait here until they are consumed, METADATA_WATCH_QUEUE_MAX of them. Beyond that, and if changes between two
+links are no longer kept by the store, they become one Resync.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class RemoteWatch(AsyncIterator[Changes | Resync]):
         self._clock = clock
         self._unless_closed = unless_closed
         self._prefix = prefix
-        self._told = after  # the last revision that is here, taken or not
+        self._last_revision = after  # the last revision that has arrived, consumed or not
         self._queue: deque[Changes | Resync] = deque()
         self._news = asyncio.Event()
         self._handle: int | None = None  # of the watch on the present link
@@ -49,11 +49,12 @@ class RemoteWatch(AsyncIterator[Changes | Resync]):
         return self._queue.popleft()
 
     async def _begin(self) -> None:
+        """Starts the watch on the present link, behind the last revision that has arrived."""
         await self._keeper.wait_connected()
         link = self._keeper.link
         try:
             if link is not None:
-                arguments = {"prefix": self._prefix, "after": self._told}
+                arguments = {"prefix": self._prefix, "after": self._last_revision}
                 reply = await link.call("metadata_watch", arguments, self._on_event)
                 self._handle = None if link.lost.is_set() else int(reply["handle"])
         except (errors.ConnectionLost, errors.ShuttingDown, errors.NotReady):
@@ -63,7 +64,7 @@ class RemoteWatch(AsyncIterator[Changes | Resync]):
         try:
             self._take(event)
         except (KeyError, TypeError, ValueError) as error:
-            self._error = errors.DecodeError(f"an event of the broker does not add up: {error}")
+            self._error = errors.DecodeError(f"malformed watch event from the broker: {error}")
         self._news.set()
 
     def _take(self, event: Document) -> None:
@@ -79,19 +80,23 @@ class RemoteWatch(AsyncIterator[Changes | Resync]):
             self._end(event)
 
     def _put(self, change: Changes | Resync) -> None:
-        self._told = change.revision
+        self._last_revision = change.revision
         if isinstance(change, Resync) or len(self._queue) >= limits.METADATA_WATCH_QUEUE_MAX:
             self._queue.clear()
             change = Resync(change.revision)
         self._queue.append(change)
 
     def _end(self, event: Document) -> None:
-        """A broker that closes its store disconnects: the next link resumes the watch."""
+        """Ends the watch with the broker's error.
+
+        Except if the broker closes its store: then the next link resumes the watch.
+        """
         kind = errors.BY_CODE.get(str(event.get("code")), errors.IcestreamError)
         if not issubclass(kind, errors.LogClosed):
             self._error = kind(str(event.get("message", "")))
 
     async def close(self) -> None:
+        """Ends the watch, here and at the broker."""
         handle, self._handle = self._handle, None
         self._error = errors.LogClosed("the watch is closed")
         self._news.set()

@@ -1,14 +1,14 @@
 """Repairs a damaged metadata log of a single node: salvages what is readable into a new log.
 
-    look      the newest good snapshot, then every record up to the first that cannot be read. Nothing is changed
+    examine   the newest valid snapshot, then every record up to the first unreadable one. Nothing is changed
     repair    the state at that point becomes the first snapshot of a new log, in a directory beside the old one; then
-              the old one is renamed to `raft.damaged-N`, the new one takes its place, and the mark goes. Cut off
-              anywhere, it is run again
+              the old one is renamed to `raft.damaged-N`, the new one takes its place, and the mark is removed.
+              Interrupted anywhere, it can be run again
 
-What came behind that point is lost: nobody else has it. Counters go on IDS_SKIPPED further, so that no id is given
-twice. Where no good snapshot reaches the entries that are left, nothing can be saved: a new log would give ids out
-again that the message log and the tables use. A member of a cluster is refused: the others have everything, and it
-joins anew (cluster/rejoin.py).
+Everything behind that point is lost: there is no other copy. Counters continue IDS_SKIPPED further, so that no id is
+given out twice. If no valid snapshot reaches the remaining entries, nothing can be saved: a new log would give out ids
+again that the message log and the tables use. A member of a cluster is refused: its peers have everything, and it joins
+anew (cluster/rejoin.py).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class TrialRecovery:
     """The result of a trial recovery."""
 
     damage: errors.IcestreamError | None
@@ -70,6 +70,8 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Salvage:
+    """The state at the last readable record, and the identity of the log."""
+
     identity: Identity
     state: HardState
     index: int
@@ -77,33 +79,38 @@ class Salvage:
     machine: StateMachine
 
 
-def examine(path: Path) -> Health:
-    """Looks at the metadata log in `path`; changes nothing. Raises OSError for one that cannot be read at all, also for
-    files that a running node removes at this moment."""
-    mark = read_mark(path)  # before the log: that one is never behind it
+def examine(path: Path) -> TrialRecovery:
+    """Examines the metadata log in `path` by a trial recovery; changes nothing.
+
+    Raises OSError if it cannot be read at all, and for files that a running node removes at this moment.
+    """
+    mark = read_mark(path)  # before the log: a running node moves both, and the mark must not be the newer one
     with contextlib.closing(LocalDirectory(path, read_only=True)) as directory:
         walk, damage = _walked(directory, mark)
         is_member = walk.knows_others or (mark is not None and mark.has_others)
         saved = _saved(directory, walk, mark) if damage is not None and not is_member else None
     synced_lsn = mark.lsn if mark is not None else 0
-    return Health(damage, is_member, walk.report.records, walk.last_index, walk.lsn, synced_lsn, saved)
+    return TrialRecovery(damage, is_member, walk.report.records, walk.last_index, walk.lsn, synced_lsn, saved)
 
 
 def repair(path: Path, clock: Clock) -> Path:
-    """Makes a new log of what can be saved; where the old one is now. Blocking but for the new log: call it in a thread
-    of its own loop. Raises LogLocked, InvalidInput for a member of a cluster, LogDamaged when nothing can be saved."""
+    """Creates a new log from what can be saved; returns the new path of the old one.
+
+    Blocks, and runs a loop of its own: call it in a thread. Raises LogLocked, InvalidInput for a member of a cluster,
+    LogDamaged if nothing can be saved.
+    """
     import asyncio
 
     built = path.with_name(path.name + ".repaired")
     if not path.exists() and built.exists():
-        built.rename(path)  # it was cut off between the two names
+        built.rename(path)  # an earlier repair was interrupted between its two renames
         mark_path(path).unlink(missing_ok=True)
         return path
     with contextlib.closing(LocalDirectory(path)) as directory, contextlib.closing(directory.lock(LOCK_NAME)):
         mark = read_mark(path)
         walk, _ = _walked(directory, mark)
         if walk.knows_others or (mark is not None and mark.has_others):
-            raise errors.InvalidInput(f"the metadata log in {path} is of a member of a cluster", hint=MEMBER_HINT)
+            raise errors.InvalidInput(f"the metadata log in {path} belongs to a member of a cluster", hint=MEMBER_HINT)
         salvage = _salvaged(directory, walk, mark)
         shutil.rmtree(built, ignore_errors=True)
         asyncio.run(_build(built, salvage, clock))
@@ -123,6 +130,7 @@ def repair(path: Path, clock: Clock) -> Path:
 
 
 def _walked(directory: Directory, mark: Mark | None) -> tuple[Walk, errors.IcestreamError | None]:
+    """Walks through the log; returns the walk and the damage that ended it, None for a sound log."""
     surveyed, snapshots = survey(directory), find_snapshots(directory)
     walk = Walk(directory, surveyed, snapshots, MetadataReport(files=len(surveyed.files)), mark)
     try:
@@ -133,6 +141,7 @@ def _walked(directory: Directory, mark: Mark | None) -> tuple[Walk, errors.Icest
 
 
 def _saved(directory: Directory, walk: Walk, mark: Mark | None) -> Saved | None:
+    """What a repair would keep; None if nothing can be saved."""
     try:
         salvage = _salvaged(directory, walk, mark)
     except errors.LogError:
@@ -141,15 +150,16 @@ def _saved(directory: Directory, walk: Walk, mark: Mark | None) -> Saved | None:
 
 
 def _salvaged(directory: Directory, walk: Walk, mark: Mark | None) -> Salvage:
+    """The state at the last readable record. Raises LogDamaged if nothing can be saved."""
     walk.take_prefix()
     identity = walk.identity
     if identity is None and mark is not None:
         identity = Identity(mark.node_id, mark.cluster_id, b"")
     if identity is None or identity.cluster_id == NO_CLUSTER:
-        raise _nothing_saved(directory, "no record says whose it is")
+        raise _nothing_saved(directory, "no record contains the identity of the node")
     snapshot = walk.newest_snapshot
     if snapshot is None and not walk.joins_snapshot:
-        raise _nothing_saved(directory, f"it begins with entry {walk.first_index}, and no good snapshot reaches that")
+        raise _nothing_saved(directory, f"it begins with entry {walk.first_index}, and no valid snapshot reaches it")
     machine = open_snapshot(directory, snapshot) if snapshot is not None else StateMachine()
     index, term = (snapshot.head.index, snapshot.head.term) if snapshot is not None else (0, 0)
     for encoded in walk.entries if walk.joins_snapshot else ():
@@ -158,6 +168,7 @@ def _salvaged(directory: Directory, walk: Walk, mark: Mark | None) -> Salvage:
             machine.apply(cmd.decode_envelope(entry.data))
         index, term = entry.index, entry.term
     for key in [key for key, _ in machine.page(cmd.COUNTERS, "", limits.METADATA_LIST_MAX)]:
+        # Ids that were allocated in the lost part may be in use: they are skipped.
         skip = cmd.AllocateMonotonicId(key.removeprefix(cmd.COUNTERS), IDS_SKIPPED)
         machine.apply(cmd.Envelope(cmd.VERSION, b"", 0, machine.time_ms, skip))
     term = max(term, walk.state.term, 1)
@@ -166,6 +177,7 @@ def _salvaged(directory: Directory, walk: Walk, mark: Mark | None) -> Salvage:
 
 
 def _nothing_saved(directory: Directory, reason: str) -> errors.LogDamaged:
+    """The error of a log from which nothing can be saved."""
     return errors.LogDamaged(
         f"nothing of the metadata log in {directory.describe('')} can be saved: {reason}", hint=NOTHING_SAVED_HINT
     )

@@ -15,9 +15,9 @@ A SNAPSHOT
                    least recently used first
         4 END      nil
 
-`Frozen` gives it out in slices while commands go on being applied. It visits the keys in order and remembers the last
-one; a key behind that which changes in the meantime leaves what it was (its preimage). Keys up to the last one need
-nothing. A slice visits at most 512 keys or 1 MiB of values, whatever happens beside it (hazard 28).
+`Frozen` encodes it in slices while commands are being applied. It visits the keys in order and remembers the last one;
+when a key behind that changes meanwhile, its old entry (the preimage) is kept. Keys up to the last one need nothing.
+A slice visits at most 512 keys or 1 MiB of values, whatever is applied meanwhile (hazard 28).
 """
 
 from __future__ import annotations
@@ -56,8 +56,10 @@ _head_decoder = msgspec.msgpack.Decoder(tuple[int, int, int, int])
 
 
 class Frozen:
-    """The state as it is at this moment. One at a time; `end` must be called when it is not needed any more, and may be
-    called again later, when the next one has begun."""
+    """The state as it is at this moment; one at a time.
+
+    `end` must be called when it is no longer needed, and may be called again later, when the next one has begun.
+    """
 
     def __init__(self, machine: StateMachine) -> None:
         assert machine.keep_preimage is None
@@ -71,10 +73,12 @@ class Frozen:
         machine.keep_preimage = self._keep
 
     def end(self) -> None:
+        """Stops keeping preimages."""
         if self._machine.keep_preimage == self._keep:
             self._machine.keep_preimage = None
 
     def _keep(self, key: str, old: Entry | None) -> None:
+        """Called by the state machine before a key changes."""
         if key > self._passed and key not in self._preimages:
             self._preimages[key] = old
 
@@ -91,6 +95,7 @@ class Frozen:
         yield _chunk(_END, None)
 
     def _entry_slices(self) -> Iterator[bytes]:
+        """Encodes the entries; a chunk may span several slices, so that its bounds depend on the entries alone."""
         rows: list[tuple[str, Entry]] = []
         size = 0
         is_last = False
@@ -151,18 +156,18 @@ def encode_snapshot(machine: StateMachine) -> bytes:
         frozen.end()
 
 
-# --- back again -------------------------------------------------------------------------------------------------------
+# --- decoding ---------------------------------------------------------------------------------------------------------
 
 
 def load_snapshot(read: Callable[[int], bytes], budget: Budget = Budget()) -> StateMachine:  # noqa: B008 (a constant)
-    """The machine that a snapshot describes. `read` gives the next bytes, fewer than asked only at the end.
+    """Returns the state machine that a snapshot contains. `read`: the next bytes, fewer than requested only at the end.
 
-    Raises DecodeError for what is not a whole snapshot, FormatUnknown for one of another version.
+    Raises DecodeError for anything but a complete snapshot, FormatUnknown for another version.
     """
     try:
         return _load(_chunks(read), budget)
     except (*cmd.NOT_MSGPACK, StopIteration) as error:
-        raise errors.DecodeError(f"a snapshot does not add up: {error}") from None
+        raise errors.DecodeError(f"malformed snapshot: {error}") from None
 
 
 def _load(chunks: Iterator[tuple[int, bytes]], budget: Budget) -> StateMachine:
@@ -184,16 +189,16 @@ def _load(chunks: Iterator[tuple[int, bytes]], budget: Budget) -> StateMachine:
             for client, sequence, used_ms, answer in _clients_decoder.decode(body):
                 machine.clients[client] = Remembered(sequence, used_ms, answer)
         else:
-            raise errors.DecodeError(f"a chunk of kind {kind} where none belongs")
+            raise errors.DecodeError(f"malformed snapshot: unexpected chunk of kind {kind}")
     if (len(rows), len(machine.clients)) != (entry_count, client_count):
-        raise errors.DecodeError(f"a snapshot of {entry_count} entries holds {len(rows)}")
+        raise errors.DecodeError(f"malformed snapshot: {len(rows)} of {entry_count} entries")
     machine.restore(revision, time_ms, rows)
     return machine
 
 
 def _check_entry(key: str, last: str, entry: Entry, revision: int) -> None:
     if key <= last:
-        raise errors.DecodeError("the keys of a snapshot do not rise")
+        raise errors.DecodeError(f"malformed snapshot: key {key[:60]!r} is not greater than the one before it")
     if not 0 < entry.create_revision <= entry.mod_revision <= revision or entry.version < 1:
         raise errors.DecodeError(f"the numbers of {key[:60]!r} in a snapshot do not add up")
     if entry.deadline_ms < 0 or entry.lease_ms < 0 or (entry.lease_ms and not entry.deadline_ms):
@@ -214,7 +219,7 @@ def _chunks(read: Callable[[int], bytes]) -> Iterator[tuple[int, bytes]]:
             break
         if kind == _END:
             if body != _NIL or read(1):
-                raise errors.DecodeError("a snapshot goes on behind its end")
+                raise errors.DecodeError("data after the end of a snapshot")
             return
         yield kind, body
     raise errors.DecodeError("a snapshot is cut off")

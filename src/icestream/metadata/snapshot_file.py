@@ -12,9 +12,9 @@ A SNAPSHOT FILE          snapshot-<index, 20 digits>-<SHA-256 of the state, 64 h
     508  u32      CRC of bytes [0, 508)
     512  the state (snapshot.py)
 
-Written under a name that ends in .tmp, synced, renamed, and the directory synced. What its name says is a proof that
-the log had reached that index, even when its content can not be read any more. One that comes from another node is
-called received-… until the log says that it counts (BASE in log_format.py): the log had not reached it before.
+Written under a name that ends in .tmp, synced, renamed, and the directory synced. Its name proves that the log had
+reached that index, even if its content is no longer readable. A snapshot from another node is called received-… until
+the log has its BASE record (log_format.py): the log had not reached that index before.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ _SIZE_DIGITS_MAX: Final = 15
 
 @dataclass(frozen=True, slots=True)
 class SnapshotHead:
+    """The header of a snapshot file."""
+
     index: int
     term: int
     log_id: bytes
@@ -70,7 +72,7 @@ def snapshot_of(descriptor: bytes) -> tuple[str, int]:
     """The name and size of the state of a descriptor. Raises DecodeError."""
     name, _, size = descriptor.decode("ascii", "replace").partition(" ")
     if snapshot_index(name) is None or not size.isdigit() or len(size) > _SIZE_DIGITS_MAX:
-        raise errors.DecodeError(f"{descriptor[:120]!r} describes no snapshot")
+        raise errors.DecodeError(f"malformed snapshot descriptor: {descriptor[:120]!r}")
     return name, int(size)
 
 
@@ -79,7 +81,7 @@ def snapshot_name(index: int, digest: str) -> str:
 
 
 def snapshot_index(name: str) -> int | None:
-    """The digest in the name of an adopted snapshot."""
+    """The index in the name of an adopted snapshot; None for other names."""
     match = _NAME.fullmatch(name)
     return int(match[2]) if match and match[1] == "snapshot" else None
 
@@ -95,21 +97,24 @@ def is_received(name: str) -> bool:
 
 
 def snapshot_digest(name: str) -> bytes:
+    """The SHA-256 in the name of a snapshot. Raises DecodeError for other names."""
     match = _NAME.fullmatch(name)
     if match is None:
-        raise errors.DecodeError(f"{name[:100]!r} is no name of a snapshot")
+        raise errors.DecodeError(f"{name[:100]!r} is not the name of a snapshot")
     return bytes.fromhex(match[3])
 
 
 def encode_head(head: SnapshotHead) -> bytes:
+    """The header sector. Raises InvalidInput for a membership that is too large."""
     if len(head.conf) > _CONF_BYTES_MAX:
-        raise errors.InvalidInput(f"a membership of {len(head.conf)} bytes, at most {_CONF_BYTES_MAX} fit")
+        raise errors.InvalidInput(f"membership too large: {len(head.conf)} bytes, limit {_CONF_BYTES_MAX}")
     front = _HEADER.pack(_MAGIC, _VERSION, 0, head.index, head.term, head.log_id, len(head.conf)) + head.conf
     front = front.ljust(_SECTOR - _CRC.size, b"\0")
     return front + _CRC.pack(crc32(front))
 
 
 def decode_head(data: bytes) -> SnapshotHead:
+    """Decodes a header sector. Raises DecodeError, FormatUnknown for another version."""
     if len(data) < _SECTOR:
         raise errors.DecodeError("the head of a snapshot is cut off")
     if crc32(data[: _SECTOR - _CRC.size]) != _CRC.unpack_from(data, _SECTOR - _CRC.size)[0]:
@@ -144,16 +149,18 @@ class SnapshotWriter:
             raise
 
     def add(self, data: bytes) -> None:
+        """Appends bytes of the state."""
         self._file.write_at(_SECTOR + self._size, data)
         self._digest.update(data)
         self._size += len(data)
         self._unsynced += len(data)
         if self._unsynced >= limits.WRITE_BACK_BYTES:
-            # in parts: one sync of everything at the end would hold up the log's own syncs
+            # In parts: one sync of everything at the end would delay the log's own syncs.
             self._file.sync()
             self._unsynced = 0
 
     def finish(self) -> StoredSnapshot:
+        """Makes the snapshot durable under its name."""
         name = snapshot_name(self._head.index, self._digest.hexdigest())
         self._name_it(name)
         return StoredSnapshot(name, self._head, self._size)
@@ -172,6 +179,7 @@ class SnapshotWriter:
         self._directory.sync()
 
     def give_up(self) -> None:
+        """Removes the unfinished file."""
         self._file.close()
         with contextlib.suppress(OSError):
             self._directory.remove(self._temporary)
@@ -219,7 +227,7 @@ def _reader(file: File) -> Callable[[int], bytes]:
 
 @dataclass(slots=True)
 class FoundSnapshots:
-    """Finds the snapshots of a directory."""
+    """The snapshots of a directory."""
 
     good: list[StoredSnapshot]  # newest first
     bad: list[str]
@@ -229,6 +237,7 @@ class FoundSnapshots:
 
 
 def find_snapshots(directory: Directory) -> FoundSnapshots:
+    """Finds and verifies all snapshots of a directory."""
     snapshots = FoundSnapshots([], [], 0)
     for name in sorted(directory.names(), reverse=True):
         index = snapshot_index(name)

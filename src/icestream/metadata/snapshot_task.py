@@ -1,15 +1,15 @@
-"""Takes snapshots when the log has grown enough, a slice at a time, while commands go on being applied (hazard 28).
+"""Takes snapshots when the log has grown enough, in slices, while commands are being applied (hazard 28).
 
-Nodes of a cluster take theirs at the same place of the log, where the leader has put a TakeSnapshot, so that they can
-compare the SHA-256 of their states (cluster/state_hashes.py). A node that hears of none takes its own when the log is
-twice as long as it should be.
+Nodes of a cluster take theirs at the same entry of the log, where the leader has proposed a TakeSnapshot, so that they
+can compare the SHA-256 of their states (cluster/state_comparison.py). A node without such an entry takes its own when
+the log is twice as long as it should be.
 
-A slice is followed by a rest that is as long, so a snapshot takes at most half of the loop's time; the file is written
-in larger pieces than slices, because each is a hand-over between threads. The loop waits for no sync meanwhile.
+A slice is followed by a pause of the same length, so a snapshot takes at most half of the loop's time. The file is
+written in larger pieces than slices, because each is a hand-over between threads. The loop waits for no sync meanwhile.
 
-A snapshot that fails (a full disk) costs nothing but its attempt: the log stays as long as it is, and the next attempt
-comes when it has grown further; one that somebody asked for, such as a new member (trap 14), a little later. One during
-which the members changed is followed by another: a new member can begin only with a snapshot that knows it.
+A failed snapshot (a full disk) costs only its attempt: the log stays as long as it is, and the next attempt comes when
+it has grown further; a requested one, for example for a new member (trap 14), after a pause. A snapshot during which
+the members changed is followed by another: a new member can start only from a snapshot that contains it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _log = get_logger("metadata")
 
 
 class Every(NamedTuple):
-    """When a snapshot is due, by the growth of the log. Zero entries: by bytes alone."""
+    """How much the log grows before a snapshot is due. Zero entries: by bytes alone."""
 
     size_bytes: int
     entries: int = 0
@@ -50,6 +50,8 @@ class Moment(NamedTuple):
 
 
 class SnapshotTask:
+    """The snapshots of one node: when one is due, and taking it."""
+
     def __init__(self, node: Node, core: Core, log: LogStore, offload: Offload, clock: Clock, every: Every) -> None:
         self._node = node
         self._core = core
@@ -60,7 +62,7 @@ class SnapshotTask:
         self._next_try_bytes = self._next_try_ns = 0
         self._running = self._wanted = self._asking = False
         self._task: asyncio.Task[None] | None = None
-        self.propose: Callable[[cmd.Command], Awaitable[cmd.Answer]] = _nobody
+        self.propose: Callable[[cmd.Command], Awaitable[cmd.Answer]] = _not_accepted_yet
         self.on_taken: Callable[[int, bytes], None] = lambda index, digest: None
 
     @property
@@ -74,10 +76,10 @@ class SnapshotTask:
     def request(self) -> None:
         """Requests a snapshot as soon as possible, whatever the size of the log."""
         self._wanted = True
-        self.look()
+        self.check()
 
-    def look(self) -> None:
-        """Called after each slice of applied commands."""
+    def check(self) -> None:
+        """Begins a snapshot if one is due; called after each slice of applied commands."""
         node = self._node
         if self._running or not node.is_ready or node.installs.are_loading:
             return
@@ -95,6 +97,7 @@ class SnapshotTask:
             node.tasks.start(self._ask(), "metadata-snapshot-mark")
 
     def _is_due(self, times: int) -> bool:
+        """Whether the log has grown to `times` times the interval."""
         entries = self._node.applied_index - self._log.covered_index
         if self._every.entries and entries >= times * self._every.entries:
             return True
@@ -105,7 +108,7 @@ class SnapshotTask:
         try:
             await self.propose(cmd.TakeSnapshot())
         except errors.IcestreamError as error:
-            _log.debug("a common snapshot was not asked for", error=str(error))
+            _log.debug("cannot propose a common snapshot", error=str(error))
         finally:
             self._asking = False
 
@@ -118,14 +121,14 @@ class SnapshotTask:
         self._running = True
         moment = self._freeze()
         self._task = self._node.tasks.start(self._run(moment, is_wanted=is_wanted), "metadata-snapshot")
-        # also when it was cancelled before its first step
+        # A callback and not `finally`: the task may be cancelled before its first step.
         self._task.add_done_callback(lambda _: moment.frozen.end())
 
     async def _run(self, moment: Moment, *, is_wanted: bool) -> None:
         try:
             await self._take(moment)
         except OSError as error:
-            _log.warning("a snapshot of the metadata store failed", error=str(error))
+            _log.warning("cannot write a snapshot of the metadata store", error=str(error))
             self._next_try_bytes = self._log.plan.planned_bytes + self._every.size_bytes // 4
             if is_wanted:
                 self._wanted = True
@@ -134,15 +137,16 @@ class SnapshotTask:
         finally:
             self._running = False
         self._wanted = self._wanted or moment.head.conf != self._node.conf
-        self.look()
+        self.check()
 
     async def _again(self) -> None:
         await self._clock.sleep(limits.METADATA_SNAPSHOT_RETRY_SECONDS)
-        self.look()
+        self.check()
 
     async def take_now(self) -> None:
         """Takes a snapshot of the applied state; waits for a running one first. Raises DiskFull if it fails."""
         index = self._node.applied_index
+        # A running snapshot may have begun before `index`: then a second one is needed.
         for _ in range(2):
             if self._task is not None:
                 await asyncio.wait({self._task})
@@ -151,10 +155,10 @@ class SnapshotTask:
         if self._task is not None:
             await asyncio.wait({self._task})
         if self._log.covered_index < index:
-            raise errors.DiskFull("the snapshot was not taken", hint="the log of the node says why")
+            raise errors.DiskFull("the snapshot of the metadata store failed", hint="the broker's log has the reason")
 
     async def take(self) -> None:
-        """Begins a snapshot of the present state."""
+        """Takes a snapshot of the present state."""
         await self._take(self._freeze())
 
     def _freeze(self) -> Moment:
@@ -171,12 +175,12 @@ class SnapshotTask:
             try:
                 await self._write(frozen, writer)
                 if node.installs.count != installs:
-                    # the state of another node takes its place: this one is history
+                    # A received snapshot has replaced the state: this one is outdated.
                     await self._offload.run(writer.give_up)
                     return
                 await self._log.finish_snapshot(writer, mark)
             except BaseException:
-                # behind what may still be written: a descriptor that is closed under a write could be another file's
+                # Through the offload, behind its pending writes: a descriptor closed under a write may be reused.
                 await self._offload.run(writer.give_up)
                 raise
         finally:
@@ -196,6 +200,7 @@ class SnapshotTask:
         self._core.compact(index)
 
     async def _write(self, frozen: Frozen, writer: SnapshotWriter) -> None:
+        """Encodes and writes the state in slices, with a pause after each."""
         piece, size = [], 0
         begun_ns = self._clock.monotonic_ns()
         for data in frozen.slices():
@@ -210,5 +215,6 @@ class SnapshotTask:
         await self._offload.run(partial(writer.add, b"".join(piece)))
 
 
-async def _nobody(command: cmd.Command) -> cmd.Answer:
-    raise errors.NotReady("nobody takes proposals yet")
+async def _not_accepted_yet(command: cmd.Command) -> cmd.Answer:
+    """The default of `propose`, until the store is connected."""
+    raise errors.NotReady("the metadata store does not accept proposals yet")

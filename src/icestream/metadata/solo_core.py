@@ -19,6 +19,8 @@ from icestream.metadata.eraftpb import LogEntry, Membership, SnapshotParts
 
 
 class SoloCore:
+    """The core of a node without peers: always elected, commits what is synced."""
+
     def __init__(
         self,
         node_id: int,
@@ -35,30 +37,32 @@ class SoloCore:
         _check_alone(node_id, eraftpb.decode_conf(conf), decoded)
         self._id = node_id
         self._conf = conf
-        self._not_handed_out = deque(entry for entry in decoded if entry.index > applied)
-        _check_indexes(self._not_handed_out, applied)
+        self._uncommitted = deque(entry for entry in decoded if entry.index > applied)
+        _check_indexes(self._uncommitted, applied)
         self._first = applied + 1
-        self._last = self._persisted = applied + len(self._not_handed_out)
+        self._last = self._persisted = applied + len(self._uncommitted)
         self._term, self._vote = hard_state.term, hard_state.vote
+        # The stored commit index may be behind (it is not synced on its own) or, after a lost tail, ahead of the
+        # entries.
         self._commit = min(max(hard_state.commit, applied), self._last)
         self._role = Role.FOLLOWER
         self._own_first = 0  # the empty entry of this term
-        self._told = HardState(self._term, self._vote, self._commit)
-        self._has_news = self._commit > applied
-        self._told_role = Role.FOLLOWER
+        self._reported_state = HardState(self._term, self._vote, self._commit)
+        self._has_changes = self._commit > applied
+        self._reported_role = Role.FOLLOWER
         self._number = 0
-        self._fresh: list[tuple[int, bytes]] = []
-        self._on_their_way: deque[tuple[int, int]] = deque()  # ready number, last index
+        self._new_entries: list[tuple[int, bytes]] = []
+        self._unsynced: deque[tuple[int, int]] = deque()  # ready number, last index
         self._reads: list[ReadState] = []
         self._terms = _Terms(eraftpb.decode_snapshot(snapshot) if snapshot else None, decoded)
 
-    # --- what happens ---
+    # --- input ---
 
     def campaign(self) -> None:
         if self._role is Role.LEADER:
             return
         self._role, self._vote = Role.LEADER, self._id
-        self._has_news = True
+        self._has_changes = True
         self._term += 1
         self._own_first = self._last + 1
         self._terms.begin(self._own_first, self._term)
@@ -77,8 +81,8 @@ class SoloCore:
 
     def _add(self, kind: int, data: bytes) -> None:
         self._last += 1
-        self._fresh.append((self._last, eraftpb.encode_entry(self._last, self._term, kind, data)))
-        self._not_handed_out.append(LogEntry(self._last, self._term, kind, data, b""))
+        self._new_entries.append((self._last, eraftpb.encode_entry(self._last, self._term, kind, data)))
+        self._uncommitted.append(LogEntry(self._last, self._term, kind, data, b""))
 
     def tell_commit(self) -> None:
         """No effect: there are no followers."""
@@ -88,38 +92,43 @@ class SoloCore:
         self._reads.append(ReadState(self._last, context))
 
     def persisted(self, number: int) -> None:
-        while self._on_their_way and self._on_their_way[0][0] <= number:
-            self._persisted = self._on_their_way.popleft()[1]
+        while self._unsynced and self._unsynced[0][0] <= number:
+            self._persisted = self._unsynced.popleft()[1]
+        # Raft commits an older term only together with an entry of the present one. With one voter the quorum is this
+        # disk.
         if 0 < self._own_first <= self._persisted != self._commit:
             self._commit = self._persisted
-            self._has_news = True
+            self._has_changes = True
 
-    # --- what to do ---
+    # --- output ---
 
     def ready(self) -> Ready | None:
-        if not (self._fresh or self._reads or self._has_news):
+        if not (self._new_entries or self._reads or self._has_changes):
             return None
-        self._has_news = False
+        self._has_changes = False
         committed = self._take_committed()
         hard_state = HardState(self._term, self._vote, self._commit)
-        is_news = hard_state != self._told
+        is_news = hard_state != self._reported_state
         self._number += 1
-        must_sync = bool(self._fresh) or hard_state[:2] != self._told[:2]
-        if self._fresh:
-            self._on_their_way.append((self._number, self._last))
-        soft = SoftState(self._id, self._role) if self._role is not self._told_role else None
+        # A commit index that moved alone is not worth a sync: it is computed again after a restart (node.py, rule 4).
+        must_sync = bool(self._new_entries) or hard_state[:2] != self._reported_state[:2]
+        if self._new_entries:
+            self._unsynced.append((self._number, self._last))
+        soft = SoftState(self._id, self._role) if self._role is not self._reported_role else None
         changed_state = hard_state if is_news else None
-        ready = Ready(self._number, changed_state, must_sync, self._fresh, [], [], None, committed, self._reads, soft)
-        self._fresh, self._reads, self._told, self._told_role = [], [], hard_state, self._role
+        ready = Ready(
+            self._number, changed_state, must_sync, self._new_entries, [], [], None, committed, self._reads, soft
+        )
+        self._new_entries, self._reads, self._reported_state, self._reported_role = [], [], hard_state, self._role
         return ready
 
     def _take_committed(self) -> list[LogEntry]:
-        waiting, entries = self._not_handed_out, []
+        waiting, entries = self._uncommitted, []
         while waiting and waiting[0].index <= self._commit:
             entries.append(waiting.popleft())
         return entries
 
-    # --- what the driver tells ---
+    # --- reports of the driver ---
 
     def applied(self, index: int) -> None:
         """No effect: no entries are kept."""
@@ -147,7 +156,7 @@ class SoloCore:
             "progress": {},
         }
 
-    # --- what needs others ---
+    # --- only for clusters ---
 
     def step(self, message: bytes) -> None:
         """Never called: there are no other nodes."""
@@ -189,6 +198,7 @@ class _Terms:
 
 
 def _check_alone(node_id: int, conf: Membership, entries: list[LogEntry]) -> None:
+    """Raises ConfigurationError for a log with other members or a change of members: it needs the native core."""
     if conf != Membership((node_id,)) or any(entry.kind != eraftpb.NORMAL for entry in entries):
         raise errors.ConfigurationError(
             f"the metadata log belongs to a cluster: {conf}",
@@ -197,6 +207,7 @@ def _check_alone(node_id: int, conf: Membership, entries: list[LogEntry]) -> Non
 
 
 def _check_indexes(entries: deque[LogEntry], applied: int) -> None:
+    """Raises DecodeError if the entries do not follow `applied` without a hole."""
     for expected, entry in enumerate(entries, applied + 1):
         if entry.index != expected:
-            raise errors.DecodeError(f"entry {entry.index} of the metadata log stands where {expected} belongs")
+            raise errors.DecodeError(f"entry {entry.index} of the metadata log, expected entry {expected}")

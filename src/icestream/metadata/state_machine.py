@@ -5,12 +5,12 @@ Every node applies the same envelopes in the same order and gets the same state,
     map        key -> value, revision of its creation and of its last change, how often it was changed, deadline
     revision   one number, +1 for each command that changes something; each event carries the revision that made it
     time_ms    the highest stamp seen: deadlines are measured by it, never by a clock
-    leases     keys that live on while somebody renews them; until when is not in here (leases.py)
+    leases     keys that live while they are renewed; the time until which is not part of the state (leases.py)
     clients    the last sequence of each client and its answer: a repeat gets that answer and changes nothing
 
-Every command is answered, whatever it holds: carried out as a whole, or rejected as a whole. bounds.py has what is
-rejected always; here stands what depends on the state: the budget (hazard 28) and the keys that one command deletes.
-A command that makes nothing larger is let through at the limits.
+Every command gets an answer: applied as a whole, or rejected as a whole. bounds.py has the checks that do not depend on
+the state; those that do are here: the budget (hazard 28) and the number of keys that one command deletes. At the limits
+a command that makes nothing larger is still accepted: a full store must be able to shrink.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from icestream.metadata.plan import Plan
 
 
 class Applied(NamedTuple):
+    """The answer of a command and the changes that it made."""
+
     answer: cmd.Answer
     events: list[Event]  # all of one revision, one for each key
 
@@ -51,6 +53,8 @@ class Budget(NamedTuple):
 
 
 class StateMachine:
+    """The state, changed only by `apply`."""
+
     def __init__(self, budget: Budget = Budget()) -> None:  # noqa: B008 (a constant)
         self.entries: OrderedMap[str, Entry] = ordered_map()
         self.revision = 0
@@ -61,17 +65,20 @@ class StateMachine:
         self._deadlines: OrderedMap[tuple[int, str], int] = ordered_map()  # -> mod_revision; not of leases
         self.leases: dict[str, Entry] = {}
         self.lease_revision = 0  # when one was put last
-        # told what a key was before it changes, while a snapshot is taken (snapshot.py)
+        # Called with the old entry before a key changes, while a snapshot is being taken (snapshot.py).
         self.keep_preimage: Callable[[str, Entry | None], None] | None = None
 
     # --- commands ---
 
     def apply(self, envelope: cmd.Envelope) -> Applied:
+        """Applies one envelope and returns its answer and events."""
         client, sequence = envelope.client, envelope.sequence
         if envelope.time_ms > self.time_ms:
+            # Never back: a new leader may have a clock behind the stamps of its predecessor (hazard 32).
             self.time_ms = min(envelope.time_ms, limits.METADATA_TIME_MS_MAX)
         if not client:
             return self._carry_out(envelope.command)
+        # A repeat changes nothing, not even the time of the remembered answer.
         answer = refused_identity(client, sequence) or self._repeated(client, sequence)
         if answer is not None:
             return Applied(answer, [])
@@ -80,14 +87,21 @@ class StateMachine:
         return applied
 
     def _repeated(self, client: bytes, sequence: int) -> cmd.Answer | None:
+        """The answer to a command that was applied before; None for a new one."""
         last = self.clients.get(client)
         if last is None or sequence > last.sequence:
             return None
         if sequence == last.sequence:
             return last.answer
-        return cmd.Rejected("out_of_order", f"sequence {sequence} came after {last.sequence}")
+        return cmd.Rejected(
+            "out_of_order", f"sequence number {sequence} is lower than {last.sequence}, which was applied already"
+        )
 
     def _remember(self, client: bytes, last: Remembered) -> None:
+        """Remembers the last command of a client, to answer a repeat; forgets clients by count and age.
+
+        The age is measured by stamps, so that every node forgets the same ones.
+        """
         clients, oldest_ms = self.clients, self.time_ms - limits.METADATA_CLIENT_AGE_MS
         clients[client] = last
         clients.move_to_end(client)
@@ -95,10 +109,11 @@ class StateMachine:
             clients.popitem(last=False)
 
     def _carry_out(self, command: cmd.Command) -> Applied:
+        # Checked again although the submitter has done so: a node of another version may have let it through.
         if (rejected := refusal(command)) is not None:
             return Applied(rejected, [])
         if type(command) is cmd.Put:
-            return self._change((command,))  # the most frequent one, the short way
+            return self._change((command,))  # the most frequent command costs no match
         match command:
             case cmd.CompareAndSwap(compare, value, ttl_ms):
                 put = cmd.PutWithTtl(compare.key, value, ttl_ms) if ttl_ms else cmd.Put(compare.key, value)
@@ -117,6 +132,7 @@ class StateMachine:
                 return self._change([command])
 
     def _holds(self, compare: cmd.Compare) -> bool:
+        """Whether a comparison holds."""
         entry = self.entries.get(compare.key)
         match compare:
             case cmd.Absent():
@@ -127,6 +143,7 @@ class StateMachine:
                 return entry is not None and entry.value == value
 
     def _is_due(self, key: str, revision: int) -> bool:
+        """Whether a key may expire: unchanged since `revision`, and past its deadline."""
         entry = self.entries.get(key)
         return entry is not None and entry.mod_revision == revision and 0 < entry.deadline_ms <= self.time_ms
 
@@ -158,6 +175,11 @@ class StateMachine:
         return Applied(cmd.Done(self.revision, held, plan.more), events)
 
     def _over_budget(self, plan: Plan) -> cmd.Rejected | None:
+        """The rejection of a plan that grows beyond the budget; None if it fits.
+
+        Answers are remembered for repeats and so are a part of the state and of its SHA-256: another wording of a
+        rejection in this class would make nodes of two versions differ.
+        """
         budget = self._budget
         if plan.grown_keys > 0 and (keys := len(self.entries) + plan.grown_keys) > budget.keys:
             return cmd.Rejected("metadata_full", f"{keys} keys, at most {budget.keys} fit")
@@ -168,6 +190,7 @@ class StateMachine:
         return None
 
     def _commit(self, plan: Plan) -> None:
+        """Makes the changes of a plan, as one revision."""
         self.revision += 1
         self.size_bytes += plan.grown_bytes
         entries = self.entries
@@ -200,6 +223,7 @@ class StateMachine:
     # --- reads ---
 
     def get(self, key: str) -> Entry | None:
+        """The entry of a key; None if it does not exist."""
         return self.entries.get(key)
 
     def keys(self, prefix: str, limit: int) -> Iterator[str]:
@@ -230,6 +254,7 @@ class StateMachine:
 
     @property
     def next_deadline_ms(self) -> int | None:
+        """The earliest deadline of a key without a lease; None if there is none."""
         return self._deadlines.peekitem(0)[0][0] if self._deadlines else None
 
     # --- from a snapshot ---

@@ -9,17 +9,18 @@ from icestream.wal.sink import SinkError
 
 
 def disk_failed(error: SinkError) -> errors.LogStopped:
+    """The error of a failed write or sync."""
     return errors.LogStopped(
         f"a {error.operation} of the metadata log failed (errno {error.errno}): the node stops",
-        hint="check the disk, then start again: recovery writes the unsealed part anew",
+        hint="check the disk, then start again: recovery rewrites and syncs the unsealed part",
     )
 
 
 def outdated(witness: str, confirmed: str, present: str) -> errors.LogOutdated:
     """The error of a log that lacks entries which this node has confirmed."""
     return errors.LogOutdated(
-        f"the metadata log of this node has forgotten something: {witness} knows that this node confirmed {confirmed}, "
-        f"and its log ends at {present}",
+        f"the metadata log of this node is outdated: it ends at {present}, but {witness} knows that this node "
+        f"confirmed {confirmed}",
         hint=MEMBER_HINT,
     )
 

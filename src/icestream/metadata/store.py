@@ -1,12 +1,13 @@
-"""The interface of the metadata store, whatever implements it.
+"""The interface of the metadata store, and its in-memory implementation.
 
     MemoryStore      the state machine alone: tests, `storage: memory`
-    NodeStore        the state machine behind a log of its own (node_store.py): one voter now, several with Raft
-    a client         over the local socket, for other processes of the node
+    NodeStore        the state machine behind a log of its own (node_store.py): one voter, or several with Raft
+    RemoteStore      over the local socket, for other processes of the node (remote_store.py)
 
-A write that was given up on (the connection broke, the log stopped) has an unknown outcome: OutcomeUnknown, never
-"failed". Who wants to repeat such a write names itself (`client`) and numbers its commands (`sequence`), one at a time:
-the repeat then gets the answer of the first. Comparisons say whether they held; everything else raises.
+A write without an answer (the connection broke, the log stopped) has an unknown outcome: OutcomeUnknown, never
+"failed". A caller that wants to repeat such a write passes a client id (`client`) and numbers its commands
+(`sequence`), one at a time: the repeat then gets the answer of the first. Comparisons report whether they held;
+everything else raises.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class Consistency(Enum):
 
 
 class MetadataStore(ABC):
-    # --- what a kind of store must do ---
+    # --- to be implemented ---
+
+    """The interface; `submit`, reads and watches differ by kind, the rest follows from them."""
 
     @abstractmethod
     async def ready(self) -> None:
@@ -50,10 +53,11 @@ class MetadataStore(ABC):
 
     @abstractmethod
     async def renew(self, key: str, revision: int) -> bool:
-        """Keeps a lease that was put (PutLease) at this revision for its whole time from now on; False when it is gone.
+        """Extends a lease that was put (PutLease) at this revision by its whole duration; False if it is gone.
 
-        It costs no entry of the log. Whatever is raised: the lease may have been kept, or not. Whoever holds it may
-        rely on its time from before this call, when True came back."""
+        It costs no entry of the log. After an error the lease may have been extended or not. After True the holder may
+        rely on its duration, measured from before this call.
+        """
 
     @abstractmethod
     async def get(self, key: str) -> Entry | None:
@@ -68,20 +72,25 @@ class MetadataStore(ABC):
         """Watches changes with a prefix, of revisions above `after`, without end."""
 
     @abstractmethod
-    async def revision(self) -> int: ...
+    async def revision(self) -> int:
+        """The present revision of the store."""
 
     @abstractmethod
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Ends all watches and calls with LogClosed, and releases resources."""
 
-    # --- what follows from that ---
+    # --- derived ---
 
     async def put(self, key: str, value: bytes) -> int:
+        """Puts a key; returns the revision."""
         return (await self._done(cmd.Put(key, value))).revision
 
     async def put_with_ttl(self, key: str, value: bytes, ttl_ms: int) -> int:
+        """Puts a key that expires after `ttl_ms`; returns the revision."""
         return (await self._done(cmd.PutWithTtl(key, value, ttl_ms))).revision
 
     async def delete(self, key: str) -> int:
+        """Deletes a key; returns the revision."""
         return (await self._done(cmd.Delete(key))).revision
 
     async def delete_prefix(self, prefix: str) -> int:
@@ -91,6 +100,7 @@ class MetadataStore(ABC):
         return done.revision
 
     async def compare_and_swap(self, compare: cmd.Compare, value: bytes, ttl_ms: int = 0) -> cmd.Done:
+        """Puts the compared key if the comparison holds (`Done.held`); `ttl_ms` 0 for no expiry."""
         return await self._done(cmd.CompareAndSwap(compare, value, ttl_ms))
 
     async def put_lease(self, compare: cmd.Compare, value: bytes, ttl_ms: int) -> cmd.Done:
@@ -107,6 +117,7 @@ class MetadataStore(ABC):
         then: Sequence[cmd.Operation],
         otherwise: Sequence[cmd.Operation] = (),
     ) -> cmd.Done:
+        """Applies `then` if every comparison holds (`Done.held`), else `otherwise`, in one revision."""
         return await self._done(cmd.Txn([*compare], [*then], [*otherwise]))
 
     async def list_all(self, prefix: str) -> Entries:
@@ -117,6 +128,7 @@ class MetadataStore(ABC):
         return entries
 
     async def _done(self, command: cmd.Command) -> cmd.Done:
+        """Submits a command. Raises the error of a rejected one."""
         answer = await self.submit(command)
         if isinstance(answer, cmd.Rejected):
             kind = errors.BY_CODE.get(answer.code, errors.InvalidInput)
@@ -133,7 +145,7 @@ class MemoryStore(MetadataStore):
         self._time = StoreTime.from_wall(self._clock, 0)
         self._leases = Leases(self._machine, self._time)
         self._hub = WatchHub(0)
-        self._tasks = Tasks(self._task_failed)
+        self._tasks = Tasks(self._on_task_failed)
         self._expiry: Expiry | None = None
         self._closed: errors.LogClosed | None = None
 
@@ -144,13 +156,13 @@ class MemoryStore(MetadataStore):
         self._check_open()
         applied = self._machine.apply(cmd.Envelope(cmd.VERSION, client, sequence, self._time.now_ms(), command))
         self._hub.publish(applied.events)
-        self._look_at_deadlines()
+        self._check_deadlines()
         return applied.answer
 
-    def _look_at_deadlines(self) -> None:
+    def _check_deadlines(self) -> None:
         """Starts the expiry task with the first key that has a deadline."""
         if self._expiry is not None:
-            self._expiry.look()
+            self._expiry.check()
         elif self._machine.next_deadline_ms is not None or self._machine.leases:
             self._expiry = Expiry(self._machine, self._clock, self._time, self._leases, self.submit)
             self._tasks.start(self._expiry.run(), "metadata-expiry")
@@ -185,5 +197,5 @@ class MemoryStore(MetadataStore):
         if self._closed is not None:
             raise self._closed
 
-    def _task_failed(self, error: BaseException) -> None:
+    def _on_task_failed(self, error: BaseException) -> None:
         raise error

@@ -1,16 +1,16 @@
-"""The clock of a node with others: a tick every METADATA_TICK_SECONDS, which is what elections and heartbeats go by.
+"""The clock of a node with peers: one tick every METADATA_TICK_SECONDS, which drives elections and heartbeats.
 
-Ticks that were missed are not made up for: a process that was stopped would hold an election for each. How late they
-come is measured: half an election late means that this node nearly lost its leader for no reason but itself (rule 8).
+Missed ticks are not made up for: a process that was paused would hold an election for each. Delays are measured: a tick
+that is half an election late means that this node nearly lost its leader through its own fault (node.py, rule 8).
 
-WAKES are nearly all that an idle node costs, so there are fewer of them than ticks:
+WAKE-UPS are nearly all that an idle node costs, so there are fewer of them than ticks:
 
-    a leader     for which nothing happened for METADATA_IDLE_SECONDS makes METADATA_IDLE_HEARTBEAT_TICKS at a time
+    a leader     that was idle for METADATA_IDLE_SECONDS makes METADATA_IDLE_HEARTBEAT_TICKS at a time
     a follower   that hears its leader counts ticks from the last message: those before it change nothing. Its alarm is
-                 set METADATA_QUIET_TICKS behind that message, and set anew when the next one comes, for which the
-                 process is awake anyway; so in a quiet cluster it never goes off. When it does, the ticks since the
-                 message are made. It wakes at once when it takes the lead, looks for a leader, or waits for a read
-    anybody else, and a follower that has heard nobody for a while, makes every tick in its time
+                 set METADATA_QUIET_TICKS behind that message and moved when the next one arrives, for which the
+                 process is awake anyway; in a quiet cluster it never goes off. When it does, the ticks since the
+                 message are made. It wakes at once when it becomes leader, has no leader, or waits for a read
+    any other node, and a follower without a message for a while, makes every tick in its time
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _HEARD_TICKS: Final = limits.METADATA_IDLE_HEARTBEAT_TICKS + 1
 _ALARM_MOVES_NS: Final = (limits.METADATA_IDLE_HEARTBEAT_TICKS - 1) * _TICK_NS
 
 
-class Ticked(Protocol):
-    """What the ticker needs of the node (node.py)."""
+class TickedNode(Protocol):
+    """The part of a node (node.py) that the ticker uses."""
 
     leads: bool
     heard_ns: int
@@ -47,7 +47,9 @@ class Ticked(Protocol):
 
 
 class Ticker:
-    def __init__(self, clock: Clock, node: Ticked) -> None:
+    """Calls `tick` of one node, and measures delays."""
+
+    def __init__(self, clock: Clock, node: TickedNode) -> None:
         self._clock = clock
         self._node = node
         self.drift_seconds_max = 0.0
@@ -67,7 +69,7 @@ class Ticker:
                 continue
             due_ns = last_ns + ticks * _TICK_NS
             await self._clock.sleep((due_ns - self._clock.monotonic_ns()) / 1e9)
-            last_ns = self._noted(due_ns)
+            last_ns = self._record_delay(due_ns)
             self._node.tick(ticks)
 
     async def _listen(self, last_ns: int) -> int:
@@ -80,18 +82,18 @@ class Ticker:
 
         woken = await node.until(is_woken, (alarm_ns - self._clock.monotonic_ns()) / 1e9)
         begun_ns = max(last_ns, node.heard_ns)
-        # by its alarm: time in which the process stood still is not counted
+        # Without a message: up to the alarm, not up to now. Time in which the process was paused is not counted.
         end_ns = self._clock.monotonic_ns() if woken else alarm_ns
         ticks = min(max(end_ns - begun_ns, 0) // _TICK_NS, limits.METADATA_QUIET_TICKS)
         if not woken:
-            self._noted(alarm_ns)
+            self._record_delay(alarm_ns)
         if ticks:
             node.tick(ticks)
         next_ns = begun_ns + ticks * _TICK_NS
         return next_ns if self._ticks_since(next_ns) <= 1 else self._clock.monotonic_ns()
 
     def _ticks_together(self) -> int:
-        """The next deadline; None for a follower that hears its leader."""
+        """How many ticks to make at once at the next deadline; 0 for a follower that hears its leader."""
         node = self._node
         if not node.is_quiet:
             return 1
@@ -103,12 +105,12 @@ class Ticker:
     def _ticks_since(self, then_ns: int) -> int:
         return (self._clock.monotonic_ns() - then_ns) // _TICK_NS
 
-    def _noted(self, due_ns: int) -> int:
-        """When the next tick period starts."""
+    def _record_delay(self, due_ns: int) -> int:
+        """Measures how late a tick is; returns when the next tick period starts."""
         now_ns = self._clock.monotonic_ns()
         late_seconds = (now_ns - due_ns) / 1e9
         self.drift_seconds_max = max(self.drift_seconds_max, late_seconds)
         if late_seconds > limits.METADATA_TICK_SECONDS * limits.METADATA_ELECTION_TICKS / 2:
             self.late_ticks += 1
-            _log.warning("a tick came late", seconds=round(late_seconds, 3))
+            _log.warning("Raft tick delayed: the process or its event loop was blocked", seconds=round(late_seconds, 3))
         return now_ns if late_seconds > limits.METADATA_TICK_SECONDS else due_ns

@@ -1,11 +1,11 @@
 """Watches: every change with a prefix, in order, exactly once; or a reset if changes were missed.
 
-The hub keeps the newest batches of events, within a bound. A watch is a place in them: everything up to revision
-`after` was told or does not concern it. A watch that starts at a revision which is too old, or that falls behind what
-is kept, gets `Resync` and must read everything again: never silence, never a gap. So a slow watch costs no memory.
+The hub keeps the newest batches of events, within a bound. A watch is a position in them: everything up to revision
+`after` was delivered or does not concern it. A watch that starts at a revision which is too old, or that falls behind
+what is kept, gets `Resync` and must read everything again: never silence, never a gap. So a slow watch costs no memory.
 
-    caught up      no change that it wants is waiting; each published one moves `after`, or makes it behind
-    behind         `after` stands still until the watch takes its next change; passed by the hub's floor it is lost
+    caught up      no change with its prefix is waiting; each published one moves `after`, or makes it behind
+    behind         `after` stays until the watch takes its next change; if the hub's floor passes it, it is lost
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class WatchHub:
         self._bytes_max = bytes_max
         self._kept: dict[int, tuple[list[Event], int]] = {}  # with their bytes
         self._kept_bytes = 0
-        self.floor = revision  # changes up to here can not be told any more
+        self.floor = revision  # changes up to here are no longer kept
         self.revision = revision
         self.ended: errors.IcestreamError | None = None
-        self._watches: set[ref[Watch]] = set()  # a watch that nobody holds any more is gone
+        self._watches: set[ref[Watch]] = set()  # weak: a watch that its user dropped needs no close
 
     def publish(self, events: list[Event]) -> None:
         """Adds the events of one revision, in order of revisions."""
@@ -98,10 +98,13 @@ class WatchHub:
         return watch
 
     def forget(self, watch: Watch) -> None:
+        """Removes a closed watch."""
         self._watches.discard(ref(watch))
 
 
 class Watch(AsyncIterator[Changes | Resync]):
+    """An endless iterator over changes with a prefix; close it when it is no longer consumed."""
+
     def __init__(self, hub: WatchHub, prefix: str, after: int) -> None:
         self._hub = hub
         self._prefix = prefix
@@ -111,6 +114,7 @@ class Watch(AsyncIterator[Changes | Resync]):
         self.news = asyncio.Event()
 
     def published(self, revision: int, events: list[Event]) -> None:
+        """Called by the hub with each revision: moves `after` past changes without the prefix, or wakes the watch."""
         if self._behind or self._lost:
             return
         if any(event.key.startswith(self._prefix) for event in events):
@@ -120,10 +124,12 @@ class Watch(AsyncIterator[Changes | Resync]):
             self.after = revision
 
     def lose(self) -> None:
+        """The kept changes are gone: the next event is a Resync."""
         self._lost = True
         self.news.set()
 
     def close(self) -> None:
+        """Ends the watch."""
         self._hub.forget(self)
 
     async def __anext__(self) -> Changes | Resync:
@@ -135,6 +141,7 @@ class Watch(AsyncIterator[Changes | Resync]):
         return event
 
     def _next(self) -> Changes | Resync | None:
+        """The next event; None if nothing waits."""
         hub = self._hub
         if self._lost or self.after < hub.floor:
             self._lost = self._behind = False

@@ -1,16 +1,16 @@
 """How far the metadata log was synced, kept outside of its directory: `raft.mark` beside `raft` (ADR 45).
 
-A log whose newest file was removed, whose last records are lost, or that was brought back from a backup, looks like one
+A log whose newest file was removed, whose last records are lost, or that was restored from a backup, looks like a log
 that simply ends earlier. The mark says that it was longer.
 
-THE FILE      two slots of 128 bytes; the good one with the higher number counts
+THE FILE      two slots of 128 bytes; the valid one with the higher number counts
     0   8 bytes "ICESMARK"          8   u64  number of this write: even in the first slot, odd in the second
     16  16 bytes  id of the log     32  u64  number (LSN) of a record that was synced
     40  u64  id of the node         48  16 bytes  id of its cluster
     64  u8   1 when the log has known other nodes      65  zeros      124  u32  CRC of all before it
 
-A write goes into the slot that does not count, in a mapped page: nothing is synced on its behalf, so after a power loss
-the mark may be behind the log, and it is never ahead of it. No mark: a log from before there were marks.
+A write goes into the slot that does not count, in a mapped page: it causes no sync, so after a power loss the mark may
+be behind the log, and it is never ahead of it. A log without a mark was written by a version without marks.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ _CRC_AT: Final = SLOT_BYTES - _CRC.size
 
 
 class Mark(NamedTuple):
+    """The contents of a slot."""
+
     log_id: bytes
     lsn: int
     node_id: int
@@ -40,6 +42,8 @@ class Mark(NamedTuple):
 
 
 class Watermark(Protocol):
+    """Where the mark is kept."""
+
     def read(self) -> Mark | None:
         """The last mark; None if there is none."""
 
@@ -58,6 +62,7 @@ def mark_path(directory: Path) -> Path:
 
 
 def encode_slot(number: int, mark: Mark) -> bytes:
+    """The bytes of one slot."""
     fields = (_MAGIC, number, mark.log_id, mark.lsn, mark.node_id, mark.cluster_id, mark.has_others)
     slot = _SLOT.pack(*fields).ljust(_CRC_AT, b"\0")
     return slot + _CRC.pack(crc32(slot))
@@ -101,6 +106,8 @@ class MemoryWatermark:
 
 
 class FileWatermark:
+    """The mark in a file, written through a memory map."""
+
     def __init__(self, path: Path) -> None:
         """Creates the file if it does not exist. Raises OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""Writes of the core on their way to disk: they wait for room, then for the sync; then dependent messages are sent.
+"""Writes of the core on their way to the disk: they wait for room, then for the sync; then dependent messages are sent.
 
     queued --room in a file--> planned (a ticket of the log) --synced up to the ticket--> done
-Writes stay in their order. One that needs no disk waits only for those before it. A node that follows cannot refuse
-what its leader sends: when the file is full its writes wait for the next file.
+Writes keep their order. One without a need for the disk waits only for those before it. A follower cannot refuse what
+its leader sends: when the file is full, its writes wait for the next file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from icestream import errors
-from icestream.metadata.core import HardState, Message
+from icestream.metadata.core import HardState, RaftMessage
 from icestream.metadata.log_format import ENTRY_OVERHEAD_BYTES, Base, Promise
 from icestream.metadata.log_store import LogStore
 
@@ -21,31 +21,33 @@ Entries = Sequence[tuple[int, bytes]]
 
 @dataclass(slots=True)
 class Write:
-    """One `Ready` of the core."""
+    """One `Ready` of the core, as far as it has to be written."""
 
     number: int
     entries: Entries
     state: HardState | None
     base: Base | None
-    messages: list[Message]
+    messages: list[RaftMessage]
     needs_disk: bool
     is_install: bool = False
     commit: int = 0  # written too: a change of members up to here is committed
-    promises: dict[int, Promise] | None = None  # of other nodes, as far as this one has heard
-    term: int = 0  # in which the core asked for it
-    begins_term: bool = False  # the same ready has a new term: its entries may be of a leader before it
-    last_index: int = 0  # of its entries, which agree with the leader of the term
+    promises: dict[int, Promise] | None = None  # of other nodes, as far as this node knows them
+    term: int = 0  # of the core when it produced the write
+    begins_term: bool = False  # the ready starts a new term: its entries may be those of an earlier leader
+    last_index: int = 0  # of its entries, if they agree with the leader of `term`; 0 if that is unknown
     ticket: int = 0
 
 
 class Writes:
+    """The writes of one node, in order."""
+
     def __init__(self, log: LogStore, record_bytes_max: int) -> None:
         self._log = log
         self._record_bytes_max = record_bytes_max
         self._queued: deque[Write] = deque()
         self._planned: deque[Write] = deque()
         self._ticket = 0
-        self.promise = Promise(0, 0)  # what is synced of this life
+        self.promise = Promise(0, 0)  # the highest that this run has synced
         self.is_closed = False  # nothing more is written: the last file is sealed
 
     @property
@@ -57,6 +59,7 @@ class Writes:
         return bool(self._queued or self._planned)
 
     def add(self, write: Write) -> None:
+        """Queues a write and plans it if there is room."""
         if write.entries and not write.begins_term:
             write.last_index = write.entries[-1][0]
         self._queued.append(write)
@@ -72,10 +75,11 @@ class Writes:
             self._planned.append(self._queued.popleft())
 
     def _append(self, write: Write) -> bool:
-        """Writes record by record; False if there is no room now; the rest follows."""
+        """Writes the entries record by record. Returns False if there is no room now; the rest follows later."""
         for piece in tuple(_pieces(write.entries, self._record_bytes_max)):
             size = sum(len(entry) for _, entry in piece)
             if not self._log.plan.room_for(size, len(piece)):
+                # An empty file is ready and still too small: waiting would never help.
                 if self._log.plan.next_file is not None:
                     raise errors.LogError(f"a record of {size} bytes fits no file of the metadata log")
                 return False

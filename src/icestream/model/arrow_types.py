@@ -1,6 +1,6 @@
 """The Arrow type of each kind of column: what clients are given, tasks write and the lake reads.
 
-It imports pyarrow, so whoever can do without that imports it late.
+It imports pyarrow: modules that can do without pyarrow import it late.
 """
 
 from __future__ import annotations

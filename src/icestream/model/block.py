@@ -1,6 +1,6 @@
-"""A block: the messages of one producer's batch, as columns. What a front end makes, the log stores, the tail keeps.
+"""A block: the messages of one batch of a producer, as columns. Front ends build it; log and tail store it unchanged.
 
-A MESSAGES section is one block after the other; the messages of a section are their rows in order.
+The body of a MESSAGES section is a sequence of blocks; the messages of the section are their rows, in order.
 
     0   u32  rows
     4   u32  block_bytes: everything, padding included; a multiple of 8
@@ -22,8 +22,8 @@ bit is a null, whose value is 0 or empty. A column that is not in the directory 
 
 Headers: u16 count, then for each u16 key bytes, key, u32 value bytes, value; UTF-8, keys rising and distinct.
 
-`check_block` is the hostile-input door: everything that passes it can be read without a further check, and every value
-fits its column's type (hazard 9: what is acked can always become a row).
+`check_block` validates hostile input: a block that passes can be read without further checks, and every value fits the
+type of its column (hazard 9: what is acked can always become a row).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _U32 = struct.Struct("<I")
 
 
 def padded(size: int) -> int:
-    """The next multiple of 8."""
+    """Returns the next multiple of 8. Column data is aligned so that readers can view it as an array of integers."""
     return (size + 7) & ~7
 
 
@@ -66,7 +66,7 @@ class ConstantColumn(NamedTuple):
 
 
 class EncodedColumn(NamedTuple):
-    """A column without nulls whose data is there as it is stored: from one who got its values side by side."""
+    """A column without nulls whose data is already in the form of the block, such as a batch of equal gRPC requests."""
 
     encoding: int  # FIXED or VARIABLE
     data: bytes
@@ -76,7 +76,7 @@ Values = Sequence[Value] | ConstantColumn | EncodedColumn
 
 
 class Numbering(NamedTuple):
-    """Who numbered the batch, and from where (hazard 7)."""
+    """Producer, epoch and first sequence of a numbered batch, by which duplicates are recognised (hazard 7)."""
 
     producer_id: int
     producer_epoch: int
@@ -85,20 +85,28 @@ class Numbering(NamedTuple):
 
 _BINARY: Final = ColumnKind.BINARY
 _unpack_head: Final = HEAD.unpack_from
-new_tuple: Final = tuple.__new__  # of a NamedTuple, without its Python-level __new__: this is done for every batch
-_NOBODY: Final = Numbering(NOT_NUMBERED, 0, NOT_NUMBERED)
+# Creates a NamedTuple without its Python-level __new__, which costs more than the rest of decoding a head: this runs
+# for every batch.
+new_tuple: Final = tuple.__new__
+_NO_NUMBERING: Final = Numbering(NOT_NUMBERED, 0, NOT_NUMBERED)
 _ONLY_BYTES: Final = {bytes}
 _ZEROS: Final = bytes(8)
 _column_id = attrgetter("id")
 
 
 def encode_block(rows: int, columns: Mapping[EnvelopeColumn, Values], numbering: Numbering | None = None) -> bytes:
+    """Returns the block of a batch of `rows` messages. Raises InvalidInput for values that do not fit their column."""
     if not 0 < rows <= limits.BLOCK_ROWS_MAX:
-        raise errors.InvalidInput(f"a batch has {rows} messages", hint=f"1 to {limits.BLOCK_ROWS_MAX} are allowed")
+        raise errors.InvalidInput(
+            f"batch of {rows} messages", hint=f"a batch has 1 to {limits.BLOCK_ROWS_MAX} messages"
+        )
     if numbering is not None and not _fits(numbering, rows):
-        raise errors.InvalidInput(f"{numbering} does not fit a batch of {rows}", hint="ids and sequences are signed")
+        raise errors.InvalidInput(
+            f"{numbering} is out of range for a batch of {rows} messages",
+            hint="ids and sequences are signed 64-bit numbers",
+        )
     if rows == 1 and not any(isinstance(values, EncodedColumn) for values in columns.values()):
-        return _encode_message(columns, numbering or _NOBODY)
+        return _encode_message(columns, numbering or _NO_NUMBERING)
     directory: list[bytes] = []
     data: list[bytes] = []
     for column in columns if len(columns) == 1 else sorted(columns, key=_column_id):
@@ -108,21 +116,21 @@ def encode_block(rows: int, columns: Mapping[EnvelopeColumn, Values], numbering:
             data.append(content)
             if padding := -len(content) % 8:
                 data.append(_ZEROS[:padding])
-    who = numbering or _NOBODY
     size = HEAD.size + COLUMN.size * len(directory) + sum(map(len, data))
-    head = HEAD.pack(rows, size, who.producer_id, who.producer_epoch, len(directory), 0, who.first_sequence)
+    producer_id, epoch, first_sequence = numbering or _NO_NUMBERING
+    head = HEAD.pack(rows, size, producer_id, epoch, len(directory), 0, first_sequence)
     return b"".join((head, *directory, *data))
 
 
-def _encode_message(columns: Mapping[EnvelopeColumn, Values], who: Numbering) -> bytes:
-    """A batch of one, which is most of what some front ends send: what the only row has is what every row has."""
+def _encode_message(columns: Mapping[EnvelopeColumn, Values], numbering: Numbering) -> bytes:
+    """Returns the block of one message, which is the common batch of some front ends: every column is a constant."""
     count = 0
     directory = data = b""
     for column in columns if len(columns) == 1 else sorted(columns, key=_column_id):
         values = columns[column]
         if type(values) is not ConstantColumn and len(values) != 1:
             raise errors.InvalidInput(f"column {column.name} has {len(values)} values for 1 message")
-        value = values[0]  # a constant has one too
+        value = values[0]  # also of a ConstantColumn, which is a tuple of one value
         if value is None:
             continue
         content = value if type(value) is bytes and column.kind is _BINARY else _encode_value(column, value)
@@ -130,7 +138,9 @@ def _encode_message(columns: Mapping[EnvelopeColumn, Values], who: Numbering) ->
         directory += COLUMN.pack(column.id, CONSTANT, 0, len(content))
         data += content + _ZEROS[: -len(content) % 8]
     size = HEAD.size + len(directory) + len(data)
-    return HEAD.pack(1, size, who.producer_id, who.producer_epoch, count, 0, who.first_sequence) + directory + data
+    head = HEAD.pack(1, size, numbering.producer_id, numbering.producer_epoch, count, 0, numbering.first_sequence)
+
+    return head + directory + data
 
 
 def _fits(numbering: Numbering, rows: int) -> bool:
@@ -142,7 +152,7 @@ def _fits(numbering: Numbering, rows: int) -> bool:
 
 
 def _encode_column(column: EnvelopeColumn, values: Values, rows: int) -> tuple[int, int, bytes]:
-    """Encoding (0: null in every row, leave it out), flags and data."""
+    """Returns encoding, flags and data of a column; encoding 0: null in every row, to be left out of the block."""
     if isinstance(values, ConstantColumn):
         return (0, 0, b"") if values.value is None else (CONSTANT, 0, _encode_value(column, values.value))
     if isinstance(values, EncodedColumn):
@@ -168,7 +178,7 @@ def _encode_column(column: EnvelopeColumn, values: Values, rows: int) -> tuple[i
 
 
 def _encode_bytes(values: Sequence[bytes]) -> bytes:
-    """Keys and payloads without nulls, which is most of what comes: nothing is done for each value in Python."""
+    """Encodes keys and payloads without nulls, the common case, without Python code for each value."""
     return b"".join((array("I", accumulate(map(len, values), initial=0)).tobytes(), *values))
 
 
@@ -216,7 +226,7 @@ class BlockHead(NamedTuple):
 
 
 def decode_block_head(data: bytes | memoryview) -> BlockHead:
-    """The first 32 bytes of a block, checked; its columns are not looked at."""
+    """Decodes the first 32 bytes of a block; does not check its columns. Raises DecodeError."""
     try:
         rows, size, producer, epoch, _, flags, sequence = _unpack_head(data)
     except struct.error:
@@ -230,7 +240,9 @@ def decode_block_head(data: bytes | memoryview) -> BlockHead:
     return new_tuple(BlockHead, (rows, size, new_tuple(Numbering, (producer, epoch, sequence))))
 
 
-class _Stored(NamedTuple):
+class _ColumnEntry(NamedTuple):
+    """Where the data of a column lies in the block."""
+
     encoding: int
     flags: int
     start: int
@@ -238,7 +250,8 @@ class _Stored(NamedTuple):
 
 
 class Block:
-    """A checked view of one block. Columns are decoded when asked for; nothing is made per message."""
+    """A view of one block whose header and directory are checked. Columns are decoded on request; no object is created
+    for a message."""
 
     __slots__ = ("_columns", "_data", "block_bytes", "numbering", "rows")
 
@@ -248,11 +261,11 @@ class Block:
         self._data = memoryview(data)[: self.block_bytes]
         self._columns = self._directory(count)
 
-    def _directory(self, count: int) -> dict[int, _Stored]:
+    def _directory(self, count: int) -> dict[int, _ColumnEntry]:
         at = HEAD.size + COLUMN.size * count
         if at > self.block_bytes:
             raise errors.DecodeError("column directory cut off")
-        stored_columns: dict[int, _Stored] = {}
+        entries: dict[int, _ColumnEntry] = {}
         last = 0
         for number in range(count):
             id_, encoding, flags, size = COLUMN.unpack_from(self._data, HEAD.size + COLUMN.size * number)
@@ -262,37 +275,37 @@ class Block:
             if at + size > self.block_bytes:
                 raise errors.DecodeError(f"column {id_} cut off")
             last = id_
-            stored_columns[id_] = _Stored(encoding, flags, at, size)
+            entries[id_] = _ColumnEntry(encoding, flags, at, size)
             at += padded(size)
         if at != self.block_bytes:
             raise errors.DecodeError("columns do not fill the block")
-        return stored_columns
+        return entries
 
     def columns(self) -> list[EnvelopeColumn]:
         return [COLUMN_BY_ID[id_] for id_ in self._columns]
 
     def stored(self, column: EnvelopeColumn) -> tuple[int, int, memoryview] | None:
-        """Encoding, flags and data of a column as they stand in the block; its values are not looked at."""
+        """Returns encoding, flags and data of a column as stored, without checking its values; None if it is absent."""
         entry = self._columns.get(column.id)
         if entry is None:
             return None
         return entry.encoding, entry.flags, self._data[entry.start : entry.start + entry.size]
 
     def values(self, column: EnvelopeColumn) -> list[Value]:
-        """Every row's value. Raises DecodeError for values that do not fit the column."""
-        stored = self._columns.get(column.id)
-        if stored is None:
+        """Returns the value of every row. Raises DecodeError for values that do not fit the column."""
+        entry = self._columns.get(column.id)
+        if entry is None:
             return [None] * self.rows
-        data = self._data[stored.start : stored.start + stored.size]
-        if stored.encoding == CONSTANT:
+        data = self._data[entry.start : entry.start + entry.size]
+        if entry.encoding == CONSTANT:
             return [_decode_value(column, data)] * self.rows
         valid: memoryview | None = None
-        if stored.flags & NULLS:
+        if entry.flags & NULLS:
             head = padded((self.rows + 7) // 8)
             valid, data = data[:head], data[head:]
             if len(valid) < head:
                 raise errors.DecodeError(f"column {column.name}: bitmap cut off")
-        parts = self._fixed(column, data) if stored.encoding == FIXED else self._variable(column, data, valid)
+        parts = self._fixed(column, data) if entry.encoding == FIXED else self._variable(column, data, valid)
         if valid is None:
             return list(parts)
         return [part if valid[row >> 3] >> (row & 7) & 1 else None for row, part in enumerate(parts)]
@@ -314,12 +327,13 @@ class Block:
             raise errors.DecodeError(f"column {column.name}: ends cut off")
         ends = array("I", bytes(data[:head]))
         body = data[head:]
-        if ends[0] or ends[-1] != len(body) or any(a > b for a, b in pairwise(ends)):
+        if ends[0] or ends[-1] != len(body) or any(start > end for start, end in pairwise(ends)):
             raise errors.DecodeError(f"column {column.name}: ends do not rise to {len(body)}")
-        pairs = pairwise(ends)
         return (
-            None if valid is not None and not valid[row >> 3] >> (row & 7) & 1 else _decode_value(column, body[a:b])
-            for row, (a, b) in enumerate(pairs)
+            None
+            if valid is not None and not valid[row >> 3] >> (row & 7) & 1
+            else _decode_value(column, body[start:end])
+            for row, (start, end) in enumerate(pairwise(ends))
         )
 
 
@@ -371,17 +385,20 @@ def _decode_headers(column: EnvelopeColumn, data: bytes) -> dict[str, str]:
 
 
 def check_block(data: bytes) -> Block:
-    """The door for blocks that come from outside: structure, types and every single value."""
+    """Validates a block from outside: structure, types and every value. Raises DecodeError.
+
+    The reference for the native twin (rpc/blocks.py), which checks the same rules without decoding values.
+    """
     block = Block(data)
     if block.block_bytes != len(data):
-        raise errors.DecodeError(f"block of {block.block_bytes} bytes in {len(data)}")
+        raise errors.DecodeError(f"block header declares {block.block_bytes} bytes, received {len(data)}")
     for column in block.columns():
         block.values(column)
     return block
 
 
 def iter_block_heads(body: bytes | memoryview) -> Iterator[BlockHead]:
-    """The heads of the blocks of a MESSAGES section body: what recovery needs of them."""
+    """Yields the heads of the blocks in a MESSAGES section body, all that recovery needs. Raises DecodeError."""
     view = memoryview(body)
     while view:
         head = decode_block_head(view)
@@ -390,7 +407,7 @@ def iter_block_heads(body: bytes | memoryview) -> Iterator[BlockHead]:
 
 
 def iter_blocks(body: bytes | memoryview) -> Iterator[Block]:
-    """The blocks of a MESSAGES section body."""
+    """Yields the blocks in a MESSAGES section body. Raises DecodeError."""
     view = memoryview(body)
     while view:
         block = Block(view)

@@ -40,6 +40,7 @@ class AckedOffsets:
         """Marks [start, end) as acked; what is acked already stays so."""
         if start >= end:
             return
+        # The common case of in-order acks: no range is needed.
         if start <= self.position:
             self.position = max(self.position, end)
             if self._starts:
@@ -61,6 +62,7 @@ class AckedOffsets:
             del self._starts[:done], self._ends[:done]
 
     def __contains__(self, offset: int) -> bool:
+        """Whether the offset is acked."""
         if offset < self.position:
             return True
         at = bisect_right(self._starts, offset) - 1

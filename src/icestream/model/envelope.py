@@ -28,7 +28,7 @@ class ColumnKind(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EnvelopeColumn:
-    """Each is there once, below: it is looked up as itself."""
+    """A column of the envelope. Each has one instance, below, and is compared by identity."""
 
     id: int
     name: str

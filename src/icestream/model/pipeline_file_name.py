@@ -4,7 +4,8 @@
     metadata/icestream-{epoch}-{uuid}-m{number}.avro               a manifest
     metadata/snap-{snapshot id}-icestream-{epoch}-{uuid}.avro      a manifest list
 
-So the name of a file in a folder says whether a commit can still bring it into the table (pipeline/commit/clean_up.py),
+So the name of a file in a folder says whether a commit can still bring it into the table: the clean-up removes files of
+lower epochs (pipeline/file_cleanup/removal_rule.py), and a rewrite is committed under the epoch of its files alone;
 no file of another engine is taken for one of ours, and readers tell rows of the pipeline from inserted ones
 (readers/scanner.py).
 """

@@ -17,8 +17,8 @@ _PASS_SHARE: Final = 16  # one pass over this many runs is cheaper than looking 
 _start_of = itemgetter(0)
 
 
-class OffsetRun(NamedTuple, Generic[Value]):
-    """Offsets [start, end)."""
+class ValueRun(NamedTuple, Generic[Value]):
+    """Offsets [start, end) that share one value."""
 
     start: int
     end: int
@@ -32,10 +32,10 @@ class RunSet(Generic[Value]):
 
     def __init__(self) -> None:
         self._starts: list[int] = []
-        self._runs: list[OffsetRun[Value]] = []
+        self._runs: list[ValueRun[Value]] = []
         self.size = 0  # offsets in all runs
 
-    def __iter__(self) -> Iterator[OffsetRun[Value]]:
+    def __iter__(self) -> Iterator[ValueRun[Value]]:
         return iter(self._runs)
 
     def __len__(self) -> int:
@@ -45,16 +45,17 @@ class RunSet(Generic[Value]):
     def __bool__(self) -> bool:
         return bool(self._runs)
 
-    def first(self) -> OffsetRun[Value]:
+    def first(self) -> ValueRun[Value]:
+        """The run with the lowest offsets; there must be one."""
         return self._runs[0]
 
     def add(self, start: int, end: int, value: Value) -> None:
-        """The offsets must not be in any run."""
+        """Adds offsets that are in no run yet; neighbours with an equal value are merged."""
         runs = self._runs
         assert start < end
         if not runs or runs[-1].end < start:  # the most frequent case
             self._starts.append(start)
-            runs.append(OffsetRun(start, end, value))
+            runs.append(ValueRun(start, end, value))
             self.size += end - start
             return
         low = bisect_left(self._starts, start)
@@ -69,7 +70,7 @@ class RunSet(Generic[Value]):
             end = runs[high].end
             high += 1
         self._starts[low:high] = [start]
-        runs[low:high] = [OffsetRun(start, end, value)]
+        runs[low:high] = [ValueRun(start, end, value)]
 
     def add_all(self, ranges: Sequence[tuple[int, int]], value: Value) -> None:
         """Adds ranges in rising order that touch neither each other nor any run.
@@ -81,27 +82,27 @@ class RunSet(Generic[Value]):
                 self.add(start, end, value)
             return
         runs = self._runs
-        runs.extend([OffsetRun(start, end, value) for start, end in ranges])
+        runs.extend([ValueRun(start, end, value) for start, end in ranges])
         runs.sort(key=_start_of)  # two sorted lists: one pass
         self._starts = [run.start for run in runs]
         self.size += sum([end - start for start, end in ranges])
 
-    def within(self, start: int, end: int) -> list[OffsetRun[Value]]:
+    def within(self, start: int, end: int) -> list[ValueRun[Value]]:
         """The parts of runs that lie in [start, end)."""
         if start >= end:
             return []
         touched = self._runs[self._first_touching(start) : bisect_left(self._starts, end)]
-        return [OffsetRun(max(run.start, start), min(run.end, end), run.value) for run in touched]
+        return [ValueRun(max(run.start, start), min(run.end, end), run.value) for run in touched]
 
-    def first_within(self, start: int, end: int) -> OffsetRun[Value] | None:
+    def first_within(self, start: int, end: int) -> ValueRun[Value] | None:
         """The first part of a run that lies in [start, end)."""
         at = self._first_touching(start)
         if start >= end or at == len(self._runs) or self._runs[at].start >= end:
             return None
         run = self._runs[at]
-        return OffsetRun(max(run.start, start), min(run.end, end), run.value)
+        return ValueRun(max(run.start, start), min(run.end, end), run.value)
 
-    def take(self, start: int, end: int) -> list[OffsetRun[Value]]:
+    def take(self, start: int, end: int) -> list[ValueRun[Value]]:
         """Removes and returns the parts of runs that lie in [start, end)."""
         low = self._first_touching(start)
         if start >= end or low == len(self._runs):
@@ -115,26 +116,26 @@ class RunSet(Generic[Value]):
         touched = self._runs[low:high]
         if not touched:
             return []
-        remaining: list[OffsetRun[Value]] = []
+        remaining: list[ValueRun[Value]] = []
         if touched[0].start < start:
-            remaining.append(OffsetRun(touched[0].start, start, touched[0].value))
+            remaining.append(ValueRun(touched[0].start, start, touched[0].value))
         if touched[-1].end > end:
-            remaining.append(OffsetRun(end, touched[-1].end, touched[-1].value))
+            remaining.append(ValueRun(end, touched[-1].end, touched[-1].value))
         if remaining or len(touched) > 1:
-            touched = [OffsetRun(max(run.start, start), min(run.end, end), run.value) for run in touched]
+            touched = [ValueRun(max(run.start, start), min(run.end, end), run.value) for run in touched]
         self._runs[low:high] = remaining
         self._starts[low:high] = [run.start for run in remaining]
         self.size -= sum([run.end - run.start for run in touched])
         return touched
 
-    def take_offsets(self, offsets: Sequence[int]) -> list[OffsetRun[Value]]:
+    def take_offsets(self, offsets: Sequence[int]) -> list[ValueRun[Value]]:
         """Removes and returns the parts of runs at these rising offsets; in one pass if they are many."""
         if not offsets:
             return []
         low, high = self._first_touching(offsets[0]), bisect_right(self._starts, offsets[-1])
         if len(offsets) < _FEW or high - low > _PASS_SHARE * len(offsets):
             return [run for offset in offsets for run in RunSet.take(self, offset, offset + 1)]
-        requested, remaining, removed = set(offsets), list[OffsetRun[Value]](), list[OffsetRun[Value]]()
+        requested, remaining, removed = set(offsets), list[ValueRun[Value]](), list[ValueRun[Value]]()
         for run in self._runs[low:high]:
             if run.end - run.start == 1:
                 (removed if run.start in requested else remaining).append(run)
@@ -143,11 +144,11 @@ class RunSet(Generic[Value]):
             for offset in range(run.start, run.end):
                 if offset in requested:
                     if at < offset:
-                        remaining.append(OffsetRun(at, offset, run.value))
-                    removed.append(OffsetRun(offset, offset + 1, run.value))
+                        remaining.append(ValueRun(at, offset, run.value))
+                    removed.append(ValueRun(offset, offset + 1, run.value))
                     at = offset + 1
             if at < run.end:
-                remaining.append(OffsetRun(at, run.end, run.value))
+                remaining.append(ValueRun(at, run.end, run.value))
         self._runs[low:high] = remaining
         self._starts[low:high] = [run.start for run in remaining]
         self.size -= len(removed)

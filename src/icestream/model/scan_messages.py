@@ -5,6 +5,8 @@ ScanRequest    one request about one shard. READ: rows from an offset on. EARLIE
 ScanResponse   the response. `offset`: the result of EARLIEST, TIME and SNAPSHOT; None if there is no such row
                READ: sections and gaps sorted by offset, without a hole up to `next_offset`
                `end`: the offset after the last one in the table; None: the topic has no table
+               `snapshot_id`, `row_ranges`: the snapshot that was read, and where some of the rows stand in its files:
+               hints for cursors, complete or not
 """
 
 from __future__ import annotations
@@ -48,6 +50,15 @@ class MissingRange(msgspec.Struct, frozen=True, array_like=True):
     reason: str
 
 
+class RowRange(msgspec.Struct, frozen=True, array_like=True):
+    """Rows of consecutive offsets that stand one after the other in one data file."""
+
+    start: int  # the offset of the first one
+    rows: int
+    file_path: str
+    first_row: int  # the position of the first one in the file, from 0
+
+
 class ScanResponse(msgspec.Struct, frozen=True):
     end: int | None = None
     offset: int | None = None
@@ -55,3 +66,5 @@ class ScanResponse(msgspec.Struct, frozen=True):
     missing: list[MissingRange] = []
     next_offset: int = 0
     is_cached: bool = False  # answered from the cache, without reading a file
+    snapshot_id: int | None = None
+    row_ranges: list[RowRange] = []

@@ -47,6 +47,7 @@ class TopicIdentity:
 
     @classmethod
     def nameless(cls, topic_id: int) -> TopicIdentity:
+        """The placeholder for a topic whose name is lost."""
         return cls(topic_id, f"/lost/topic-{topic_id}", 0)
 
 
@@ -61,7 +62,7 @@ class GapState(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class DeclaredGap:
     """Offsets [start, end) of a shard without messages, and why. Readers step over it, `verify` accounts for it."""
 
     key: ShardKey

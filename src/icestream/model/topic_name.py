@@ -26,19 +26,22 @@ class TopicName:
 
     @classmethod
     def parse(cls, text: str) -> TopicName:
+        """Parses `/namespace/name`. Raises InvalidInput."""
         return _checked(_split(text))
 
     def __str__(self) -> str:
         return f"/{self.namespace}/{self.name}"
 
     def shard_name(self, shard: int, shards: int, *, is_partitioned: bool = False) -> str:
-        """What the shard is called outside: the topic's own name where it is the only one, unless the topic was made by
-        naming its partitions."""
+        """The public name of a shard.
+
+        It is the topic's own name if the topic has one shard, unless the topic was created by naming its partitions.
+        """
         return f"{self}-part-{shard}" if shards > 1 or is_partitioned else str(self)
 
 
 def parse_shard(text: str) -> tuple[TopicName, int | None]:
-    """The topic, and which shard of it is meant; None: the name has no shard in it."""
+    """Parses the name of a topic or shard; the shard is None if the name has none. Raises InvalidInput."""
     parts = _split(text)
     match = _SHARD.fullmatch(parts.name)
     if match is None:
@@ -47,6 +50,7 @@ def parse_shard(text: str) -> tuple[TopicName, int | None]:
 
 
 def check_namespace(text: str) -> str:
+    """Returns the namespace. Raises InvalidInput if it is malformed."""
     if not _PART.fullmatch(text) or len(text.encode()) > limits.NAME_BYTES_MAX:
         raise errors.InvalidInput(
             f"namespace {reprlib.repr(text)} is not a name",
@@ -56,7 +60,10 @@ def check_namespace(text: str) -> str:
 
 
 def check_name(kind: str, text: str) -> str:
-    """Names of subscriptions, producers and consumers: clients make them of host names, times and the like."""
+    """Returns the name of a subscription, producer or consumer. Raises InvalidInput if it is malformed.
+
+    The rule is wider than for topics: clients build these names from host names, times and the like.
+    """
     if not _is_name(text):
         raise errors.InvalidInput(
             f"{reprlib.repr(text)} is not the name of a {kind}",
@@ -79,7 +86,7 @@ def _split(text: object) -> TopicName:
 
 
 def _meant(parts: list[str]) -> str:
-    """For somebody who left the namespace or the first slash away."""
+    """The likely intended name, if the namespace or the first slash is missing; for hints."""
     words = [part for part in parts if part]
     if len(words) > 2 or not words or not all(_PART.fullmatch(word) for word in words):
         return ""
@@ -87,11 +94,11 @@ def _meant(parts: list[str]) -> str:
 
 
 def _checked(topic_name: TopicName) -> TopicName:
-    """The name of a topic, not of one of its shards, and not too long."""
+    """Returns the name. Raises InvalidInput for the name of a shard, and for a part that is too long."""
     if _SHARD.fullmatch(topic_name.name):
         raise errors.InvalidInput(
             f"{reprlib.repr(str(topic_name))} is the name of a shard",
-            hint="leave -part-N away and say how many shards the topic has",
+            hint="omit -part-N and set the number of shards of the topic",
         )
     size = max(len(topic_name.namespace.encode()), len(topic_name.name.encode()))
     if size > limits.NAME_BYTES_MAX:

@@ -18,6 +18,7 @@ class _Collected(Collector):
 
 
 def exposition(families: Sequence[Metric]) -> bytes:
+    """The metrics in the text format of Prometheus."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collected(families))
     return generate_latest(registry)

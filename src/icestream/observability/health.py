@@ -1,4 +1,4 @@
-"""The health of a component in a form that people and programs can read, and what follows for the node as a whole."""
+"""The health of components as a list of checks, and what follows for the readiness of the node."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ class Check(NamedTuple):
 
     @property
     def line(self) -> str:
+        """The check as a line of `/readyz?verbose`: + ok, - failed, ! failed but not needed."""
         mark = "+" if self.ok else "-" if self.is_needed else "!"
         return f"[{mark}] {self.name}: {self.reason or 'ok'}"
 
 
 def failure(checks: Iterable[Check]) -> Check | None:
-    """The first needed component that fails. None: the node is ready."""
+    """The first needed component that fails; None if the node is ready."""
     return next((check for check in checks if check.is_needed and not check.ok), None)
 
 
@@ -36,9 +37,9 @@ def warnings(checks: Iterable[Check]) -> list[Check]:
 
 
 def connections_check(rooms: Iterable[RoomState]) -> Check:
-    """The places of all listeners: not ok while one of them has hardly any left.
+    """The check `connections`: fails while a listener has hardly any connection slots left.
 
-    Needed where a listener for messages refuses: its clients would be served by another node.
+    Needed if a listener for messages refuses connections, because another node would serve those clients.
     """
     crowded = [room for room in rooms if room.is_crowded]
     is_needed = any(room.is_refusing and room.listener in MESSAGE_LISTENERS for room in crowded)

@@ -1,12 +1,13 @@
-"""HTTP for health and metrics, of the broker and of the pipeline: short answers to GET and HEAD, on the process's loop
-(docs/adr has why it is our own).
+"""The HTTP listener for health and metrics, of the broker and of the pipeline: short answers to GET and HEAD.
+
+It runs on the process's loop; docs/adr/0013 has the reason for an implementation of our own.
 
     silent --a head is complete--> answering --sent--> idle --a head is complete--> answering …
        │                               │                └── HTTP_IDLE_SECONDS without a byte --> closed
        │                               └── not sent within HTTP_IDLE_SECONDS --> closed
-       └── a head that takes longer than HTTP_HEAD_SECONDS_MAX, is above HTTP_HEAD_BYTES_MAX, or is none --> closed
+       └── a head that takes longer than HTTP_HEAD_SECONDS_MAX, exceeds HTTP_HEAD_BYTES_MAX, or is malformed --> closed
 
-A request that follows before the first is answered waits in the socket. When all places are taken, silent and idle
+A request that arrives before the first is answered waits in the socket. When all places are taken, silent and idle
 connections are closed for new ones (runtime/connection_room.py). A listener on a loopback address answers only requests
 for this machine (runtime/host_header.py).
 """
@@ -34,6 +35,8 @@ _log = get_logger("http")
 
 
 class Response(NamedTuple):
+    """One answer."""
+
     status: HTTPStatus
     body: bytes
     content_type: str = TEXT
@@ -44,6 +47,8 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class HttpListener:
+    """One HTTP port and its connections."""
+
     def __init__(
         self,
         handler: Handler,
@@ -52,8 +57,10 @@ class HttpListener:
         setting: str = "ports.broker_http",
         connections_max: int = limits.HTTP_CONNECTIONS_MAX,
     ) -> None:
-        """`instance`: of the broker; every answer names it (runtime/instance.py). `name`: of the listener in metrics
-        and readiness. `setting`: the key that names its port."""
+        """`instance`: of the broker, in the header of every answer (runtime/instance.py).
+
+        `name`: of the listener in metrics and readiness. `setting`: the key of its port.
+        """
         self._handler = handler
         self._headers = ((HEADER, instance),) if instance else ()
         self._setting = setting
@@ -68,6 +75,7 @@ class HttpListener:
         return self._room.state
 
     async def listen(self, host: str, port: int) -> None:
+        """Opens the port. Raises ConfigurationError if it cannot be opened."""
         self._is_only_local = is_loopback(host)
         try:
             self._server = await asyncio.start_server(self._accept, host, port, limit=limits.HTTP_HEAD_BYTES_MAX)
@@ -76,6 +84,7 @@ class HttpListener:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
+        """Closes the port and all connections."""
         if self._server is not None:
             self._server.close()
         for task in list(self._tasks):
@@ -101,14 +110,14 @@ class HttpListener:
                 self._room.move(writer, Standing.IDLE)
                 idle_seconds = limits.HTTP_IDLE_SECONDS
         except (TimeoutError, OSError, asyncio.IncompleteReadError):
-            # the client went away, or is too slow: an answer that it does not take must not keep the socket open
+            # The client went away, or is too slow: an answer that it does not read must not keep the socket open.
             writer.transport.abort()
         finally:
             self._room.leave(writer)
             writer.close()
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, idle_seconds: float) -> bool:
-        """Whether another request may follow."""
+        """Answers one request; returns whether another one may follow."""
         try:
             request = await _read(reader, idle_seconds)
         except asyncio.LimitOverrunError:
@@ -133,17 +142,17 @@ class HttpListener:
         if self._is_only_local and not is_local(request.headers.get("host", "localhost")):
             return _error(HTTPStatus.MISDIRECTED_REQUEST, "this listener answers requests for its own machine only")
         if request.method not in ("GET", "HEAD"):
-            refused = _error(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD have a meaning here")
+            refused = _error(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are supported")
             return refused._replace(headers=(("Allow", "GET, HEAD"),))
         try:
             return await self._handler(request)
-        except Exception:  # noqa: BLE001 (a mistake of ours is said in the log, and the client gets an answer)
-            _log.exception("a request failed", path=request.path)
-            return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "the log of the broker says why")
+        except Exception:  # noqa: BLE001 (a bug is logged, and the client gets an answer)
+            _log.exception("HTTP request failed with a bug", path=request.path)
+            return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error: the broker's log has the reason")
 
 
 async def _read(reader: asyncio.StreamReader, idle_seconds: float) -> Request:
-    """The next request. Raises TimeoutError when its head does not come in time."""
+    """Reads the next request. Raises TimeoutError if its head does not arrive in time."""
     async with asyncio.timeout(idle_seconds):
         first = await reader.readexactly(1)
     async with asyncio.timeout(min(idle_seconds, limits.HTTP_HEAD_SECONDS_MAX)):
@@ -160,7 +169,7 @@ async def _send(writer: asyncio.StreamWriter, response: Response, method: str, *
 
 
 def _encoded(response: Response, *, keeps_alive: bool, length: int | None = None) -> bytes:
-    """Head and body. `length`: of the body, where that is sent by itself."""
+    """Head and body of an answer. `length`: of the body, if it is sent separately."""
     lines = [
         f"HTTP/1.1 {response.status.value} {response.status.phrase}",
         f"Content-Type: {response.content_type}",

@@ -1,7 +1,7 @@
 """Structured log messages: lower case, facts as fields, one line each.
 
-set_up_logging was called     on stderr, for people or as JSON: a process of ours
-it was not                    to Python's own logging, as `icestream`: a broker inside somebody else's process
+set_up_logging was called     to stderr, as text or JSON: a process of Icestream
+it was not                    to Python's own logging, as `icestream`: a broker inside of another program
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Logger = structlog.typing.FilteringBoundLogger
 
 Form = Literal["console", "json"]
 _OURS: Final = "icestream"  # our name in Python's logging
-_TALKATIVE: Final = ("httpx2", "httpcore2", "py4j")  # a line for each request: only for those who look for a fault
-_forward: logging.Handler | None = None  # there is one since this process was set up
+_TALKATIVE: Final = ("httpx2", "httpcore2", "py4j")  # they log a line for each request: only at level debug
+_forward: logging.Handler | None = None  # set by the first `set_up_logging`
 
 
 def set_up_logging(level: str, form: Form) -> None:
-    """By the entry of a process of ours: from now on it decides about all log messages of the process."""
+    """Configures all log messages of this process; called by the entry point of a process."""
     global _forward  # noqa: PLW0603  # as global as logging is
     if _forward is None:
         _forward = _Forward()
@@ -36,7 +36,7 @@ def set_up_logging(level: str, form: Form) -> None:
 
 
 def change_log_level(level: str, form: Form) -> None:
-    """Of our own messages only, where the process is somebody else's."""
+    """Changes the level: of all messages, or only of ours for a broker inside of another program."""
     if _forward is not None:
         set_up_logging(level, form)
     else:
@@ -63,7 +63,7 @@ def _configure(level: str, form: Form) -> None:
 
 
 class _Forward(logging.Handler):
-    """What libraries and asyncio say to Python's logging comes out in the same form as everything else."""
+    """Forwards messages of libraries and asyncio from Python's logging, so that all have the same form."""
 
     def emit(self, record: logging.LogRecord) -> None:
         log = get_logger(record.name)
@@ -71,6 +71,7 @@ class _Forward(logging.Handler):
 
 
 def _in_one_line(_logger: object, _method: str, event: MutableMapping[str, Any]) -> str:
+    """Renders a message for Python's logging: text, then its fields."""
     message = str(event.pop("event", ""))
     trace = event.pop("exception", "")
     line = " ".join([message, *(f"{name}={value}" for name, value in event.items())])
@@ -78,6 +79,7 @@ def _in_one_line(_logger: object, _method: str, event: MutableMapping[str, Any])
 
 
 def _leave_it_to_python() -> None:
+    """Sends messages to Python's logging: the default, for a broker inside of another program."""
     structlog.configure(
         processors=[structlog.processors.format_exc_info, _in_one_line],
         wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET),
@@ -90,4 +92,5 @@ _leave_it_to_python()
 
 
 def get_logger(component: str) -> Logger:
+    """A logger whose messages carry the component."""
     return cast("Logger", structlog.get_logger(component=component))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from prometheus_client import REGISTRY, Counter, Gauge, disable_created_metrics
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # when a counter was made is when the process was
+disable_created_metrics()  # type: ignore[no-untyped-call]  # all counters are created with the process
 
 
 class TickCounter(Collector):
-    """A counter that only the loop's thread adds to, at every tick: a plain number, without the lock of the others."""
+    """A counter that only the loop's thread adds to, at every tick: a plain number, without a lock."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
@@ -26,7 +29,7 @@ class TickCounter(Collector):
 
 
 class TickCounters(Collector):
-    """The same with one label. Its values are few and ours: outcomes, codes of errors."""
+    """A TickCounter with one label. Its values are few and fixed: outcomes, codes of errors."""
 
     def __init__(self, name: str, text: str, label: str) -> None:
         self.name = name
@@ -42,6 +45,37 @@ class TickCounters(Collector):
         family = CounterMetricFamily(self.name, self.text, labels=[self.label])
         for value, count in sorted(self.values.items()):
             family.add_metric([value], count)
+        yield family
+
+
+class TickHistogram(Collector):
+    """A histogram with one label that only the loop's thread observes: plain numbers, without a lock."""
+
+    def __init__(self, name: str, text: str, label: str, bounds: Sequence[float]) -> None:
+        """`bounds`: the upper bounds of the buckets, rising; one without a bound follows."""
+        self.name = name
+        self.text = text
+        self.label = label
+        self._bounds = tuple(bounds)
+        self._counts: dict[
+            str, list[int]
+        ] = {}  # of each bucket alone; Prometheus wants sums, which are made when shown
+        self._sums: dict[str, float] = {}
+        REGISTRY.register(self)
+
+    def observe(self, value: str, amount: float) -> None:
+        counts = self._counts.get(value)
+        if counts is None:
+            counts = self._counts[value] = [0] * (len(self._bounds) + 1)
+            self._sums[value] = 0.0
+        counts[bisect_left(self._bounds, amount)] += 1
+        self._sums[value] += amount
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        family = HistogramMetricFamily(self.name, self.text, labels=[self.label])
+        names = [*map(floatToGoString, self._bounds), "+Inf"]
+        for value, counts in sorted(self._counts.items()):
+            family.add_metric([value], list(zip(names, accumulate(counts), strict=True)), self._sums[value])
         yield family
 
 
@@ -67,7 +101,7 @@ WAL_BYTES = TickCounter("icestream_wal_written_bytes_total", "Bytes handed to th
 WAL_FILES = Gauge("icestream_wal_files", "Sealed log files on disk.")
 WAL_WRITE_FAILURES = Counter(
     "icestream_wal_write_failures_total",
-    "Writes that failed and were rolled back; their producers were told 'unknown'.",
+    "Failed writes that were rolled back; their producers got an unknown outcome.",
 )
 WAL_MAINTENANCE_FAILURES = Counter(
     "icestream_wal_maintenance_failures_total", "Failed checkpoints, preparations and releases of log files."
@@ -82,7 +116,7 @@ WAL_DELETED = Counter(
     "icestream_wal_deleted_messages_total", "Messages that were in no table when their topic was deleted."
 )
 MESSAGES_DROPPED = Counter(
-    "icestream_delivery_dropped_messages_total", "Messages that a subscription gave up, by reason.", ["reason"]
+    "icestream_delivery_dropped_messages_total", "Messages that a subscription dropped, by reason.", ["reason"]
 )
 SCHEMA_VIOLATIONS = Counter(
     "icestream_schema_violations_total", "Messages that did not fit the schema of their topic, by policy.", ["policy"]
@@ -106,7 +140,7 @@ REDELIVERED_MESSAGES = TickCounter(
     "icestream_delivery_redelivered_messages_total", "Messages sent to consumers again after they failed."
 )
 ACKED_MESSAGES = TickCounter("icestream_delivery_acked_messages_total", "Messages that consumers acked.")
-NACKED_MESSAGES = TickCounter("icestream_delivery_nacked_messages_total", "Messages that consumers gave back.")
+NACKED_MESSAGES = TickCounter("icestream_delivery_nacked_messages_total", "Messages that consumers nacked.")
 READ_FAILURES = TickCounter("icestream_delivery_read_failures_total", "Reads for consumers that failed; tried again.")
 STALLED_READERS = LabelledGauge(
     "icestream_stalled_readers",
@@ -115,31 +149,35 @@ STALLED_READERS = LabelledGauge(
 )
 DELIVERY_STANDSTILLS = TickCounters(
     "icestream_delivery_standstills_total",
-    "Times that a subscription stood still although messages waited, by reason; once a minute and shard at most.",
+    "Times that delivery stalled although messages waited, by reason; at most once a minute and shard.",
     "reason",
 )
 DELIVERY_BEHIND = TickCounter(
     "icestream_delivery_falling_behind_total",
-    "Times that a subscription fell behind although its consumers would take more; once a minute and shard at most.",
+    "Times that a subscription fell behind although its consumers had credit; at most once a minute and shard.",
 )
 READS = TickCounters("icestream_reader_polls_total", "Reads for subscriptions, by the tier that served them.", "tier")
-READ_PAUSES = TickCounters(
-    "icestream_reader_pause_seconds_total",
+READ_INTERVALS = TickHistogram(
+    "icestream_reader_poll_interval_seconds",
     "Time between a read of a shard and the one before it, by the tier that served the later one.",
     "tier",
+    (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60),
 )
 READ_GAPS = TickCounter(
-    "icestream_reader_gaps_total", "Stretches of offsets that hold no message, told to readers of tables."
+    "icestream_reader_gaps_total", "Ranges of offsets without a message that were reported to readers of tables."
 )
-READ_GAP_OFFSETS = TickCounter("icestream_reader_gap_offsets_total", "Offsets in them.")
+READ_GAP_OFFSETS = TickCounter(
+    "icestream_reader_gap_offsets_total", "Offsets in the ranges of icestream_reader_gaps_total."
+)
 READ_WAITS = TickCounter(
-    "icestream_reader_lake_waits_total", "Reads that were put off because the lake process was away or too slow."
+    "icestream_reader_lake_waits_total",
+    "Reads that were postponed because the lake process was unreachable or too slow.",
 )
 CURSORS_WRITTEN = TickCounter("icestream_cursor_writes_total", "Cursors written to the metadata store.")
 
 # --- reads of tables, in the lake process -----------------------------------------------------------------------------
-SCANS = Counter("icestream_scan_questions_total", "Questions of the broker about tables, by outcome.", ["outcome"])
-SCAN_SECONDS = Counter("icestream_scan_seconds_total", "Time that answers took.")
+SCANS = Counter("icestream_scan_questions_total", "Scan requests of the broker, by outcome.", ["outcome"])
+SCAN_SECONDS = Counter("icestream_scan_seconds_total", "Time spent on scan requests.")
 SCAN_PLANS = Counter("icestream_scan_plans_total", "Tables that were loaded for readers: first seen, changed, or old.")
 GROUP_CACHE_BYTES = Gauge("icestream_scan_cache_bytes", "Bytes of row groups in the cache.")
 READ_MISSING = Counter(
@@ -163,13 +201,16 @@ STORAGE_CIRCUIT = Gauge(
 
 # --- the pipeline, in its own process ---------------------------------------------------------------------------------
 PIPELINE_BACKLOG_ROWS = Gauge("icestream_pipeline_backlog_messages", "Messages in the log that are in no table yet.")
-PIPELINE_BACKLOG_BYTES = Gauge("icestream_pipeline_backlog_bytes", "Bytes of them, about.")
+PIPELINE_BACKLOG_BYTES = Gauge(
+    "icestream_pipeline_backlog_bytes", "Approximate bytes of messages in the log that are in no table yet."
+)
 PIPELINE_LAG_SECONDS = Gauge("icestream_pipeline_lag_seconds", "Age of the oldest message that is in no table yet.")
 PIPELINE_UNCOMMITTED_ROWS = Gauge(
-    "icestream_pipeline_uncommitted_messages", "Of them: in data files, and not committed yet."
+    "icestream_pipeline_uncommitted_messages", "Messages in data files that are not committed yet."
 )
 PIPELINE_UNCOMMITTED_SINCE = Gauge(
-    "icestream_pipeline_uncommitted_since_seconds", "Since when they wait for their commit, in Unix time; 0: none does."
+    "icestream_pipeline_uncommitted_since_seconds",
+    "Unix time since which written data files wait for their commit; 0: none waits.",
 )
 PIPELINE_COMMIT_TIME = Gauge(
     "icestream_pipeline_last_commit_time_seconds", "When the newest snapshot was committed, in Unix time."
@@ -189,22 +230,22 @@ PIPELINE_STEP_SECONDS = Counter(
 PIPELINE_COMMIT_RETRIES = Counter("icestream_pipeline_commit_retries_total", "Commits that were tried again.")
 PIPELINE_VANISHED_FILES = Counter(
     "icestream_pipeline_vanished_files_total",
-    "Files that were gone behind their commit: it was taken back and its messages written again.",
+    "Data files that vanished after their commit: it was reverted and the messages were written again.",
 )
 PIPELINE_TASK_ERRORS = Counter(
     "icestream_pipeline_task_errors_total", "Parts of rounds that failed, by trouble.", ["trouble"]
 )
 PIPELINE_REMOVED_FILES = Counter(
     "icestream_pipeline_removed_files_total",
-    "Files removed that no snapshot names: of what expired, and of rounds that were lost.",
+    "Removed files that no snapshot refers to: of expired snapshots and of lost rounds.",
 )
-PIPELINE_REMOVED_BYTES = Counter("icestream_pipeline_removed_bytes_total", "Bytes of them.")
+PIPELINE_REMOVED_BYTES = Counter("icestream_pipeline_removed_bytes_total", "Bytes of removed files.")
 PIPELINE_STOPPED_TOPICS = Gauge(
     "icestream_pipeline_stopped_topics", "Topics that are not written at present, by cause.", ["cause"]
 )
 
 
-# --- read when asked: nothing is counted for them ---------------------------------------------------------------------
+# --- read when metrics are collected: no counting ---------------------------------------------------------------------
 class Reading(NamedTuple):
     """A gauge whose value is read from its component when metrics are collected."""
 
@@ -222,7 +263,7 @@ class Reading(NamedTuple):
 
 
 class Readings(NamedTuple):
-    """The same of many, told apart by several labels."""
+    """A Reading with several labels."""
 
     name: str
     text: str
@@ -237,7 +278,7 @@ class Readings(NamedTuple):
 
 READY = Reading("icestream_ready", "1 when the node is ready: no needed health check fails.")
 HEALTH = Reading(
-    "icestream_health", "1 for a health check of /readyz?verbose that is well, 0 for one that fails.", "check"
+    "icestream_health", "1 for a health check of /readyz?verbose that succeeds, 0 for one that fails.", "check"
 )
 CONNECTIONS = Reading("icestream_connections", "Open connections, by listener.", "listener")
 NAMESPACES = Reading("icestream_namespaces", "Namespaces.")
@@ -251,22 +292,26 @@ LAG_OF_EACH = Readings(
     "Messages that a subscription has not acked; of the subscriptions that lag most.",
     ("topic", "subscription"),
 )
-PAUSED = Reading("icestream_subscriptions_paused_shards", "Shards in which nothing new goes out, by reason.", "reason")
+PAUSED = Reading(
+    "icestream_subscriptions_paused_shards", "Shards in which no new messages are delivered, by reason.", "reason"
+)
 BLOCKED = Reading("icestream_subscriptions_blocked_messages", "Messages that failed too often and block others.")
 WAL_USED = Reading("icestream_wal_used_bytes", "Bytes that the log takes on disk.")
 WAL_WARM = Reading("icestream_wal_warm_bytes", "WAL bytes already in tables and kept only as a cache; reclaimable.")
 WAL_SPILL = Reading("icestream_wal_spill_bytes", "WAL bytes in spill logs of topics whose tables accept no commits.")
 WAL_SPILL_TOPICS = Reading("icestream_wal_spill_topics", "Topics that have a spill log.")
-WAL_BALLAST = Reading("icestream_wal_ballast_bytes", "Kept for draining a full disk; 0 while that is in use.")
+WAL_BALLAST = Reading(
+    "icestream_wal_ballast_bytes", "Disk space reserved for draining the log (ballast); 0 while it is released."
+)
 WAL_LEASES = Reading("icestream_wal_leases", "Leases of the pipeline on log files.")
 WAL_BACKLOG = Reading("icestream_wal_backlog_messages", "Messages that are synced and in no table yet.")
 WAL_BACKLOG_BYTES = Reading(
     "icestream_wal_backlog_bytes", "Bytes of messages in log files that are not in tables as a whole."
 )
 WAL_BACKLOG_SECONDS = Reading(
-    "icestream_wal_backlog_seconds", "How long the oldest message that is in no table waits, about; 0 for none."
+    "icestream_wal_backlog_seconds", "Approximate age of the oldest message that is in no table; 0 if there is none."
 )
-WAL_QUOTA = Reading("icestream_wal_quota_bytes", "Bytes that it may take.")
+WAL_QUOTA = Reading("icestream_wal_quota_bytes", "Bytes that the log may take on disk.")
 WAL_IN_FLIGHT = Reading("icestream_wal_in_flight_bytes", "Bytes that wait for the disk.")
 WAL_SYNCED_LSN = Reading("icestream_wal_synced_lsn", "The last record that is known to be on disk.")
 WAL_SYNC_MODE = Reading("icestream_wal_sync_mode", "1 for the mode that decides when an ack leaves.", "mode")
@@ -286,14 +331,14 @@ RAFT_HAS_LEADER = Reading("icestream_raft_has_leader", "1 when this node knows a
 RAFT_COMMIT = Reading("icestream_raft_commit_index", "The last entry that is known to be committed.")
 RAFT_APPLIED = Reading("icestream_raft_applied_index", "The last entry that is applied.")
 RAFT_VOTERS = Reading("icestream_raft_voters", "Nodes that vote.")
-RAFT_LEARNERS = Reading("icestream_raft_learners", "Nodes that have everything and do not vote.")
+RAFT_LEARNERS = Reading("icestream_raft_learners", "Nodes that replicate everything and do not vote.")
 RAFT_PROPOSAL_SECONDS = Reading(
-    "icestream_raft_proposal_seconds", "What a command takes from this node and back, at present."
+    "icestream_raft_proposal_seconds", "Moving average of the time that a command takes from this node."
 )
-RAFT_SYNC_SECONDS = Reading("icestream_raft_sync_seconds", "What a sync of the metadata log takes at present.")
-RAFT_TICK_DRIFT = Reading("icestream_raft_tick_drift_seconds", "By how much the latest tick of all came late.")
+RAFT_SYNC_SECONDS = Reading("icestream_raft_sync_seconds", "Moving average of the time of a sync of the metadata log.")
+RAFT_TICK_DRIFT = Reading("icestream_raft_tick_drift_seconds", "The largest delay of a Raft tick since the start.")
 RAFT_LATE_TICKS = Reading("icestream_raft_late_ticks", "Ticks that came half an election late, since the start.")
-RAFT_WATCH_LAG = Reading("icestream_raft_watch_lag_revisions", "How far the watch that is furthest behind is.")
+RAFT_WATCH_LAG = Reading("icestream_raft_watch_lag_revisions", "Revisions that the slowest watch has not consumed yet.")
 RAFT_SNAPSHOT_SIZE = Reading("icestream_raft_snapshot_bytes", "The size of this node's newest snapshot.")
 METADATA_REVISION = Reading("icestream_metadata_revision", "The revision of the metadata store.")
 METADATA_KEYS = Reading("icestream_metadata_keys", "Keys in the metadata store.")
@@ -329,4 +374,6 @@ CHILD_RESTARTS = Counted(
 # --- the API, in the lake process -------------------------------------------------------------------------------------
 API_CONNECTED = Reading("icestream_api_broker_connected", "1 while the API reaches its broker.")
 API_REQUESTS = Counted("icestream_api_requests_total", "Requests of the API.", ("method", "route", "status"))
-API_SECONDS = Counted("icestream_api_request_seconds_total", "Time that they took.", ("method", "route", "status"))
+API_SECONDS = Counted(
+    "icestream_api_request_seconds_total", "Time spent on requests of the API.", ("method", "route", "status")
+)

@@ -1,4 +1,4 @@
-"""Numbers for people: short, and never read back by a program."""
+"""Numbers and nouns as text for display; never parsed by a program."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """The noun as it stands behind this number."""
+    """The noun in the form that fits the number."""
     return noun if count == 1 else f"{noun}s"
 
 

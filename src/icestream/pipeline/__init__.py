@@ -1,3 +1,5 @@
-"""The pipeline: the process that brings messages from the log into Iceberg tables, round by round, with Spark.
+"""The pipeline: brings messages from the log into Iceberg tables, round by round, with Spark.
 
-Owns planning, writing and committing rounds, the clean-up of files, and the set-up of Spark."""
+It owns planning, writing and committing rounds, the clean-up of files, and the set-up of Spark;
+`processes.pipeline_process` puts the driver together.
+"""

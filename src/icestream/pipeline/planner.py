@@ -21,6 +21,8 @@ Positions = Mapping[int, Mapping[int, int]]
 
 
 class _WaitingTopic(NamedTuple):
+    """A topic with messages, and how long the oldest has waited."""
+
     topic: TopicBacklog
     share: Share
     waited_us: int
@@ -77,9 +79,10 @@ def age_limit_us(budget: RoundBudget, active_topics: int) -> int:
 
 
 def _due(waiting: Sequence[_WaitingTopic], budget: RoundBudget, limit_us: int) -> list[tuple[_WaitingTopic, Due]]:
-    """The topics of the round, those that waited longest first. Topics that are nearly due come along only if another
-    one is due."""
+    """Returns the topics of the round, those that waited longest first. Topics that are nearly due come along only if
+    another one is due."""
     due = [(entry, reason) for entry in waiting if (reason := _due_reason(entry, budget, limit_us)) is not None]
+    # Topics that are nearly due save a round of their own when they come along, but they do not start one.
     if all(reason is Due.COMPANY for _, reason in due):
         return []
     return sorted(due, key=lambda pair: (pair[1] is Due.COMPANY, pair[0].topic.oldest_us, pair[0].topic.topic_id))
@@ -101,16 +104,19 @@ _Selected = tuple[_WaitingTopic, Due, list[Piece]]
 def _within_budget(
     due: Sequence[tuple[_WaitingTopic, Due]], targets: Mapping[int, TableTarget], budget: RoundBudget
 ) -> list[_Selected]:
-    """What the budget allows: whole topics while it lasts, the first pieces of the topic where it ends."""
+    """Returns what the budget allows: whole topics while it lasts, the first pieces of the topic where it ends."""
     selected: list[_Selected] = []
     bytes_left, files_left = budget.bytes_max, budget.files_max
     for entry, reason in due[: budget.commits_max]:
         pieces: list[Piece] = []
         for piece in entry.share.pieces:
+            # The first piece of a round is taken however large it is: a topic whose pieces exceed the budget would
+            # otherwise never be written.
             if piece.bytes > bytes_left and (selected or pieces):
                 break
             pieces.append(piece)
             bytes_left -= piece.bytes
+        # An estimate: each topic writes at least one file, and one more for each target size.
         files_left -= 1 + sum(piece.bytes for piece in pieces) // targets[entry.topic.topic_id].target_bytes
         if not pieces or (files_left < 0 and selected):
             break
@@ -119,6 +125,7 @@ def _within_budget(
 
 
 def _topic_plan(entry: _WaitingTopic, reason: Due, pieces: Sequence[Piece], positions: Positions) -> TopicPlan:
+    """Returns the plan of a topic for these of its pieces."""
     topic = entry.topic
     return TopicPlan(
         topic.topic_id,
@@ -140,13 +147,14 @@ def _next_due_us(
     *,
     is_cut: bool,
 ) -> int | None:
-    """When the next topic is due: now, if something that is due does not fit this round."""
+    """Returns when the next topic is due: now, if something that is due does not fit this round."""
     complete_ids = {entry.topic.topic_id for entry, _, pieces in selected if len(pieces) == len(entry.share.pieces)}
     times = [
         now_us if entry.topic.topic_id in due_ids else max(entry.topic.oldest_us + limit_us, now_us)
         for entry in waiting
         if entry.topic.topic_id not in complete_ids
     ]
+    # The backlog did not fit one answer of the broker: topics that are not in it may be due.
     if selected and is_cut:
         times.append(now_us)
     return min(times, default=None)

@@ -26,6 +26,8 @@ class OffsetClaim(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TopicVerdict(msgspec.Struct, frozen=True):
+    """What of a topic may be committed."""
+
     topic: TopicPlan
     claims: list[OffsetClaim]  # of the shards with accepted results
     files: list[WrittenFile]  # to be committed
@@ -47,6 +49,7 @@ def judge_round(plan: RoundPlan, results: Iterable[TopicTaskResult]) -> list[Top
 
 
 def _judge_topic(topic: TopicPlan, results: Sequence[TopicTaskResult]) -> TopicVerdict:
+    """Returns the verdict about one topic: the results that continue its table, and why the others do not."""
     shards = {shard.shard: shard for shard in topic.shards}
     errors = [result.error for result in results if result.error is not None]
     pending = []
@@ -58,6 +61,8 @@ def _judge_topic(topic: TopicPlan, results: Sequence[TopicTaskResult]) -> TopicV
             pending.append(result)
     ends = {shard.shard: shard.start for shard in topic.shards}
     accepted: list[TopicTaskResult] = []
+    # Results come in any order, and each may be the continuation of another: take what continues the table until
+    # nothing does. What is left starts behind a hole.
     while (following := next((result for result in pending if _continues(result, ends, shards)), None)) is not None:
         pending.remove(following)
         accepted.append(following)
@@ -76,7 +81,7 @@ def _judge_topic(topic: TopicPlan, results: Sequence[TopicTaskResult]) -> TopicV
 
 
 def _fault(result: TopicTaskResult, shards: dict[int, ShardPlan]) -> str:
-    """What is wrong with a result by itself; empty if nothing is."""
+    """Returns what is wrong with a result by itself; empty if nothing is."""
     numbers = [covered.shard for covered in result.covered]
     if len(set(numbers)) < len(numbers):
         return "a shard occurs twice"
@@ -102,7 +107,8 @@ def _follows(covered: CoveredRange, end: int, shard: ShardPlan) -> bool:
 
 
 def _end_past_gap(shard: ShardPlan, end: int) -> int:
-    """A gap behind the last row is claimed with it, so that the next round starts behind it."""
+    """Returns the end of a claim: a gap behind the last row is claimed with it, so that the next round starts behind
+    it."""
     return max(end, min(offset_gaps.past(shard.gaps, end), shard.end))
 
 

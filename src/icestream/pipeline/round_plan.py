@@ -90,6 +90,8 @@ class LogRange(msgspec.Struct, frozen=True):
 
 
 class ShardPlan(msgspec.Struct, frozen=True, array_like=True):
+    """The offsets [start, end) of a shard, without its declared gaps."""
+
     shard: int
     epoch: int
     start: int  # the next offset by the catalog
@@ -98,6 +100,8 @@ class ShardPlan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TopicPlan(msgspec.Struct, frozen=True):
+    """What a round writes for one topic."""
+
     topic_id: int
     name: str
     incarnation: int
@@ -117,6 +121,8 @@ class LeftOut(msgspec.Struct, frozen=True):
 
 
 class RoundPlan(msgspec.Struct, frozen=True):
+    """One round: everything that its tasks need."""
+
     source: LogSource
     topics: list[TopicPlan]
     targets: dict[int, TableTarget]  # by topic id, of these topics
@@ -133,7 +139,8 @@ class RoundPlan(msgspec.Struct, frozen=True):
         return sorted({log_range.file for log_range in self.ranges})
 
     def leased(self, lease: str, epoch: int) -> RoundPlan:
-        """The plan for the tasks: with the name under which the log files are held, and the epoch of the driver."""
+        """Returns the plan for the tasks: with the name under which the log files are held, and the epoch of the
+        driver."""
         replace = msgspec.structs.replace
         targets = {topic: replace(target, epoch=epoch) for topic, target in self.targets.items()}
         return replace(self, source=replace(self.source, lease=lease), targets=targets)

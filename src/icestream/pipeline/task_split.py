@@ -21,6 +21,8 @@ from icestream.pipeline.topic_share import Piece
 
 
 class TaskSplit(NamedTuple):
+    """Which task reads and writes what."""
+
     topics: list[TopicPlan]
     ranges: list[LogRange]
     bundles: int
@@ -39,6 +41,7 @@ class _Cut(NamedTuple):
 def split(
     files: Sequence[BacklogFile], pieces: Sequence[Piece], topics: Sequence[TopicPlan], tasks_max: int
 ) -> TaskSplit:
+    """Splits the bytes of a round into bundles, one for each task, and assigns small topics to writers."""
     cuts = _cuts(files, pieces)
     read_bytes = sum(cut.end - cut.start for cut in cuts)
     tasks = _task_count(read_bytes + limits.ROUND_FILE_COST_BYTES * len(topics), tasks_max)
@@ -57,7 +60,7 @@ def _task_count(cost_bytes: int, tasks_max: int) -> int:
 
 
 def _cuts(files: Sequence[BacklogFile], pieces: Sequence[Piece]) -> list[_Cut]:
-    """The cuts of each file that is read, from the mark before its first needed record to its end."""
+    """Returns the cuts of each file that is read, from the mark before its first needed record to its end."""
     first_positions: dict[int, int] = {}
     for piece in pieces:
         first_positions[piece.file] = min(first_positions.get(piece.file, piece.position), piece.position)
@@ -84,6 +87,7 @@ def _ranges(
     bytes_before = bundle = last_share = 0
     for cut in cuts:
         size = cut.end - cut.start
+        # The bundle in which the middle of this cut lies, if all bytes were divided evenly among the tasks.
         share = min(tasks - 1, (2 * bytes_before + size) * tasks // (2 * read_bytes))
         bundle += ranges != [] and share > last_share
         last_share, bytes_before = share, bytes_before + size
@@ -111,10 +115,12 @@ def _assign_writers(
         if topic.bytes <= limits.ROUND_GATHER_BYTES_MAX
         and (len(bundles_by_topic[topic.topic_id]) > 1 or bundles < tasks)
     ]
+    # A shuffle for a single topic would only move its rows.
     if bundles < tasks and len(small) <= 1:
         return list(topics)
     load = [0] * tasks
     writers: dict[int, int] = {}
+    # The largest first, each to the writer with the least work: simple, and close to the best balance.
     for topic in sorted(small, key=lambda topic: (-topic.bytes, topic.topic_id)):
         writer = load.index(min(load))
         load[writer] += topic.bytes + limits.ROUND_FILE_COST_BYTES

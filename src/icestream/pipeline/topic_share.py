@@ -18,6 +18,8 @@ FileStretch = tuple[int, BacklogRange]
 
 
 class Piece(NamedTuple):
+    """Consecutive offsets of a shard in one log file."""
+
     order: int  # index of the first file from which on this piece may be taken without a hole
     file: int  # index of the file that holds it
     position: int
@@ -26,6 +28,8 @@ class Piece(NamedTuple):
 
 
 class Share(NamedTuple):
+    """What a topic could contribute to a round."""
+
     pieces: list[Piece]  # any number from the front leaves no hole
     fault: str = ""  # why a shard contributes nothing although it should
 
@@ -35,7 +39,7 @@ def in_order(files: Sequence[BacklogFile]) -> list[BacklogFile]:
 
 
 def by_shard(files: Sequence[BacklogFile]) -> dict[tuple[int, int], list[FileStretch]]:
-    """The stretches of each (topic id, shard), by rising offsets."""
+    """Returns the stretches of each (topic id, shard), by rising offsets."""
     stretches: dict[tuple[int, int], list[FileStretch]] = {}
     for index, file in enumerate(files):
         for stretch in file.stretches:
@@ -66,6 +70,7 @@ def share_of(
 def _shard_pieces(
     topic_id: int, shard: ShardBacklog, start: int, stretches: list[FileStretch]
 ) -> tuple[list[Piece], str]:
+    """Returns the pieces of one shard from `start` on, and why there are none although there should be."""
     pieces: list[Piece] = []
     next_offset = offset_gaps.past(shard.gaps, start)
     order = epoch = -1
@@ -73,13 +78,18 @@ def _shard_pieces(
         end = min(stretch.end, shard.synced)
         if end <= next_offset:
             continue
+        # A commit extends one run of the table, and a run has one epoch: the next epoch follows in the next round.
         if pieces and stretch.epoch != epoch:
             break
         if stretch.start > next_offset:
+            # A hole behind usable pieces is not reported yet: the table has not reached it.
             fault = f"shard {shard.shard}: the table ends at {start}, the log continues at {stretch.start}"
             return pieces, "" if pieces else fault
+        # `order` never falls within a shard: its pieces are taken in the order of their offsets, even if a later one is
+        # in an earlier file (a spill log).
         order, epoch = max(order, index), stretch.epoch
         offsets = OffsetRange(topic_id, shard.shard, epoch, next_offset, end)
+        # In proportion to the offsets that the table still lacks.
         size = stretch.bytes * (end - next_offset) // (stretch.end - stretch.start)
         pieces.append(Piece(order, index, stretch.position, offsets, size))
         next_offset = offset_gaps.past(shard.gaps, end)
@@ -87,7 +97,7 @@ def _shard_pieces(
 
 
 def shard_plans(topic: TopicBacklog, positions: Mapping[int, int], pieces: Sequence[Piece]) -> list[ShardPlan]:
-    """The offsets that a commit of these pieces claims."""
+    """Returns the offsets that a commit of these pieces claims."""
     last_ranges: dict[int, OffsetRange] = {}
     for piece in pieces:
         last = last_ranges.get(piece.offsets.shard)

@@ -1,8 +1,9 @@
-"""Avro files: runs of blocks that hold some MiB each. Field ids are the attribute `field-id` of a field.
+"""Reads Avro files: a group is a run of blocks of some MiB. Field ids are the attribute `field-id` of a field.
 
-Rows are decoded one by one, which is much slower than columns; engines write data as Avro only when a table's
-properties tell them to (`write.format.default`). Bounds are unknown. About bytes that are no Avro the library raises
-errors of any kind.
+Rows are decoded one by one, which is much slower than columns; engines write data as Avro only if the table's
+properties say so (`write.format.default`). An Avro file has no statistics, so bounds are unknown.
+
+`decoding(path, Exception)`: for bytes that are not Avro, fastavro raises errors of any kind (KeyError, IndexError, …).
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ import fastavro
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from icestream import limits
-from icestream.readers.file_format import ColumnTypes, FileShape, RowGroupShape, decoding, in_slices
+from icestream.readers.file_format import ColumnTypes, FileShape, RowGroupShape, decoding, split_rows
 from icestream.readers.stored_files import OpenFile
 
 _DECODED_RATIO: Final = 4  # decoded bytes for each stored one, about
 
 
 class _Run(NamedTuple):
-    """Blocks that are decoded together: where the first begins, how many there are, and their bytes."""
+    """Blocks of a file that are decoded together."""
 
-    start: int
+    start: int  # position of the first block in the file
     blocks: int
-    bytes: int
+    bytes: int  # stored size of all of them
 
 
 class AvroFormat:
@@ -34,6 +35,8 @@ class AvroFormat:
         self._open = open_file
 
     def shape(self, path: str) -> FileShape:
+        """Reads the heads of all blocks and groups them into runs of about SCAN_BATCH_BYTES."""
+        # An Avro file has no footer: the heads of all blocks are read, and their rows skipped.
         with self._open(path) as source, decoding(path, Exception):
             reader = fastavro.block_reader(source)
             ids = _field_ids(reader.writer_schema)
@@ -54,24 +57,34 @@ class AvroFormat:
     def decoded_bytes(self, path: str, shape: FileShape, number: int, columns: list[str]) -> int:
         return int(shape.detail[number].bytes) * _DECODED_RATIO
 
-    def batches(self, path: str, shape: FileShape, number: int, kinds: ColumnTypes, rows: int | None) -> Iterator[Any]:
+    def batches(
+        self, path: str, shape: FileShape, number: int, types: ColumnTypes, batch_rows: int | None
+    ) -> Iterator[Any]:
+        """Decodes the rows of a run, one by one, into columns of the requested types."""
         run: _Run = shape.detail[number]
         with self._open(path) as source, decoding(path, Exception):
             reader = fastavro.block_reader(source)
+            # The reader has consumed the header with the schema; it goes on with the block at the file's position.
             source.seek(run.start)
             records: list[Any] = [record for block in islice(reader, run.blocks) for record in block]
-            columns = {name: pa.array([_value(row[name]) for row in records], kind) for name, kind in kinds.items()}
-        yield from in_slices(pa.table(columns), rows)
+            columns = {
+                name: pa.array([_arrow_value(row[name]) for row in records], type_) for name, type_ in types.items()
+            }
+        yield from split_rows(pa.table(columns), batch_rows)
 
 
 def _field_ids(schema: Any) -> dict[str, int | None]:
+    """Returns the columns of a file and their field ids. Raises ValueError for a schema without columns."""
     if not isinstance(schema, dict) or schema.get("type") != "record":
-        raise ValueError("its schema is no record")
+        raise ValueError("the schema of the file is not a record")
     return {str(field["name"]): field.get("field-id") for field in schema["fields"]}
 
 
-def _value(value: Any) -> Any:
-    """A map as Arrow takes it. Avro has maps of texts only; others are lists of pairs."""
+def _arrow_value(value: Any) -> Any:
+    """Returns a decoded value in the form that Arrow accepts: maps become lists of pairs.
+
+    Avro's own maps have text keys; Iceberg stores maps with other keys as lists of records with `key` and `value`.
+    """
     if isinstance(value, dict):
         return [*value.items()]
     if isinstance(value, list) and value and isinstance(value[0], dict):

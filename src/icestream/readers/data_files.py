@@ -20,7 +20,7 @@ _FILE_PATH: Final = 2147483546  # the field id of `file_path` in a file of posit
 _NAME_MAPPING: Final = "schema.name-mapping.default"
 
 
-class Bounds(NamedTuple):
+class ScanBounds(NamedTuple):
     """Both ends are inclusive; None: unknown."""
 
     low: int | None
@@ -30,7 +30,7 @@ class Bounds(NamedTuple):
         return (self.low is None or self.low <= value) and (self.high is None or value <= self.high)
 
 
-UNKNOWN: Final = Bounds(None, None)
+UNKNOWN: Final = ScanBounds(None, None)
 
 
 class Partition(NamedTuple):
@@ -47,15 +47,17 @@ class TableColumns(NamedTuple):
     names: Mapping[str, tuple[str, ...]]  # the column's own name first, then those of the table's name mapping
 
 
-class DataFile(NamedTuple):
+class ScanDataFile(NamedTuple):
+    """A data file of a snapshot, with the shards, offsets and times that it can hold."""
+
     path: str
     format: str
     rows: int
     size_bytes: int
     sequence: int
-    shards: Bounds = UNKNOWN
-    offsets: Bounds = UNKNOWN
-    times: Bounds = UNKNOWN
+    shards: ScanBounds = UNKNOWN
+    offsets: ScanBounds = UNKNOWN
+    times: ScanBounds = UNKNOWN
     partition: Partition = Partition()
 
     @property
@@ -65,7 +67,9 @@ class DataFile(NamedTuple):
         return parse_pipeline_file(self.path) is None, self.sequence
 
 
-class DeleteFile(NamedTuple):
+class ScanDeleteFile(NamedTuple):
+    """A delete file of a snapshot: position deletes, a deletion vector, or equality deletes."""
+
     path: str
     format: str
     content: int
@@ -77,17 +81,21 @@ class DeleteFile(NamedTuple):
     equality_ids: tuple[int, ...] = ()  # deletes by value: the field ids of the columns that are compared
     blob: tuple[int, int] = (0, 0)  # a deletion vector: where it begins in its file, and how many bytes it has
 
-    def applies_to(self, file: DataFile) -> bool:
+    def applies_to(self, file: ScanDataFile) -> bool:
         if self.content == EQUALITY_DELETES_CONTENT:
+            # Equality deletes apply to older files only; position deletes also to files of their own commit (Iceberg's
+            # specification).
             return file.sequence < self.sequence and (not self.partition.values or self.partition == file.partition)
         return file.sequence <= self.sequence and self.target in (None, file.path)
 
 
 class SnapshotFiles(NamedTuple):
-    data: tuple[DataFile, ...]
-    deletes: tuple[DeleteFile, ...]
+    """The live files of a snapshot."""
 
-    def deletes_of(self, file: DataFile) -> tuple[DeleteFile, ...]:
+    data: tuple[ScanDataFile, ...]
+    deletes: tuple[ScanDeleteFile, ...]
+
+    def deletes_of(self, file: ScanDataFile) -> tuple[ScanDeleteFile, ...]:
         return tuple(delete for delete in self.deletes if delete.applies_to(file))
 
 
@@ -114,19 +122,20 @@ class _MappedField(msgspec.Struct, rename="kebab"):
 
 def files_of(
     entries: Iterable[ManifestEntry], manifest_sequence_number: int, ids: Mapping[str, int], spec_id: int = 0
-) -> list[DataFile | DeleteFile]:
+) -> list[ScanDataFile | ScanDeleteFile]:
     """Returns the live files of a manifest."""
     return [_file(entry, manifest_sequence_number, ids, spec_id) for entry in entries if entry.is_live]
 
 
 def _file(
     entry: ManifestEntry, manifest_sequence_number: int, ids: Mapping[str, int], spec_id: int
-) -> DataFile | DeleteFile:
+) -> ScanDataFile | ScanDeleteFile:
+    """Returns the file of a manifest entry, with its bounds decoded."""
     lower, upper = entry.lower_bounds, entry.upper_bounds
     sequence = entry.sequence_number(manifest_sequence_number)
     partition = Partition(spec_id, tuple(entry.partition.values()))
     if entry.content != DATA_CONTENT:
-        return DeleteFile(
+        return ScanDeleteFile(
             entry.file_path,
             entry.file_format,
             entry.content,
@@ -138,7 +147,7 @@ def _file(
             entry.equality_ids,
             entry.content_range,
         )
-    return DataFile(
+    return ScanDataFile(
         entry.file_path,
         entry.file_format,
         entry.record_count,
@@ -162,7 +171,7 @@ def _target(entry: ManifestEntry, lower: Mapping[int, bytes], upper: Mapping[int
     return low.decode("utf-8", "replace") if low is not None and low == high else None
 
 
-def _bounds(lower: Mapping[int, bytes], upper: Mapping[int, bytes], field_id: int | None) -> Bounds:
+def _bounds(lower: Mapping[int, bytes], upper: Mapping[int, bytes], field_id: int | None) -> ScanBounds:
     if field_id is None:
         return UNKNOWN
-    return Bounds(integer_from_bytes(lower.get(field_id)), integer_from_bytes(upper.get(field_id)))
+    return ScanBounds(integer_from_bytes(lower.get(field_id)), integer_from_bytes(upper.get(field_id)))

@@ -31,6 +31,8 @@ _log = get_logger("scan")
 
 
 class EmbeddedTableViews:
+    """Table views of the embedded catalog. `run` must be running for views to be cached."""
+
     def __init__(self, catalog: Catalog, manifests: ManifestReader, clock: Clock) -> None:
         self._catalog = catalog
         self._snapshots = SnapshotReader(manifests)
@@ -77,6 +79,7 @@ class EmbeddedTableViews:
         key = catalog_keys.relation_key(identifier)
         changes_before = self._change_counts.get(key, 0)
         view = await self._load(topic_id, identifier)
+        # The topic may have another table now: the entry of the old one goes in any case.
         self.forget(topic_id)
         # A change during the load may have made the view stale already: it is returned, but not cached.
         if view is not None and self._change_counts.get(key, 0) == changes_before:
@@ -84,13 +87,14 @@ class EmbeddedTableViews:
         return view
 
     async def _load(self, topic_id: int, identifier: Identifier) -> TableView | None:
+        """Loads a view from the catalog; None if the table is not bound to the topic any more."""
         cached = self._views.get(topic_id)
         loaded = await self._catalog.commits.load(identifier)
         binding = loaded.record.binding
         if binding is None or binding.topic_id != topic_id:
             return None
         if cached is not None and cached.record == loaded.record:
-            return cached
+            return cached  # same metadata file, so the same snapshot: its manifests need not be read again
         table = loaded.state.table
         return TableView(identifier, loaded.record, table, await self._snapshots.current_files(table))
 
@@ -122,7 +126,10 @@ class EmbeddedTableViews:
             await self._clock.sleep(limits.LINK_RETRY_SECONDS_MAX)
 
     async def _watch(self) -> None:
+        """Invalidates views with each change of the catalog. After a resync, where changes may have been missed, all
+        views."""
         store = self._catalog.store
+        # The watch begins before views count as watched: a change between the two would be missed otherwise.
         changes = store.watch(catalog_keys.ROOT, await store.revision())
         self._views.clear()
         self._is_watched = True

@@ -1,16 +1,16 @@
-"""The columns of a file as the columns of the envelope, whichever engine wrote the file.
+"""Converts the columns of a data file to the columns of the envelope, whichever engine wrote the file.
 
-which     by Iceberg's field ids; in files without ids by name, also by those of the table's name mapping
+which     by Iceberg's field ids; in files without ids by name, and by the names in the table's name mapping
 types     those of the envelope: large, dictionary-encoded, narrower or unzoned columns are converted. A timestamp
-          of nanoseconds loses what is below a microsecond
-absent    a column that the file does not have is absent from the rows; rows of several files are put together with
-          nulls there. Without `shard` or `offset` a row has no place, so it is none: such a file has no rows
+          in nanoseconds is truncated to microseconds
+absent    a column that the file does not have is absent from the rows; when rows of several files are combined, it is
+          null there. A row without `shard` or `offset` is not a message, so a file without these columns has no rows
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -19,12 +19,14 @@ from icestream.readers.data_files import TableColumns
 from icestream.readers.file_format import FileShape
 from icestream.readers.sections import OFFSET, SHARD, TYPES
 
-PLACE = (SHARD, OFFSET)
+REQUIRED_COLUMNS: Final = (SHARD, OFFSET)
 
 
-def columns_in(shape: FileShape, table: TableColumns) -> dict[str, str]:
-    """Of the envelope's columns that a file has: the name in the envelope, and the name in the file."""
+def match_columns(shape: FileShape, table: TableColumns) -> dict[str, str]:
+    """Returns the envelope columns that a file has: the name in the envelope, and the name in the file."""
     by_id = {id_: name for name, id_ in shape.ids.items() if id_ is not None}
+    # Ids or names for the whole file, as Iceberg specifies it. A file with ids is never matched by name: after a column
+    # was renamed, another column may have its old name.
     if by_id:
         return {name: by_id[id_] for name in TYPES if (id_ := table.ids.get(name)) in by_id}
     names = {
@@ -33,40 +35,48 @@ def columns_in(shape: FileShape, table: TableColumns) -> dict[str, str]:
     return {name: alias for name, alias in names.items() if alias is not None}
 
 
-def conformed(rows: Any, columns: dict[str, str], names: Iterable[str]) -> Any:
-    """Decoded rows with the envelope's names and types."""
-    return pa.table({name: _converted(rows[columns[name]], TYPES[name]) for name in names if name in columns})
+def to_envelope_columns(rows: Any, columns: dict[str, str], names: Iterable[str]) -> Any:
+    """Returns decoded rows with the envelope's names and types. `columns`: as `match_columns` returns them. Those of
+    `names` that the file lacks are absent."""
+    return pa.table({name: _convert(rows[columns[name]], TYPES[name]) for name in names if name in columns})
 
 
-def _converted(column: Any, kind: Any) -> Any:
-    if column.type == kind:
+def _convert(column: Any, type_: Any) -> Any:
+    """Returns a column with the envelope's type. Raises an Arrow error for values that do not fit it."""
+    if column.type == type_:
         return column
-    if pa.types.is_timestamp(kind):
-        return _timestamps(column, kind)
-    if pa.types.is_map(kind):
-        return pa.chunked_array([_maps(chunk, kind) for chunk in column.chunks], kind)
+    if pa.types.is_timestamp(type_):
+        return _convert_timestamps(column, type_)
+    if pa.types.is_map(type_):
+        return pa.chunked_array([_convert_maps(chunk, type_) for chunk in column.chunks], type_)
+    # Arrow has no direct cast for these two; both go over the plain type.
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    if pa.types.is_string(kind) and pa.types.is_large_binary(column.type):
+    if pa.types.is_string(type_) and pa.types.is_large_binary(column.type):
         column = column.cast(pa.binary())
-    return column.cast(kind)
+    return column.cast(type_)
 
 
-def _timestamps(column: Any, kind: Any) -> Any:
+def _convert_timestamps(column: Any, type_: Any) -> Any:
     if pa.types.is_timestamp(column.type) and column.type.tz is None:
-        column = pc.assume_timezone(column, "UTC") if column.type.unit == kind.unit else column
-    return column.cast(kind, safe=False)
+        # An engine that wrote no zone means UTC, as Iceberg stores timestamps.
+        column = pc.assume_timezone(column, "UTC") if column.type.unit == type_.unit else column
+    return column.cast(type_, safe=False)  # unsafe: nanoseconds are truncated instead of refused
 
 
-def _maps(chunk: Any, kind: Any) -> Any:
-    """Arrow converts maps only as a whole, with the names and nullability of their fields: they are made anew."""
-    if chunk.type == kind:
+def _convert_maps(chunk: Any, type_: Any) -> Any:
+    """Returns a map array with the key and item types of `type_`.
+
+    Arrow refuses to cast maps whose field names or nullability differ, so the array is built anew from its parts.
+    """
+    if chunk.type == type_:
         return chunk
     offsets = chunk.offsets
+    # A slice shares the keys and items of its parent array: only those from `low` on belong to it.
     low = offsets[0].as_py() if len(offsets) else 0
     count = (offsets[len(offsets) - 1].as_py() if len(offsets) else 0) - low
-    keys = _converted(pa.chunked_array([chunk.keys.slice(low, count)]), kind.key_type).combine_chunks()
-    items = _converted(pa.chunked_array([chunk.items.slice(low, count)]), kind.item_type).combine_chunks()
-    places = pc.subtract(offsets, low).cast(pa.int32())
-    mask = pc.is_null(chunk) if chunk.null_count else None
-    return pa.MapArray.from_arrays(places, keys, items, kind, mask=mask)
+    keys = _convert(pa.chunked_array([chunk.keys.slice(low, count)]), type_.key_type).combine_chunks()
+    items = _convert(pa.chunked_array([chunk.items.slice(low, count)]), type_.item_type).combine_chunks()
+    own_offsets = pc.subtract(offsets, low).cast(pa.int32())
+    null_mask = pc.is_null(chunk) if chunk.null_count else None
+    return pa.MapArray.from_arrays(own_offsets, keys, items, type_, mask=null_mask)

@@ -41,7 +41,7 @@ from icestream.readers.table_views import BoundTopic, DetachedTopic
 from icestream.runtime.clock import Clock
 
 _log = get_logger("scan")
-LONG_AGO_NS: Final = -(10**18)
+LONG_AGO_NS: Final = -(10**18)  # older than any age that a view may have
 
 
 class _CachedView(NamedTuple):
@@ -50,6 +50,8 @@ class _CachedView(NamedTuple):
 
 
 class ForeignTableViews:
+    """Table views of another catalog. `run` must be running for views to be cached."""
+
     def __init__(self, store: MetadataStore, catalog: TableCatalog, snapshots: SnapshotReader, clock: Clock) -> None:
         self._store = store
         self._catalog = catalog
@@ -57,9 +59,8 @@ class ForeignTableViews:
         self._marks = SnapshotMap(store)
         self._clock = clock
         self._cached: dict[int, _CachedView] = {}  # by topic id
-        self._load_locks: dict[
-            int, asyncio.Lock
-        ] = {}  # by topic id, of loads in progress: one load of a table at a time
+        # By topic id, only of loads in progress: one load of a table at a time.
+        self._load_locks: dict[int, asyncio.Lock] = {}
         self._changed_during_load: set[int] = set()  # topic ids
         self._is_requested = asyncio.Event()
         self._is_watched = False
@@ -120,6 +121,8 @@ class ForeignTableViews:
     # --- loading ---
 
     async def _load(self, topic_id: int) -> TableView | None:
+        """Loads the table of a topic; None if the topic has no table, or was detached from it. Raises
+        TableUnreadable."""
         started_ns = self._clock.monotonic_ns()
         previous = self._cached.pop(topic_id, None)
         self._changed_during_load.discard(topic_id)
@@ -128,7 +131,7 @@ class ForeignTableViews:
         if entry is None:
             return None
         mirror = decode_foreign_table(key, entry)
-        if mirror.is_parted:
+        if mirror.is_detached:
             return None
         identifier = Identifier(tuple(mirror.namespace), mirror.name)
         table, record = await self._load_record(topic_id, mirror, identifier)
@@ -136,6 +139,7 @@ class ForeignTableViews:
             view = previous.view
         else:
             view = TableView(identifier, record, table, await self._snapshots.current_files(table), mirror.committed)
+        # A change during the load may have come after the table was read: such a view serves this request only.
         loaded_ns = LONG_AGO_NS if topic_id in self._changed_during_load else started_ns
         self._cache(topic_id, _CachedView(view, loaded_ns))
         return view
@@ -143,10 +147,13 @@ class ForeignTableViews:
     async def _load_record(
         self, topic_id: int, mirror: ForeignTableRecord, identifier: Identifier
     ) -> tuple[TableMetadata, TableRecord]:
+        """Returns the table, and a record as our own catalog would have it: committed offsets as one run for each
+        shard, and the removals that follow from the history of main. Raises TableUnreadable."""
         try:
             loaded = await self._catalog.load(identifier)
         except (errors.UnknownTable, errors.UnknownNamespace):
             raise _unreadable(identifier, "it does not exist") from None
+        # A dropped and recreated table has the same name, and other rows under the same offsets.
         if loaded.uuid != mirror.uuid:
             raise _unreadable(identifier, "it is not the table that was written before (another UUID)")
         table = tables.load(loaded.metadata)
@@ -177,6 +184,7 @@ class ForeignTableViews:
             await self._clock.sleep(limits.LINK_RETRY_SECONDS_MAX)
 
     async def _watch(self) -> None:
+        """Invalidates views with each commit of ours, which the pipeline records in the metadata store."""
         changes = self._store.watch(FOREIGN_TABLES, await self._store.revision())
         self._cached.clear()
         self._is_watched = True
@@ -199,12 +207,13 @@ class ForeignTableViews:
 
 
 def _decode_topic(key: str, entry: Entry) -> BoundTopic | DetachedTopic:
+    """Returns the topic of a mirror; with its problem if the mirror cannot be decoded."""
     topic_id = int(key.removeprefix(FOREIGN_TABLES))
     try:
         mirror = decode_foreign_table(key, entry)
     except errors.MetadataDamaged as error:
         return BoundTopic("?", topic_id, str(error))
-    if not mirror.is_parted:
+    if not mirror.is_detached:
         return BoundTopic(_topic(topic_id, mirror), topic_id)
     table = Identifier(tuple(mirror.namespace), mirror.name)
     return DetachedTopic(_topic(topic_id, mirror), topic_id, str(table), mirror.committed)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 
 class LazyScanner:
+    """The scanner of a lake process, created with the first request."""
+
     def __init__(self, new_tables: Callable[[], TableViews], files: TableFiles, cache: RowGroupCacheOptions) -> None:
         """`new_tables` creates table views with an empty cache: `verify` must not rely on what was read before."""
         self.new_tables = new_tables
@@ -36,6 +38,7 @@ class LazyScanner:
 
     async def answer(self, request: ScanRequest) -> ScanResponse:
         if self._scanner is None:
+            # In a thread: importing the Parquet reader takes long enough to stall the loop.
             await self._offload.run(_import_scanner)
             self._scanner = self._create_scanner()
         return await self._scanner.answer(request)

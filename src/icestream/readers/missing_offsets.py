@@ -19,6 +19,8 @@ from icestream.model.shard import GapState
 
 
 class GapCause(StrEnum):
+    """Why offsets have no row; the head of the module explains each."""
+
     REMOVED = "removed"
     TAKEN_OVER = "taken-over"
     BEFORE = "before"
@@ -34,6 +36,8 @@ GAP_STATES: Final = {
 
 
 class ExplainedGap(NamedTuple):
+    """The offsets [start, end) of a shard without a row, and the reason."""
+
     start: int
     end: int
     cause: GapCause
@@ -59,7 +63,7 @@ def explain(start: int, end: int, shard: int, binding: Binding, removals: Remova
 
 
 def _unexplained(end: int) -> ExplainedGap:
-    return ExplainedGap(0, end, GapCause.UNEXPLAINED, "not in the table, and nothing says why")
+    return ExplainedGap(0, end, GapCause.UNEXPLAINED, "not in the table, without a recorded reason")
 
 
 def _explanations(shard: int, binding: Binding, removals: Removals) -> list[ExplainedGap]:
@@ -71,12 +75,16 @@ def _explanations(shard: int, binding: Binding, removals: Removals) -> list[Expl
         for removal in removals
         if shard in removal.ranges
     ]
+    # Exact explanations first: an inexact one only says that some rows of a wide range are missing.
     return sorted([*removed, *_gaps_between_runs(binding.runs.get(shard, ()))], key=lambda gap: not gap.is_exact)
 
 
 def _gaps_between_runs(runs: OffsetRuns) -> list[ExplainedGap]:
+    """Returns the offsets between the runs of a shard, and those before its first run."""
     gaps = [
-        ExplainedGap(run.next, after.start, GapCause.TAKEN_OVER, f"of an owner before epoch {after.epoch}")
+        ExplainedGap(
+            run.next, after.start, GapCause.TAKEN_OVER, f"only in the log of an owner before shard epoch {after.epoch}"
+        )
         for run, after in pairwise(runs)
         if run.next < after.start
     ]

@@ -27,12 +27,16 @@ class OffsetSpan(NamedTuple, Generic[Source]):
 
 
 class OffsetWindow(NamedTuple, Generic[Source]):
+    """The offsets [start, stop), and everything that can hold one of them."""
+
     start: int  # no span holds an offset between the requested position and this
     stop: int
     spans: list[OffsetSpan[Source]]
 
 
 class SpanIndex(Generic[Source]):
+    """Finds windows by binary search over spans that are sorted by their lowest offset."""
+
     def __init__(self, spans: Iterable[OffsetSpan[Source]]) -> None:
         self._spans = sorted(spans, key=lambda span: (span.low, span.high))
         # The highest offset of all spans up to each one. It rises, so a binary search finds the first span that can
@@ -53,6 +57,7 @@ class SpanIndex(Generic[Source]):
                 continue
             if start is None:
                 start = max(position, span.low)
+            # The window ends where the next span begins: up to there no other file can have its offsets.
             if span.low > start:
                 stop = span.low
                 break
@@ -67,5 +72,6 @@ def _width(spans: list[OffsetSpan[Source]], bytes_max: int) -> int:
     """Returns how many offsets fit `bytes_max` if every span has a row for each of them; unbounded if all rows fit."""
     if sum(span.bytes for span in spans) <= bytes_max:
         return max(span.high for span in spans) + 1
+    # As if each span had a row for every offset: overlapping files then fit the memory even if they do.
     bytes_per_offset = sum(span.bytes / max(span.rows, 1) for span in spans)
     return max(1, int(bytes_max / bytes_per_offset))

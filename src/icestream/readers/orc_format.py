@@ -1,7 +1,7 @@
-"""ORC files: stripes. Field ids are the attribute `iceberg.id` of a column.
+"""Reads ORC files: a group is a stripe. Field ids are the attribute `iceberg.id` of a column.
 
-Arrow's reader tells neither the rows nor the statistics of a stripe: where a file has several, one narrow column is
-decoded to count them, and their bounds are unknown. A stripe is decoded as a whole.
+Arrow's ORC reader exposes neither the row counts nor the statistics of stripes. In a file of several stripes one narrow
+column is decoded to count the rows, and bounds are unknown. A stripe can only be decoded as a whole.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.orc as orc  # type: ignore[import-untyped]
 
-from icestream.readers.file_format import ColumnTypes, FileShape, RowGroupShape, decoding, in_slices
+from icestream.readers.file_format import ColumnTypes, FileShape, RowGroupShape, decoding, split_rows
 from icestream.readers.stored_files import OpenFile
 
 _FIELD_ID: Final = b"iceberg.id"
@@ -28,19 +28,21 @@ class OrcFormat:
             file = orc.ORCFile(source)
             ids = {field.name: _field_id(field) for field in file.schema}
             rows = _stripe_rows(file)
-            size = file.content_length // max(len(rows), 1)
-        return FileShape(sum(rows), ids, tuple(RowGroupShape(count, {}) for count in rows), size)
+            stripe_bytes = file.content_length // max(len(rows), 1)
+        return FileShape(sum(rows), ids, tuple(RowGroupShape(count, {}) for count in rows), stripe_bytes)
 
     def decoded_bytes(self, path: str, shape: FileShape, number: int, columns: list[str]) -> int:
         return int(shape.detail) * _DECODED_RATIO
 
-    def batches(self, path: str, shape: FileShape, number: int, kinds: ColumnTypes, rows: int | None) -> Iterator[Any]:
+    def batches(
+        self, path: str, shape: FileShape, number: int, types: ColumnTypes, batch_rows: int | None
+    ) -> Iterator[Any]:
         with self._open(path) as source, decoding(path):
-            if not kinds:  # no columns would mean all of them here
+            if not types:  # to `read_stripe`, an empty list of columns means all columns
                 decoded = pa.table({"": pa.nulls(shape.groups[number].rows)}).select([])
             else:
-                decoded = pa.Table.from_batches([orc.ORCFile(source).read_stripe(number, columns=[*kinds])])
-        yield from in_slices(decoded, rows)
+                decoded = pa.Table.from_batches([orc.ORCFile(source).read_stripe(number, columns=[*types])])
+        yield from split_rows(decoded, batch_rows)
 
 
 def _field_id(field: Any) -> int | None:
@@ -49,8 +51,9 @@ def _field_id(field: Any) -> int | None:
 
 
 def _stripe_rows(file: Any) -> list[int]:
+    """Returns the number of rows of each stripe."""
     if file.nstripes <= 1:
         return [file.nrows] if file.nstripes else []
-    fixed = [field.name for field in file.schema if not pa.types.is_nested(field.type)]
-    narrow = next((name for name in fixed if pa.types.is_integer(file.schema.field(name).type)), fixed[0])
+    flat = [field.name for field in file.schema if not pa.types.is_nested(field.type)]
+    narrow = next((name for name in flat if pa.types.is_integer(file.schema.field(name).type)), flat[0])
     return [len(file.read_stripe(number, columns=[narrow])) for number in range(file.nstripes)]

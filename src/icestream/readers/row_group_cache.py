@@ -18,6 +18,8 @@ class RowGroupKey(NamedTuple):
 
 
 class RowGroupCache(Protocol):
+    """A cache of decoded row groups. Called by several threads."""
+
     def get(self, key: RowGroupKey) -> Any | None: ...
 
     def put(self, key: RowGroupKey, rows: Any) -> None: ...
@@ -51,6 +53,7 @@ class BoundedRowGroupCache:
         return rows
 
     def put(self, key: RowGroupKey, rows: Any) -> None:
+        # A group as large as the cache would evict everything else for one read.
         if rows.nbytes < self._max_bytes:
             self._groups.insert(key, rows)
             metrics.GROUP_CACHE_BYTES.set(self._groups.current_size())

@@ -1,8 +1,7 @@
-"""Options of the row group cache. The broker process passes them to the lake process, so this imports no reader."""
+"""Options of the row group cache; apart from the cache, whose library the broker process does not load."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from icestream import limits
@@ -15,6 +14,3 @@ class RowGroupCacheOptions:
     enabled: bool = True
     max_bytes: int = limits.GROUP_CACHE_BYTES_DEFAULT
     ttl_ms: int = limits.GROUP_CACHE_TTL_MS_DEFAULT
-
-    def arguments(self) -> Sequence[str]:
-        return ("--cache-bytes", str(self.max_bytes if self.enabled else 0), "--cache-ttl-ms", str(self.ttl_ms))

@@ -10,26 +10,29 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from cachebox import LRUCache
 
 from icestream import limits
-from icestream.readers.data_files import DataFile
-from icestream.readers.file_reader import FileReader, RowGroup, of_shard
+from icestream.readers.data_files import ScanDataFile
+from icestream.readers.file_reader import FileReader, RowGroup, rows_of_shard
 from icestream.readers.offset_windows import OffsetSpan
 from icestream.readers.sections import OFFSET, SHARD
 from icestream.readers.table_view import TableView
 
 
 class RowGroupIndex:
+    """Finds the row groups of a file by offset. Keeps the bounds of groups that had to be read."""
+
     def __init__(self, files: FileReader) -> None:
         self._files = files
         # by path, row group and shard; None: no row of the shard
         self._bounds: LRUCache[tuple[str, int, int], tuple[int, int] | None] = LRUCache(limits.SCAN_FOOTERS_MAX)
 
-    def spans(self, view: TableView, file: DataFile, shard: int, position: int) -> list[OffsetSpan[RowGroup]]:
+    def spans(self, view: TableView, file: ScanDataFile, shard: int, position: int) -> list[OffsetSpan[RowGroup]]:
         """Returns the row groups of a file that can hold offsets of the shard at or after the position."""
         spans = []
         for group in self._files.groups(file, view.columns):
             low, high = group.offsets
             if not group.shards.may_hold(shard) or (high is not None and high < position):
                 continue
+            # Bounds over several shards say nothing about one of them.
             if low is None or high is None or group.shards.low != group.shards.high:
                 bounds = self._read_bounds(view, group, shard)
                 if bounds is None or bounds[1] < position:
@@ -43,7 +46,7 @@ class RowGroupIndex:
         key = (group.file.path, group.number, shard)
         if key not in self._bounds:
             rows = self._files.columns(group, view.columns, SHARD, OFFSET)
-            ends = pc.min_max(of_shard(rows, shard)[OFFSET]).as_py()
+            ends = pc.min_max(rows_of_shard(rows, shard)[OFFSET]).as_py()
             self._bounds.insert(key, None if ends["min"] is None else (ends["min"], ends["max"]))
         bounds: tuple[int, int] | None = self._bounds[key]
         return bounds

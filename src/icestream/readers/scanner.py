@@ -21,11 +21,11 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from icestream import errors, limits
-from icestream.model.scan_messages import MissingRange, ScanKind, ScanRequest, ScanResponse, ScanSection
+from icestream.model.scan_messages import MissingRange, RowRange, ScanKind, ScanRequest, ScanResponse, ScanSection
 from icestream.observability import metrics
 from icestream.readers import missing_offsets
-from icestream.readers.data_files import DataFile
-from icestream.readers.file_reader import FileReader, empty, in_order, of_shard, together
+from icestream.readers.data_files import ScanDataFile
+from icestream.readers.file_reader import FileReader, concat_rows, no_rows, rows_of_shard, sort_by_offset
 from icestream.readers.offset_windows import SpanIndex
 from icestream.readers.row_group_index import RowGroupIndex
 from icestream.readers.sections import APPEND_TIME, OFFSET, SHARD, int64s, to_sections
@@ -41,20 +41,23 @@ class DecodedWindow(NamedTuple):
     offsets: memoryview  # of these rows
     start: int
     stop: int
+    ranges: list[RowRange]  # the positions of some of the rows in their files
 
     def rest(self, position: int) -> DecodedWindow:
         """Returns the rows from the position on."""
         row = bisect_left(self.offsets, position)
-        return DecodedWindow(self.rows.slice(row), self.offsets[row:], position, self.stop)
+        return DecodedWindow(self.rows.slice(row), self.offsets[row:], position, self.stop, self.ranges)
 
 
-def decoded_window(rows: Any, start: int, stop: int) -> DecodedWindow:
-    """Combines the chunks, so that responses are slices of it without copying the rest."""
+def decoded_window(rows: Any, start: int, stop: int, ranges: list[RowRange]) -> DecodedWindow:
+    """Returns a window whose chunks are combined, so that responses are slices of it without copying the rest."""
     combined = rows.combine_chunks()
-    return DecodedWindow(combined, int64s(combined[OFFSET]), start, stop)
+    return DecodedWindow(combined, int64s(combined[OFFSET]), start, stop, ranges)
 
 
 class DecodedWindowKey(NamedTuple):
+    """Identifies a window that is kept as read-ahead: it is valid for one snapshot of one table."""
+
     uuid: str  # of the table
     snapshot_id: int | None
     shard: int
@@ -62,6 +65,8 @@ class DecodedWindowKey(NamedTuple):
 
 
 class Scanner:
+    """Answers scan requests. Each request runs in a thread; the read-ahead is shared by all of them."""
+
     def __init__(self, tables: TableViews, files: FileReader, offload: Offload) -> None:
         self._tables = tables
         self._files = files
@@ -70,7 +75,11 @@ class Scanner:
         self._row_groups = RowGroupIndex(files)
 
     async def answer(self, request: ScanRequest) -> ScanResponse:
-        """Returns the response. Raises TableUnreadable, or the error that kept it from reading."""
+        """Returns the response to a request; an empty one if the topic or the shard has no table.
+
+        Raises TableUnreadable for a table that readers cannot read, InvalidInput for a snapshot that is not known, and
+        passes errors of the catalog and the object store.
+        """
         view = await self._view(request)
         if view is None:
             return ScanResponse()
@@ -82,6 +91,8 @@ class Scanner:
             try:
                 return await self._offload.run(lambda view=view: self._answer(view, request))  # type: ignore[misc]
             except FileNotFoundError as error:
+                # A compaction or expiry removed a file after the view was loaded: the current snapshot has the rows in
+                # other files, or not at all. Readers pin no snapshots, so that they never delay an expiry.
                 missing_file = error
                 view = await self._tables.fresh(request.topic_id)
         raise errors.TableUnreadable(
@@ -97,6 +108,8 @@ class Scanner:
         return view
 
     async def _committed_at_snapshot(self, view: TableView, request: ScanRequest) -> int:
+        """Returns the committed offset of the shard at a snapshot of the table, or at one that expired recently. Raises
+        InvalidInput for any other snapshot."""
         committed = view.committed_at_snapshot(request.value, request.shard)
         if committed is not None:
             return committed
@@ -121,6 +134,7 @@ class Scanner:
     # --- by offset ---
 
     def _read(self, view: TableView, request: ScanRequest) -> ScanResponse:
+        """Returns the rows from an offset on, up to `bytes_max`, and the reasons for offsets without a row."""
         shard, end = request.shard, view.end(request.shard)
         if request.value >= end:
             return ScanResponse(end, next_offset=request.value)
@@ -128,6 +142,7 @@ class Scanner:
         window = self._find_read_ahead(view, shard, request.value) or self._next_rows(view, shard, request.value)
         if window is None:
             return ScanResponse(end, missing=_missing(view, shard, [(request.value, end)]), next_offset=end)
+        # The window may have been decoded for a reader that is behind this one.
         rest = window.rest(request.value)
         sections = _sections(rest.rows, lambda offset: view.epoch_of(shard, offset), request.bytes_max)
         returned_rows = sum(section.rows for section in sections)
@@ -141,6 +156,8 @@ class Scanner:
             missing=_missing(view, shard, gaps),
             next_offset=next_offset,
             is_cached=self._files.groups_read == groups_read_before,
+            snapshot_id=view.table.current_snapshot_id,
+            row_ranges=_overlapping(window.ranges, request.value, next_offset),
         )
 
     def _find_read_ahead(self, view: TableView, shard: int, position: int) -> DecodedWindow | None:
@@ -189,7 +206,7 @@ class Scanner:
             if len(window.rows):
                 return window
             position = window.stop
-        return decoded_window(empty(), position, position) if position < end else None
+        return decoded_window(no_rows(), position, position, []) if position < end else None
 
     def _decode_window(self, view: TableView, shard: int, position: int, end: int) -> DecodedWindow | None:
         """Decodes the next window: first the files are chosen by their bounds, then row groups of these files."""
@@ -201,14 +218,16 @@ class Scanner:
         groups = SpanIndex(span for file in files for span in self._row_groups.spans(view, file, shard, position))
         window = groups.next_window(position, limits.SCAN_WINDOW_BYTES)
         if window is None or window.start >= stop:
-            return decoded_window(empty(), position, stop) if file_window else None
+            return decoded_window(no_rows(), position, stop, []) if file_window else None
         stop = min(stop, window.stop)
+        # `_deduplicate` keeps the first of several rows with the same offset.
         groups_by_precedence = sorted((span.source for span in window.spans), key=lambda group: group.file.precedence)
         parts = [
             self._files.shard_rows(group, view.columns, shard, view.files.deletes_of(group.file), window.start, stop)
             for group in groups_by_precedence
         ]
-        return decoded_window(_deduplicate(parts), position, stop)
+        ranges = sorted((row_range for part in parts for row_range in part.ranges), key=lambda part: part.start)
+        return decoded_window(_deduplicate([part.rows for part in parts]), position, stop, ranges)
 
     # --- by time ---
 
@@ -220,6 +239,7 @@ class Scanner:
         smallest: int | None = None
         files = sorted(view.files.data, key=lambda file: file.offsets.low or 0)
         for file in files:
+            # Sorted by the lowest offset: no later file can have a smaller one.
             if smallest is not None and (file.offsets.low or 0) > smallest:
                 break
             if not file.shards.may_hold(shard) or (file.times.high is not None and file.times.high < time_us):
@@ -229,19 +249,22 @@ class Scanner:
         end = view.end(shard)
         return smallest if smallest is not None and smallest < end else None
 
-    def _first_in_file(self, view: TableView, file: DataFile, shard: int, time_us: int) -> int | None:
+    def _first_in_file(self, view: TableView, file: ScanDataFile, shard: int, time_us: int) -> int | None:
+        """Returns the smallest offset of the shard in a file whose append time is at least this; None if there is
+        none."""
         offsets: list[int] = []
         deletes = view.files.deletes_of(file)
         for group in self._files.groups(file, view.columns):
             if not group.shards.may_hold(shard) or (group.times.high is not None and group.times.high < time_us):
                 continue
             if deletes:
-                rows = self._files.shard_rows(group, view.columns, shard, deletes, 0, limits.OFFSET_MAX)
-                if APPEND_TIME not in rows.column_names:  # rows without a time are at no time
-                    continue
+                # Equality deletes may compare any column, so all are read. Without deletes three columns suffice.
+                rows = self._files.shard_rows(group, view.columns, shard, deletes, 0, limits.OFFSET_MAX).rows
+                if APPEND_TIME not in rows.column_names:
+                    continue  # a row without an append time is not found by time
             else:
                 rows = self._files.columns(group, view.columns, SHARD, OFFSET, APPEND_TIME)
-                rows = of_shard(rows, shard)
+                rows = rows_of_shard(rows, shard)
             later = rows.filter(pc.greater_equal(rows[APPEND_TIME].cast(pa.int64()), time_us))
             if len(later):
                 offsets.append(pc.min(later[OFFSET]).as_py())
@@ -254,7 +277,7 @@ def _sections(rows: Any, epoch_of: Callable[[int], int], bytes_max: int) -> list
 
 def _deduplicate(parts: list[Any]) -> Any:
     """Returns the rows of all parts by offset, each offset once. Of duplicates the row of the first part is kept."""
-    rows = in_order(together(parts)) if len(parts) > 1 else parts[0]
+    rows = sort_by_offset(concat_rows(parts)) if len(parts) > 1 else parts[0]
     last = len(rows) - 1
     if last < 1:
         return rows
@@ -265,6 +288,13 @@ def _deduplicate(parts: list[Any]) -> Any:
         return rows
     metrics.READ_DOUBLED.inc(duplicates)
     return rows.filter(pa.chunked_array([pa.array([True]), *is_new.chunks]))
+
+
+def _overlapping(ranges: list[RowRange], start: int, end: int) -> list[RowRange]:
+    """Returns the last ranges that share an offset with [start, end), as many as a response may have."""
+    return [part for part in ranges if part.start < end and part.start + part.rows > start][
+        -limits.SCAN_ROW_RANGES_MAX :
+    ]
 
 
 def _gaps(position: int, sections: list[ScanSection], stop: int) -> list[tuple[int, int]]:

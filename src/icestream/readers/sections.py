@@ -1,11 +1,11 @@
-"""Rows of a table as the log's sections: blocks (model/block.py), made from Arrow's buffers, nothing per message.
+"""Encodes rows of a table as sections of the log: blocks (model/block.py) cut from Arrow's buffers.
 
-A section has contiguous offsets and one append time, as in the log, so delivery from the table says what delivery from
-the tail says, value for value (hazard 31). What a producer numbered stands in the columns `producer_id` and `sequence`
-of the rows, and comes back there.
+A section has contiguous offsets and one append time, as in the log, so a message that is delivered from the table
+equals the message that was delivered from the tail, value for value (hazard 31). The blocks are not numbered: the
+producer's numbers are in the columns `producer_id` and `sequence` of the rows, and are delivered as columns.
 
-Rows come in as an Arrow table that is sorted by `offset`, each offset once. Columns of the envelope that it lacks, or
-that are null in every row, are left out of the blocks.
+Rows arrive as an Arrow table sorted by `offset`, each offset once. Envelope columns that the table lacks, or that are
+null in every row, are left out of the blocks. No Python code runs for each message: a scan returns MiB per request.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ TYPES: Final[dict[str, Any]] = {
 }
 _WIDTHS: Final = {ColumnKind.INT32: 4, ColumnKind.INT64: 8, ColumnKind.TIMESTAMP_US: 8, ColumnKind.BOOLEAN: 1}
 _ZEROS: Final = bytes(8)
-_SPARE: Final = 2  # rows at the front may be shorter than the others
-_ROW_BYTES: Final = 64  # what a row takes beside its values of any length, about
-Cut = tuple[int, int, bytes]  # encoding, flags, data
+_SPARE: Final = 2  # factor: the first rows may be shorter than the average row
+_ROW_BYTES: Final = 64  # estimated size of a row's values of fixed size
+ColumnBytes = tuple[int, int, bytes]  # encoding, flags and data of a column in a block
 
 
 def int64s(array: Any) -> memoryview:
-    """The values of a column without nulls, of eight bytes each."""
+    """Returns a view of the values of a 64-bit column without nulls."""
     flat = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
     if not len(flat):
         return memoryview(b"").cast("q")
@@ -52,140 +52,161 @@ def int64s(array: Any) -> memoryview:
 def to_sections(
     rows: Any, epoch_of: Callable[[int], int], bytes_max: int, sections_max: int = limits.READ_SECTIONS_MAX
 ) -> list[ScanSection]:
-    """The first rows, at least one of them, as long as they are within the bounds."""
-    rows = _with_encoded_headers(rows.slice(0, _likely(rows, bytes_max)).combine_chunks())
-    rows = rows.slice(0, _fitting(rows, bytes_max))
-    offsets, times = int64s(rows[OFFSET]), int64s(_times(rows))
-    starts = _starts(rows)[: sections_max + 1]
+    """Returns the first rows as sections: as many as fit the bounds, but at least one row, so that a reader advances.
+
+    `epoch_of`: the shard epoch of an offset.
+    """
+    rows = _encode_headers(rows.slice(0, _rows_to_inspect(rows, bytes_max)).combine_chunks())
+    rows = rows.slice(0, _rows_that_fit(rows, bytes_max))
+    offsets, times = int64s(rows[OFFSET]), int64s(_append_times(rows))
+    starts = _section_starts(rows)[: sections_max + 1]
+    # With more than `sections_max` starts, the last one kept is the end of the last section that is returned.
     if len(starts) <= sections_max:
         starts.append(len(rows))
-    columns = [stored_column for column in envelope.COLUMNS if (stored_column := _stored(rows, column)) is not None]
+    columns = [source for column in envelope.COLUMNS if (source := _column_source(rows, column)) is not None]
     sections = []
     for start, end in pairwise(starts):
         body = b"".join(
-            _block(columns, at, min(at + limits.BLOCK_ROWS_MAX, end)) for at in range(start, end, limits.BLOCK_ROWS_MAX)
+            _encode_block(columns, at, min(at + limits.BLOCK_ROWS_MAX, end))
+            for at in range(start, end, limits.BLOCK_ROWS_MAX)
         )
         sections.append(ScanSection(offsets[start], end - start, times[start], epoch_of(offsets[start]), body))
     return sections
 
 
 def check_values(rows: Any) -> None:
-    """Raises Arrow's error where a column has values that no block can hold: what `to_sections` would raise for them.
-    Rows may be in any order."""
-    rows = _with_encoded_headers(rows.combine_chunks())
+    """Raises the Arrow error that `to_sections` would raise for values that no block can hold. Rows may be in any
+    order.
+
+    `verify --deep` uses it to find rows that consumers could not read.
+    """
+    rows = _encode_headers(rows.combine_chunks())
     if len(rows):
         for column in envelope.COLUMNS:
-            _stored(rows, column)
+            _column_source(rows, column)
 
 
-def _likely(rows: Any, bytes_max: int) -> int:
-    """How many rows are looked at: large ones are not copied by the thousand for each answer."""
+def _rows_to_inspect(rows: Any, bytes_max: int) -> int:
+    """Estimates how many rows may fit `bytes_max`, generously: `combine_chunks` copies all rows that it is given."""
     row_bytes = max(rows.nbytes // len(rows), _ROW_BYTES)
     return int(_SPARE * bytes_max // row_bytes) + 1
 
 
-def _with_encoded_headers(rows: Any) -> Any:
-    at = rows.schema.get_field_index(envelope.HEADERS.name)
-    if at < 0:
+def _encode_headers(rows: Any) -> Any:
+    """Returns the rows with headers as bytes instead of maps: from here on they are values of variable length."""
+    index = rows.schema.get_field_index(envelope.HEADERS.name)
+    if index < 0:
         return rows
-    return rows.set_column(at, envelope.HEADERS.name, _header_bytes(rows[at].combine_chunks()))
+    return rows.set_column(index, envelope.HEADERS.name, _header_bytes(rows[index].combine_chunks()))
 
 
-def _times(rows: Any) -> Any:
-    """0 for rows without an append time: another engine has inserted them."""
+def _append_times(rows: Any) -> Any:
+    """Returns the append times in microseconds; 0 for rows without one, which another engine has inserted."""
     if APPEND_TIME not in rows.column_names:
         return pa.chunked_array([pa.repeat(pa.scalar(0, pa.int64()), len(rows))])
     return pc.fill_null(rows[APPEND_TIME].cast(pa.int64()), 0)
 
 
-def _starts(rows: Any) -> list[int]:
-    """Where another section begins: behind a hole, and where the append time is another."""
+def _section_starts(rows: Any) -> list[int]:
+    """Returns the rows at which a section begins: the first, those behind a hole, and those with another append
+    time."""
     last = len(rows) - 1
-    offsets, times = rows[OFFSET], _times(rows)
+    offsets, times = rows[OFFSET], _append_times(rows)
     is_behind_hole = pc.not_equal(pc.subtract(offsets.slice(1), offsets.slice(0, last)), 1)
     is_other_time = pc.not_equal(times.slice(1), times.slice(0, last))
     changes = pc.indices_nonzero(pc.or_(is_behind_hole, is_other_time))
-    return [0, *(at + 1 for at in changes.to_pylist())]
+    return [0, *(row + 1 for row in changes.to_pylist())]
 
 
-def _fitting(rows: Any, bytes_max: int) -> int:
-    """How many rows: of each the bytes of its values of any length count, and about what the others take."""
-    ends = [
-        _ends(rows[column.name].combine_chunks())
+def _rows_that_fit(rows: Any, bytes_max: int) -> int:
+    """Returns how many of the first rows fit `bytes_max`, at least 1. Counts the bytes of variable-length values, and
+    an estimate for the others."""
+    value_ends = [
+        _value_ends(rows[column.name].combine_chunks())
         for column in envelope.COLUMNS
         if column.in_table and column.kind not in _WIDTHS and column.name in rows.column_names
     ]
 
     def size(count: int) -> int:
-        return _ROW_BYTES * count + sum(one[count] - one[0] for one in ends)
+        return _ROW_BYTES * count + sum(ends[count] - ends[0] for ends in value_ends)
 
+    # The size rises with the number of rows, and Arrow keeps running ends: a binary search needs no pass over the rows.
     return max(1, bisect_right(range(len(rows) + 1), bytes_max, key=size) - 1)
 
 
-def _ends(array: Any) -> memoryview:
-    """Of values of any length: where each begins, and where the last one ends."""
-    return _bytes_of(array, 4, more=1).cast("i")
+def _value_ends(array: Any) -> memoryview:
+    """Returns Arrow's offsets of a variable-length column: where each value begins, and where the last one ends."""
+    return _buffer_slice(array, 4, more=1).cast("i")
 
 
-# --- columns ----------------------------------------------------------------------------------------------------------
+# --- columns: a source prepares a column of all rows once; each block takes the bytes of its rows from it -------------
 
 
-class _Constant(NamedTuple):
+class _ConstantSource(NamedTuple):
+    """A column with the same value in every row."""
+
     id: int
     data: bytes
 
-    def cut(self, start: int, end: int) -> Cut | None:
+    def encode(self, start: int, end: int) -> ColumnBytes | None:
         return CONSTANT, 0, self.data
 
 
-class _Fixed(NamedTuple):
+class _FixedSource(NamedTuple):
+    """A column of values of one size."""
+
     id: int
     width: int
     data: memoryview
-    valid: memoryview | None
+    valid: memoryview | None  # Arrow's bitmap of the rows that are not null; None: no nulls
 
-    def cut(self, start: int, end: int) -> Cut | None:
+    def encode(self, start: int, end: int) -> ColumnBytes | None:
         bitmap = _bitmap(self.valid, start, end)
         if bitmap is None:
             return None
         return FIXED, NULLS if bitmap else 0, bitmap + self.data[self.width * start : self.width * end]
 
 
-class _Variable(NamedTuple):
+class _VariableSource(NamedTuple):
+    """A column of values of any length."""
+
     id: int
     ends: Any  # an array of int32, one more than rows
     data: memoryview
-    valid: memoryview | None
+    valid: memoryview | None  # Arrow's bitmap of the rows that are not null; None: no nulls
 
-    def cut(self, start: int, end: int) -> Cut | None:
+    def encode(self, start: int, end: int) -> ColumnBytes | None:
         bitmap = _bitmap(self.valid, start, end)
         if bitmap is None:
             return None
         low, high = self.ends[start].as_py(), self.ends[end].as_py()
         ends = pc.subtract(self.ends.slice(start, end - start + 1), self.ends[start])
-        return VARIABLE, NULLS if bitmap else 0, b"".join((bitmap, _bytes_of(ends, 4), self.data[low:high]))
+        return VARIABLE, NULLS if bitmap else 0, b"".join((bitmap, _buffer_slice(ends, 4), self.data[low:high]))
 
 
-_Stored = _Constant | _Fixed | _Variable
+_ColumnSource = _ConstantSource | _FixedSource | _VariableSource  # `encode` returns None for rows that are all null
 
 
 def _bitmap(valid: memoryview | None, start: int, end: int) -> bytes | None:
-    """Of some rows; empty where none is null, None where all are."""
+    """Returns the null bitmap of the rows [start, end) as blocks have it; empty if none is null, None if all are."""
     if valid is None:
         return b""
     rows = end - start
+    # Blocks need not begin at a multiple of 8 rows: an integer of any size shifts the whole bitmap at once.
     bits = int.from_bytes(valid[start >> 3 : (end + 7) >> 3], "little") >> (start & 7) & ((1 << rows) - 1)
     if not bits:
         return None
     return b"" if bits == (1 << rows) - 1 else bits.to_bytes(padded((rows + 7) // 8), "little")
 
 
-def _bytes_of(array: Any, width: int, more: int = 0) -> memoryview:
+def _buffer_slice(array: Any, width: int, more: int = 0) -> memoryview:
+    """Returns the part of the array's value buffer that belongs to it: a slice shares the buffer of its parent."""
     return memoryview(array.buffers()[1])[width * array.offset : width * (array.offset + len(array) + more)]
 
 
-def _stored(rows: Any, column: EnvelopeColumn) -> _Stored | None:
-    """None: it has no value in any row."""
+def _column_source(rows: Any, column: EnvelopeColumn) -> _ColumnSource | None:
+    """Returns the source of a column; None if it has no value in any row. Raises an Arrow error for values that do not
+    fit the column."""
     if not column.in_table or column.name not in rows.column_names:
         return None
     array = rows[column.name].combine_chunks()
@@ -194,53 +215,58 @@ def _stored(rows: Any, column: EnvelopeColumn) -> _Stored | None:
     valid = memoryview(pc.is_valid(array).buffers()[1]) if array.null_count else None
     width = _WIDTHS.get(column.kind)
     if width is not None:
-        return _fixed(column.id, array, width, valid)
-    return _variable(column.id, array, valid)
+        return _fixed_source(column.id, array, width, valid)
+    return _variable_source(column.id, array, valid)
 
 
-def _fixed(id_: int, array: Any, width: int, valid: memoryview | None) -> _Stored:
+def _fixed_source(id_: int, array: Any, width: int, valid: memoryview | None) -> _ColumnSource:
     plain = array.cast(pa.uint8()) if width == 1 else array.cast(pa.int64() if width == 8 else pa.int32())
-    data = _bytes_of(pc.fill_null(plain, 0), width)
-    if valid is None and _repeats(data, width):
-        return _Constant(id_, bytes(data[:width]))
-    return _Fixed(id_, width, data, valid)
+    data = _buffer_slice(pc.fill_null(plain, 0), width)
+    if valid is None and _is_repeated(data, width):
+        return _ConstantSource(id_, bytes(data[:width]))
+    return _FixedSource(id_, width, data, valid)
 
 
-def _variable(id_: int, array: Any, valid: memoryview | None) -> _Stored:
+def _variable_source(id_: int, array: Any, valid: memoryview | None) -> _ColumnSource:
+    """Returns the source of a column of bytes or text."""
     binary = pc.fill_null(array.cast(pa.binary()), b"")
     ends = pa.Array.from_buffers(pa.int32(), len(binary) + 1, [None, binary.buffers()[1]], offset=binary.offset)
     data = memoryview(binary.buffers()[2] or b"")
     low, after, high = ends[0].as_py(), ends[1].as_py(), ends[len(binary)].as_py()
     size = after - low
-    if valid is None and high - low == size * len(binary) and _repeats(data[low:high], size):
+    # A constant needs two tests: the bytes repeat the first value, and no value has another length.
+    if valid is None and high - low == size * len(binary) and _is_repeated(data[low:high], size):
         lengths = pc.min_max(pc.binary_length(binary)).as_py()
         if lengths["min"] == lengths["max"]:
-            return _Constant(id_, bytes(data[low:after]))
-    return _Variable(id_, ends, data, valid)
+            return _ConstantSource(id_, bytes(data[low:after]))
+    return _VariableSource(id_, ends, data, valid)
 
 
-def _repeats(data: memoryview, size: int) -> bool:
-    """Whether it is one value of so many bytes again and again. Views are compared element by element, which takes
-    seconds for some MiB; bytes are not. Most columns are told by their last value."""
+def _is_repeated(data: memoryview, size: int) -> bool:
+    """True if the data consists of its first `size` bytes again and again."""
+    # The last value decides for most columns, before anything is copied. Comparing memoryviews goes element by element,
+    # which takes seconds for some MiB, so bytes are compared.
     first = data[:size].tobytes()
     return data[len(data) - size :].tobytes() == first and data.tobytes() == first * (len(data) // max(size, 1))
 
 
 def _header_bytes(array: Any) -> Any:
-    """Maps as blocks have them: count, then each key and value with its length; keys rising."""
+    """Encodes header maps as blocks have them: count, then each key and value with its length; keys rising."""
     low, high = array.offsets[0].as_py(), array.offsets[len(array)].as_py()
     offsets = pc.subtract(array.offsets, array.offsets[0])
     entries = _header_entries(offsets, array.keys.slice(low, high - low), array.items.slice(low, high - low))
     lists = pa.ListArray.from_arrays(offsets, entries)
-    counts = _little(pc.list_value_length(lists), pa.uint16())
+    counts = _little_endian(pc.list_value_length(lists), pa.uint16())
     joined = pc.binary_join_element_wise(counts, pc.binary_join(lists, b""), b"")
     return pc.if_else(pc.is_valid(array), joined, None)
 
 
 def _header_entries(offsets: Any, keys: Any, values: Any) -> Any:
+    """Encodes each header of all rows, in the order of the rows, with keys rising within a row."""
     keys, values = keys.cast(pa.binary()), pc.fill_null(values.cast(pa.binary()), b"")
     last = len(keys) - 1
-    if last > 0:  # as we write them they rise; another engine may have put them otherwise
+    if last > 0:
+        # The pipeline writes keys in rising order; a file that another engine rewrote may have them in any order.
         rows = pc.list_parent_indices(pa.ListArray.from_arrays(offsets, keys))
         is_same_row = pc.equal(rows.slice(1), rows.slice(0, last))
         if pc.any(pc.and_(is_same_row, pc.greater_equal(keys.slice(0, last), keys.slice(1)))).as_py():
@@ -248,26 +274,28 @@ def _header_entries(offsets: Any, keys: Any, values: Any) -> Any:
             keys, values = keys.take(order), values.take(order)
     key_bytes, value_bytes = pc.binary_length(keys), pc.binary_length(values)
     return pc.binary_join_element_wise(
-        _little(key_bytes, pa.uint16()), keys, _little(value_bytes, pa.uint32()), values, b""
+        _little_endian(key_bytes, pa.uint16()), keys, _little_endian(value_bytes, pa.uint32()), values, b""
     )
 
 
-def _little(numbers: Any, kind: Any) -> Any:
-    return pc.fill_null(numbers, 0).cast(kind).view(pa.binary(kind.bit_width // 8)).cast(pa.binary())
+def _little_endian(numbers: Any, type_: Any) -> Any:
+    """Returns the numbers as binary values. Raises an Arrow error for a number that does not fit `type_`."""
+    return pc.fill_null(numbers, 0).cast(type_).view(pa.binary(type_.bit_width // 8)).cast(pa.binary())
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------
 
 
-def _block(columns: list[_Stored], start: int, end: int) -> bytes:
+def _encode_block(columns: list[_ColumnSource], start: int, end: int) -> bytes:
+    """Returns the block of the rows [start, end)."""
     directory: list[bytes] = []
     data: list[bytes] = []
     size = 0
     for column in columns:
-        cut = column.cut(start, end)
-        if cut is None:
+        encoded = column.encode(start, end)
+        if encoded is None:
             continue
-        encoding, flags, content = cut
+        encoding, flags, content = encoded
         directory.append(COLUMN.pack(column.id, encoding, flags, len(content)))
         data += (content, _ZEROS[: -len(content) % 8])
         size += padded(len(content))

@@ -13,13 +13,15 @@ from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 from icestream.observability import metrics
-from icestream.readers.data_files import DataFile, DeleteFile, SnapshotFiles, field_ids, files_of
+from icestream.readers.data_files import ScanDataFile, ScanDeleteFile, SnapshotFiles, field_ids, files_of
 
-Files = list[DataFile | DeleteFile]
+Files = list[ScanDataFile | ScanDeleteFile]
 NO_FILES: Final = SnapshotFiles((), ())
 
 
 class SnapshotReader:
+    """Reads the files of snapshots, and keeps what it decoded of each manifest."""
+
     def __init__(self, manifests: ManifestReader) -> None:
         self._manifests = manifests
         self._files_by_manifest: LRUCache[str, Files] = LRUCache(limits.SCAN_MANIFESTS_MAX)
@@ -32,8 +34,10 @@ class SnapshotReader:
         return await self._snapshot_files(snapshot, field_ids(table.current_schema)) if snapshot else NO_FILES
 
     async def _snapshot_files(self, snapshot: Object, ids: Mapping[str, int]) -> SnapshotFiles:
+        """Returns the live files of a snapshot. Manifests that were read before are not read again."""
         files: Files = []
         for path, sequence_number, spec_id in await self._manifests_of(snapshot):
+            # By path: a manifest never changes, and most are shared by consecutive snapshots.
             manifest_files: Files | None = self._files_by_manifest.get(path)
             if manifest_files is None:
                 select = partial(files_of, manifest_sequence_number=sequence_number, ids=ids, spec_id=spec_id)
@@ -41,8 +45,8 @@ class SnapshotReader:
                 self._files_by_manifest.insert(path, manifest_files)
             files += manifest_files
         return SnapshotFiles(
-            tuple(file for file in files if isinstance(file, DataFile)),
-            tuple(file for file in files if isinstance(file, DeleteFile)),
+            tuple(file for file in files if isinstance(file, ScanDataFile)),
+            tuple(file for file in files if isinstance(file, ScanDeleteFile)),
         )
 
     async def _manifests_of(self, snapshot: Object) -> list[tuple[str, int, int]]:

@@ -11,6 +11,8 @@ OpenFile = Callable[[str], Any]  # opens a location for pyarrow; raises FileNotF
 
 
 class StoredFiles:
+    """Looks at files of a table without decoding them."""
+
     def __init__(self, open_file: OpenFile) -> None:
         self._open = open_file
 
@@ -29,7 +31,10 @@ class StoredFiles:
         try:
             with self._open(location) as file:
                 if file.size() > limits.CATALOG_DOCUMENT_BYTES_MAX:
-                    raise errors.MetadataFileDamaged(f"{location} has {file.size()} bytes: it is no metadata file")
+                    raise errors.MetadataFileDamaged(
+                        f"{location} has {file.size()} bytes, metadata files have at most "
+                        f"{limits.CATALOG_DOCUMENT_BYTES_MAX}"
+                    )
                 return bytes(file.read())
         except FileNotFoundError:
             return None
@@ -39,5 +44,5 @@ class StoredFiles:
 
 def _unreadable(location: str, error: OSError) -> errors.TableUnreadable:
     return errors.TableUnreadable(
-        f"this table cannot be read: {location}: {error}", hint="look at its disk and who may read there"
+        f"this table cannot be read: {location}: {error}", hint="check the disk and the read permissions of the file"
     )

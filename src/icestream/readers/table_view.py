@@ -11,18 +11,20 @@ from icestream.catalog.topic_rules.binding import Binding
 from icestream.catalog.topic_rules.snapshot_progress import snapshot_progress
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.table_metadata import TableMetadata
-from icestream.readers.data_files import DataFile, SnapshotFiles, table_columns
+from icestream.readers.data_files import ScanDataFile, SnapshotFiles, table_columns
 from icestream.readers.offset_windows import OffsetSpan, SpanIndex
 
 
 class ShardFiles(NamedTuple):
     """The files that can hold rows of one shard."""
 
-    bounded: SpanIndex[DataFile]
-    unbounded: tuple[DataFile, ...]  # without bounds of the offset: each may hold any
+    bounded: SpanIndex[ScanDataFile]
+    unbounded: tuple[ScanDataFile, ...]  # without bounds of the offset: each may hold any
 
 
 class TableView:
+    """The immutable view of a table at one snapshot, shared by all scans until the table changes."""
+
     def __init__(
         self,
         identifier: Identifier,
@@ -55,9 +57,12 @@ class TableView:
 
     def epoch_of(self, shard: int, offset: int) -> int:
         runs = self.binding.runs[shard]
+        # The last run that starts at or before the offset; an offset in a gap between two runs belongs to the earlier
+        # one.
         return next((run.epoch for run in reversed(runs) if offset >= run.start), runs[0].epoch)
 
     def shard_files(self, shard: int) -> ShardFiles:
+        """Returns the files that may have rows of the shard, indexed by offset; computed once."""
         shard_files = self._shard_files.get(shard)
         if shard_files is None:
             files = [file for file in self.files.data if file.shards.may_hold(shard)]

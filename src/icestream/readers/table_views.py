@@ -27,6 +27,8 @@ class DetachedTopic(NamedTuple):
 
 
 class TableViews(Protocol):
+    """Loads and caches the views of topic tables."""
+
     async def view(self, topic_id: int) -> TableView | None:
         """Returns the cached view if it is current as far as known, else loads it; None if the topic has no table."""
 

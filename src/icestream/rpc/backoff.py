@@ -23,8 +23,11 @@ def with_jitter(seconds: float, randomness: Randomness) -> float:
 
 
 class RetryBackoff:
-    """Counts the failures of one operation. With `randomness` each wait has jitter, so that clients that lost the same
-    broker do not come back at the same moment."""
+    """Counts the failures of one operation.
+
+    With `randomness` each wait has jitter, so that clients that lost the same broker do not reconnect at the same
+    moment.
+    """
 
     def __init__(
         self,

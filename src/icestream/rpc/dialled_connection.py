@@ -59,6 +59,7 @@ class DialledConnection(asyncio.BufferedProtocol, ABC):
         """Sends a frame that the other side answers; returns a future for the reply. Raises ConnectionLost."""
         if self.error is not None or self._transport is None:
             raise self.lost_error()
+        # The number is taken after `add`, which may refuse: an unused number would look like a lost call.
         reply = self._calls.add(self._number + 1, on_reply)
         self._number += 1
         self._write(encode_frame(kind, self._number, body))
@@ -81,6 +82,7 @@ class DialledConnection(asyncio.BufferedProtocol, ABC):
         self.error = error
         if self._transport is not None:
             self._transport.abort()
+        # The opener waits for `opened` and reports the error itself; there are no calls yet.
         if not self.opened.done():
             self.opened.set_exception(error)
             self.opened.exception()  # marks it as retrieved: the caller may have been cancelled

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from icestream import errors, limits
 from icestream.rpc import document
-from icestream.rpc.compression import Compression
+from icestream.rpc.body_compression import Compression
 from icestream.rpc.frame import COMPRESSED, MAGIC, SIZE_MIN, VERSION, VERSION_MIN, Frame, FrameKind, encode_frame
 
 ZSTD: Final = "zstd"
@@ -64,8 +64,11 @@ class Agreement(NamedTuple):
 
 
 def encode_hello(hello: Hello, *, ends_http_request: bool = False) -> bytes:
-    """Returns the body of a HELLO. `ends_http_request`: adds a key that brokers ignore and that ends a request of
-    HTTP/1, so that an HTTP server at that address answers immediately instead of waiting for the rest of a request."""
+    """Returns the body of a HELLO.
+
+    `ends_http_request`: adds a key that brokers ignore and that ends a request of HTTP/1, so that an HTTP server at
+    that address answers immediately instead of waiting for the rest of a request.
+    """
     end = {"end": "\r\n\r\n"} if ends_http_request else {}
     return MAGIC + document.encode({**hello._asdict(), **end})
 
@@ -118,6 +121,7 @@ def make_welcome(
             hint=f"this broker supports {VERSION_MIN} to {VERSION}; use a client or a broker of another version",
         )
     _check_bound(hello.frame_bytes_max, "the client")
+    # The client's order decides: it knows its CPU and its network.
     compression = next((name for name in hello.compression if name in compressions), "")
     return Welcome(version, node, frame_bytes_max, compression, time_us, instance)
 
@@ -133,8 +137,10 @@ class HandshakeServer:
     instance: str = ""
 
     def agree(self, first: Frame) -> tuple[Agreement, bytes]:
-        """Returns the agreement that follows from a connection's first frame, and the body of the WELCOME. Raises
-        DecodeError, UnknownVersion or InvalidInput."""
+        """Returns the agreement that follows from a connection's first frame, and the body of the WELCOME.
+
+        Raises DecodeError, UnknownVersion or InvalidInput.
+        """
         hello = decode_hello(_expected_body(first, FrameKind.HELLO))
         compressions = (ZSTD,) if self.compression else ()
         welcome = make_welcome(hello, self.node, self.frame_bytes_max, self.now_us(), compressions, self.instance)
@@ -148,8 +154,10 @@ class HandshakeServer:
 
 
 def accept_welcome(hello: Hello, first: Frame, compression: Compression | None = None) -> tuple[Agreement, Welcome]:
-    """Returns the agreement that follows from the broker's answer to `hello`. Raises the broker's error,
-    UnknownVersion, InvalidInput or DecodeError."""
+    """Returns the agreement that follows from the broker's answer to `hello`.
+
+    Raises the broker's error, UnknownVersion, InvalidInput or DecodeError.
+    """
     if first.kind == FrameKind.ERROR:
         raise document.decode_error(_expected_body(first, FrameKind.ERROR))
     welcome = decode_welcome(_expected_body(first, FrameKind.WELCOME))
@@ -189,6 +197,7 @@ def incoming_frame(frame: Frame, agreed: Agreement) -> Frame:
         return frame
     if agreed.compression is None:
         raise errors.DecodeError("compressed frame, but the handshake chose no compression")
+    # Bounded by what this side accepts uncompressed: a few bytes must not become gigabytes (hazard 35).
     body = agreed.compression.decompress(frame.body, agreed.frame_bytes_max - SIZE_MIN)
     return frame._replace(flags=frame.flags & ~COMPRESSED, body=body)
 

@@ -39,7 +39,7 @@ async def open_link(path: Path, client: str) -> Link:
 
 
 class Link(DialledConnection):
-    """`open_link` makes one."""
+    """One open connection to a broker's local socket; `open_link` opens it."""
 
     def __init__(self, hello: handshake.Hello) -> None:
         super().__init__("the broker", FrameStream(kinds=FIRST_FROM_BROKER))
@@ -92,6 +92,7 @@ class Link(DialledConnection):
             self._calls.resolve(frame)  # a reply to a call that was cancelled is ignored
 
     def _on_lost(self, error: errors.IcestreamError) -> None:
+        # Emptied first: a handler may start a new watch on the next link.
         handlers, self._event_handlers = self._event_handlers, {}
         for on_event in handlers.values():
             on_event({"event": LOST})

@@ -15,10 +15,12 @@ from icestream.rpc.document import Document
 from icestream.rpc.link import Link, OnEvent, open_link
 from icestream.runtime.clock import Clock
 
-_RETRY_HINT = "it is tried again automatically"
+_RETRY_HINT = "the call is retried automatically"
 
 
 class LinkKeeper:
+    """The link of one process to its broker, and the reason while there is none."""
+
     def __init__(self, path: Path, client: str, clock: Clock) -> None:
         self._path = path
         self._client = client

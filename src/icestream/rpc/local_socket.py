@@ -27,6 +27,7 @@ def bind(path: Path) -> socket.socket:
             raise errors.ConfigurationError(
                 f"another broker listens at {path}", hint="stop it, or give this one its own data_dir"
             )
+        # Nothing listens there: the file was left behind by a process that crashed.
         path.unlink(missing_ok=True)
         os.fchmod(bound.fileno(), MODE)  # before the file exists, so that it is never open to others
         with _address(path) as address:
@@ -76,6 +77,7 @@ def is_listening(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _address(path: Path) -> Iterator[str]:
+    """The path itself, or a short path through an open descriptor of its directory."""
     if len(os.fsencode(path)) <= limits.SOCKET_PATH_BYTES_MAX:
         yield str(path)
         return

@@ -15,11 +15,15 @@ OnReply = Callable[[Document], None]
 
 
 class PendingCall(NamedTuple):
+    """The future of a reply, and what runs before other frames are handled."""
+
     reply: asyncio.Future[Document]
     on_reply: OnReply | None
 
 
 class PendingCalls:
+    """The calls of one connection by their numbers."""
+
     def __init__(self, calls_max: int | None = None) -> None:
         """`calls_max`: how many calls may wait at the same time; None: any number."""
         self._loop = asyncio.get_running_loop()

@@ -100,11 +100,15 @@ class FrameStream:
         while self._end - self._start >= HEAD.size:
             view, at = self._view, self._start
             size, kind, flags, zero, number = HEAD.unpack_from(view, at)
+            # Checked on the head alone, before the body arrives: a declared size never makes the stream wait or
+            # allocate for it.
             if not SIZE_MIN <= size <= self.frame_bytes_max or kind not in self.kinds or flags & ~COMPRESSED or zero:
                 raise self._fail(size, kind)
             end = at + SIZE_FIELD_BYTES + size
             if end > self._end:
                 return
+            # Before the yield: the caller may change bounds, or abandon the iterator, and the frame must not be seen
+            # again.
             self._start = end
             yield Frame(kind, flags, number, bytes(view[at + HEAD.size : end]))
 
@@ -118,13 +122,7 @@ class FrameStream:
         return Frame(*self._head, body)
 
     def _fail(self, size: int, kind: int) -> errors.DecodeError:
-        if not SIZE_MIN <= size <= self.frame_bytes_max:
-            reason = f"frame of {size} bytes: the size is not between {SIZE_MIN} and {self.frame_bytes_max}"
-        elif kind not in self.kinds:
-            reason = f"frame of kind {kind} is not expected here"
-        else:
-            reason = "frame head has unknown flags or a nonzero reserved field"
-        self._failure = errors.DecodeError(reason, hint="is the other side speaking the native protocol?")
+        self._failure = head_error(size, kind, self.frame_bytes_max, self.kinds)
         return self._failure
 
     # --- memory -------------------------------------------------------------------------------------------------------
@@ -170,3 +168,14 @@ class FrameStream:
         self._begin_chunk(limits.SOCKET_READ_BYTES if is_busy else limits.SOCKET_READ_BYTES_MIN)
         self._view[: len(partial_head)] = partial_head
         self._end = len(partial_head)
+
+
+def head_error(size: int, kind: int, frame_bytes_max: int, kinds: Collection[int]) -> errors.DecodeError:
+    """Returns the error for a head that no frame can have."""
+    if not SIZE_MIN <= size <= frame_bytes_max:
+        reason = f"frame of {size} bytes: the size is not between {SIZE_MIN} and {frame_bytes_max}"
+    elif kind not in kinds:
+        reason = f"frame of kind {kind} is not expected here"
+    else:
+        reason = "frame head has unknown flags or a nonzero reserved field"
+    return errors.DecodeError(reason, hint="is the other side speaking the native protocol?")

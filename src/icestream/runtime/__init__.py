@@ -1,0 +1,4 @@
+"""The operating system behind small interfaces: clock, randomness, files, tasks, signals, sockets, parent processes.
+
+Clock, randomness and disk have simulated twins, so that a test decides about time, chance and failures.
+"""

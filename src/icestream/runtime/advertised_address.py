@@ -1,4 +1,4 @@
-"""Where other machines reach a port of this node: what clients and executors are told to connect to."""
+"""The address under which other machines reach a port of this node, as clients and executors are told."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ _WILDCARDS: Final = ("0.0.0.0", "::")
 
 
 def advertised_address(settings: Settings, port: int, host: str | None = None) -> str:
-    """`host`: what one front end has for itself. A node that listens everywhere goes by the name of its machine."""
+    """Returns `host:port`. `host`: the advertised host of one front end, if it has its own.
+
+    A node that listens on all addresses is advertised by the name of its machine.
+    """
     host = host or settings.node.advertised_host or settings.node.bind_host
     if host in _WILDCARDS:
         host = socket.gethostname()

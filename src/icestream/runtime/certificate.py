@@ -1,7 +1,7 @@
-"""When the certificates of a PEM file end. Nothing else of them is read, and nothing is verified: TLS does that.
+"""The expiry dates of certificates in a PEM file. Nothing else of them is read, and nothing is verified: TLS does that.
 
-A certificate is DER (ITU-T X.690): SEQUENCE { tbsCertificate, …}, and tbsCertificate (RFC 5280, 4.1) is
-SEQUENCE { [0] version, serialNumber, signature, issuer, validity SEQUENCE { notBefore, notAfter }, … }.
+A certificate is DER (ITU-T X.690): SEQUENCE { tbsCertificate, …}, and tbsCertificate (RFC 5280, 4.1) is SEQUENCE { [0]
+version, serialNumber, signature, issuer, validity SEQUENCE { notBefore, notAfter }, … }.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _END: Final = "-----END CERTIFICATE-----"
 
 
 def end_of_file(path: Path) -> datetime:
-    """When the first certificate of the file, or of its chain, ends. Raises OSError, or DecodeError."""
+    """The earliest expiry of the certificates in a file. Raises OSError, DecodeError."""
     with path.open("rb") as file:
         text = file.read(limits.CERTIFICATE_FILE_BYTES_MAX).decode("latin-1")
     parts = [part.partition(_END)[0] for part in text.split(_BEGIN)[1:]]
@@ -35,7 +35,7 @@ def end_of_file(path: Path) -> datetime:
 
 
 def end_of(certificate: bytes) -> datetime:
-    """notAfter of a certificate in DER. Raises DecodeError."""
+    """The expiry (notAfter) of a certificate in DER. Raises DecodeError."""
     body = _value(certificate, 0, _SEQUENCE)[0]
     fields = _value(body, 0, _SEQUENCE)[0]
     position = 0
@@ -51,20 +51,20 @@ def end_of(certificate: bytes) -> datetime:
     try:
         return datetime.strptime(text, formats[tag]).replace(tzinfo=UTC)
     except (KeyError, ValueError):
-        raise errors.DecodeError("the end of a certificate is no time") from None
+        raise errors.DecodeError(f"malformed certificate: invalid notAfter {text[:20]!r}") from None
 
 
 def _value(data: bytes, position: int, tag: int | None = None) -> tuple[bytes, int]:
-    """The content of the element at the position, and where the next one begins."""
+    """The content of the DER element at `position`, and the position of the next one. Raises DecodeError."""
     header = data[position : position + 2]
     if len(header) < 2 or (tag is not None and header[0] != tag):
-        raise errors.DecodeError("this is no certificate")
+        raise errors.DecodeError("not an X.509 certificate")
     size, begin = header[1], position + 2
     if size & 0x80:
         count = size & 0x7F
         size, begin = int.from_bytes(data[begin : begin + count], "big"), begin + count
         if not 1 <= count <= 4:
-            raise errors.DecodeError("this is no certificate")
+            raise errors.DecodeError("not an X.509 certificate")
     if begin + size > len(data):
-        raise errors.DecodeError("a certificate that is cut off")
+        raise errors.DecodeError("truncated certificate")
     return data[begin : begin + size], begin + size

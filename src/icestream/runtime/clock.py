@@ -8,6 +8,8 @@ from typing import Protocol
 
 
 class Clock(Protocol):
+    """The time, passed in so that tests control it."""
+
     def wall_us(self) -> int:
         """Microseconds since 1970. May step in either direction."""
 
@@ -18,6 +20,8 @@ class Clock(Protocol):
 
 
 class SystemClock:
+    """The clocks of this machine."""
+
     def wall_us(self) -> int:
         return time.time_ns() // 1000
 

@@ -1,13 +1,13 @@
 """The places of a listener: which connection is closed when another one arrives and all places are taken. Pure.
 
     SILENT       nothing complete was received yet: no head, no greeting           closed first, the oldest
-    IDLE         between requests, or without anything that it serves              closed next, the longest idle
-    RECEIVING    a request has begun and is not complete (a body on its way)       closed last, the oldest
+    IDLE         between requests, or without open consumers and producers         closed next, the longest idle
+    RECEIVING    a request has begun and is not complete                           closed last, the oldest
     BUSY         a request is being answered, or consumers and producers are open  never closed for another one
 
-A connection that sends requests therefore always finds a place while any other one does not. When all are BUSY the
-newcomer is refused. `reserve` places beyond the capacity take newcomers at such a time that can prove that they are
-part of this node: the listener judges that when the first request is complete (`is_reserved`).
+So a connection that sends requests always finds a place while any other connection does not. When all are BUSY, a new
+one is refused. At such a time `reserve` places beyond the capacity accept new connections that can prove that they
+belong to this node: the listener decides that when the first request is complete (`is_reserved`).
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ class Standing(Enum):
 
 
 class Admission(NamedTuple, Generic[Connection]):
+    """Whether a connection got a place, and which one must be closed for it."""
+
     is_admitted: bool
     evicted: Connection | None = None  # must be closed now
     is_reserved: bool = False  # admitted into the reserve
 
 
 class RoomState(NamedTuple):
-    """What a listener tells about its places; `open` counts the connections now, the rest since the start."""
+    """The places of a listener, for metrics and readiness; `open` and `busy` are now, the rest since the start."""
 
     listener: str
     capacity: int
@@ -46,15 +48,21 @@ class RoomState(NamedTuple):
 
     @property
     def is_crowded(self) -> bool:
-        """Nearly full: where places are taken as soon as they are free, a question rarely meets the full room."""
+        """Whether the room is nearly full.
+
+        Not "full": free places are taken at once, so a check rarely sees all of them taken.
+        """
         return self.open >= CROWDED_SHARE * self.capacity
 
     @property
     def is_refusing(self) -> bool:
+        """Whether a new connection would be refused."""
         return self.busy >= self.capacity
 
 
 class ConnectionRoom(Generic[Connection]):
+    """The places of one listener."""
+
     def __init__(self, listener: str, capacity: int, reserve: int = 0) -> None:
         """`listener`: the name in metrics and readiness."""
         self._listener = listener
@@ -75,7 +83,7 @@ class ConnectionRoom(Generic[Connection]):
         return RoomState(self._listener, self._capacity, len(self), busy, self.evicted, self.refused)
 
     def admit(self, connection: Connection) -> Admission[Connection]:
-        """The connection begins as SILENT. An evicted one has left the room already."""
+        """Admits a connection as SILENT, or refuses it. The caller closes the evicted one, which has left the room."""
         if len(self) - len(self._reserved) < self._capacity:
             self._put(connection, Standing.SILENT)
             return Admission(True)
@@ -96,13 +104,14 @@ class ConnectionRoom(Generic[Connection]):
         return Admission(True, evicted, is_reserved)
 
     def move(self, connection: Connection, standing: Standing) -> None:
-        """To the end of its standing: the one that has been there longest is closed first."""
+        """Changes the standing of a connection; it becomes the last of that standing to be closed."""
         former = self._standings.get(connection)
         if former is not None:
             del self._by_standing[former][connection]
             self._put(connection, standing)
 
     def leave(self, connection: Connection) -> None:
+        """Frees the place of a connection."""
         standing = self._standings.pop(connection, None)
         if standing is not None:
             del self._by_standing[standing][connection]

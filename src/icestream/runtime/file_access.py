@@ -1,11 +1,11 @@
-"""Which accounts of the machine may read the files that a process of a node makes: its umask.
+"""Which accounts of the machine may read the files that a process of a node creates: its umask.
 
     owner    files 0600 in directories 0700
-    group    files 0640 in directories 0750, as those of the log are
+    group    files 0640 in directories 0750, as those of the log
     all      files 0644 in directories 0755
 
-The umask is set once, before anything is made: whatever the process and its children write has it, also data files of
-Spark's workers. It is only ever made stricter: an account whose umask forbids more keeps it.
+The umask is set once, before any file is created: it applies to everything that the process and its children write,
+data files of Spark's workers included. It is only made stricter: an account whose umask forbids more keeps it.
 """
 
 from __future__ import annotations

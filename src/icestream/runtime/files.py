@@ -1,8 +1,8 @@
-"""Files of one directory, as a thing that is handed in. The simulated twin is simulated_disk.py.
+"""Files of one directory behind a protocol. The simulated twin is simulated_disk.py.
 
-The promises that the log builds on, and that the twin breaks exactly as far as POSIX allows:
+The guarantees that the log relies on, and that the twin breaks exactly as far as POSIX allows:
     write_at    all bytes are in the page cache when it returns; any part of them may reach the disk, in any order
-    sync        the file's bytes and size are on disk when it returns; after an error nothing is known of them
+    sync        the file's bytes and size are on disk when it returns; after an error their state is unknown
     rename, remove, create    on disk after the directory's sync, in the order they were made
 """
 
@@ -20,6 +20,8 @@ _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 class File(Protocol):
+    """One open file."""
+
     def read_at(self, position: int, length: int) -> bytes:
         """A copy of at most `length` bytes; fewer only at the end of the file."""
 
@@ -41,6 +43,8 @@ class File(Protocol):
 
 
 class Directory(Protocol):
+    """One directory; names are file names without a path."""
+
     def names(self) -> list[str]: ...
 
     def open(self, name: str) -> File: ...
@@ -66,6 +70,8 @@ class Directory(Protocol):
 
 
 class LocalFile:
+    """A file of this machine."""
+
     __slots__ = ("_fd",)
 
     def __init__(self, fd: int) -> None:
@@ -81,6 +87,8 @@ class LocalFile:
         return data
 
     def write_at(self, position: int, data: bytes) -> None:
+        # pwrite may write less than requested, for example at the end of a quota: the rest is tried again, and then
+        # fails.
         done = os.pwrite(self._fd, data, position)
         while done < len(data):
             done += os.pwrite(self._fd, memoryview(data)[done:], position + done)
@@ -107,7 +115,7 @@ class LocalFile:
 
 
 class LocalDirectory:
-    """A directory of this machine. `read_only` makes nothing and asks for no permission to write."""
+    """A directory of this machine. With `read_only` nothing is created and no write permission is needed."""
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
@@ -169,12 +177,12 @@ def open_directory(path: Path, *, read_only: bool = False) -> LocalDirectory:
     except OSError as error:
         raise errors.ConfigurationError(
             f"{path} cannot be used as a directory: {error.strerror}",
-            hint="check the path, who owns it and which account runs this; or set data_dir to another place",
+            hint="check the path, its owner and the account of this process; or set data_dir to another directory",
         ) from error
 
 
 def make_directory(path: Path) -> None:
-    """The directory and those above it, each one's name on disk before anything is put into it."""
+    """Creates the directory and its parents; each name is synced before anything is put into it."""
     if not path.is_dir():
         make_directory(path.parent)
         path.mkdir(exist_ok=True)

@@ -1,7 +1,7 @@
-"""How often Python looks for cyclic garbage in a process that serves.
+"""How often Python looks for cyclic garbage in a serving process.
 
-A broker makes a few small objects for each append and keeps none: the default, a look after 700 of them, costs about a
-tenth of an append and finds nothing. What is loaded at the start is never garbage and is left out of every look.
+A broker creates a few small objects for each append and keeps none: Python's default, a collection after 700 of them,
+costs about a tenth of an append and finds nothing. Objects loaded at the start are never garbage and are excluded.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from icestream import limits
 
 
 def calm_collector() -> None:
-    """Once, when everything is loaded."""
+    """Sets the thresholds; called once, when everything is loaded."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(limits.GARBAGE_OBJECTS, 10, 10)

@@ -1,8 +1,8 @@
 """The Host header of a request: whether it names this machine.
 
-A web page can rename itself: its name in the DNS becomes 127.0.0.1 (DNS rebinding), and the browser then lets its
-scripts read what a listener on this machine answers. The Host header still has the name of the page. So a listener that
-is for this machine only takes no request whose Host is another one.
+A web page can make its DNS name resolve to 127.0.0.1 (DNS rebinding), and the browser then lets its scripts read the
+answers of a listener on this machine. The Host header still has the name of the page. So a listener that serves this
+machine only refuses requests whose Host is another name.
 """
 
 from __future__ import annotations

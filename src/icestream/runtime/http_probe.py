@@ -1,4 +1,4 @@
-"""One short HTTP request to a port of this machine: does anything answer there, and as which instance of a broker?"""
+"""One short HTTP request to a port of this machine: whether a server answers, and for which instance of a broker."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where a process listens, 
 
 
 class ProbeAnswer(NamedTuple):
+    """The status of the answer, and the instance id in its header (None if it has none)."""
+
     status: int
     instance: str | None  # None: the answer names none
 
 
 async def probe(host: str, port: int, path: str = "/livez", seconds: float = limits.PROBE_SECONDS_MAX) -> ProbeAnswer:
-    """Raises ConnectionLost when nothing answers in HTTP within the time."""
+    """Sends the request. Raises ConnectionLost if no HTTP answer arrives within the time."""
     host = _EVERYWHERE.get(host, host)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
@@ -43,7 +45,7 @@ async def _head(host: str, port: int, request: str) -> bytes:
 
 
 def parse_head(head: bytes) -> ProbeAnswer | None:
-    """Status and instance of the head of an answer; None where it is no HTTP."""
+    """Status and instance of the head of an answer; None if it is not HTTP."""
     first, *lines = head.decode("latin-1").split("\r\n")
     parts = first.split(" ", 2)
     if len(parts) < 2 or not parts[0].startswith("HTTP/1.") or not (parts[1].isascii() and parts[1].isdigit()):

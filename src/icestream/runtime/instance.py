@@ -1,11 +1,11 @@
 """The instance id: by which the processes of one broker recognise each other (docs/adr/0044).
 
-A broker makes an id of 128 random bits, as 32 hexadecimal digits, at each start. It says it in the WELCOME of the
+A broker creates an id of 128 random bits, as 32 hexadecimal digits, at each start. It sends it in the WELCOME of the
 native protocol and in the header `Icestream-Instance` of every HTTP answer. The lake process and the pipeline answer
 with the id of the broker that they are connected to over its local socket; before the first connection they have none.
 
-A request to a lake process may carry the header too: it is meant for that broker alone, and the lake process of another
-one refuses it (421) before anything is changed.
+A request to a lake process may carry the header, too: it is meant for that broker alone, and the lake process of
+another broker refuses it (421) before anything is changed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from icestream import errors
 from icestream.runtime.randomness import Randomness
 
 HEADER: Final = "Icestream-Instance"
+# Identifies requests of this node's own processes to its lake process. Not in Authorization, which carries the tokens
+# of the catalog.
+NODE_TOKEN_HEADER: Final = "X-Icestream-Node"
 ID_CHARACTERS: Final = 32
 
 
@@ -24,8 +27,11 @@ def new_instance(randomness: Randomness) -> str:
 
 
 def foreign_broker(expected: str, answered: str | None, where: str) -> errors.ForeignBroker:
-    """`where`: the address that answered, such as `127.0.0.1:8181`. `answered`: None where it named no instance."""
-    responder = f"another broker (instance {answered})" if answered else "a process that is no part of this broker"
+    """The error for an answer of another broker.
+
+    `where`: the address that answered, such as `127.0.0.1:8181`. `answered`: its instance id, None if it sent none.
+    """
+    responder = f"another broker (instance {answered})" if answered else "a process that does not belong to this broker"
     return errors.ForeignBroker(
         f"{where} is answered by {responder}, not by the broker of instance {expected}",
         hint="two brokers on one machine need ports of their own: stop the other one, or give this one another port "
@@ -34,7 +40,9 @@ def foreign_broker(expected: str, answered: str | None, where: str) -> errors.Fo
 
 
 def check_instance(expected: str, answered: str | None, where: str) -> None:
-    """Raises ForeignBroker unless the answer came from the expected instance. `expected`: empty where it is unknown,
-    because a broker of an older version does not say it; then nothing is compared."""
+    """Raises ForeignBroker unless the answer came from the expected instance.
+
+    `expected` is empty for a broker of an older version, which does not send it; then nothing is compared.
+    """
     if expected and answered != expected:
         raise foreign_broker(expected, answered, where)

@@ -1,10 +1,10 @@
-"""How long a TCP connection outlives its other end: a machine that is gone, or a cut of the network, closes nothing.
+"""How long a TCP connection outlives its peer: a machine that crashed or a network that was cut closes no connection.
 
-    nothing to send    the kernel asks after `idle_seconds`, then each third of it; three questions without an answer,
+    nothing to send    the kernel probes after `idle_seconds`, then each third of it; three probes without an answer,
                        or `unacked_seconds` of them, end the connection
-    something sent     and not taken by the other kernel for `unacked_seconds` ends it too, also when that one answers
-                       and has no room (TCP_USER_TIMEOUT, Linux). Without it the kernel sends again for a quarter of an
-                       hour, each time twice as late: that a network is back is noticed as long again as it was away
+    data in flight     that the other kernel does not accept for `unacked_seconds` ends it, too, even if that kernel
+                       answers and has no room (TCP_USER_TIMEOUT, Linux). Without it the kernel retransmits for a
+                       quarter of an hour with growing pauses, and notices the end of an outage only that much later
 
 The kernel does all of it; no process wakes.
 """
@@ -17,7 +17,10 @@ import sys
 
 
 def keep_alive(transport: asyncio.BaseTransport, idle_seconds: int, unacked_seconds: float = 0.0) -> None:
-    """Nothing happens to what is no TCP. 0: as long as the kernel likes."""
+    """Sets the limits on a TCP connection; does nothing for other sockets.
+
+    `unacked_seconds` 0: the kernel's default.
+    """
     sock = transport.get_extra_info("socket")
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return

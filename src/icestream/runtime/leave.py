@@ -1,6 +1,6 @@
-"""The end of a child process that has closed everything: at once, without taking the interpreter apart.
+"""Ends a child process that has closed everything at once, without tearing down the interpreter.
 
-That takes up to a second where large libraries were loaded, and whoever stops a broker waits for it.
+The teardown takes up to a second if large libraries were loaded, and the stop of a broker waits for it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import NoReturn
 
 
 def leave(code: int) -> NoReturn:
+    """Flushes the output and exits."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

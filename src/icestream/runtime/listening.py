@@ -1,8 +1,9 @@
-"""Errors for ports that cannot be opened, with the reason and what an operator can do."""
+"""Opens ports; errors for those that cannot be opened, with the reason and what an operator can do."""
 
 from __future__ import annotations
 
 import errno
+import socket
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -18,9 +19,29 @@ _REASONS: Final = {
 }
 
 
+# Connections that the kernel completes before they are accepted.
+BACKLOG: Final = 1024
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Returns a socket that listens on TCP. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
 class RefusedPort(NamedTuple):
-    """A port that cannot be opened. `key`: the setting that names it. `instance`: of the broker that has it, if it
-    told."""
+    """A port that cannot be opened.
+
+    `key`: the setting that names it. `instance`: of the broker that has it, if that is known.
+    """
 
     key: str
     host: str
@@ -40,12 +61,12 @@ class RefusedPort(NamedTuple):
 
 
 def cannot_listen(key: str, host: str, port: int, error: OSError) -> errors.ConfigurationError:
-    """`key`: the setting that names the port."""
+    """The error for one port. `key`: the setting that names it."""
     return cannot_listen_on([RefusedPort(key, host, port, error)])
 
 
 def cannot_listen_on(refused: Sequence[RefusedPort]) -> errors.ConfigurationError:
-    """One error for all ports, so that an operator fixes them in one start; ForeignBroker where a broker has one.
+    """One error for all ports, so that an operator can fix them at once; ForeignBroker if another broker has one.
 
     `refused`: at least one.
     """

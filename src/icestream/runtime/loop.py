@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Less CPU for single messages and requests, nothing else changes. None: the one of Python itself."""
+    """The factory of uvloop's event loop, which needs less CPU for small messages; None for Python's own."""
     try:
         import uvloop
     except ImportError:

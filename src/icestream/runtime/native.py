@@ -1,4 +1,4 @@
-"""The one place that knows whether the native extension is there."""
+"""The native extension, if it is installed. The only module that imports it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import warnings
 from types import ModuleType
 from typing import Final
 
-# What this code expects of the extension's functions; `native/src/lib.rs` says what a build offers.
-CONTRACT: Final = 3
+# The version of the extension's functions that this code needs; `native/src/lib.rs` has that of the build.
+CONTRACT: Final = 4
 
 native: ModuleType | None
 try:

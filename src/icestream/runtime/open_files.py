@@ -1,7 +1,7 @@
 """The open files that the system allows this process: connections and the files of the log share them.
 
-A listener whose bound is above what the system allows would take the last descriptor, and then the log could not open
-its next file. So the process asks for what it needs at its start, and each listener gets a share of what it has.
+A listener with a bound above the system's limit would take the last descriptor, and the log could not open its next
+file. So the process raises its limit at the start, and each listener gets a share of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ CONNECTIONS_MIN: Final = 16
 
 
 def raise_open_files(requested: int) -> None:
-    """Raises the soft limit towards `wanted`, as far as the hard limit lets it. Lowers nothing."""
+    """Raises the soft limit to `requested`, as far as the hard limit allows. Never lowers it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= requested:
         return
@@ -25,12 +25,12 @@ def raise_open_files(requested: int) -> None:
 
 
 def connections_allowed(requested: int, share: float) -> int:
-    """The bound of a listener that would like `wanted` connections and gets `share` of the descriptors."""
+    """The bound of a listener: `requested` connections, but at most `share` of the descriptors."""
     return connections_within(resource.getrlimit(resource.RLIMIT_NOFILE)[0], requested, share)
 
 
 def connections_within(allowed: int, requested: int, share: float) -> int:
-    """The same for a process that may open `allowed` files (below 0: any number). Pure."""
+    """Like `connections_allowed`, for a process that may open `allowed` files (below 0: any number). Pure."""
     if allowed == resource.RLIM_INFINITY or allowed < 0:
         return requested
     return max(CONNECTIONS_MIN, min(requested, int((allowed - OWN) * share)))

@@ -1,6 +1,6 @@
 """A child's side of supervision, second part: its stdin is a pipe that only the parent holds (hazard 39).
 
-At its end the child stops in order. That is also how the parent asks it to.
+When the pipe ends, the child stops in order. The parent also uses it to stop the child.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ParentPipe(asyncio.Protocol):
 
 
 async def watch_parent(on_end: Callable[[], None]) -> asyncio.ReadTransport:
-    """Keep what it returns as long as the parent counts. Raises ConfigurationError when nobody holds stdin."""
+    """Watches stdin; returns the transport, which must be kept. Raises ConfigurationError if stdin is not a pipe."""
     mode = os.fstat(0).st_mode
     if not stat.S_ISFIFO(mode) and not stat.S_ISSOCK(mode):
         raise errors.ConfigurationError("a child process needs a pipe as its stdin", hint="icestream lake serve")

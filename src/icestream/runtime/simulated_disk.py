@@ -1,7 +1,7 @@
 """A disk that forgets, tears, reorders and flips, from one seed: the twin of files.py.
 
-Two layers: the *cache*, which every process sees, and the *platter*. A write changes the cache and is remembered as
-pending; a sync moves what is pending to the platter. `kill` ends the process: the cache stays. `power_loss` ends the
+Two layers: the *cache*, which every process sees, and the *platter*. A write changes the cache and becomes
+pending; a sync moves pending writes to the platter. `kill` ends the process: the cache stays. `power_loss` ends the
 machine: of the pending bytes each 512-byte sector lands or not, alone and in any order; of the pending directory
 changes a prefix lands; then the cache is what the platter holds.
 
@@ -28,6 +28,8 @@ class Crash(BaseException):
 
 @dataclass(slots=True)
 class Inode:
+    """One file: its bytes in the cache and on the platter, and the writes in between."""
+
     cache: bytearray = field(default_factory=bytearray)
     platter: bytearray = field(default_factory=bytearray)
     pending: list[tuple[int, bytes | None]] = field(default_factory=list)  # None: cut at that position
@@ -98,12 +100,14 @@ class SimulatedDisk:
         self._faults: list[list[object]] = []
         self._crash_in = -1
 
-    # --- what the tests do to it ---
+    # --- faults ---
 
     def kill(self) -> None:
+        """Ends the process: the cache stays."""
         self._end_process()
 
     def power_loss(self) -> None:
+        """Ends the machine: pending writes and directory changes reach the platter in part or not at all."""
         self._end_process()
         landed = self.chance.randint(0, len(self._changes))
         for name, change, inode in self._changes[:landed]:
@@ -120,16 +124,19 @@ class SimulatedDisk:
         self._crash_in = -1
 
     def fail(self, operation: str, number: int, after: int = 0) -> None:
+        """Makes the `after`-th next operation of this kind fail with errno `number`."""
         self._faults.append([operation, number, after])
 
     def heal(self) -> None:
-        """Forgets the faults that were asked for and have not happened."""
+        """Forgets faults that have not happened yet."""
         self._faults.clear()
 
     def crash_after(self, operations: int) -> None:
+        """Raises Crash at the n-th operation from now, before it has any effect."""
         self._crash_in = operations
 
     def flip(self, name: str, bit: int) -> None:
+        """Flips one bit of a file, in the cache and on the platter."""
         inode = self._entries[name]
         for content in (inode.cache, inode.platter):
             if bit >> 3 < len(content):
@@ -169,7 +176,7 @@ class SimulatedDisk:
         self.step("rename", f"{old} {new}")
         self._check_there(old)
         inode = self._entries[old]
-        # one change for the journal: the old name goes when the new one comes
+        # One change for the journal: a rename is atomic, both names change together.
         self._changes.append((new, f"move {old}", inode))
         _apply(self._entries, new, f"move {old}", inode)
 
@@ -212,7 +219,7 @@ class SimulatedDisk:
     # --- for its files ---
 
     def step(self, operation: str, what: str) -> None:
-        """One operation begins: crash or fail here if that was asked for."""
+        """Begins one operation: crashes or fails here if that was requested."""
         if self._crash_in == 0:
             raise Crash
         self._crash_in -= 1
@@ -273,6 +280,7 @@ class SimulatedFile:
         try:
             self._disk.step("sync", self._name)
         except OSError:
+            # As Linux: after a failed sync the pages are clean, and the next sync succeeds without having written them.
             self._inode.pending.clear()
             raise
         self._inode.sync()

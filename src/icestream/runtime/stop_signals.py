@@ -1,4 +1,4 @@
-"""The signals that ask a process of a node to stop in order."""
+"""The signals that request an orderly stop of a process."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """SIGTERM and SIGINT; SIGHUP too, which a terminal sends when it is closed, unless the process was started to
-    ignore it, as `nohup` does. Nothing is read again on SIGHUP: settings that may change while a broker runs are
-    changed with `icestream config set`."""
+    """SIGTERM, SIGINT, and SIGHUP, which a terminal sends when it is closed.
+
+    Not SIGHUP if the process was started to ignore it, as `nohup` does. SIGHUP does not reload settings: those that may
+    change while a broker runs are changed with `icestream config set`.
+    """
     is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return (signal.SIGTERM, signal.SIGINT) if is_ignored else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

@@ -1,4 +1,4 @@
-"""Work beside the loop: blocking calls in a thread of their own, background tasks that end in order."""
+"""Work beside the loop: blocking calls in threads, and background tasks that are stopped in order."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ Answer = TypeVar("Answer")
 
 
 class Offload(Protocol):
+    """Runs blocking calls without blocking the loop."""
+
     async def run(self, call: Callable[[], Answer]) -> Answer:
         """Runs a blocking call without blocking the loop."""
 
@@ -20,6 +22,8 @@ class Offload(Protocol):
 
 
 class ThreadOffload:
+    """A pool of threads. With one thread, calls run one at a time and in order."""
+
     def __init__(self, name: str, threads: int = 1) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
 
@@ -31,9 +35,11 @@ class ThreadOffload:
 
 
 class ShortOffload:
-    """Runs calls that are mostly short (a small file and its sync) on the loop itself, while it is idle and recent
-    calls were short. That saves two thread switches, which take as long as the call. Of several concurrent calls only
-    the first runs inline, so that the others wait for the disk together."""
+    """Runs calls that are mostly short (a small file and its sync) on the loop itself, while that pays.
+
+    It pays while the loop is idle and recent calls were short: it saves two thread switches, which take as long as the
+    call. Of several concurrent calls only the first runs inline, so that the others wait for the disk together.
+    """
 
     def __init__(self, threads: Offload, clock: Clock, is_alone: Callable[[], bool], below_ns: int) -> None:
         """`threads`: closed by its owner, not by this object."""
@@ -42,7 +48,7 @@ class ShortOffload:
         self._is_alone = is_alone
         self._below_ns = below_ns
         self._took_ns = 0.0
-        self._at_once = 0  # in threads, and here in this turn of the loop
+        self._at_once = 0  # calls in threads, and inline in this iteration of the loop
 
     async def run(self, call: Callable[[], Answer]) -> Answer:
         is_first = self._at_once == 0
@@ -59,7 +65,10 @@ class ShortOffload:
         self._at_once -= 1
 
     def _timed(self, call: Callable[[], Answer]) -> Answer:
-        """An average that forgets: a slow call sends the next ones to the threads until they are short again."""
+        """Runs the call and updates the moving average of its time.
+
+        A slow call sends the next ones to the threads until they are short again.
+        """
         began_ns = self._clock.monotonic_ns()
         try:
             return call()
@@ -71,7 +80,7 @@ class ShortOffload:
 
 
 class InlineOffload:
-    """The simulated twin: the call happens here and now, so that a run follows from its seed."""
+    """The simulated twin: runs the call at once, so that a run follows from its seed."""
 
     async def run(self, call: Callable[[], Answer]) -> Answer:
         return call()
@@ -81,13 +90,14 @@ class InlineOffload:
 
 
 class Tasks:
-    """Background tasks of one component. An unexpected end is handed to `on_failure`, never lost."""
+    """Background tasks of one component. An unexpected exception is passed to `on_failure`, never lost."""
 
     def __init__(self, on_failure: Callable[[BaseException], None]) -> None:
         self._on_failure = on_failure
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Starts a task and keeps it referenced until it ends."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -99,7 +109,7 @@ class Tasks:
             self._on_failure(error)
 
     async def stop(self) -> None:
-        """Cancels what still runs and waits until it has ended."""
+        """Cancels all tasks and waits until they have ended; tasks started meanwhile included."""
         for task in self._tasks:
             task.cancel()
         while self._tasks:

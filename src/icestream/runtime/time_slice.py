@@ -1,12 +1,12 @@
-"""Who gets a core first when all are taken: a broker before its children, and before whatever else runs beside it.
+"""Scheduling priority: a broker gets a core before its children and other processes when all cores are busy.
 
-A broker works for some microseconds and waits again. Linux 6.12 and newer let a task ask for shorter time slices: it
-gets no more of a core in all, but gets it sooner after it wakes up, where else it waits until the slice of somebody who
-computes is over. Every ack waits for such wake-ups. Beside four processes that compute on two cores, one wake-up in a
-hundred took 6 to 8 ms, and takes 3.5 with the shortest slice.
+A broker works for some microseconds and waits again. Linux 6.12 and newer let a task request shorter time slices: its
+total share stays the same, but it gets a core sooner after it wakes up, instead of waiting until the slice of a
+computing process is over. Every ack waits for such wake-ups. Beside four computing processes on two cores, one wake-up
+in a hundred took 6 to 8 ms, and takes 3.5 ms with the shortest slice.
 
-Nothing needs a privilege. A thread takes the slice of the one that starts it, a process that of its parent: so a broker
-asks before it starts any, and its children ask for the usual again. Elsewhere nothing is changed.
+It needs no privilege. Threads inherit the slice of the thread that starts them, processes that of their parent: so a
+broker requests it before it starts any, and its children return to the default. Other systems are not changed.
 """
 
 from __future__ import annotations
@@ -35,23 +35,26 @@ class _Attributes(ctypes.Structure):
     )
 
 
-def come_first() -> None:
-    """For a broker, before it starts a thread."""
-    _ask(limits.BROKER_SLICE_NS)
+def raise_priority() -> None:
+    """Requests short time slices; for a broker, before it starts a thread."""
+    _request_slice(limits.BROKER_SLICE_NS)
 
 
-def give_way(niceness: int) -> None:
-    """For everything that is not the broker: whatever it does, acks come first."""
+def lower_priority(niceness: int) -> None:
+    """Lowers the priority and returns to the default slice; for every other process, so that acks come first."""
     os.nice(niceness)
-    _ask(0)
+    _request_slice(0)
 
 
-def _ask(slice_ns: int) -> None:
-    """0: the kernel's own choice. A kernel or a sandbox that refuses is no reason to stop."""
+def _request_slice(slice_ns: int) -> None:
+    """Requests a time slice, 0 for the kernel's default.
+
+    A refusal of the kernel or a sandbox is ignored: it only costs latency.
+    """
     number = _SCHED_SETATTR.get(os.uname().machine)
     if sys.platform != "linux" or number is None:
         return
-    own = _Attributes(nice=os.getpriority(os.PRIO_PROCESS, 0), runtime_ns=slice_ns)
-    own.size, own.policy = ctypes.sizeof(own), os.sched_getscheduler(0)
-    if own.policy in (os.SCHED_OTHER, os.SCHED_BATCH):
-        ctypes.CDLL(None, use_errno=True).syscall(number, 0, ctypes.byref(own), 0)
+    attributes = _Attributes(nice=os.getpriority(os.PRIO_PROCESS, 0), runtime_ns=slice_ns)
+    attributes.size, attributes.policy = ctypes.sizeof(attributes), os.sched_getscheduler(0)
+    if attributes.policy in (os.SCHED_OTHER, os.SCHED_BATCH):
+        ctypes.CDLL(None, use_errno=True).syscall(number, 0, ctypes.byref(attributes), 0)

@@ -6,6 +6,8 @@ import asyncio
 
 
 class Waiters:
+    """The waiting tasks of one condition."""
+
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._futures: list[asyncio.Future[None]] = []
@@ -14,6 +16,7 @@ class Waiters:
         return bool(self._futures)
 
     async def wait(self) -> None:
+        """Waits for the next `wake`."""
         future: asyncio.Future[None] = self._loop.create_future()
         self._futures.append(future)
         await future

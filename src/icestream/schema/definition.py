@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import Any
 
 from icestream import errors, limits
-from icestream.schema import avro, json_schema, protobuf
+from icestream.schema import avro_schema, json_schema, protobuf
 from icestream.schema.kinds import Compatibility, SchemaType
 
 
@@ -44,7 +44,7 @@ def define(kind: SchemaType, raw: bytes) -> Definition:
         )
     match kind:
         case SchemaType.AVRO:
-            return Definition(kind, raw, avro.parse(raw), _avro_check(raw))
+            return Definition(kind, raw, avro_schema.parse(raw), _avro_check(raw))
         case SchemaType.JSON_SCHEMA:
             return Definition(kind, raw, json_schema.parse(raw), _json_check(raw))
         case SchemaType.PROTOBUF:
@@ -127,7 +127,7 @@ def _check_number(payload: bytes) -> None:
 
 
 _UNREADABLE: dict[SchemaType, Callable[[Any, Any], list[str]]] = {
-    SchemaType.AVRO: avro.unreadable,
+    SchemaType.AVRO: avro_schema.unreadable,
     SchemaType.JSON_SCHEMA: json_schema.unreadable,
     SchemaType.PROTOBUF: protobuf.unreadable,
 }

@@ -34,7 +34,7 @@ class ValidationPolicy(Enum):
     ENFORCE = "enforce"  # it is refused
 
 
-_OTHER_NAMES = {
+_ALIASES = {
     "json": SchemaType.JSON_SCHEMA,
     "jsonschema": SchemaType.JSON_SCHEMA,
     "proto": SchemaType.PROTOBUF,
@@ -47,11 +47,11 @@ Word = TypeVar("Word", bound=Enum)
 
 
 def schema_type(text: str) -> SchemaType:
-    return _OTHER_NAMES.get(text.lower()) or _word(SchemaType, "schema type", text)
+    return _ALIASES.get(text.lower()) or _word(SchemaType, "schema type", text)
 
 
 def compatibility(text: str) -> Compatibility:
-    return _word(Compatibility, "mode of compatibility", text)
+    return _word(Compatibility, "compatibility mode", text)
 
 
 def validation_policy(text: str) -> ValidationPolicy:
@@ -59,8 +59,9 @@ def validation_policy(text: str) -> ValidationPolicy:
 
 
 def _word(kind: type[Word], kind_name: str, text: str) -> Word:
+    """Returns the member with this value, in any case. Raises InvalidInput, which lists the allowed values."""
     try:
         return kind(text.lower())
     except ValueError:
         names = ", ".join(member.value for member in kind)
-        raise errors.InvalidInput(f"{text[:40]!r} is not a {kind_name}", hint=f"there are {names}") from None
+        raise errors.InvalidInput(f"{text[:40]!r} is not a {kind_name}", hint=f"allowed: {names}") from None

@@ -13,7 +13,7 @@ from icestream.settings import text, units
 from icestream.settings.section import Broken, Section
 
 
-class Danube(Section):
+class DanubeSection(Section):
     """Clients of Danube (gRPC), at `ports.danube` and `ports.danube_admin`."""
 
     enable: StrictBool = Field(

@@ -1,9 +1,9 @@
-"""Defaults that follow from other keys: directories below `data_dir`, the two `warehouse` keys, the catalog's address,
-whether there are a lake process and a pipeline.
+"""Defaults that follow from other keys.
 
-They are filled into the plain mapping before it is validated, so that a finished tree has no "unset" left in it and
-`config show` prints what really applies. A value of the wrong type is left for validation to refuse: here it only
-counts as not set.
+They are directories below `data_dir`, the two `warehouse` keys, the catalog's address, and whether there are a lake
+process and a pipeline. They are filled into the plain mapping before it is validated, so that a finished tree has no
+"unset" left in it and `config show` prints what really applies. A value of the wrong type is left for validation to
+refuse: here it is treated as not set.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _fill_locations(tree: dict[str, Any], data_dir: Path) -> None:
 
 
 def _directory_of(warehouse: str | None) -> str | None:
-    """`file:/a`, `file:///a` and `/a` are the same directory; another scheme is none."""
+    """The directory of a location: `file:/a`, `file:///a` and `/a` are the same; None for another scheme."""
     path = (warehouse or "").removeprefix("file:")
     return "/" + path.lstrip("/") if path.startswith("/") else None
 
@@ -82,7 +82,7 @@ def _own_uri(tree: dict[str, Any]) -> str:
 
 
 def lake_uri(bind_host: str, port: int) -> str:
-    """Where the lake process of a node is asked, on its own machine."""
+    """The address of a node's lake process on its own machine."""
     host = BIND_HOST_DEFAULT if bind_host in _WILDCARDS else bind_host
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

@@ -1,4 +1,4 @@
-"""Every key of the tree, found by walking the models once: what the loader, the messages and the reference go by."""
+"""Every key of the tree, collected by walking the models once; used by the loader, error messages and the reference."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Key:
         return env_name(self.path)
 
     def show(self, value: object) -> str:
-        """The value for people; a secret never."""
+        """The value as text for display; secrets are masked."""
         if value is None:
             return "none"
         if self.secret:
@@ -63,7 +63,7 @@ class Key:
         return str(value)
 
     def plain(self, value: object) -> object:
-        """The value for JSON; a secret never."""
+        """The value for JSON; secrets are masked."""
         if self.secret and value is not None:
             return SECRET_MASK
         if isinstance(value, tuple):
@@ -110,10 +110,12 @@ class Keys(Mapping[str, Key]):
 
 
 def env_name(path: str) -> str:
+    """The environment variable of a key."""
     return ENV_PREFIX + path.replace(".", "__").upper()
 
 
 def value_at(settings: BaseModel, path: str) -> object:
+    """The value of a key in a tree of settings."""
     value: Any = settings
     for name in path.split("."):
         value = getattr(value, name)
@@ -130,6 +132,7 @@ class _Shape:
 
 
 def _shape(annotation: Any, marks: tuple[object, ...] = (), optional: bool = False) -> _Shape:
+    """Takes an annotation apart: its base type, marks, and whether None is allowed."""
     if get_origin(annotation) is Annotated:
         inner, *more = get_args(annotation)
         return _shape(inner, (*marks, *more), optional)
@@ -140,6 +143,7 @@ def _shape(annotation: Any, marks: tuple[object, ...] = (), optional: bool = Fal
 
 
 def _allowed(shape: _Shape) -> str:
+    """Describes the allowed values, to complete the sentence "must be …"."""
     described = [mark for mark in shape.marks if isinstance(mark, Quantity | Text)]
     if described:
         words = described[0].allowed

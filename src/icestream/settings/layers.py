@@ -16,23 +16,23 @@ import yaml
 
 from icestream import limits
 from icestream.settings.keys import ENV_PREFIX, Key, Keys, Kind
-from icestream.settings.problems import Origin, Problem, shown
+from icestream.settings.setting_problems import Origin, SettingProblem, shown
 
-# A Kubernetes service called `icestream…` puts these into the environment of every pod beside it; they are no settings.
+# A Kubernetes service called `icestream…` puts these into the environment of every pod beside it: not settings.
 _SERVICE_LINK = re.compile(
     r"ICESTREAM(_[A-Z0-9]+)*_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9]+)*|PORT_[0-9]+_(TCP|UDP|SCTP)(_[A-Z]+)?)=.*"
     r"|ICESTREAM(_[A-Z0-9]+)*_PORT=(tcp|udp|sctp)://.*",
     re.DOTALL,
 )
-# Variables of other names (the first is the seeds'), which set a key where its own variable does not.
+# Variables with other names (the first is that of the seeds), used if the key's own variable is not set.
 OTHER_VARIABLES: Final = {"DANUBE_SUB_CURSOR_FLUSH_MS": "broker.cursor_flush_ms", "ICESTREAM_JARS": "pipeline.jars"}
-# Variables of the command line, which are no settings: ICESTREAM_BROKER says which broker a command asks.
+# Variables of the command line, which are not settings: ICESTREAM_BROKER selects the broker of a command.
 COMMAND_VARIABLES: Final = frozenset({"ICESTREAM_BROKER"})
 _NULL_TAG: Final = "tag:yaml.org,2002:null"
 
 
 @dataclass(frozen=True)
-class Entry:
+class LayerEntry:
     """A value that some source sets."""
 
     key: Key
@@ -42,19 +42,19 @@ class Entry:
 
 @dataclass
 class Layer:
-    """What one source says."""
+    """The values that one source sets, and its problems."""
 
-    entries: dict[str, Entry] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    entries: dict[str, LayerEntry] = field(default_factory=dict)
+    problems: list[SettingProblem] = field(default_factory=list)
 
     def add_text(self, key: Key, text: str, origin: Origin) -> None:
         try:
-            self.entries[key.path] = Entry(key, _value_of_text(key, text), origin)
+            self.entries[key.path] = LayerEntry(key, _value_of_text(key, text), origin)
         except _NotAllowed:
-            self.problems.append(Problem(key.path, f"must be {key.allowed}", origin, shown(text, key)))
+            self.problems.append(SettingProblem(key.path, f"must be {key.allowed}", origin, shown(text, key)))
 
     def add_unreadable(self, origin: Origin, reason: str) -> None:
-        self.problems.append(Problem("", reason, origin, hint="a settings file is one YAML document in UTF-8"))
+        self.problems.append(SettingProblem("", reason, origin, hint="a settings file is one YAML document in UTF-8"))
 
     def add_unknown(self, path: str, keys: Keys, origin: Origin) -> None:
         self.problems.append(unknown(path, keys, origin))
@@ -65,14 +65,14 @@ class _NotAllowed(Exception):
 
 
 def from_flags(flags: Iterable[str], keys: Keys) -> Layer:
-    """`--set key.path=value`, each."""
+    """Reads flags of the form `--set key.path=value`."""
     layer = Layer()
     for flag in flags:
         path, equals, text = flag.partition("=")
         path = path.strip()
         origin = Origin("flag", "--set")
         if not equals:
-            layer.problems.append(Problem("", f"{shown(flag)} is not of the form `key.path=value`", origin))
+            layer.problems.append(SettingProblem("", f"{shown(flag)} is not of the form `key.path=value`", origin))
         elif path in keys:
             layer.add_text(keys[path], text, origin)
         else:
@@ -81,7 +81,7 @@ def from_flags(flags: Iterable[str], keys: Keys) -> Layer:
 
 
 def from_env(env: Mapping[str, str], keys: Keys) -> Layer:
-    """`ICESTREAM_A__B`; everything that does not start so belongs to somebody else."""
+    """Reads variables of the form `ICESTREAM_A__B`; ignores all others."""
     layer = Layer()
     for name in sorted(env):
         origin = Origin("env", name)
@@ -98,7 +98,7 @@ def from_env(env: Mapping[str, str], keys: Keys) -> Layer:
 
 
 def from_file(path: Path, keys: Keys) -> Layer:
-    """A YAML file. A section without keys below it is the same as none at all."""
+    """Reads a YAML file. A section without keys is the same as no section."""
     layer = Layer()
     try:
         root = yaml.compose(_read(path), yaml.SafeLoader)
@@ -116,13 +116,14 @@ def from_file(path: Path, keys: Keys) -> Layer:
     return layer
 
 
-def unknown(path: str, keys: Keys, origin: Origin) -> Problem:
+def unknown(path: str, keys: Keys, origin: Origin) -> SettingProblem:
+    """The problem of an unknown key, with the nearest known one."""
     if path in keys.sections:
         below = ", ".join(child.rpartition(".")[2] for child in keys.children(path))
-        return Problem(path, "is a section, not a key", origin, hint=f"set one of its keys: {below}")
+        return SettingProblem(path, "is a section, not a key", origin, hint=f"set one of its keys: {below}")
     nearest = keys.nearest(path)
     name = f" ({keys[nearest].env})" if origin.kind == "env" and nearest in keys else ""
-    return Problem(path, f"unknown key; the nearest known one is {nearest}{name}", origin)
+    return SettingProblem(path, f"unknown key; the nearest known one is {nearest}{name}", origin)
 
 
 def _read(path: Path) -> str:
@@ -138,13 +139,15 @@ def _at(path: Path, mark: yaml.Mark | None) -> Origin:
 
 
 def _walk(node: yaml.Node, section: str, path: Path, keys: Keys, layer: Layer) -> None:
-    """Goes as deep as the tree of settings does, whatever the file does."""
+    """Reads a section, as deep as the tree of settings, whatever the depth of the file."""
     if node.tag == _NULL_TAG:
         return
     if not isinstance(node, yaml.MappingNode):
         origin = _at(path, node.start_mark)
         below = ", ".join(child.rpartition(".")[2] for child in keys.children(section))
-        layer.problems.append(Problem(section, "must be a section with keys", origin, hint=f"known keys: {below}"))
+        layer.problems.append(
+            SettingProblem(section, "must be a section with keys", origin, hint=f"known keys: {below}")
+        )
         return
     for line, name, child in _items(node):
         _take(f"{section}.{name}" if section else name, child, _at(path, line), path, keys, layer)
@@ -152,13 +155,15 @@ def _walk(node: yaml.Node, section: str, path: Path, keys: Keys, layer: Layer) -
 
 def _take(name: str, node: yaml.Node, origin: Origin, path: Path, keys: Keys, layer: Layer) -> None:
     if name in layer.entries:
-        layer.problems.append(Problem(name, "is set twice", origin, hint=f"first at {layer.entries[name].origin}"))
+        layer.problems.append(
+            SettingProblem(name, "is set twice", origin, hint=f"first at {layer.entries[name].origin}")
+        )
     elif name in keys:
         try:
-            layer.entries[name] = Entry(keys[name], _value_of_node(keys[name], node), origin)
+            layer.entries[name] = LayerEntry(keys[name], _value_of_node(keys[name], node), origin)
         except _NotAllowed:
             value = shown(node.value, keys[name]) if isinstance(node, yaml.ScalarNode) else ""
-            layer.problems.append(Problem(name, f"must be {keys[name].allowed}", origin, value))
+            layer.problems.append(SettingProblem(name, f"must be {keys[name].allowed}", origin, value))
     elif name in keys.sections:
         _walk(node, name, path, keys, layer)
     else:
@@ -167,7 +172,7 @@ def _take(name: str, node: yaml.Node, origin: Origin, path: Path, keys: Keys, la
 
 def _items(node: yaml.MappingNode) -> Iterator[tuple[yaml.Mark, str, yaml.Node]]:
     for key, value in node.value:
-        # A list or mapping as a key is no known name; neither is a text with a dot, which would look like two.
+        # A list or mapping as a key is never a known name; neither is a text with a dot, which would look like two.
         name = key.value.replace(".", "\\.") if isinstance(key, yaml.ScalarNode) else "?"
         yield key.start_mark, shown(name)[1:-1], value
 

@@ -1,4 +1,4 @@
-"""File < environment < flags: the layers put together, checked, and every problem of all of them reported at once."""
+"""Merges the layers (file < environment < flags), validates them, and reports the problems of all of them at once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pydantic_core import ErrorDetails
 
 from icestream.settings import layers
 from icestream.settings.keys import KEYS, value_at
-from icestream.settings.layers import Entry
-from icestream.settings.problems import DEFAULT, Origin, Problem, refusal, shown
+from icestream.settings.layers import LayerEntry
 from icestream.settings.section import Broken, BrokenRules
+from icestream.settings.setting_problems import DEFAULT, Origin, SettingProblem, refusal, shown
 from icestream.settings.tree import Settings
 
 
@@ -40,12 +40,12 @@ def load(file: Path | None = None, env: Mapping[str, str] | None = None, flags: 
 
 def examine(
     file: Path | None = None, env: Mapping[str, str] | None = None, flags: Iterable[str] = ()
-) -> tuple[Loaded | None, Sequence[Problem]]:
+) -> tuple[Loaded | None, Sequence[SettingProblem]]:
     """Like `load`, but hands the problems back: either there are settings, or there are problems."""
     read = [layers.from_env(env or {}, KEYS), layers.from_flags(flags, KEYS)]
     if file is not None:
         read.insert(0, layers.from_file(file, KEYS))
-    entries: dict[str, Entry] = {}
+    entries: dict[str, LayerEntry] = {}
     for layer in read:
         entries |= layer.entries
     settings, problems_found = _validate(entries)
@@ -56,31 +56,31 @@ def examine(
     return Loaded(settings, origins), ()
 
 
-def change(settings: Settings, changes: Mapping[str, object]) -> tuple[Settings | None, Sequence[Problem]]:
-    """The settings with other values for some keys, held to the same rules as at a start: settings, or problems.
+def change(settings: Settings, changes: Mapping[str, object]) -> tuple[Settings | None, Sequence[SettingProblem]]:
+    """The settings with other values for some keys, checked by the same rules as at a start; or the problems.
 
-    What was derived at the start stays: whoever holds the settings has used it.
+    Values that were derived at the start stay: components have used them.
     """
     stored = Origin("stored")
     unfit = [
-        Problem(path, f"must be {KEYS[path].allowed}", stored)
+        SettingProblem(path, f"must be {KEYS[path].allowed}", stored)
         for path, value in changes.items()
         if not isinstance(value, str | int | None)  # a list or a map has no meaning for any key that may change
     ]
     if unfit:
         return None, unfit
-    entries = {path: Entry(key, value_at(settings, path), DEFAULT) for path, key in KEYS.items()}
-    entries |= {path: Entry(KEYS[path], value, stored) for path, value in changes.items()}
+    entries = {path: LayerEntry(key, value_at(settings, path), DEFAULT) for path, key in KEYS.items()}
+    entries |= {path: LayerEntry(KEYS[path], value, stored) for path, value in changes.items()}
     return _validate(entries)
 
 
-def _validate(entries: Mapping[str, Entry]) -> tuple[Settings | None, list[Problem]]:
-    """Checks until nothing new is found: a rule between keys is only asked once each key in it is valid.
+def _validate(entries: Mapping[str, LayerEntry]) -> tuple[Settings | None, list[SettingProblem]]:
+    """Validates until no new problem appears: a rule between keys is checked only when each of its keys is valid.
 
-    Keys found wrong are left out of the next pass, where their defaults stand in for them; what that pass says about
-    them is no news.
+    Invalid keys are left out of the next pass and replaced by their defaults; problems of that pass that concern them
+    are ignored.
     """
-    problems: list[Problem] = []
+    problems: list[SettingProblem] = []
     suspects: set[str] = set()
     settings: Settings | None = None
     while settings is None:
@@ -91,7 +91,7 @@ def _validate(entries: Mapping[str, Entry]) -> tuple[Settings | None, list[Probl
             news = [finding for finding in findings if not finding.keys & suspects]
             blamed = [finding for finding in news if finding.keys & entries.keys()]
             if not blamed:
-                # Nothing that anybody set is to blame: a default that follows from other keys does not work out here.
+                # No key that was set is the cause: a default that follows from other keys is invalid here.
                 return None, problems or [finding.problem for finding in news]
             problems += [finding.problem for finding in blamed]
             suspects |= {key for finding in blamed for key in finding.keys}
@@ -103,10 +103,10 @@ class _Finding:
     """What pydantic found, with the keys that have a part in it."""
 
     keys: frozenset[str]
-    problem: Problem
+    problem: SettingProblem
 
 
-def _findings(details: ErrorDetails, entries: Mapping[str, Entry]) -> Iterator[_Finding]:
+def _findings(details: ErrorDetails, entries: Mapping[str, LayerEntry]) -> Iterator[_Finding]:
     path = ".".join(map(str, details["loc"]))
     cause = details.get("ctx", {}).get("error")
     if isinstance(cause, BrokenRules):
@@ -120,20 +120,20 @@ def _findings(details: ErrorDetails, entries: Mapping[str, Entry]) -> Iterator[_
         yield _Finding(frozenset([key]), _problem(key, which + message, entries))
 
 
-def _rule_finding(section: str, rule: Broken, entries: Mapping[str, Entry]) -> _Finding:
+def _rule_finding(section: str, rule: Broken, entries: Mapping[str, LayerEntry]) -> _Finding:
     keys = [f"{section}.{key}" if section else key for key in rule.keys]
     subject = next((key for key in keys if key in entries), keys[0])
     return _Finding(frozenset(keys), _problem(subject, rule.message, entries, rule.hint))
 
 
-def _problem(key: str, message: str, entries: Mapping[str, Entry], hint: str = "") -> Problem:
+def _problem(key: str, message: str, entries: Mapping[str, LayerEntry], hint: str = "") -> SettingProblem:
     entry = entries.get(key)
     if entry is None:
-        return Problem(key, message, hint=hint)
-    return Problem(key, message, entry.origin, shown(entry.value, entry.key), hint)
+        return SettingProblem(key, message, hint=hint)
+    return SettingProblem(key, message, entry.origin, shown(entry.value, entry.key), hint)
 
 
-def _nest(entries: Mapping[str, Entry]) -> dict[str, Any]:
+def _nest(entries: Mapping[str, LayerEntry]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for path, entry in entries.items():
         *sections, name = path.split(".")

@@ -15,7 +15,7 @@ _DELAY = units.duration("ms", limits.CLEAN_UP_DELAY_MS_MIN, limits.CLEAN_UP_DELA
 _TAGS = units.duration("ms", 0, limits.TAGS_MS_MAX)
 
 
-class Spark(Section):
+class SparkSection(Section):
     """The Spark that writes the tables."""
 
     master: Annotated[str, text.SPARK_MASTER] = Field(
@@ -29,13 +29,13 @@ class Spark(Section):
     )
 
 
-class Pipeline(Section):
+class PipelineSection(Section):
     """The pipeline, and what it runs on; `icestream pipeline setup` installs what is missing."""
 
     managed: StrictBool = Field(
         default=True,
-        description="The broker starts the pipeline, restarts it when it fails, and ends it with itself. False: "
-        "somebody else runs `icestream pipeline run`, or nobody does and messages stay in the log.",
+        description="The broker starts the pipeline, restarts it when it fails, and stops it when it stops. False: "
+        "run `icestream pipeline run` separately; without it messages stay in the log.",
         json_schema_extra=derived("`true`; `false` with `storage.type` memory, whose messages become no rows"),
     )
     hourly_tags_kept_ms: Annotated[int, _TAGS] = Field(
@@ -55,8 +55,8 @@ class Pipeline(Section):
     )
     clean_up_delay_ms: Annotated[int, _DELAY] = Field(
         default=limits.CATALOG_FILE_GRACE_MS,
-        description="How long such a file stays after nothing names it, so that whoever reads by an older look finds "
-        "it. Shorter than the longest query, and the query fails.",
+        description="How long such a file stays after the last reference to it is gone, so that running queries on an "
+        "older snapshot still find it. A query that takes longer than this fails.",
     )
     java_home: Annotated[Path, text.DIRECTORY] | None = Field(
         default=None,
@@ -73,4 +73,4 @@ class Pipeline(Section):
         description="Directory of what was fetched. Without it: `icestream` below `XDG_CACHE_HOME`, else below "
         "`~/.cache`, so that all brokers of a user share it.",
     )
-    spark: Spark = Spark()
+    spark: SparkSection = SparkSection()

@@ -1,4 +1,4 @@
-"""What every part of the settings tree is: frozen, closed to unknown keys, and obedient to its own rules."""
+"""The base of all sections of the settings tree: frozen, without unknown keys, checked by its own rules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ONLINE: dict[str, Any] = {"online": True}
 
 
 def derived(words: str) -> dict[str, Any]:
-    """Marks a key whose default follows from other keys (derive.py); the words stand in the reference."""
+    """Marks a key whose default follows from other keys (derive.py); the reference shows the words."""
     return {"derived": words}
 
 
@@ -29,7 +29,7 @@ class Broken:
 class BrokenRules(ValueError):
     """Carries all broken rules of one section through pydantic, which takes one exception per validator.
 
-    Not a part of the tree in errors.py: load.py unpacks it, and nobody else sees it.
+    Not a part of the tree in errors.py: load.py unpacks it, and no other module sees it.
     """
 
     def __init__(self, broken: tuple[Broken, ...]) -> None:
@@ -43,7 +43,7 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=False)
 
     def broken_rules(self) -> Iterable[Broken]:
-        """Rules between keys of this section; each single key was found valid before this is asked."""
+        """The broken rules between keys of this section; called when every single key is valid."""
         return ()
 
     @model_validator(mode="after")

@@ -1,11 +1,11 @@
-"""Which of the seed nodes this one is, and what that does to its settings.
+"""Which of the seed nodes this node is, and how that changes its settings.
 
-Several nodes on one machine share a file of settings; each is started with a `--raft-port` of its own:
+Several nodes on one machine share a settings file; each is started with a `--raft-port` of its own:
 
-    its entry       the one of `meta_store.seed_nodes` with that port
-    directories     `data_dir`, and `meta_store.data_dir` and the log's where they are set: below each, one named after
-                    the port. The warehouse stays where it is: tables are everybody's
-    other ports     10 more for each entry before its own, so that they never meet
+    its entry       the entry of `meta_store.seed_nodes` with that port
+    directories     `data_dir`, and `meta_store.data_dir` and the log's if they are set: below each, a directory named
+                    after the port. The warehouse is shared by all nodes
+    other ports     10 more for each entry before its own, so that they never collide
     name            node-1, node-2, …, unless `node.name` is set
 
 Without it the node is the entry with its `ports.raft`, and nothing else changes: one node on each machine.
@@ -19,22 +19,22 @@ from typing import Any
 
 from icestream import limits
 from icestream.errors import ConfigurationError
-from icestream.settings.document import as_document
-from icestream.settings.problems import DEFAULT, Origin
+from icestream.settings.child_document import as_document
+from icestream.settings.setting_problems import DEFAULT, Origin
 from icestream.settings.text import split_address
 from icestream.settings.tree import Settings
 
 
-def place_of(settings: Settings) -> str:
-    """The entry of this node; empty without seed nodes. Raises ConfigurationError where none or several may be it."""
+def own_seed_address(settings: Settings) -> str:
+    """The entry of this node; empty without seed nodes. Raises ConfigurationError if no entry or several match."""
     seeds, port = settings.meta_store.seed_nodes, settings.ports.raft
     if not seeds:
         return ""
     own = (settings.node.advertised_host, settings.node.bind_host)
     candidates = [address for address in seeds if _port(address) == port]
-    mine = [address for address in candidates if _host(address) in own]
-    if len(candidates) == 1 or len(mine) == 1:
-        return (mine or candidates)[0]
+    on_this_host = [address for address in candidates if _host(address) in own]
+    if len(candidates) == 1 or len(on_this_host) == 1:
+        return (on_this_host or candidates)[0]
     if not candidates:
         raise ConfigurationError(
             f"no seed node has the port {port}, which is `ports.raft` of this node",
@@ -46,8 +46,8 @@ def place_of(settings: Settings) -> str:
     )
 
 
-def placed(settings: Settings, raft_port: int, origins: Mapping[str, Origin]) -> Settings:
-    """The settings of the seed node with that port, where several run on one machine."""
+def settings_of_seed(settings: Settings, raft_port: int, origins: Mapping[str, Origin]) -> Settings:
+    """The settings of the seed node with this Raft port, if several run on one machine. Raises ConfigurationError."""
     seeds = settings.meta_store.seed_nodes
     number = next((number for number, address in enumerate(seeds) if _port(address) == raft_port), None)
     if number is None:
@@ -57,7 +57,7 @@ def placed(settings: Settings, raft_port: int, origins: Mapping[str, Origin]) ->
             hint="list every node of the cluster in `meta_store.seed_nodes`",
         )
     document = as_document(settings)
-    _move(document, settings, str(raft_port))
+    _move_directories(document, settings, str(raft_port))
     shift = number * limits.SEED_PORT_SHIFT
     document["ports"] = {name: port + shift if port else 0 for name, port in settings.ports} | {"raft": raft_port}
     if settings.catalog.type == "embedded":
@@ -68,7 +68,7 @@ def placed(settings: Settings, raft_port: int, origins: Mapping[str, Origin]) ->
 
 
 def check_alone_here(settings: Settings) -> None:
-    """Raises ConfigurationError for entries on one host without a word on which of them is started."""
+    """Raises ConfigurationError if several entries are on one host and `--raft-port` was not used."""
     hosts = [_host(address) for address in settings.meta_store.seed_nodes]
     if len(hosts) > len(set(hosts)):
         raise ConfigurationError(
@@ -77,15 +77,16 @@ def check_alone_here(settings: Settings) -> None:
         )
 
 
-def _move(document: dict[str, Any], settings: Settings, name: str) -> None:
+def _move_directories(document: dict[str, Any], settings: Settings, name: str) -> None:
+    """Moves the node's directories below one named `name`."""
     below = settings.data_dir
     document["data_dir"] = str(below / name)
     paths = (
         (document["meta_store"], "data_dir", "raft"),
         (document["storage"]["iceberg_config"]["wal"], "base_path", "wal"),
     )
-    for section, key, usual in paths:
-        if Path(section[key]) == below / usual:
+    for section, key, default_name in paths:
+        if Path(section[key]) == below / default_name:
             del section[key]  # it follows data_dir
         else:
             section[key] = str(Path(section[key]) / name)

@@ -34,7 +34,7 @@ _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}: ?[\t -~]{1,8192}")
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """A text that `accepts` says yes to; `allowed` completes the sentence "must be …"."""
+    """A text that `accepts` returns True for; `allowed` completes the sentence "must be …"."""
 
     allowed: str
     accepts: Callable[[str], bool]
@@ -84,7 +84,7 @@ def split_database_uri(text: str) -> tuple[str, int, str] | None:
 
 
 def is_loopback(host: str) -> bool:
-    """True only for what certainly never leaves this machine: another name may resolve to anything."""
+    """True only for addresses that never leave this machine; a name other than localhost may resolve to anything."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

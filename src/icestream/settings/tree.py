@@ -1,7 +1,7 @@
 """The settings of a node: one tree, plain data, frozen. load.py builds it; nothing below it reads the environment.
 
 Tests may build one with `Settings.model_validate({"data_dir": …})`. Keys whose default follows from other keys
-(derive.py) are filled in before validation, so whoever holds a `Settings` holds final values.
+(derive.py) are filled in before validation, so a `Settings` object contains final values.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from pydantic import BeforeValidator, Field, StrictBool, model_validator
 from icestream import limits
 from icestream.settings import text, units
 from icestream.settings.broker import BrokerSection
-from icestream.settings.danube import Danube
+from icestream.settings.danube import DanubeSection
 from icestream.settings.derive import DATA_DIR_DEFAULT, with_derived_defaults
-from icestream.settings.lake import Catalog, Iceberg
-from icestream.settings.lake_process import LakeProcess
-from icestream.settings.pipeline import Pipeline
+from icestream.settings.iceberg_config import CatalogSection, IcebergSection
+from icestream.settings.lake import LakeProcessSection
+from icestream.settings.pipeline import PipelineSection
 from icestream.settings.section import ONLINE, Broken, Section, derived
-from icestream.settings.wal import Wal
+from icestream.settings.wal import WalSection
 
 _PORT = units.count(0, 65_535)
 
 
-class Node(Section):
-    """Who this node is and where it listens."""
+class NodeSection(Section):
+    """The identity of this node, and where it listens."""
 
     name: Annotated[str, text.NAME] = Field(
         default="node-1",
@@ -46,8 +46,8 @@ class Node(Section):
     )
     allow_insecure_bind: StrictBool = Field(
         default=False,
-        description="Allow a `bind_host` that other machines can reach although nobody has to authenticate: whoever "
-        "reaches the ports can then read and write every topic.",
+        description="Allow a `bind_host` that other machines can reach although there is no authentication: every "
+        "client that reaches the ports can then read and write every topic.",
     )
 
     def broken_rules(self) -> Iterator[Broken]:
@@ -59,7 +59,7 @@ class Node(Section):
             )
 
 
-class Ports(Section):
+class PortsSection(Section):
     """Every port of a node. 0 takes any free one."""
 
     danube: Annotated[int, _PORT] = Field(default=6650, description="Danube clients (gRPC).")
@@ -98,7 +98,7 @@ def _read_storage_type(value: object) -> object:
     return value
 
 
-class Storage(Section):
+class StorageSection(Section):
     """Where messages stay."""
 
     type: Annotated[Literal["iceberg", "memory"], BeforeValidator(_read_storage_type)] = Field(
@@ -106,10 +106,10 @@ class Storage(Section):
         description="Kind of storage. `iceberg` is the only persistent one; `memory` (also written `InMemory`) is for "
         "tests and forgets everything at the end.",
     )
-    iceberg_config: Iceberg
+    iceberg_config: IcebergSection
 
 
-class MetaStore(Section):
+class MetaStoreSection(Section):
     """The metadata store inside the node (seed 004)."""
 
     data_dir: Annotated[Path, text.DIRECTORY] = Field(
@@ -129,7 +129,7 @@ class MetaStore(Section):
         default=None, description="PEM file with the private key of the certificate."
     )
     tls_authority: Annotated[Path, text.FILE] | None = Field(
-        default=None, description="PEM file with the cluster's own authority: whoever it signed may be a node."
+        default=None, description="PEM file with the cluster's own authority: every certificate it signs may be a node."
     )
 
     def broken_rules(self) -> Iterator[Broken]:
@@ -148,7 +148,7 @@ class MetaStore(Section):
             )
 
 
-class BackupIceberg(Section):
+class BackupIcebergSection(Section):
     """Iceberg manifests beside each backup (seed 003). Reserved: checked and shown, not used before backups exist."""
 
     enable: StrictBool = Field(
@@ -174,13 +174,13 @@ class BackupIceberg(Section):
     )
 
 
-class Backup(Section):
+class BackupSection(Section):
     """Backups of the node. Reserved: not used yet."""
 
-    iceberg: BackupIceberg = BackupIceberg()
+    iceberg: BackupIcebergSection = BackupIcebergSection()
 
 
-class Log(Section):
+class LogSection(Section):
     """The log messages of the process (not the log of the messages: that is `storage.iceberg_config.wal`)."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(
@@ -193,7 +193,7 @@ class Log(Section):
     )
 
 
-class Metrics(Section):
+class MetricsSection(Section):
     """Prometheus metrics."""
 
     enable: StrictBool = Field(default=True, description="Serve `/metrics` at `ports.broker_http`.")
@@ -207,17 +207,17 @@ class Settings(Section):
         description="Directory of everything that this node keeps; other directories lie below it unless they are set. "
         "Relative paths start at the working directory of the process.",
     )
-    node: Node = Node()
-    ports: Ports = Ports()
-    storage: Storage
-    meta_store: MetaStore
-    backup: Backup = Backup()
-    log: Log = Log()
+    node: NodeSection = NodeSection()
+    ports: PortsSection = PortsSection()
+    storage: StorageSection
+    meta_store: MetaStoreSection
+    backup: BackupSection = BackupSection()
+    log: LogSection = LogSection()
     broker: BrokerSection = BrokerSection()
-    danube: Danube = Danube()
-    lake: LakeProcess = LakeProcess()
-    pipeline: Pipeline = Pipeline()
-    metrics: Metrics = Metrics()
+    danube: DanubeSection = DanubeSection()
+    lake: LakeProcessSection = LakeProcessSection()
+    pipeline: PipelineSection = PipelineSection()
+    metrics: MetricsSection = MetricsSection()
 
     @model_validator(mode="before")
     @classmethod
@@ -226,20 +226,20 @@ class Settings(Section):
 
     @classmethod
     def default(cls) -> Self:
-        """What a node gets without a file, environment and flags."""
+        """The settings of a node without a file, environment and flags."""
         return cls.model_validate({})
 
     @property
-    def wal(self) -> Wal:
+    def wal(self) -> WalSection:
         return self.storage.iceberg_config.wal
 
     @property
     def local_socket(self) -> Path:
-        """Where processes of this node reach their broker."""
+        """The socket by which processes of this node reach their broker."""
         return self.data_dir / "broker.sock"
 
     @property
-    def catalog(self) -> Catalog:
+    def catalog(self) -> CatalogSection:
         return self.storage.iceberg_config.catalog
 
     @property

@@ -95,7 +95,7 @@ class Quantity:
     def _factor(self, unit: str) -> int:
         if unit in ("", self.unit):
             return self.units.get(self.unit, 1)
-        # Nobody means bits or megametres by `64mb`; but `M` in a duration could be minutes or months.
+        # `64mb` is unambiguous: a size is never bits or megametres. But `M` in a duration could be minutes or months.
         names = {name.lower(): name for name in self.units} if self.units is SIZE_UNITS else {}
         name = names.get(unit.lower(), unit)
         if name not in self.units:
@@ -113,7 +113,7 @@ def size(minimum: int = 0, maximum: int = NUMBER_MAX) -> Quantity:
 
 
 def duration(unit: str, minimum: int = 0, maximum: int = NUMBER_MAX) -> Quantity:
-    """A number of `unit`, which the key's name must tell (`sync_interval_ms`); as text also `100ms`, `5s`, `2m`."""
+    """A number of `unit`, which the key's name must contain (`sync_interval_ms`); as text also `100ms`, `5s`, `2m`."""
     return Quantity("a duration", unit, DURATION_UNITS, minimum, maximum)
 
 

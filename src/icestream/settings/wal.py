@@ -17,7 +17,7 @@ _MESSAGE_SIZE = units.size(1, limits.MESSAGE_BYTES_MAX)
 _SIZE = units.size(1)
 
 
-class Wal(Section):
+class WalSection(Section):
     """The log: the only place where a message becomes durable."""
 
     base_path: Annotated[Path, text.DIRECTORY] = Field(
@@ -56,7 +56,7 @@ class Wal(Section):
         description="Room that is kept free for what drains the log, as a file beside it. When the disk is full it is "
         "given up: data files, metadata and checkpoints have room, the log has not, and producers are refused until "
         "the ballast is back. Without it: a quarter of `quota`, at most 1 GiB. 0 keeps none: then a disk that is full "
-        "stays full until somebody makes room.",
+        "stays full until an operator makes room.",
     )
     topic_quota: Annotated[int, _SIZE] | None = Field(
         default=None,
@@ -116,7 +116,7 @@ class Wal(Section):
         default=limits.RETENTION_STEP_PERCENT_DEFAULT,
         description="How much of a topic's bytes in the log may be dropped at once, once a minute, because they are "
         "older than its policy `retention_ms` (more only where one log file has more). Should the clock of the machine "
-        "be wrong, the rest is still there when somebody notices. Topics have no retention by default.",
+        "be wrong, the rest is still there when an operator notices. Topics have no retention by default.",
         json_schema_extra=ONLINE,
     )
 

@@ -16,6 +16,8 @@ from icestream import errors, limits
 
 @dataclass(frozen=True, slots=True)
 class Quota:
+    """The byte limits of node and topic, and the thresholds from which on appends are slowed down."""
+
     node_bytes: int
     topic_bytes: int
 

@@ -29,10 +29,13 @@ class AppendRequest(Receipt):
 
 
 def total_block_bytes(batches: Sequence[AppendBatch]) -> int:
+    """The bytes of the batches' blocks. One batch is the common case and costs no loop."""
     return len(batches[0].block) if len(batches) == 1 else sum([len(batch.block) for batch in batches])
 
 
 class AppendQueue:
+    """All appends of one log that are not settled yet, in the order of their submission."""
+
     def __init__(self) -> None:
         self.queue: deque[AppendRequest] = deque()
         self.unreleased: deque[AppendRequest] = deque()
@@ -63,6 +66,8 @@ class AppendQueue:
             request.results += results if count == len(results) else results[start : start + count]
             start += count
             self._await_release(request, released_lsn)
+        # The files had room for a part of this request. Its results are kept with it; it is settled only when all are
+        # there.
         if start < len(results):
             request = self.queue[0]
             request.results += results[start:]
@@ -74,6 +79,7 @@ class AppendQueue:
             request.lsn = last.lsn
         else:
             request.lsn = max((result.lsn for result in request.results if isinstance(result, tuple)), default=0)
+        # A request of duplicates only may be released already: its batches were stored by an earlier request.
         if request.lsn > released_lsn:
             self.unreleased.append(request)
         else:

@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 
 from icestream import errors, limits
 from icestream.model.block import Numbering, new_tuple
-from icestream.model.shard import Gap
+from icestream.model.block_group import BlockGroup
+from icestream.model.shard import DeclaredGap
 from icestream.model.sync_mode import SyncMode
 from icestream.wal import format as wire
 from icestream.wal import notes
@@ -43,6 +44,7 @@ class AppendBatch(NamedTuple):
     rows: int
     block: bytes
     numbering: Numbering | None = None
+    members: BlockGroup | None = None  # `block` is a group: the blocks of several batches, one behind the other
 
 
 class Placed(NamedTuple):
@@ -52,7 +54,18 @@ class Placed(NamedTuple):
     lsn: int
 
 
-Result = Placed | Duplicate | errors.IcestreamError
+class PlacedGroup(NamedTuple):
+    """The batches of a group got offsets from `base_offset` on, one behind the other, but for the rejected ones.
+
+    `rejected`: by the index of the batch, its result. Released with record `lsn`, as `Placed`.
+    """
+
+    base_offset: int
+    lsn: int
+    rejected: dict[int, Duplicate | errors.IcestreamError]
+
+
+Result = Placed | PlacedGroup | Duplicate | errors.IcestreamError
 
 
 def require_placed(results: Sequence[Result]) -> list[Placed]:
@@ -88,6 +101,7 @@ class OpenLogFile:
 
     @property
     def room(self) -> int:
+        """Bytes left for records, with the footer that they will need already subtracted; 0 if the footer is full."""
         if len(self.index.shards) + len(self.index.topics) > _FOOTER_SECTIONS_MAX:
             return 0
         return self.capacity - self.position - self.index.footer_bytes
@@ -158,6 +172,7 @@ class Appender:
     # --- files ---
 
     def file_ready(self, number: int, capacity: int) -> None:
+        """Takes over the prepared file `number` as the next one; there must be no other next file."""
         assert self.next_file is None
         self.next_file = OpenLogFile(number, capacity)
 
@@ -182,10 +197,12 @@ class Appender:
         return file.number if file is not None else 0
 
     def _plan_seal(self, *, has_successor: bool) -> None:
+        """Plans footer and seal of the present file; does nothing without one."""
         file = self.file
         if file is None:
             return
         last = self.state.lsn
+        # Epoch and append time of a shard are copied here, once for each file, instead of after every record.
         for key, shard_index in file.index.shards.items():
             shard = self.state.shards[key]
             shard_index.epoch, shard_index.append_time_us = shard.epoch, shard.append_time_us
@@ -193,6 +210,8 @@ class Appender:
             wire.RecordKind.FOOTER, last, file.number, self.synced_lsn, 0, file.position, wire.ALIGN,
             file.index.sections(),
         )  # fmt: skip
+        # The seal names its successor: a start that does not find that file reports damage instead of taking the sealed
+        # file for the end of the log (ADR 41).
         next_number = self.next_file.number if has_successor and self.next_file else 0
         seal = Seal(file.number, file.first_lsn, last, file.position, file.position, len(footer), next_number)
         # Every record must be durable before the seal. The footer need not be: a bad one is rebuilt from the records.
@@ -231,12 +250,17 @@ class Appender:
         lsn = self.state.lsn + 1
         for batch in batches:
             shard, rows, block, numbering = batch.shard, batch.rows, batch.block, batch.numbering
+            # Deduplication comes before the room check: a duplicate needs no room, and is answered even while no file
+            # is ready.
             if numbering is not None:
                 rejection = self._check_sequence(batch)
                 if rejection is not None:
                     results.append(rejection)
                     continue
             cost = len(block) if shard.rows else len(block) + self._opening_cost(shard)
+            # The record is full, or the file is: close the record, then rotate if the batch does not fit behind it
+            # either. The costs are upper bounds, so the footer always fits and a planned record never has to be taken
+            # back.
             if gathered_bytes + cost > limit or len(self._gathered) >= _SHARDS_MAX:
                 if self._gathered:
                     self._close_record(now_us)
@@ -245,9 +269,19 @@ class Appender:
                 if not self._make_room(cost):
                     break
                 cost = len(block) + self._opening_cost(shard)
+                # A batch larger than the target of a record gets a record of its own.
                 limit = max(self._record_limit(), cost)
                 lsn = self.state.lsn + 1
             base = shard.assigned
+            if batch.members is not None:
+                rejected, lsn_max = self.state.producers.admit_group(
+                    shard.key, batch.members, base, lsn, now_us, self.synced_lsn, self.released_lsn
+                )
+                if rejected:
+                    rows, block = batch.members.without(rejected, block)
+                    if not rows:
+                        results.append(PlacedGroup(base, lsn_max, rejected))
+                        continue
             if not shard.rows:
                 self._gathered.append(shard)
             shard.blocks.append(block)
@@ -255,13 +289,19 @@ class Appender:
             shard.assigned = base + rows
             gathered_bytes += cost
             if numbering is not None:
+                # Recorded now and not at the ack: a retry on another connection may arrive in the same tick. Its result
+                # carries the LSN of this record, so that neither of the two is acknowledged before it (hazard 7).
                 self.state.producers.record(shard.key, numbering, rows, base, lsn, now_us, self.synced_lsn)
-            results.append(new_tuple(Placed, (base, lsn)))
+            if batch.members is not None:
+                results.append(PlacedGroup(base, lsn, rejected))
+            else:
+                results.append(new_tuple(Placed, (base, lsn)))
         self._close_record(now_us)
         return results
 
-    def declare_gaps(self, gaps: Sequence[Gap], now_us: int) -> int:
+    def declare_gaps(self, gaps: Sequence[DeclaredGap], now_us: int) -> int:
         """Writes declared gaps, each as a note in a record of its own; returns how many the files had room for."""
+        # One gap per record: after a crash between two of them recovery declares the rest again.
         for number, gap in enumerate(gaps):
             shard = self.state.shard(gap.key)
             note = wire.padded(len(notes.gap_section(gap).body))
@@ -349,11 +389,15 @@ class Appender:
         must_wait = False
         for shard in self._gathered:
             remaining = shard.reserve_pending - shard.assigned
+            # Renewed at half, so that the new reservation is usually synced by the next periodic sync before it is
+            # needed, and no record has to wait for a sync of its own (ADR 3).
             if remaining < limits.RESERVE_BLOCK_OFFSETS // 2 and (shard.rows or remaining < 0):
                 shard.reserve_pending = shard.assigned + limits.RESERVE_BLOCK_OFFSETS
                 self._add_topic_note(shard)
                 self._gathered_notes.append(notes.reserve_section(shard.key, shard.epoch, shard.reserve_pending))
                 reservations.append((shard, shard.reserve_pending))
+            # `reserved`, not `reserve_pending`: a reservation counts once it is synced. An ack beyond it could be
+            # forgotten by a power loss, and its offsets assigned a second time (hazard 3).
             must_wait = must_wait or shard.assigned > shard.reserved
         return must_wait
 
@@ -361,6 +405,7 @@ class Appender:
         self, file: OpenLogFile, now_us: int
     ) -> tuple[list[wire.RecordSection], list[tuple[Shard, int, int, int]]]:
         """The sections of the record, notes first, and the new end of each shard."""
+        # Notes come first: replay must know the name of a topic before the messages that use its id.
         sections: list[Any] = list(self._gathered_notes)
         ends: list[tuple[Shard, int, int, int]] = []
         number, index, tail = file.number, file.index, self.tail
@@ -377,6 +422,8 @@ class Appender:
                 time_us = shard.append_time_us = now_us
             else:
                 time_us = shard.stamp(now_us)
+            # Sections of a shard are chained backwards inside of a file (ADR 6). The chain starts anew in each file, so
+            # that a freed file leaves no dangling position.
             if shard.entry_file == number:
                 previous, shard_index = shard.entry_position, shard.index
             else:
@@ -392,6 +439,7 @@ class Appender:
             shard.usage.held_bytes += size
             topic_id, shard_number = shard.key
             sections.append((topic_id, shard_number, 1, 0, shard.epoch, base, time_us, rows, previous, body))
+            # Added before the write is performed; readers stop at `Shard.written`, so they cannot see it early.
             tail.add(shard.key, SectionRead(base, rows, time_us, shard.epoch, body))
             ends.append((shard, end, size, at))
             at += wire.ENTRY_BYTES
@@ -423,6 +471,8 @@ class Appender:
         unreleased = self._unreleased
         while unreleased:
             record = unreleased[0]
+            # Stops at the first record that is not complete: records are released in LSN order, whatever order the disk
+            # has.
             if record.ticket > synced and (record.needs_sync or record.ticket > written):
                 break
             unreleased.popleft()
@@ -448,12 +498,17 @@ class Appender:
         for record in self._unreleased:
             self.in_flight_bytes -= record.size
             for shard, _, size, _ in record.ends:
+                # Offsets of rolled back records may be assigned again: they were neither acknowledged nor visible to
+                # readers.
                 shard.assigned = shard.written
                 shard.usage.held_bytes -= size
+                # The next section of the shard starts a new chain in a new file.
                 shard.entry_file = 0
                 shard.reserve_pending = shard.reserved
         self._unreleased.clear()
         self._writes.clear()
+        # The tail contains rolled back sections. Dropping all of it is simpler than finding them, and a failed write is
+        # rare.
         self.tail.clear()
         self.state.producers.roll_back(last_lsn)
         self.state.lsn = last_lsn
@@ -489,12 +544,15 @@ class Appender:
     def synced_end(self, number: int) -> int:
         """The position after the last synced record of a file that is not sealed on disk yet."""
         for seal in self.sealing():
+            # A file whose seal is on its way is complete up to its end as soon as its last record is synced.
             if seal.number == number and seal.last_lsn <= self.synced_lsn:
                 return seal.end_position
         return self._synced_at[1] if self._synced_at[0] == number else wire.RECORDS_START
 
     def _unfinished_files(self, last_lsn: int) -> list[SealedFile]:
         """Every file with unfinished writes, sealed at its last valid record, without a footer."""
+        # Records are released in order, so at most one of these files contains the last released record: it is sealed
+        # behind that record. The others contain only records that were rolled back: they are sealed empty.
         unfinished = [sealed.seal for _, sealed in self._sealing]
         self._sealing.clear()
         self.sealing_bytes = 0

@@ -4,7 +4,8 @@
     stuck    offered for BACKLOG_STUCK_SECONDS without progress: its table cannot be committed
 
 If more topics wait than fit an answer, stuck topics get at most half of the room, in rotation. Otherwise as many stuck
-topics as fit an answer would block all others for ever.
+topics as fit an answer would block all others for ever. A module of its own, because the rule can be tested without a
+log.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ class _Offer(NamedTuple):
 
 
 class BacklogFairness:
+    """Remembers which topics were offered, and for how long without progress."""
+
     def __init__(self) -> None:
         self._offers: dict[int, _Offer] = {}  # by topic id: topics that wait and were in an answer
         self._rotation = 0
@@ -38,6 +41,7 @@ class BacklogFairness:
         offers = {topic_id: offer for topic_id, offer in self._offers.items() if topic_id in waiting}
         for topic_id in chosen:
             offer = offers.get(topic_id)
+            # Any movement of the floor restarts the time: a topic that is committed slowly is not stuck.
             if offer is None or offer.floor != floor_of(topic_id):
                 offers[topic_id] = _Offer(floor_of(topic_id), now_us)
         self._offers = offers

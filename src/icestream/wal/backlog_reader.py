@@ -95,6 +95,8 @@ class _SpillSelection:
 
 
 class BacklogReader:
+    """Computes backlog answers and the lag of one log; keeps the age estimates between requests."""
+
     def __init__(self, state: LogState, appender: Appender, lifecycle: FileLifecycle, clock: Clock) -> None:
         self._state = state
         self._appender = appender
@@ -112,6 +114,7 @@ class BacklogReader:
         `passed_over`: ids of topics without progress, which are reported as sums only.
         """
         while True:
+            # A spill between two slices would put the same offsets into a log file and a spill file, or into neither.
             changes = self._lifecycle.spills.changes
             snapshot = await self._snapshot(files_max, passed_over)
             if changes == self._lifecycle.spills.changes:
@@ -123,9 +126,12 @@ class BacklogReader:
         chosen = self._fairness.choose(waiting, self._floor_of, self._clock.wall_us())
         collection = _Collection()
         for topic_id in chosen:
+            # All shards of a topic without an await in between: a commit must see one consistent state of the topic.
             collection.shards.update((shard.key, self._freeze(shard)) for shard in self._shards_of(topic_id))
         await _yield_to_loop()
         is_cut = not await self._collect_files(collection, files_max, passed_over)
+        # Last, as the module says: a file's synced end only grows, so it lies behind every range that was collected
+        # before.
         files = [
             file
             for number, ranges in collection.files.items()
@@ -184,12 +190,14 @@ class BacklogReader:
         return oldest_by_topic
 
     def _update_age(self, shard: Shard, now_us: int) -> int:
+        # Never in the future: an append time from a clock that was set back would make the age negative (hazard 32).
         oldest_us = min(self._oldest_us(shard), now_us)
         self._ages[shard.key] = _AgeEstimate(oldest_us, shard.synced, now_us)
         return oldest_us
 
     def _oldest_us(self, shard: Shard) -> int:
         estimate = self._ages.get(shard.key)
+        # First request since the start: the last append is the only known time. It underestimates the age, once.
         if estimate is None:
             return shard.append_time_us
         # Everything of the last request is committed: what remains arrived after that request.
@@ -250,6 +258,7 @@ class BacklogReader:
                 continue
             collection.files[number] = ranges
             collection.range_count += len(ranges)
+            # The oldest files are first, so a cut answer still has what every topic must commit next.
             if len(collection.files) >= files_max or collection.range_count >= limits.BACKLOG_STRETCHES_MAX:
                 return False
         return not selection.is_cut

@@ -41,6 +41,8 @@ def ballast_bytes(configured_bytes: int | None, quota_bytes: int, free_bytes: in
 
 
 class Ballast:
+    """The ballast of one log directory, and whether its space is released."""
+
     def __init__(self, directory: Directory, size: int, file_bytes: int) -> None:
         """`size` 0: no ballast is kept."""
         self._directory = directory
@@ -87,6 +89,7 @@ class Ballast:
     def _reserve(self, provisioner: Provisioner) -> bool:
         """Creates the ballast file if there is space for it; spare log files give way to it, but for one."""
         needed = self.size + self._low_bytes
+        # One spare is kept: with it the next log file needs no further space at all.
         while (free := self._directory.free_bytes()) < needed and len(provisioner.spares) > 1:
             provisioner.drop_spare()
         if free < needed + (0 if provisioner.spares else self._file_bytes):

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from icestream import errors, limits
-from icestream.model.shard import Gap, GapState, ShardKey, TopicIdentity
+from icestream.model.shard import DeclaredGap, GapState, ShardKey, TopicIdentity
 from icestream.wal import format as wire
 from icestream.wal.producer_sequences import SequenceWindow, StoredBatch
 from icestream.wal.state import LogState
@@ -42,6 +42,8 @@ _CURRENT = struct.Struct("<Q")
 
 @dataclass(slots=True)
 class Checkpoint:
+    """A decoded checkpoint; `current` is the number of the current file, 0 for none."""
+
     lsn: int
     log_id: bytes
     next_file_number: int
@@ -60,6 +62,7 @@ class KeptCheckpoint:
 
     @classmethod
     def of(cls, name: str, checkpoint: Checkpoint) -> KeptCheckpoint:
+        """What must be remembered of a checkpoint file."""
         return cls(name, checkpoint.lsn, {key: shard.floor for key, shard in checkpoint.state.shards.items()})
 
 
@@ -95,6 +98,8 @@ def freeze_shards(state: LogState, *, clean: bool) -> bytes:
     """The SHARDS section for the present synced LSN."""
     return b"".join(
         _SHARD.pack(
+            # After an orderly close nothing beyond `synced` was assigned, so the reservation is given back and leaves
+            # no gap.
             *shard.key, shard.epoch, shard.synced, shard.synced if clean else max(shard.reserved, shard.synced),
             shard.append_time_us, shard.floor,
         )
@@ -102,7 +107,7 @@ def freeze_shards(state: LogState, *, clean: bool) -> bytes:
     )  # fmt: skip
 
 
-def _encode_gap(gap: Gap) -> bytes:
+def _encode_gap(gap: DeclaredGap) -> bytes:
     reason = gap.reason.encode()
     return _GAP.pack(*gap.key, gap.start, gap.end, gap.epoch, gap.state, len(reason)) + reason
 
@@ -131,6 +136,7 @@ def epoch_slices(state: LogState, size: int = limits.CHECKPOINT_SLICE_EPOCHS) ->
 
 
 def _encode_window(key: ShardKey, producer_id: int, newest: SequenceWindow, lsn: int) -> bytes:
+    """The window as it was at `lsn`; empty if the producer had stored nothing then."""
     window = newest.at(lsn)
     if window is None:
         return b""
@@ -189,13 +195,13 @@ def _decode_shards(state: LogState, body: bytes) -> None:
         shard.reserved = shard.reserve_pending = reserved
 
 
-def _decode_gaps(body: bytes) -> Iterator[Gap]:
+def _decode_gaps(body: bytes) -> Iterator[DeclaredGap]:
     at = 0
     while at < len(body):
         topic_id, number, start, end, epoch, gap_state, size = _GAP.unpack_from(body, at)
         at += _GAP.size
         reason = _cut(body, at, size).decode()
-        yield Gap(ShardKey(topic_id, number), start, end, epoch, reason, GapState(gap_state))
+        yield DeclaredGap(ShardKey(topic_id, number), start, end, epoch, reason, GapState(gap_state))
         at += size
 
 

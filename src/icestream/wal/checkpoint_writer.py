@@ -1,4 +1,8 @@
-"""Writes checkpoint files and removes all but the newest two. Blocking: runs off the event loop."""
+"""Writes checkpoint files and removes all but the newest two. Blocking: runs off the event loop.
+
+Separate from checkpoint.py, which is the pure codec, and from file_lifecycle.py, which runs on the loop: this is the
+only code that touches checkpoint files of a running log.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,8 @@ from icestream.wal.provision import Provisioner
 
 
 class CheckpointWriter:
+    """The checkpoint files of one log directory."""
+
     def __init__(self, directory: Directory, provisioner: Provisioner, kept: Sequence[KeptCheckpoint]) -> None:
         self._directory = directory
         self._provisioner = provisioner
@@ -26,6 +32,8 @@ class CheckpointWriter:
         Raises OSError; the older checkpoints remain valid then.
         """
         directory = self._directory
+        # A checkpoint at the same LSN may exist already (floors moved without a new record). The serial makes its name
+        # unique, so that the older one is not overwritten before the new one is durable.
         serials = [
             name.serial for name in map(log_file.checkpoint_parts, directory.names()) if name and name.lsn == lsn
         ]
@@ -42,6 +50,7 @@ class CheckpointWriter:
         except OSError:
             self._remove_quietly(temporary)
             raise
+        # The new name is durable before an old checkpoint is removed: there are always two to start from.
         directory.sync()
         checkpoints = [KeptCheckpoint(name, lsn, floors), *self.kept]
         for old in checkpoints[limits.CHECKPOINTS_KEPT :]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from icestream import errors, limits
-from icestream.model.shard import Gap, ShardKey, TopicIdentity
+from icestream.model.shard import DeclaredGap, ShardKey, TopicIdentity
 from icestream.runtime.files import Directory
 from icestream.wal import format as wire
 from icestream.wal import log_file, notes
@@ -86,10 +86,12 @@ class RepairPlan:
 
     @property
     def is_needed(self) -> bool:
+        """Whether the log is damaged in a way that the plan mends."""
         return bool(self.is_decided or self.is_lost_whole or self.losses or self.rewrites or self.set_aside)
 
     @property
-    def gaps(self) -> list[Gap]:
+    def gaps(self) -> list[DeclaredGap]:
+        """All offsets that the repair declares lost, exactly known or not."""
         return [gap for loss in self.losses for gap in (*loss.gaps, *loss.unknown)]
 
 
@@ -131,9 +133,11 @@ class _LogFile:
 
     @property
     def is_empty(self) -> bool:
+        """Whether the seal says that the file has no valid record."""
         return self.seal is not None and self.seal.last_lsn < self.seal.first_lsn
 
     def read_headers(self, directory: Directory) -> None:
+        """Fills in what headers and seal tell: first LSN, synced LSN, missing bytes at the end."""
         self.synced = self.header.synced_through
         if self.seal is not None:
             self.is_ended = True
@@ -146,12 +150,15 @@ class _LogFile:
         if headers:
             self.synced = max(self.synced, *(synced for _, _, synced in headers))
             position, lsn, _ = headers[-1]
+            # A footer behind the last record proves that the file was complete, even though its seal is gone.
             if scan_records(data[position - RECORDS_START :], position, number, lsn)[3] == "footer":
                 self.is_ended = True
                 return  # nothing after the footer can be missing
         is_size_unknown = self.size < RECORDS_START or (self.is_headless and _ends_too_early(data, number, headers))
         full_size = limits.LOG_FILE_BYTES_MAX if is_size_unknown else self.header.file_bytes
         self.cut_bytes = max(full_size - self.size, 0)
+        # Bytes are missing behind the last good record. Whether they held synced records is unknown, so the repair must
+        # assume it.
         if self.cut_bytes and headers:
             self.synced = max(self.synced, headers[-1][1])
 
@@ -238,6 +245,7 @@ class _Planner:
         return [*(checkpoint.name for checkpoint in self.contents.kept), *self.contents.bad_checkpoints][0]
 
     def run(self, step: Callable[[], None]) -> RepairPlan:
+        """Reads all files and returns the plan."""
         freed = self.ledger.last
         for at, file in enumerate(self.files):
             following = next((later.first for later in self.files[at + 1 :] if later.first), 0)
@@ -247,6 +255,7 @@ class _Planner:
             self._finish(file, rewrite, following)
             step()
         first_lsn = self.expected
+        # Records that were proven to be synced, or a whole file, are missing behind the last record.
         if self.expected <= self.synced or self._missing_file:
             self._lose_newest()
         self.ledger.pass_checkpoint()
@@ -257,6 +266,7 @@ class _Planner:
         self._plan_closing(first_lsn)
         nameless = self.ledger.topic_ids - self.plan.topics.keys()
         self.plan.nameless = [TopicIdentity.nameless(number) for number in sorted(nameless)]
+        # The planner reads more than a start, but judges by other code: recovery itself has the last word.
         if not self.plan.is_needed:
             self._check_by_recovery()
         return self.plan
@@ -266,7 +276,9 @@ class _Planner:
     def _walk(self, file: _LogFile, rewrite: FileRewrite, following: int) -> None:
         """Reads the valid records. Records up to `until` must exist, records up to `limit` may exist."""
         data = self._content(file)
+        # Between two files with records nothing may be missing and nothing may follow.
         until = limit = following - 1
+        # A seal states exactly where its records end.
         if file.seal:
             until = limit = file.seal.last_lsn
         elif not following:
@@ -295,6 +307,7 @@ class _Planner:
         return lsn > until and not all(_is_whole(data, entry) for entry in entries)
 
     def _content(self, file: _LogFile) -> bytes:
+        """The bytes of the file's records; takes topic names from its footer, in case their notes are lost."""
         if file.seal:
             handle = self.directory.open(file.name)
             try:
@@ -335,6 +348,7 @@ class _Planner:
     def _keep_record(
         self, rewrite: FileRewrite, data: bytes, header: wire.RecordHeader, entries: Sequence[wire.SectionEntry]
     ) -> None:
+        """Keeps a record with a good header: its good sections stay, a bad one becomes a loss."""
         self.expected = header.lsn + 1
         if header.lsn > self.covered:
             self.ledger.pass_checkpoint()
@@ -354,6 +368,7 @@ class _Planner:
         rewrite.parts.append(RewrittenRecord(header.kind, header.lsn, header.position, positions, tuple(losses)))
 
     def _follow(self, data: bytes, entry: wire.SectionEntry) -> None:
+        """Applies a good section to the ledger and remembers topic names."""
         self.ledger.follow(data, entry)
         if entry.kind == SectionKind.TOPIC:
             start = entry.body_position - RECORDS_START
@@ -414,6 +429,7 @@ class _Planner:
         while at + wire.ENTRY_BYTES <= limit:
             entry = wire.decode_entry(data, at - RECORDS_START, at)
             if entry.kind in (SectionKind.MESSAGES, SectionKind.TOPIC) and _is_whole(data, entry):
+                # The directory ends where the first body begins: entries behind that would be message bytes.
                 limit = min(limit, entry.body_position)
                 if entry.kind == SectionKind.TOPIC or self.ledger.continues(entry):
                     self._follow(data, entry)
@@ -455,6 +471,7 @@ class _Planner:
             self.ledger.doubt_all(limits.LOG_FILE_BYTES_MAX)
 
     def _plan_closing(self, first_lsn: int) -> None:
+        """Plans the closing file if offsets must be skipped or notes must be replayed."""
         sections = self.ledger.closing_sections(self.covered)
         if sections or self.ledger.has_lost_end:
             header = FileHeader(self.contents.log_id or bytes(16), self.contents.number_max + 1, 0, 0, 0, 0)

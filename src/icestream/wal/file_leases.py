@@ -18,6 +18,8 @@ from icestream.wal.file_summary import FileSummary
 
 
 class _Lease(NamedTuple):
+    """The files that a round of the pipeline with this epoch holds until `until_ns`."""
+
     epoch: int
     files: frozenset[int]
     until_ns: int
@@ -43,6 +45,8 @@ class FileLeases:
                 f"a pipeline with epoch {self._epoch} has taken over from epoch {epoch}",
                 hint="this driver is no longer the active one: it stops",
             )
+        # A pipeline that took over ends all leases of its predecessor at once: the old driver may be alive and must not
+        # go on reading files that nothing protects any more.
         if epoch > self._epoch:
             self._epoch = epoch
             self._leases = {}
@@ -54,6 +58,7 @@ class FileLeases:
             raise errors.Refused(
                 f"too many leases: {len(self._leases)} are active", hint="end the leases of finished rounds"
             )
+        # Monotonic: a step of the wall clock must neither end a lease early nor keep files for hours (hazard 32).
         self._leases[lease] = _Lease(epoch, numbers, self._clock.monotonic_ns() + ttl_ms * 1_000_000)
 
     def check(self, lease: str, number: int) -> None:

@@ -44,6 +44,8 @@ from icestream.wal.warm_files import WarmFiles
 
 
 class FileLifecycle:
+    """The files of one open log: which exist, which are needed, which get records next."""
+
     def __init__(
         self,
         directory: Directory,
@@ -70,6 +72,7 @@ class FileLifecycle:
         self._next_number = recovered.next_number
         self._required = recovered.required  # the file that the next start must find (log_file.py: the current file)
         self._leftovers = recovered.leftovers  # files without records, which keep their names while they are required
+        # Two are kept, so that a torn or unreadable newest checkpoint costs a longer replay and no data (ADR 7).
         self._checkpoint_writer = CheckpointWriter(directory, self._provisioner, recovered.checkpoints)
         self._bytes_since_checkpoint = 0
         self._checkpoint_lock = asyncio.Lock()  # serialised: each stores the floors at the time it starts
@@ -124,6 +127,7 @@ class FileLifecycle:
 
     @property
     def used_bytes(self) -> int:
+        """Bytes of all files with records: sealed, spilled and active. Spares and the ballast are not counted."""
         file = self._appender.file
         active_bytes = self._appender.sealing_bytes + (file.position if file else 0)
         return self.sealed_bytes + self.spills.bytes + active_bytes
@@ -144,6 +148,7 @@ class FileLifecycle:
         return sealed | {number for number, _ in self._appender.open_files()}
 
     def name_of(self, number: int) -> str:
+        """The name of file `number`: log files and spill files share one counter."""
         return (log_file.spill_name if number in self.spills.numbers() else log_file.log_name)(number)
 
     # --- the next file ---
@@ -162,6 +167,7 @@ class FileLifecycle:
     async def prepare_next(self) -> None:
         """Prepares the next file and hands it to the appender. A failure is left in `prepare_error`."""
         self.preparing = True
+        # The number is consumed even if the preparation fails: a half-made file may stay behind under it (hazard 5).
         number, synced = self.allocate_number(), self._appender.synced_lsn
         current = self._appender.file.number if self._appender.file is not None else number
         try:
@@ -170,8 +176,10 @@ class FileLifecycle:
             self.prepare_error = error
             metrics.WAL_MAINTENANCE_FAILURES.inc()
             self._prepare_retry_ns = self._clock.monotonic_ns() + limits.PREPARE_RETRY_NS
+            # From now on the free space is for the pipeline, whose commits are what frees log files.
             if error.errno in FULL:
                 await self._offload.run(lambda: self.ballast.release("no room for another log file"))
+            # Warm files are a cache; they are given up when the log needs their space.
             if self.warm.files and not self.closing:
                 self._tasks.start(self.free_due_files(), "wal-free")
         else:
@@ -179,6 +187,7 @@ class FileLifecycle:
             self.handles[number] = file
             self._appender.file_ready(number, capacity)
             self._required = max(self._required, current)
+            # The header of the new file names the current file, so `_required` has moved and older empty files may go.
             await self._remove_leftovers()
         finally:
             self.preparing = False
@@ -222,11 +231,13 @@ class FileLifecycle:
     def file_sealed(self, sealed: SealedFile) -> None:
         """Takes over a file whose seal is on disk; starts a checkpoint if one is due."""
         assert sealed.index is not None
+        # Readers open a file by its name for each read; the handle was for writing.
         self.handles.pop(sealed.seal.number).close()
         self._required = max(self._required, sealed.seal.next_number)
         self._add(FileSummary.of(sealed.seal, sealed.seal.end_position + sealed.seal.footer_bytes, sealed.index))
         self._refresh_warm()
         self.on_sealed()
+        # One checkpoint at a time: the next sealed file looks again.
         if (self._is_checkpoint_due or self._due_count) and not self.closing and not self._checkpoint_lock.locked():
             self._tasks.start(self._checkpoint_and_free(), "wal-checkpoint")
 
@@ -255,6 +266,7 @@ class FileLifecycle:
         with contextlib.suppress(OSError):
             file.truncate(wire.RECORDS_START)  # no record in it is valid
         file.close()
+        # Not removed at once: the header of the next file names this one as current, so a start would take it for lost.
         self._leftovers.append(sealed.seal.number)  # the prepared file after it may require it
 
     def _add(self, summary: FileSummary) -> None:
@@ -263,6 +275,8 @@ class FileLifecycle:
         self._bytes_since_checkpoint += summary.size
         for key, file_range in summary.ranges():
             shard = self.state.shards[key]
+            # Its floor passed it while the file was being written: those bytes are in a table and no longer count
+            # (hazard 8).
             if file_range.end <= shard.floor:
                 shard.usage.held_bytes -= file_range.own_bytes
         metrics.WAL_FILES.set(len(self.files))
@@ -292,9 +306,12 @@ class FileLifecycle:
 
     async def _checkpoint(self, *, clean: bool) -> bool:
         lsn = self._appender.synced_lsn
+        # Here and not by a timer: producers that are forgotten in memory must be forgotten on disk at the same moment.
         self.state.producers.expire(self._clock.wall_us() - limits.PRODUCER_AGE_SECONDS_DEFAULT * 1_000_000)
         current = 0 if clean else self._appender.current_number
         checkpoint = Checkpoint(lsn, self.log_id, self._next_number, clean, self.state, current)
+        # Taken with the LSN and before the first await. A floor that moves during the encoding is not in the
+        # checkpoint, and no file may be freed because of it.
         floors = {key: shard.floor for key, shard in self.state.shards.items()}
         try:
             data = await self._encode_checkpoint(checkpoint)
@@ -360,6 +377,7 @@ class FileLifecycle:
         one. What a pin, a lease or a disk error keeps from being freed now is tried again later for the same reason.
         """
         self._refresh_warm()
+        # As many checkpoints as are kept: a file is freed only when each of them contains the floors that allow it.
         for _ in range(limits.CHECKPOINTS_KEPT):
             if len(self._freeable()[: self._due_count]) < self._due_count or self._spills_need_checkpoint:
                 await self.checkpoint()
@@ -374,6 +392,8 @@ class FileLifecycle:
         for file in self.files:
             file.reset_passed()
         self._refresh_warm()
+        # All kept checkpoints, because a start may have to use any of them. One with the old, higher floor would let it
+        # free messages that the table no longer has.
         for _ in range(limits.CHECKPOINTS_KEPT):
             await self.checkpoint()
 
@@ -389,8 +409,10 @@ class FileLifecycle:
     @property
     def _due_count(self) -> int:
         """How many warm files are to be freed now, from the oldest on."""
+        # The disk has no room for the next log file: the cache goes entirely.
         if self.prepare_error is not None:
             return len(self.warm.files)
+        # Freed before producers are slowed down: a cache must never cost them throughput.
         needed_bytes = self.used_bytes + self._options.file_bytes - self.quota().slow_node_bytes
         return self.warm.due_count(self._options.warm_ms, self._options.warm_bytes, needed_bytes)
 
@@ -410,6 +432,7 @@ class FileLifecycle:
         free = file_states.freeable(
             self.warm.files, covered, lambda key: max(self._checkpointed_floor(key), self.spills.end(key))
         )
+        # The required file stays, however old it is: without it the next start would report a missing file (ADR 41).
         return list(itertools.takewhile(lambda file: file.number != self._required, free))
 
     def _checkpointed_floor(self, key: ShardKey) -> int:
@@ -429,6 +452,7 @@ class FileLifecycle:
     async def free_spills(self) -> None:
         """Removes the spill files that lie below all floors and that no lease or pin holds."""
         shards = self.state.shards
+        # The lower of both: the floor in memory may have been lowered since the checkpoints.
         passed = self.spills.passed(lambda key: min(self._checkpointed_floor(key), shards[key].floor))
         free = [file for file in passed if self.leases.unleased_prefix([file]) and self.pins.can_free(file.number)]
         if free:
@@ -452,6 +476,8 @@ class FileLifecycle:
         free = self.pins.unpinned_prefix(self.leases.unleased_prefix(self._freeable()[: self._due_count]))
         if not free:
             return
+        # Out of the list before the disk is touched: a read that starts now no longer finds the file, and one that
+        # began before checks its pin (hazard 15).
         freed_numbers = {file.number for file in free}
         self.files = [file for file in self.files if file.number not in freed_numbers]
         self.sealed_bytes -= sum(file.size for file in free)
@@ -475,10 +501,12 @@ class FileLifecycle:
             await self._offload.run(self._trim_last)
         except OSError:
             metrics.WAL_MAINTENANCE_FAILURES.inc()
+        # After trimming: a clean checkpoint says that every file is complete, so the next start does not scan them.
         await self.checkpoint(clean=True)
         unused = self._appender.next_file
         if unused is not None:
             self.handles.pop(unused.number).close()
+            # A file that the checkpoint requires keeps its name although it has no record.
             if unused.number > self._required:
                 await self._recycle([log_file.log_name(unused.number)])
 

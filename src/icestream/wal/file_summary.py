@@ -42,6 +42,7 @@ class FileSummary:
 
     @classmethod
     def of(cls, seal: Seal, size: int, index: FileIndex) -> FileSummary:
+        """The summary of a file with this index. Without marks (an older footer) the first record is the only one."""
         summary = cls(seal, size, index.marks or [(RECORDS_START, seal.first_lsn)])
         for key, shard in sorted(index.shards.items()):
             summary.keys.append(key)
@@ -55,10 +56,12 @@ class FileSummary:
         return ShardRange(self._first[at], self._end[at], self._bytes[at], self._time[at])
 
     def find(self, key: ShardKey) -> ShardRange | None:
+        """What the file contains of a shard; None if nothing."""
         at = bisect_left(self.keys, key)
         return self[at] if at < len(self.keys) and self.keys[at] == key else None
 
     def ranges(self) -> Iterator[tuple[ShardKey, ShardRange]]:
+        """Every shard in the file with its range, sorted by key."""
         for at, key in enumerate(self.keys):
             yield key, self[at]
 

@@ -22,6 +22,8 @@ from icestream.wal.state import LogState, Shard
 
 
 class Floors:
+    """Serialises all moves of floors of one log, in both directions."""
+
     def __init__(self, state: LogState, lifecycle: FileLifecycle, earliest: Callable[[ShardKey], int]) -> None:
         """`earliest`: returns the lowest offset of a shard from which on everything can be read."""
         self._state = state
@@ -34,6 +36,7 @@ class Floors:
 
         Raises InvalidInput, and moves none, if one of them lies beyond the synced offset of its shard.
         """
+        # All are checked before any is moved: a refused call changes nothing.
         for key, offset in floors.items():
             synced = self._state.shard(key).synced
             if offset > synced:
@@ -51,12 +54,15 @@ class Floors:
     async def reopen(self, floors: Mapping[ShardKey, int]) -> dict[ShardKey, int]:
         """Lowers floors to these offsets, or as far as the log can; never raises one. Returns the resulting floors."""
         shards = {key: self._state.shard(key) for key in floors}
+        # Not while messages are copied to the spill log: the copied range would begin above a floor that was lowered
+        # meanwhile.
         async with self._lifecycle.spill_lock, self._lock:
             targets = {key: self._lowest_floor(key, offset) for key, offset in floors.items()}
             lowered = {key: offset for key, offset in targets.items() if offset < shards[key].floor}
             for key, offset in lowered.items():
                 self._lower(shards[key], offset)
         if lowered:
+            # Outside of the lock: writing checkpoints takes a while, and other shards may move their floors meanwhile.
             await self._lifecycle.floors_lowered(lowered)
         return {key: shard.floor for key, shard in shards.items()}
 
@@ -66,6 +72,7 @@ class Floors:
     def _contiguous_start(self, key: ShardKey) -> int:
         """The lowest offset from which on log and spill log contain everything without a hole."""
         earliest, spilled_end = self._earliest(key), self._lifecycle.spills.end(key)
+        # Without a spill log, or with a hole behind it, the readable part of the log files decides.
         if not spilled_end or earliest > spilled_end:
             return earliest
         spilled = [(file_range.first, file_range.end) for _, file_range in self._lifecycle.spills.ranges_of(key)]

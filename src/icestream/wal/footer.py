@@ -19,6 +19,7 @@ def read_footer(file: File, seal: Seal) -> FileIndex | None:
     data = file.read_at(seal.footer_position, seal.footer_bytes)
     try:
         header = wire.decode_header(data, 0, seal.footer_position)
+        # A footer of another generation is what a recycled file had before.
         if header.kind != wire.RecordKind.FOOTER or header.generation != seal.number:
             return None
         return _decode(data, header)
@@ -27,6 +28,7 @@ def read_footer(file: File, seal: Seal) -> FileIndex | None:
 
 
 def _decode(data: bytes, header: wire.RecordHeader) -> FileIndex:
+    """Decodes the sections of a footer. Raises DecodeError for a bad one."""
     index = FileIndex()
     for entry in wire.decode_entries(data, 0, header):
         if not wire.check_section(data, 0, header, entry):

@@ -126,6 +126,8 @@ assert ENTRY.size == ENTRY_BYTES - 4
 
 
 class RecordKind(IntEnum):
+    """The kinds of records."""
+
     DATA = 1
     CHECKPOINT = 2
     FOOTER = 3
@@ -133,6 +135,8 @@ class RecordKind(IntEnum):
 
 
 class SectionKind(IntEnum):
+    """The kinds of sections; numbers are never reused."""
+
     MESSAGES = 1
     TOPIC = 2
     RESERVE = 3
@@ -219,6 +223,7 @@ class RecordHeader:
 
 
 def padded(size: int, align: int = ALIGN) -> int:
+    """`size`, rounded up to a multiple of `align`."""
     return -(-size // align) * align
 
 
@@ -282,10 +287,12 @@ def decode_header(data: bytes | memoryview, at: int, position: int) -> RecordHea
         or total % ALIGN
     ):
         raise errors.DecodeError("record header is inconsistent")
+    # The lengths are plausible but not proven yet: nothing outside of `data` is touched before the CRC fits.
     if len(data) - at < header_bytes:
         raise errors.DecodeError("section directory cut off")
     view = memoryview(data)
     (stored,) = _CRC.unpack_from(data, at + HEADER_BYTES - 4)
+    # One CRC over header and directory: a directory entry with a wrong length would lead into other bytes (hazard 5).
     front = crc32(view[at : at + HEADER_BYTES - 4])
     if crc32(view[at + HEADER_BYTES : at + header_bytes], front) != stored:
         raise errors.DecodeError("record header CRC does not match")

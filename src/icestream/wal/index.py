@@ -72,7 +72,9 @@ class ShardIndex:
         return is_point
 
     def add_point(self, base: int, position: int) -> None:
+        """Makes the section at `position` an index point."""
         self.base_offsets.append(base)
+        # The maximum before this section, not with it: a search by time must not step over the section itself.
         self.running_max.append(self.max_time_us)
         self.positions.append(position)
         self.point_due_bytes = self.own_bytes + limits.INDEX_STRIDE_BYTES
@@ -110,11 +112,13 @@ class FileIndex:
         self.footer_bytes = HEADER_BYTES
 
     def add_topic(self, topic: TopicIdentity) -> None:
+        """Remembers a topic of the file and the room for its name in the footer."""
         if topic.id not in self.topics:
             self.topics[topic.id] = topic
             self.footer_bytes += ENTRY_BYTES + padded(len(topic_section(topic).body))
 
     def add(self, key: ShardKey, base: int, count: int, epoch: int, time_us: int, at: int, body_bytes: int) -> None:
+        """Adds one section of a shard."""
         shard = self.shards.get(key) or self.open(key, base)
         if shard.add(base, count, epoch, time_us, at, body_bytes):
             self._count_point(shard)
@@ -126,10 +130,12 @@ class FileIndex:
         return shard
 
     def add_point(self, shard: ShardIndex, base: int, position: int) -> None:
+        """Adds an index point of a shard."""
         shard.add_point(base, position)
         self._count_point(shard)
 
     def _count_point(self, shard: ShardIndex) -> None:
+        """Adds the room for the newest point to the footer."""
         points = len(shard.positions)
         self.footer_bytes += padded(_POINT_BYTES * points) - padded(_POINT_BYTES * (points - 1))
 
@@ -169,6 +175,7 @@ def _marks_section(marks: Sequence[tuple[int, int]]) -> RecordSection:
 
 
 def decode_marks(body: bytes) -> list[tuple[int, int]]:
+    """Decodes a MARKS section. Raises DecodeError."""
     if len(body) % MARK_BYTES:
         raise errors.DecodeError("marks are cut off")
     return [(position, lsn) for lsn, position in _MARK.iter_unpack(body)]

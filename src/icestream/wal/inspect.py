@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from icestream import errors
-from icestream.model.shard import Gap, ShardKey
+from icestream.model.shard import DeclaredGap, ShardKey
 from icestream.runtime.files import Directory
 from icestream.wal import format as wire
 from icestream.wal.file_states import FileState
@@ -26,6 +26,8 @@ _ATTEMPTS_MAX: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class FileView:
+    """One file of the log, as `icestream wal inspect` lists it."""
+
     name: str
     state: str  # a FileState, SPILL, or DAMAGED when not even its header can be read
     first_lsn: int
@@ -37,13 +39,15 @@ class FileView:
 
 @dataclass(frozen=True, slots=True)
 class ShardView:
+    """One shard: its floor, the end of its offsets, and its gaps."""
+
     key: ShardKey
     topic: str
     floor: int
     end: int
     reserved: int
     epoch: int
-    gaps: list[Gap]
+    gaps: list[DeclaredGap]
 
 
 class RecordView(NamedTuple):
@@ -61,6 +65,8 @@ class RecordView(NamedTuple):
 
 @dataclass(slots=True)
 class LogView:
+    """The whole log; `damage` is the reason for which a start would refuse it."""
+
     files: list[FileView] = field(default_factory=list)
     shards: list[ShardView] = field(default_factory=list)
     spares: int = 0

@@ -66,6 +66,8 @@ _CHECKPOINT_NAME = re.compile(r"checkpoint-([0-9]{20})-([0-9]{8})")
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
+    """The header sector; the module says what each field means."""
+
     log_id: bytes
     number: int
     replaces: int
@@ -77,6 +79,8 @@ class FileHeader:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
+    """The seal sector; the module says what each field means."""
+
     number: int
     first_lsn: int
     last_lsn: int
@@ -92,6 +96,7 @@ class Seal:
 
 
 def _sector(content: bytes) -> bytes:
+    """`content`, padded to a sector, with its CRC at the end."""
     front = content.ljust(SECTOR - 4, b"\0")
     return front + _CRC.pack(crc32(front))
 
@@ -112,11 +117,13 @@ def encode_first_page(header: FileHeader) -> bytes:
 
 
 def encode_header(header: FileHeader) -> bytes:
+    """The header sector."""
     fields = (header.log_id, header.number, header.replaces, header.synced_through, header.created_us)
     return _sector(_HEADER.pack(_HEADER_MAGIC, VERSION, 0, *fields, header.file_bytes, header.current))
 
 
 def decode_header(data: bytes) -> FileHeader:
+    """Decodes a header sector. Raises DecodeError, FormatUnknown for another version."""
     front = _check_sector(data, "file header")
     magic, version, _, log_id, number, replaces, synced, created, size, current = _HEADER.unpack_from(front)
     if magic != _HEADER_MAGIC:
@@ -127,6 +134,7 @@ def decode_header(data: bytes) -> FileHeader:
 
 
 def encode_seal(seal: Seal) -> bytes:
+    """The seal sector."""
     fields = (seal.number, seal.first_lsn, seal.last_lsn, seal.end_position, seal.footer_position, seal.footer_bytes)
     return _sector(_SEAL.pack(_SEAL_MAGIC, *fields, seal.next_number))
 

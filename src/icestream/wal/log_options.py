@@ -1,4 +1,4 @@
-"""Options of the log: plain values, built from the settings tree in one place (server/options.py)."""
+"""Options of the log: plain values, built from the settings tree in one place (processes/component_options.py)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from icestream.wal.format import ALIGN
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
+    """The options of one log; `WriteAheadLog.change_options` says which may change while it runs."""
+
     mode: SyncMode = SyncMode.ALWAYS
     sync_interval_ms: int = 1000
     file_bytes: int = limits.LOG_FILE_BYTES_DEFAULT
@@ -53,9 +55,9 @@ def too_large(rows: int, size: int, allowed: int) -> errors.MessageTooLarge:
     """The error for a block that exceeds `allowed` bytes."""
     if rows == 1:
         return errors.MessageTooLarge(
-            f"a message of {size} bytes",
-            hint=f"{allowed} bytes fit: raise storage.iceberg_config.wal.max_message_bytes",
+            f"message too large: {size} bytes, limit {allowed}",
+            hint="raise storage.iceberg_config.wal.max_message_bytes, or send the content in parts",
         )
     return errors.MessageTooLarge(
-        f"a batch of {rows} messages has {size} bytes", hint=f"send at most {allowed} at once"
+        f"batch too large: {rows} messages of {size} bytes, limit {allowed}", hint="send smaller batches"
     )

@@ -23,8 +23,8 @@ from icestream.wal import format as wire
 from icestream.wal import notes
 from icestream.wal.damage import ClosingFile, FileRewrite, RepairPlan, RewrittenRecord, read_records
 from icestream.wal.format import RECORDS_START, SectionKind
+from icestream.wal.log_copy import LogFileBuilder, write_whole
 from icestream.wal.log_file import ASIDE, MENDED, REPAIR_NAME, FileHeader, is_unfinished, log_name
-from icestream.wal.rewrite import LogFileBuilder, write_whole
 
 # The most sections in one new record: each may need the name of its topic beside it, and the directory is bounded.
 _SECTIONS_MAX: Final = limits.RECORD_SECTIONS_MAX // 3
@@ -36,6 +36,8 @@ def apply_repair(directory: Directory, clock: Clock, plan: RepairPlan) -> list[s
         return []
     if not plan.is_decided:
         _stage(directory, clock, plan)
+        # The point of no return. Everything before it is undone by the next start, everything behind it is finished by
+        # the next repair.
         directory.create(REPAIR_NAME).close()
         directory.sync()
     return _rename_all(directory)
@@ -56,6 +58,7 @@ def _stage(directory: Directory, clock: Clock, plan: RepairPlan) -> None:
 
 
 def _write(directory: Directory, clock: Clock, header: FileHeader, builder: LogFileBuilder) -> None:
+    """Writes one new file under its temporary name, and syncs it."""
     header = replace(header, synced_through=builder.last_lsn, created_us=clock.wall_us())
     write_whole(directory, f"{MENDED}{log_name(header.number)}", header, builder)
 
@@ -81,6 +84,7 @@ def _rename_all(directory: Directory) -> list[str]:
 
 
 def _build_closing(closing: ClosingFile, topics: Mapping[int, TopicIdentity]) -> LogFileBuilder:
+    """The closing file: its first record carries the first lost LSN, so that the LSNs have no hole."""
     builder = LogFileBuilder(closing.header.number)
     if closing.lsn_first < closing.lsn:
         builder.add(closing.kind, closing.lsn_first, 0, 0, ())
@@ -91,6 +95,7 @@ def _build_closing(closing: ClosingFile, topics: Mapping[int, TopicIdentity]) ->
 
 
 def _build_mended(rewrite: FileRewrite, data: bytes, topics: Mapping[int, TopicIdentity]) -> LogFileBuilder:
+    """The file with its good sections, and records that stand in for lost ones."""
     builder = LogFileBuilder(rewrite.header.number)
     topic_ids: set[int] = set()
     for record in rewrite.parts:

@@ -47,6 +47,8 @@ class ConditionWaiters:
 
 @dataclass(slots=True, eq=False)
 class _Ticket:
+    """The place of one append in the queue. Compared by identity: `eq=False`."""
+
     future: asyncio.Future[None]
 
 
@@ -65,6 +67,7 @@ class AdmissionQueue:
         ticket = _Ticket(self._loop.create_future())
         self._tickets.append(ticket)
         try:
+            # A new future for each wait: a future can be completed only once, and `wake` may come without room.
             while self._tickets[0] is not ticket or not can_enter():
                 ticket.future = self._loop.create_future()
                 await ticket.future

@@ -13,7 +13,7 @@ from typing import Final
 
 from icestream import limits
 from icestream.model.block import HEAD
-from icestream.model.shard import Gap, GapState, ShardKey
+from icestream.model.shard import DeclaredGap, GapState, ShardKey
 from icestream.wal import format as wire
 from icestream.wal import notes
 from icestream.wal.format import RECORDS_START, SectionKind
@@ -38,8 +38,8 @@ class Loss:
     lsn_first: int
     lsn_last: int
     is_noted: bool = False
-    gaps: list[Gap] = field(default_factory=list)
-    unknown: list[Gap] = field(default_factory=list)
+    gaps: list[DeclaredGap] = field(default_factory=list)
+    unknown: list[DeclaredGap] = field(default_factory=list)
 
 
 class LossLedger:
@@ -54,14 +54,16 @@ class LossLedger:
         self._spilled = spilled or {}
         self._ends: dict[ShardKey, tuple[int, int]] = {}  # offset and epoch
         self._unsure: set[ShardKey] = set()  # shards that may have had more messages than the good records contain
-        self._declared: list[Gap] = []
+        self._declared: list[DeclaredGap] = []
         self._skip = 0
 
     @property
     def topic_ids(self) -> set[int]:
+        """The topics of all shards met so far."""
         return {key.topic_id for key in self._ends}
 
     def lose(self, loss: Loss) -> Loss:
+        """Adds a loss; offsets that turn out to be missing from now on belong to it."""
         self.losses.append(loss)
         self.last = loss
         return loss
@@ -85,7 +87,7 @@ class LossLedger:
         """The shard continues with [base, end): offsets between its present end and `base` belong to the last loss."""
         start = self._start(key)
         if self.last and base > start:
-            self.last.gaps.append(Gap(key, start, base, epoch, REASON, GapState.LOST))
+            self.last.gaps.append(DeclaredGap(key, start, base, epoch, REASON, GapState.LOST))
         self._ends[key] = (end, epoch)
         self._unsure.discard(key)
 
@@ -118,7 +120,7 @@ class LossLedger:
             self._ends[key] = (start, shard.epoch)
             self.advance(key, shard.synced, shard.synced, shard.epoch)
 
-    def is_declared(self, gap: Gap) -> bool:
+    def is_declared(self, gap: DeclaredGap) -> bool:
         """Whether a gap note in the log covers the gap."""
         return any(
             declared.key == gap.key and declared.start <= gap.start and gap.end <= declared.end
@@ -133,9 +135,10 @@ class LossLedger:
         loss = Loss(file, entry.body_position, entry.body_bytes, lsn, lsn, is_noted=True)
         if entry.kind == SectionKind.MESSAGES:
             self.advance(key, entry.base_offset, entry.end_offset, entry.epoch)
-            loss.gaps.append(Gap(key, entry.base_offset, entry.end_offset, entry.epoch, REASON, GapState.LOST))
+            loss.gaps.append(DeclaredGap(key, entry.base_offset, entry.end_offset, entry.epoch, REASON, GapState.LOST))
         elif entry.kind == SectionKind.GAP and key in self._ends:
             self._unsure.add(key)  # the end of the gap is unknown
+            # The note that said where the gap ends is lost, so no bound follows from the size of the lost bytes.
             self._skip = SKIP_MAX
         return self.lose(loss)
 
@@ -165,11 +168,12 @@ class LossLedger:
         reserved = sorted(self._ends) if self.has_lost_end else []
         return [*(notes.gap_section(gap) for gap in gaps), *(self._reserve_section(key) for key in reserved)]
 
-    def _skip_offsets(self, key: ShardKey) -> Gap:
+    def _skip_offsets(self, key: ShardKey) -> DeclaredGap:
+        """The gap by which an unknown end is skipped; the shard continues behind it."""
         start, epoch = self._ends[key]
         end = start + min(self._skip, SKIP_MAX)
         self._ends[key] = (end, epoch)
-        return Gap(key, start, end, epoch, REASON, GapState.LOST)
+        return DeclaredGap(key, start, end, epoch, REASON, GapState.LOST)
 
     def _reserve_section(self, key: ShardKey) -> wire.RecordSection:
         """A new reservation: one may have been lost, and none reaches further than one block beyond its offset."""

@@ -1,9 +1,9 @@
 """Repairs a log of which nothing is left: its directory was deleted, or is on a disk that is gone.
 
 The directory alone cannot be told from a log that was never created, so a start refuses it only if the metadata store
-knows that there was one (server/log_identity.py). The repair writes one REPAIR record: the next start then accepts
-positions beyond the end of the log, and skips more offsets of each shard than can have been assigned (recovery.py). The
-new log has a new id, which the metadata store learns at that start.
+knows that there was one (processes/node/log_identity.py). The repair writes one REPAIR record: the next start then
+accepts positions beyond the end of the log, and skips more offsets of each shard than can have been assigned
+(recovery.py). The new log has a new id, which the metadata store learns at that start.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def plan_lost_log(directory: Directory, log_id: bytes) -> RepairPlan | None:
     contents = survey(directory)
     if contents.repair_decided or contents.files or contents.bad_headers or contents.checkpoint:
         return None
+    # A checkpoint that cannot be read still proves that there was a log: damage.py plans the repair.
     if contents.checkpointed_lsn:
         return None
     header = FileHeader(contents.log_id or log_id, contents.number_max + 1, 0, 0, 0, 0)

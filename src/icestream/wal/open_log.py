@@ -1,4 +1,7 @@
-"""Opens the log of a directory: lock, recovery, sink, first file."""
+"""Opens the log of a directory: lock, recovery, sink, first file.
+
+The lock is taken before anything is read: a second process on the same directory would recycle files under the first.
+"""
 
 from __future__ import annotations
 
@@ -58,6 +61,8 @@ async def open_log_on(
         lock = directory.lock(LOCK_NAME)
     except OSError as error:
         raise _open_error(directory, error) from error
+    # One thread for maintenance, so that files are prepared, freed and checkpointed one at a time, in order. Reads have
+    # threads of their own: a slow read must not delay the next log file.
     maintenance, reads = threads("wal-files", 1), threads("wal-reads", limits.READ_THREADS)
     try:
         recovered = await maintenance.run(
@@ -65,6 +70,7 @@ async def open_log_on(
         )
         log = WriteAheadLog(directory, lock, options, clock, sink, maintenance, reads, recovered)
         await log.start()
+    # Cancellation included: a start that is aborted must not keep the lock.
     except BaseException as error:
         sink.close()
         maintenance.close()

@@ -35,7 +35,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from icestream import errors, limits
-from icestream.model.block import Numbering, new_tuple
+from icestream.model.block import NOT_NUMBERED, Numbering, new_tuple
+from icestream.model.block_group import BlockGroup
 from icestream.model.shard import ShardKey
 
 
@@ -78,6 +79,7 @@ class SequenceWindow:
         sent = self.sent
         while len(sent) > limits.PRODUCER_WINDOW_BATCHES and sent[1].lsn <= synced_lsn:
             sent.popleft()
+        # A batch of this epoch is durable: from now on no checkpoint can need the epoch before.
         if self.before is not None and sent[0].lsn <= synced_lsn:
             self.before = None
 
@@ -86,6 +88,7 @@ class SequenceWindow:
         window: SequenceWindow | None = self
         while window is not None:
             while window.sent and window.sent[-1].lsn > lsn:
+                # The producer will resend it under the same number.
                 window.expected = window.sent.pop().first_sequence
             if window.sent:
                 break
@@ -115,6 +118,7 @@ class ProducerSequences:
         current_epoch = max(self._opened.get(producer_id, 0), self._epochs.get(producer_id, 0))
         if producer_epoch < current_epoch:
             raise _fenced(producer_id, producer_epoch, current_epoch)
+        # With its window the log forgot what this epoch has sent: a late retry of it would be stored a second time.
         if producer_epoch <= self._evicted.get(producer_id, -1):
             raise errors.ProducerFenced(
                 f"producer {producer_id} epoch {producer_epoch} was used before and its sequence window has expired",
@@ -136,6 +140,8 @@ class ProducerSequences:
         producer_id, epoch, first = numbering.producer_id, numbering.producer_epoch, numbering.first_sequence
         window = self._windows.get((key, producer_id))
         current_epoch = max(self._opened.get(producer_id, -1), self._epochs.get(producer_id, -1))
+        # In every shard, also where the new epoch has not sent yet: the old instance must stop at its first batch
+        # anywhere.
         if epoch < current_epoch:
             raise _fenced(producer_id, epoch, current_epoch)
         if window is None or window.producer_epoch < epoch:
@@ -157,15 +163,79 @@ class ProducerSequences:
         slot = (key, numbering.producer_id)
         window = self._windows.pop(slot, None)
         if window is None or window.producer_epoch < numbering.producer_epoch:
+            # A window without batches (all rolled back) says nothing that a checkpoint could need.
             before = window if window is None or window.sent else window.before
             window = SequenceWindow(numbering.producer_epoch, 0, now_us, numbering.first_sequence, before=before)
         window.sent.append(new_tuple(StoredBatch, (numbering.first_sequence, count, base, lsn)))
+        # While a checkpoint is being encoded in slices, windows keep what it needs at its LSN.
         window.forget(synced_lsn if self.checkpoint_lsn is None else min(synced_lsn, self.checkpoint_lsn))
         window.expected = numbering.first_sequence + count
         window.used_us = now_us
         self._store_window(slot, window)
         while len(self._windows) > self.count_max:
             self._evict(next(iter(self._windows)))
+
+    def admit_group(
+        self,
+        key: ShardKey,
+        group: BlockGroup,
+        base: int,
+        lsn: int,
+        now_us: int,
+        synced_lsn: int,
+        released_lsn: int,
+    ) -> tuple[dict[int, Duplicate | errors.IcestreamError], int]:
+        """`check` and `record` for the batches of a group, in order; batches without numbers pass.
+
+        Returns the result of each batch that must not be stored, by its index, and the highest LSN that one of them
+        waits for. The offsets of the others follow each other from `base` on.
+        """
+        rejected: dict[int, Duplicate | errors.IcestreamError] = {}
+        lsn_max, offset = 0, base
+        windows, opened, epochs = self._windows, self._opened, self._epochs
+        window_batches = limits.PRODUCER_WINDOW_BATCHES
+        forgotten_lsn = synced_lsn if self.checkpoint_lsn is None else min(synced_lsn, self.checkpoint_lsn)
+        _, rows_of, ids, epochs_of, sequences = group
+        for index, first in enumerate(sequences):
+            rows = rows_of[index]
+            if first == NOT_NUMBERED:
+                offset += rows
+                continue
+            producer_id, epoch = ids[index], epochs_of[index]
+            slot = (key, producer_id)
+            window = windows.get(slot)
+            # The common case, written out: the next number of an open producer whose window has room.
+            if (
+                window is not None
+                and window.expected == first
+                and window.producer_epoch == epoch
+                and opened.get(producer_id, -1) <= epoch
+                and epochs.get(producer_id, -1) <= epoch
+                and window.before is None
+                and (len(sent := window.sent) < window_batches or sent[-window_batches].lsn <= released_lsn)
+            ):
+                sent.append(new_tuple(StoredBatch, (first, rows, offset, lsn)))
+                if len(sent) > window_batches:
+                    window.forget(forgotten_lsn)
+                window.expected = first + rows
+                window.used_us = now_us
+                del windows[slot]  # used last
+                windows[slot] = window
+                offset += rows
+                continue
+            numbering = Numbering(producer_id, epoch, first)
+            try:
+                duplicate = self.check(key, numbering, rows, released_lsn)
+            except (errors.InvalidInput, errors.InFlightFull) as error:
+                rejected[index] = error
+                continue
+            if duplicate is not None:
+                rejected[index] = duplicate
+                lsn_max = max(lsn_max, duplicate.lsn)
+                continue
+            self.record(key, numbering, rows, offset, lsn, now_us, synced_lsn)
+            offset += rows
+        return rejected, lsn_max
 
     def _store_window(self, slot: Key, window: SequenceWindow) -> None:
         self._windows[slot] = window
@@ -185,6 +255,7 @@ class ProducerSequences:
 
     def _evict(self, slot: Key) -> None:
         window = self._windows.pop(slot)
+        # The producer must open again: without its window a retry could not be told from a new batch.
         self._opened.pop(slot[1], None)
         _raise_to(self._evicted, slot[1], window.producer_epoch, self.count_max)
 
@@ -212,10 +283,12 @@ class ProducerSequences:
         return window if window is not None and window.producer_epoch >= since_epoch else None
 
     def windows(self) -> Iterator[tuple[ShardKey, int, SequenceWindow]]:
+        """Every window with its shard and producer, least recently used first."""
         for (key, producer_id), window in self._windows.items():
             yield key, producer_id, window
 
     def restore(self, key: ShardKey, producer_id: int, window: SequenceWindow) -> None:
+        """Adds a window from a checkpoint."""
         self._store_window((key, producer_id), window)
 
     def epochs(self) -> list[tuple[int, int, int]]:
@@ -223,6 +296,7 @@ class ProducerSequences:
         return [(producer_id, epoch, self._evicted.get(producer_id, -1)) for producer_id, epoch in self._epochs.items()]
 
     def restore_epoch(self, producer_id: int, epoch: int, evicted: int) -> None:
+        """Adds the epochs of a producer from a checkpoint; `evicted` -1 for none."""
         _raise_to(self._epochs, producer_id, epoch, self.count_max)
         if evicted >= 0:
             _raise_to(self._evicted, producer_id, evicted, self.count_max)

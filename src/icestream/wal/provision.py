@@ -18,6 +18,8 @@ from icestream.wal.log_file import FileHeader
 
 
 class Provisioner:
+    """Prepared files and spares of one log directory."""
+
     def __init__(
         self,
         directory: Directory,
@@ -34,6 +36,7 @@ class Provisioner:
         self._spare_files = spare_files
         self.spares: list[str] = []
         kept_bytes = 0
+        # Spares of another file size are useless: `max_file_size` was changed since they were made.
         for name, size in sorted(spares.items()):
             if size >= file_bytes and kept_bytes + size <= limits.SPARE_BYTES_MAX:
                 self.spares.append(name)
@@ -51,16 +54,21 @@ class Provisioner:
         name = spare or f"prepare-{number:016d}.tmp"
         file = self._directory.open(name) if spare else self._directory.create(name)
         try:
+            # Before the header: a full disk must show now, while appends can still be refused, and not in the middle of
+            # a record.
             file.allocate(self._file_bytes)
             now_us = self._clock.wall_us()
             header = FileHeader(self._log_id, number, 0, synced_through, now_us, self._file_bytes, current)
             file.write_at(0, log_file.encode_first_page(header))
             file.sync()
+            # The name comes after the synced header: under a log name there is never a file that recovery cannot
+            # identify.
             self._directory.rename(name, log_file.log_name(number))
             self._directory.sync()
         except OSError:
             file.close()
             self._remove_quietly(name)
+            # The rename may have happened and only the directory sync failed.
             self._remove_quietly(log_file.log_name(number))
             raise
         return file, max(self._file_bytes, file.size())
@@ -72,6 +80,7 @@ class Provisioner:
         try:
             self._create_reserve()
         except OSError:
+            # A spare is worth less than the room for the checkpoint that allows to free files.
             if not self.spares:
                 raise
             self.drop_spare()
@@ -140,6 +149,8 @@ class Provisioner:
         try:
             zeros = bytes(limits.ZERO_SLICE_BYTES)
             for position in range(0, self._file_bytes, len(zeros)):
+                # Real zeros and not `allocate`: writing into unwritten extents costs a journal entry with every sync
+                # (hazard 36).
                 file.write_at(position, zeros[: self._file_bytes - position])
                 file.sync()
                 yield

@@ -15,6 +15,8 @@ from icestream.wal.file_summary import FileSummary
 
 
 class ReadPin:
+    """One read of file `number`. `broken`: the file was freed meanwhile, the copied bytes must be discarded."""
+
     __slots__ = ("broken", "number", "since_ns")
 
     def __init__(self, number: int, since_ns: int) -> None:
@@ -24,6 +26,8 @@ class ReadPin:
 
 
 class ReadPins:
+    """All pins of one log, by file number."""
+
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._pins: dict[int, set[ReadPin]] = {}
@@ -36,6 +40,7 @@ class ReadPins:
         return pin
 
     def release(self, pin: ReadPin) -> None:
+        """Ends a pin; does nothing if it was broken."""
         pins = self._pins.get(pin.number)
         if pins is not None:
             pins.discard(pin)
@@ -58,6 +63,9 @@ class ReadPins:
         free: list[FileSummary] = []
         for file in files:
             pins = self._pins.get(file.number, set())
+            # Both limits: a single pin expires after its own 30 s, and a file is freed 30 s after it became due,
+            # however many readers pinned it since. Producers wait for this room, so readers must not hold it (hazard
+            # 33).
             if self._due_since_ns[file.number] > oldest_ns and any(pin.since_ns > oldest_ns for pin in pins):
                 break
             self._break_pins(file.number)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from icestream import errors, limits
-from icestream.model.shard import Gap, ShardKey
+from icestream.model.shard import DeclaredGap, ShardKey
 from icestream.runtime.files import Directory, File
 from icestream.runtime.tasks import Offload
 from icestream.wal import format as wire
@@ -21,7 +21,7 @@ from icestream.wal.file_lifecycle import FileLifecycle
 from icestream.wal.file_summary import FileSummary, ShardRange, contiguous_start
 from icestream.wal.footer import load_index
 from icestream.wal.index import FileIndex, ShardIndex
-from icestream.wal.record_scan import decode_good_header, scan_records
+from icestream.wal.record_scan import RecordTuple, ScannedRecord, decode_good_header, scan_records
 from icestream.wal.state import LogState, Shard
 from icestream.wal.tail import SectionRead
 
@@ -33,7 +33,7 @@ class ReadResult:
     """The result of a read. The first section may begin before the requested offset. `gaps` were stepped over."""
 
     sections: list[SectionRead]
-    gaps: list[Gap]
+    gaps: list[DeclaredGap]
     next_offset: int
 
 
@@ -44,7 +44,7 @@ class RecordChunk:
     number: int
     start: int
     data: bytes
-    records: list[tuple[int, int, int, int, int, int, int, int]]
+    records: list[RecordTuple]
 
 
 class _ChainSpan(NamedTuple):
@@ -64,6 +64,8 @@ class _LocatedFile(NamedTuple):
 
 
 class Reader:
+    """Reads of one open log. Results are copies; the reader keeps indexes of sealed files, never records."""
+
     def __init__(
         self,
         state: LogState,
@@ -86,10 +88,11 @@ class Reader:
     async def read(self, key: ShardKey, offset: int, max_bytes: int = limits.READ_BYTES_DEFAULT) -> ReadResult:
         """Messages of one shard from `offset` on. Raises PositionGone below the earliest offset in the log."""
         shard = self._state.shard(key)
-        gaps: list[Gap] = []
+        gaps: list[DeclaredGap] = []
         while (gap := self._state.gap_at(key, offset)) is not None:
             gaps.append(gap)
             offset = gap.end
+        # Taken once: a record that is released during the read belongs to the next read.
         visible = shard.written
         if offset >= visible:
             return ReadResult([], gaps, offset)
@@ -98,6 +101,8 @@ class Reader:
         sections, chain_length = await self._read_pinned(
             span.number, lambda: self._walk(span, key, offset, visible, max_bytes)
         )
+        # Sections may be small (one message each) or large. Measured by each read, so that the next one covers as many
+        # index points as give about the requested bytes without walking thousands of sections.
         shard.sections_per_point = max(chain_length / points, 1.0)
         return ReadResult(sections, gaps, sections[-1].base_offset + sections[-1].rows)
 
@@ -112,6 +117,8 @@ class Reader:
         return min(self._state.step_over(key, self._first_offset(key)), self._state.shard(key).written)
 
     def _first_offset(self, key: ShardKey) -> int:
+        # Between spill log and log files there may be a hole that other shards' freed files left; only what is
+        # contiguous up to the floor counts.
         if self._lifecycle.spills.end(key):
             return contiguous_start(self._spans(key), self._state.shard(key).floor)
         for file in self._lifecycle.files:
@@ -133,6 +140,8 @@ class Reader:
             yield gap.start, gap.end
 
     async def _locate_offset(self, key: ShardKey, offset: int, points: int) -> _ChainSpan:
+        # Spill files and sealed files before open ones: a file that is sealed during the lookup is in both lists, never
+        # in neither.
         file = self._sealed_file_of(key, offset)
         if file is not None:
             index = (await self._index(file)).shards[key]
@@ -158,6 +167,7 @@ class Reader:
         low, high = 0, len(files)
         while low < high:
             at = middle = (low + high) // 2
+            # Files without the shard cannot be compared with the offset: step to the next one that has it.
             while at < high and (file_range := files[at].find(key)) is None:
                 at += 1
             if at == high or file_range is None or file_range.first > offset:
@@ -172,6 +182,7 @@ class Reader:
         """The span of a chain in a file that is being written, without sections that are not visible yet."""
         last, first = chain
         shard = self._state.shard(key)
+        # The index already contains sections whose records are not released; readers must not see them.
         if shard.read_file == number and last > shard.read_position:
             last = shard.read_position
         return _ChainSpan(number, last, first, own_bytes)
@@ -180,6 +191,8 @@ class Reader:
         """The index of a sealed file, from a bounded cache."""
         index = self._indexes.get(file.number)
         if index is None:
+            # Two reads may load the same index at once. That costs a read and does no harm: an index of a sealed file
+            # never changes.
             index = await self._read_pinned(file.number, lambda: self._load_index(file))
             self._indexes[file.number] = index
             while len(self._indexes) > limits.FOOTERS_RESIDENT_MAX:
@@ -199,6 +212,7 @@ class Reader:
         try:
             return self._directory.open(self._lifecycle.name_of(number))
         except FileNotFoundError:
+            # Recycled between lookup and open: not damage. The caller resolves the position again.
             raise errors.StaleRead(
                 f"log file {number} was recycled", hint="read again from the same position"
             ) from None
@@ -236,6 +250,7 @@ class Reader:
                     break
                 sections.append(_read_section(window, span.number, front, entry))
                 size += entry.body_bytes
+            # The chain ends at a section that does not contain the offset: index and sections contradict each other.
             if not sections[0].base_offset <= offset < sections[0].base_offset + sections[0].rows:
                 raise errors.LogDamaged(
                     f"log file {span.number} is damaged at position {entries[-1][1].position}: "
@@ -254,6 +269,7 @@ class Reader:
         Raises PositionGone if the file was freed, StaleRead if it is freed during the read, UnknownLogFile if it never
         existed.
         """
+        # Only synced bytes: what the pipeline commits to a table must survive a power loss of this node (hazard 0).
         synced_end = self._synced_end(number)
         if not wire.RECORDS_START <= start < end <= synced_end:
             raise errors.InvalidInput(
@@ -289,6 +305,8 @@ class Reader:
             if file_range.max_time_us >= time_us:
                 index = (await self._index(file)).shards[key]
                 chain = index.chain_for_time(time_us)
+                # The maximum of the file may belong to a section that is not visible, or lie in another part of the
+                # chain.
                 if chain is not None:
                     span = _ChainSpan(file.number, *chain, _own_bytes(index))
                     return await self._first_at_time(span, key, time_us, visible)
@@ -330,14 +348,14 @@ class Reader:
         while True:
             await self._wait_released(lsn)
             located = self._locate_lsn(lsn)
+            # Inside of one file the position continues behind the last record, without searching again.
             if located.number != number:
                 number, position = located.number, wire.RECORDS_START
             # Taken before the read: a record released later may replace bytes that a failed write rolled back.
             bound = self._appender.released_lsn
             chunk = await self._next_chunk(located, position, bound)
             records = [record for record in chunk.records if record[1] >= lsn]
-            last = chunk.records[-1]
-            position = last[0] + last[6]
+            position = ScannedRecord(*chunk.records[-1]).end
             if records:
                 lsn = records[-1][1] + 1
                 yield RecordChunk(chunk.number, chunk.start, chunk.data, records)
@@ -374,6 +392,7 @@ class Reader:
             size = min((located.end or file.size()) - start, limits.FOLLOW_BYTES_MAX)
             data = file.read_at(start, size)
             header = decode_good_header(data, 0, start, located.number)
+            # A single record may exceed the chunk: it is read whole.
             if header is not None and header.record_bytes > size:
                 data = file.read_at(start, header.record_bytes)
         finally:
@@ -400,9 +419,11 @@ class _SpanReader:
         self._file = file
         self._start = span.first
         size = span.last + wire.ENTRY_BYTES - span.first
+        # At most half of it foreign: one larger read is cheaper than many small ones.
         self._data = file.read_at(span.first, size) if size <= 2 * span.own_bytes else b""
 
     def read_at(self, position: int, length: int) -> bytes:
+        """Bytes of the file, from the span if it was read at once."""
         at = position - self._start
         if at >= 0 and at + length <= len(self._data):
             return self._data[at : at + length]
@@ -429,6 +450,7 @@ def _chain(file: _SpanReader, span: _ChainSpan, key: ShardKey, offset: int) -> l
 
 
 def _read_section(file: _SpanReader, number: int, front: bytes, entry: wire.SectionEntry) -> SectionRead:
+    """Reads and verifies one section. Raises LogDamaged if its CRC is wrong."""
     body = file.read_at(entry.body_position, entry.body_bytes)
     if not wire.section_is_good(front, body, entry.crc):
         raise errors.LogDamaged(

@@ -25,7 +25,10 @@ Callback = Callable[["Receipt"], object]
 
 
 class Receipt:
-    """One callback or one awaiting coroutine is the rule, so the first of each has a slot without a list."""
+    """The outcome of one append, see the module.
+
+    One callback or one awaiting coroutine is the rule, so the first of each has a slot without a list.
+    """
 
     __slots__ = ("_error", "_first_callback", "_first_future", "_more_callbacks", "_results", "pause_ms")
 
@@ -38,6 +41,7 @@ class Receipt:
         self._more_callbacks: list[Callback] | None = None
 
     def done(self) -> bool:
+        """Whether the outcome is decided."""
         return self._results is not None or self._error is not None
 
     def result(self) -> list[Result]:
@@ -49,6 +53,7 @@ class Receipt:
         return self._results
 
     def exception(self) -> errors.IcestreamError | None:
+        """The error of a failed append, else None."""
         return self._error
 
     def add_done_callback(self, callback: Callback) -> None:
@@ -63,6 +68,7 @@ class Receipt:
             self._more_callbacks.append(callback)
 
     def settle(self, results: list[Result]) -> None:
+        """Reports the results to every coroutine and callback that waits."""
         self._results = results
         if self._first_future is not None:
             _complete_future(self._first_future, self)
@@ -70,6 +76,7 @@ class Receipt:
             self._run_callbacks()
 
     def fail(self, error: errors.IcestreamError) -> None:
+        """Reports the error to every coroutine and callback that waits."""
         self._error = error
         if self._first_future is not None:
             _complete_future(self._first_future, self)
@@ -77,6 +84,7 @@ class Receipt:
             self._run_callbacks()
 
     def _run_callbacks(self) -> None:
+        # Taken out first: a callback may add further callbacks, which are then called at once.
         first, self._first_callback = self._first_callback, None
         others, self._more_callbacks = self._more_callbacks, None
         assert first is not None

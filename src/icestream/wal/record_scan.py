@@ -36,17 +36,21 @@ class ScannedRecord(NamedTuple):
         return self.position + self.record_bytes
 
 
-Scan = tuple[list[tuple[int, int, int, int, int, int, int, int]], int, int, str]
+# The fields of ScannedRecord as a plain tuple: the native scanner builds hundreds of thousands of them at a start.
+RecordTuple = tuple[int, int, int, int, int, int, int, int]
+Scan = tuple[list[RecordTuple], int, int, str]
 Headers = list[tuple[int, int, int]]
 
 
 def scan_records_python(data: bytes | memoryview, position: int, generation: int, lsn: int) -> Scan:
-    records: list[tuple[int, int, int, int, int, int, int, int]] = []
+    """The twin of the native `scan_records` (see the module)."""
+    records: list[RecordTuple] = []
     at = 0
     while len(data) - at >= wire.HEADER_BYTES:
         header = decode_good_header(data, at, position + at, generation)
         if header is None:
             return records, position + at, lsn, "bad"
+        # Before the check of the LSN: a footer repeats the LSN of the last record.
         if header.kind == wire.RecordKind.FOOTER:
             return records, position + at, lsn, "footer"
         if not _continues(header, lsn) or not _sections_good(data, at, header):
@@ -70,20 +74,24 @@ def decode_good_header(data: bytes | memoryview, at: int, position: int, generat
 
 
 def _continues(header: wire.RecordHeader, lsn: int) -> bool:
+    """Whether the record may follow the one before it. A repair may skip LSNs that were lost, and only forward."""
     if header.kind == wire.RecordKind.DATA:
         return header.lsn == lsn
     return header.kind == wire.RecordKind.REPAIR and header.lsn >= lsn
 
 
 def _sections_good(data: bytes | memoryview, at: int, header: wire.RecordHeader) -> bool:
+    """Whether the record is complete and every section has its CRC."""
     if len(data) - at < header.record_bytes:
         return False
     return all(wire.check_section(data, at, header, entry) for entry in wire.decode_entries(data, at, header))
 
 
 def find_headers_python(data: bytes | memoryview, position: int, generation: int, lsn_min: int) -> Headers:
+    """The twin of the native `find_headers` (see the module)."""
     headers: Headers = []
     content = bytes(data)
+    # Looks at every position and not from record to record: behind a damaged record its length cannot be trusted.
     at = content.find(wire.MAGIC_BYTES)
     while at >= 0:
         if (position + at) % wire.ALIGN == 0:

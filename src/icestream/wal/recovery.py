@@ -15,22 +15,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from icestream import errors
-from icestream.model.shard import Gap, GapState, ShardKey, TopicIdentity
+from icestream.model.block import HEAD, NOT_NUMBERED
+from icestream.model.shard import DeclaredGap, GapState, ShardKey, TopicIdentity
 from icestream.runtime.clock import Clock
 from icestream.runtime.files import Directory
 from icestream.wal import format as wire
 from icestream.wal import log_file
 from icestream.wal.checkpoint import KeptCheckpoint
-from icestream.wal.fast_replay import FastReplay
 from icestream.wal.file_summary import FileSummary
 from icestream.wal.footer import add_record, load_index
-from icestream.wal.index import FileIndex
+from icestream.wal.index import FileIndex, ShardIndex
+from icestream.wal.log_copy import write_copy
 from icestream.wal.log_file import FileHeader, Seal
 from icestream.wal.losses import REASON, SKIP_MAX
-from icestream.wal.record_scan import find_headers, lowest_lsn, scan_records
-from icestream.wal.rewrite import write_copy
+from icestream.wal.record_scan import RecordTuple, ScannedRecord, find_headers, lowest_lsn, scan_records
 from icestream.wal.spill_log import load_spill, spilled_until
-from icestream.wal.state import LogState
+from icestream.wal.state import LogState, Shard
 from icestream.wal.survey import Survey, SurveyedFile, repair_hint, survey
 
 
@@ -50,7 +50,7 @@ class RecoveryReport:
     rewritten_file: str = ""
     sync_failed_before: bool = False
     bad_checkpoints: list[str] = field(default_factory=list)
-    gaps: list[Gap] = field(default_factory=list)
+    gaps: list[DeclaredGap] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -75,8 +75,70 @@ class _Tail:
 
     file: SurveyedFile
     data: bytes
-    records: list[tuple[int, int, int, int, int, int, int, int]]
+    records: list[RecordTuple]
     index: FileIndex
+
+
+class FastReplay:
+    """The fast path of replay for simple records: one section with one batch without sequence numbers.
+
+    Most records of a log are like that if its messages came one by one, and a start replays hundreds of thousands of
+    them. `apply` has the same effect as `add_record` and `LogState.apply` for such a record, without building objects
+    in between. It leaves every other record to them, also one whose offsets do not continue its shard.
+
+    `covered`: records up to this LSN are in the checkpoint already; they are indexed but not applied.
+    """
+
+    def __init__(self, state: LogState, index: FileIndex, covered: int) -> None:
+        self._state = state
+        self._index = index
+        self._covered = covered
+        self._shards: dict[tuple[int, int], tuple[Shard, ShardIndex]] = {}
+
+    def apply(self, data: bytes, position: int, lsn: int) -> bool:
+        """Applies and indexes the good DATA record with one section at `position`; False if it is not simple."""
+        at = position - wire.RECORDS_START + wire.HEADER_BYTES
+        entry = wire.ENTRY.unpack_from(data, at)
+        topic_id, number, kind, _, _, epoch, base, time_us, rows, body_position, body_bytes, _, _ = entry
+        if kind != wire.SectionKind.MESSAGES:
+            return False
+        head = HEAD.unpack_from(data, body_position - wire.RECORDS_START)
+        # One block fills the section, and neither of its two numberings is set: the deduplication state does not
+        # change.
+        if head[1] != body_bytes or head[2] != NOT_NUMBERED or head[6] != NOT_NUMBERED or head[0] != rows:
+            return False
+        shard_and_index = self._shards.get((topic_id, number)) or self._look_up(topic_id, number)
+        if shard_and_index is None:
+            return False
+        shard, shard_index = shard_and_index
+        if lsn > self._covered:
+            # Left to the slow path, which raises LogDamaged with the details.
+            if base != shard.assigned:
+                return False
+            end = base + rows
+            shard.assigned = shard.written = shard.synced = end
+            if end > shard.reserved:
+                shard.reserved = shard.reserve_pending = end
+            shard.epoch, shard.append_time_us = epoch, time_us
+            self._state.lsn = lsn
+        if shard_index.own_bytes >= shard_index.point_due_bytes:
+            self._index.add_point(shard_index, base, position + wire.HEADER_BYTES)
+        shard_index.end_offset, shard_index.epoch, shard_index.append_time_us = base + rows, epoch, time_us
+        if time_us > shard_index.max_time_us:  # noqa: PLR1730 (a call to max costs more than the rest of the line)
+            shard_index.max_time_us = time_us
+        shard_index.own_bytes += body_bytes + wire.ENTRY_BYTES
+        shard_index.last_position = position + wire.HEADER_BYTES
+        return True
+
+    def _look_up(self, topic_id: int, number: int) -> tuple[Shard, ShardIndex] | None:
+        """The shard and its part of the index; None until the slow path has met the shard in this file."""
+        key = ShardKey(topic_id, number)
+        shard_index = self._index.shards.get(key)
+        shard = self._state.shards.get(key)
+        if shard_index is None or shard is None:
+            return None
+        self._shards[topic_id, number] = shard, shard_index
+        return shard, shard_index
 
 
 class Replay:
@@ -86,6 +148,7 @@ class Replay:
         self.directory = directory
         self.contents = contents
         self.report = report
+        # Starts from the newest good checkpoint; without one every record is replayed from the oldest file on.
         self.state = contents.checkpoint.state if contents.checkpoint else LogState()
         self.covered = contents.checkpoint.lsn if contents.checkpoint else 0  # records up to here are in the checkpoint
         self.summaries: list[FileSummary] = []
@@ -100,6 +163,7 @@ class Replay:
     def run(self) -> None:
         """Applies everything. Raises LogDamaged where a start would refuse the log."""
         files = self.contents.files
+        # A repair that was interrupted has removed some files already: what is left would look like new damage.
         if self.contents.repair_decided:
             path = self.directory.describe("").rstrip("/")
             raise errors.LogDamaged(
@@ -110,6 +174,7 @@ class Replay:
             raise errors.LogDamaged(
                 f"{self.directory.describe(name)} is damaged at position 0: {reason}", hint=repair_hint(self.directory)
             )
+        # Spill files first: `_check_offsets_complete` needs to know which offsets they contain.
         for spill in self.contents.spills:
             self._load_spill(spill)
         for number, file in enumerate(files):
@@ -120,7 +185,10 @@ class Replay:
                 self._replay_unsealed(file, later_files)
         last = self._expected - 1 if self._expected else 0
         self._check_offsets_complete()
+        # Without any file: the checkpoint alone says where the log ends.
         last = last or self.covered  # every file was freed
+        # Checkpoints are written at synced LSNs only. A log that ends before one has lost synced records at its end,
+        # which leave no hole behind them.
         if last < self.contents.checkpointed_lsn:
             raise errors.LogDamaged(
                 f"the log ends at record {last}, but a checkpoint covers record {self.contents.checkpointed_lsn}",
@@ -170,6 +238,8 @@ class Replay:
 
     def _check_continues(self, file: SurveyedFile, first_lsn: int) -> None:
         """Raises LogDamaged if there is a hole in the LSNs before this file, which begins with `first_lsn`."""
+        # The first file with records: older ones were freed, which is allowed up to the record that the checkpoint
+        # covers.
         if not self._expected:
             if first_lsn > self.covered + 1:
                 raise self._hole_error(file, self.covered + 1, first_lsn)
@@ -191,6 +261,8 @@ class Replay:
         self._check_continues(file, seal.first_lsn)
         handle = self.directory.open(file.name)
         try:
+            # Only files behind the checkpoint are scanned. Of all others the index in the footer is enough, so the time
+            # of a start does not grow with the log (hazard 20).
             if seal.last_lsn > self.covered:
                 data = handle.read_at(wire.RECORDS_START, seal.end_position - wire.RECORDS_START)
                 records, end, _, _ = scan_records(data, wire.RECORDS_START, file.number, seal.first_lsn)
@@ -203,6 +275,7 @@ class Replay:
                 index = load_index(handle, seal)
         finally:
             handle.close()
+        # The names of topics are in every file that uses them, because the file that declared them first may be freed.
         for topic in index.topics.values():
             self.state.declare_topic(topic)
         self.summaries.append(FileSummary.of(seal, file.size, index))
@@ -221,6 +294,7 @@ class Replay:
             data = handle.read_at(wire.RECORDS_START, max(file.size - wire.RECORDS_START, 0))
         finally:
             handle.close()
+        # Scanned for the LSN that must come next: an old record of a recycled file may have any other.
         first = self._expected or self._first_lsn(data, file.number)
         records, end, next_lsn, reason = scan_records(data, wire.RECORDS_START, file.number, first)
         if file.size < file.header.file_bytes and reason != "footer":
@@ -230,6 +304,8 @@ class Replay:
             )
         if records:
             self._check_continues(file, first)
+        # A file gets its first record after the file before it is synced. So records in a later file prove that this
+        # one was complete, and only the last file with records can have a torn end.
         followers = [other for other in later_files if self._holds_records(other)]
         if not followers:
             self._classify_end(file, data, end, next_lsn)
@@ -244,8 +320,8 @@ class Replay:
             if following_lsn > next_lsn:
                 raise self._damage_error(file, end, next_lsn, f"{followers[0].name} holds later records")
             # Records that a failed write rolled back are still here; those of the later file are the valid ones.
-            records = [record for record in records if record[1] < following_lsn]
-            end, next_lsn = max((record[0] + record[6] for record in records), default=end), following_lsn
+            records = [record for record in records if ScannedRecord(*record).lsn < following_lsn]
+            end, next_lsn = max((ScannedRecord(*record).end for record in records), default=end), following_lsn
             if not records:
                 self.empty.append(file)
                 return
@@ -256,9 +332,7 @@ class Replay:
             self.tail = _Tail(file, data, records, index)
             self._expected = next_lsn
 
-    def _reseal(
-        self, file: SurveyedFile, data: bytes, records: Sequence[tuple[int, ...]], end: int, next_lsn: int
-    ) -> None:
+    def _reseal(self, file: SurveyedFile, data: bytes, records: Sequence[RecordTuple], end: int, next_lsn: int) -> None:
         """Seals a file that lost only its seal: a later file holds records, so this one was synced entirely."""
         index = self._apply(data, records)
         seal = Seal(file.number, records[0][1], next_lsn - 1, end, 0, 0)
@@ -294,10 +368,13 @@ class Replay:
 
         Raises LogDamaged if anything proves that the record was synced. A tail goes into the report.
         """
+        # Three witnesses for "it was synced": the file's header, a checkpoint, a later record in the same file. Without
+        # one the record was never acknowledged in mode `always` and is dropped as the tail (ADR 2).
         if file.header.synced_through >= lsn:
             raise self._damage_error(file, end, lsn, "the file's header says that it was synced")
         if self.contents.checkpointed_lsn >= lsn:
             raise self._damage_error(file, end, lsn, "a checkpoint covers it")
+        # Behind the first bad record good headers may follow: writes of one sync reach the disk in any order.
         rest = data[end - wire.RECORDS_START :]
         for position, later_lsn, synced_through in find_headers(rest, end, file.number, lsn):
             if synced_through >= lsn:
@@ -315,13 +392,14 @@ class Replay:
             hint=repair_hint(self.directory),
         )
 
-    def _apply(self, data: bytes, records: Sequence[tuple[int, ...]]) -> FileIndex:
+    def _apply(self, data: bytes, records: Sequence[RecordTuple]) -> FileIndex:
         """Applies the records after the checkpoint and returns the index of all records."""
         index = FileIndex()
         index.mark_records(records)
         fast_replay = FastReplay(self.state, index, self.covered)
         for record in records:
             position, lsn, kind, section_count = record[0], record[1], record[2], record[7]
+            # Most records of a log of single messages take this branch.
             if section_count == 1 and kind == wire.RecordKind.DATA and fast_replay.apply(data, position, lsn):
                 continue
             entries = add_record(index, data, position - wire.RECORDS_START, position, section_count)
@@ -375,6 +453,7 @@ def recover(
     offsets, cursors); none may lie beyond the end of the log. `must_exist`: a missing log is damage, because the node
     had one.
     """
+    # Everything up to `_settle` only reads: on damage the directory is left exactly as it was found.
     contents = survey(directory)
     replay = examine(directory, contents)
     report = replay.report
@@ -384,9 +463,12 @@ def recover(
     is_new = not contents.files and checkpoint is None
     if is_new and must_exist:
         raise _missing_log_error(directory)
+    # A clean checkpoint counts only at the very end of the log: anything behind it was written by a run that did not
+    # close.
     clean = is_new or bool(checkpoint and checkpoint.clean and checkpoint.lsn == report.last_lsn)
     report.clean = clean and not contents.sync_failed
     ends_in_repair = replay.repaired_lsn != 0 and replay.repaired_lsn == report.last_lsn
+    # Positions beyond the end of the log are damage, unless an operator has accepted the loss with `wal repair`.
     accept_loss = is_new or ends_in_repair
     report.gaps = _gaps_to_declare(state, positions, repair_hint(directory), accept_loss=accept_loss)
     if ends_in_repair:
@@ -395,6 +477,7 @@ def recover(
         if gap.key.topic_id not in state.topics:
             # A placeholder: the source of the position declares the real name later.
             state.declare_topic(TopicIdentity.nameless(gap.key.topic_id))
+    # The id of an existing log never changes: every file carries it, and the metadata store has it too.
     identity = contents.log_id or log_id
     summaries, number = _settle(directory, clock, replay, identity)
     required = contents.required.number if contents.required else 0
@@ -413,9 +496,11 @@ def _missing_log_error(directory: Directory) -> errors.LogDamaged:
     )
 
 
-def _gaps_to_declare(state: LogState, positions: Mapping[ShardKey, int], hint: str, *, accept_loss: bool) -> list[Gap]:
+def _gaps_to_declare(
+    state: LogState, positions: Mapping[ShardKey, int], hint: str, *, accept_loss: bool
+) -> list[DeclaredGap]:
     """The gaps after which each shard continues: beyond every offset that a client may have seen (hazard 3)."""
-    gaps: list[Gap] = []
+    gaps: list[DeclaredGap] = []
     for key in {*state.shards, *positions}:
         shard = state.shards.get(key)
         end = shard.assigned if shard else 0
@@ -427,20 +512,22 @@ def _gaps_to_declare(state: LogState, positions: Mapping[ShardKey, int], hint: s
                 f"{key} ends at offset {end} in the log, but offset {durable} is known to have been synced",
                 hint=f"the log is older than what was committed or acked. {hint}",
             )
+        # Offsets up to the reservation may have been acknowledged and seen before the power failed; they are never
+        # assigned again (hazard 3).
         if reserved > end:
-            gaps.append(Gap(key, end, reserved, epoch, "unclean stop", GapState.UNUSED))
+            gaps.append(DeclaredGap(key, end, reserved, epoch, "unclean stop", GapState.UNUSED))
         if durable > max(end, reserved):
-            gaps.append(Gap(key, max(end, reserved), durable, epoch, "lost with the log", GapState.LOST))
+            gaps.append(DeclaredGap(key, max(end, reserved), durable, epoch, "lost with the log", GapState.LOST))
     return sorted(gaps, key=lambda gap: (gap.key, gap.start))
 
 
-def _unknown_ends(state: LogState, positions: Mapping[ShardKey, int]) -> list[Gap]:
+def _unknown_ends(state: LogState, positions: Mapping[ShardKey, int]) -> list[DeclaredGap]:
     """Gaps for shards that are known only by their positions, after a repair that gave up the end of the log.
 
     Their first records may have been lost, so more offsets are skipped than can have been assigned (hazard 0).
     """
     keys = sorted(key for key in positions if key not in state.shards)
-    return [Gap(key, positions[key], positions[key] + SKIP_MAX, 0, REASON, GapState.LOST) for key in keys]
+    return [DeclaredGap(key, positions[key], positions[key] + SKIP_MAX, 0, REASON, GapState.LOST) for key in keys]
 
 
 def _settle(directory: Directory, clock: Clock, replay: Replay, log_id: bytes) -> tuple[list[FileSummary], int]:
@@ -464,11 +551,14 @@ def _settle(directory: Directory, clock: Clock, replay: Replay, log_id: bytes) -
     tail = replay.tail
     if tail is not None:
         last = tail.records[-1][1]
+        # A copy under a new number, which names the file it replaces: at no moment is there neither of them, and if
+        # both exist the copy counts (hazard 6).
         header = FileHeader(log_id, number, tail.file.number, last, clock.wall_us(), 0)
         summaries.append(write_copy(directory, header, tail.data, tail.records, tail.index))
         replay.report.rewritten_file = tail.file.name
         directory.remove(tail.file.name)
         number += 1
+    # Last: as long as they exist, their names prove up to which LSN the log was synced.
     for name in contents.bad_checkpoints:
         directory.remove(name)
     if contents.sync_failed:

@@ -8,7 +8,7 @@ by age     if every message of the slice is older than `age_max_us`
 
 Time comes from a clock that may be wrong (hazard 32), and dropped messages never come back. So the age is measured by a
 clock that runs no faster than the monotonic clock, and one step drops at most a share of the topic's bytes by age: an
-operator who notices a wrong date still has the rest.
+operator that notices a wrong date still has the rest.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def to_drop(
     remaining_bytes, bytes_by_age = held_bytes, 0
     for file_slice in slices:
         size = sum(file_range.own_bytes for file_range in file_slice.values())
+        # One slice always may: a topic with one file larger than the share would otherwise never drop anything.
         is_within_share = not bytes_by_age or bytes_by_age + size <= share * held_bytes
+        # By size without a share: bytes do not depend on a clock.
         if retention.bytes_max and remaining_bytes - size >= retention.bytes_max:
             pass
         elif _is_expired(retention, file_slice, now_us) and is_within_share:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from icestream import limits
-from icestream.model.shard import Gap, GapState, ShardKey
+from icestream.model.shard import DeclaredGap, GapState, ShardKey
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
 from icestream.runtime.clock import Clock
@@ -35,6 +35,8 @@ class BoundedWallClock:
 
 
 class RetentionJob:
+    """Drops messages of the topics that have a retention; idle as long as no topic has one."""
+
     def __init__(
         self,
         state: LogState,
@@ -110,8 +112,9 @@ class RetentionJob:
         shard = self._state.shards[key]
         at = shard.floor
         while (at := self._state.step_over(key, at)) < floor:
+            # Existing gaps keep their own reason: an unclean stop is not reported as a retention.
             end = min([floor, *(gap.start for gap in self._state.gaps.get(key, ()) if gap.start > at)])
-            self._state.declare_gap(Gap(key, at, end, shard.epoch, REASON, GapState.DROPPED))
+            self._state.declare_gap(DeclaredGap(key, at, end, shard.epoch, REASON, GapState.DROPPED))
             metrics.WAL_RETENTION_DROPPED.inc(end - at)
             _log.info("dropped messages by retention", topic=shard.topic.name, shard=key.shard, start=at, end=end)
         self._lifecycle.move_floor(shard, floor)

@@ -21,6 +21,8 @@ from icestream.wal.appender import PlannedWrite
 
 
 class SinkError(NamedTuple):
+    """The first failed operation: from ticket `ticket` on nothing was performed."""
+
     ticket: int
     operation: str  # "write" or "sync"
     errno: int
@@ -35,6 +37,8 @@ class SinkProgress(NamedTuple):
 
 
 class Sink(Protocol):
+    """Performs planned writes in order; see the module."""
+
     def submit(self, writes: Sequence[PlannedWrite], files: Mapping[int, File]) -> bool:
         """Accepts the writes; True if `progress` reports something new already."""
 
@@ -59,6 +63,8 @@ class Sink(Protocol):
 
 
 class InlineSink:
+    """Writes and syncs in the caller, and has completed everything when `submit` returns."""
+
     def __init__(self) -> None:
         self._written = 0
         self._synced = 0
@@ -70,6 +76,8 @@ class InlineSink:
             file = files[run[0].number]
             operation = "write"
             try:
+                # One write for a contiguous run, as the native thread does it: tests on the simulated disk see the same
+                # torn writes.
                 file.write_at(run[0].position, b"".join(write.data for write in run))
                 self._written = run[-1].ticket
                 if any(write.sync for write in run):
@@ -119,6 +127,8 @@ def contiguous_runs(writes: Sequence[PlannedWrite]) -> list[list[PlannedWrite]]:
 
 
 class NativeSink:
+    """Hands writes to a native thread, which never takes the interpreter lock (hazard 18)."""
+
     def __init__(self, clock: Clock, inline_below_us: int) -> None:
         assert native is not None
         self._clock = clock
@@ -154,6 +164,8 @@ class NativeSink:
         """True for a single small write with nothing in flight before it; with a sync only while syncs are short."""
         if len(writes) != 1 or len(writes[0].data) > limits.INLINE_WRITE_BYTES_MAX or not self._inline_below_ns:
             return False
+        # A sync on the loop blocks every connection, so it must have been short lately. A write into the page cache is
+        # short anyway.
         if writes[0].sync:
             are_short = 0 < self._sync_ns < self._inline_below_ns and not self.is_disk_busy
             return self._synced == self._submitted and are_short
@@ -182,6 +194,7 @@ class NativeSink:
 
     def _record_sync_time(self, nanoseconds: int) -> None:
         # Exponential moving average: one slow sync moves the next ones to the thread until they are short again.
+        # At least 1 ns: 0 means that no sync was measured yet, and the first one always runs in the thread.
         self._sync_ns = nanoseconds if not self._sync_ns else max(0.7 * self._sync_ns + 0.3 * nanoseconds, 1.0)
 
     def _start_write_back(self, write: PlannedWrite, file: File) -> None:
@@ -200,6 +213,7 @@ class NativeSink:
 
     def progress(self) -> SinkProgress:
         written, synced, sync_ns, error = self._writer.poll()
+        # Several syncs may have completed since the last poll; the writer reports the time of the last one.
         if synced > self._synced and sync_ns:
             self._record_sync_time(sync_ns)
         self._written, self._synced = written, synced

@@ -17,8 +17,8 @@ from icestream.runtime.files import Directory
 from icestream.wal import format as wire
 from icestream.wal import log_file, notes
 from icestream.wal.file_summary import FileSummary
+from icestream.wal.log_copy import LogFileBuilder
 from icestream.wal.log_file import FileHeader
-from icestream.wal.rewrite import LogFileBuilder
 from icestream.wal.tail import SectionRead
 
 
@@ -59,6 +59,7 @@ class SpillFileWriter:
         self._file.write_at(seal.end_position, footer)
         self._file.write_at(log_file.SEAL_POSITION, log_file.encode_seal(seal))
         self._file.sync()
+        # The header is last: a crash before it leaves a file that no start takes for a spill file.
         self._file.write_at(0, log_file.encode_header(header))
         self._file.sync()
         self._file.close()

@@ -37,6 +37,8 @@ class _CopyRange(NamedTuple):
 
 
 class SpillJob:
+    """Watches the pressure of one log and spills stuck topics while it lasts."""
+
     def __init__(
         self,
         directory: Directory,
@@ -69,6 +71,7 @@ class SpillJob:
 
     @property
     def _is_pressed(self) -> bool:
+        """Whether the log needs room: too many held bytes or files, or no room for the next file."""
         lifecycle = self._lifecycle
         held_files = len(lifecycle.files) - len(lifecycle.warm.files)
         return not lifecycle.closing and (
@@ -87,6 +90,8 @@ class SpillJob:
     async def step(self) -> bool:
         """Copies and frees some files if it pays (spill_policy.py); returns whether it did."""
         try:
+            # Floors are not lowered meanwhile: a lowered floor would leave offsets that neither the copy nor the log
+            # files keep.
             async with self._lifecycle.spill_lock:
                 ends = spill_policy.to_spill(self._lifecycle.files, self._lifecycle.log_floor, self._is_stuck)
                 for topic_id, keys in groupby(sorted(ends), key=lambda key: key.topic_id):
@@ -103,6 +108,7 @@ class SpillJob:
         """Whether the shard's floor has not moved for long although the file was there all the time."""
         now_ns = self._clock.monotonic_ns()
         floor_moved_ns = self._lifecycle.floor_moved_ns.get(key, self._opened_ns)
+        # The later of both: a floor that rests is only a problem since the file with the shard's messages exists.
         since_ns = max(floor_moved_ns, self._sealed_ns.get(file.number, now_ns))
         return now_ns - since_ns >= int(limits.SPILL_STUCK_SECONDS * 1e9)
 
@@ -165,6 +171,7 @@ class SpillJob:
                 await self._offload.run(writer.discard)
                 return None
             return await self._offload.run(writer.publish)
+        # Cancellation included: an unfinished file must not stay until the next start.
         except BaseException:
             writer.discard()
             raise

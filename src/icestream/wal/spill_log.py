@@ -69,6 +69,7 @@ class SpillLog:
         return {file.keys[0].topic_id for file in self.files}
 
     def numbers(self) -> set[int]:
+        """The numbers of all spill files on disk, replaced ones included."""
         return {file.number for file in (*self.files, *self.replaced)}
 
     def end(self, key: ShardKey) -> int:
@@ -88,6 +89,7 @@ class SpillLog:
         return next((file for file, file_range in ranges if file_range.first <= offset < file_range.end), None)
 
     def add(self, spill_file: FileSummary, replaced: FileSummary | None) -> None:
+        """Registers a durable spill file; `replaced` stays on disk until no read or lease uses it."""
         self.files = [file for file in self.files if file is not replaced] + [spill_file]
         self.replaced += [replaced] if replaced is not None else []
         self._rebuild_ends()
@@ -100,6 +102,7 @@ class SpillLog:
         return below + self.replaced
 
     def remove(self, files: list[FileSummary]) -> None:
+        """Forgets files that are about to be deleted."""
         numbers = {file.number for file in files}
         self.files = [file for file in self.files if file.number not in numbers]
         self.replaced = [file for file in self.replaced if file.number not in numbers]

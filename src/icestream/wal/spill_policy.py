@@ -5,6 +5,8 @@ pressure (more than half of the quota, or more files than a round should have to
 stuck shards need are freed, after their messages are copied to spill files. It must pay: at least a quarter of the
 files' bytes must become free. If everything is stuck, because the catalog or the pipeline is unavailable, it does not
 pay and nothing is copied. Spilled messages are not copied again, however long their topic stays stuck.
+
+Apart from spill_job.py so that the rule is tested on plain values, without files or a clock.
 """
 
 from __future__ import annotations
@@ -41,11 +43,14 @@ def to_spill(
         live_ranges = [(key, file_range) for key, file_range in file.ranges() if file_range.end > floor_of(key)]
         if not live_ranges and not ends:
             continue  # freed without a copy
+        # Files are freed strictly from the oldest on. A file that a healthy topic needs stays, so copying anything
+        # behind it would free nothing.
         if not all(is_stuck(key, file) for key, _ in live_ranges):
             break
         copied_bytes += sum(_live_bytes(file_range, floor_of(key)) for key, file_range in live_ranges)
         freed_bytes += file.size
         ends.update((key, file_range.end) for key, file_range in live_ranges)
+        # The bound counts only once it pays: a step that stopped before would copy bytes and free nothing.
         if worthwhile_ends and copied_bytes > bytes_max:
             break
         if freed_bytes - copied_bytes >= limits.SPILL_GAIN_SHARE * freed_bytes:

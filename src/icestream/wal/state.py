@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from icestream import errors, limits
 from icestream.model.block import iter_block_heads
-from icestream.model.shard import Gap, GapState, ShardKey, TopicIdentity
+from icestream.model.shard import DeclaredGap, GapState, ShardKey, TopicIdentity
 from icestream.wal import notes
 from icestream.wal.format import OPTIONAL, SECTION_KINDS_KNOWN, SectionEntry, SectionKind
 from icestream.wal.index import ShardIndex
@@ -76,10 +76,12 @@ class Shard:
 
 @dataclass(slots=True)
 class LogState:
+    """Everything that the log knows beside the messages themselves."""
+
     topics: dict[int, TopicIdentity] = field(default_factory=dict)
     shards: dict[ShardKey, Shard] = field(default_factory=dict)
     usage: dict[int, Usage] = field(default_factory=dict)  # by topic id
-    gaps: dict[ShardKey, list[Gap]] = field(default_factory=dict)
+    gaps: dict[ShardKey, list[DeclaredGap]] = field(default_factory=dict)
     producers: ProducerSequences = field(default_factory=ProducerSequences)
     lsn: int = 0  # of the last record applied or built
 
@@ -89,6 +91,7 @@ class LogState:
         A placeholder for a lost name is replaced by the real name, whichever is declared first.
         """
         declared = self.topics.get(topic.id)
+        # A placeholder (incarnation 0) never replaces a name.
         if declared is not None and not topic.incarnation:
             return
         if declared is not None and declared.incarnation and declared != topic:
@@ -115,21 +118,22 @@ class LogState:
             shard = self.shards[key] = Shard(topic, key.shard, usage)
         return shard
 
-    def declare_gap(self, gap: Gap) -> None:
+    def declare_gap(self, gap: DeclaredGap) -> None:
         """Adds a gap; merges it with the gap before it if they touch and have the same reason, state and epoch."""
         gaps = self.gaps.setdefault(gap.key, [])
         before = next((at for at, declared in enumerate(gaps) if _continues(declared, gap)), None)
         if before is not None:
-            gaps[before] = Gap(gap.key, gaps[before].start, gap.end, gap.epoch, gap.reason, gap.state)
+            gaps[before] = DeclaredGap(gap.key, gaps[before].start, gap.end, gap.epoch, gap.reason, gap.state)
         elif gap not in gaps:
             gaps.append(gap)
         if len(gaps) > limits.GAPS_PER_SHARD_MAX:
             # Gaps below the floor are accounted for by the table. Those above it, and those of dropped messages, are
             # kept for ever.
             floor = self.shards[gap.key].floor if gap.key in self.shards else 0
+            # Dropped messages are not in the table, so nothing else remembers why they are missing.
             self.gaps[gap.key] = [gap for gap in gaps if gap.end > floor or gap.state is GapState.DROPPED]
 
-    def begin_behind(self, gaps: Iterable[Gap]) -> list[Gap]:
+    def begin_behind(self, gaps: Iterable[DeclaredGap]) -> list[DeclaredGap]:
         """Takes over shards from the log of another node: everything below their gaps is durable elsewhere.
 
         Returns the gaps that are still to be written; those that this log has already are left out.
@@ -140,7 +144,8 @@ class LogState:
             shard.floor = max(shard.floor, gap.start)
         return missing
 
-    def gap_at(self, key: ShardKey, offset: int) -> Gap | None:
+    def gap_at(self, key: ShardKey, offset: int) -> DeclaredGap | None:
+        """The declared gap that contains the offset; None if there is none."""
         return next((gap for gap in self.gaps.get(key, ()) if gap.start <= offset < gap.end), None)
 
     def step_over(self, key: ShardKey, offset: int) -> int:
@@ -168,10 +173,13 @@ class LogState:
                 gap = notes.decode_gap(entry, body_of(entry))
                 shard = self._declared_shard(entry)
                 self.declare_gap(gap)
+                # Messages of this range may be in the log of another node: below the gap nothing is to be expected
+                # here.
                 if shard.assigned < gap.start:  # taken over: the shard was in the log of another node before
                     shard.floor = max(shard.floor, gap.start)
                 if shard.assigned < gap.end:
                     _advance(shard, gap.end)
+            # Skipping it could drop messages in silence. A newer version marks what an older one may skip as OPTIONAL.
             case kind if kind not in SECTION_KINDS_KNOWN and not entry.flags & OPTIONAL:
                 raise errors.FormatUnknown(
                     f"record {lsn} has a section of unknown kind {kind}",
@@ -180,6 +188,7 @@ class LogState:
 
     def _apply_messages(self, lsn: int, entry: SectionEntry, body: bytes) -> None:
         shard = self._declared_shard(entry)
+        # Every offset is stored once and in order; a jump without a GAP note means that a record in between is missing.
         if entry.base_offset != shard.assigned:
             raise errors.LogDamaged(
                 f"record {lsn} holds offsets of {shard.key} from {entry.base_offset}, expected {shard.assigned}",
@@ -203,10 +212,11 @@ class LogState:
         return self.shard(ShardKey(entry.topic_id, entry.shard))
 
 
-def _continues(before: Gap, gap: Gap) -> bool:
+def _continues(before: DeclaredGap, gap: DeclaredGap) -> bool:
     return before.end == gap.start and (before.reason, before.state, before.epoch) == (gap.reason, gap.state, gap.epoch)
 
 
 def _advance(shard: Shard, offset: int) -> None:
+    """Moves all marks of a replayed shard to `offset`: what recovery reads counts as synced."""
     shard.assigned = shard.written = shard.synced = offset
     shard.reserved = shard.reserve_pending = max(shard.reserved, offset)

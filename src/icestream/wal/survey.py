@@ -25,6 +25,8 @@ def repair_hint(directory: Directory) -> str:
 
 @dataclass(slots=True)
 class SurveyedFile:
+    """A log or spill file with its header, and its seal if it has one."""
+
     name: str
     number: int
     size: int
@@ -73,6 +75,7 @@ def survey(directory: Directory) -> Survey:
     contents.sync_failed = log_file.SYNC_FAILED_NAME in names
     contents.repair_decided = log_file.REPAIR_NAME in names
     contents.unfinished = list(filter(log_file.is_unfinished, names))
+    # Names sort by LSN and serial, so the newest checkpoint comes first; the first good one is used.
     for name in sorted(names, reverse=True):
         if log_file.checkpoint_lsn(name) is not None:
             _read_checkpoint(directory, name, contents)
@@ -84,6 +87,7 @@ def survey(directory: Directory) -> Survey:
         elif (number := log_file.spare_number(name)) is not None:
             contents.spares[name] = _file_size(directory, name)
             contents.number_max = max(contents.number_max, number)
+    # Numbers of files that are gone count too: a number is never used twice, else old bytes could pass for new ones.
     if contents.checkpoint:
         contents.number_max = max(contents.number_max, contents.checkpoint.next_file_number - 1)
     contents.required = max(_requirements(contents), default=None)
@@ -95,6 +99,7 @@ def survey(directory: Directory) -> Survey:
 
 
 def _requirements(contents: Survey) -> Iterator[Required]:
+    """What other files and the checkpoint say about the file that must exist."""
     for file in contents.files:
         if file.header.current:
             yield Required(file.header.current, f"{file.name} was prepared while it got records")
@@ -177,6 +182,7 @@ def _separate_replaced(contents: Survey) -> None:
 
 
 def _check_one_log(directory: Directory, contents: Survey) -> None:
+    """Raises LogDamaged if headers and checkpoint have different log ids: files of two logs were mixed."""
     ids = {file.header.log_id for file in (*contents.files, *contents.spills)}
     if contents.checkpoint:
         ids.add(contents.checkpoint.log_id)

@@ -46,6 +46,7 @@ class _ShardTail:
         assert chunk is not None
         self.chunks[self.head] = None
         self.head += 1
+        # Amortised: deleting the front of a list moves all of the rest, so it happens when at least half is evicted.
         if self.head >= 64 and self.head * 2 >= len(self.chunks):
             del self.chunks[: self.head], self.bases[: self.head]
             self.head = 0
@@ -66,6 +67,8 @@ class _ShardTail:
 
 
 class Tail:
+    """The chunks of all shards, with one budget."""
+
     def __init__(self, bytes_max: int = limits.TAIL_BYTES_DEFAULT, ttl_ms: int = 0) -> None:
         """`ttl_ms` 0: a chunk stays until its memory is needed."""
         self._bytes_max = bytes_max
@@ -76,6 +79,7 @@ class Tail:
         self.held_bytes = 0
 
     def add(self, key: ShardKey, chunk: SectionRead) -> None:
+        """Adds the newest chunk of a shard; evicts the oldest chunks of all shards beyond budget and time to live."""
         shard_tail = self._shards.get(key)
         if shard_tail is None:
             shard_tail = self._shards[key] = _ShardTail()
@@ -107,6 +111,7 @@ class Tail:
             chunk = shard_tail.chunks[at]
             assert chunk is not None
             size += len(chunk.body)
+            # The first section is handed out whatever its size: a reader with a small limit must still make progress.
             if chunk.base_offset >= visible or (sections and size > bytes_max):
                 break
             sections.append(chunk)

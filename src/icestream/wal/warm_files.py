@@ -20,6 +20,8 @@ from icestream.wal.file_summary import FileSummary
 
 
 class WarmFiles:
+    """The warm files of one log, and since when each is warm."""
+
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._since_ns: dict[int, int] = {}
@@ -29,6 +31,8 @@ class WarmFiles:
     def refresh(self, files: Sequence[FileSummary], floor_of: Callable[[ShardKey], int]) -> None:
         """Recomputes which files are warm; to be called when floors move and when files are sealed or freed."""
         now_ns = self._clock.monotonic_ns()
+        # Only a prefix can be warm: files are freed strictly from the oldest on, so a file behind a needed one is not
+        # reclaimable.
         self.files = list(takewhile(lambda file: file.is_passed(floor_of), files))
         self._since_ns = {file.number: self._since_ns.get(file.number, now_ns) for file in self.files}
         self.bytes = sum(file.size for file in self.files)

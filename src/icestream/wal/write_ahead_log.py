@@ -15,10 +15,12 @@ from dataclasses import replace
 
 from icestream import errors, limits
 from icestream.model.block import BlockHead, decode_block_head, new_tuple
-from icestream.model.shard import Gap, ShardKey, TopicIdentity
+from icestream.model.block_group import BlockGroup
+from icestream.model.shard import DeclaredGap, ShardKey, TopicIdentity
 from icestream.model.sync_mode import SyncMode
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
+from icestream.observability.spans import now_ns, record, tracing
 from icestream.runtime.clock import Clock
 from icestream.runtime.files import Directory, File
 from icestream.runtime.tasks import Offload, Tasks
@@ -104,13 +106,16 @@ class WriteAheadLog:
         """Prepares the first file, writes the gaps that recovery declared, and starts the background tasks."""
         if self._sink.fileno() >= 0:
             self._loop.add_reader(self._sink.fileno(), self._on_progress)
+        # The ballast comes before the first file: what it reserves must not be taken by a log file.
         await self.lifecycle.update_ballast(is_start=True)
         await self.lifecycle.prepare_next()
         # On a full disk the log starts without a file for appends: draining it needs a running broker.
         if not self.lifecycle.ballast.is_released:
             self._check_prepared()
+        # Before the first append: offsets of a gap, which a client may have seen, must not be assigned again.
         if self.report.gaps:
             await self.write_gaps(self.report.gaps)
+        # Before any append is accepted: a first file that is deleted later is noticed by the next start (ADR 41).
         await self.lifecycle.checkpoint_first_file()
         if self._options.mode is SyncMode.PERIODIC:
             self._tasks.start(self._sync_periodically(), "wal-sync")
@@ -124,13 +129,14 @@ class WriteAheadLog:
             message = f"cannot create a log file: {error}"
             raise errors.DiskFull(message, hint="free disk space and start again") from error
 
-    async def write_gaps(self, gaps: Sequence[Gap]) -> None:
+    async def write_gaps(self, gaps: Sequence[DeclaredGap]) -> None:
         """Writes declared gaps and syncs them before any append. Raises LogError or DiskFull if that fails.
 
         Without the note on disk the offsets of a gap, which a client may have seen, would be assigned again. A start or
         takeover that cannot write it has failed.
         """
         self.appender.rotate()
+        # Many gaps may need several files; each turn waits until the next file is prepared.
         while gaps := gaps[self.appender.declare_gaps(gaps, self._clock.wall_us()) :]:
             self._submit_writes()
             self.lifecycle.provision()
@@ -150,6 +156,10 @@ class WriteAheadLog:
             )
 
     def _make_quota(self) -> Quota:
+        """The quotas as configured, or derived from the disk.
+
+        The ballast counts as used space, else the derived quota would change when it is released.
+        """
         options, used_bytes = self._options, self.lifecycle.used_bytes + (existing_ballast_bytes(self._directory) or 0)
         return quota_of(options.quota_bytes, options.topic_quota_bytes, self._directory.free_bytes(), used_bytes)
 
@@ -217,7 +227,16 @@ class WriteAheadLog:
         allowed = self._rows_bytes_max if rows > 1 else self._row_bytes_max
         if size > allowed:
             raise too_large(rows, size, allowed)
-        return new_tuple(AppendBatch, (shard, rows, block, numbering))
+        return new_tuple(AppendBatch, (shard, rows, block, numbering, None))
+
+    def group_batch(self, shard: Shard, blocks: bytes, group: BlockGroup) -> AppendBatch:
+        """Wraps a group of blocks as one batch. The caller has checked the size of each block."""
+        return AppendBatch(shard, sum(group.rows), blocks, None, group)
+
+    @property
+    def row_bytes_max(self) -> int:
+        """The largest allowed block of one message."""
+        return self._row_bytes_max
 
     @property
     def batch_bytes_max(self) -> int:
@@ -229,7 +248,7 @@ class WriteAheadLog:
         """The moving average of sync times; None without the native sink, which measures them."""
         return self._sink.sync_seconds if isinstance(self._sink, NativeSink) else None
 
-    def gaps(self, key: ShardKey) -> list[Gap]:
+    def gaps(self, key: ShardKey) -> list[DeclaredGap]:
         return list(self.state.gaps.get(key, ()))
 
     # --- append ---
@@ -333,16 +352,22 @@ class WriteAheadLog:
         self._is_flush_scheduled = False
         if self.stopped or not self._requests.queue:
             return
+        # A copy: settled requests leave the queue while their results are assigned.
         requests = list(self._requests.queue)
         if len(requests) == 1:
             batches = requests[0].batches
         else:
             batches = [batch for request in requests for batch in request.batches]
+        if tracing.is_on:
+            _trace_append(requests, len(batches))
+        # One append for all requests of the tick is the group commit: one record, one write, one sync.
         results = self.appender.append(batches, self._tick_time_us())
         is_complete = len(results) == len(batches)
         self._requests.assign_results(requests, results, self.appender.released_lsn, is_complete=is_complete)
         self._submit_writes()
         self.lifecycle.provision()
+        # Batches are left over because no file is ready. While one is being prepared they wait; refused are they only
+        # after the preparation has failed.
         if self._requests.queue and self.lifecycle.prepare_error and not self.lifecycle.preparing:
             self._refuse_queue()
         if self._waiters:
@@ -366,6 +391,7 @@ class WriteAheadLog:
         """Passes the appender's planned writes to the sink."""
         writes = self.appender.drain_writes()
         if writes:
+            # The sink wrote inline: no eventfd will wake the loop for it.
             if self._sink.submit(writes, self.lifecycle.handles):
                 self._on_progress()
             metrics.WAL_WRITES.value += len(writes)
@@ -376,6 +402,7 @@ class WriteAheadLog:
     def _on_progress(self) -> None:
         progress = self._sink.progress()
         self.appender.progress(progress.written, progress.synced)
+        # Acks before anything else: sealing and preparing files may take a while, and producers wait.
         self._release()
         for sealed in self.appender.drain_sealed():
             self.lifecycle.file_sealed(sealed)
@@ -414,6 +441,7 @@ class WriteAheadLog:
         if error.operation == "sync":
             self._stop(error)
             return
+        # Waits for the sink's thread: after this no write is on its way, so the appender's state and the files agree.
         final = self._sink.halt()
         self.appender.progress(final.written, final.synced)
         if final.error is not None and final.error.operation == "sync":
@@ -440,6 +468,7 @@ class WriteAheadLog:
             self._stop(SinkError(error.ticket, "sync", failure.errno or 0))
             return
         self.appender.mark_files_sealed()
+        # The new writer thread has an eventfd of its own.
         if self._sink.fileno() >= 0:
             self._loop.remove_reader(self._sink.fileno())
         self._sink.restart()
@@ -453,12 +482,15 @@ class WriteAheadLog:
         """
         self.stopped = errors.LogStopped(
             f"a sync of the log failed (errno {error.errno}): the node stops",
-            hint="check the disk, then start again: recovery writes the unsealed part anew",
+            hint="check the disk, then start again: recovery rewrites and syncs the unsealed part",
         )
         _log.error("a sync of the log failed: the log stops", errno=error.errno)
+        # A mark on disk, as far as the disk still takes one: the next start must not trust the page cache, which may
+        # hold bytes that never reached the disk (hazard 6).
         with contextlib.suppress(OSError, FileExistsError):
             self._directory.create(log_file.SYNC_FAILED_NAME).close()
             self._directory.sync()
+        # Whether an unacknowledged record survives is decided by recovery: "unknown", not "refused".
         unknown = errors.OutcomeUnknown("the log stopped before this append was confirmed", hint=self.stopped.hint)
         self._requests.fail_unreleased(unknown)
         self._requests.fail_queue(self.stopped)
@@ -487,6 +519,7 @@ class WriteAheadLog:
     async def sync(self) -> int:
         """Makes everything appended so far durable, in every mode, and returns the LSN reached."""
         self._check_open()
+        # Queued appends are included: the caller may have submitted them in this tick.
         self._flush()
         lsn = self.appender.state.lsn
         if self.appender.synced_lsn < lsn:
@@ -504,6 +537,7 @@ class WriteAheadLog:
                 return
             file = self.appender.file
             if file is not None and self.appender.synced_lsn < self.appender.released_lsn:
+                # Only the active file: a file is synced when it is sealed, so older ones hold nothing unsynced.
                 self._sink.request_sync(self.lifecycle.handles[file.number])
                 if self._sink.fileno() < 0:
                     self._on_progress()
@@ -538,6 +572,8 @@ class WriteAheadLog:
             return
         try:
             if not self.stopped:
+                # Accepted appends are finished first. Only then the log refuses new ones, else the last ack could be
+                # lost.
                 await self._wait_until(lambda: not self._requests)
             self._closing = self.lifecycle.closing = True
             await self._tasks.stop()
@@ -556,6 +592,7 @@ class WriteAheadLog:
         self.lifecycle.close()
         self._maintenance.close()
         self._reads.close()
+        # The lock goes last but for the directory: another process may open the log from here on.
         self._lock.close()
         self._directory.close()
         self._closed = _closed_error()
@@ -566,6 +603,12 @@ class WriteAheadLog:
             self.appender.close()
             self._submit_writes()
             await self._wait_until(lambda: not self.appender.sealing())
+
+
+def _trace_append(requests: list[AppendRequest], batches: int) -> None:
+    """Records a span for the tick when its last request is released."""
+    start_ns, size_bytes = now_ns(), sum(request.size for request in requests)
+    requests[-1].add_done_callback(lambda _: record("append", start_ns, batches=batches, bytes=size_bytes))
 
 
 def _closed_error() -> errors.LogClosed:

@@ -14,7 +14,7 @@ from bench.figures import Figure, Goal, Row, Verdict, percentile, ratios, short
         ([4.0, 1.0, 3.0, 2.0], 0.5, 2.0),
         ([4.0, 1.0, 3.0, 2.0], 0.51, 3.0),
         ([4.0, 1.0, 3.0, 2.0], 1.0, 4.0),
-        ([float(one) for one in range(1, 1001)], 0.99, 990.0),
+        ([float(number) for number in range(1, 1001)], 0.99, 990.0),
     ],
 )
 def test_a_percentile_is_the_smallest_sample_that_enough_do_not_exceed(
@@ -23,7 +23,7 @@ def test_a_percentile_is_the_smallest_sample_that_enough_do_not_exceed(
     assert percentile(samples, share) == expected
 
 
-def test_the_median_stands_for_the_rounds_and_the_spread_is_shown() -> None:
+def test_a_figure_is_the_median_with_its_spread() -> None:
     figure = Figure([3.0, 1.0, 250.0], " us")
     assert (figure.value, figure.low, figure.high) == (3.0, 1.0, 250.0)
     assert str(figure) == "3 us (1 to 250)"
@@ -32,9 +32,9 @@ def test_the_median_stands_for_the_rounds_and_the_spread_is_shown() -> None:
 
 def test_a_ratio_is_computed_within_each_round() -> None:
     """The slow round slows both sides: the ratio does not see it, the quotient of the medians would."""
-    found = ratios([100.0, 10.0, 90.0], [50.0, 5.0, 30.0])
-    assert found.samples == [2.0, 2.0, 3.0]
-    assert found.value == 2.0
+    ratio = ratios([100.0, 10.0, 90.0], [50.0, 5.0, 30.0])
+    assert ratio.samples == [2.0, 2.0, 3.0]
+    assert ratio.value == 2.0
     with pytest.raises(ValueError, match="zip"):
         ratios([1.0, 2.0], [1.0])
 
@@ -61,7 +61,7 @@ def test_a_goal_is_a_bound(goal: Goal, reached: list[float], missed: list[float]
     assert str(goal) == shown
 
 
-def test_a_row_says_what_became_of_its_goal() -> None:
+def test_a_row_shows_whether_its_goal_is_met() -> None:
     goal = Goal(at_least=2)
     assert Row("frames", "x", Figure([1.0, 2.0, 3.0]), goal).verdict is Verdict.REACHED
     assert Row("frames", "x", Figure([1.0, 1.5, 3.0]), goal).verdict is Verdict.MISSED

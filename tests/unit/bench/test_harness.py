@@ -12,7 +12,7 @@ from bench.generator import Load, generator_note
 from bench.harness import Bench, MissingPeer, RunFailed
 
 
-def test_sides_take_turns_in_empty_directories(tmp_path: Path) -> None:
+def test_sides_alternate_in_empty_directories(tmp_path: Path) -> None:
     order: list[str] = []
 
     def side(name: str, path: Path) -> int:
@@ -21,16 +21,16 @@ def test_sides_take_turns_in_empty_directories(tmp_path: Path) -> None:
         (path / "data").write_text("x")
         return len(order)
 
-    found = Bench(tmp_path).interleave(
+    runs = Bench(tmp_path).interleave(
         2, {"ours": lambda path: side("ours", path), "peer": lambda path: side("p", path)}
     )
     assert order == ["ours", "p", "ours", "p"]
-    assert found == {"ours": [1, 3], "peer": [2, 4]}
+    assert runs == {"ours": [1, 3], "peer": [2, 4]}
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("reason", [MissingPeer("apt-get install x"), RunFailed("it ended with 1")])
-def test_what_cannot_be_measured_is_a_row_that_says_why(tmp_path: Path, reason: Exception) -> None:
+def test_an_impossible_measurement_is_a_row_with_the_reason(tmp_path: Path, reason: Exception) -> None:
     warnings: list[str] = []
     bench = Bench(tmp_path, warn=warnings.append)
 
@@ -42,7 +42,7 @@ def test_what_cannot_be_measured_is_a_row_that_says_why(tmp_path: Path, reason: 
     assert warnings == [f"frames: {reason}"]
 
 
-def test_a_mistake_of_ours_is_not_a_missing_peer(tmp_path: Path) -> None:
+def test_our_own_errors_are_not_reported_as_a_missing_peer(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         Bench(tmp_path).attempt("frames", "x", None, lambda: [Row("frames", "x", Figure([1 / 0]))])
 
@@ -52,7 +52,7 @@ LOAD = Load(
 )
 
 
-def test_what_a_load_says() -> None:
+def test_the_output_of_a_load_is_parsed() -> None:
     assert (LOAD.rate, LOAD.server_us) == (1_000.0, 500.0)
     assert generator_note([LOAD]) == "generator 25 % of a core"
 

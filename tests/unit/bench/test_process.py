@@ -19,13 +19,13 @@ def test_a_family_is_a_process_and_all_below_it() -> None:
         os.kill(grandchild, 15)
 
 
-def test_a_process_that_ended_uses_nothing() -> None:
+def test_an_ended_process_uses_no_resources() -> None:
     with subprocess.Popen(["true"]) as child:
         child.wait()
     assert process.cpu_seconds([child.pid]) == 0.0
 
 
-def test_work_and_writes_are_seen(tmp_path: Path) -> None:
+def test_cpu_and_writes_are_measured(tmp_path: Path) -> None:
     me = [os.getpid()]
     cpu, threads, written = process.cpu_seconds(me), process.thread_seconds(me), process.written_bytes(me)
     while process.cpu_seconds(me) == cpu:
@@ -41,7 +41,7 @@ def test_work_and_writes_are_seen(tmp_path: Path) -> None:
 
 
 def _is_on_disk(path: Path) -> bool:
-    """Memory is no disk: what is written there is not counted."""
+    """True if the path is on a disk: writes to a memory file system are not counted."""
     return (
         subprocess.run(["stat", "-f", "-c", "%T", path], capture_output=True, text=True, check=True).stdout != "tmpfs\n"
     )

@@ -27,15 +27,15 @@ ROWS = [
 GOALS = {"key-shared-catch-up": "at least half of exclusive", "many-topics": "5,000 new topics within 45 s"}
 
 
-def test_every_line_has_80_columns_at_most_and_no_word_is_split() -> None:
+def test_lines_have_at_most_80_columns_and_no_word_is_split() -> None:
     stream = io.StringIO()
     machine = {"cpu": "some processor of 2 cores", "disk": "ext4 on /dev/vda", "python": "3.11.7", "kernel": "6.12.3"}
     show(Console(file=stream, width=80, color_system=None), ROWS, machine, GOALS)
     lines = stream.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
-    said = stream.getvalue().split()
+    printed_words = stream.getvalue().split()
     for row in ROWS:
-        assert {*row.what.split(), *row.note.split(), *row.missing.split()} <= set(said)
+        assert {*row.what.split(), *row.note.split(), *row.missing.split()} <= set(printed_words)
     assert lines[-1] == "1 reached, 1 missed, 1 not measured"
 
 

@@ -31,14 +31,14 @@ from hypothesis.stateful import (
 from icestream import errors
 from icestream.broker import records
 from icestream.broker.broker_options import BrokerOptions
+from icestream.broker.broker_topic import BrokerProducer
 from icestream.broker.publish_result import PublishResult
 from icestream.broker.service import Broker
-from icestream.broker.topic import Producer
 from icestream.model import SyncMode, envelope
 from icestream.model.block import iter_blocks
-from icestream.model.subscription import FailurePolicy, StartAt, SubscriptionStart, SubscriptionType
+from icestream.model.subscription_options import FailurePolicy, StartAt, SubscriptionStart, SubscriptionType
 from icestream.model.topic_name import TopicName
-from tests.support.broker_machine import BrokerMachine, Reader, block, quiet, subscribe
+from tests.support.broker_machine import BrokerMachine, SubscriptionReader, block, quiet, subscribe
 
 Answer = TypeVar("Answer")
 TOPICS = {TopicName("default", "one"): 1, TopicName("default", "two"): 2}
@@ -54,30 +54,30 @@ SHARDS = st.integers(0, 1)
 
 
 @dataclass
-class Line:
+class ConsumerLine:
     """One subscription in one shard, as its consumers know it."""
 
     position: int  # where it began, or was sought to
     acked: set[int] = field(default_factory=set)
-    kept: set[int] = field(default_factory=set)  # acked, and the cursor was written after that
+    flushed: set[int] = field(default_factory=set)  # acked, and the cursor was written after that
     failures: dict[int, int] = field(default_factory=dict)  # of messages, when the cursor was written
     seen: set[int] = field(default_factory=set)  # delivered since the start, the seek or the restart
     generation: int = 0
 
 
 @dataclass
-class Topic:
+class ModelTopic:
     id: int
     messages: dict[tuple[int, int], bytes] = field(default_factory=dict)  # (shard, offset) of what was acked
-    ever: dict[tuple[int, int], bytes] = field(default_factory=dict)  # of all that anybody has seen
-    given: dict[int, list[bytes]] = field(default_factory=dict)  # by shard, in the order of sending
-    lines: dict[str, list[Line]] = field(default_factory=dict)
+    ever: dict[tuple[int, int], bytes] = field(default_factory=dict)  # every message that a reader has seen
+    sent_payloads: dict[int, list[bytes]] = field(default_factory=dict)  # by shard, in the order of sending
+    lines: dict[str, list[ConsumerLine]] = field(default_factory=dict)
     ids: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
-class Sender:
-    producer: Producer
+class ModelSender:
+    producer: BrokerProducer
     next: dict[int, int] = field(default_factory=dict)
 
 
@@ -90,7 +90,7 @@ class BrokerModel(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         options = BrokerOptions(unacked_max=8)
         self.machine = BrokerMachine(seed, self.mode, broker=options, tail_bytes=tail_bytes)
-        self.topics: dict[TopicName, Topic] = {}
+        self.topics: dict[TopicName, ModelTopic] = {}
         self.payloads = 0
         self.pending: list[tuple[TopicName, int, list[bytes], PublishResult]] = []
         self.start()
@@ -99,8 +99,8 @@ class BrokerModel(RuleBasedStateMachine):
         return self.runner.run(work)
 
     def start(self) -> None:
-        self.senders: dict[tuple[TopicName, str], Sender] = {}
-        self.readers: dict[tuple[TopicName, str, str], Reader] = {}
+        self.senders: dict[tuple[TopicName, str], ModelSender] = {}
+        self.readers: dict[tuple[TopicName, str, str], SubscriptionReader] = {}
         self.read: dict[tuple[TopicName, str, str], int] = {}  # deliveries that were looked at
         self.broker: Broker = self.run(self.machine.open_broker())
         type(self).restarts += 1
@@ -112,7 +112,7 @@ class BrokerModel(RuleBasedStateMachine):
         if name not in self.topics:
             topic = self.run(self.broker.create_topic(name, TOPICS[name]))
             assert all(topic.record.id > other.id for other in self.topics.values() if other.id == topic.record.id)
-            self.topics[name] = Topic(topic.record.id)
+            self.topics[name] = ModelTopic(topic.record.id)
 
     @precondition(lambda self: self.topics)
     @rule(name=NAMES)
@@ -136,14 +136,16 @@ class BrokerModel(RuleBasedStateMachine):
 
     @precondition(lambda self: self.topics)
     @rule(
-        name=NAMES, who=st.sampled_from(["p", "numbered"]), shard=SHARDS, sizes=st.lists(st.integers(1, 4), max_size=3),
-        wait=st.booleans(), bytes_each=st.sampled_from([1, 700]),
+        name=NAMES, producer_name=st.sampled_from(["p", "numbered"]), shard=SHARDS,
+        sizes=st.lists(st.integers(1, 4), max_size=3), wait=st.booleans(), bytes_each=st.sampled_from([1, 700]),
     )  # fmt: skip
-    def publish(self, name: TopicName, who: str, shard: int, sizes: list[int], wait: bool, bytes_each: int) -> None:
+    def publish(
+        self, name: TopicName, producer_name: str, shard: int, sizes: list[int], wait: bool, bytes_each: int
+    ) -> None:
         if name not in self.topics:
             return
         shard %= TOPICS[name]
-        sender = self.sender(name, who)
+        sender = self.sender(name, producer_name)
         for rows in sizes:
             self.publish_one(name, sender, shard, rows, bytes_each)
         if wait:
@@ -151,19 +153,19 @@ class BrokerModel(RuleBasedStateMachine):
             self.collect()
             assert not self.pending
 
-    def sender(self, name: TopicName, who: str) -> Sender:
-        found = self.senders.get((name, who))
-        if found is None:
-            producer = self.run(self.broker.open_producer(name, who))
+    def sender(self, name: TopicName, producer_name: str) -> ModelSender:
+        model_sender = self.senders.get((name, producer_name))
+        if model_sender is None:
+            producer = self.run(self.broker.open_producer(name, producer_name))
             topic = self.topics[name]
-            assert topic.ids.setdefault(f"producer {who}", producer.id) == producer.id
-            found = self.senders[name, who] = Sender(producer)
+            assert topic.ids.setdefault(f"producer {producer_name}", producer.id) == producer.id
+            model_sender = self.senders[name, producer_name] = ModelSender(producer)
             for shard in range(TOPICS[name]):
                 last = self.broker.last_sequence_of_name(producer, shard)
-                found.next[shard] = 0 if last is None else last + 1
-        return found
+                model_sender.next[shard] = 0 if last is None else last + 1
+        return model_sender
 
-    def publish_one(self, name: TopicName, sender: Sender, shard: int, rows: int, bytes_each: int) -> None:
+    def publish_one(self, name: TopicName, sender: ModelSender, shard: int, rows: int, bytes_each: int) -> None:
         payloads = [b"%d.%s" % (self.payloads + at, b"x" * bytes_each) for at in range(rows)]
         self.payloads += rows
         keys = [b"key %d" % (int(payload.split(b".")[0]) % 3) for payload in payloads]
@@ -176,7 +178,7 @@ class BrokerModel(RuleBasedStateMachine):
             return [self.broker.publish(sender.producer, shard, sent) for _ in range(times)]
 
         sender.next[shard] += rows
-        self.topics[name].given.setdefault(shard, []).extend(payloads)
+        self.topics[name].sent_payloads.setdefault(shard, []).extend(payloads)
         self.pending += [(name, shard, payloads, stored) for stored in self.run(go())]
 
     def collect(self) -> None:
@@ -201,33 +203,34 @@ class BrokerModel(RuleBasedStateMachine):
 
     @precondition(lambda self: self.topics)
     @rule(
-        name=NAMES, which=st.sampled_from(sorted(SUBSCRIPTIONS)), who=st.sampled_from(["c1", "c2"]),
+        name=NAMES, which=st.sampled_from(sorted(SUBSCRIPTIONS)), consumer_name=st.sampled_from(["c1", "c2"]),
         credit=st.integers(0, 12), earliest=st.booleans(),
     )  # fmt: skip
-    def join(self, name: TopicName, which: str, who: str, credit: int, earliest: bool) -> None:
+    def join(self, name: TopicName, which: str, consumer_name: str, credit: int, earliest: bool) -> None:
         if name in self.topics:
-            self.join_one(name, which, who, credit, StartAt.EARLIEST if earliest else StartAt.LATEST)
+            self.join_one(name, which, consumer_name, credit, StartAt.EARLIEST if earliest else StartAt.LATEST)
 
-    def join_one(self, name: TopicName, which: str, who: str, credit: int, at: StartAt) -> None:
+    def join_one(self, name: TopicName, which: str, consumer_name: str, credit: int, at: StartAt) -> None:
         self.run(quiet())
         self.collect()
         topic, kind = self.topics[name], SUBSCRIPTIONS[which]
-        others = [key for key in self.readers if key[:2] == (name, which) and key[2] != who]
-        joining = subscribe(self.broker, which, kind, who, SubscriptionStart(at), credit, name, PATIENT)
+        others = [key for key in self.readers if key[:2] == (name, which) and key[2] != consumer_name]
+        joining = subscribe(self.broker, which, kind, consumer_name, SubscriptionStart(at), credit, name, PATIENT)
         if kind is SubscriptionType.EXCLUSIVE and others:
             with pytest.raises(errors.SubscriptionTaken):
                 self.run(joining)
             return
-        self.look(name, which, who)
+        self.look(name, which, consumer_name)
         reader = self.run(joining)
-        assert topic.ids.setdefault(f"{which} {who}", reader.consumer.id) == reader.consumer.id
+        assert topic.ids.setdefault(f"{which} {consumer_name}", reader.consumer.id) == reader.consumer.id
         assert topic.ids.setdefault(which, reader.subscription.record.id) == reader.subscription.record.id
         if which not in topic.lines:
             topic.lines[which] = [
-                Line(0 if at is StartAt.EARLIEST else one.stream.visible) for one in reader.subscription.deliveries
+                ConsumerLine(0 if at is StartAt.EARLIEST else delivery.stream.visible)
+                for delivery in reader.subscription.deliveries
             ]
-        self.readers[name, which, who] = reader
-        self.read[name, which, who] = 0
+        self.readers[name, which, consumer_name] = reader
+        self.read[name, which, consumer_name] = 0
 
     @precondition(lambda self: self.readers)
     @rule(data=st.data(), credit=st.integers(1, 10))
@@ -244,7 +247,7 @@ class BrokerModel(RuleBasedStateMachine):
         reader, lines = self.readers[key], self.topics[key[0]].lines[key[1]]
         unacked = [
             (shard, offset)
-            for shard, generation, offset in dict.fromkeys(reader.sink.places)
+            for shard, generation, offset in dict.fromkeys(reader.sink.positions)
             if generation == lines[shard].generation and offset not in lines[shard].acked
         ]
         if not unacked:
@@ -279,38 +282,38 @@ class BrokerModel(RuleBasedStateMachine):
         for key in self.readers:
             self.look(*key)
         self.run(self.broker.seek(name, which, SubscriptionStart(StartAt.OFFSET, offset)))
-        found = self.broker.subscription(name, which)
-        for line, delivery in zip(self.topics[name].lines[which], found.deliveries, strict=True):
+        subscription = self.broker.subscription(name, which)
+        for line, delivery in zip(self.topics[name].lines[which], subscription.deliveries, strict=True):
             line.position = min(offset, delivery.stream.visible)
-            line.acked, line.kept, line.seen, line.failures = set(), set(), set(), {}
+            line.acked, line.flushed, line.seen, line.failures = set(), set(), set(), {}
             line.generation = delivery.generation
         for key in self.readers:
             if key[:2] == (name, which):
                 self.forget_older(key)
 
     def forget_older(self, key: tuple[TopicName, str, str]) -> None:
-        """What came before the seek; what came behind it may be there already."""
+        """Drops deliveries from before the seek; deliveries after it may have arrived already."""
         sink, lines = self.readers[key].sink, self.topics[key[0]].lines[key[1]]
-        both = zip(sink.got, sink.places, strict=True)
-        kept = [(got, place) for got, place in both if place[1] == lines[place[0]].generation]
-        sink.got[:] = [got for got, _ in kept]
-        sink.places[:] = [place for _, place in kept]
+        both = zip(sink.received, sink.positions, strict=True)
+        current = [(received, place) for received, place in both if place[1] == lines[place[0]].generation]
+        sink.received[:] = [received for received, _ in current]
+        sink.positions[:] = [place for _, place in current]
         self.read[key] = 0
 
     async def later(self, call: Any) -> None:
         call()
         await quiet()
 
-    def look(self, name: TopicName, which: str, who: str) -> None:
+    def look(self, name: TopicName, which: str, consumer_name: str) -> None:
         """Checks what a consumer got since the last look."""
-        reader = self.readers.get((name, which, who))
+        reader = self.readers.get((name, which, consumer_name))
         if reader is None:
             return
         self.collect()
         sink, lines = reader.sink, self.topics[name].lines[which]
-        start = self.read[name, which, who]
+        start = self.read[name, which, consumer_name]
         for (offset, payload, attempt), (shard, generation, _) in zip(
-            sink.got[start:], sink.places[start:], strict=True
+            sink.received[start:], sink.positions[start:], strict=True
         ):
             line = lines[shard]
             assert generation == line.generation, "a delivery from before a seek"
@@ -321,7 +324,7 @@ class BrokerModel(RuleBasedStateMachine):
                 assert not is_new or offset > max(line.seen, default=-1), "first deliveries are not in order"
             line.seen.add(offset)
             assert not attempt or offset in line.seen
-        self.read[name, which, who] = len(sink.got)
+        self.read[name, which, consumer_name] = len(sink.received)
 
     # --- time, crashes ---
 
@@ -338,13 +341,13 @@ class BrokerModel(RuleBasedStateMachine):
             for which, lines in topic.lines.items():
                 for shard, line in enumerate(lines):
                     stored = self.stored(name, which, shard)
-                    missing = {one for one in line.acked if one >= stored.offset} - in_ranges(stored)
+                    missing = {offset for offset in line.acked if offset >= stored.offset} - in_ranges(stored)
                     assert not missing, f"acked and not stored after an interval: {missing}"
                     self.keep(line, stored.failures)  # some messages may have failed since it was written
 
-    def keep(self, line: Line, failures: list[tuple[int, int, int]]) -> None:
+    def keep(self, line: ConsumerLine, failures: list[tuple[int, int, int]]) -> None:
         """The cursor was written with these failures, and with everything acked."""
-        line.kept = set(line.acked)
+        line.flushed = set(line.acked)
         line.failures = {at: count for low, high, count in failures for at in range(low, high)}
 
     def stored(self, name: TopicName, which: str, shard: int) -> records.CursorRecord:
@@ -389,11 +392,11 @@ class BrokerModel(RuleBasedStateMachine):
         }
         for name, topic in self.topics.items():
             if synced is not None:
-                kept = synced[topic.id] if self.mode is not SyncMode.ALWAYS else None
+                synced_marks = synced[topic.id] if self.mode is not SyncMode.ALWAYS else None
                 topic.messages = {
                     place: payload
                     for place, payload in topic.messages.items()
-                    if kept is None or place[1] < kept[place[0]]
+                    if synced_marks is None or place[1] < synced_marks[place[0]]
                 }
             for shard in range(TOPICS[name]):
                 self.check_shard(name, shard)
@@ -403,27 +406,27 @@ class BrokerModel(RuleBasedStateMachine):
 
     def check_shard(self, name: TopicName, shard: int) -> None:
         topic = self.topics[name]
-        found = self.run(read_shard(self.broker, name, shard))
-        for offset, payload in found.items():
+        payloads = self.run(read_shard(self.broker, name, shard))
+        for offset, payload in payloads.items():
             self.note(name, shard, offset, payload)
         for (at, offset), payload in topic.messages.items():
-            assert at != shard or found.get(offset) == payload, f"acked message {offset} of {name} {shard} is gone"
-        topic.messages.update({(shard, offset): payload for offset, payload in found.items()})
-        in_order = [int(found[offset].split(b".")[0]) for offset in sorted(found)]
+            assert at != shard or payloads.get(offset) == payload, f"acked message {offset} of {name} {shard} is gone"
+        topic.messages.update({(shard, offset): payload for offset, payload in payloads.items()})
+        in_order = [int(payloads[offset].split(b".")[0]) for offset in sorted(payloads)]
         assert in_order == sorted(in_order), "messages changed their order"
         assert len(set(in_order)) == len(in_order), "a message is there twice"
 
-    def check_lines(self, name: TopicName, which: str, lines: list[Line]) -> None:
-        """At most what was acked since the last write comes again."""
+    def check_lines(self, name: TopicName, which: str, lines: list[ConsumerLine]) -> None:
+        """Only messages acked since the last cursor write may be delivered again."""
         subscription = self.broker.subscription(name, which)
         for shard, (line, delivery) in enumerate(zip(lines, subscription.deliveries, strict=True)):
             acked = delivery.dispatcher.acked
             visible = {offset for at, offset in self.topics[name].messages if at == shard}
             again = {offset for offset in line.acked & visible if offset not in acked}
-            assert not again & line.kept, f"{again & line.kept} were acked before the last flush and come again"
-            forgotten = {one for one in visible if one >= line.position and one in acked} - line.acked
+            assert not again & line.flushed, f"{again & line.flushed} were acked before the last flush and come again"
+            forgotten = {offset for offset in visible if offset >= line.position and offset in acked} - line.acked
             assert not forgotten, f"{forgotten} were never acked and do not come again"
-            line.acked = {one for one in line.acked if one in acked}
+            line.acked = {offset for offset in line.acked if offset in acked}
             line.seen = set()
             line.generation = delivery.generation
             again = {at: count for low, high, count in delivery.dispatcher.attempts for at in range(low, high)}
@@ -461,19 +464,19 @@ class BrokerModel(RuleBasedStateMachine):
         for name, topic in self.topics.items():
             for which, lines in topic.lines.items():
                 for shard, line in enumerate(lines):
-                    wanted = {at for one, at in topic.messages if one == shard and at >= line.position}
-                    assert wanted <= line.acked, f"{wanted - line.acked} never came to {which} of {name}"
+                    expected = {at for at_shard, at in topic.messages if at_shard == shard and at >= line.position}
+                    assert expected <= line.acked, f"{expected - line.acked} never came to {which} of {name}"
                 assert self.broker.subscription(name, which).lag == 0
         self.run(self.broker.shutdown())
         self.runner.close()
 
     def drain(self) -> int:
         """Takes and acks what comes; how much is left."""
-        for (name, which, who), reader in self.readers.items():
+        for (name, which, consumer_name), reader in self.readers.items():
             self.run(self.later(partial(reader.credit, 1000)))
-            self.look(name, which, who)
+            self.look(name, which, consumer_name)
             lines = self.topics[name].lines[which]
-            for shard, generation, offset in dict.fromkeys(reader.sink.places):
+            for shard, generation, offset in dict.fromkeys(reader.sink.positions):
                 if generation == lines[shard].generation and offset not in lines[shard].acked:
                     self.run(self.later(partial(reader.ack, offset, shard=shard)))
                     lines[shard].acked.add(offset)
@@ -483,11 +486,11 @@ class BrokerModel(RuleBasedStateMachine):
         )
 
 
-class PeriodicModel(BrokerModel):
+class PeriodicBrokerModel(BrokerModel):
     mode = SyncMode.PERIODIC
 
 
-class NoneModel(BrokerModel):
+class UnsyncedBrokerModel(BrokerModel):
     mode = SyncMode.NONE
 
 
@@ -497,20 +500,22 @@ def in_ranges(cursor: records.CursorRecord) -> set[int]:
 
 async def read_shard(broker: Broker, name: TopicName, shard: int) -> dict[int, bytes]:
     stream = (await broker.storage.create_subscription_stream(name.namespace, name.name, "none")).shards[shard]
-    found: dict[int, bytes] = {}
+    messages: dict[int, bytes] = {}
     offset = stream.log_start()
     while offset < stream.visible:
         result = await stream.read(offset, 50_000)
         for section in result.sections:
-            values = [value for one in iter_blocks(section.body) for value in one.values(envelope.PAYLOAD)]
-            found.update(
+            values = [value for block in iter_blocks(section.body) for value in block.values(envelope.PAYLOAD)]
+            messages.update(
                 (at, value) for at, value in enumerate(values, section.base_offset) if isinstance(value, bytes)
             )
         offset = result.next_offset
-    return found
+    return messages
 
 
-MODELS = pytest.mark.parametrize("model", [BrokerModel, PeriodicModel, NoneModel], ids=["always", "periodic", "none"])
+MODELS = pytest.mark.parametrize(
+    "model", [BrokerModel, PeriodicBrokerModel, UnsyncedBrokerModel], ids=["always", "periodic", "none"]
+)
 
 
 def run(model: type[BrokerModel], examples: int) -> int:
@@ -520,12 +525,12 @@ def run(model: type[BrokerModel], examples: int) -> int:
 
 
 @MODELS
-def test_broker_keeps_its_promises(model: type[BrokerModel]) -> None:
+def test_the_broker_matches_its_model(model: type[BrokerModel]) -> None:
     assert run(model, 25) > 30, "a run without restarts proves little"
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(1800)
 @MODELS
-def test_broker_keeps_its_promises_for_long(model: type[BrokerModel]) -> None:
+def test_the_broker_matches_its_model_in_long_runs(model: type[BrokerModel]) -> None:
     assert run(model, 1000) > 1000

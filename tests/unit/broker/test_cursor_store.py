@@ -18,10 +18,11 @@ from icestream.broker.service import Broker
 from icestream.metadata.command import Put
 from icestream.metadata.store import MemoryStore
 from icestream.model import SyncMode
-from icestream.model.subscription import FailurePolicy, StartAt, SubscriptionStart, SubscriptionType
+from icestream.model.subscription_options import FailurePolicy, StartAt, SubscriptionStart, SubscriptionType
 from icestream.model.topic_name import TopicName
 from icestream.runtime.clock import SimulatedClock
-from tests.support.broker_machine import TOPIC, BrokerMachine, Reader, publish, quiet, subscribe
+from tests.support.broker_machine import TOPIC, BrokerMachine, SubscriptionReader, publish, quiet, subscribe
+from tests.support.faulty_store import FaultyStore
 
 pytestmark = pytest.mark.asyncio
 
@@ -30,7 +31,7 @@ SHARED = SubscriptionType.SHARED
 PATIENT = FailurePolicy(ack_timeout_ms=10**8)
 
 
-async def started(machine: BrokerMachine, messages: int = 20, shards: int = 1) -> tuple[Broker, Reader]:
+async def started(machine: BrokerMachine, messages: int = 20, shards: int = 1) -> tuple[Broker, SubscriptionReader]:
     broker = await machine.open_broker()
     await broker.create_topic(TOPIC, shards)
     producer = await broker.open_producer(TOPIC, "p")
@@ -43,8 +44,8 @@ async def started(machine: BrokerMachine, messages: int = 20, shards: int = 1) -
 async def stored(machine: BrokerMachine, key: str = f"{SEED}/s/default/a") -> dict[str, Any]:
     entry = await machine.store.get(key)
     assert entry is not None
-    found: dict[str, Any] = json.loads(entry.value)
-    return found
+    cursor: dict[str, Any] = json.loads(entry.value)
+    return cursor
 
 
 # --- what is written ---
@@ -56,14 +57,14 @@ async def test_a_cursor_has_the_seed_s_key_and_fields() -> None:
     acked_ms = machine.clock.wall_us() // 1000
     reader.ack(0, 1, 2, 5, 6, 9)
     await machine.pass_time(11)
-    found = await stored(machine)
-    assert set(found) >= {"snapshot_id", "file_path", "row_offset", "updated_ms", "offset", "acked"}
-    assert (found["snapshot_id"], found["file_path"], found["row_offset"]) == (None, None, None)
-    assert (found["offset"], found["acked"]) == (3, [2, 2, 2, 1]), (
+    cursor = await stored(machine)
+    assert set(cursor) >= {"snapshot_id", "file_path", "row_offset", "updated_ms", "offset", "acked"}
+    assert (cursor["snapshot_id"], cursor["file_path"], cursor["row_offset"]) == (None, None, None)
+    assert (cursor["offset"], cursor["acked"]) == (3, [2, 2, 2, 1]), (
         "below 3, and from there two further two, two further one"
     )
-    assert found["updated_ms"] == acked_ms + 10_000
-    assert (found["topic_id"], found["epoch"], found["generation"]) == (1, 0, 0)
+    assert cursor["updated_ms"] == acked_ms + 10_000
+    assert (cursor["topic_id"], cursor["epoch"], cursor["generation"]) == (1, 0, 0)
 
 
 async def test_each_shard_of_a_sharded_topic_has_its_own() -> None:
@@ -72,7 +73,10 @@ async def test_each_shard_of_a_sharded_topic_has_its_own() -> None:
     await broker.create_topic(TopicName("default", "single"))
     await broker.create_subscription(TopicName("default", "single"), "name with spaces", SHARED)
     keys = [key for key, _ in await machine.store.list_all(SEED)]
-    assert keys == [f"{SEED}/name with spaces/default/single", *(f"{SEED}/s/default/a-part-{one}" for one in range(3))]
+    assert keys == [
+        f"{SEED}/name with spaces/default/single",
+        *(f"{SEED}/s/default/a-part-{shard}" for shard in range(3)),
+    ]
 
 
 async def test_the_largest_cursor_fits_a_value_of_the_metadata_store() -> None:
@@ -109,7 +113,7 @@ async def test_a_cursor_that_does_not_add_up_stops_the_start_with_its_key(damage
 
 
 @pytest.mark.parametrize("interval_ms", [500, 10_000])
-async def test_a_change_is_written_an_interval_later_and_nothing_without_a_change(interval_ms: int) -> None:
+async def test_a_change_is_written_after_one_interval_and_no_change_is_not(interval_ms: int) -> None:
     machine = BrokerMachine(broker=BrokerOptions(cursor_flush_ms=interval_ms))
     _, reader = await started(machine)
     assert (await stored(machine))["offset"] == 0, "at its creation"
@@ -125,8 +129,8 @@ async def test_a_change_is_written_an_interval_later_and_nothing_without_a_chang
     assert await machine.store.revision() == revision
 
 
-async def test_a_flush_that_takes_long_does_not_make_the_interval_longer() -> None:
-    """What is acked while one flush is under way is written an interval after it was acked, not after the flush."""
+async def test_a_slow_flush_does_not_extend_the_interval() -> None:
+    """An ack during a flush is written one interval after the ack, not after the end of the flush."""
     clock, store = SimulatedClock(), MemoryStore()
     slow = asyncio.Event()
 
@@ -135,7 +139,7 @@ async def test_a_flush_that_takes_long_does_not_make_the_interval_longer() -> No
 
     book = CursorStore(store, clock, 10_000, settle)
     running = asyncio.ensure_future(book.run())
-    source = Source("/c")
+    source = FakeCursorSource("/c")
     book.mark(source)
     await quiet()
     clock.advance(10)
@@ -157,7 +161,7 @@ async def test_a_flush_that_takes_long_does_not_make_the_interval_longer() -> No
 
 
 @dataclass
-class Source:
+class FakeCursorSource:
     cursor_key: str
     offset: int = 0
     is_deleted: bool = False
@@ -171,7 +175,7 @@ class Source:
         return CursorRecord(0, self.offset, 1, 0)
 
 
-async def test_after_a_seek_and_at_a_stop_it_is_written_at_once() -> None:
+async def test_a_seek_and_a_stop_write_immediately() -> None:
     machine = BrokerMachine()
     broker, reader = await started(machine)
     await broker.seek(TOPIC, "s", SubscriptionStart(StartAt.OFFSET, 7))
@@ -190,7 +194,7 @@ async def test_many_cursors_are_encoded_in_slices_and_written_in_few_transaction
         """Nothing to wait for."""
 
     book, turns = CursorStore(store, clock, 10_000, settle), list[int]()
-    sources = [Source(f"/c/{number}") for number in range(3_000)]
+    sources = [FakeCursorSource(f"/c/{number}") for number in range(3_000)]
     for source in sources:
         book.mark(source)
     flushing = asyncio.ensure_future(book.flush())
@@ -203,16 +207,18 @@ async def test_many_cursors_are_encoded_in_slices_and_written_in_few_transaction
     assert await store.revision() == 3
 
 
-async def test_one_that_cannot_be_written_holds_up_no_other() -> None:
-    """The metadata store is full: those that grow are refused, and the others are written."""
-    clock, store = SimulatedClock(), Choosy()
+async def test_a_cursor_that_cannot_be_written_blocks_no_other() -> None:
+    """The metadata store is full: cursors that grow are refused, and the others are written."""
+    clock, store = SimulatedClock(), FaultyStore()
 
     async def settle() -> None:
         """Nothing to wait for."""
 
     book = CursorStore(store, clock, 10_000, settle)
-    sources = [Source(f"/c/{number:04}") for number in range(2_500)]
-    store.refused = "/c/0007"
+    sources = [FakeCursorSource(f"/c/{number:04}") for number in range(2_500)]
+    store.refuse = lambda command: any(
+        isinstance(operation, Put) and operation.key == "/c/0007" for operation in getattr(command, "then", ())
+    )
     for source in sources:
         book.mark(source)
     with pytest.raises(errors.MetadataFull):
@@ -220,25 +226,14 @@ async def test_one_that_cannot_be_written_holds_up_no_other() -> None:
     written = [key for key, _ in await store.list_all("/c/")]
     assert "/c/2499" in written
     assert "/c/0007" not in written
-    store.refused = ""
+    store.refuse = lambda _: False
     await book.flush()
     assert len(await store.list_all("/c/")) == 2_500, "those that failed are still marked"
 
 
-class Choosy(MemoryStore):
-    """Refuses every transaction with a certain key."""
-
-    refused = ""
-
-    async def txn(self, compare: Any, then: Any, otherwise: Any = ()) -> Any:
-        if any(isinstance(one, Put) and one.key == self.refused for one in then):
-            raise errors.MetadataFull("no room")
-        return await super().txn(compare, then, otherwise)
-
-
 @pytest.mark.parametrize("mode", [SyncMode.PERIODIC, SyncMode.NONE])
-async def test_a_cursor_never_passes_what_is_synced(mode: SyncMode) -> None:
-    """Acked and not on disk: the power may take the message back, and then it must come again (hazard 3)."""
+async def test_a_cursor_never_passes_the_synced_offset(mode: SyncMode) -> None:
+    """A message that is acked but not synced may be lost with the power, and must be delivered again (hazard 3)."""
     machine = BrokerMachine(mode=mode)
     broker, reader = await started(machine, messages=3)
     await broker.storage.wait_durable()
@@ -252,7 +247,7 @@ async def test_a_cursor_never_passes_what_is_synced(mode: SyncMode) -> None:
     assert delivery.cursor().ranges == [(2, 5)]
 
 
-async def test_what_a_write_had_to_leave_out_is_in_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_ack_omitted_from_a_write_is_in_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message is written, delivered and acked before the sync in front of it is known to be done."""
     machine = BrokerMachine(mode=SyncMode.NONE)
     broker, reader = await started(machine, messages=3)
@@ -283,7 +278,7 @@ async def test_what_a_write_had_to_leave_out_is_in_the_next_one(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("end", ["kill", "power loss"])
-async def test_a_crash_repeats_what_was_acked_in_one_interval_also_behind_an_old_message(end: str) -> None:
+async def test_a_crash_redelivers_acks_of_one_interval_also_after_an_old_message(end: str) -> None:
     machine = BrokerMachine()
     broker, reader = await started(machine, messages=200)
     for offset in range(1, 200):  # 0 is never acked

@@ -12,9 +12,17 @@ from icestream.broker import dead_letter_format
 from icestream.broker.service import Broker
 from icestream.model import envelope
 from icestream.model.block import Block, ConstantColumn, Numbering, encode_block, iter_blocks
-from icestream.model.subscription import FailurePolicy, PoisonPolicy, SubscriptionType
+from icestream.model.subscription_options import FailurePolicy, PoisonPolicy, SubscriptionType
 from icestream.model.topic_name import TopicName
-from tests.support.broker_machine import EARLIEST, TOPIC, BrokerMachine, Reader, quiet, stored_rows, subscribe
+from tests.support.broker_machine import (
+    EARLIEST,
+    TOPIC,
+    BrokerMachine,
+    SubscriptionReader,
+    quiet,
+    stored_rows,
+    subscribe,
+)
 from tests.support.until import until
 
 pytestmark = pytest.mark.asyncio
@@ -53,7 +61,7 @@ async def buried(broker: Broker, *offsets: int, failure: FailurePolicy = AT_ONCE
     return await letters(broker, reader, len(offsets))
 
 
-async def letters(broker: Broker, reader: Reader, count: int) -> list[dict[str, Any]]:
+async def letters(broker: Broker, reader: SubscriptionReader, count: int) -> list[dict[str, Any]]:
     lag = reader.subscription.lag
     await until(lambda: reader.subscription.lag <= lag - count)
     return list((await stored_rows(broker, DEAD)).values())
@@ -88,7 +96,7 @@ async def test_a_letter_is_the_message_with_danubes_notes() -> None:
     }  # fmt: skip
 
 
-async def test_the_note_says_how_often_it_failed_and_why_it_was_given_up() -> None:
+async def test_the_dead_letter_records_attempts_and_reason() -> None:
     machine = BrokerMachine()
     broker = await opened(machine)
     await store(broker, 1, {envelope.PAYLOAD: [b"a"]})
@@ -97,7 +105,7 @@ async def test_the_note_says_how_often_it_failed_and_why_it_was_given_up() -> No
     await quiet()
     reader.nack(0)
     await machine.pass_time(30)
-    assert [attempt for _, _, attempt in reader.sink.got] == [0, 1, 2]
+    assert [attempt for _, _, attempt in reader.sink.received] == [0, 1, 2]
     (letter,) = (await stored_rows(broker, DEAD)).values()
     assert letter["headers"]["x-delivery-attempt"] == "3"
     assert letter["headers"]["x-failure-reason"] == "ack timeout"
@@ -105,7 +113,7 @@ async def test_the_note_says_how_often_it_failed_and_why_it_was_given_up() -> No
 
 @pytest.mark.parametrize("headers", [0, limits.HEADERS_MAX - 7, limits.HEADERS_MAX])
 async def test_a_message_that_has_no_room_for_the_note_is_buried_without_it(headers: int) -> None:
-    """It is as large as a message may be, or has as many headers."""
+    """The message has the largest allowed size, or the largest number of headers."""
     machine = BrokerMachine(message_bytes_max=1_000_000, file_bytes=2**22)
     largest = machine.options.batch_bytes_max // 8 * 8 - len(encode_block(1, {envelope.PAYLOAD: [b""]}))
     columns: dict[envelope.EnvelopeColumn, Any] = {envelope.PAYLOAD: [b"" if headers else bytes(largest)]}
@@ -118,18 +126,18 @@ async def test_a_message_that_has_no_room_for_the_note_is_buried_without_it(head
     assert broker.subscription(TOPIC, "s").lag == 0
 
 
-async def test_one_that_has_no_room_takes_the_note_from_no_other() -> None:
+async def test_a_letter_without_room_for_the_note_does_not_affect_the_others() -> None:
     machine = BrokerMachine(message_bytes_max=1_000_000, file_bytes=2**22)
     broker = await opened(machine)
     many = {f"{number:05}": "" for number in range(limits.HEADERS_MAX)}
     await store(broker, 3, {envelope.PAYLOAD: [b"a", b"b", b"c"], envelope.HEADERS: [None, many, {"h": ""}]})
-    found = await buried(broker, 0, 1, 2)
-    assert [(one["payload"], one["headers"].keys() >= NOTES) for one in found] == [
+    letters = await buried(broker, 0, 1, 2)
+    assert [(letter["payload"], letter["headers"].keys() >= NOTES) for letter in letters] == [
         (b"a", True), (b"b", False), (b"c", True),
     ]  # fmt: skip
 
 
-async def test_of_a_very_large_batch_no_more_is_looked_at_than_is_buried(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_dead_lettered_messages_of_a_large_batch_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A million messages that fail together are buried in groups; none of them decodes the whole batch again."""
     broker = await opened(BrokerMachine(tail_bytes=10**6))
     rows = 200_000
@@ -137,16 +145,16 @@ async def test_of_a_very_large_batch_no_more_is_looked_at_than_is_buried(monkeyp
     looked: list[int] = []
 
     def counted(body: bytes) -> Iterator[Block]:
-        for one in iter_blocks(body):
-            looked.append(one.rows)
-            yield one
+        for block in iter_blocks(body):
+            looked.append(block.rows)
+            yield block
 
     monkeypatch.setattr(dead_letter_format, "iter_blocks", counted)
     (stream,) = (await broker.storage.create_subscription_stream("default", "a", "s")).shards
-    found = await dead_letter_format.read_rows(stream, 150_000, rows)
-    assert [row.offset for row in found] == [*range(150_000, 150_000 + len(found))]
-    assert len(found) > 100
-    assert sum(looked) < len(found) + 10
+    rows_read = await dead_letter_format.read_rows(stream, 150_000, rows)
+    assert [row.offset for row in rows_read] == [*range(150_000, 150_000 + len(rows_read))]
+    assert len(rows_read) > 100
+    assert sum(looked) < len(rows_read) + 10
 
 
 async def test_letters_of_a_sharded_topic_keep_the_order_of_their_shard() -> None:
@@ -161,14 +169,14 @@ async def test_letters_of_a_sharded_topic_keep_the_order_of_their_shard() -> Non
     for shard in range(3):
         reader.nack(0, 1, 2, shard=shard)
     await letters(broker, reader, 9)
-    found = [[row["payload"] for row in (await stored_rows(broker, DEAD, shard)).values()] for shard in range(2)]
-    assert found[1] == [b"1", b"4", b"7"]
-    assert [one for one in found[0] if int(one) % 3 == 0] == [b"0", b"3", b"6"]
-    assert [one for one in found[0] if int(one) % 3 == 2] == [b"2", b"5", b"8"]
+    payloads = [[row["payload"] for row in (await stored_rows(broker, DEAD, shard)).values()] for shard in range(2)]
+    assert payloads[1] == [b"1", b"4", b"7"]
+    assert [payload for payload in payloads[0] if int(payload) % 3 == 0] == [b"0", b"3", b"6"]
+    assert [payload for payload in payloads[0] if int(payload) % 3 == 2] == [b"2", b"5", b"8"]
 
 
-async def test_letters_wait_for_a_topic_that_cannot_take_them_and_nobody_else_does() -> None:
-    """Somebody deleted its namespace. What failed stays unacked, the rest goes on."""
+async def test_dead_letters_wait_for_an_unavailable_topic_without_blocking_others() -> None:
+    """The namespace of the dead letter topic was deleted. Failed messages stay unacked, delivery continues."""
     machine = BrokerMachine()
     broker = await opened(machine)
     await store(broker, 3, {envelope.PAYLOAD: [b"a", b"b", b"c"]})

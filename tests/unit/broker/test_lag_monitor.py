@@ -6,11 +6,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from icestream import limits
+from icestream.broker.broker_topic import BrokerProducer
 from icestream.broker.lag_monitor import GrowingLag, growing_lag
-from icestream.broker.topic import Producer
-from icestream.model.subscription import FailurePolicy, SubscriptionType
+from icestream.model.subscription_options import FailurePolicy, SubscriptionType
 from icestream.observability import metrics
-from tests.support.broker_machine import TOPIC, BrokerMachine, Reader, publish, quiet, subscribe
+from tests.support.broker_machine import TOPIC, BrokerMachine, SubscriptionReader, publish, quiet, subscribe
 
 LOOK_SECONDS = limits.BEHIND_LOOK_MS // 1000
 MANY = limits.BEHIND_MESSAGES_MIN
@@ -26,13 +26,13 @@ MANY = limits.BEHIND_MESSAGES_MIN
         ([0] * limits.BEHIND_LOOKS + [MANY - 1], None),  # a handful
     ],
 )
-def test_it_falls_behind_when_more_waits_than_half_a_minute_ago(
+def test_a_subscription_falls_behind_when_its_lag_grows_for_half_a_minute(
     waiting: list[int], expected: GrowingLag | None
 ) -> None:
     assert growing_lag(waiting) == expected
 
 
-async def one_key_at_a_time(machine: BrokerMachine, credit: int) -> tuple[Reader, Producer]:
+async def one_key_at_a_time(machine: BrokerMachine, credit: int) -> tuple[SubscriptionReader, BrokerProducer]:
     """A consumer that takes a message of the only key and never acks it: what comes behind it waits."""
     broker = await machine.open_broker()
     await broker.create_topic(TOPIC)
@@ -41,7 +41,7 @@ async def one_key_at_a_time(machine: BrokerMachine, credit: int) -> tuple[Reader
     return await subscribe(broker, kind=kind, credit=credit, failure=failure), producer
 
 
-async def publish_for(machine: BrokerMachine, reader: Reader, producer: Producer, looks: int) -> None:
+async def publish_for(machine: BrokerMachine, reader: SubscriptionReader, producer: BrokerProducer, looks: int) -> None:
     for _ in range(looks):
         for _ in range(2):
             await publish(reader.broker, producer, *[b"x"] * (MANY // 2), keys=[b"same"] * (MANY // 2))
@@ -49,13 +49,13 @@ async def publish_for(machine: BrokerMachine, reader: Reader, producer: Producer
 
 
 @pytest.mark.asyncio
-async def test_it_is_logged_once_a_minute_counted_and_shown_until_it_catches_up() -> None:
+async def test_falling_behind_is_logged_once_a_minute_and_shown_until_it_catches_up() -> None:
     machine = BrokerMachine()
     reader, producer = await one_key_at_a_time(machine, credit=1_000)
     before, health = metrics.DELIVERY_BEHIND.value, reader.broker.delivery_health
     with capture_logs() as logs:
         await publish_for(machine, reader, producer, limits.BEHIND_LOOKS + 4)
-    (warning,) = [one for one in logs if one["event"].startswith("subscription falls behind")]
+    (warning,) = [log for log in logs if log["event"].startswith("subscription falls behind")]
     assert (warning["where"], warning["waiting"] > 5 * MANY) == ("/default/a:s:0", True)
     assert "messages_per_key" in warning["hint"], "what makes few keys fast"
     assert metrics.DELIVERY_BEHIND.value == before + 1
@@ -66,11 +66,11 @@ async def test_it_is_logged_once_a_minute_counted_and_shown_until_it_catches_up(
     assert list(health.checks()) == [], "nothing more came, so it does not fall behind any more"
     with capture_logs() as logs:
         await publish_for(machine, reader, producer, limits.BEHIND_LOOKS + 4)
-    assert len([one for one in logs if one["event"].startswith("subscription falls behind")]) == 1
+    assert len([log for log in logs if log["event"].startswith("subscription falls behind")]) == 1
 
 
 @pytest.mark.asyncio
-async def test_consumers_that_take_no_more_are_not_waited_for() -> None:
+async def test_consumers_without_credit_are_not_reported() -> None:
     machine = BrokerMachine()
     reader, producer = await one_key_at_a_time(machine, credit=1)
     await publish_for(machine, reader, producer, limits.BEHIND_LOOKS + 4)

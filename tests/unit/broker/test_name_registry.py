@@ -1,4 +1,4 @@
-"""Names of producers and consumers: their ids outlive restarts, and the names that nobody uses any more leave."""
+"""Names of producers and consumers: their ids outlive restarts, and unused names expire."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from icestream import errors, limits
 from icestream.broker import records
-from icestream.model.subscription import SubscriptionType
+from icestream.model.subscription_options import SubscriptionType
 from tests.support.broker_machine import TOPIC, BrokerMachine, quiet, subscribe
 
 pytestmark = pytest.mark.asyncio
@@ -27,7 +27,7 @@ async def pass_days(machine: BrokerMachine, days: int) -> None:
         await quiet()
 
 
-async def test_names_that_nobody_used_for_a_week_leave() -> None:
+async def test_names_unused_for_a_week_are_removed() -> None:
     """Clients make names of chance: without an end they would fill the metadata store (hazards 7 and 28)."""
     machine = BrokerMachine()
     broker = await machine.open_broker()
@@ -42,11 +42,11 @@ async def test_names_that_nobody_used_for_a_week_leave() -> None:
     assert await names(machine) == 0
     revision = await machine.store.revision()
     await pass_days(machine, 30)
-    assert await machine.store.revision() == revision, "nobody is here: nothing is written"
+    assert await machine.store.revision() == revision, "without connections nothing is written"
 
 
 @pytest.mark.parametrize("end", ["kill", "stop"])
-async def test_whoever_is_connected_keeps_its_id_for_ever(end: str) -> None:
+async def test_a_connected_client_keeps_its_id(end: str) -> None:
     machine = BrokerMachine()
     broker = await machine.open_broker()
     await broker.create_topic(TOPIC)
@@ -61,7 +61,7 @@ async def test_whoever_is_connected_keeps_its_id_for_ever(end: str) -> None:
     assert (await subscribe(broker)).consumer.id == reader.consumer.id
 
 
-async def test_one_that_comes_back_in_time_is_the_one_from_before_and_has_another_week() -> None:
+async def test_a_client_that_returns_in_time_keeps_its_id_for_another_week() -> None:
     machine = BrokerMachine()
     broker = await machine.open_broker()
     await broker.create_topic(TOPIC)
@@ -91,7 +91,7 @@ async def test_a_renewal_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPat
     assert await names(machine) == 1
 
 
-async def test_what_is_renewed_of_a_deleted_topic_does_not_come_back() -> None:
+async def test_renewed_names_of_a_deleted_topic_are_not_restored() -> None:
     machine = BrokerMachine()
     broker = await machine.open_broker()
     await broker.create_topic(TOPIC)

@@ -1,8 +1,8 @@
-"""Messages that fail, against a plain model: each is acked by somebody or becomes one dead letter, whatever happens.
+"""Messages that fail, against a plain model: each is acked by a consumer or becomes one dead letter, whatever happens.
 
 Consumers ack, give back, stay silent and go; policies change; the broker is stopped and killed, the power fails. Above
-all it is killed while it buries something, before a write of the metadata store: its letter may be stored, and nobody
-knows of it.
+all it is killed while it stores a dead letter, before a write of the metadata store: the letter may be stored without a
+record of it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,18 @@ from hypothesis import strategies as st
 from icestream.broker.broker_options import BrokerOptions
 from icestream.broker.service import Broker
 from icestream.model import SyncMode
-from icestream.model.subscription import FailurePolicy, PoisonPolicy, SubscriptionType
+from icestream.model.subscription_options import FailurePolicy, PoisonPolicy, SubscriptionType
 from icestream.model.topic_name import TopicName
-from tests.support.broker_machine import TOPIC, BrokerMachine, Reader, publish, quiet, stored_rows, subscribe
-from tests.support.halting_store import HaltingStore
+from tests.support.broker_machine import (
+    TOPIC,
+    BrokerMachine,
+    SubscriptionReader,
+    publish,
+    quiet,
+    stored_rows,
+    subscribe,
+)
+from tests.support.faulty_store import FaultyStore
 
 DEAD = TopicName("default", "dead")
 KINDS = [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED, SubscriptionType.EXCLUSIVE]
@@ -38,15 +46,15 @@ def policy(redeliveries: int) -> FailurePolicy:
     return FailurePolicy(redeliveries, 5_000, 500, 2_000, poison=PoisonPolicy.DEAD_LETTER, dead_letter_topic=str(DEAD))
 
 
-class Story:
+class PoisonScenario:
     def __init__(self, mode: SyncMode, kind: SubscriptionType) -> None:
         self.machine = BrokerMachine(mode=mode, broker=BrokerOptions(unacked_max=9))
-        self.store = self.machine.store = HaltingStore(self.machine.clock)
+        self.store = self.machine.store = FaultyStore(self.machine.clock, survives_close=True)
         self.kind = kind
         self.published = 0
         self.acked: set[bytes] = set()
         self.broker: Broker
-        self.readers: list[Reader] = []
+        self.readers: list[SubscriptionReader] = []
 
     async def check_steps(self, steps: list[tuple[str, int]]) -> None:
         await self.start()
@@ -67,7 +75,7 @@ class Story:
         self.readers = [await self.join(number) for number in range(count)]
         await quiet()
 
-    async def join(self, number: int) -> Reader:
+    async def join(self, number: int) -> SubscriptionReader:
         return await subscribe(self.broker, kind=self.kind, consumer=f"c{number}", failure=policy(1))
 
     async def carry_out(self, step: str, number: int) -> None:
@@ -83,24 +91,24 @@ class Story:
                 self.readers[number].leave()
                 self.readers[number] = await self.join(number)
             case "nack" | "ack":
-                held = self.held()
-                if held:
-                    reader, offset = held[number % len(held)]
+                unacked = self.unacked()
+                if unacked:
+                    reader, offset = unacked[number % len(unacked)]
                     reader.nack(offset) if step == "nack" else self.ack(reader, offset)
             case "kill before a write":
                 await self.fail_until_write(number)
                 await self.end("kill")
-                self.store.go_on()
+                self.store.resume()
                 await self.start()
             case _:
                 await self.end(step)
                 await self.start()
 
     async def fail_until_write(self, write: int) -> None:
-        """Everything that is out fails until it is buried, or until nobody answers any more."""
-        self.store.halt_at(write, carried_out=False)
+        """Every message in flight fails until it is dead-lettered, or until no consumer is left."""
+        self.store.halt_at(write, applied=False)
         for _ in range(4):
-            for reader, offset in self.held():
+            for reader, offset in self.unacked():
                 reader.nack(offset)
             await self.machine.pass_time(2)
 
@@ -120,28 +128,28 @@ class Story:
         await publish(self.broker, producer, *(b"%d" % number for number in numbers), keys=keys)
         self.published += count
 
-    def held(self) -> list[tuple[Reader, int]]:
-        """What is in flight with whom, in order."""
+    def unacked(self) -> list[tuple[SubscriptionReader, int]]:
+        """The messages in flight, with the reader of each, in order."""
         by_id = {reader.consumer.id: reader for reader in self.readers}
         runs = self.readers[0].subscription.delivery(0).dispatcher.in_flight
         return [(by_id[run.value.consumer], offset) for run in runs for offset in range(run.start, run.end)]
 
-    def ack(self, reader: Reader, offset: int) -> None:
+    def ack(self, reader: SubscriptionReader, offset: int) -> None:
         reader.ack(offset)
         self.acked.add(reader.sink.payloads[reader.sink.offsets.index(offset)])
 
     async def letters(self) -> set[bytes]:
         if self.broker.topics.find(DEAD) is None:
             return set()
-        found = [row["payload"] for row in (await stored_rows(self.broker, DEAD)).values()]
-        assert len(found) == len(set(found)), f"a letter is there twice: {found}"
-        return set(found)
+        payloads = [row["payload"] for row in (await stored_rows(self.broker, DEAD)).values()]
+        assert len(payloads) == len(set(payloads)), f"a letter is there twice: {payloads}"
+        return set(payloads)
 
     async def drain(self) -> None:
         """Whatever is left fails: what has a letter that its cursor does not know would get another."""
         subscription = self.readers[0].subscription
         for _ in range(60):
-            for reader, offset in self.held():
+            for reader, offset in self.unacked():
                 reader.nack(offset)
             await self.machine.pass_time(3)
             if not subscription.lag:
@@ -155,4 +163,4 @@ class Story:
 def test_each_message_is_acked_or_becomes_one_dead_letter(
     mode: SyncMode, kind: SubscriptionType, steps: list[tuple[str, int]]
 ) -> None:
-    asyncio.run(Story(mode, kind).check_steps(steps))
+    asyncio.run(PoisonScenario(mode, kind).check_steps(steps))

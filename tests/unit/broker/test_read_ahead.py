@@ -10,10 +10,10 @@ import pytest
 from icestream import limits
 from icestream.broker.read_ahead import ReadAhead
 from icestream.model.shard import ShardKey
-from icestream.model.subscription import FailurePolicy, SubscriptionType
+from icestream.model.subscription_options import FailurePolicy, SubscriptionType
 from icestream.observability import metrics
 from icestream.wal.tail import SectionRead
-from tests.support.broker_machine import TOPIC, BrokerMachine, Reader, publish, quiet, subscribe
+from tests.support.broker_machine import TOPIC, BrokerMachine, SubscriptionReader, publish, quiet, subscribe
 
 pytestmark = pytest.mark.asyncio
 KEY = ShardKey(1, 0)
@@ -23,8 +23,8 @@ def sections(*starts: int, rows: int = 10, size: int = 100) -> list[SectionRead]
     return [SectionRead(start, rows, 0, 0, bytes(size)) for start in starts]
 
 
-def starts_of(found: list[SectionRead]) -> list[int]:
-    return [section.base_offset for section in found]
+def starts_of(sections: list[SectionRead]) -> list[int]:
+    return [section.base_offset for section in sections]
 
 
 async def test_a_block_is_found_from_any_offset_in_it() -> None:
@@ -43,7 +43,9 @@ async def test_a_block_is_found_from_any_offset_in_it() -> None:
     assert (len(ahead), ahead.size_bytes) == (0, 0)
 
 
-async def test_it_is_bounded_in_bytes_and_keeps_what_was_used_last(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_cache_is_bounded_in_bytes_and_evicts_the_least_recently_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(limits, "READ_AHEAD_BYTES_MAX", 3 * (100 + limits.TAIL_CHUNK_BYTES))
     ahead = ReadAhead(asyncio.get_running_loop())
     for start in (0, 10, 20):
@@ -58,7 +60,7 @@ async def test_it_is_bounded_in_bytes_and_keeps_what_was_used_last(monkeypatch: 
     ahead.clear()
 
 
-async def test_what_is_old_is_not_found_and_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_expired_blocks_are_not_found_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "READ_AHEAD_SECONDS_MAX", 0.0)
     ahead = ReadAhead(asyncio.get_running_loop())
     ahead.keep(KEY, sections(0))
@@ -81,7 +83,7 @@ def forgets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 async def log_reads(
     kind: SubscriptionType, keys: int, nacks: bool = False, patterns: Sequence[Sequence[str]] = ((), ())
 ) -> int:
-    """How many reads of the log a backlog of three sections costs that is not in memory, until all of it is acked."""
+    """The number of log reads that a backlog of three sections outside memory costs until all of it is acked."""
     machine = BrokerMachine(tail_bytes=0)
     broker = await machine.open_broker()
     await broker.create_topic(TOPIC)
@@ -99,8 +101,8 @@ async def log_reads(
     while reads_of(readers):
         await quiet()
         for reader in readers:
-            out = [(offset, attempt) for offset, _, attempt in reader.sink.got]
-            reader.sink.got.clear()
+            out = [(offset, attempt) for offset, _, attempt in reader.sink.received]
+            reader.sink.received.clear()
             failing = {offset for offset, attempt in out if nacks and not attempt and offset % 3 == 0}
             reader.ack(*[offset for offset, _ in out if offset not in failing])
             reader.nack(*failing)
@@ -111,8 +113,8 @@ async def log_reads(
     return reads
 
 
-def reads_of(readers: list[Reader]) -> bool:
-    return any(reader.sink.got for reader in readers)
+def reads_of(readers: list[SubscriptionReader]) -> bool:
+    return any(reader.sink.received for reader in readers)
 
 
 @pytest.mark.usefixtures("forgets_nothing")

@@ -7,7 +7,7 @@ import pytest
 from icestream import errors
 from icestream.broker.dispatch.dispatcher import Pause
 from icestream.broker.service import Broker
-from icestream.model.subscription import (
+from icestream.model.subscription_options import (
     FailurePolicy,
     PoisonPolicy,
     RedeliveryBackoff,
@@ -17,7 +17,15 @@ from icestream.model.subscription import (
 )
 from icestream.model.topic_name import TopicName
 from icestream.observability import metrics
-from tests.support.broker_machine import TOPIC, BrokerMachine, Reader, publish, quiet, stored_rows, subscribe
+from tests.support.broker_machine import (
+    TOPIC,
+    BrokerMachine,
+    SubscriptionReader,
+    publish,
+    quiet,
+    stored_rows,
+    subscribe,
+)
 
 pytestmark = pytest.mark.asyncio
 
@@ -32,7 +40,7 @@ BACKOFFS = {
 
 async def started(
     machine: BrokerMachine, policy: FailurePolicy, messages: int = 3, kind: SubscriptionType = SHARED
-) -> tuple[Broker, Reader]:
+) -> tuple[Broker, SubscriptionReader]:
     broker = await machine.open_broker()
     await broker.create_topic(TOPIC)
     producer = await broker.open_producer(TOPIC, "p")
@@ -43,10 +51,10 @@ async def started(
     return broker, reader
 
 
-async def seconds_until(machine: BrokerMachine, reader: Reader, count: int) -> int:
-    """Until it has got so many messages."""
+async def seconds_until(machine: BrokerMachine, reader: SubscriptionReader, count: int) -> int:
+    """The seconds until the reader has received so many messages."""
     for seconds in range(200):
-        if len(reader.sink.got) >= count:
+        if len(reader.sink.received) >= count:
             return seconds
         await machine.pass_time(1)
     raise AssertionError("it never comes")
@@ -56,13 +64,13 @@ async def seconds_until(machine: BrokerMachine, reader: Reader, count: int) -> i
 
 
 @pytest.mark.parametrize("name", BACKOFFS)
-async def test_a_message_that_is_given_back_comes_again_after_its_delay_and_knows_how_often(name: str) -> None:
+async def test_a_nacked_message_is_redelivered_after_its_delay_with_its_attempt_count(name: str) -> None:
     machine = BrokerMachine()
     policy, delays = BACKOFFS[name]
     _, reader = await started(machine, policy, 1)
     waited = []
     for attempt in range(5):
-        assert reader.sink.got[-1] == (0, b"0", attempt)
+        assert reader.sink.received[-1] == (0, b"0", attempt)
         reader.nack(0)
         await quiet()
         waited.append(await seconds_until(machine, reader, attempt + 2))
@@ -84,40 +92,40 @@ async def test_without_an_ack_in_time_it_has_failed() -> None:
     _, reader = await started(machine, FailurePolicy(9, 7_000, 1_000, 1_000), 2)
     reader.ack(1)
     assert await seconds_until(machine, reader, 3) == 8
-    assert reader.sink.got[-1] == (0, b"0", 1)
+    assert reader.sink.received[-1] == (0, b"0", 1)
     reader.ack(0)
     await machine.pass_time(60)
-    assert len(reader.sink.got) == 3
+    assert len(reader.sink.received) == 3
 
 
-async def test_an_ack_that_comes_late_counts_all_the_same() -> None:
-    """The work was done. Neither the wait nor the next delivery of it matters any more."""
+async def test_a_late_ack_counts() -> None:
+    """A late ack settles the message: its redelivery delay and its next delivery no longer matter."""
     machine = BrokerMachine()
     _, reader = await started(machine, FailurePolicy(9, 5_000, 20_000, 20_000), 1)
     await machine.pass_time(10)
     reader.ack(0)
     await machine.pass_time(60)
-    assert len(reader.sink.got) == 1
+    assert len(reader.sink.received) == 1
     assert reader.subscription.lag == 0
 
 
 @pytest.mark.parametrize("kind", [SHARED, KEY_SHARED])
-async def test_what_is_with_another_consumer_by_now_is_not_one_s_to_give_back(kind: SubscriptionType) -> None:
-    """A nack that comes too late must not count as a failure of the one who has the message."""
+async def test_a_message_redelivered_to_another_consumer_cannot_be_nacked(kind: SubscriptionType) -> None:
+    """A late nack must not count as a failure of the consumer that has the message now."""
     machine = BrokerMachine()
     broker, slow = await started(machine, FailurePolicy(9, 5_000, 1_000, 1_000), 1, kind)
     generation = slow.subscription.delivery(0).generation
     slow.leave()
     other = await subscribe(broker, kind=kind, consumer="other")
     await quiet()
-    assert other.sink.got == [(0, b"0", 0)]
+    assert other.sink.received == [(0, b"0", 0)]
     other.subscription.delivery(0).nack([(0, 1)], generation, 0, slow.consumer.id)
     assert other.subscription.delivery(0).dispatcher.attempts == []
     other.nack(0)
     assert other.subscription.delivery(0).dispatcher.attempts == [(0, 1, 1)]
 
 
-async def test_first_deliveries_are_in_order_and_what_comes_again_goes_before_what_is_new() -> None:
+async def test_first_deliveries_are_ordered_and_redeliveries_precede_new_messages() -> None:
     machine = BrokerMachine()
     broker, reader = await started(machine, FailurePolicy(9, 30_000, 1_000, 1_000), 3)
     reader.nack(1)
@@ -134,7 +142,7 @@ async def test_first_deliveries_are_in_order_and_what_comes_again_goes_before_wh
 # --- poison ---
 
 
-async def test_drop_gives_it_up_and_counts_it() -> None:
+async def test_drop_discards_the_message_and_counts_it() -> None:
     machine = BrokerMachine()
     dropped = metrics.MESSAGES_DROPPED.labels("nack")._value.get()
     _, reader = await started(machine, FailurePolicy(1, 30_000, 0, 0, poison=PoisonPolicy.DROP))
@@ -148,8 +156,8 @@ async def test_drop_gives_it_up_and_counts_it() -> None:
     assert metrics.MESSAGES_DROPPED.labels("nack")._value.get() == dropped + 1
 
 
-async def test_what_a_consumer_says_is_no_label_of_a_metric() -> None:
-    """Whoever says something else each time would make the broker grow."""
+async def test_nack_reasons_of_consumers_are_not_metric_labels() -> None:
+    """A client that sends a different reason each time must not make the broker grow."""
     dropped = metrics.MESSAGES_DROPPED.labels("nack")._value.get()
     _, reader = await started(BrokerMachine(), FailurePolicy(0, 30_000, 0, 0, poison=PoisonPolicy.DROP))
     reader.nack(1, reason="words of its own")
@@ -164,7 +172,7 @@ BLOCK = FailurePolicy(0, 30_000, 0, 0, poison=PoisonPolicy.BLOCK)
 
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("end", ["ack", "seek", "drop", "dead-letter", "another chance"])
-async def test_block_stops_everything_new_until_somebody_decides(end: str, restarts: bool) -> None:
+async def test_block_stops_new_messages_until_an_operator_decides(end: str, restarts: bool) -> None:
     machine = BrokerMachine()
     broker, reader = await started(machine, BLOCK)
     reader.nack(1)
@@ -181,7 +189,7 @@ async def test_block_stops_everything_new_until_somebody_decides(end: str, resta
         assert reader.sink.offsets == []
     delivery = reader.subscription.delivery(0)
     assert delivery.dispatcher.pause is Pause.BLOCKED
-    reader.sink.got.clear()
+    reader.sink.received.clear()
     match end:
         case "ack":
             reader.ack(1)
@@ -220,7 +228,7 @@ async def test_a_blocked_message_of_a_key_shared_subscription_stops_its_key_alon
 # --- changes while it runs ---
 
 
-async def test_a_shorter_time_to_ack_counts_for_what_is_in_flight() -> None:
+async def test_a_shorter_ack_timeout_applies_to_deliveries_in_flight() -> None:
     machine = BrokerMachine()
     broker, reader = await started(machine, FailurePolicy(9, 60_000, 0, 0), 1)
     await machine.pass_time(5)
@@ -228,7 +236,7 @@ async def test_a_shorter_time_to_ack_counts_for_what_is_in_flight() -> None:
     assert await seconds_until(machine, reader, 2) == 5
 
 
-async def test_a_shorter_delay_counts_for_what_waits() -> None:
+async def test_a_shorter_delay_applies_to_waiting_messages() -> None:
     machine = BrokerMachine()
     broker, reader = await started(machine, FailurePolicy(9, 60_000, 50_000, 50_000), 1)
     reader.nack(0)
@@ -237,7 +245,7 @@ async def test_a_shorter_delay_counts_for_what_waits() -> None:
     assert await seconds_until(machine, reader, 2) == 3
 
 
-async def test_fewer_redeliveries_count_for_what_has_failed_already_and_survive_a_restart() -> None:
+async def test_a_lower_redelivery_limit_applies_to_failed_messages_and_survives_a_restart() -> None:
     machine = BrokerMachine()
     broker, reader = await started(machine, FailurePolicy(9, 30_000, 5_000, 5_000), 1)
     for attempt in range(3):
@@ -251,7 +259,7 @@ async def test_fewer_redeliveries_count_for_what_has_failed_already_and_survive_
     assert (await machine.open_broker()).subscription(TOPIC, "s").record.failure.max_redelivery_count == 2
 
 
-async def test_a_policy_that_makes_no_sense_changes_nothing() -> None:
+async def test_an_invalid_policy_changes_nothing() -> None:
     broker, _ = await started(BrokerMachine(), BLOCK)
     before = broker.subscription(TOPIC, "s").record
     for wrong in (

@@ -10,9 +10,9 @@ import pytest
 
 from icestream.broker.service import Broker
 from icestream.model.shard import ShardKey
-from icestream.model.subscription import SubscriptionType
+from icestream.model.subscription_options import SubscriptionType
 from icestream.observability import metrics
-from tests.support.broker_machine import TOPIC, Reader, publish, quiet, subscribe
+from tests.support.broker_machine import TOPIC, SubscriptionReader, publish, quiet, subscribe
 from tests.support.tiers import TieredMachine
 
 pytestmark = pytest.mark.asyncio
@@ -20,7 +20,7 @@ COUNT, ACKED = 60, 15
 KEY = ShardKey(1, 0)
 PAYLOADS = [b"%d " % number + bytes([number]) * (3_000 + 17 * number) for number in range(COUNT)]
 ALL = dict(enumerate(PAYLOADS))
-# Where the messages are: bytes of memory, how many of them are committed, and who must have served reads.
+# Where the messages are: bytes of memory, how many of them are committed, and which tiers must have served reads.
 TIERS = {
     "tail": (10_000_000, 0, {"tail"}),
     "log": (0, 0, {"log"}),
@@ -51,8 +51,8 @@ async def let_go(machine: TieredMachine) -> None:
     await machine.forget()
 
 
-async def joined(broker: Broker, name: str, kind: SubscriptionType, credit: int = 1_000) -> list[Reader]:
-    """As many as share such a one; `credit`: of all together."""
+async def joined(broker: Broker, name: str, kind: SubscriptionType, credit: int = 1_000) -> list[SubscriptionReader]:
+    """Joins as many consumers as the subscription type allows; `credit` is that of all together."""
     count = TOGETHER.get(kind, 1)
     return [
         await subscribe(broker, f"{kind.value}-{name}", kind, f"c{number}", credit=credit // count)
@@ -60,18 +60,20 @@ async def joined(broker: Broker, name: str, kind: SubscriptionType, credit: int 
     ]
 
 
-async def taken(readers: list[Reader], messages: int) -> dict[int, bytes]:
-    """What they got together, when there are so many of the first COUNT."""
+async def read_messages(readers: list[SubscriptionReader], messages: int) -> dict[int, bytes]:
+    """The payloads by offset, once the readers together have so many of the first COUNT messages."""
     for _ in range(400):
         await quiet()
-        got = [(offset, payload) for one in readers for offset, payload, _ in one.sink.got if offset < COUNT]
-        if len(got) >= messages:
-            found = dict(got)
-            assert len(found) == len(got), "nothing comes twice"
-            assert not any(one.sink.gaps for one in readers)
+        received = [
+            (offset, payload) for reader in readers for offset, payload, _ in reader.sink.received if offset < COUNT
+        ]
+        if len(received) >= messages:
+            payloads = dict(received)
+            assert len(payloads) == len(received), "nothing comes twice"
+            assert not any(reader.sink.gaps for reader in readers)
             assert len(readers) > 1 or readers[0].sink.offsets == sorted(readers[0].sink.offsets)
-            return found
-    raise AssertionError(f"{len(got)} of {messages} came")
+            return payloads
+    raise AssertionError(f"{len(received)} of {messages} came")
 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["stopped", "killed"])
@@ -89,27 +91,29 @@ async def test_every_type_replays_from_every_tier_over_a_restart(
     before = dict(metrics.READS.values)
     some = await joined(broker, "some", kind, credit=ACKED)
     others = await joined(broker, "all", kind)
-    got = await taken(some, ACKED)
-    assert await taken(others, COUNT) == ALL, "one subscription takes nothing from another"
-    assert got.items() <= ALL.items()
+    first_part = await read_messages(some, ACKED)
+    assert await read_messages(others, COUNT) == ALL, "one subscription takes nothing from another"
+    assert first_part.items() <= ALL.items()
     if tier == "mixed":  # they stand at the end now: what comes next comes from memory
         await publish(broker, await broker.open_producer(TOPIC, "live"), b"live", keys=[b"live"])
         await quiet()
-        assert [payload for one in others for _, payload, _ in one.sink.got].count(b"live") == 1
+        assert [payload for reader in others for _, payload, _ in reader.sink.received].count(b"live") == 1
     served = {name for name, count in metrics.READS.values.items() if count > before.get(name, 0)}
     assert served <= served_by
     assert served >= served_by - {"table", "cache"}
     assert not committed or served & {"table", "cache"}
-    for one in some:
-        one.ack(*one.sink.offsets)
+    for reader in some:
+        reader.ack(*reader.sink.offsets)
     await broker.storage.flush_cursors()
     if is_killed:
         await machine.kill()
     else:
         await broker.shutdown()
     broker = await machine.open_broker()
-    rest = await taken(await joined(broker, "some", kind), COUNT - len(got))
-    assert rest == {at: payload for at, payload in ALL.items() if at not in got}, "what was acked does not come again"
-    assert await taken(await joined(broker, "all", kind), COUNT) == ALL, "what was not, does"
-    assert await taken(await joined(broker, "late", kind), COUNT) == ALL, "a new one has all of it"
+    rest = await read_messages(await joined(broker, "some", kind), COUNT - len(first_part))
+    assert rest == {at: payload for at, payload in ALL.items() if at not in first_part}, (
+        "what was acked does not come again"
+    )
+    assert await read_messages(await joined(broker, "all", kind), COUNT) == ALL, "what was not, does"
+    assert await read_messages(await joined(broker, "late", kind), COUNT) == ALL, "a new one has all of it"
     await broker.shutdown()

@@ -1,4 +1,4 @@
-"""Subscriptions through the broker: who is let in, what a refusal leaves behind, and how each type delivers."""
+"""Subscriptions through the broker: accepted consumers, what a refusal leaves behind, and how each type delivers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import pytest
 from icestream import errors, limits
 from icestream.broker import records
 from icestream.broker.broker_options import BrokerOptions
-from icestream.broker.records import TopicPolicies
 from icestream.broker.service import Broker
-from icestream.model.subscription import (
+from icestream.model.subscription_options import (
     DispatchMode,
     FailurePolicy,
     PoisonPolicy,
@@ -18,7 +17,9 @@ from icestream.model.subscription import (
     SubscriptionType,
 )
 from icestream.model.topic_name import TopicName
-from tests.support.broker_machine import EARLIEST, TOPIC, BrokerMachine, Recorder, publish, quiet, subscribe
+from icestream.model.topic_policies import PolicyValues
+from tests.support.broker_machine import EARLIEST, TOPIC, BrokerMachine, publish, quiet, subscribe
+from tests.support.recording_consumer import RecordingConsumer
 
 pytestmark = pytest.mark.asyncio
 
@@ -28,7 +29,7 @@ FAILOVER, KEY_SHARED = SubscriptionType.FAILOVER, SubscriptionType.KEY_SHARED
 
 async def opened(machine: BrokerMachine | None = None, messages: int = 0, shards: int = 1, **policies: int) -> Broker:
     broker = await (machine or BrokerMachine()).open_broker()
-    await broker.create_topic(TOPIC, shards, policies=TopicPolicies(**policies))
+    await broker.create_topic(TOPIC, shards, policies=PolicyValues(**policies))
     await put(broker, messages)
     return broker
 
@@ -53,7 +54,7 @@ async def put(broker: Broker, count: int, keys: list[bytes] | None = None) -> No
     ],
     ids=["pattern", "too many patterns", "consumer", "subscription", "its own dead letters"],
 )
-async def test_a_subscribe_that_is_refused_leaves_no_subscription_behind(
+async def test_a_refused_subscribe_leaves_no_subscription(
     name: str, consumer: str, patterns: list[str], failure: FailurePolicy | None
 ) -> None:
     machine = BrokerMachine()
@@ -76,7 +77,7 @@ async def test_key_patterns_of_another_type_are_refused_and_not_ignored(kind: Su
     assert broker.topics.get(TOPIC).subscriptions == {}
 
 
-async def test_a_consumer_that_a_policy_refuses_makes_no_subscription() -> None:
+async def test_a_consumer_refused_by_a_policy_creates_no_subscription() -> None:
     broker = await opened(max_consumers_per_topic=1)
     await subscribe(broker, "first", SHARED)
     with pytest.raises(errors.PolicyReached):
@@ -87,7 +88,7 @@ async def test_a_consumer_that_a_policy_refuses_makes_no_subscription() -> None:
 # --- exclusive ---
 
 
-async def test_an_exclusive_subscription_has_one_consumer_and_its_name_may_come_again() -> None:
+async def test_an_exclusive_subscription_has_one_consumer_whose_name_may_reconnect() -> None:
     broker = await opened(messages=3)
     first = await subscribe(broker, kind=EXCLUSIVE, consumer="a")
     with pytest.raises(errors.SubscriptionTaken):
@@ -98,7 +99,7 @@ async def test_an_exclusive_subscription_has_one_consumer_and_its_name_may_come_
     await quiet()
     assert first.sink.events == ["closed"]
     assert again.consumer.id == first.consumer.id
-    assert again.sink.got == [(1, b"1", 0), (2, b"2", 0)], "what was in flight, and it is no failure"
+    assert again.sink.received == [(1, b"1", 0), (2, b"2", 0)], "what was in flight, and it is no failure"
     again.leave()
     assert (await subscribe(broker, kind=EXCLUSIVE, consumer="b")).consumer.id != first.consumer.id
 
@@ -126,20 +127,20 @@ async def test_a_standby_is_promoted_in_order_of_arrival_in_every_shard(how: str
         active, *standing_by = line
         assert readers[active].sink.events == ["active"]
         assert [readers[name].sink.events for name in standing_by] == [[], []]
-        assert {place for place in readers[active].sink.places if place[2] == turn} == {(0, 0, turn), (1, 0, turn)}
+        assert {place for place in readers[active].sink.positions if place[2] == turn} == {(0, 0, turn), (1, 0, turn)}
         assert all(turn not in readers[name].sink.offsets for name in standing_by)
         if how == "is sent away":
             broker.disconnect_consumer(TOPIC, "s", active)
         elif how == "leaves":
             readers[active].leave()
         readers[active] = await subscribe(broker, kind=FAILOVER, consumer=active)
-        line = [*standing_by, active]  # who comes again stands behind those who waited
+        line = [*standing_by, active]  # a returning consumer queues behind those that waited
         await quiet()
-        taken_over = {place[2] for place in readers[line[0]].sink.places}
+        taken_over = {place[2] for place in readers[line[0]].sink.positions}
         assert taken_over == set(range(turn + 1)), "what the one before had in flight, and nothing is lost"
 
 
-async def test_a_failover_hands_over_in_order_and_forgives_nothing() -> None:
+async def test_a_failover_keeps_order_and_failure_counts() -> None:
     machine = BrokerMachine()
     broker = await opened(machine, messages=4)
     first = await subscribe(broker, kind=FAILOVER, consumer="a")
@@ -148,16 +149,16 @@ async def test_a_failover_hands_over_in_order_and_forgives_nothing() -> None:
     first.ack(1)
     first.nack(2)
     await machine.pass_time(2)
-    assert first.sink.got[-1] == (2, b"2", 1)
+    assert first.sink.received[-1] == (2, b"2", 1)
     first.leave()
     await quiet()
-    assert second.sink.got == [(0, b"0", 0), (2, b"2", 1), (3, b"3", 0)]
+    assert second.sink.received == [(0, b"0", 0), (2, b"2", 1), (3, b"3", 0)]
 
 
 # --- shared ---
 
 
-async def test_messages_of_a_shared_subscription_go_round() -> None:
+async def test_messages_of_a_shared_subscription_are_distributed_round_robin() -> None:
     broker = await opened()
     readers = [await subscribe(broker, kind=SHARED, consumer=name) for name in "abc"]
     for _ in range(7):
@@ -166,7 +167,7 @@ async def test_messages_of_a_shared_subscription_go_round() -> None:
     assert [reader.sink.offsets for reader in readers] == [[0, 3, 6], [1, 4], [2, 5]]
 
 
-async def test_what_a_dead_consumer_had_goes_to_others_and_what_it_acked_does_not() -> None:
+async def test_unacked_messages_of_a_dead_consumer_are_redelivered_to_others() -> None:
     broker = await opened()
     dead, alive = [await subscribe(broker, kind=SHARED, consumer=name) for name in ("dead", "alive")]
     for _ in range(6):
@@ -176,43 +177,45 @@ async def test_what_a_dead_consumer_had_goes_to_others_and_what_it_acked_does_no
     dead.leave()
     await quiet()
     assert alive.sink.offsets == [1, 3, 5, 2, 4]
-    assert {attempt for _, _, attempt in alive.sink.got} == {0}, "a consumer that goes is no failure of its messages"
+    assert {attempt for _, _, attempt in alive.sink.received} == {0}, (
+        "a consumer that goes is no failure of its messages"
+    )
 
 
-async def test_one_that_takes_nothing_holds_up_nobody() -> None:
-    """Its socket is full: what was decided for it waits, and everything else goes to the others."""
+async def test_a_consumer_with_a_full_socket_blocks_no_other() -> None:
+    """The socket of one consumer is full: messages dispatched to it wait, all others go to the other consumers."""
     broker = await opened()
-    stuck = Recorder()
-    stuck.room = 1
-    found, consumer = await broker.subscribe(TOPIC, "s", SHARED, "stuck", stuck, EARLIEST)
-    found.give_credit(consumer, 1000)
+    stuck = RecordingConsumer()
+    stuck.capacity = 1
+    created, consumer = await broker.subscribe(TOPIC, "s", SHARED, "stuck", stuck, EARLIEST)
+    created.give_credit(consumer, 1000)
     other, neighbour = await subscribe(broker, kind=SHARED, consumer="other"), await subscribe(broker, "neighbour")
     for _ in range(50):
         await put(broker, 1)
         await quiet()
     assert neighbour.sink.offsets == [*range(50)]
-    assert len(stuck.got) == 1
+    assert len(stuck.received) == 1
     assert sorted([*stuck.offsets, *other.sink.offsets]) == [*range(50)]
 
 
-async def test_one_that_takes_everything_and_acks_nothing_leaves_the_others_their_messages() -> None:
+async def test_a_consumer_that_never_acks_leaves_messages_for_the_others() -> None:
     broker = await opened(BrokerMachine(broker=BrokerOptions(unacked_max=90)))
     greedy = await subscribe(broker, kind=SHARED, consumer="greedy", credit=limits.CREDIT_MAX)
     other = await subscribe(broker, kind=SHARED, consumer="other")
     await put(broker, 1000)
     seen = -1
-    while len(other.sink.got) > seen:
-        seen = len(other.sink.got)
+    while len(other.sink.received) > seen:
+        seen = len(other.sink.received)
         other.ack(*other.sink.offsets[-50:])
         await quiet()
-    assert len(greedy.sink.got) < 90
+    assert len(greedy.sink.received) < 90
     assert sorted([*greedy.sink.offsets, *other.sink.offsets]) == [*range(1000)]
 
 
 # --- key-shared ---
 
 
-async def test_keys_stay_with_one_consumer_one_message_at_a_time_and_a_dead_one_s_go_to_others_in_order() -> None:
+async def test_keys_stay_with_one_consumer_and_move_in_order_when_it_dies() -> None:
     broker = await opened()
     readers = {name: await subscribe(broker, kind=KEY_SHARED, consumer=name) for name in "abc"}
     keys = [b"%d" % (number % 10) for number in range(60)]
@@ -223,10 +226,10 @@ async def test_keys_stay_with_one_consumer_one_message_at_a_time_and_a_dead_one_
         if step == 5:
             readers.pop("a").leave()
             await quiet()
-        held = {name: sorted(set(reader.sink.offsets) - set(acked)) for name, reader in readers.items()}
-        in_flight = [offset for offsets in held.values() for offset in offsets]
+        unacked = {name: sorted(set(reader.sink.offsets) - set(acked)) for name, reader in readers.items()}
+        in_flight = [offset for offsets in unacked.values() for offset in offsets]
         assert len({keys[offset] for offset in in_flight}) == len(in_flight), "one of each key"
-        for name, offsets in held.items():
+        for name, offsets in unacked.items():
             for offset in offsets[:1]:
                 readers[name].ack(offset)
                 acked.append(offset)
@@ -237,7 +240,7 @@ async def test_keys_stay_with_one_consumer_one_message_at_a_time_and_a_dead_one_
         assert order == sorted(order)
 
 
-async def test_filters_say_who_gets_a_key_and_what_nobody_takes_is_skipped_after_a_while() -> None:
+async def test_filters_select_consumers_and_unmatched_keys_are_skipped_after_a_while() -> None:
     machine = BrokerMachine()
     broker = await opened(machine)
     left = await subscribe(broker, kind=KEY_SHARED, consumer="left", key_patterns=["l*"])
@@ -247,7 +250,7 @@ async def test_filters_say_who_gets_a_key_and_what_nobody_takes_is_skipped_after
     assert (left.sink.offsets, right.sink.offsets) == ([0, 4], [1, 3])
     left.ack(0, 4)
     right.ack(1, 3)
-    assert left.subscription.lag == 2, "somebody who takes them may come back"
+    assert left.subscription.lag == 2, "a consumer that takes them may come back"
     await machine.pass_time(limits.KEY_UNWANTED_GRACE_MS / 1000 + 1)
     assert left.subscription.lag == 0
 
@@ -267,7 +270,7 @@ async def test_messages_without_a_key_are_in_order_for_each_producer() -> None:
 # --- where it starts ---
 
 
-async def test_each_start_lies_where_it_says_in_every_shard() -> None:
+async def test_each_start_position_is_applied_in_every_shard() -> None:
     machine = BrokerMachine()
     broker = await opened(machine, shards=2)
     producer = await broker.open_producer(TOPIC, "p")
@@ -291,12 +294,12 @@ async def test_each_start_lies_where_it_says_in_every_shard() -> None:
     }
     live = await subscribe(broker, "live", SHARED)
     for number, (start, position) in enumerate(expected.items()):
-        found = await broker.create_subscription(TOPIC, f"s{number}", SHARED, start)
+        created = await broker.create_subscription(TOPIC, f"s{number}", SHARED, start)
         await broker.seek(TOPIC, "live", start)
-        for subscription in (found, live.subscription):
-            assert [one.dispatcher.acked.position for one in subscription.deliveries] == [position] * 2, start
+        for subscription in (created, live.subscription):
+            assert [delivery.dispatcher.acked.position for delivery in subscription.deliveries] == [position] * 2, start
     await broker.seek(TOPIC, "live", SubscriptionStart(StartAt.OFFSET, 1), shard=1)
-    assert [one.dispatcher.acked.position for one in live.subscription.deliveries] == [0, 1]
+    assert [delivery.dispatcher.acked.position for delivery in live.subscription.deliveries] == [0, 1]
 
 
 async def test_a_backlog_that_is_much_larger_than_memory_and_window_is_delivered_in_order() -> None:
@@ -305,7 +308,7 @@ async def test_a_backlog_that_is_much_larger_than_memory_and_window_is_delivered
     for number in range(200):
         await publish(broker, producer, *[b"%d" % number] * 50)
     reader = await subscribe(broker, credit=0)
-    while len(reader.sink.got) < 10_000:
+    while len(reader.sink.received) < 10_000:
         reader.credit(700)
         await quiet()
         delivery = reader.subscription.delivery(0)
@@ -316,10 +319,10 @@ async def test_a_backlog_that_is_much_larger_than_memory_and_window_is_delivered
 # --- subscriptions themselves ---
 
 
-async def test_one_without_consumers_waits_for_them_over_restarts() -> None:
+async def test_a_subscription_without_consumers_survives_restarts() -> None:
     machine = BrokerMachine()
     broker = await opened(machine, messages=2)
-    made = await broker.create_subscription(TOPIC, "s", SHARED)
+    created = await broker.create_subscription(TOPIC, "s", SHARED)
     with pytest.raises(errors.AlreadyExists):
         await broker.create_subscription(TOPIC, "s", SHARED)
     await put(broker, 2)
@@ -327,11 +330,11 @@ async def test_one_without_consumers_waits_for_them_over_restarts() -> None:
     broker = await machine.open_broker()
     reader = await subscribe(broker, kind=SHARED)
     await quiet()
-    assert reader.subscription.record.id == made.record.id
+    assert reader.subscription.record.id == created.record.id
     assert reader.sink.offsets == [2, 3]
 
 
-async def test_a_deleted_one_leaves_nothing_and_the_next_of_its_name_begins_anew() -> None:
+async def test_a_deleted_subscription_leaves_nothing_and_its_name_starts_fresh() -> None:
     machine = BrokerMachine()
     broker = await opened(machine, messages=2, shards=1)
     reader = await subscribe(broker)
@@ -350,7 +353,7 @@ async def test_a_deleted_one_leaves_nothing_and_the_next_of_its_name_begins_anew
     assert again.subscription.record.id > reader.subscription.record.id
 
 
-async def test_consumers_of_a_topic_that_is_not_there_make_none() -> None:
+async def test_consumers_of_an_unknown_topic_do_not_create_it() -> None:
     broker = await opened()
     for dispatch in DispatchMode:
         name = TopicName("default", f"absent-{dispatch.value}")

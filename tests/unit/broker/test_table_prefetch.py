@@ -35,7 +35,7 @@ async def large(size: int) -> ScanResponse:
 
 
 async def turns() -> None:
-    """Until a task that waits for nothing has ended, and whoever follows it knows."""
+    """Waits until a task that waits for nothing has ended and its callbacks have run."""
     for _ in range(3):
         await asyncio.sleep(0)
 

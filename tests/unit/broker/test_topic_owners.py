@@ -7,18 +7,18 @@ import pytest
 import icestream
 from icestream import errors, limits
 from icestream.broker import records
-from icestream.broker.records import TopicPolicies
 from icestream.cluster.members import encode_removed, node_key, removed_key
 from icestream.frontends.danube.danube_service import DanubeOptions, DanubeService
 from icestream.frontends.danube.handlers import Call
 from icestream.frontends.danube.wire import danube_pb2 as pb
 from icestream.lake.problems import error_problem
-from icestream.model.subscription import FailurePolicy, SubscriptionType
+from icestream.model.subscription_options import FailurePolicy, SubscriptionType
 from icestream.model.topic_deletion_policy import DeletedRestPolicy
 from icestream.model.topic_name import TopicName
+from icestream.model.topic_policies import PolicyValues
 from icestream.rpc import document
 from icestream.runtime.clock import SystemClock
-from tests.support.broker_machine import KeptStore
+from tests.support.faulty_store import FaultyStore
 from tests.support.two_nodes import FIRST, SECOND, TwoNodes, broker_of, two_nodes
 from tests.support.until import until
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.asyncio
 ORDERS, BILLS = TopicName("default", "orders"), TopicName("default", "bills")
 
 
-async def test_a_node_serves_the_topics_that_it_made_and_sends_others_to_theirs() -> None:
+async def test_a_node_serves_its_own_topics_and_redirects_others() -> None:
     async with two_nodes() as nodes:
         await nodes.first.create_topic(ORDERS)
         with pytest.raises(errors.TopicElsewhere, match="served by node node-a") as refused:
@@ -42,9 +42,9 @@ async def test_a_node_serves_the_topics_that_it_made_and_sends_others_to_theirs(
         assert [len(nodes.first.topics), len(nodes.second.topics)] == [1, 0]
 
 
-async def test_what_a_node_finds_at_its_start_is_its_own_or_of_nobody() -> None:
-    """A record of before there were owners is the founder's, who writes that down."""
-    store = KeptStore(SystemClock())
+async def test_topics_without_an_owner_belong_to_the_founder() -> None:
+    """A topic record without an owner belongs to the founding node, which writes its id into the record."""
+    store = FaultyStore(SystemClock(), survives_close=True)
     async with two_nodes(store) as nodes:
         await nodes.second.create_topic(BILLS)
         old = records.TopicRecord(7, 1, records.DispatchMode.RELIABLE, 0, "whatever")
@@ -61,8 +61,8 @@ async def test_what_a_node_finds_at_its_start_is_its_own_or_of_nobody() -> None:
         await broker.shutdown()
 
 
-async def test_a_node_that_took_the_name_of_another_does_not_take_its_topics() -> None:
-    """It has other messages in its log, or none: what it would publish had offsets that somebody has seen."""
+async def test_a_node_with_the_name_of_another_does_not_take_its_topics() -> None:
+    """Another node's log has other messages, or none: it would assign offsets that readers have already seen."""
     async with two_nodes() as nodes:
         await nodes.second.create_topic(BILLS)
         await nodes.store.delete(node_key(SECOND))
@@ -91,13 +91,13 @@ async def test_only_the_node_of_a_topic_finishes_its_deletion_and_the_name_waits
             await broker.shutdown()
 
 
-async def test_namespaces_are_everybodys() -> None:
+async def test_namespaces_are_shared_by_all_nodes() -> None:
     async with two_nodes() as nodes:
-        await nodes.first.create_namespace("eu", TopicPolicies(max_producers=1))
+        await nodes.first.create_namespace("eu", PolicyValues(max_producers=1))
         await until(lambda: "eu" in nodes.second.topics.namespaces)
         topic = await nodes.second.create_topic(TopicName("eu", "t"))
         assert topic.policies.max_producers == 1
-        await nodes.first.set_namespace_policies("eu", TopicPolicies(max_producers=2))
+        await nodes.first.set_namespace_policies("eu", PolicyValues(max_producers=2))
         await until(lambda: topic.policies.max_producers == 2)
         with pytest.raises(errors.NotEmpty, match="/eu/t"):
             await nodes.first.delete_namespace("eu")
@@ -106,7 +106,7 @@ async def test_namespaces_are_everybodys() -> None:
         await until(lambda: "eu" not in nodes.second.topics.namespaces)
 
 
-async def test_dead_letters_stay_on_the_node_of_their_topic() -> None:
+async def test_dead_letters_are_stored_on_the_node_of_their_topic() -> None:
     async with two_nodes() as nodes:
         await nodes.second.create_topic(BILLS)
         await nodes.first.create_topic(ORDERS)
@@ -118,7 +118,7 @@ async def test_dead_letters_stay_on_the_node_of_their_topic() -> None:
 # --- how clients get there --------------------------------------------------------------------------------------------
 
 
-async def test_the_client_goes_to_the_node_of_a_topic_by_itself() -> None:
+async def test_the_client_follows_redirects_to_the_node_of_a_topic() -> None:
     async with two_nodes() as nodes, icestream.connect(nodes.addresses[0]) as client:
         await nodes.second.create_topic(BILLS)
         async with client.subscribe(str(BILLS), "s") as messages, client.producer(str(BILLS)) as producer:
@@ -133,7 +133,7 @@ async def test_the_client_goes_to_the_node_of_a_topic_by_itself() -> None:
         assert nodes.second.topics.find(BILLS) is None
 
 
-async def test_a_client_that_is_told_no_address_hears_why() -> None:
+async def test_a_redirect_without_an_address_is_reported_with_the_reason() -> None:
     async with two_nodes() as nodes, icestream.connect(nodes.addresses[0]) as client:
         await nodes.second.create_topic(BILLS)
         await nodes.store.delete(node_key(SECOND))
@@ -141,7 +141,7 @@ async def test_a_client_that_is_told_no_address_hears_why() -> None:
             await client.describe_topic(str(BILLS))
 
 
-async def test_a_client_at_a_living_node_hears_which_node_is_down() -> None:
+async def test_a_client_gets_the_name_of_a_node_that_is_down() -> None:
     async with two_nodes() as nodes, icestream.connect(nodes.addresses[0], call_timeout=0.1) as client:
         await nodes.second.create_topic(BILLS)
         name = nodes.second.options.node
@@ -157,7 +157,7 @@ async def test_a_client_at_a_living_node_hears_which_node_is_down() -> None:
         assert await client.list_topics() == [str(BILLS)], "the node that it is connected to answers"
 
 
-async def test_a_client_whose_second_node_goes_down_hears_its_name() -> None:
+async def test_a_client_whose_second_node_stops_gets_its_name() -> None:
     async with (
         two_nodes() as nodes,
         icestream.connect(nodes.addresses[0], call_timeout=0.3, send_timeout=0.3) as client,
@@ -178,26 +178,26 @@ async def test_clients_of_danube_are_redirected() -> None:
     async with two_nodes() as nodes:
         await nodes.second.create_partitioned_topic(BILLS, 2)
         service = DanubeService(nodes.first, nodes.first.store, SystemClock(), DanubeOptions("http://127.0.0.1:1"))
-        table, asked = service.table().unary, pb.TopicLookupRequest(request_id=3, topic="/default/bills-part-1")
-        raw = await table["/danube.Discovery/TopicLookup"](asked.SerializeToString(), Call("test"))
-        found = pb.TopicLookupResponse.FromString(raw)
-        assert found.response_type == pb.TopicLookupResponse.Redirect
-        assert found.connect_url == found.broker_url == f"http://127.0.0.1:{SECOND}"
+        table, request = service.table().unary, pb.TopicLookupRequest(request_id=3, topic="/default/bills-part-1")
+        raw = await table["/danube.Discovery/TopicLookup"](request.SerializeToString(), Call("test"))
+        lookup = pb.TopicLookupResponse.FromString(raw)
+        assert lookup.response_type == pb.TopicLookupResponse.Redirect
+        assert lookup.connect_url == lookup.broker_url == f"http://127.0.0.1:{SECOND}"
         names = pb.TopicLookupRequest(request_id=3, topic="/default/bills").SerializeToString()
         answer = await table["/danube.Discovery/TopicPartitions"](names, Call("test"))
         assert list(pb.TopicPartitionsResponse.FromString(answer).partitions) == [f"{BILLS}-part-0", f"{BILLS}-part-1"]
         await service.close()
 
 
-async def test_http_redirects_to_the_node_of_a_topic_where_it_is_known() -> None:
+async def test_http_redirects_to_the_node_of_a_topic_if_known() -> None:
     error = errors.TopicElsewhere("elsewhere", details={"http": "http://10.0.0.2:8181"})
-    found = error_problem(error, "/api/v1/namespaces/a b/topics/t", "limit=5")
-    assert found.status_code == 307
-    assert found.headers["Location"] == "http://10.0.0.2:8181/api/v1/namespaces/a%20b/topics/t?limit=5"
+    response = error_problem(error, "/api/v1/namespaces/a b/topics/t", "limit=5")
+    assert response.status_code == 307
+    assert response.headers["Location"] == "http://10.0.0.2:8181/api/v1/namespaces/a%20b/topics/t?limit=5"
     assert error_problem(errors.TopicElsewhere("elsewhere"), "/x").status_code == 421
 
 
-async def test_the_places_of_a_node_survive_the_wire_and_hostile_ones_do_not() -> None:
+async def test_node_addresses_survive_the_wire_and_invalid_ones_are_refused() -> None:
     error = errors.TopicElsewhere("elsewhere", hint="there", details={"native": "h:1", "http": "http://h:2"})
     back = document.decode_error(document.encode_error(error))
     assert isinstance(back, errors.TopicElsewhere)
@@ -209,7 +209,7 @@ async def test_the_places_of_a_node_survive_the_wire_and_hostile_ones_do_not() -
 
 
 async def remove(nodes: TwoNodes, node: int) -> None:
-    """As `icestream cluster remove` leaves it."""
+    """Removes a node as `icestream cluster remove` does."""
     await nodes.store.put(removed_key(node), b"")
     await nodes.store.delete(node_key(node))
 
@@ -228,7 +228,7 @@ async def test_a_topic_of_a_removed_node_is_deleted_by_any_other() -> None:
         assert (await nodes.first.create_topic(BILLS)).record.owner == f"{FIRST:016x}"
 
 
-async def test_a_topic_of_a_removed_node_is_taken_over_behind_every_offset_that_may_have_been_seen() -> None:
+async def test_a_topic_of_a_removed_node_is_taken_over_after_every_visible_offset() -> None:
     async with two_nodes() as nodes:
         record = (await nodes.second.create_topic(BILLS, shards=2)).record
         await nodes.second.create_subscription(BILLS, "s", SubscriptionType.SHARED)
@@ -257,7 +257,7 @@ async def test_a_topic_of_a_removed_node_is_taken_over_behind_every_offset_that_
         await third.shutdown()
 
 
-async def test_what_belonged_to_a_node_that_joined_anew_belongs_to_its_successor() -> None:
+async def test_topics_of_a_rejoined_node_belong_to_its_successor() -> None:
     async with two_nodes() as nodes:
         await nodes.second.create_topic(BILLS)
         await remove(nodes, SECOND)

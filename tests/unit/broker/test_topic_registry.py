@@ -9,15 +9,14 @@ import pytest
 from icestream import errors, limits
 from icestream.broker import records
 from icestream.broker.broker_options import BrokerOptions
-from icestream.broker.records import TopicPolicies
+from icestream.broker.broker_topic import BrokerProducer
 from icestream.broker.service import Broker
-from icestream.broker.topic import Producer
 from icestream.model.shard import ShardKey
-from icestream.model.subscription import DispatchMode, SubscriptionType
-from icestream.model.topic_deletion_policy import DeletedRestPolicy
+from icestream.model.subscription_options import DispatchMode, SubscriptionType
 from icestream.model.topic_name import TopicName
+from icestream.model.topic_policies import PolicyValues
 from tests.support.broker_machine import TOPIC, BrokerMachine, block, publish, quiet, stored_rows, subscribe
-from tests.support.halting_store import HaltingStore
+from tests.support.faulty_store import FaultyStore
 from tests.support.machine import HANGS_SECONDS
 
 pytestmark = pytest.mark.asyncio
@@ -27,11 +26,11 @@ SHARED = SubscriptionType.SHARED
 
 async def opened(machine: BrokerMachine | None = None, shards: int = 1, **policies: int) -> Broker:
     broker = await (machine or BrokerMachine()).open_broker()
-    await broker.create_topic(TOPIC, shards, policies=TopicPolicies(**policies))
+    await broker.create_topic(TOPIC, shards, policies=PolicyValues(**policies))
     return broker
 
 
-async def kept(machine: BrokerMachine) -> list[str]:
+async def stored_keys(machine: BrokerMachine) -> list[str]:
     """Every key of the metadata store but the counters."""
     return [key for key, _ in await machine.store.list_all("/") if not key.startswith("/counters/")]
 
@@ -39,7 +38,7 @@ async def kept(machine: BrokerMachine) -> list[str]:
 # --- names ---
 
 
-async def test_a_name_is_looked_up_exactly() -> None:
+async def test_a_topic_name_is_compared_exactly() -> None:
     """Danube finds `foobar` when it is asked for `foo`."""
     machine = BrokerMachine()
     broker = await machine.open_broker()
@@ -53,16 +52,16 @@ async def test_a_name_is_looked_up_exactly() -> None:
     with pytest.raises(errors.UnknownSubscription):
         broker.subscription(short.name, "sub")
     await subscribe(broker, "su", topic=short.name)
-    before = {key for key in await kept(machine) if "foobar" in key}
+    before = {key for key in await stored_keys(machine) if "foobar" in key}
     await broker.delete_topic(short.name)
-    assert {key for key in await kept(machine) if "foo" in key} == before, "nothing of the longer name is gone"
+    assert {key for key in await stored_keys(machine) if "foo" in key} == before, "nothing of the longer name is gone"
     await broker.delete_subscription(longer, "sub")
     with pytest.raises(errors.AlreadyExists):
         await broker.create_topic(longer)
 
 
-async def test_a_topic_that_an_earlier_life_asked_for_and_got_late_is_found() -> None:
-    """Its record came into the store after this life had read them all."""
+async def test_a_topic_created_late_by_the_previous_process_is_found() -> None:
+    """The topic's record reached the store after this process had read all records."""
     machine = BrokerMachine()
     broker = await machine.open_broker()
     record = records.TopicRecord(
@@ -109,21 +108,21 @@ async def test_a_topic_has_as_many_shards_as_there_can_be(shards: int) -> None:
         producer.topic.shard_key(2)
 
 
-async def open_one(broker: Broker, name: str = "p") -> Producer:
+async def open_one(broker: Broker, name: str = "p") -> BrokerProducer:
     return await broker.open_producer(TOPIC, name)
 
 
-async def test_producers_make_topics_only_where_they_may() -> None:
+async def test_producers_create_topics_only_where_allowed() -> None:
     broker = await BrokerMachine().open_broker()
     with pytest.raises(errors.UnknownTopic):
         await broker.open_producer(TOPIC, "p", create=False)
     assert (await broker.open_producer(TOPIC, "p", shards=3)).topic.record.shards == 3
 
 
-# --- policies: who comes in ---
+# --- policies: which clients are accepted ---
 
 
-async def test_producers_are_bounded_and_one_that_comes_again_is_not_one_more() -> None:
+async def test_producers_are_bounded_and_a_returning_one_is_not_counted_again() -> None:
     broker = await opened(max_producers=2)
     first, _ = await open_one(broker, "a"), await open_one(broker, "b")
     with pytest.raises(errors.PolicyReached):
@@ -147,25 +146,25 @@ async def test_subscriptions_are_bounded() -> None:
 
 async def test_consumers_are_bounded_by_subscription_and_by_topic() -> None:
     broker = await opened(max_consumers_per_subscription=2, max_consumers_per_topic=3)
-    one, _ = await subscribe(broker, "s", SHARED, "1"), await subscribe(broker, "s", SHARED, "2")
+    first, _ = await subscribe(broker, "s", SHARED, "1"), await subscribe(broker, "s", SHARED, "2")
     with pytest.raises(errors.PolicyReached, match="consumers of subscription s"):
         await subscribe(broker, "s", SHARED, "3")
     await subscribe(broker, "s", SHARED, "2")
     await subscribe(broker, "t", SHARED, "3")
     with pytest.raises(errors.PolicyReached, match="has 3 consumers"):
         await subscribe(broker, "t", SHARED, "4")
-    one.leave()
+    first.leave()
     await subscribe(broker, "t", SHARED, "4")
 
 
-async def test_a_topic_s_own_word_beats_its_namespace_s_and_both_count_at_once_and_after_a_restart() -> None:
+async def test_a_topic_policy_overrides_its_namespace_now_and_after_a_restart() -> None:
     machine = BrokerMachine()
     broker = await opened(machine)
-    await broker.set_namespace_policies("default", TopicPolicies(max_producers=1, max_subscriptions=1))
+    await broker.set_namespace_policies("default", PolicyValues(max_producers=1, max_subscriptions=1))
     await open_one(broker, "a")
     with pytest.raises(errors.PolicyReached):
         await open_one(broker, "b")
-    await broker.set_topic_policies(TOPIC, TopicPolicies(max_producers=0))
+    await broker.set_topic_policies(TOPIC, PolicyValues(max_producers=0))
     await open_one(broker, "b")
     await machine.kill()
     broker = await machine.open_broker()
@@ -175,13 +174,13 @@ async def test_a_topic_s_own_word_beats_its_namespace_s_and_both_count_at_once_a
     with pytest.raises(errors.PolicyReached):
         await subscribe(broker, "t")
     with pytest.raises(errors.InvalidInput):
-        await broker.set_topic_policies(TOPIC, TopicPolicies(max_publish_rate=-1))
+        await broker.set_topic_policies(TOPIC, PolicyValues(max_publish_rate=-1))
 
 
-async def test_a_lower_bound_sends_nobody_away_and_lets_nobody_in() -> None:
+async def test_a_lower_limit_disconnects_no_client_and_admits_none() -> None:
     broker = await opened()
     producers = [await open_one(broker, name) for name in "abc"]
-    await broker.set_topic_policies(TOPIC, TopicPolicies(max_producers=1, max_message_bytes=10))
+    await broker.set_topic_policies(TOPIC, PolicyValues(max_producers=1, max_message_bytes=10))
     assert (await broker.publish(producers[2], 0, block(b"small"))).base_offset is not None
     with pytest.raises(errors.MessageTooLarge):
         broker.publish(producers[1], 0, block(bytes(11)))
@@ -192,7 +191,7 @@ async def test_a_lower_bound_sends_nobody_away_and_lets_nobody_in() -> None:
 # --- policies: rates slow down and discard nothing ---
 
 
-async def test_a_publish_rate_slows_all_producers_of_the_topic_together_and_stores_everything() -> None:
+async def test_a_publish_rate_slows_all_producers_of_a_topic_and_stores_everything() -> None:
     machine = BrokerMachine()
     broker = await opened(machine, max_publish_rate=100)
     producers = [await open_one(broker, name) for name in "ab"]
@@ -200,16 +199,16 @@ async def test_a_publish_rate_slows_all_producers_of_the_topic_together_and_stor
     for number in range(40):
         receipt = broker.publish(producers[number % 2], 0, block(*[b"x"] * 10))
         await receipt
-        machine.clock.advance(receipt.pause_ms / 1000)  # whoever waits for the answer, waits so long
+        machine.clock.advance(receipt.pause_ms / 1000)  # a client that waits for the answer waits so long
     took_ms = machine.clock.monotonic_ns() // 1_000_000 - started_ms
     assert 3_800 <= took_ms <= 4_000, "400 messages at 100 in a second, less one burst"
     assert len(await stored_rows(broker)) == 400
-    await broker.set_topic_policies(TOPIC, TopicPolicies(max_publish_rate=0))
+    await broker.set_topic_policies(TOPIC, PolicyValues(max_publish_rate=0))
     assert broker.publish(producers[0], 0, block(*[b"x"] * 1000)).pause_ms == 0
 
 
 async def test_retries_and_refusals_do_not_count_for_the_publish_rate() -> None:
-    """Whoever is answered late sends again: if that counted, he would wait longer and longer."""
+    """A client that is answered late sends again: if a retry counted, its delay would grow without bound."""
     machine = BrokerMachine()
     broker = await opened(machine, max_publish_rate=100)
     producer = await open_one(broker)
@@ -227,7 +226,7 @@ async def test_retries_and_refusals_do_not_count_for_the_publish_rate() -> None:
     assert (waits[0], receipt.pause_ms) == (100, 110), "20 messages at 100 in a second, less ten; and one more"
 
 
-async def test_a_publish_rate_takes_no_more_than_a_moment_ahead_so_that_answers_come_in_time() -> None:
+async def test_a_publish_rate_borrows_only_a_moment_so_that_replies_are_timely() -> None:
     machine = BrokerMachine()
     broker = await opened(machine, max_publish_rate=100)
     producers = [await open_one(broker, name) for name in "ab"]
@@ -235,7 +234,7 @@ async def test_a_publish_rate_takes_no_more_than_a_moment_ahead_so_that_answers_
         broker.publish(producers[0], 0, block(*[b"x"] * 26))
     broker.reset_producer(producers[0], 0)
     lates = [broker.publish(producers[0], 0, block(*[b"x"] * 25)).pause_ms for _ in range(2)]
-    assert lates == [150, 400], "whoever comes last waits twice the moment at most"
+    assert lates == [150, 400], "an answer is delayed by twice the borrowed time at most"
     for producer in producers:
         with pytest.raises(errors.RateReached, match="retry in 150 ms") as refused:
             broker.publish(producer, 0, block(b"x"))
@@ -246,7 +245,7 @@ async def test_a_publish_rate_takes_no_more_than_a_moment_ahead_so_that_answers_
     assert len(await stored_rows(broker)) == 51
 
 
-async def test_a_single_message_passes_however_small_the_rate() -> None:
+async def test_a_single_message_passes_at_any_rate() -> None:
     machine = BrokerMachine()
     broker = await opened(machine, max_publish_rate=1)
     producer = await open_one(broker)
@@ -272,31 +271,31 @@ async def test_a_dispatch_rate_slows_a_subscription_over_all_shards_and_skips_no
     for step in range(40):
         machine.clock.advance(0.1)
         await quiet()
-        counts.append(len(reader.sink.got))
-        assert step < 3 or len(other.sink.got) == 200, "its own rate, and not the topic's"
+        counts.append(len(reader.sink.received))
+        assert step < 3 or len(other.sink.received) == 200, "its own rate, and not the topic's"
     assert all(count <= 5 * (number + 1) + 7 for number, count in enumerate(counts)), counts
     assert counts[-1] >= 190
     machine.clock.advance(1)
     await quiet()
-    assert sorted(reader.sink.places) == [(shard, 0, offset) for shard in (0, 1) for offset in range(100)]
+    assert sorted(reader.sink.positions) == [(shard, 0, offset) for shard in (0, 1) for offset in range(100)]
 
 
-async def test_a_dispatch_rate_that_changes_counts_at_once_for_whoever_is_subscribed() -> None:
+async def test_a_changed_dispatch_rate_applies_to_existing_subscriptions() -> None:
     machine = BrokerMachine()
     broker = await opened(machine, max_dispatch_rate=1)
     await publish(broker, await open_one(broker), *[b"x"] * 100)
     reader = await subscribe(broker)
     await quiet()
-    assert len(reader.sink.got) == 1
-    await broker.set_topic_policies(TOPIC, TopicPolicies(max_dispatch_rate=40))
+    assert len(reader.sink.received) == 1
+    await broker.set_topic_policies(TOPIC, PolicyValues(max_dispatch_rate=40))
     for _ in range(20):
         machine.clock.advance(0.05)
         await quiet()
-    assert 30 < len(reader.sink.got) < 50
-    await broker.set_namespace_policies("default", TopicPolicies(max_dispatch_rate=1))
-    await broker.set_topic_policies(TOPIC, TopicPolicies(max_dispatch_rate=0))
+    assert 30 < len(reader.sink.received) < 50
+    await broker.set_namespace_policies("default", PolicyValues(max_dispatch_rate=1))
+    await broker.set_topic_policies(TOPIC, PolicyValues(max_dispatch_rate=0))
     await quiet()
-    assert len(reader.sink.got) == 100, "the topic's own word: no bound"
+    assert len(reader.sink.received) == 100, "the topic's own word: no bound"
 
 
 # --- incarnations ---
@@ -328,30 +327,30 @@ async def test_a_topic_that_is_created_again_has_other_offsets_ids_and_readers()
     assert [row["payload"] for row in (await stored_rows(broker, shard=1)).values()] == [b"new"]
 
 
-async def test_a_crash_at_any_write_of_a_deletion_leaves_the_topic_or_nothing() -> None:
+async def test_a_crash_at_any_write_of_a_deletion_is_all_or_nothing() -> None:
     seen, write, is_over = set[bool](), 0, False
     while not is_over:
         for carried_out in (False, True):
             machine = BrokerMachine()
-            store = machine.store = HaltingStore(machine.clock)
+            store = machine.store = FaultyStore(machine.clock, survives_close=True)
             broker = await opened(machine, 2)
             await publish(broker, await open_one(broker), b"x", shard=1)
             await subscribe(broker)
             await subscribe(broker, "t")
-            before = {key for key in await kept(machine) if "/a" in key}
-            store.halt_at(write, carried_out=carried_out)
+            before = {key for key in await stored_keys(machine) if "/a" in key}
+            store.halt_at(write, applied=carried_out)
             deleting = asyncio.ensure_future(broker.delete_topic(TOPIC))
             halted = asyncio.ensure_future(store.halted.wait())
             await asyncio.wait({deleting, halted}, timeout=HANGS_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             is_over = deleting.done()
             await machine.kill()
-            store.go_on()
+            store.resume()
             broker = await machine.open_broker()
             is_there = broker.topics.find(TOPIC) is not None
             assert not (is_there and is_over)
-            left = {key for key in await kept(machine) if "/a" in key}
+            left = {key for key in await stored_keys(machine) if "/a" in key}
             assert left == (before if is_there else set())
-            assert not [key for key in await kept(machine) if key.startswith(records.DELETED_TOPICS)]
+            assert not [key for key in await stored_keys(machine) if key.startswith(records.DELETED_TOPICS)]
             if not is_there:
                 await broker.create_topic(TOPIC)
                 assert await publish(broker, await open_one(broker), b"new") == 0
@@ -365,20 +364,20 @@ async def test_a_crash_at_any_write_of_a_deletion_leaves_the_topic_or_nothing() 
 
 async def test_a_crash_at_any_write_of_a_deletion_that_commits_first_loses_no_message() -> None:
     """Either the topic is there, or its rest waits for the pipeline; and a topic of its name is another one."""
-    options = BrokerOptions(deleted_rest=DeletedRestPolicy.COMMIT)
+    options = BrokerOptions(policy_defaults=PolicyValues(deleted_table="keep", deleted_rest="commit"))
     seen, write, is_over = set[bool](), 0, False
     while not is_over:
         for carried_out in (False, True):
             machine = BrokerMachine(broker=options)
-            store = machine.store = HaltingStore(machine.clock)
+            store = machine.store = FaultyStore(machine.clock, survives_close=True)
             broker = await opened(machine, 2)
             key = ShardKey(broker.topics.get(TOPIC).record.id, 1)
             await publish(broker, await open_one(broker), b"x", shard=1)
             await subscribe(broker)
-            store.halt_at(write, carried_out=carried_out)
+            store.halt_at(write, applied=carried_out)
             is_over = await _is_deleted(broker, store)
             await machine.kill()
-            store.go_on()
+            store.resume()
             broker = await machine.open_broker()
             assert machine.log is not None
             assert machine.log.backlog.uncommitted_count(key) == 1
@@ -393,8 +392,8 @@ async def test_a_crash_at_any_write_of_a_deletion_that_commits_first_loses_no_me
     assert write > 3
 
 
-async def _is_deleted(broker: Broker, store: HaltingStore) -> bool:
-    """Else the store stands still in the middle of it."""
+async def _is_deleted(broker: Broker, store: FaultyStore) -> bool:
+    """True if the deletion ended; otherwise the store is halted in the middle of it."""
     deleting = asyncio.ensure_future(broker.delete_topic(TOPIC))
     halted = asyncio.ensure_future(store.halted.wait())
     await asyncio.wait({deleting, halted}, timeout=HANGS_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -415,5 +414,5 @@ async def _check_another(machine: BrokerMachine, broker: Broker, old: ShardKey) 
     broker.on_tables_committed()
     await quiet()
     assert not broker.topics.is_draining
-    assert not [key for key in await kept(machine) if key.startswith(records.DELETED_TOPICS)]
+    assert not [key for key in await stored_keys(machine) if key.startswith(records.DELETED_TOPICS)]
     assert list(broker.topics.get(TOPIC).subscriptions) == ["s"]

@@ -22,8 +22,8 @@ LEVELS = st.lists(LEVEL, min_size=1, max_size=4)
 
 
 @given(LEVELS, LEVELS)
-def test_different_namespaces_never_share_a_key(one: list[str], other: list[str]) -> None:
-    first, second = check_namespace(one), check_namespace(other)
+def test_different_namespaces_never_share_a_key(levels: list[str], other: list[str]) -> None:
+    first, second = check_namespace(levels), check_namespace(other)
     assert (catalog_keys.namespace_key(first) == catalog_keys.namespace_key(second)) == (first == second)
     assert catalog_keys.namespace_key(first).startswith(catalog_keys.namespaces_in(second)) == (first[:-1] == second)
     table = Identifier(first[:-1], first[-1])
@@ -31,7 +31,7 @@ def test_different_namespaces_never_share_a_key(one: list[str], other: list[str]
 
 
 @given(LEVELS)
-def test_a_name_comes_back_from_its_key(levels: list[str]) -> None:
+def test_a_name_is_restored_from_its_key(levels: list[str]) -> None:
     prefix = catalog_keys.namespaces_in(tuple(levels[:-1]))
     assert catalog_keys.last_name(prefix, catalog_keys.namespace_key(tuple(levels))) == levels[-1]
     assert catalog_keys.key_after(prefix, catalog_keys.page_token(levels[-1])) == catalog_keys.namespace_key(
@@ -40,7 +40,7 @@ def test_a_name_comes_back_from_its_key(levels: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a\x1fb", "\x00", "\ud800", "x" * (limits.CATALOG_NAME_BYTES_MAX + 1), "é" * 257])
-def test_what_is_no_name_is_refused(name: str) -> None:
+def test_invalid_names_are_refused(name: str) -> None:
     with pytest.raises(errors.InvalidInput):
         check_namespace([name])
     with pytest.raises(errors.InvalidInput):
@@ -60,7 +60,7 @@ def test_a_namespace_has_some_levels_and_a_key_is_not_endless() -> None:
 
 
 @pytest.mark.parametrize("token", ["?", "a", "_w", "ä", "===="])
-def test_a_token_that_we_did_not_make_is_refused(token: str) -> None:
+def test_a_foreign_page_token_is_refused(token: str) -> None:
     with pytest.raises(errors.InvalidInput, match="page token"):
         catalog_keys.key_after("/x:", token)
     assert catalog_keys.key_after("/x:", "") == ""
@@ -70,7 +70,7 @@ def test_a_token_that_we_did_not_make_is_refused(token: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given_", "expected"),
+    ("text", "expected"),
     [
         ("file:/data/t", "file:/data/t"),
         ("file:///data/t/", "file:/data/t"),
@@ -82,26 +82,26 @@ def test_a_token_that_we_did_not_make_is_refused(token: str) -> None:
         ("file:/data/a b%20c", "file:/data/a b%20c"),
     ],
 )
-def test_a_place_has_one_form(given_: str, expected: str) -> None:
-    assert location.normalize(given_) == expected
+def test_a_location_has_one_normal_form(text: str, expected: str) -> None:
+    assert location.normalize(text) == expected
     assert location.normalize(expected) == expected
 
 
 @pytest.mark.parametrize(
-    "given_",
+    "text",
     [
         "", "data/t", "file:data/t", "file://host/data", "file:/data/../etc", "file:/data/./t", "file:/data//t", "/..",
         "s3:/bucket/t", "s3:///t", "s3://../t", "s3://bucket/../t", "file:/data\x00", "file:/data?x", "file:/a\nb",
         "file:/" + "x" * limits.CATALOG_LOCATION_BYTES_MAX,
     ],
 )  # fmt: skip
-def test_tricks_in_places_are_refused(given_: str) -> None:
+def test_tricky_locations_are_refused(text: str) -> None:
     with pytest.raises(errors.InvalidInput, match="Invalid location"):
-        location.normalize(given_)
+        location.normalize(text)
 
 
 @pytest.mark.parametrize(
-    ("given_", "is_allowed"),
+    ("text", "is_allowed"),
     [
         ("file:/data/w/t", True),
         ("/data/w", True),
@@ -111,17 +111,17 @@ def test_tricks_in_places_are_refused(given_: str) -> None:
         ("s3://bucket/t", False),
     ],
 )
-def test_only_places_in_the_warehouse_are_allowed(given_: str, is_allowed: bool) -> None:
+def test_only_locations_in_the_warehouse_are_allowed(text: str, is_allowed: bool) -> None:
     roots = ["file:/data/w", "file:/other"]
     if is_allowed:
-        assert location.check_inside(given_, roots) == location.normalize(given_)
+        assert location.check_inside(text, roots) == location.normalize(text)
     else:
         with pytest.raises(errors.InvalidInput, match="outside of the warehouse"):
-            location.check_inside(given_, roots)
+            location.check_inside(text, roots)
 
 
 @given(LEVELS, LEVEL)
-def test_a_new_table_gets_a_place_that_every_file_system_takes(levels: list[str], name: str) -> None:
+def test_a_new_table_gets_a_portable_location(levels: list[str], name: str) -> None:
     place = location.new_location(location.namespace_location("file:/w", levels), name, "token")
     assert location.check_inside(place, ["file:/w"]) == place
     assert place.endswith("-token")
@@ -142,7 +142,7 @@ def test_a_new_table_gets_a_place_that_every_file_system_takes(levels: list[str]
         ("00012-abc.metadata.json.txt", 0),
     ],
 )
-def test_a_metadata_file_tells_its_number(name: str, version: int) -> None:
+def test_a_metadata_file_name_contains_its_version(name: str, version: int) -> None:
     assert metadata_file.version_of(f"file:/w/t/metadata/{name}") == version
 
 
@@ -155,7 +155,7 @@ def test_a_metadata_file_is_named_after_number_and_chance() -> None:
     assert metadata_file.directory("file:/t", {metadata_file.PATH: "file:/m"}) == "file:/m"
 
 
-def test_a_packed_file_comes_back() -> None:
+def test_a_compressed_file_is_restored() -> None:
     pieces = [b'{"a":', b"1}"]
     for name in ("file:/0.gz.metadata.json", "file:/0.metadata.json", "file:/0.metadata.json.gz"):
         packed = b"".join(metadata_file.compress(name, pieces))

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 
 from icestream import errors
 from icestream.iceberg.identifier import Identifier
-from tests.support.jitter_store import JitterStore
+from icestream.runtime.clock import SimulatedClock
+from tests.support.faulty_store import FaultyStore
 from tests.support.tables import NEW_VIEW, SCHEMA
-from tests.support.warehouse import NS, World
+from tests.support.warehouse import NS, CatalogWorld
 
 pytestmark = pytest.mark.asyncio
 
 
-async def test_a_namespace_is_made_once_with_its_properties() -> None:
-    namespaces = World().catalog.namespaces
+async def test_a_namespace_is_created_once_with_its_properties() -> None:
+    namespaces = CatalogWorld().catalog.namespaces
     located = {"owner": "me", "location": "file:/warehouse/a"}
     assert await namespaces.create(("a",), {"owner": "me"}) == located
     assert await namespaces.load(("a",)) == located
@@ -26,8 +28,8 @@ async def test_a_namespace_is_made_once_with_its_properties() -> None:
         await namespaces.load(("b", "c"))
 
 
-async def test_levels_hold_any_characters_and_are_not_mixed_up() -> None:
-    namespaces = World().catalog.namespaces
+async def test_namespace_levels_may_contain_any_characters() -> None:
+    namespaces = CatalogWorld().catalog.namespaces
     for namespace in (("a",), ("a", "b"), ("a.b",), ("a/b",), ("a", "b", "c:d"), ("%2F",), ("é",)):
         await namespaces.create(namespace, {"name": ".".join(namespace)})
     assert (await namespaces.list((), None, None)).names == ["%2F", "a", "a/b", "a.b", "é"]
@@ -39,14 +41,14 @@ async def test_levels_hold_any_characters_and_are_not_mixed_up() -> None:
         await namespaces.list(("none",), None, None)
 
 
-async def test_a_namespace_lies_in_one_that_exists() -> None:
-    namespaces = World().catalog.namespaces
+async def test_a_namespace_needs_an_existing_parent() -> None:
+    namespaces = CatalogWorld().catalog.namespaces
     with pytest.raises(errors.UnknownNamespace, match="Namespace does not exist: a"):
         await namespaces.create(("a", "b"), {})
 
 
 async def test_properties_are_set_and_removed() -> None:
-    namespaces = World().catalog.namespaces
+    namespaces = CatalogWorld().catalog.namespaces
     await namespaces.create(NS, {"a": "1", "b": "2"})
     answer = await namespaces.change_properties(NS, {"a": "3", "c": "4"}, ["b", "x"])
     assert answer == (["a", "c"], ["b"], ["x"])
@@ -61,7 +63,7 @@ async def test_properties_are_set_and_removed() -> None:
 
 
 async def test_only_an_empty_namespace_is_dropped() -> None:
-    world = World()
+    world = CatalogWorld()
     namespaces = world.catalog.namespaces
     await world.with_table()
     await namespaces.create((*NS, "child"), {})
@@ -77,8 +79,8 @@ async def test_only_an_empty_namespace_is_dropped() -> None:
         await namespaces.drop(NS)
 
 
-async def test_pages_go_on_behind_the_last_name_whatever_comes_and_goes() -> None:
-    namespaces = World().catalog.namespaces
+async def test_pages_continue_after_the_last_name_through_concurrent_changes() -> None:
+    namespaces = CatalogWorld().catalog.namespaces
     for number in range(7):
         await namespaces.create((f"n{number}",), {})
     first = await namespaces.list((), "", 3)
@@ -95,11 +97,11 @@ async def test_pages_go_on_behind_the_last_name_whatever_comes_and_goes() -> Non
 
 
 @pytest.mark.parametrize("what", ["table", "namespace", "view"])
-async def test_nothing_is_ever_made_in_a_namespace_that_was_dropped(what: str) -> None:
+async def test_nothing_is_created_in_a_dropped_namespace(what: str) -> None:
     """Two nodes: one drops the namespace, the other makes something in it, at the same time."""
     outcomes = set()
     for seed in range(40):
-        world = World(JitterStore(seed))
+        world = CatalogWorld(FaultyStore(SimulatedClock(), delay=random.Random(seed)))
         other = world.another(100)
         await world.catalog.namespaces.create(NS, {})
         if what == "table":
@@ -108,34 +110,38 @@ async def test_nothing_is_ever_made_in_a_namespace_that_was_dropped(what: str) -
             making = other.views.create(Identifier(NS, "t"), NEW_VIEW)  # type: ignore[assignment]
         else:
             making = other.namespaces.create((*NS, "c"), {})  # type: ignore[assignment]
-        dropped, made = await asyncio.gather(world.catalog.namespaces.drop(NS), making, return_exceptions=True)
-        assert isinstance(dropped, errors.NotEmpty) != isinstance(made, errors.UnknownNamespace), (seed, dropped, made)
+        dropped, created = await asyncio.gather(world.catalog.namespaces.drop(NS), making, return_exceptions=True)
+        assert isinstance(dropped, errors.NotEmpty) != isinstance(created, errors.UnknownNamespace), (
+            seed,
+            dropped,
+            created,
+        )
         outcomes.add(type(dropped))
     assert len(outcomes) == 2, "both happened"
 
 
-async def test_a_name_is_given_once_whoever_wants_it() -> None:
+async def test_a_name_is_used_once_among_concurrent_nodes() -> None:
     """Two nodes: one renames a table, the other creates one of that name."""
     for seed in range(40):
-        world = World(JitterStore(seed))
+        world = CatalogWorld(FaultyStore(SimulatedClock(), delay=random.Random(seed)))
         old, new = await world.with_table("old"), Identifier(NS, "new")
         results = await asyncio.gather(
             world.catalog.tables.rename(old, new),
             world.another(100).tables.create(new, {"schema": SCHEMA}),
             return_exceptions=True,
         )
-        failed = [one for one in results if isinstance(one, errors.AlreadyExists)]
+        failed = [outcome for outcome in results if isinstance(outcome, errors.AlreadyExists)]
         assert len(failed) == 1, (seed, results)
         names = (await world.catalog.tables.list(NS, None, None)).names
         assert names == (["new", "old"] if failed[0] is results[0] else ["new"])
 
 
-async def test_those_who_make_tables_in_one_namespace_do_not_disturb_each_other() -> None:
-    world = World()
+async def test_concurrent_table_creations_in_one_namespace_do_not_conflict() -> None:
+    world = CatalogWorld()
     await world.catalog.namespaces.create(NS, {})
     nodes = [world.another(10 + number) for number in range(4)]
     await asyncio.gather(
         *(nodes[number % 4].tables.create(Identifier(NS, f"t{number}"), {"schema": SCHEMA}) for number in range(20))
     )
     assert len((await world.catalog.tables.list(NS, None, None)).names) == 20
-    assert len(world.metadata_files()) == 20, "nobody wrote a file in vain"
+    assert len(world.metadata_files()) == 20, "each creation wrote exactly one metadata file"

@@ -25,29 +25,29 @@ from icestream.catalog.topic_rules.binding import Binding
 from icestream.catalog.topic_rules.commit_rules import CommitDecision, CommitRequest, TableState, judge_commit
 from icestream.catalog.topic_rules.operation_preview import Consent, ShardLog, TopicLog
 from icestream.catalog.topic_rules.rebinding import NO_FORMER_TABLE, FormerTable, Rebinding
-from tests.support.table_history import History, Row, rows_of
+from tests.support.table_history import Row, SnapshotHistory, rows_of
 from tests.support.tables import FILE, LOCATION, NOW_MS, point, table
 from tests.support.topic_tables import ENVELOPE, LEASE, TOPIC, TOPIC_ID, appending, claim, replacing, settled
 
 SHARDS = 2
 NOW = NOW_MS + 10_000
-CONSENTS = (frozenset[Consent](), *(frozenset({one}) for one in Consent), frozenset(Consent))
+CONSENTS = (frozenset[Consent](), *(frozenset({consent}) for consent in Consent), frozenset(Consent))
 
 
 @dataclass
-class Log:
+class OperationModelLog:
     earliest: int = 0
     end: int = 0
 
 
-class Operations:
-    """Each act takes two numbers by chance, and does nothing where it does not apply."""
+class OperationsModel:
+    """Operations on a topic's table; each takes two random numbers, and does nothing where it does not apply."""
 
     def __init__(self) -> None:
         self.numbers = 0
-        self.logs = [Log() for _ in range(SHARDS)]
+        self.logs = [OperationModelLog() for _ in range(SHARDS)]
         self.former: FormerTable = NO_FORMER_TABLE
-        self.history = History()
+        self.history = SnapshotHistory()
         self.state: TableState | None = None  # None: the topic's table is gone
         self.posts: list[tuple[int, tuple[tuple[int, int, int, int], ...]]] = []
         self.done: list[str] = []
@@ -56,8 +56,8 @@ class Operations:
         for count in (2, 3, 1):
             self.ingest(count, 0)
 
-    def act(self, name: str, one: int, other: int) -> None:
-        getattr(self, name)(one, other)
+    def act(self, name: str, first: int, other: int) -> None:
+        getattr(self, name)(first, other)
         self.check()
 
     def next_number(self) -> int:
@@ -67,7 +67,9 @@ class Operations:
     @property
     def log(self) -> TopicLog:
         return TopicLog(
-            TOPIC, TOPIC_ID, {shard: ShardLog(0, one.earliest, one.end) for shard, one in enumerate(self.logs)}
+            TOPIC,
+            TOPIC_ID,
+            {shard: ShardLog(0, shard_log.earliest, shard_log.end) for shard, shard_log in enumerate(self.logs)},
         )
 
     @property
@@ -78,19 +80,19 @@ class Operations:
         return [] if self.state is None else self.history.content(self.state.table.current_snapshot_id)
 
     def snapshots(self) -> list[int]:
-        return [] if self.state is None else [one["snapshot-id"] for one in self.state.table.snapshots]
+        return [] if self.state is None else [snapshot["snapshot-id"] for snapshot in self.state.table.snapshots]
 
     def committed(self) -> dict[int, int]:
-        """What the log may free."""
+        """The offsets that the log may free."""
         return dict(self.former.committed) if self.binding is None else self.binding.committed()
 
     def owed(self) -> set[Row]:
-        """What nobody may lose."""
+        """The offsets that no operation may lose without consent."""
         committed = self.committed()
         waiting = {
             (shard, at)
-            for shard, one in enumerate(self.logs)
-            for at in range(max(one.earliest, committed.get(shard, 0)), one.end)
+            for shard, shard_log in enumerate(self.logs)
+            for at in range(max(shard_log.earliest, committed.get(shard, 0)), shard_log.end)
         }
         return {*self.rows(), *waiting}
 
@@ -132,7 +134,7 @@ class Operations:
             assert all(self.logs[shard].earliest <= at for shard, at in rows), "the log has it"
             self.settle(done, snapshot_id, rows)
         else:
-            removed = {row for one in self.state.removals for row in rows_of(one)}
+            removed = {row for removal in self.state.removals for row in rows_of(removal)}
             assert set(rows) <= {*self.rows(), *removed}, "told as committed, and gone"
 
     def settle(self, done: CommitDecision, snapshot_id: int, rows: list[Row]) -> None:
@@ -157,7 +159,7 @@ class Operations:
 
     def expire(self, every: int, first: int) -> None:
         current = None if self.state is None else self.state.table.current_snapshot_id
-        gone = [one for one in self.snapshots()[first % 3 :: 1 + every % 3] if one != current]
+        gone = [snapshot for snapshot in self.snapshots()[first % 3 :: 1 + every % 3] if snapshot != current]
         if gone:
             self.foreign({"action": "remove-snapshots", "snapshot-ids": gone})
 
@@ -175,9 +177,11 @@ class Operations:
         """A round that main lost is put on it again, as Spark's `cherrypick_snapshot` does."""
         if self.state is None or self.state.table.current_snapshot_id is None:
             return
-        there, brought = {*self.rows()}, self.history.rows
-        rounds = [one for one in self.snapshots() if brought.get(one) and one not in self.picked]
-        lost = [one for one in rounds if not there & {*brought[one]}]
+        there, rows_by_snapshot = {*self.rows()}, self.history.rows
+        rounds = [
+            snapshot for snapshot in self.snapshots() if rows_by_snapshot.get(snapshot) and snapshot not in self.picked
+        ]
+        lost = [snapshot for snapshot in rounds if not there & {*rows_by_snapshot[snapshot]}]
         if not lost:
             return
         source, base, snapshot_id = lost[pick % len(lost)], self.state.table.current_snapshot_id, self.next_number()
@@ -195,7 +199,7 @@ class Operations:
         return CONSENTS[number % 4] - ({Consent.DUPLICATES} if self.picked else set())
 
     def operate(self, consents: Collection[Consent], decide: Callable[[], Rebinding]) -> None:
-        """Nobody who did not agree to it loses anything."""
+        """An operation loses messages only with the operator's consent."""
         before = self.owed()
         try:
             done = decide()
@@ -206,7 +210,7 @@ class Operations:
         assert done.preview.needed <= set(consents), "done without being asked"
         if Consent.GAP not in consents:
             assert not any(fate.missing for fate in done.preview.shards)
-            assert before <= self.owed(), "lost, and nobody agreed"
+            assert before <= self.owed(), "messages were lost without consent"
 
     def detach(self, _: int, __: int) -> None:
         if self.state is not None and self.binding is not None:
@@ -219,7 +223,7 @@ class Operations:
             self.state = None
 
     def adopt(self, agreed: int, by_hand: int) -> None:
-        """An operator who says positions says true ones."""
+        """Positions that the operator gives are the true ones."""
         state, consents = self.state, self.agreed(agreed)
         if state is None:
             return
@@ -236,7 +240,7 @@ class Operations:
         self.operate(consents, lambda: rewind.rewind(state, self.log, consents, NOW, target))
 
     def begin(self, agreed: int, sure: int) -> None:
-        """Another table, without rows: the old one is left to itself."""
+        """Starts with another table without rows; the old table is not touched."""
         if self.state is None or self.binding is not None or sure % 4:
             return
         empty, consents = TableState(table(schema=ENVELOPE), FILE), CONSENTS[agreed % 4]
@@ -257,14 +261,14 @@ class Operations:
         assert len(content) == len(set(content)), "an offset twice"
         if self.state is None or self.binding is None:
             return
-        removed = {row for one in self.state.removals for row in rows_of(one)}
+        removed = {row for removal in self.state.removals for row in rows_of(removal)}
         for shard, committed in self.binding.committed().items():
             missing = {(shard, at) for at in range(committed)} - set(content) - removed
             assert not missing, f"gone and not told: {sorted(missing)}"
             assert all(at < committed for there, at in content if there == shard), "it would be written again"
             assert self.logs[shard].earliest <= committed, "neither in the table nor in the log"
-        for one in self.state.removals:
-            assert not one.is_exact or not rows_of(one) & set(content), "told as gone, and there"
+        for removal in self.state.removals:
+            assert not removal.is_exact or not rows_of(removal) & set(content), "told as gone, and there"
 
 
 ACTS = {
@@ -277,14 +281,14 @@ def check_seeds(first: int, count: int, steps: int) -> set[str]:
     """The operations that were done."""
     done: set[str] = set()
     for seed in range(first, first + count):
-        chance, model, told = random.Random(seed), Operations(), []
+        chance, model, history = random.Random(seed), OperationsModel(), []
         for _ in range(steps):
             act = chance.choices([*ACTS], [*ACTS.values()])[0], chance.randrange(24), chance.randrange(24)
-            told.append(act)
+            history.append(act)
             try:
                 model.act(*act)
             except AssertionError as error:
-                error.add_note(f"seed {seed}: {told}")
+                error.add_note(f"seed {seed}: {history}")
                 raise
         done |= {*model.done}
     return done
@@ -300,13 +304,13 @@ NUMBER = st.integers(0, 23)
 @settings(max_examples=25)
 @given(st.lists(st.tuples(st.sampled_from([*ACTS]), NUMBER, NUMBER), max_size=40))
 def test_no_short_list_of_operations_does_either(acts: list[tuple[str, int, int]]) -> None:
-    """The same, so that what fails is told in as few steps as it takes."""
-    model = Operations()
+    """The same with short lists, so that a failure is shown in as few steps as possible."""
+    model = OperationsModel()
     for act in acts:
         model.act(*act)
     assert model.done[0] == "recreate"
 
 
 @pytest.mark.chaos
-def test_no_operation_doubles_an_offset_or_loses_one_unsaid_for_long() -> None:
+def test_no_operation_duplicates_or_silently_loses_an_offset_in_long_runs() -> None:
     assert len(check_seeds(10_000, 3_000, 100)) == 4

@@ -24,22 +24,24 @@ MARKS = st.builds(
 
 
 @given(st.lists(MARKS, max_size=200))
-def test_marks_come_back_in_order_whatever_they_are(marks: list[SnapshotMark]) -> None:
+def test_marks_are_restored_in_order(marks: list[SnapshotMark]) -> None:
     """Offsets and times may go back: a table was rewound, a clock was set."""
     full, open_block = snapshot_block.add_marks(MarkBlock(), marks)
-    blocks = [snapshot_block.decode("k", snapshot_block.encode(one)) for one in (*full, open_block)]
+    blocks = [snapshot_block.decode("k", snapshot_block.encode(block)) for block in (*full, open_block)]
     assert blocks == [*full, open_block]
-    assert [one.number for one in blocks] == list(range(len(blocks)))
-    assert [mark for one in blocks for mark in one.marks()] == marks
-    assert all(one.is_full for one in full)
+    assert [block.number for block in blocks] == list(range(len(blocks)))
+    assert [mark for block in blocks for mark in block.marks()] == marks
+    assert all(block.is_full for block in full)
     assert all(
-        snapshot_block.may_hold(snapshot_block.encode(one), mark.snapshot_id) for one in blocks for mark in one.marks()
+        snapshot_block.may_hold(snapshot_block.encode(block), mark.snapshot_id)
+        for block in blocks
+        for mark in block.marks()
     )
     assert not open_block.is_full
 
 
 @given(st.lists(MARKS, max_size=100), st.lists(st.integers(1, 20), max_size=10))
-def test_it_does_not_matter_how_many_come_at_once(marks: list[SnapshotMark], parts: list[int]) -> None:
+def test_marks_may_be_added_one_by_one_or_together(marks: list[SnapshotMark], parts: list[int]) -> None:
     full, open_block, left = [], MarkBlock(), marks
     for count in (*parts, len(marks)):
         more, open_block = snapshot_block.add_marks(open_block, left[:count])
@@ -48,22 +50,22 @@ def test_it_does_not_matter_how_many_come_at_once(marks: list[SnapshotMark], par
     assert (full, open_block) == snapshot_block.add_marks(MarkBlock(), marks)
 
 
-def test_a_mark_of_one_shard_takes_few_bytes_and_many_shards_fill_a_block_sooner() -> None:
+def test_a_mark_of_one_shard_is_small_and_many_shards_fill_a_block_sooner() -> None:
     few = [SnapshotMark(2**62 + number, 1_700_000_000_000 + 5_000 * number, {0: 500 * number}) for number in range(64)]
     (full,), _ = snapshot_block.add_marks(MarkBlock(), few)
     assert len(snapshot_block.encode(full)) < 20 * limits.SNAPSHOT_MARKS_PER_BLOCK
     many = [SnapshotMark(number, number, dict.fromkeys(range(256), 10**12 + number)) for number in range(64)]
     full_ones, _ = snapshot_block.add_marks(MarkBlock(), many)
-    assert all(len(snapshot_block.encode(one)) < 16_000 for one in full_ones), "far below what a value may be"
+    assert all(len(snapshot_block.encode(block)) < 16_000 for block in full_ones), "far below what a value may be"
     assert len(full_ones) == 16
 
 
 @given(st.binary(max_size=200))
-def test_bytes_of_anybody_are_told_from_a_block(value: bytes) -> None:
-    found = None
+def test_arbitrary_bytes_are_distinguished_from_a_block(value: bytes) -> None:
+    decoded = None
     with contextlib.suppress(errors.MetadataDamaged):
-        found = snapshot_block.decode("k", value)
-    assert found is None or snapshot_block.decode("k", snapshot_block.encode(found)) == found
+        decoded = snapshot_block.decode("k", value)
+    assert decoded is None or snapshot_block.decode("k", snapshot_block.encode(decoded)) == decoded
 
 
 @pytest.mark.parametrize(
@@ -84,6 +86,6 @@ def test_bytes_of_anybody_are_told_from_a_block(value: bytes) -> None:
         "no block",
     ],
 )
-def test_what_nobody_writes_is_refused(hostile: object) -> None:
+def test_invalid_blocks_are_refused(hostile: object) -> None:
     with pytest.raises(errors.MetadataDamaged, match="not a block of snapshot marks"):
         snapshot_block.decode("k", msgspec.msgpack.encode(hostile))

@@ -14,22 +14,22 @@ from icestream.iceberg.identifier import Identifier
 from tests.support.metadata_machine import settle
 from tests.support.tables import NEW_VIEW, SCHEMA, UUID
 from tests.support.topic_tables import ENVELOPE, TOPIC, TOPIC_ID
-from tests.support.warehouse import NS, TABLE, WAREHOUSE, World
+from tests.support.warehouse import NS, TABLE, WAREHOUSE, CatalogWorld
 
 pytestmark = pytest.mark.asyncio
 
 VIEW = Identifier(NS, "view")
 
 
-async def with_both() -> World:
-    world = World()
+async def with_both() -> CatalogWorld:
+    world = CatalogWorld()
     await world.with_table()
     await world.catalog.views.create(VIEW, NEW_VIEW)
     return world
 
 
-async def bound() -> World:
-    world = World()
+async def bound() -> CatalogWorld:
+    world = CatalogWorld()
     await world.with_table(schema=ENVELOPE)
     await world.catalog.topics.bind(TABLE, TOPIC, TOPIC_ID, {0: (0, 0)})
     return world
@@ -38,8 +38,8 @@ async def bound() -> World:
 # --- create -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_new_table_has_a_place_of_its_own() -> None:
-    world = World()
+async def test_a_new_table_has_its_own_location() -> None:
+    world = CatalogWorld()
     await world.with_table()
     first = await world.catalog.tables.load(TABLE)
     assert first.table.location.startswith(f"{WAREHOUSE}/ns/table-")
@@ -52,7 +52,7 @@ async def test_a_new_table_has_a_place_of_its_own() -> None:
     assert again.table.uuid != first.table.uuid
 
 
-async def test_a_name_is_taken_once_by_a_table_or_a_view() -> None:
+async def test_a_name_belongs_to_one_table_or_view() -> None:
     world = await with_both()
     tables, views = world.catalog.tables, world.catalog.views
     written = len(world.metadata_files())
@@ -68,8 +68,8 @@ async def test_a_name_is_taken_once_by_a_table_or_a_view() -> None:
     assert len(world.metadata_files()) == written, "nothing is written for what is refused"
 
 
-async def test_nothing_is_made_in_a_namespace_that_is_not_there() -> None:
-    world = World()
+async def test_nothing_is_created_in_a_missing_namespace() -> None:
+    world = CatalogWorld()
     for call in (
         lambda: world.catalog.tables.create(TABLE, {"schema": SCHEMA}),
         lambda: world.catalog.tables.stage(TABLE, {"schema": SCHEMA}),
@@ -82,9 +82,9 @@ async def test_nothing_is_made_in_a_namespace_that_is_not_there() -> None:
     assert world.metadata_files() == []
 
 
-async def test_what_is_not_there_is_told_as_a_table_even_in_a_namespace_that_is_not_there() -> None:
-    """Clients ask for table `snapshots` in namespace `ns.t`, and go on when there is no such table."""
-    world = World()
+async def test_a_missing_table_in_a_missing_namespace_is_an_unknown_table() -> None:
+    """Clients ask for table `snapshots` in namespace `ns.t`, and continue when there is no such table."""
+    world = CatalogWorld()
     deep = Identifier((*NS, "table"), "snapshots")
     with pytest.raises(errors.UnknownTable, match=r"Table does not exist: ns\.table\.snapshots"):
         await world.catalog.tables.load(deep)
@@ -94,7 +94,7 @@ async def test_what_is_not_there_is_told_as_a_table_even_in_a_namespace_that_is_
         await world.catalog.views.load(deep)
 
 
-async def test_a_table_is_no_view_and_a_view_no_table() -> None:
+async def test_tables_and_views_are_distinguished() -> None:
     world = await with_both()
     with pytest.raises(errors.UnknownTable, match=r"Table does not exist: ns\.view"):
         await world.catalog.tables.load(VIEW)
@@ -109,7 +109,7 @@ async def test_a_table_is_no_view_and_a_view_no_table() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "options",
     [
         {"location": "file:/etc/t"},
         {"location": "file:/warehouse/../etc"},
@@ -118,17 +118,17 @@ async def test_a_table_is_no_view_and_a_view_no_table() -> None:
         {"schema": 7},
     ],
 )
-async def test_a_table_that_must_not_be_is_not_made(asked: dict[str, Any]) -> None:
-    world = World()
+async def test_an_invalid_table_is_not_created(options: dict[str, Any]) -> None:
+    world = CatalogWorld()
     await world.catalog.namespaces.create(NS, {})
     with pytest.raises(errors.InvalidInput):
-        await world.catalog.tables.create(TABLE, {"schema": SCHEMA, **asked})
+        await world.catalog.tables.create(TABLE, {"schema": SCHEMA, **options})
     assert world.metadata_files() == []
     assert (await world.catalog.tables.list(NS, None, None)).names == []
 
 
-async def test_a_staged_table_is_made_by_its_first_commit() -> None:
-    world = World()
+async def test_a_staged_table_is_created_by_its_first_commit() -> None:
+    world = CatalogWorld()
     await world.catalog.namespaces.create(NS, {})
     staged = await world.catalog.tables.stage(TABLE, {"schema": SCHEMA, "location": "file:///warehouse/here"})
     assert (staged.location, world.metadata_files()) == ("file:/warehouse/here", [])
@@ -156,25 +156,25 @@ async def test_a_staged_table_is_made_by_its_first_commit() -> None:
 
 
 async def test_a_table_is_registered_from_its_file() -> None:
-    world = World()
+    world = CatalogWorld()
     await world.with_table()
-    found = await world.catalog.tables.load(TABLE)
+    loaded = await world.catalog.tables.load(TABLE)
     await world.catalog.tables.drop(TABLE)
     other = Identifier(NS, "other")
-    done = await world.another(9).tables.register(other, found.location)
-    assert (done.table.uuid, done.location) == (found.table.uuid, found.location)
+    done = await world.another(9).tables.register(other, loaded.location)
+    assert (done.table.uuid, done.location) == (loaded.table.uuid, loaded.location)
     with pytest.raises(errors.AlreadyExists, match=r"Table already exists: ns\.other"):
-        await world.catalog.tables.register(other, found.location)
+        await world.catalog.tables.register(other, loaded.location)
     after = await world.catalog.commits.commit(
         other, CommitRequest([], [{"action": "set-properties", "updates": {"a": "b"}}])
     )
     assert "/00001-" in after.location
-    back = await world.catalog.tables.register(other, found.location, is_overwriting=True)
-    assert (await world.catalog.tables.load(other)).location == back.location == found.location
+    back = await world.catalog.tables.register(other, loaded.location, is_overwriting=True)
+    assert (await world.catalog.tables.load(other)).location == back.location == loaded.location
 
 
-async def test_a_file_that_is_not_there_or_no_table_is_not_registered() -> None:
-    world = World()
+async def test_a_missing_or_invalid_file_is_not_registered() -> None:
+    world = CatalogWorld()
     await world.catalog.namespaces.create(NS, {})
     place = f"{WAREHOUSE}/x/00000-a.metadata.json"
     with pytest.raises(errors.MetadataFileMissing, match=f"Failed to open input stream for file: {place}"):
@@ -186,8 +186,8 @@ async def test_a_file_that_is_not_there_or_no_table_is_not_registered() -> None:
         await world.catalog.tables.register(TABLE, "file:/etc/passwd")
 
 
-async def test_a_missing_file_of_a_table_is_told_as_missing() -> None:
-    world = World()
+async def test_a_missing_metadata_file_is_reported_as_missing() -> None:
+    world = CatalogWorld()
     await world.with_table()
     (location,) = world.metadata_files()
     world.disk.remove(location.removeprefix("file:"))
@@ -200,7 +200,7 @@ async def test_a_missing_file_of_a_table_is_told_as_missing() -> None:
 # --- rename and drop --------------------------------------------------------------------------------------------------
 
 
-async def test_a_rename_moves_the_name_and_nothing_else() -> None:
+async def test_a_rename_changes_only_the_name() -> None:
     world = await with_both()
     await world.catalog.namespaces.create(("other",), {})
     before = await world.catalog.tables.load(TABLE)
@@ -213,7 +213,7 @@ async def test_a_rename_moves_the_name_and_nothing_else() -> None:
     assert (await world.catalog.views.load(TABLE)).view.uuid
 
 
-async def test_a_rename_is_refused_in_the_words_that_clients_know() -> None:
+async def test_a_refused_rename_has_the_error_clients_expect() -> None:
     world = await with_both()
     tables, views = world.catalog.tables, world.catalog.views
     two = await world.with_table("two")
@@ -233,34 +233,34 @@ async def test_a_rename_is_refused_in_the_words_that_clients_know() -> None:
 
 
 async def test_a_purge_is_written_down_with_the_drop() -> None:
-    world = World()
+    world = CatalogWorld()
     await world.with_table()
-    found = await world.catalog.tables.load(TABLE)
+    loaded = await world.catalog.tables.load(TABLE)
     await world.catalog.tables.drop(TABLE, is_purging=True)
-    entry = await world.store.get(catalog_keys.purge_key(found.table.uuid or ""))
+    entry = await world.store.get(catalog_keys.purge_key(loaded.table.uuid or ""))
     assert entry is not None
-    assert catalog_records.decode(catalog_records.PurgeRecord, "", entry).location == found.location
-    assert world.metadata_files() == [found.location], "the files themselves go later"
+    assert catalog_records.decode(catalog_records.PurgeRecord, "", entry).location == loaded.location
+    assert world.metadata_files() == [loaded.location], "the files themselves go later"
     with pytest.raises(errors.UnknownTable):
         await world.catalog.tables.drop(TABLE)
 
 
-async def test_hazard_21_the_table_of_a_topic_keeps_its_name() -> None:
+async def test_hazard_21_a_topic_table_cannot_be_dropped_renamed_or_registered_twice() -> None:
     world = await bound()
     tables = world.catalog.tables
-    found = await tables.load(TABLE)
+    loaded = await tables.load(TABLE)
     for call in (
         lambda: tables.drop(TABLE),
         lambda: tables.rename(TABLE, Identifier(NS, "other")),
-        lambda: tables.register(Identifier(NS, "second"), found.location),
-        lambda: tables.register(TABLE, found.location, is_overwriting=True),
+        lambda: tables.register(Identifier(NS, "second"), loaded.location),
+        lambda: tables.register(TABLE, loaded.location, is_overwriting=True),
     ):
         with pytest.raises(errors.TopicTableConflict):
             await call()
-    assert await tables.load(TABLE) == found
+    assert await tables.load(TABLE) == loaded
 
 
-async def test_hazard_21_a_forced_rename_takes_the_topic_along_and_a_forced_drop_lets_it_go() -> None:
+async def test_hazard_21_a_forced_rename_keeps_the_topic_and_a_forced_drop_detaches_it() -> None:
     world = await bound()
     tables = world.catalog.tables
     uuid = (await tables.load(TABLE)).table.uuid or ""
@@ -268,7 +268,7 @@ async def test_hazard_21_a_forced_rename_takes_the_topic_along_and_a_forced_drop
     await tables.rename(TABLE, other, is_forced=True)
     entry = await world.store.get(catalog_keys.topic_key(TOPIC_ID))
     assert entry is not None
-    assert catalog_records.decode(catalog_records.TopicRecord, "", entry) == catalog_records.TopicRecord(
+    assert catalog_records.decode(catalog_records.TopicTableRecord, "", entry) == catalog_records.TopicTableRecord(
         ["ns"], "other", uuid
     )
     await tables.drop(other, is_forced=True)
@@ -289,8 +289,8 @@ async def test_hazard_21_a_topic_has_one_table_and_a_table_one_topic() -> None:
     assert "icestream.topic" not in (await world.catalog.tables.load(TABLE)).table.properties
 
 
-async def test_hazard_21_a_table_that_came_back_with_its_old_words_is_bound_again() -> None:
-    """Its properties name the topic already, and yet it belongs to none."""
+async def test_hazard_21_a_restored_table_with_old_properties_is_bound_again() -> None:
+    """The properties of the restored table name the topic, but the table is not bound to it."""
     world = await bound()
     last = (await world.catalog.tables.load(TABLE)).location
     await world.catalog.tables.drop(TABLE, is_forced=True)
@@ -304,7 +304,7 @@ async def test_hazard_21_a_table_that_came_back_with_its_old_words_is_bound_agai
 # --- pages ------------------------------------------------------------------------------------------------------------
 
 
-async def test_pages_of_tables_leave_views_out() -> None:
+async def test_pages_of_tables_exclude_views() -> None:
     world = await with_both()
     for number in range(5):
         await world.with_table(f"t{number}")
@@ -349,13 +349,13 @@ async def test_a_view_is_replaced_registered_and_dropped() -> None:
 @pytest.mark.parametrize("is_known", [True, False])
 async def test_a_document_of_the_other_kind_is_not_registered(is_known: bool) -> None:
     """Whether it is remembered makes no difference."""
-    world = World()
+    world = CatalogWorld()
     table = await world.with_table()
-    made = await world.catalog.views.create(VIEW, NEW_VIEW)
+    view = await world.catalog.views.create(VIEW, NEW_VIEW)
     located = (await world.catalog.tables.load(table)).location
     catalog = world.catalog if is_known else world.another(7)
     with pytest.raises(errors.MetadataFileDamaged, match=r"is the metadata file of a view|is not a metadata file"):
-        await catalog.tables.register(Identifier(NS, "registered"), made.location)
+        await catalog.tables.register(Identifier(NS, "registered"), view.location)
     with pytest.raises(errors.MetadataFileDamaged, match="metadata file"):
         await catalog.views.register(Identifier(NS, "registered"), located)
 
@@ -363,12 +363,12 @@ async def test_a_document_of_the_other_kind_is_not_registered(is_known: bool) ->
 # --- requests that name themselves ------------------------------------------------------------------------------------
 
 
-def named(number: int, asked: bytes = b"") -> IdempotentRequest:
-    return IdempotentRequest(f"017f22e2-79b0-7cc3-98c4-{number:012x}", asked)
+def named(number: int, body: bytes = b"") -> IdempotentRequest:
+    return IdempotentRequest(f"017f22e2-79b0-7cc3-98c4-{number:012x}", body)
 
 
-async def test_hazard_13_a_request_that_names_itself_is_done_once() -> None:
-    world = World()
+async def test_hazard_13_an_idempotent_request_is_applied_once() -> None:
+    world = CatalogWorld()
     calls = world.catalog
     for _ in range(3):
         await calls.namespaces.create(NS, {"a": "b"}, named(1))
@@ -388,8 +388,8 @@ async def test_hazard_13_a_request_that_names_itself_is_done_once() -> None:
         await world.another(77).namespaces.drop(NS, named(10))
 
 
-async def test_hazard_13_an_error_that_stays_is_told_again() -> None:
-    world = World()
+async def test_hazard_13_a_permanent_error_is_repeated() -> None:
+    world = CatalogWorld()
     request = named(1)
     with pytest.raises(errors.UnknownNamespace):
         await world.catalog.tables.create(TABLE, {"schema": SCHEMA}, request)
@@ -399,8 +399,8 @@ async def test_hazard_13_an_error_that_stays_is_told_again() -> None:
     await world.catalog.tables.create(TABLE, {"schema": SCHEMA}, named(2))
 
 
-async def test_hazard_13_one_name_means_one_request() -> None:
-    world = World()
+async def test_hazard_13_an_idempotency_key_belongs_to_one_request() -> None:
+    world = CatalogWorld()
     await world.catalog.namespaces.create(NS, {}, named(1, b"create ns"))
     with pytest.raises(errors.Contradiction, match="used for another request"):
         await world.catalog.namespaces.create(("other",), {}, named(1, b"create other"))
@@ -409,7 +409,7 @@ async def test_hazard_13_one_name_means_one_request() -> None:
 
 
 async def test_hazard_13_a_request_is_forgotten_after_its_time() -> None:
-    world = World()
+    world = CatalogWorld()
     await world.catalog.namespaces.create(NS, {}, named(1))
     await world.catalog.namespaces.drop(NS)
     await settle()

@@ -7,16 +7,16 @@ import asyncio
 import pytest
 
 from icestream import errors
-from icestream.catalogs.factory import open_objects
 from icestream.catalogs.warehouse_fence import WarehouseFence
 from icestream.catalogs.warehouse_fence_record import FenceTerms
+from icestream.processes.configured_catalog import open_objects
 from tests.support.catalog_servers import STORE, settings_of
 
 pytestmark = pytest.mark.asyncio
 REFUSAL = b"<Error><Code>NotImplemented</Code><Message>A header implies functionality that is missing</Message></Error>"
 
 
-class OldStore:
+class UnconditionalStore:
     """S3 as a store without conditional writes speaks it: no object is there, and none can be made."""
 
     def __init__(self) -> None:
@@ -32,8 +32,8 @@ class OldStore:
         writer.close()
 
 
-async def test_a_store_without_conditional_writes_is_named_and_not_asked_again() -> None:
-    store = OldStore()
+async def test_a_store_without_conditional_writes_is_reported_and_not_asked_again() -> None:
+    store = UnconditionalStore()
     server = await asyncio.start_server(store.answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     flags = ("type=s3", "bucket=b", f"endpoint=http://127.0.0.1:{port}", "path_style=true")
@@ -43,9 +43,9 @@ async def test_a_store_without_conditional_writes_is_named_and_not_asked_again()
         with pytest.raises(errors.UnexpectedAnswer, match=r"refuses conditional writes \(If-None-Match: \*\)"):
             await objects.put_new("a", b"1")
         fence = WarehouseFence(objects, "s3://b/tables")
-        assert not (await fence.look(FenceTerms("a"))).successor, "nothing has to be written"
+        assert not (await fence.check(FenceTerms("a"))).successor, "nothing has to be written"
         with pytest.raises(errors.UnexpectedAnswer, match="refuses conditional writes"):
-            await fence.look(FenceTerms("b", ["a"]))
+            await fence.check(FenceTerms("b", ["a"]))
         assert store.writes == 2
     finally:
         server.close()

@@ -10,24 +10,23 @@ from icestream import errors
 from icestream.catalogs.embedded import EmbeddedCatalog
 from icestream.catalogs.table_catalog import CommitDone, CommitOutcome, CommitUnknown, TableChange
 from icestream.iceberg.identifier import Identifier
-from icestream.metadata.store import MemoryStore
 from icestream.runtime.clock import SimulatedClock
-from tests.support.eager_clock import EagerClock
-from tests.support.losing_store import LosingStore
-from tests.support.warehouse import World
+from tests.support.fake_clock import FakeClock
+from tests.support.faulty_store import FaultyStore
+from tests.support.warehouse import CatalogWorld
 
 CHANGE = TableChange([], [{"action": "set-properties", "updates": {"a": "b"}}])
 
 
-def world_over_losing_store() -> tuple[World, LosingStore]:
-    store = LosingStore(MemoryStore(SimulatedClock()))
-    return World(store), store
+def world_over_faulty_store() -> tuple[CatalogWorld, FaultyStore]:
+    store = FaultyStore(SimulatedClock())
+    return CatalogWorld(store), store
 
 
 @pytest.mark.parametrize("names", [["a"], ["a", "b"]])
-def test_store_that_refuses_is_storage_unavailable_and_changes_nothing(names: list[str]) -> None:
+def test_a_refusing_store_is_storage_unavailable_and_changes_nothing(names: list[str]) -> None:
     async def run() -> None:
-        world, store = world_over_losing_store()
+        world, store = world_over_faulty_store()
         tables = [await world.with_table(name) for name in names]
         files = world.metadata_files()
         catalog = EmbeddedCatalog(world.catalog)
@@ -48,7 +47,7 @@ def test_store_that_refuses_is_storage_unavailable_and_changes_nothing(names: li
 @pytest.mark.parametrize("names", [["a"], ["a", "b"]])
 def test_lost_reply_is_resolved_for_every_table(names: list[str], fate: str, is_applied: bool) -> None:
     async def run() -> None:
-        world, store = world_over_losing_store()
+        world, store = world_over_faulty_store()
         tables = [await world.with_table(name) for name in names]
         catalog = EmbeddedCatalog(world.catalog)
         store.lose(fate)
@@ -60,10 +59,10 @@ def test_lost_reply_is_resolved_for_every_table(names: list[str], fate: str, is_
     asyncio.run(run())
 
 
-def test_outcome_that_cannot_be_determined_is_unknown_and_keeps_the_files() -> None:
+def test_an_undetermined_outcome_is_unknown_and_keeps_the_files() -> None:
     async def run() -> dict[Identifier, CommitOutcome]:
-        world, store = world_over_losing_store()
-        world.clock = EagerClock()
+        world, store = world_over_faulty_store()
+        world.clock = FakeClock(auto_advance=True)
         world.catalog = world.another(2)
         tables = [await world.with_table(name) for name in ("a", "b")]
         files = len(world.metadata_files())
@@ -72,7 +71,7 @@ def test_outcome_that_cannot_be_determined_is_unknown_and_keeps_the_files() -> N
             store.is_down = True
 
         store.lose("done")
-        store.after = go_down
+        store.after_lost = go_down
         outcomes = await EmbeddedCatalog(world.catalog).commit_all(dict.fromkeys(tables, CHANGE))
         assert len(world.metadata_files()) == files + len(tables)
         return outcomes

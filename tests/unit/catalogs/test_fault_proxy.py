@@ -1,4 +1,4 @@
-"""The proxy of the fault tests: what it forwards of an answer is whole, however the server sends it."""
+"""The proxy of the fault tests forwards answers complete, however the server sends them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ NOTHING = [b"HTTP/1.1 204 No Content\r\n", b"\r\n"]
 
 
 @pytest.mark.parametrize("pieces", [LENGTH, CHUNKS, NOTHING], ids=["length", "chunks", "nothing"])
-def test_the_answer_to_a_request_that_came_twice_is_whole(pieces: list[bytes]) -> None:
+def test_the_reply_to_a_doubled_request_is_complete(pieces: list[bytes]) -> None:
     """The server keeps the connection, and sends piece by piece."""
-    asked: list[bytes] = []
+    requests: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        requests.append(await reader.readuntil(b"\r\n\r\n"))
         for piece in pieces:
             writer.write(piece)
             await writer.drain()
@@ -41,9 +41,9 @@ def test_the_answer_to_a_request_that_came_twice_is_whole(pieces: list[bytes]) -
             proxy.plan("twice")
             reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
             writer.write(b"GET / HTTP/1.1\r\n\r\n")
-            found = await reader.readexactly(sum(map(len, pieces)))
+            reply = await reader.readexactly(sum(map(len, pieces)))
             writer.close()
-        return found
+        return reply
 
     assert asyncio.run(run()) == b"".join(pieces)
-    assert len(asked) == 2
+    assert len(requests) == 2

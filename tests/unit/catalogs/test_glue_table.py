@@ -37,9 +37,11 @@ def test_types(kind: Any, expected: str) -> None:
 def test_columns_of_older_schemas_follow_the_current_ones() -> None:
     base = table()
     fewer = schema(*base.current_schema["fields"][:1], column(4, "new", "string", doc="why"))
-    made = commit_to(base, {"action": "add-schema", "schema": fewer}, {"action": "set-current-schema", "schema-id": -1})
-    columns = glue_table.table_input(NAME, "file:/m", made, None)["StorageDescriptor"]["Columns"]
-    assert [(one["Name"], one["Parameters"]["iceberg.field.current"]) for one in columns] == [
+    metadata = commit_to(
+        base, {"action": "add-schema", "schema": fewer}, {"action": "set-current-schema", "schema-id": -1}
+    )
+    columns = glue_table.table_input(NAME, "file:/m", metadata, None)["StorageDescriptor"]["Columns"]
+    assert [(column["Name"], column["Parameters"]["iceberg.field.current"]) for column in columns] == [
         ("id", "true"),
         ("new", "true"),
         ("data", "false"),
@@ -48,16 +50,16 @@ def test_columns_of_older_schemas_follow_the_current_ones() -> None:
     assert columns[1]["Comment"] == "why"
 
 
-def test_the_place_before_and_what_others_wrote_stay() -> None:
+def test_the_previous_location_and_foreign_parameters_are_kept() -> None:
     before = {"Parameters": {"metadata_location": "file:/old", "classification": "x"}}
-    made = glue_table.table_input(NAME, "file:/new", table(), before)["Parameters"]
-    assert made["metadata_location"] == "file:/new"
-    assert made["previous_metadata_location"] == "file:/old"
-    assert made["classification"] == "x"
-    assert made["table_type"] == "ICEBERG"
+    parameters = glue_table.table_input(NAME, "file:/new", table(), before)["Parameters"]
+    assert parameters["metadata_location"] == "file:/new"
+    assert parameters["previous_metadata_location"] == "file:/old"
+    assert parameters["classification"] == "x"
+    assert parameters["table_type"] == "ICEBERG"
 
 
-def test_a_table_of_hive_is_none_of_ours() -> None:
+def test_a_hive_table_is_not_an_iceberg_table() -> None:
     with pytest.raises(errors.UnknownTable, match="not an Iceberg table"):
         glue_table.pointer_of(NAME, {"Parameters": {"table_type": "HIVE", "metadata_location": "x"}})
     assert not glue_table.is_iceberg({})

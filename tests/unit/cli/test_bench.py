@@ -22,11 +22,11 @@ def test_with_a_broker_of_its_own_beside_another_one() -> None:
                 stack.enter_context(socket.create_server(("127.0.0.1", port)))
         ran = icestream("bench", "--memory", *SHORT, "--output", "json")
     assert (ran.code, ran.err) == (0, "")
-    found = ran.document
-    assert (found["broker"], found["messages"], found["payload_bytes"]) == ("memory", 3000, 10)
-    assert 0 < found["ack_p50_seconds"] <= found["ack_p99_seconds"]
-    assert found["publish_messages_per_second"] > 0
-    assert found["consume_messages_per_second"] > 0
+    report = ran.document
+    assert (report["broker"], report["messages"], report["payload_bytes"]) == ("memory", 3000, 10)
+    assert 0 < report["ack_p50_seconds"] <= report["ack_p99_seconds"]
+    assert report["publish_messages_per_second"] > 0
+    assert report["consume_messages_per_second"] > 0
 
 
 def test_against_a_broker_it_deletes_its_topic() -> None:
@@ -45,13 +45,13 @@ def test_without_a_broker_and_with_two() -> None:
 
 
 @pytest.mark.parametrize(("share", "expected"), [(50, 2.0), (99, 4.0), (25, 1.0), (26, 2.0)])
-def test_a_percentile_is_one_of_the_values(share: int, expected: float) -> None:
+def test_a_percentile_is_one_of_the_samples(share: int, expected: float) -> None:
     assert percentile([3.0, 1.0, 4.0, 2.0], share) == expected
 
 
 def test_rates_are_counts_by_seconds() -> None:
-    load, found = Load(100, 10, 1), BenchResult(2.0, [0.001], 0.5)
-    assert figures(load, found) == {
+    load, result = Load(100, 10, 1), BenchResult(2.0, [0.001], 0.5)
+    assert figures(load, result) == {
         "messages": 100,
         "payload_bytes": 10,
         "publish_messages_per_second": 50,
@@ -60,7 +60,7 @@ def test_rates_are_counts_by_seconds() -> None:
         "ack_p50_seconds": 0.001,
         "ack_p99_seconds": 0.001,
     }
-    assert figures_text(load, found) == {
+    assert figures_text(load, result) == {
         "load": "100 messages of 10 bytes",
         "publish": "50 messages/s, 500 B/s",
         "consume": "200 messages/s",
@@ -68,8 +68,8 @@ def test_rates_are_counts_by_seconds() -> None:
     }
 
 
-def test_nothing_of_it_stays_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither its table, nor messages that wait for one: nobody commits here."""
+def test_bench_removes_its_topic_and_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its table, nor messages that wait for one: no pipeline commits here."""
     monkeypatch.setattr("icestream.cli.bench.secrets.token_hex", lambda _: "mine")
     with testing.broker(storage="disk") as broker:
         where = ("--broker", str(broker.node.settings.data_dir))

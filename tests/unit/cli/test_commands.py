@@ -15,8 +15,8 @@ import pytest
 from typer.core import TyperCommand, TyperGroup
 
 from icestream import error_codes, errors
-from icestream.cli import broker
-from icestream.cli.command import split_examples
+from icestream.cli import broker_location
+from icestream.cli.commands import split_examples
 from icestream.cli.main import COMMANDS, load
 from icestream.settings import Settings
 from tests.support.command_line import icestream
@@ -26,7 +26,7 @@ PAGE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 
 
 def shown(page: str) -> list[str]:
-    """The commands that a page tells somebody to type."""
+    """The commands that a page shows."""
     blocks = "\n".join(re.findall(r"```(?:sh|console)\n(.*?)```", page, re.DOTALL))
     return re.findall(r"^(?:\$ )?(?:.*\| )?((?:\.venv/bin/)?icestream [^\n]*)$", blocks, re.MULTILINE)
 
@@ -39,34 +39,34 @@ ELSEWHERE = [
 ]  # fmt: skip
 
 
-def commands(found: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, TyperCommand]]:
-    if isinstance(found, TyperGroup):
-        for name, inner in found.commands.items():
+def commands(command: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, TyperCommand]]:
+    if isinstance(command, TyperGroup):
+        for name, inner in command.commands.items():
             yield from commands(inner, (*path, name))
     else:
-        assert isinstance(found, TyperCommand)
-        yield " ".join(path), found
+        assert isinstance(command, TyperCommand)
+        yield " ".join(path), command
 
 
-ALL = {path: found for name in COMMANDS for path, found in commands(load(name), (name,))}
+ALL = {path: command for name in COMMANDS for path, command in commands(load(name), (name,))}
 # What takes time, and what no help text and no question to a broker needs.
-HEAVY = {"rich", "structlog", "prometheus_client", "yaml", "icestream.server", "icestream.settings", "icestream.wal"}
+HEAVY = {"rich", "structlog", "prometheus_client", "yaml", "icestream.processes", "icestream.settings", "icestream.wal"}
 
 
 def words(line: str) -> list[str]:
     """Of a command in a shell, from `icestream` on, without what follows a pipe or a redirection."""
-    found = [word.removeprefix(".venv/bin/") for word in shlex.split(line, comments=True)]
-    found = found[found.index("icestream") + 1 :]
-    ends = [found.index(one) for one in ("|", "<", ">") if one in found]
-    return found[: min(ends, default=len(found))]
+    line_words = [word.removeprefix(".venv/bin/") for word in shlex.split(line, comments=True)]
+    line_words = line_words[line_words.index("icestream") + 1 :]
+    ends = [line_words.index(operator) for operator in ("|", "<", ">") if operator in line_words]
+    return line_words[: min(ends, default=len(line_words))]
 
 
 def check_usage(line: str) -> None:
     """The command exists, and its options do."""
-    given = words(line)
-    name = max((name for name in ALL if given[: len(name.split())] == name.split()), key=len, default=None)
+    arguments = words(line)
+    name = max((name for name in ALL if arguments[: len(name.split())] == name.split()), key=len, default=None)
     assert name is not None, line
-    ALL[name].make_context(name, given[len(name.split()) :])
+    ALL[name].make_context(name, arguments[len(name.split()) :])
 
 
 def loaded_by(*arguments: str) -> set[str]:
@@ -84,27 +84,27 @@ def loaded_by(*arguments: str) -> set[str]:
     return set(ran.stderr.split())
 
 
-def test_a_command_loads_only_what_it_needs(tmp_path: Path) -> None:
-    asked = ("topic", "list", "--broker", str(tmp_path / "none"))
+def test_a_command_imports_only_what_it_needs(tmp_path: Path) -> None:
+    arguments = ("topic", "list", "--broker", str(tmp_path / "none"))
     assert loaded_by("--help") & {*HEAVY, "asyncio", "pydantic"} == set()
     assert loaded_by("produce", "--help") & HEAVY == set()
-    assert loaded_by(*asked) & HEAVY == set()
-    assert "icestream.settings" in loaded_by(*asked[:2], "--set", f"data_dir={tmp_path}", "--set", "ports.native=1")
+    assert loaded_by(*arguments) & HEAVY == set()
+    assert "icestream.settings" in loaded_by(*arguments[:2], "--set", f"data_dir={tmp_path}", "--set", "ports.native=1")
 
 
-def test_the_places_that_are_known_without_settings_are_those_of_the_settings() -> None:
+def test_the_default_paths_match_the_settings() -> None:
     settings = Settings.default()
-    assert settings.local_socket == broker.DEFAULT_SOCKET
-    assert broker.settings_address(settings) == broker.DEFAULT_ADDRESS
+    assert settings.local_socket == broker_location.DEFAULT_SOCKET
+    assert broker_location.settings_address(settings) == broker_location.DEFAULT_ADDRESS
 
 
 @pytest.mark.parametrize("variable", ["ICESTREAM_DATA_DIR", "DANUBE_SUB_CURSOR_FLUSH_MS"])
-def test_a_variable_is_enough_to_look_at_the_settings(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith(broker.SETTING_VARIABLE_PREFIXES)]:
+def test_a_variable_is_enough_to_read_the_settings(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(broker_location.SETTING_VARIABLE_PREFIXES)]:
         monkeypatch.delenv(name)
-    assert broker.Target().has_no_settings
+    assert broker_location.Target().has_no_settings
     monkeypatch.setenv(variable, "5")
-    assert not broker.Target().has_no_settings
+    assert not broker_location.Target().has_no_settings
 
 
 def test_the_list_of_commands_fits_a_narrow_terminal() -> None:
@@ -118,7 +118,7 @@ def test_the_help_of_a_command_has_its_examples_at_the_end_and_in_one_piece(name
     assert shown.split("Examples:\n", 1)[1].splitlines() == [f"  {example}" for example in examples]
 
 
-def test_there_are_the_commands_that_the_issue_names() -> None:
+def test_all_required_commands_exist() -> None:
     nouns = {name.split()[0] for name in ALL}
     assert nouns >= {
         "serve", "produce", "consume", "topic", "sub", "namespace", "wal", "config", "doctor", "bench", "top",
@@ -153,7 +153,7 @@ def test_the_page_names_no_command_that_does_not_exist() -> None:
 
 
 def test_every_command_answers_programs_too() -> None:
-    without = {name for name, found in ALL.items() if "output" not in {one.name for one in found.params}}
+    without = {name for name, command in ALL.items() if "output" not in {param.name for param in command.params}}
     assert not without
 
 
@@ -167,10 +167,10 @@ ALONE = {
 
 
 def options(command: TyperCommand) -> set[str]:
-    return {word for one in command.params for word in (*one.opts, *one.secondary_opts) if word.startswith("-")}
+    return {word for param in command.params for word in (*param.opts, *param.secondary_opts) if word.startswith("-")}
 
 
-def test_every_command_that_asks_a_broker_takes_it_in_the_same_way() -> None:
+def test_every_broker_command_has_the_same_options() -> None:
     assert {name for name, command in ALL.items() if "--broker" not in options(command)} == ALONE
     assert not {name for name, command in ALL.items() if options(command) & {"--address", "--socket"}}
 
@@ -181,7 +181,7 @@ def test_every_listing_can_be_watched() -> None:
     assert listings <= {name for name, command in ALL.items() if "--watch" in options(command)}
 
 
-def test_the_older_names_of_the_option_still_mean_it(tmp_path: Path) -> None:
+def test_older_option_names_still_work(tmp_path: Path) -> None:
     older = "--socket", "--address"
     for words in ((older[0], f"{tmp_path}/none"), (f"{older[0]}={tmp_path}/none",), (older[1], "127.0.0.1:1")):
         ran = icestream("topic", "list", *words)
@@ -203,13 +203,13 @@ def test_the_older_names_of_the_option_still_mean_it(tmp_path: Path) -> None:
 def test_programs_get_errors_as_json_too(line: str, error: type[errors.IcestreamError], tmp_path: Path) -> None:
     """One line on stderr, so that stdout is the answer and nothing else; people get sentences."""
     arguments = line.format(tmp_path).split()
-    told = icestream(*arguments)
-    assert told.err.startswith("icestream: ")
+    text_run = icestream(*arguments)
+    assert text_run.err.startswith("icestream: ")
     ran = icestream(*arguments, "--output", "json")
     document = json.loads(ran.err)
-    assert ran.code == told.code == document["exit_code"] == error_codes.exit_code(error(""))
+    assert ran.code == text_run.code == document["exit_code"] == error_codes.exit_code(error(""))
     assert (document["error"], document["retryable"]) == (error.code, error.retryable)
-    assert told.err == f"icestream: {document['message']}\n" + (
+    assert text_run.err == f"icestream: {document['message']}\n" + (
         f"hint: {document['hint']}\n" if document["hint"] else ""
     )
 
@@ -218,20 +218,20 @@ def test_an_answer_that_is_an_error_too_is_a_document_on_each_stream(tmp_path: P
     file = tmp_path / "bad.yml"
     file.write_text("log:\n  levle: info\n")
     ran = icestream("config", "check", str(file), "--output", "json")
-    assert [one["key"] for one in ran.document["problems"]] == ["log.levle"]
+    assert [problem["key"] for problem in ran.document["problems"]] == ["log.levle"]
     assert (ran.code, json.loads(ran.err)["error"]) == (3, "configuration")
 
 
-def test_the_exit_codes_of_the_page_are_those_of_the_errors() -> None:
+def test_the_exit_codes_of_the_page_match_the_errors() -> None:
     rows = re.findall(r"^\| (\d+) \| `(\w+)` \|", PAGE, re.MULTILINE)
     assert sorted(rows) == sorted(
-        (str(row.exit_code), kind.__name__) for kind, row in error_codes.SAID.items() if row.exit_code is not None
+        (str(row.exit_code), kind.__name__) for kind, row in error_codes.WIRE_CODES.items() if row.exit_code is not None
     )
 
 
 def test_a_shell_can_complete_commands() -> None:
     assert "--install-completion" in icestream("--help").out
-    asked = {"_ICESTREAM_COMPLETE": "complete_bash", "COMP_WORDS": "icestream to", "COMP_CWORD": "1"}
+    variables = {"_ICESTREAM_COMPLETE": "complete_bash", "COMP_WORDS": "icestream to", "COMP_CWORD": "1"}
     program = Path(sys.executable).with_name("icestream")
-    ran = subprocess.run([program], env=os.environ | asked, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run([program], env=os.environ | variables, capture_output=True, text=True, timeout=60, check=False)
     assert sorted(ran.stdout.split()) == ["top", "topic"]

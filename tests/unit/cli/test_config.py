@@ -56,7 +56,7 @@ def test_show_without_origin_does_not_print_it() -> None:
     assert set(json.loads(run("config", "show", "--output", "json").stdout)[0]) == {"key", "value"}
 
 
-def test_flags_may_be_repeated() -> None:
+def test_flags_can_be_repeated() -> None:
     arguments = ("config", "show", "--output", "json", "--set", "log.level=debug", "--set", "log.format=json")
     rows = {row["key"]: row["value"] for row in json.loads(run(*arguments).stdout)}
     assert (rows["log.level"], rows["log.format"]) == ("debug", "json")
@@ -69,7 +69,7 @@ def test_check_accepts_the_example_file() -> None:
     assert json.loads(run("config", "check", str(EXAMPLE), "--output", "json").stdout)["problems"] == []
 
 
-def test_check_looks_at_the_file_alone() -> None:
+def test_check_reads_only_the_file() -> None:
     assert run("config", "check", str(EXAMPLE), env={"ICESTREAM_LOG__LEVEL": "loud"}).exit_code == 0
 
 
@@ -87,7 +87,7 @@ def test_check_lists_all_problems_and_exits_with_3(
 
 
 @pytest.mark.parametrize("content", [None, "", "short\n"])
-def test_check_looks_into_the_token_file(
+def test_check_reads_the_token_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], content: str | None
 ) -> None:
     file, tokens = tmp_path / "broker.yml", tmp_path / "tokens"
@@ -160,7 +160,7 @@ def test_every_error_of_the_tree_has_its_exit_code(
     assert capsys.readouterr().err == "icestream: it did not work\n"
 
 
-def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(obj: object) -> None:
         raise ZeroDivisionError
 
@@ -189,10 +189,15 @@ def test_the_nouns_of_the_command_line(noun: str) -> None:
 
 
 def test_a_setting_is_explained_with_the_value_that_applies_and_why() -> None:
-    told = icestream("config", "explain", "log.level", "--set", "log.level=debug", "--output", "json").document
-    assert (told["key"], told["value"], told["default"], told["online"]) == ("log.level", "debug", "info", True)
-    assert told["origin"].endswith("--set")
-    assert told["description"]
-    assert icestream("config", "explain", told["environment"], "--output", "json").document["key"] == "log.level"
+    explained = icestream("config", "explain", "log.level", "--set", "log.level=debug", "--output", "json").document
+    assert (explained["key"], explained["value"], explained["default"], explained["online"]) == (
+        "log.level",
+        "debug",
+        "info",
+        True,
+    )
+    assert explained["origin"].endswith("--set")
+    assert explained["description"]
+    assert icestream("config", "explain", explained["environment"], "--output", "json").document["key"] == "log.level"
     ran = icestream("config", "explain", "log.levle")
     assert (ran.code, "log.level" in ran.err) == (3, True)

@@ -8,18 +8,18 @@ import pytest
 
 from icestream import testing
 from icestream.settings import KEYS
-from tests.support.command_line import Ran, icestream
+from tests.support.command_line import CommandResult, icestream
 
 QUOTA = "storage.iceberg_config.wal.quota"
 
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[testing.TestBroker]:
-    with testing.broker(storage="disk") as found:
-        yield found
+    with testing.broker(storage="disk") as test_broker:
+        yield test_broker
 
 
-def config(broker: testing.TestBroker, *arguments: str) -> Ran:
+def config(broker: testing.TestBroker, *arguments: str) -> CommandResult:
     return icestream("config", *arguments, "--broker", str(broker.node.settings.local_socket))
 
 
@@ -54,7 +54,7 @@ def test_a_value_is_read_as_set_reads_it(broker: testing.TestBroker, key: str, t
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (("set", "node.name", "x"), 3, "node.name cannot change while the broker runs"),
         (("set", QUOTA, "many"), 3, "must be a size"),
@@ -64,14 +64,14 @@ def test_a_value_is_read_as_set_reads_it(broker: testing.TestBroker, key: str, t
         (("set", "log.level"), 2, "Missing argument"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_reason(
-    broker: testing.TestBroker, arguments: tuple[str, ...], code: int, said: str
+def test_invalid_changes_are_refused_with_the_reason(
+    broker: testing.TestBroker, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
     ran = config(broker, *arguments)
     assert (ran.code, ran.out) == (code, "")
-    assert said in ran.err
+    assert message in ran.err
 
 
-def test_without_a_broker_nothing_changes(tmp_path: object) -> None:
+def test_without_a_broker_no_setting_changes(tmp_path: object) -> None:
     ran = icestream("config", "set", QUOTA, "1GiB", "--broker", f"{tmp_path}/none")
     assert (ran.code, ran.out) == (11, "")

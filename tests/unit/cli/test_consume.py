@@ -19,19 +19,19 @@ from icestream.cli.positions import parse_position, time_text
 from icestream.client.message import Gap
 from icestream.model.shard import GapState
 from icestream.model.topic_name import TopicName
-from tests.support.command_line import Ran, icestream, icestream_process
+from tests.support.command_line import CommandResult, icestream, icestream_process
 from tests.support.serve_process import WAIT_SECONDS
 
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[testing.TestBroker]:
-    with testing.broker() as found:
-        yield found
+    with testing.broker() as test_broker:
+        yield test_broker
 
 
 @pytest.fixture
 def topic(broker: testing.TestBroker) -> str:
-    """One of its own for every test, with the payloads 0 to 9."""
+    """A new topic for every test, with the payloads 0 to 9."""
     name = f"/default/{uuid.uuid4().hex}"
     publish(broker, name, *(b"%d" % number for number in range(10)))
     return name
@@ -44,7 +44,7 @@ def publish(
         producer.send_all(payloads, key=key)
 
 
-def consume(broker: testing.TestBroker, topic: str, *options: str) -> Ran:
+def consume(broker: testing.TestBroker, topic: str, *options: str) -> CommandResult:
     return icestream("consume", topic, "--broker", broker.address, *options)
 
 
@@ -53,7 +53,7 @@ def subscriptions(broker: testing.TestBroker, topic: str) -> list[str]:
         return client.describe_topic(topic).subscriptions
 
 
-def test_it_writes_everything_and_ends_at_the_end(broker: testing.TestBroker, topic: str) -> None:
+def test_consume_writes_every_message_and_stops_at_the_end(broker: testing.TestBroker, topic: str) -> None:
     ran = consume(broker, topic)
     assert (ran.code, ran.err) == (0, "10 messages\n")
     assert ran.out == "".join(f"0:{number}\t\t{number}\n" for number in range(10))
@@ -82,7 +82,7 @@ def test_where_it_starts_and_ends(
     assert subscriptions(broker, topic) == []
 
 
-def test_an_empty_topic_ends_at_once(broker: testing.TestBroker) -> None:
+def test_an_empty_topic_ends_immediately(broker: testing.TestBroker) -> None:
     with connect_sync(broker.address) as client:
         client.create_topic("/default/empty")
     assert consume(broker, "/default/empty", "--timeout", "1000") == (0, "", "0 messages\n")
@@ -110,12 +110,12 @@ def test_json_can_be_produced_again(broker: testing.TestBroker, topic: str) -> N
     assert consume(broker, f"{topic}-copy", "--format", "%k %p", "-n", "1").out == " 9\n"
 
 
-def test_a_pattern_says_what_is_written(broker: testing.TestBroker, topic: str) -> None:
+def test_a_format_pattern_selects_the_output(broker: testing.TestBroker, topic: str) -> None:
     ran = consume(broker, topic, "--format", r"%t\t%s %o %k %p %h %r 100%%\\", "--from", "9")
     assert ran.out == f"{topic}\t0 9  9 {{}} 0 100%\\\n"
 
 
-def test_a_named_subscription_goes_on_where_it_stands_and_stays(broker: testing.TestBroker, topic: str) -> None:
+def test_a_named_subscription_resumes_and_is_kept(broker: testing.TestBroker, topic: str) -> None:
     named = ("--subscription", "billing", "--format", "payload")
     assert consume(broker, topic, *named, "--count", "4").out.split() == ["0", "1", "2", "3"]
     assert consume(broker, topic, *named, "--no-ack").out.split() == ["4", "5", "6", "7", "8", "9"]
@@ -124,9 +124,7 @@ def test_a_named_subscription_goes_on_where_it_stands_and_stays(broker: testing.
     assert subscriptions(broker, topic) == ["billing"]
 
 
-def test_a_named_subscription_that_is_done_ends_at_once_whatever_its_type(
-    broker: testing.TestBroker, topic: str
-) -> None:
+def test_a_finished_named_subscription_ends_immediately_for_every_type(broker: testing.TestBroker, topic: str) -> None:
     assert consume(broker, topic, "--subscription", "s", "--type", "key-shared").out.count("\n") == 10
     assert consume(broker, topic, "--subscription", "s", "--timeout", "1000") == (0, "", "0 messages\n")
     ran = consume(broker, topic, "--subscription", "s", "--type", "shared")
@@ -134,7 +132,7 @@ def test_a_named_subscription_that_is_done_ends_at_once_whatever_its_type(
     assert "is key-shared, not shared" in ran.err
 
 
-def test_what_another_consumer_has_is_said_not_to_come(broker: testing.TestBroker, topic: str) -> None:
+def test_messages_held_by_another_consumer_are_reported_as_missing(broker: testing.TestBroker, topic: str) -> None:
     with connect_sync(broker.address) as client, client.subscribe(topic, "s", start="earliest") as other:
         next(iter(other))
         ran = consume(broker, topic, "--subscription", "s", "--timeout", "0.4")
@@ -170,7 +168,7 @@ def test_wrong_usage(broker: testing.TestBroker, topic: str, options: tuple[str,
     assert "Traceback" not in ran.err
 
 
-def test_an_unknown_topic_is_not_made(broker: testing.TestBroker) -> None:
+def test_an_unknown_topic_is_not_created(broker: testing.TestBroker) -> None:
     ran = consume(broker, "/default/nothing-here")
     assert (ran.code, ran.out) == (4, "")
     assert "there is no topic /default/nothing-here" in ran.err
@@ -199,7 +197,7 @@ def test_an_interrupt_ends_it_in_order(broker: testing.TestBroker, topic: str, n
     assert subscriptions(broker, topic) == []
 
 
-def test_a_reader_that_goes_away_ends_it(broker: testing.TestBroker, topic: str) -> None:
+def test_a_closed_output_pipe_ends_consume(broker: testing.TestBroker, topic: str) -> None:
     publish(broker, topic, *(b"x" * 1000 for _ in range(1000)))
     with icestream_process("consume", topic, "--broker", broker.address) as process:
         assert process.stdout is not None
@@ -211,7 +209,7 @@ def test_a_reader_that_goes_away_ends_it(broker: testing.TestBroker, topic: str)
     assert subscriptions(broker, topic) == []
 
 
-def test_a_broker_that_goes_away_is_an_error() -> None:
+def test_a_stopped_broker_is_an_error() -> None:
     name = TopicName("default", "t")
     with testing.broker() as own:
         publish(own, str(name), b"0")
@@ -281,12 +279,12 @@ NOW = datetime(2026, 7, 1, 12, tzinfo=UTC)
         ("2026-07-01T12:00", datetime(2026, 7, 1, 12).astimezone()),
     ],
 )
-def test_places_are_read(text: str, expected: object) -> None:
+def test_positions_are_parsed(text: str, expected: object) -> None:
     assert parse_position(text, NOW) == expected
 
 
 @pytest.mark.parametrize("text", ["", "Earliest", "1e3", "-1", "-m", "-999999999d", "now", "12:00", "²"])
-def test_what_is_no_place_is_refused(text: str) -> None:
+def test_invalid_positions_are_refused(text: str) -> None:
     with pytest.raises(errors.InvalidInput):
         parse_position(text, NOW)
 
@@ -297,7 +295,7 @@ def test_times_are_written_in_utc() -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--timeout", "0.5")])
-def test_a_subscription_that_cannot_go_on_is_an_error_with_the_reason(
+def test_a_stalled_subscription_is_an_error_with_the_reason(
     broker: testing.TestBroker, topic: str, options: tuple[str, ...]
 ) -> None:
     policy = {"max_redelivery_count": 0, "base_delay_ms": 0, "poison": "block"}

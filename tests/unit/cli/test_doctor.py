@@ -21,39 +21,39 @@ from icestream.cli.doctor_rules import CheckState
 from icestream.pipeline.spark_setup.jar_choice import JarChoice, JarCopy, JarOrigin
 from icestream.pipeline.spark_setup.java_choice import JavaChoice, JavaInstall, JavaOrigin
 from icestream.pipeline.spark_setup.pinned_versions import ICEBERG_SPARK as JAR
-from icestream.server.broker_node import BrokerNode
-from tests.support.command_line import Ran, icestream
+from icestream.processes.broker_process import BrokerNode
+from tests.support.command_line import CommandResult, icestream
 from tests.support.node_settings import node_settings
-from tests.support.pictures import picture
+from tests.support.sample_logs import picture
 
 MIB = limits.MIB
 JAVA = JavaInstall(Path("/usr/lib/jvm/java-17"), JavaOrigin.PATH, "17.0.15")
 
 
-def doctor(data_dir: Path, *sets: str) -> Ran:
+def doctor(data_dir: Path, *sets: str) -> CommandResult:
     ports = ("ports.native=0", "ports.broker_http=0", "ports.danube=0", "ports.danube_admin=0", "lake.managed=false")
-    given = [one for setting in (f"data_dir={data_dir}", *ports, *sets) for one in ("--set", setting)]
-    return icestream("doctor", *given, "--output", "json")
+    arguments = [argument for setting in (f"data_dir={data_dir}", *ports, *sets) for argument in ("--set", setting)]
+    return icestream("doctor", *arguments, "--output", "json")
 
 
-def by_check(ran: Ran) -> dict[str, Any]:
-    return {one["check"]: one for one in ran.document}
+def by_check(ran: CommandResult) -> dict[str, Any]:
+    return {row["check"]: row for row in ran.document}
 
 
-def states(ran: Ran) -> dict[str, str]:
-    return {one["check"]: one["state"] for one in ran.document}
+def states(ran: CommandResult) -> dict[str, str]:
+    return {row["check"]: row["state"] for row in ran.document}
 
 
-def test_a_fresh_machine_has_no_problem_and_nothing_is_made(tmp_path: Path) -> None:
+def test_a_fresh_machine_has_no_problems_and_nothing_is_created(tmp_path: Path) -> None:
     ran = doctor(tmp_path / "data")
     assert (ran.code, ran.err) == (0, "")
-    found = states(ran)
-    assert "problem" not in found.values()
-    assert set(found) == {
+    states_by_check = states(ran)
+    assert "problem" not in states_by_check.values()
+    assert set(states_by_check) == {
         "versions", "native part", "open files", "settings", "data", "sync", "disk", "clock", "log", "java", "pyspark",
         "iceberg jar", "ports.native", "ports.broker_http", "ports.danube", "ports.danube_admin", "broker",
     }  # fmt: skip
-    assert (found["data"], found["log"], found["broker"]) == ("ok", "ok", "warning")
+    assert (states_by_check["data"], states_by_check["log"], states_by_check["broker"]) == ("ok", "ok", "warning")
     assert by_check(ran)["broker"]["fix"] == "icestream serve"
     assert list(tmp_path.iterdir()) == []
 
@@ -67,28 +67,28 @@ def test_for_people_it_ends_with_a_count(tmp_path: Path) -> None:
         "storage.type=memory",
         f"data_dir={tmp_path}",
     )
-    ran = icestream("doctor", *(one for setting in sets for one in ("--set", setting)))
+    ran = icestream("doctor", *(argument for setting in sets for argument in ("--set", setting)))
     lines = ran.out.splitlines()
     assert lines[0].split() == ["check", "state", "finding", "fix"]
     assert lines[-1].endswith(" checks, 0 problems")
 
 
-def test_beside_a_broker_it_is_asked_how_it_is() -> None:
+def test_a_running_broker_is_asked_for_its_health() -> None:
     with testing.broker(storage="disk") as broker:
         settings, http = broker.node.settings, broker.node.services.http.port
         ports = (f"ports.native={broker.address.rpartition(':')[2]}", f"ports.broker_http={http}")
         ran = doctor(settings.data_dir, *ports, "storage.iceberg_config.wal.max_file_size=16MiB")
-    found = by_check(ran)
-    assert "will be created" not in found["data"]["finding"]
-    assert (ran.code, found["ports.native"]["state"]) == (0, "ok")
-    assert found["ports.native"]["finding"].endswith("in use by an Icestream broker")
-    assert found["broker"]["finding"].startswith("ready, ")
-    assert (found["log"]["state"], found["log quota"]["state"]) == ("ok", "ok")
+    checks = by_check(ran)
+    assert "will be created" not in checks["data"]["finding"]
+    assert (ran.code, checks["ports.native"]["state"]) == (0, "ok")
+    assert checks["ports.native"]["finding"].endswith("in use by an Icestream broker")
+    assert checks["broker"]["finding"].startswith("ready, ")
+    assert (checks["log"]["state"], checks["log quota"]["state"]) == ("ok", "ok")
 
 
 @contextmanager
 def stranger() -> Iterator[int]:
-    """A server that answers everybody in a language of its own, and hangs up."""
+    """A server that answers every connection in another protocol, and closes it."""
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
 
         def answer() -> None:
@@ -112,12 +112,12 @@ PORTS = ("ports.native", "ports.broker_http", "ports.danube", "ports.danube_admi
 
 
 @pytest.mark.parametrize("key", PORTS)
-def test_a_port_of_somebody_else_is_a_problem(tmp_path: Path, key: str) -> None:
+def test_a_port_used_by_another_process_is_a_problem(tmp_path: Path, key: str) -> None:
     with stranger() as port:
         ran = doctor(tmp_path, f"{key}={port}", f"lake.managed={key == 'ports.lake'}".lower())
-    found = by_check(ran)[key]
-    assert (ran.code, found["state"]) == (1, "problem")
-    assert f"set {key} to a free port" in found["fix"]
+    check = by_check(ran)[key]
+    assert (ran.code, check["state"]) == (1, "problem")
+    assert f"set {key} to a free port" in check["fix"]
 
 
 @pytest.mark.parametrize("key", ["ports.danube", "ports.danube_admin"])
@@ -149,19 +149,19 @@ async def test_the_ports_of_danube_answer_while_their_broker_runs_and_are_a_prob
     node = await BrokerNode.start(node_settings(tmp_path / "data", "memory", danube={"enable": True, **tls}))
     try:
         danube, native = node.danube, node.native.port
-        given = [f"ports.danube={danube.port}", f"ports.danube_admin={danube.admin_port}"]
-        given += [f"danube.{key}={path}" for key, path in tls.items()]
-        beside = await asyncio.to_thread(doctor, tmp_path / "data", f"ports.native={native}", *given)
-        without = await asyncio.to_thread(doctor, tmp_path / "data", *given)
+        settings = [f"ports.danube={danube.port}", f"ports.danube_admin={danube.admin_port}"]
+        settings += [f"danube.{key}={path}" for key, path in tls.items()]
+        beside = await asyncio.to_thread(doctor, tmp_path / "data", f"ports.native={native}", *settings)
+        without = await asyncio.to_thread(doctor, tmp_path / "data", *settings)
     finally:
         await node.stop()
-    found = by_check(beside)
-    assert found["ports.danube"]["finding"] == f"{given[0].partition('=')[2]} in use by an Icestream broker"
-    assert found["ports.danube_admin"]["finding"] == f"{given[1].partition('=')[2]} in use by an Icestream broker"
+    checks = by_check(beside)
+    assert checks["ports.danube"]["finding"] == f"{settings[0].partition('=')[2]} in use by an Icestream broker"
+    assert checks["ports.danube_admin"]["finding"] == f"{settings[1].partition('=')[2]} in use by an Icestream broker"
     assert [states(without)[key] for key in ("ports.danube", "ports.danube_admin")] == ["problem", "problem"]
 
 
-def test_a_broker_on_other_data_is_not_taken_for_the_one_of_the_directory(tmp_path: Path) -> None:
+def test_a_broker_with_other_data_is_not_mistaken_for_the_local_one(tmp_path: Path) -> None:
     with testing.broker("disk") as broker:
         native = f"ports.native={broker.node.native.port}"
         other = doctor(tmp_path / "data", native)
@@ -171,22 +171,22 @@ def test_a_broker_on_other_data_is_not_taken_for_the_one_of_the_directory(tmp_pa
     assert "data_dir" not in by_check(own)
 
 
-def test_ports_that_the_settings_leave_open_are_those_of_the_broker_in_the_directory() -> None:
+def test_unset_ports_are_those_of_the_broker_in_the_directory() -> None:
     with testing.broker("disk", {"danube": {"enable": True}}) as broker:
         ports = [broker.node.danube.port, broker.node.danube.admin_port]
         ran = icestream("doctor", "--broker", str(broker.node.settings.data_dir), "--output", "json")
-    found = by_check(ran)
-    shown = [found[key]["finding"] for key in ("ports.danube", "ports.danube_admin")]
+    checks = by_check(ran)
+    shown = [checks[key]["finding"] for key in ("ports.danube", "ports.danube_admin")]
     assert shown == [f"{port} in use by an Icestream broker" for port in ports]
 
 
-def test_files_of_the_log_that_hold_no_message_are_not_counted_as_used() -> None:
+def test_empty_log_files_are_not_counted_as_used() -> None:
     with testing.broker(storage="disk") as broker:
         settings = broker.node.settings
         ran = doctor(settings.data_dir, "storage.iceberg_config.wal.quota=64MiB")
-    found = by_check(ran)
-    assert found["log quota"]["finding"] == "0 % of the quota used"
-    assert "the log uses 0 B of 64.0 MiB" in found["disk"]["finding"]
+    checks = by_check(ran)
+    assert checks["log quota"]["finding"] == "0 % of the quota used"
+    assert "the log uses 0 B of 64.0 MiB" in checks["disk"]["finding"]
 
 
 @pytest.mark.parametrize(
@@ -205,23 +205,23 @@ def test_a_secret_that_other_accounts_can_use_is_a_warning(tmp_path: Path, mode:
         assert f"chmod 600 {tokens}" in finding.fix
 
 
-def test_a_token_file_that_every_account_can_read_is_told(tmp_path: Path) -> None:
+def test_a_world_readable_token_file_is_reported(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("0123456789abcdef\n")
     tokens.chmod(0o644)
-    found = by_check(doctor(tmp_path / "data", f"lake.token_file={tokens}"))["lake.token_file"]
-    assert (found["state"], "is readable by every account" in found["finding"]) == ("warning", True)
+    check = by_check(doctor(tmp_path / "data", f"lake.token_file={tokens}"))["lake.token_file"]
+    assert (check["state"], "is readable by every account" in check["finding"]) == ("warning", True)
     tokens.chmod(0o600)
     assert "lake.token_file" not in by_check(doctor(tmp_path / "data", f"lake.token_file={tokens}"))
 
 
-def test_a_token_file_that_cannot_be_used_is_a_problem(tmp_path: Path) -> None:
+def test_an_unusable_token_file_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("short\n")
     ran = doctor(tmp_path / "data", f"lake.token_file={tmp_path / 'tokens'}")
-    found = by_check(ran)["lake.token_file"]
-    assert (ran.code, found["state"]) == (1, "problem")
-    assert "shorter than 16 characters" in found["finding"]
-    assert "openssl rand -hex 32" in found["fix"]
+    check = by_check(ran)["lake.token_file"]
+    assert (ran.code, check["state"]) == (1, "problem")
+    assert "shorter than 16 characters" in check["finding"]
+    assert "openssl rand -hex 32" in check["fix"]
 
 
 def test_settings_that_do_not_load_are_a_problem(tmp_path: Path) -> None:
@@ -242,18 +242,18 @@ def test_a_damaged_log_is_a_problem_with_the_command_that_repairs_it(tmp_path: P
     assert "icestream wal repair" in by_check(ran)["log"]["fix"]
 
 
-def test_a_failed_sync_and_a_clock_that_went_back_are_told(tmp_path: Path) -> None:
+def test_a_failed_sync_and_a_clock_that_went_back_are_reported(tmp_path: Path) -> None:
     drawn = picture("stopped then killed")
     path = drawn.write_to(tmp_path / "wal")
     (path / "sync-failed").touch()
     ahead = time.time() + 3600
     os.utime(path / drawn.logs()[0], (ahead, ahead))
-    found = by_check(doctor(tmp_path))
-    assert found["log sync"]["state"] == "warning"
-    assert (found["clock"]["state"], "in the future" in found["clock"]["finding"]) == ("warning", True)
+    checks = by_check(doctor(tmp_path))
+    assert checks["log sync"]["state"] == "warning"
+    assert (checks["clock"]["state"], "in the future" in checks["clock"]["finding"]) == ("warning", True)
 
 
-def test_a_file_in_the_place_of_the_data_is_a_problem(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_data_directory_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("not a directory")
     ran = doctor(tmp_path / "data")
     assert (ran.code, states(ran)["data"]) == (1, "problem")
@@ -299,14 +299,14 @@ def test_values_are_judged(finding: doctor_rules.CheckResult, state: CheckState)
     assert (finding.state, bool(finding.fix)) == (state, state is not CheckState.OK)
 
 
-def test_a_wrong_jar_and_an_unfit_java_are_told_with_the_fix(tmp_path: Path) -> None:
+def test_a_wrong_jar_and_an_unsuitable_java_are_reported_with_the_fix(tmp_path: Path) -> None:
     """A Java that was asked for is refused by its version, a given jar by its size; neither is searched elsewhere."""
     (tmp_path / "java").mkdir()
     (tmp_path / "java" / "release").write_text('JAVA_VERSION="25.0.3"')
     (tmp_path / "jars").mkdir()
     (tmp_path / "jars" / JAR.file_name).write_bytes(b"PK")
     ran = doctor(tmp_path / "data", f"pipeline.java_home={tmp_path / 'java'}", f"pipeline.jars={tmp_path / 'jars'}")
-    found = by_check(ran)
-    assert (found["java"]["state"], "does not start Spark" in found["java"]["finding"]) == ("warning", True)
-    assert (ran.code, found["iceberg jar"]["state"]) == (1, "problem")
-    assert "ICESTREAM_JARS" in found["iceberg jar"]["fix"]
+    checks = by_check(ran)
+    assert (checks["java"]["state"], "does not start Spark" in checks["java"]["finding"]) == ("warning", True)
+    assert (ran.code, checks["iceberg jar"]["state"]) == (1, "problem")
+    assert "ICESTREAM_JARS" in checks["iceberg jar"]["fix"]

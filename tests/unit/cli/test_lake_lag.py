@@ -22,57 +22,57 @@ def local() -> Iterator[tuple[str, str]]:
         yield "--broker", str(broker.node.settings.local_socket)
 
 
-def test_what_waits_is_shown(local: tuple[str, str]) -> None:
+def test_uncommitted_messages_are_shown(local: tuple[str, str]) -> None:
     (line,) = icestream("lake", "lag", *local, "--output", "json").document
     assert (line["topic"], line["messages"]) == (TOPIC, 2)
 
 
-def test_a_topic_that_is_not_there_is_in_no_table(local: tuple[str, str]) -> None:
+def test_an_unknown_topic_has_no_uncommitted_messages(local: tuple[str, str]) -> None:
     ran = icestream("lake", "commit-now", "/default/nope", *local)
     assert ran.code == 4
     assert "there is no topic" in ran.err
 
 
-def test_who_does_not_wait_is_told_what_is_left(local: tuple[str, str]) -> None:
+def test_without_waiting_the_remaining_messages_are_reported(local: tuple[str, str]) -> None:
     ran = icestream("lake", "commit-now", TOPIC, "--wait", "0", *local)
     assert ran.code != 0
     assert "1 shard not committed within 0 s" in ran.err
 
 
-def told(*topics: tuple[int, int, int, int]) -> Backlog:
+def backlog(*topics: tuple[int, int, int, int]) -> Backlog:
     """Topics as id, committed, synced, since when they wait; there are more."""
-    found = [
+    topic_backlogs = [
         TopicBacklog(
-            one, f"/default/t{one}", 1, [ShardBacklog(0, 0, committed, synced)], synced - committed, 0, since_us
+            topic, f"/default/t{topic}", 1, [ShardBacklog(0, 0, committed, synced)], synced - committed, 0, since_us
         )
-        for one, committed, synced, since_us in topics
+        for topic, committed, synced, since_us in topics
     ]
-    return Backlog("log", "/", "", "", found, [], is_cut=True)
+    return Backlog("log", "/", "", "", topic_backlogs, [], is_cut=True)
 
 
 def test_hazard_24_topics_that_an_answer_had_no_room_for_are_waited_for_too() -> None:
     goal = CommitGoal(None, started_us=100)
-    for found, left in (
-        (told((1, 0, 5, 10), (2, 0, 3, 20)), 2),
-        (told((2, 0, 3, 20), (3, 0, 4, 90)), 2),  # one is done: there is room for a third
-        (told((3, 0, 4, 90), (4, 0, 1, 101)), 1),  # what came since is not waited for
-        (told((4, 0, 9, 101), (1, 5, 6, 102)), 0),
+    for answer, left in (
+        (backlog((1, 0, 5, 10), (2, 0, 3, 20)), 2),
+        (backlog((2, 0, 3, 20), (3, 0, 4, 90)), 2),  # one is done: there is room for a third
+        (backlog((3, 0, 4, 90), (4, 0, 1, 101)), 1),  # what came since is not waited for
+        (backlog((4, 0, 9, 101), (1, 5, 6, 102)), 0),
     ):
-        goal.add(found)
-        assert goal.uncommitted_shards(found) == left
+        goal.add(answer)
+        assert goal.uncommitted_shards(answer) == left
     assert goal.rows == 5 + 3 + 4
 
 
-def test_who_asks_for_one_topic_waits_for_no_other() -> None:
+def test_a_wait_for_one_topic_ignores_the_others() -> None:
     goal = CommitGoal("/default/t2", started_us=100)
-    first = told((1, 0, 5, 10), (2, 0, 3, 20))
+    first = backlog((1, 0, 5, 10), (2, 0, 3, 20))
     goal.add(first)
     assert (goal.rows, goal.uncommitted_shards(first)) == (3, 1)
-    goal.add(told((3, 0, 4, 30)))
-    assert (goal.rows, goal.uncommitted_shards(told((1, 0, 5, 10), (3, 0, 4, 30)))) == (3, 0)
+    goal.add(backlog((3, 0, 4, 30)))
+    assert (goal.rows, goal.uncommitted_shards(backlog((1, 0, 5, 10), (3, 0, 4, 30)))) == (3, 0)
 
 
-def test_a_lag_that_is_cut_says_so(local: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_truncated_lag_is_marked(local: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Truncated" not in icestream("lake", "lag", *local).err
     monkeypatch.setattr(limits, "BACKLOG_STRETCHES_MAX", 0)
     assert "Truncated: showing the topics with the oldest uncommitted messages." in icestream("lake", "lag", *local).err

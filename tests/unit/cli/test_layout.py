@@ -1,4 +1,4 @@
-"""Tables in the width of a terminal: words are never split, and what is left out is said."""
+"""Tables in the width of a terminal: words are never split, and omitted columns are named."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def column(heading: str, *texts: str, shorts: tuple[str, ...] = ()) -> Column:
 
 
 @given(st.lists(st.tuples(WORD, TEXT, TEXT), min_size=1, max_size=7), st.integers(10, 200))
-def test_no_word_is_split_or_lost_and_lines_fit_where_they_can(cells: list[tuple[str, str, str]], width: int) -> None:
+def test_no_word_is_split_or_lost_and_lines_fit_where_possible(cells: list[tuple[str, str, str]], width: int) -> None:
     columns = [column(f"{number}{heading}", *texts) for number, (heading, *texts) in enumerate(cells)]
     layout = lay_out(columns, width)
-    kept = [one for one in columns if one.heading not in layout.omitted]
-    assert kept[0] == columns[0]
-    said = sorted(" ".join(layout.lines).split())
-    assert said == sorted(word for one in kept for text in one.texts for word in text.split())
-    if len(kept) > 1:
+    shown = [column for column in columns if column.heading not in layout.omitted]
+    assert shown[0] == columns[0]
+    printed_words = sorted(" ".join(layout.lines).split())
+    assert printed_words == sorted(word for column in shown for text in column.texts for word in text.split())
+    if len(shown) > 1:
         too_long = [line for line in (*layout.heading, *layout.lines) if len(line) > width]
-        ends = {word for text in kept[-1].texts for word in text.split()}
+        ends = {word for text in shown[-1].texts for word in text.split()}
         assert all(line.split()[-1] in ends and len(line) - len(line.split()[-1]) < width for line in too_long)
-        assert not too_long or any(" " in text for text in kept[-1].texts)
+        assert not too_long or any(" " in text for text in shown[-1].texts)
 
 
 def test_sentences_wrap_and_names_do_not() -> None:
@@ -51,20 +51,20 @@ def test_sentences_wrap_and_names_do_not() -> None:
     assert layout.omitted == []
 
 
-def test_a_long_path_in_a_sentence_at_the_end_does_not_cost_the_sentence() -> None:
+def test_a_long_path_at_the_end_keeps_its_sentence() -> None:
     path = f"/a/long/way/{ID}"
     layout = lay_out([column("check", "java"), column("finding", f"version 17 in {path}, by JAVA_HOME")], 40)
     assert layout.omitted == []
     assert layout.lines == ["java   version 17 in", f"       {path},", "       by JAVA_HOME"]
 
 
-def test_a_short_form_comes_before_columns_go() -> None:
+def test_short_forms_are_used_before_columns_are_dropped() -> None:
     path = column("path", f"/a/long/way/{ID}", shorts=(ID,))
     assert lay_out([path, column("rows", "17")], 44).lines == [f"{ID}  17"]
     assert lay_out([path, column("rows", "17")], None).lines == [f"/a/long/way/{ID}  17"]
 
 
-def test_columns_go_in_the_order_that_the_command_says_then_from_the_right_and_the_first_stays() -> None:
+def test_columns_are_dropped_in_the_order_of_the_command_then_from_the_right() -> None:
     columns = [column(name, name * 10) for name in "abcd"]
     assert lay_out(columns, 34, drop=("b",)).omitted == ["b"]
     assert lay_out(columns, 22, drop=("b",)).omitted == ["b", "d"]
@@ -73,12 +73,12 @@ def test_columns_go_in_the_order_that_the_command_says_then_from_the_right_and_t
     assert lay_out(columns, len(GAP) * 3 + 40).omitted == []
 
 
-def test_a_column_that_is_kept_stays_however_long_its_cells_are() -> None:
+def test_a_kept_column_stays_at_any_width() -> None:
     path = f"/a/long/way/{ID}"
     rows = [column("part", "java"), column("version", "17"), column("path", path)]
     assert lay_out(rows, 30).omitted == ["path"]
-    kept = lay_out(rows, 30, keep=("version", "path"))
-    assert (kept.omitted, kept.lines) == ([], [f"java  17       {path}"])
+    layout = lay_out(rows, 30, keep=("version", "path"))
+    assert (layout.omitted, layout.lines) == ([], [f"java  17       {path}"])
     middle = lay_out(
         [column("key", "a", "b"), column("value", path, "1"), column("origin", "flag", "default")], 30, keep=("value",)
     )
@@ -86,30 +86,30 @@ def test_a_column_that_is_kept_stays_however_long_its_cells_are() -> None:
     assert middle.lines == [f"a    {path}  flag", f"b    1{'':15}  default"]
 
 
-class Terminal(io.StringIO):
+class SizedTerminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
 
-def test_what_is_left_out_is_said_and_wide_leaves_out_nothing(
+def test_omitted_columns_are_reported_and_wide_omits_none(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "50")
     monkeypatch.setenv("NO_COLOR", "1")
     rows = [(ID, ID, Cell(1, "one"))]
     for form, shown in ((OutputFormat.TABLE, 1), (OutputFormat.WIDE, 2)):
-        stream = Terminal()
+        stream = SizedTerminal()
         Output(form, stream).table(("id", "other", "n"), rows, drop=("other",))
         assert stream.getvalue().count(ID) == shown
         assert ("columns not shown, terminal too narrow: other;" in capsys.readouterr().err) is (shown == 1)
 
 
-def test_sentences_wrap_at_words_and_those_that_name_a_command_do_not(
+def test_sentences_wrap_at_words_and_commands_do_not(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "30")
     monkeypatch.setenv("NO_COLOR", "1")
-    stream = Terminal()
+    stream = SizedTerminal()
     answer = Output(OutputFormat.TABLE, stream)
     answer.print_line("nothing is missing and nothing is there twice")
     answer.print_line("`icestream lake drop default.two --purge` drops it")
@@ -124,7 +124,7 @@ def test_sentences_wrap_at_words_and_those_that_name_a_command_do_not(
 
 def test_a_record_wraps_its_sentences_below_their_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "20")
-    stream = Terminal()
+    stream = SizedTerminal()
     Output(OutputFormat.TABLE, stream).record({"doing": "waits for other nodes"})
     assert stream.getvalue().splitlines() == ["doing  waits for", "       other nodes"]
 
@@ -134,8 +134,8 @@ def test_a_record_wraps_its_sentences_below_their_beginning(monkeypatch: pytest.
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[testing.TestBroker]:
-    with testing.broker(storage="disk") as found:
-        yield found
+    with testing.broker(storage="disk") as test_broker:
+        yield test_broker
 
 
 def seen_at_80_columns(*arguments: str) -> list[str]:
@@ -177,7 +177,7 @@ def test_the_settings_are_shown_with_their_values_at_80_columns(tmp_path: Path) 
         assert rows["log.level"][0] == "info"
 
 
-def test_a_listing_is_watched_until_it_is_interrupted(broker: testing.TestBroker) -> None:
+def test_watch_repeats_a_listing_until_interrupted(broker: testing.TestBroker) -> None:
     data_dir = str(broker.node.settings.data_dir)
     with icestream_process("topic", "list", "--watch", "--broker", data_dir) as process:
         assert process.stdout is not None
@@ -193,13 +193,13 @@ def test_the_subscriptions_of_all_topics(broker: testing.TestBroker) -> None:
         icestream("sub", "create", f"/default/all-{name}", "s", "--broker", data_dir)
     for where in (data_dir, broker.address):
         rows = icestream("sub", "list", "--broker", where, "--output", "json").document
-        found = [(row["topic"], row["subscription"]) for row in rows if row["topic"].startswith("/default/all-")]
-        assert found == [("/default/all-one", "s"), ("/default/all-two", "s")]
+        listed = [(row["topic"], row["subscription"]) for row in rows if row["topic"].startswith("/default/all-")]
+        assert listed == [("/default/all-one", "s"), ("/default/all-two", "s")]
     rows = icestream("sub", "list", "/default/all-one", "--broker", data_dir, "--output", "json").document
     assert [row["subscription"] for row in rows] == ["s"]
 
 
-def test_the_name_of_a_table_is_taken_for_its_topic(broker: testing.TestBroker) -> None:
+def test_a_table_name_is_accepted_for_its_topic(broker: testing.TestBroker) -> None:
     data_dir = str(broker.node.settings.data_dir)
     icestream("topic", "create", "/default/both", "--broker", data_dir)
     ran = icestream("topic", "describe", "default.both", "--broker", data_dir)
@@ -207,6 +207,6 @@ def test_the_name_of_a_table_is_taken_for_its_topic(broker: testing.TestBroker) 
     assert icestream("topic", "describe", "both", "--broker", data_dir).code == 4
 
 
-def test_where_both_are_wanted_a_topic_in_the_place_of_the_table_is_a_mistake(tmp_path: Path) -> None:
+def test_a_topic_in_place_of_the_table_is_refused_where_both_are_needed(tmp_path: Path) -> None:
     ran = icestream("lake", "adopt", "/default/both", "default.both", "--set", f"data_dir={tmp_path}")
     assert (ran.code, "is a topic; a table name is expected here" in ran.err) == (4, True)

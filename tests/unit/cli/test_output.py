@@ -13,7 +13,7 @@ COLUMNS = ("name", "size")
 ROWS = [("first", Cell(1024, "1KiB")), ("second, longer", Cell(0, "0B"))]
 
 
-class Terminal(io.StringIO):
+class TerminalOutput(io.StringIO):
     def isatty(self) -> bool:
         return True
 
@@ -25,21 +25,21 @@ def test_a_pipe_gets_plain_aligned_columns() -> None:
 
 
 @pytest.mark.parametrize("no_color", ["", "1"])
-def test_a_terminal_gets_a_bold_heading_unless_it_wants_none(no_color: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_a_bold_heading_unless_disabled(no_color: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", no_color)
     monkeypatch.setenv("TERM", "xterm")
-    stream = Terminal()
+    stream = TerminalOutput()
     Output(OutputFormat.TABLE, stream).table(COLUMNS, ROWS)
     assert ("\x1b[" in stream.getvalue()) is (not no_color)
 
 
-def test_only_numbers_stand_at_the_right() -> None:
+def test_only_numbers_are_right_aligned() -> None:
     stream = io.StringIO()
     Output(OutputFormat.TABLE, stream).table(("a", "b", "c"), [(1, "x", True), (1000, "yy", False)])
     assert stream.getvalue().splitlines() == ["   a  b   c", "   1  x   yes", "1000  yy  no"]
 
 
-def test_people_never_read_the_words_of_python() -> None:
+def test_output_contains_no_python_literals() -> None:
     values = {"a": None, "b": True, "c": False, "d": [None, "x"], "e": {"f": None}, "g": [], "h": {}, "i": 0}
     stream = io.StringIO()
     Output(OutputFormat.TABLE, stream).record(values)
@@ -70,7 +70,7 @@ def test_no_rows_are_an_empty_list_and_a_heading() -> None:
 
 def test_a_terminal_gets_every_character_and_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    stream = Terminal()
+    stream = TerminalOutput()
     Output(OutputFormat.TABLE, stream).table(("value",), [("[red]x[/red]",), ("y" * 100,)])
     assert "[red]x[/red]" in stream.getvalue()
     assert stream.getvalue().count("y") == 100

@@ -23,25 +23,25 @@ TOPIC = "/default/orders"
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[testing.TestBroker]:
-    with testing.broker() as found:
-        yield found
+    with testing.broker() as test_broker:
+        yield test_broker
 
 
 @pytest.fixture
 def topic() -> str:
-    """One of its own for every test."""
+    """A new topic name for every test."""
     return f"/default/{uuid.uuid4().hex}"
 
 
 def stored(address: str, topic: str, count: int) -> list[tuple[bytes | None, bytes, dict[str, str]]]:
-    found = []
+    stored_messages = []
     with connect_sync(address) as client, client.subscribe(topic, "look", start="earliest") as messages:
         for message in messages:
-            found.append((message.key, message.payload, message.headers))
+            stored_messages.append((message.key, message.payload, message.headers))
             message.ack()
-            if len(found) == count:
+            if len(stored_messages) == count:
                 break
-    return found
+    return stored_messages
 
 
 def test_each_line_is_a_message(broker: testing.TestBroker, topic: str) -> None:
@@ -51,7 +51,7 @@ def test_each_line_is_a_message(broker: testing.TestBroker, topic: str) -> None:
     assert payloads == [b"one", b"", "ünü".encode(), b"last without an end"]
 
 
-def test_key_and_headers_go_to_every_message(broker: testing.TestBroker, topic: str) -> None:
+def test_key_and_headers_apply_to_every_message(broker: testing.TestBroker, topic: str) -> None:
     options = ("--key", "k", "--header", "a=b=c", "--header", "d=")
     assert icestream("produce", topic, "--broker", broker.address, *options, given=b"x\ny\n").code == 0
     assert stored(broker.address, topic, 2) == [
@@ -66,9 +66,9 @@ def test_json_lines_have_payload_key_and_headers(broker: testing.TestBroker, top
         {"payload_base64": base64.b64encode(b"\xff\x00").decode()},
         {"payload": "", "offset": 9, "topic": "/elsewhere/x"},
     ]
-    given = "\n\n".join(map(json.dumps, lines)).encode()
+    lines_input = "\n\n".join(map(json.dumps, lines)).encode()
     ran = icestream(
-        "produce", topic, "--json", "--key", "k", "--broker", broker.address, "--output", "json", given=given
+        "produce", topic, "--json", "--key", "k", "--broker", broker.address, "--output", "json", given=lines_input
     )
     assert ran.code == 0
     assert ran.document == {"stored": 3, "failed": 0, "offsets": [{"shard": 0, "first": 0, "last": 2}]}
@@ -92,11 +92,11 @@ def test_json_lines_have_payload_key_and_headers(broker: testing.TestBroker, top
         (b'{"payload": "\xff"}', "not a JSON message"),
     ],
 )
-def test_a_line_that_is_no_message_ends_the_run_behind_those_before_it(
+def test_an_invalid_line_ends_the_run_after_the_lines_before_it(
     broker: testing.TestBroker, topic: str, line: bytes, words: str
 ) -> None:
-    given = b'{"payload": "good"}\n' + line + b'\n{"payload": "never sent"}\n'
-    ran = icestream("produce", topic, "--json", "--broker", broker.address, given=given)
+    lines_input = b'{"payload": "good"}\n' + line + b'\n{"payload": "never sent"}\n'
+    ran = icestream("produce", topic, "--json", "--broker", broker.address, given=lines_input)
     assert ran.code == error_codes.exit_code(errors.InvalidInput(""))
     assert ran.out == "1 message stored at offset 0\n"
     assert "icestream: line 2: " in ran.err
@@ -113,8 +113,8 @@ def test_a_file_of_many_messages_over_shards(broker: testing.TestBroker, topic: 
     assert ran.code == 0
     assert (ran.document["stored"], ran.document["failed"]) == (50_000, 0)
     offsets = ran.document["offsets"]
-    assert [one["shard"] for one in offsets] == [0, 1, 2]
-    assert sum(one["last"] - one["first"] + 1 for one in offsets) == 50_000
+    assert [offset["shard"] for offset in offsets] == [0, 1, 2]
+    assert sum(offset["last"] - offset["first"] + 1 for offset in offsets) == 50_000
 
 
 def test_a_key_is_the_bytes_that_the_shell_gave(broker: testing.TestBroker, topic: str) -> None:
@@ -126,18 +126,18 @@ def test_a_key_is_the_bytes_that_the_shell_gave(broker: testing.TestBroker, topi
     assert icestream("produce", topic, "--broker", os.fsdecode(b"\xff"), given=b"x\n").code == 4
 
 
-def test_nothing_in_is_nothing_out(broker: testing.TestBroker, topic: str) -> None:
+def test_empty_input_produces_nothing(broker: testing.TestBroker, topic: str) -> None:
     ran = icestream("produce", topic, "--broker", broker.address)
     assert (ran.code, ran.out) == (0, "0 messages stored\n")
 
 
-def test_a_topic_is_not_made_where_that_is_not_wanted(broker: testing.TestBroker, topic: str) -> None:
+def test_a_topic_is_not_created_unless_allowed(broker: testing.TestBroker, topic: str) -> None:
     ran = icestream("produce", topic, "--no-create", "--broker", broker.address, given=b"x\n")
     assert (ran.code, ran.out) == (4, "")
     assert f"there is no topic {topic}" in ran.err
 
 
-def test_what_the_topic_refuses_is_counted(broker: testing.TestBroker, topic: str) -> None:
+def test_refused_messages_are_counted(broker: testing.TestBroker, topic: str) -> None:
     with connect_sync(broker.address) as client:
         client.create_topic(topic, max_message_bytes=500)
     ran = icestream("produce", topic, "--broker", broker.address, "--output", "json", given=b"abc\n" + 501 * b"x")
@@ -145,10 +145,10 @@ def test_what_the_topic_refuses_is_counted(broker: testing.TestBroker, topic: st
     assert "1 of 2 messages not stored: message of 501 bytes" in ran.err
 
 
-def test_without_a_broker_it_says_what_to_do() -> None:
-    with socket.socket() as taken:  # bound, and not listening: nobody answers there
-        taken.bind(("127.0.0.1", 0))
-        ran = icestream("produce", TOPIC, "--broker", f"127.0.0.1:{taken.getsockname()[1]}", given=b"x\n")
+def test_without_a_broker_there_is_a_hint() -> None:
+    with socket.socket() as unused:  # bound, and not listening: connections are refused
+        unused.bind(("127.0.0.1", 0))
+        ran = icestream("produce", TOPIC, "--broker", f"127.0.0.1:{unused.getsockname()[1]}", given=b"x\n")
     assert (ran.code, ran.out) == (11, "")
     assert "start a broker with `icestream serve`" in ran.err
 
@@ -171,7 +171,7 @@ def test_wrong_usage(broker: testing.TestBroker, arguments: tuple[str, ...], cod
     assert "Traceback" not in ran.err
 
 
-def test_an_interrupted_run_says_what_is_stored(broker: testing.TestBroker, topic: str) -> None:
+def test_an_interrupted_run_reports_what_is_stored(broker: testing.TestBroker, topic: str) -> None:
     with icestream_process("produce", topic, "--broker", broker.address) as process:
         assert process.stdin is not None
         process.stdin.write("one\ntwo\n")
@@ -190,7 +190,7 @@ def _made(broker: testing.TestBroker, topic: str) -> str:
     return topic
 
 
-def test_a_line_that_no_message_can_hold_is_refused_before_it_is_read() -> None:
+def test_an_oversized_line_is_refused_before_it_is_read() -> None:
     splitter = LineSplitter(as_json=False)
     chunk = b"x" * limits.MIB
     for _ in range(limits.MESSAGE_BYTES_MAX // limits.MIB):
@@ -200,12 +200,12 @@ def test_a_line_that_no_message_can_hold_is_refused_before_it_is_read() -> None:
 
 
 @pytest.mark.parametrize("cuts", [1, 2, 3, 100])
-def test_lines_do_not_depend_on_how_they_are_cut(cuts: int) -> None:
+def test_lines_are_independent_of_chunk_boundaries(cuts: int) -> None:
     text = b"a\n\nbcd\n" * 7 + b"end"
     splitter = LineSplitter(as_json=False)
-    found = [line for at in range(0, len(text), cuts) for line in splitter.feed(text[at : at + cuts])]
-    assert [*found, *splitter.end()] == text.split(b"\n")
+    lines = [line for at in range(0, len(text), cuts) for line in splitter.feed(text[at : at + cuts])]
+    assert [*lines, *splitter.end()] == text.split(b"\n")
 
 
-def test_an_empty_json_line_is_nothing() -> None:
+def test_an_empty_json_line_is_ignored() -> None:
     assert parse_json_line(b"  \r") is None

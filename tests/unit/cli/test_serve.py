@@ -11,7 +11,7 @@ import pytest
 from icestream.runtime.files import LocalDirectory
 from icestream.wal.format import RECORDS_START
 from icestream.wal.inspect import LogView, view_log
-from tests.support.pictures import picture
+from tests.support.sample_logs import picture
 from tests.support.serve_process import ServeProcess
 
 
@@ -24,29 +24,33 @@ def view(path: Path) -> LogView:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_it_in_order_and_leaves_a_clean_log(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_stops_serve_and_leaves_a_clean_log(tmp_path: Path, number: signal.Signals) -> None:
     data_dir = tmp_path / "data"
     picture("stopped then killed").write_to(data_dir / "wal")
     with ServeProcess(data_dir) as process:
-        said = process.greeting()
+        greeting = process.greeting()
         assert process.stop(number) == (0, "stopped cleanly: the next start needs no recovery\n")
-    assert said[0] == f"Icestream: the broker is ready ({data_dir / 'wal'}), sync mode always"
-    assert "  recovered: 4 records read, checkpoint at record 5, the log ends at record 7" in said
-    assert "  log-0000000000000003.wal was not sealed: written anew and synced" in said
+    assert greeting[0] == f"Icestream: the broker is ready ({data_dir / 'wal'}), sync mode always"
+    assert "  recovered: 4 records read, checkpoint at record 5, the log ends at record 7" in greeting
+    assert "  log-0000000000000003.wal was not sealed: written anew and synced" in greeting
     seen = view(data_dir / "wal")
     assert (seen.clean, seen.last_lsn, seen.damage) == (True, 7, None)
 
 
-def test_the_three_commands_of_the_greeting_work_as_they_stand(tmp_path: Path) -> None:
+def test_the_commands_of_the_greeting_work_verbatim(tmp_path: Path) -> None:
     with ServeProcess(tmp_path / "my data") as process:
-        said = process.greeting()
-        at = said.index("Try, in another terminal:") + 1
+        greeting = process.greeting()
+        at = greeting.index("Try, in another terminal:") + 1
         ran = [
             subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-            for command in said[at:-1]
+            for command in greeting[at:-1]
         ]
-    assert [(one.returncode, one.stderr) for one in ran] == [(0, ""), (0, "1 message\n"), (0, "")]
-    produced, consumed, described = (one.stdout for one in ran)
+    assert [(command_run.returncode, command_run.stderr) for command_run in ran] == [
+        (0, ""),
+        (0, "1 message\n"),
+        (0, ""),
+    ]
+    produced, consumed, described = (command_run.stdout for command_run in ran)
     assert (produced, consumed) == ("1 message stored at offset 0\n", "0:0\t\thello\n")
     assert "1 message, " in described
 
@@ -67,12 +71,12 @@ def test_a_damaged_log_stops_the_start_with_file_position_and_command(tmp_path: 
         f"hint: nothing was changed; `icestream wal inspect {path}` shows the log, `icestream wal repair {path}` lists "
         "what is lost",
     ]
-    assert {one.name for one in path.iterdir()} == {*drawn.files, "LOCK"}
+    assert {file.name for file in path.iterdir()} == {*drawn.files, "LOCK"}
     assert (path / file).read_bytes() == content
 
 
-def test_a_second_one_on_the_same_data_and_ports_is_told_what_matters(tmp_path: Path) -> None:
-    """Not that a port is taken: with another one it would still not start."""
+def test_a_second_broker_on_the_same_data_is_refused_with_the_main_reason(tmp_path: Path) -> None:
+    """The error is not that a port is in use: with another port it would still not start."""
     with ServeProcess(tmp_path / "data", "--output", "json") as first:
         port = first.announcement()["http"].rpartition(":")[2]
         with ServeProcess(tmp_path / "data", "--set", f"ports.broker_http={port}") as second:
@@ -86,20 +90,28 @@ def test_a_second_one_on_the_same_data_and_ports_is_told_what_matters(tmp_path: 
         assert "--set ports.broker_http=0" in err
 
 
-def test_a_program_gets_one_line_of_json_and_nothing_else(tmp_path: Path) -> None:
+def test_json_output_is_one_line(tmp_path: Path) -> None:
     with ServeProcess(tmp_path / "data", "--output", "json") as process:
-        found = process.announcement()
+        announcement = process.announcement()
         assert process.stop(signal.SIGTERM) == (0, "")
-    assert (found["ready"], found["pid"], found["sync_mode"], found["clean_start"]) == (
+    assert (announcement["ready"], announcement["pid"], announcement["sync_mode"], announcement["clean_start"]) == (
         True,
         process.pid,
         "always",
         True,
     )
-    assert (found["data_dir"], found["socket"]) == (str(tmp_path / "data"), str(tmp_path / "data" / "broker.sock"))
-    assert found["address"].startswith("127.0.0.1:")
-    assert found["http"].startswith("http://127.0.0.1:")
-    assert (found["api"], found["catalog"], found["topics"], found["new_gaps"]) == (None, None, 0, 0)
+    assert (announcement["data_dir"], announcement["socket"]) == (
+        str(tmp_path / "data"),
+        str(tmp_path / "data" / "broker.sock"),
+    )
+    assert announcement["address"].startswith("127.0.0.1:")
+    assert announcement["http"].startswith("http://127.0.0.1:")
+    assert (announcement["api"], announcement["catalog"], announcement["topics"], announcement["new_gaps"]) == (
+        None,
+        None,
+        0,
+        0,
+    )
 
 
 def test_a_second_one_on_the_same_data_is_refused(tmp_path: Path) -> None:
@@ -112,7 +124,7 @@ def test_a_second_one_on_the_same_data_is_refused(tmp_path: Path) -> None:
         assert first.stop(signal.SIGTERM)[0] == 0
 
 
-def test_a_bad_setting_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+def test_an_invalid_setting_is_refused_before_anything_is_created(tmp_path: Path) -> None:
     with ServeProcess(tmp_path / "data", "--set", "storage.type=local") as process:
         code, out, err = process.end()
     assert (code, out) == (3, "")
@@ -122,7 +134,7 @@ def test_a_bad_setting_is_refused_before_anything_is_made(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("content", "fault"), [(None, "cannot be read: No such file"), ("short\n", "shorter than 16")])
-def test_a_token_file_that_cannot_be_used_is_refused_before_anything_is_made(
+def test_an_unusable_token_file_is_refused_before_anything_is_created(
     tmp_path: Path, content: str | None, fault: str
 ) -> None:
     """The lake process alone would need it, and would end with it again and again."""
@@ -138,10 +150,10 @@ def test_a_token_file_that_cannot_be_used_is_refused_before_anything_is_made(
     assert not (tmp_path / "data").exists()
 
 
-def test_memory_serves_and_writes_nothing(tmp_path: Path) -> None:
+def test_memory_mode_serves_and_writes_nothing(tmp_path: Path) -> None:
     with ServeProcess(tmp_path / "data", "--set", "storage.type=memory") as process:
-        said = process.greeting()
+        greeting = process.greeting()
         assert process.stop(signal.SIGINT) == (0, "stopped\n")
-    assert said[0] == "Icestream: the broker is ready (in memory), sync mode always"
-    assert not any(str(tmp_path) in line for line in said)  # there is no local socket
+    assert greeting[0] == "Icestream: the broker is ready (in memory), sync mode always"
+    assert not any(str(tmp_path) in line for line in greeting)  # there is no local socket
     assert not (tmp_path / "data").exists()

@@ -1,4 +1,4 @@
-"""What the shell connects to a command: readers that go away, full disks, streams that are closed."""
+"""Standard streams of a command: readers that close, full disks, closed streams."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def shell(command: str) -> subprocess.CompletedProcess[str]:
         ("ICESTREAM produce /default/x --broker 127.0.0.1:1 <&-", "11"),
     ],
 )
-def test_nothing_of_it_is_a_mistake_of_ours(command: str, code: str) -> None:
+def test_broken_output_is_not_an_internal_error(command: str, code: str) -> None:
     ran = shell(command)
     assert ("Traceback" in ran.stderr, "Exception" in ran.stderr) == (False, False), ran.stderr
     assert ran.stdout.splitlines()[-1] == code
 
 
 @pytest.mark.parametrize("command", [("config", "show"), ("config", "reference", "--output", "json"), ("--help",)])
-def test_a_reader_that_is_gone_ends_it_without_a_word(command: tuple[str, ...]) -> None:
+def test_a_closed_output_pipe_ends_silently(command: tuple[str, ...]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:
@@ -45,14 +45,14 @@ def test_a_reader_that_is_gone_ends_it_without_a_word(command: tuple[str, ...]) 
 
 
 @pytest.mark.parametrize("form", ["table", "json"])
-def test_a_full_disk_under_the_output_is_said(form: str) -> None:
+def test_a_full_disk_under_the_output_is_reported(form: str) -> None:
     ran = shell(f"ICESTREAM config show --output {form} > /dev/full")
     assert ran.stdout == "1\n"
     assert "cannot write the output: No space left on device" in ran.stderr
     assert "Traceback" not in ran.stderr
 
 
-def test_what_the_terminal_cannot_show_is_escaped() -> None:
+def test_unprintable_characters_are_escaped() -> None:
     ran = shell("PYTHONIOENCODING=ascii ICESTREAM config show --set node.name=a --set data_dir=日本")
     assert ran.stderr == ""
     assert "\\u65e5\\u672c/wal" in ran.stdout

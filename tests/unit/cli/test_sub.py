@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import pytest
 
 from icestream import connect_sync, testing
-from tests.support.command_line import Ran, icestream
+from tests.support.command_line import CommandResult, icestream
 
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[testing.TestBroker]:
-    with testing.broker(storage="disk") as found:
-        yield found
+    with testing.broker(storage="disk") as test_broker:
+        yield test_broker
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def local(broker: testing.TestBroker) -> tuple[str, str]:
 
 @pytest.fixture
 def topic(broker: testing.TestBroker) -> str:
-    """One of its own for every test, with the offsets 0 to 9."""
+    """A new topic for every test, with the offsets 0 to 9."""
     name = f"/default/{uuid.uuid4().hex}"
     with connect_sync(broker.address) as client, client.producer(name) as producer:
         producer.send_all([b"%d" % number for number in range(10)])
@@ -32,13 +32,15 @@ def topic(broker: testing.TestBroker) -> str:
 
 
 def position(topic: str, local: tuple[str, str]) -> int:
-    found = icestream("sub", "describe", topic, "s", *local, "--output", "json").document
-    return int(found["shard_positions"][0]["position"])
+    description = icestream("sub", "describe", topic, "s", *local, "--output", "json").document
+    return int(description["shard_positions"][0]["position"])
 
 
-def test_from_making_it_to_deleting_it(broker: testing.TestBroker, topic: str, local: tuple[str, str]) -> None:
-    made = icestream("sub", "create", topic, "s", "--type", "shared", "--from", "4", *local, "--output", "json")
-    assert (made.code, made.document["type"], made.document["lag"]) == (0, "shared", 6)
+def test_a_subscription_is_created_shown_and_deleted(
+    broker: testing.TestBroker, topic: str, local: tuple[str, str]
+) -> None:
+    created = icestream("sub", "create", topic, "s", "--type", "shared", "--from", "4", *local, "--output", "json")
+    assert (created.code, created.document["type"], created.document["lag"]) == (0, "shared", 6)
     listed = icestream("sub", "list", topic, *local, "--output", "json").document
     assert listed == [{"subscription": "s", "type": "shared", "consumers": 0, "state": "ok", "lag": 6}]
     outline = icestream("sub", "list", topic, "--broker", broker.address, "--output", "json").document
@@ -62,7 +64,7 @@ def test_seek_moves_it(
         assert position(topic, local) == expected
 
 
-def test_describe_shows_who_consumes(broker: testing.TestBroker, topic: str, local: tuple[str, str]) -> None:
+def test_describe_shows_the_consumers(broker: testing.TestBroker, topic: str, local: tuple[str, str]) -> None:
     with connect_sync(broker.address) as client, client.subscribe(topic, "s", consumer="till-1", start="earliest"):
         lines = [line.split() for line in icestream("sub", "describe", topic, "s", *local).out.splitlines()]
     assert ["type", "shared"] in lines
@@ -85,9 +87,9 @@ def test_a_blocked_subscription_is_a_state_with_its_offset_and_reason(
         messages.flush()
         (line,) = icestream("sub", "list", topic, *local, "--output", "json").document
         shown = icestream("sub", "describe", topic, "s", *local)
-        found = icestream("sub", "describe", topic, "s", *local, "--output", "json").document
-    assert line["state"] == found["state"] == "blocked"
-    (stall,) = found["shard_positions"][0]["stalls"]
+        description = icestream("sub", "describe", topic, "s", *local, "--output", "json").document
+    assert line["state"] == description["state"] == "blocked"
+    (stall,) = description["shard_positions"][0]["stalls"]
     assert (stall["kind"], stall["offset"]) == ("blocked", 0)
     text = " ".join(shown.out.split())
     assert "state blocked" in text
@@ -95,12 +97,12 @@ def test_a_blocked_subscription_is_a_state_with_its_offset_and_reason(
     assert "poison=dead-letter dead_letter_topic=" in text
 
 
-def test_only_what_is_named_of_the_policy_changes(topic: str, local: tuple[str, str]) -> None:
+def test_only_named_policy_fields_change(topic: str, local: tuple[str, str]) -> None:
     icestream("sub", "create", topic, "s", "--policy", "poison=drop", "--policy", "max_redelivery_count=2", *local)
     changes = ("base_delay_ms=7", "max_dispatch_rate=50", "max_redelivery_count=none")
-    found = icestream("sub", "policy", topic, "s", *changes, *local, "--output", "json").document
-    assert (found["poison"], found["base_delay_ms"], found["max_dispatch_rate"]) == ("drop", 7, 50)
-    assert found["max_redelivery_count"] == 5
+    description = icestream("sub", "policy", topic, "s", *changes, *local, "--output", "json").document
+    assert (description["poison"], description["base_delay_ms"], description["max_dispatch_rate"]) == ("drop", 7, 50)
+    assert description["max_redelivery_count"] == 5
     shown = icestream("sub", "policy", topic, "s", "max_dispatch_rate=none", *local)
     assert ["max_dispatch_rate", "-"] in [line.split() for line in shown.out.splitlines()]
     assert ["poison", "drop"] in [line.split() for line in shown.out.splitlines()]
@@ -121,7 +123,7 @@ def test_only_what_is_named_of_the_policy_changes(topic: str, local: tuple[str, 
     ],
 )
 def test_wrong_usage(topic: str, local: tuple[str, str], arguments: tuple[str, ...]) -> None:
-    ran = icestream("sub", *(one.format(topic=topic) for one in arguments), *local)
+    ran = icestream("sub", *(argument.format(topic=topic) for argument in arguments), *local)
     assert (ran.code, ran.out) == (4, "")
     assert ran.err.startswith("icestream: ")
-    assert icestream("sub", "list", topic, *local, "--output", "json") == Ran(0, "[]\n", "")
+    assert icestream("sub", "list", topic, *local, "--output", "json") == CommandResult(0, "[]\n", "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from icestream.cli.table_layout import partition_text, sort_text
+from icestream.cli.lake_tables import partition_text, sort_text
 
 SCHEMA: dict[str, Any] = {
     "schema-id": 1,
@@ -32,7 +32,7 @@ def test_a_table_without_either() -> None:
     assert (partition_text(metadata([], [])), sort_text({})) == ("none", "none")
 
 
-def test_transforms_name_their_columns_as_they_are_called_now() -> None:
+def test_transforms_show_the_current_column_names() -> None:
     fields = [
         {"source-id": 2, "transform": "day"},
         {"source-id": 1, "transform": "identity"},

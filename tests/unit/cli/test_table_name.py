@@ -11,7 +11,7 @@ from icestream.cli.table_name import format_levels, parse_levels, parse_table
 
 
 @given(st.lists(st.text(st.sampled_from("a.\\/ä "), min_size=1), min_size=1, max_size=5))
-def test_what_is_shown_means_the_same_levels(levels: list[str]) -> None:
+def test_a_shown_name_parses_to_the_same_levels(levels: list[str]) -> None:
     assert parse_levels(format_levels(levels)) == tuple(levels)
 
 
@@ -22,6 +22,6 @@ def test_a_table_has_a_namespace() -> None:
 
 
 @pytest.mark.parametrize("text", ["", ".", "a.", ".a", "a..b", "a\\"])
-def test_an_empty_level_is_none(text: str) -> None:
+def test_an_empty_level_is_invalid(text: str) -> None:
     with pytest.raises(errors.InvalidInput, match="not a valid table or namespace name"):
         parse_levels(text)

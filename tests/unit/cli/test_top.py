@@ -21,12 +21,12 @@ from tests.support.serve_process import COMMAND, WAIT_SECONDS
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[testing.TestBroker]:
-    with testing.broker(storage="disk") as found:
-        with connect_sync(found.address) as client, client.producer("/default/orders") as producer:
+    with testing.broker(storage="disk") as test_broker:
+        with connect_sync(test_broker.address) as client, client.producer("/default/orders") as producer:
             producer.send_all([b"a", b"b"])
             with client.subscribe("/default/orders", "s", start="earliest"):
                 pass
-        yield found
+        yield test_broker
 
 
 def here(broker: testing.TestBroker) -> tuple[str, ...]:
@@ -36,17 +36,17 @@ def here(broker: testing.TestBroker) -> tuple[str, ...]:
 def test_once_shows_the_topics(broker: testing.TestBroker) -> None:
     ran = icestream("top", "--once", "--interval", "0.1", *here(broker), "--output", "json")
     assert (ran.code, ran.err) == (0, "")
-    assert ("/default/orders", 2, 1) in [(one["topic"], one["lag"], one["subscriptions"]) for one in ran.document]
+    assert ("/default/orders", 2, 1) in [(row["topic"], row["lag"], row["subscriptions"]) for row in ran.document]
     assert tuple(ran.document[0]) == COLUMNS
 
 
-def test_the_busiest_of_all_topics_is_shown_however_many_there_are(broker: testing.TestBroker) -> None:
+def test_the_busiest_topic_is_shown_among_any_number(broker: testing.TestBroker) -> None:
     with connect_sync(broker.address) as client:
         for number in range(130):
             client.create_topic(f"/default/a{number:03}")
         with client.producer("/default/zzz") as producer, stopping(producer):
             ran = icestream("top", "--once", "--interval", "0.5", "--limit", "1", *here(broker), "--output", "json")
-    assert [one["topic"] for one in ran.document] == ["/default/zzz"]
+    assert [row["topic"] for row in ran.document] == ["/default/zzz"]
     assert ran.document[0]["messages_per_second"] > 0
 
 
@@ -68,14 +68,14 @@ def stopping(producer: BlockingProducer) -> Iterator[None]:
         sending.join()
 
 
-def test_into_a_pipe_it_is_one_table(broker: testing.TestBroker) -> None:
+def test_output_to_a_pipe_is_one_table(broker: testing.TestBroker) -> None:
     ran = icestream("top", "--interval", "0.1", *here(broker))
     lines = ran.out.splitlines()
     assert lines[0].split()[0] == "topic"
     assert len([line for line in lines if line.startswith("/default/orders ")]) == 1
 
 
-def test_at_a_terminal_it_goes_on_until_ctrl_c(broker: testing.TestBroker) -> None:
+def test_at_a_terminal_it_refreshes_until_ctrl_c(broker: testing.TestBroker) -> None:
     ours, theirs = pty.openpty()
     command = [*COMMAND, "top", "--interval", "0.1", *here(broker)]
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "200", "LINES": "40"}
@@ -97,7 +97,7 @@ def test_at_a_terminal_it_goes_on_until_ctrl_c(broker: testing.TestBroker) -> No
 def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 65536)
-    except OSError:  # nobody writes to it any more
+    except OSError:  # the writing end is closed
         return b""
 
 
@@ -107,7 +107,7 @@ def test_without_a_broker() -> None:
     assert "start a broker with `icestream serve`" in ran.err
 
 
-def test_the_busiest_topic_is_first_and_one_that_was_made_anew_is_not_below_zero() -> None:
+def test_the_busiest_topic_is_first_and_a_recreated_one_is_not_negative() -> None:
     before = Sample(0, {"/d/a": TopicSample(100, 1000, 0, 1, 1, 1), "/d/b": TopicSample(0, 0, 0, 0, 0, 0)})
     now = Sample(
         2_000_000_000,
@@ -117,8 +117,8 @@ def test_the_busiest_topic_is_first_and_one_that_was_made_anew_is_not_below_zero
             "/d/c": TopicSample(0, 0, 9, 0, 0, 0),
         },
     )
-    found = [(row[0], str(row[1]), str(row[2]), row[3]) for row in rows(before, now)]
-    assert found == [("/d/b", "10", "200 B/s", 0), ("/d/c", "0", "0 B/s", 9), ("/d/a", "0", "0 B/s", 7)]
+    shown_rows = [(row[0], str(row[1]), str(row[2]), row[3]) for row in rows(before, now)]
+    assert shown_rows == [("/d/b", "10", "200 B/s", 0), ("/d/c", "0", "0 B/s", 9), ("/d/a", "0", "0 B/s", 7)]
 
 
 def test_the_metrics_that_are_shown_exist(broker: testing.TestBroker) -> None:

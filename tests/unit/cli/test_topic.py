@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from icestream import connect_sync, testing
-from icestream.cli.broker import NO_BROKER_HINT
+from icestream.cli.broker_location import NO_BROKER_HINT
 from icestream.cli.topic import with_history
 from tests.support.command_line import icestream
 
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[testing.TestBroker]:
-    with testing.broker(storage="disk") as found:
-        yield found
+    with testing.broker(storage="disk") as test_broker:
+        yield test_broker
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def name() -> str:
 @pytest.fixture(params=["socket", "data_dir", "address"])
 def way(request: pytest.FixtureRequest, broker: testing.TestBroker) -> tuple[str, str]:
     settings = broker.node.settings
-    found = {"socket": settings.local_socket, "data_dir": settings.data_dir, "address": broker.address}
-    return "--broker", str(found[request.param])
+    locations = {"socket": settings.local_socket, "data_dir": settings.data_dir, "address": broker.address}
+    return "--broker", str(locations[request.param])
 
 
 @pytest.fixture
@@ -37,10 +37,10 @@ def local(broker: testing.TestBroker) -> tuple[str, str]:
     return "--broker", str(broker.node.settings.local_socket)
 
 
-def test_from_making_it_to_deleting_it(way: tuple[str, str], name: str) -> None:
-    made = icestream("topic", "create", name, "--shards", "3", "--non-reliable", *way, "--output", "json")
-    assert (made.code, made.err) == (0, "")
-    assert made.document | {"id": 0} == {"topic": name, "id": 0, "shards": 3, "dispatch": "non-reliable"}
+def test_a_topic_is_created_shown_and_deleted(way: tuple[str, str], name: str) -> None:
+    created = icestream("topic", "create", name, "--shards", "3", "--non-reliable", *way, "--output", "json")
+    assert (created.code, created.err) == (0, "")
+    assert created.document | {"id": 0} == {"topic": name, "id": 0, "shards": 3, "dispatch": "non-reliable"}
     listed = icestream("topic", "list", *way, "--output", "json").document
     assert name in [line["topic"] for line in listed]
     again = icestream("topic", "create", name, *way)
@@ -51,7 +51,7 @@ def test_from_making_it_to_deleting_it(way: tuple[str, str], name: str) -> None:
     assert f"there is no topic {name}" in gone.err
 
 
-def test_nothing_at_all_is_said_to_people_and_is_an_empty_list_to_programs() -> None:
+def test_an_empty_list_is_a_sentence_for_people_and_empty_json_for_programs() -> None:
     with testing.broker(storage="disk") as empty:
         local = ("--broker", str(empty.node.settings.local_socket))
         ran = icestream("topic", "list", *local)
@@ -62,25 +62,25 @@ def test_nothing_at_all_is_said_to_people_and_is_an_empty_list_to_programs() -> 
         assert "/default/a has no subscriptions" in icestream("sub", "list", "/default/a", *local).err
 
 
-def test_a_deletion_says_what_becomes_of_the_table_and_of_the_rest(
+def test_delete_reports_what_happens_to_table_and_uncommitted_messages(
     broker: testing.TestBroker, local: tuple[str, str], name: str
 ) -> None:
-    """Nobody commits here: the rest waits until somebody gives it up."""
+    """No pipeline commits here: uncommitted messages wait until an operator discards them."""
     icestream("topic", "create", name, "--policy", "deleted_table=purge", *local)
     icestream("produce", name, "--broker", broker.address, given=b"x\n")
     ran = icestream("topic", "delete", name, "--rest", "commit", "--yes", *local)
     assert "1 message being committed to the table" in ran.err
     assert icestream("topic", "describe", name, *local).code == 4
     ran = icestream("topic", "delete", name, "--rest", "discard", "--yes", *local, "--output", "json")
-    told = {"table": None, "table_end": "purge", "rest": "discard", "rest_messages": 1}
-    assert ran.document == {"deleted": name, **told}
+    outcome = {"table": None, "table_end": "purge", "rest": "discard", "rest_messages": 1}
+    assert ran.document == {"deleted": name, **outcome}
     icestream("topic", "create", name, *local)
     icestream("produce", name, "--broker", broker.address, given=b"x\n")
     assert "1 uncommitted message discarded." in icestream("topic", "delete", name, "--yes", *local).err
     assert icestream("topic", "delete", name, "--table", "burn", "--yes", *local).code == 2
 
 
-def test_nothing_is_deleted_unasked(local: tuple[str, str], name: str) -> None:
+def test_nothing_is_deleted_without_confirmation(local: tuple[str, str], name: str) -> None:
     icestream("topic", "create", name, *local)
     ran = icestream("topic", "delete", name, *local)
     assert (ran.code, ran.out) == (4, "")
@@ -105,13 +105,13 @@ def test_describe_shows_shards_and_subscriptions(broker: testing.TestBroker, loc
             assert any(line.startswith("shop ") for line in lines)
         with client.subscribe(name, "billing", start="earliest"):
             pass
-    found = icestream("topic", "describe", name, *local, "--output", "json").document
-    shards = [(one["earliest"], one["log_start"], one["next"], one["synced"]) for one in found["shard_offsets"]]
+    description = icestream("topic", "describe", name, *local, "--output", "json").document
+    shards = [(row["earliest"], row["log_start"], row["next"], row["synced"]) for row in description["shard_offsets"]]
     assert shards == [(0, 0, 2, 2)]
-    assert [(one["subscription"], one["type"], one["lag"]) for one in found["subscriptions"]] == [
+    assert [(row["subscription"], row["type"], row["lag"]) for row in description["subscriptions"]] == [
         ("billing", "shared", 2)
     ]
-    assert (found["published_messages"], found["held_bytes"] > 0) == (2, True)
+    assert (description["published_messages"], description["held_bytes"] > 0) == (2, True)
     lines = icestream("topic", "describe", name, *local).out.splitlines()
     assert ["shard", "earliest", "log_start", "next", "synced", "epoch", "gap_count"] in [
         line.split() for line in lines
@@ -125,33 +125,33 @@ def test_describe_over_an_address_is_an_outline(broker: testing.TestBroker, name
     assert [line.split()[0] for line in lines] == ["topic", "id", "shards", "dispatch", "producers", "subscriptions"]
 
 
-def test_only_what_is_named_of_the_policies_changes(local: tuple[str, str], name: str) -> None:
+def test_only_named_policies_change(local: tuple[str, str], name: str) -> None:
     icestream("topic", "create", name, "--policy", "max_producers=5", *local)
     icestream("topic", "policy", name, "max_publish_rate=100", *local)
     rows = icestream("topic", "policy", name, *local, "--output", "json").document
-    found = {row["policy"]: row["topic"] for row in rows if row["topic"] is not None}
-    assert found == {"max_producers": 5, "max_publish_rate": 100}
+    policies = {row["policy"]: row["topic"] for row in rows if row["topic"] is not None}
+    assert policies == {"max_producers": 5, "max_publish_rate": 100}
     ran = icestream("topic", "policy", name, "max_producers=none", "max_publish_rate=0", *local)
     assert ran.code == 0
     assert ["max_publish_rate", "unlimited", "unlimited"] in [line.split() for line in ran.out.splitlines()]
     assert ["max_producers", "-", "-"] in [line.split() for line in ran.out.splitlines()]
 
 
-def test_no_partitions_is_a_value_that_only_nothing_takes_back(local: tuple[str, str], name: str) -> None:
-    def found() -> dict[str, object]:
+def test_no_partitioning_is_a_value_that_only_unset_removes(local: tuple[str, str], name: str) -> None:
+    def policies_set() -> dict[str, object]:
         rows = icestream("topic", "policy", name, *local, "--output", "json").document
         return {row["policy"]: row["topic"] for row in rows if row["topic"] is not None}
 
     icestream("topic", "create", name, "--policy", "partitioning=day", "--policy", "compression=zstd:9", *local)
-    assert found() == {"partitioning": "day", "compression": "zstd:9"}
+    assert policies_set() == {"partitioning": "day", "compression": "zstd:9"}
     icestream("topic", "policy", name, "partitioning=none", "compression=none", "target_file_bytes=100000", *local)
-    assert found() == {"partitioning": "none", "target_file_bytes": 100_000}
+    assert policies_set() == {"partitioning": "none", "target_file_bytes": 100_000}
     icestream("topic", "policy", name, "partitioning=", "target_file_bytes=none", *local)
-    assert found() == {}
+    assert policies_set() == {}
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ("max_publish_rate", "is not KEY=VALUE"),
         ("max_publsh_rate=1", "did you mean max_publish_rate?"),
@@ -163,11 +163,11 @@ def test_no_partitions_is_a_value_that_only_nothing_takes_back(local: tuple[str,
         ("target_file_bytes=1", "are allowed"),
     ],
 )
-def test_a_wrong_policy_changes_nothing(local: tuple[str, str], name: str, change: str, said: str) -> None:
+def test_an_invalid_policy_changes_nothing(local: tuple[str, str], name: str, change: str, message: str) -> None:
     icestream("topic", "create", name, *local)
     ran = icestream("topic", "policy", name, change, *local)
     assert (ran.code, ran.out) == (4, "")
-    assert said in ran.err
+    assert message in ran.err
     rows = icestream("topic", "policy", name, *local, "--output", "json").document
     assert all(row["topic"] is None for row in rows)
 
@@ -177,11 +177,11 @@ def test_more_topics_than_fit_a_page(broker: testing.TestBroker, local: tuple[st
     with connect_sync(broker.address) as client:
         for number in range(502):
             client.create_topic(f"/many/topic-{number:03}")
-    found = icestream("topic", "list", "--namespace", "many", *local, "--output", "json").document
-    assert [line["topic"] for line in found] == [f"/many/topic-{number:03}" for number in range(502)]
+    listed = icestream("topic", "list", "--namespace", "many", *local, "--output", "json").document
+    assert [line["topic"] for line in listed] == [f"/many/topic-{number:03}" for number in range(502)]
 
 
-def test_without_a_broker_every_place_that_was_tried_is_named(tmp_path: Path) -> None:
+def test_without_a_broker_every_tried_address_is_named(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     ran = icestream("topic", "list", "--set", f"data_dir={data_dir}", "--set", "ports.native=1")
     assert (ran.code, ran.out) == (11, "")
@@ -203,7 +203,7 @@ def test_where_only_the_address_answers_the_public_calls_work(broker: testing.Te
     assert "needs the broker's local socket" in ran.err
 
 
-def test_the_socket_of_a_long_path_is_reached(tmp_path: Path) -> None:
+def test_a_socket_with_a_long_path_is_reached(tmp_path: Path) -> None:
     settings = {"data_dir": str(tmp_path / ("long-" * 30))}
     with testing.broker(storage="disk", settings=settings):
         assert icestream("topic", "list", "--set", f"data_dir={settings['data_dir']}").code == 0

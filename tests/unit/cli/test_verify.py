@@ -1,4 +1,4 @@
-"""What `icestream verify` says last, and its exit code: never "nothing is missing" of what nobody looked at."""
+"""What `icestream verify` says last, and its exit code: never "nothing is missing" of rows that were not checked."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def report(
         ),
     ],
 )
-def test_the_last_line_says_what_was_not_looked_at(
+def test_the_last_line_reports_what_was_not_checked(
     reports: list[dict[str, Any]], deep: bool, words: str, code: int
 ) -> None:
     assert (summary_line(reports), exit_code(reports, deep)) == (words, code)

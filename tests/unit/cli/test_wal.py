@@ -14,9 +14,9 @@ import pytest
 from icestream import limits
 from icestream.cli import main as command_line
 from icestream.wal.format import RECORDS_START
-from tests.support.pictures import picture
+from tests.support.sample_logs import picture
 from tests.support.serve_process import ServeProcess
-from tests.support.small_log import Picture
+from tests.support.small_log import LogImage
 
 
 def hint(path: Path) -> str:
@@ -26,7 +26,7 @@ def hint(path: Path) -> str:
     )
 
 
-class Terminal:
+class InteractiveTerminal:
     """Runs commands as the console script does, in this process."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,11 +50,11 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Terminal:
-    return Terminal(monkeypatch, capsys)
+def terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> InteractiveTerminal:
+    return InteractiveTerminal(monkeypatch, capsys)
 
 
-def flipped(drawn: Picture, path: Path, file: str, byte: int) -> Path:
+def flipped(drawn: LogImage, path: Path, file: str, byte: int) -> Path:
     drawn.write_to(path)
     content = bytearray(drawn.files[file])
     content[byte] ^= 1
@@ -76,7 +76,7 @@ def everything(path: Path) -> dict[str, bytes]:
 # --- inspect ----------------------------------------------------------------------------------------------------------
 
 
-def test_inspect_shows_an_empty_log(terminal: Terminal, tmp_path: Path) -> None:
+def test_inspect_shows_an_empty_log(terminal: InteractiveTerminal, tmp_path: Path) -> None:
     (tmp_path / "LOCK").touch()
     code, out, err = terminal.run("wal", "inspect", tmp_path)
     assert (code, err) == (0, "")
@@ -84,7 +84,7 @@ def test_inspect_shows_an_empty_log(terminal: Terminal, tmp_path: Path) -> None:
     assert terminal.document("wal", "inspect", tmp_path)["files"] == []
 
 
-def test_inspect_shows_files_shards_and_health(terminal: Terminal, tmp_path: Path) -> None:
+def test_inspect_shows_files_shards_and_health(terminal: InteractiveTerminal, tmp_path: Path) -> None:
     path = picture("stopped").write_to(tmp_path)
     code, out, err = terminal.run("wal", "inspect", path, "--set", "storage.iceberg_config.wal.quota=1GiB")
     assert (code, err) == (0, "")
@@ -102,7 +102,7 @@ def test_inspect_shows_files_shards_and_health(terminal: Terminal, tmp_path: Pat
     ]
 
 
-def test_inspect_as_json_has_everything(terminal: Terminal, tmp_path: Path) -> None:
+def test_inspect_as_json_is_complete(terminal: InteractiveTerminal, tmp_path: Path) -> None:
     drawn = picture("stopped then killed")
     sets = [f"--set=storage.iceberg_config.wal.{pair}" for pair in ("quota=1000000", "topic_quota=70000")]
     seen = terminal.document("wal", "inspect", drawn.write_to(tmp_path), *sets)
@@ -128,7 +128,7 @@ def test_inspect_as_json_has_everything(terminal: Terminal, tmp_path: Path) -> N
     }  # fmt: skip
 
 
-def test_inspect_without_a_quota_shows_the_one_that_a_start_would_take(terminal: Terminal, tmp_path: Path) -> None:
+def test_inspect_without_a_quota_shows_the_default_one(terminal: InteractiveTerminal, tmp_path: Path) -> None:
     path = picture("stopped").write_to(tmp_path)
     before = os.statvfs(path)
     seen = terminal.document("wal", "inspect", path)
@@ -137,9 +137,7 @@ def test_inspect_without_a_quota_shows_the_one_that_a_start_would_take(terminal:
     assert seen["topic_quota_bytes"] == seen["quota_bytes"] // 2
 
 
-def test_inspect_shows_that_a_sync_failed_until_a_start_has_taken_note_of_it(
-    terminal: Terminal, tmp_path: Path
-) -> None:
+def test_inspect_shows_a_failed_sync_until_the_next_start(terminal: InteractiveTerminal, tmp_path: Path) -> None:
     path = picture("stopped then killed").write_to(tmp_path)
     assert "a sync failed" not in terminal.run("wal", "inspect", path)[1]
     (path / "sync-failed").touch()
@@ -149,7 +147,7 @@ def test_inspect_shows_that_a_sync_failed_until_a_start_has_taken_note_of_it(
     assert terminal.document("wal", "inspect", path)["sync_failed"] is True
 
 
-def test_inspect_of_a_damaged_log_shows_it_and_exits_with_9(terminal: Terminal, tmp_path: Path) -> None:
+def test_inspect_of_a_damaged_log_shows_it_and_exits_with_9(terminal: InteractiveTerminal, tmp_path: Path) -> None:
     path = damaged_log(tmp_path)
     before = everything(path)
     code, out, err = terminal.run("wal", "inspect", path)
@@ -163,7 +161,7 @@ def test_inspect_of_a_damaged_log_shows_it_and_exits_with_9(terminal: Terminal, 
     assert everything(path) == before
 
 
-def test_inspect_lists_the_records_of_a_file(terminal: Terminal, tmp_path: Path) -> None:
+def test_inspect_lists_the_records_of_a_file(terminal: InteractiveTerminal, tmp_path: Path) -> None:
     path = damaged_log(tmp_path)
     code, out, _ = terminal.run("wal", "inspect", path, "--records", 6)
     assert code == 0
@@ -178,7 +176,7 @@ def test_inspect_lists_the_records_of_a_file(terminal: Terminal, tmp_path: Path)
     assert records[0]["position"] == RECORDS_START
 
 
-def test_inspect_of_a_file_that_is_not_there_exits_with_4(terminal: Terminal, tmp_path: Path) -> None:
+def test_inspect_of_a_missing_file_exits_with_4(terminal: InteractiveTerminal, tmp_path: Path) -> None:
     (tmp_path / "LOCK").touch()
     code, _, err = terminal.run("wal", "inspect", tmp_path, "--records", 77)
     assert code == 4
@@ -186,8 +184,8 @@ def test_inspect_of_a_file_that_is_not_there_exits_with_4(terminal: Terminal, tm
 
 
 @pytest.mark.parametrize("verb", ["inspect", "repair"])
-def test_a_directory_that_is_not_there_exits_with_4_and_is_not_made(
-    terminal: Terminal, tmp_path: Path, verb: str
+def test_a_missing_directory_exits_with_4_and_is_not_created(
+    terminal: InteractiveTerminal, tmp_path: Path, verb: str
 ) -> None:
     code, _, err = terminal.run("wal", verb, tmp_path / "nowhere")
     assert code == 4
@@ -196,7 +194,9 @@ def test_a_directory_that_is_not_there_exits_with_4_and_is_not_made(
 
 
 @pytest.mark.parametrize("verb", ["inspect", "repair"])
-def test_a_directory_that_holds_no_log_is_told_from_an_empty_one(terminal: Terminal, tmp_path: Path, verb: str) -> None:
+def test_a_directory_without_a_log_is_distinguished_from_an_empty_one(
+    terminal: InteractiveTerminal, tmp_path: Path, verb: str
+) -> None:
     (tmp_path / "notes.txt").touch()
     code, _, err = terminal.run("wal", verb, tmp_path)
     assert (code, "start `icestream serve` once" in err) == (4, True)
@@ -206,7 +206,7 @@ def test_a_directory_that_holds_no_log_is_told_from_an_empty_one(terminal: Termi
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "wal"]
 
 
-def test_without_a_directory_the_configured_one_is_meant(terminal: Terminal, tmp_path: Path) -> None:
+def test_without_a_directory_the_configured_one_is_used(terminal: InteractiveTerminal, tmp_path: Path) -> None:
     picture("stopped").write_to(tmp_path / "data" / "wal")
     assert terminal.document("wal", "inspect", "--set", f"data_dir={tmp_path / 'data'}")["last_lsn"] == 3
     config = tmp_path / "broker.yml"
@@ -214,7 +214,9 @@ def test_without_a_directory_the_configured_one_is_meant(terminal: Terminal, tmp
     assert terminal.document("wal", "inspect", "--config", config)["last_lsn"] == 3
 
 
-def test_beside_a_running_broker_inspect_works_and_repair_is_refused(terminal: Terminal, tmp_path: Path) -> None:
+def test_beside_a_running_broker_inspect_works_and_repair_is_refused(
+    terminal: InteractiveTerminal, tmp_path: Path
+) -> None:
     path = picture("stopped then killed").write_to(tmp_path / "data" / "wal")
     with ServeProcess(tmp_path / "data") as process:
         process.greeting()
@@ -232,7 +234,7 @@ def test_beside_a_running_broker_inspect_works_and_repair_is_refused(terminal: T
 # --- repair -----------------------------------------------------------------------------------------------------------
 
 
-def test_repair_of_a_healthy_log_says_so_and_changes_nothing(terminal: Terminal, tmp_path: Path) -> None:
+def test_repair_of_a_healthy_log_changes_nothing(terminal: InteractiveTerminal, tmp_path: Path) -> None:
     path = picture("stopped then killed").write_to(tmp_path)
     before = everything(path)
     for flags in ((), ("--accept-loss",)):
@@ -242,7 +244,9 @@ def test_repair_of_a_healthy_log_says_so_and_changes_nothing(terminal: Terminal,
         assert everything(path) == before
 
 
-def test_repair_lists_the_loss_and_changes_nothing_unless_told_to(terminal: Terminal, tmp_path: Path) -> None:
+def test_repair_lists_the_loss_and_changes_nothing_without_consent(
+    terminal: InteractiveTerminal, tmp_path: Path
+) -> None:
     path = damaged_log(tmp_path)
     before = everything(path)
     code, out, err = terminal.run("wal", "repair", path)
@@ -261,7 +265,7 @@ def test_repair_lists_the_loss_and_changes_nothing_unless_told_to(terminal: Term
     assert everything(path) == before
 
 
-def test_repair_mends_the_log_when_the_loss_is_accepted(terminal: Terminal, tmp_path: Path) -> None:
+def test_repair_repairs_the_log_when_the_loss_is_accepted(terminal: InteractiveTerminal, tmp_path: Path) -> None:
     path = damaged_log(tmp_path)
     before = everything(path)
     code, out, err = terminal.run("wal", "repair", path, "--accept-loss", "--output", "json")
@@ -277,8 +281,8 @@ def test_repair_mends_the_log_when_the_loss_is_accepted(terminal: Terminal, tmp_
     assert "3..3 lost to damage of the log (lost)" in out
 
 
-def test_repair_says_what_it_cannot_know(terminal: Terminal, tmp_path: Path) -> None:
-    """The newest file is cut: how many messages it held behind that nobody knows. And a name is lost."""
+def test_repair_reports_unknown_losses(terminal: InteractiveTerminal, tmp_path: Path) -> None:
+    """The newest file is truncated: the number of messages behind the cut is unknown. And a topic name is lost."""
     drawn = picture("killed")
     path = drawn.write_to(tmp_path)
     content = bytearray(drawn.files["log-0000000000000001.wal"][: RECORDS_START + 1000])
@@ -293,8 +297,8 @@ def test_repair_says_what_it_cannot_know(terminal: Terminal, tmp_path: Path) -> 
     assert terminal.run("wal", "inspect", path)[0] == 0
 
 
-def test_repair_of_a_log_whose_newest_file_was_deleted_names_topics_that_it_cannot_list(
-    terminal: Terminal, tmp_path: Path
+def test_repair_of_a_log_without_its_newest_file_names_topics_it_cannot_list(
+    terminal: InteractiveTerminal, tmp_path: Path
 ) -> None:
     """All topics were new in that file: the list of lost messages is empty, and yet everything is gone."""
     path = picture("killed").write_to(tmp_path)
@@ -305,7 +309,7 @@ def test_repair_of_a_log_whose_newest_file_was_deleted_names_topics_that_it_cann
 
 
 def test_an_interrupted_repair_is_shown_and_finished_when_the_loss_is_accepted_again(
-    terminal: Terminal, tmp_path: Path
+    terminal: InteractiveTerminal, tmp_path: Path
 ) -> None:
     path = damaged_log(tmp_path)
     mended = path / "log-0000000000000006.wal"
@@ -325,7 +329,7 @@ def test_an_interrupted_repair_is_shown_and_finished_when_the_loss_is_accepted_a
     assert terminal.run("wal", "inspect", path)[0] == 0
 
 
-def test_repair_without_a_file_to_write_anew_says_so(terminal: Terminal, tmp_path: Path) -> None:
+def test_repair_without_a_file_to_rewrite_reports_it(terminal: InteractiveTerminal, tmp_path: Path) -> None:
     drawn = picture("stopped then killed")
     path = drawn.write_to(tmp_path)
     (path / drawn.logs()[0]).unlink()
@@ -334,7 +338,7 @@ def test_repair_without_a_file_to_write_anew_says_so(terminal: Terminal, tmp_pat
     assert terminal.run("wal", "inspect", path)[0] == 0
 
 
-def test_a_header_without_records_is_listed_without_them(terminal: Terminal, tmp_path: Path) -> None:
+def test_a_header_without_records_is_listed_without_them(terminal: InteractiveTerminal, tmp_path: Path) -> None:
     drawn = picture("killed")
     path = flipped(drawn, tmp_path, drawn.logs()[1], 40)
     (loss,) = terminal.document("wal", "repair", path, "--accept-loss")

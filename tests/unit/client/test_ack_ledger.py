@@ -1,4 +1,4 @@
-"""What a consumer knows of the messages of a shard, against a model that knows each message by itself."""
+"""The ack ledger of a consumer's shard against a model that tracks each message."""
 
 from __future__ import annotations
 
@@ -30,24 +30,26 @@ class AckLedgerModel(RuleBasedStateMachine):
 
     @rule(start=STARTS, rows=ROWS)
     def arrive(self, start: int, rows: int) -> None:
-        came = set(range(start, start + rows))
-        known = self.waiting | self.acked | (self.handed if self.deduplicates else set())
-        found = self.ledger.arrive(start, start + rows)
-        assert [offset for low, high in found.fresh for offset in range(low, high)] == sorted(came - known)
-        assert [offset for low, high in found.acked for offset in range(low, high)] == sorted(came & self.acked)
-        self.waiting |= came - known
+        arrived = set(range(start, start + rows))
+        copies = self.waiting | self.acked | (self.handed if self.deduplicates else set())
+        arrival = self.ledger.arrive(start, start + rows)
+        assert [offset for low, high in arrival.fresh for offset in range(low, high)] == sorted(arrived - copies)
+        assert [offset for low, high in arrival.acked for offset in range(low, high)] == sorted(arrived & self.acked)
+        self.waiting |= arrived - copies
 
     @rule(offsets=st.sets(st.integers(0, 45), min_size=1, max_size=12))
     def arrive_picked(self, offsets: set[int]) -> None:
-        known = self.waiting | self.acked | (self.handed if self.deduplicates else set())
-        found = self.ledger.arrive_singles(sorted(offsets))
-        if found is None:
-            assert not offsets & (known | self.handed - self.acked)
+        copies = self.waiting | self.acked | (self.handed if self.deduplicates else set())
+        arrival = self.ledger.arrive_singles(sorted(offsets))
+        if arrival is None:
+            assert not offsets & (copies | self.handed - self.acked)
         else:
-            assert [offset for low, high in found.fresh for offset in range(low, high)] == sorted(offsets - known)
-            assert [offset for low, high in found.acked for offset in range(low, high)] == sorted(offsets & self.acked)
-            assert found.may_be_copies or not offsets & self.handed
-        self.waiting |= offsets - known
+            assert [offset for low, high in arrival.fresh for offset in range(low, high)] == sorted(offsets - copies)
+            assert [offset for low, high in arrival.acked for offset in range(low, high)] == sorted(
+                offsets & self.acked
+            )
+            assert arrival.may_be_copies or not offsets & self.handed
+        self.waiting |= offsets - copies
 
     @rule(number=st.integers(1, 12))
     def hand_out_picked(self, number: int) -> None:
@@ -82,45 +84,45 @@ class AckLedgerModel(RuleBasedStateMachine):
 
     @rule(start=STARTS, rows=ROWS)
     def hand_out(self, start: int, rows: int) -> None:
-        if found := self.pick(start, rows, self.waiting):
-            self.ledger.hand_out(*found)
-            self.waiting -= set(range(*found))
-            self.handed |= set(range(*found))
+        if stretch := self.pick(start, rows, self.waiting):
+            self.ledger.hand_out(*stretch)
+            self.waiting -= set(range(*stretch))
+            self.handed |= set(range(*stretch))
 
     @rule(start=STARTS, rows=ROWS)
     def give_up(self, start: int, rows: int) -> None:
-        if found := self.pick(start, rows, self.waiting):
-            self.ledger.drop(*found)
-            self.waiting -= set(range(*found))
+        if stretch := self.pick(start, rows, self.waiting):
+            self.ledger.drop(*stretch)
+            self.waiting -= set(range(*stretch))
 
     @rule(start=STARTS, rows=ROWS)
     def ack(self, start: int, rows: int) -> None:
-        if found := self.pick(start, rows, self.handed):
-            self.ledger.ack(*found)
+        if stretch := self.pick(start, rows, self.handed):
+            self.ledger.ack(*stretch)
             for states in (self.handed, self.waiting):
-                states -= set(range(*found))
-            self.acked |= set(range(*found))
+                states -= set(range(*stretch))
+            self.acked |= set(range(*stretch))
 
     @rule(start=STARTS, rows=ROWS)
     def nack(self, start: int, rows: int) -> None:
-        if found := self.pick(start, rows, self.handed):
-            self.ledger.nack(*found)
-            self.handed -= set(range(*found))
+        if stretch := self.pick(start, rows, self.handed):
+            self.ledger.nack(*stretch)
+            self.handed -= set(range(*stretch))
 
 
 class ForgetfulModel(AckLedgerModel):
     deduplicates = False
 
 
-def test_with_deduplication_nothing_handed_out_comes_again() -> None:
+def test_with_deduplication_no_delivered_message_is_delivered_again() -> None:
     check_state_machine(AckLedgerModel)
 
 
-def test_without_it_only_what_was_acked_does_not_come_again() -> None:
+def test_without_deduplication_only_acked_messages_are_not_delivered_again() -> None:
     check_state_machine(ForgetfulModel)
 
 
-def test_what_is_remembered_is_bounded_and_the_lowest_is_forgotten_first() -> None:
+def test_the_ledger_is_bounded_and_forgets_the_lowest_first() -> None:
     ledger = AckLedger(0, deduplicates=True)
     for number in range(limits.CLIENT_HANDLED_RANGES_MAX + 3):
         ledger.ack(2 * number, 2 * number + 1)

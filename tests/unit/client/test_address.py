@@ -26,16 +26,16 @@ from icestream.client.address import DEFAULT, Address, parse_address
     ],
 )
 def test_an_address_is_read_and_shown_again(text: str, expected: Address) -> None:
-    found = parse_address(text)
-    assert found == expected
-    assert parse_address(str(found)) == found
+    address = parse_address(text)
+    assert address == expected
+    assert parse_address(str(address)) == address
 
 
 @pytest.mark.parametrize(
     "text",
     ["", ":6651", "http://broker:6651", "broker:0", "broker:65536", "broker:port", "a b", "unix://relative", "::1"],
 )
-def test_what_is_no_address_is_refused_with_an_example(text: str) -> None:
+def test_an_invalid_address_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(errors.InvalidInput, match=re.escape(DEFAULT)):
         parse_address(text)
 
@@ -43,7 +43,7 @@ def test_what_is_no_address_is_refused_with_an_example(text: str) -> None:
 @given(st.text(max_size=40))
 def test_any_text_is_an_address_or_refused(text: str) -> None:
     try:
-        found = parse_address(text)
+        address = parse_address(text)
     except errors.InvalidInput:
         return
-    assert parse_address(str(found)) == found
+    assert parse_address(str(address)) == address

@@ -22,14 +22,14 @@ from icestream.model.envelope import COLUMNS, ColumnKind
 from icestream.rpc.frame import Delivery
 from tests.support.blocks import bodies, forged_blocks
 
-NOBODY: Any = None
+NO_CONSUMER: Any = None
 TABLE = tuple(column for column in COLUMNS if column.in_table)
 NUMBERS = (envelope.PRODUCER_ID, envelope.SEQUENCE)
 
 
 def delivered(body: bytes, first_row: int = 0, rows: int = 0) -> DeliveredRows:
     rows = rows or sum(count for count, _ in block_extents(body))
-    return DeliveredRows(NOBODY, None, None, Delivery(1, 3, 0, 0, 100, 5_000_000, first_row, rows, body), 0)
+    return DeliveredRows(NO_CONSUMER, None, None, Delivery(1, 3, 0, 0, 100, 5_000_000, first_row, rows, body), 0)
 
 
 def shown(column: envelope.EnvelopeColumn, value: Any) -> Any:
@@ -58,7 +58,7 @@ def test_a_batch_has_every_value_of_its_rows(body: bytes, draw: st.DataObject) -
             assert column_of(data, column) == expected
 
 
-def test_who_numbered_a_message_and_how_is_a_column_of_it() -> None:
+def test_producer_and_number_of_a_message_are_columns() -> None:
     for rows in (2, 40):
         body = encode_block(rows, {envelope.PAYLOAD: [b"x"] * rows}, Numbering(7, 1, 30))
         body += encode_block(1, {envelope.PAYLOAD: [b"y"]})
@@ -76,18 +76,18 @@ def test_several_deliveries_are_one_batch() -> None:
 
 
 @given(forged_blocks())
-def test_forged_columns_are_refused_before_arrow_trusts_them(data: bytes) -> None:
+def test_forged_columns_are_refused_before_arrow_reads_them(data: bytes) -> None:
     try:
         Block(data)
     except errors.DecodeError:
         return
     whole = delivered(data)
     try:
-        found = _record_batch([Chunk(whole, 0, whole.rows)])
+        record_batch = _record_batch([Chunk(whole, 0, whole.rows)])
     except errors.DecodeError:
         return
-    found.validate(full=True)
-    assert found.num_rows == whole.rows
+    record_batch.validate(full=True)
+    assert record_batch.num_rows == whole.rows
 
 
 def test_forged_ends_of_a_large_block_are_refused() -> None:
@@ -98,7 +98,7 @@ def test_forged_ends_of_a_large_block_are_refused() -> None:
         _record_batch([Chunk(delivered(bad), 0, 64)])
 
 
-def test_without_pyarrow_the_error_says_what_to_install() -> None:
+def test_without_pyarrow_the_error_names_the_package() -> None:
     code = (
         "import sys; sys.modules['pyarrow'] = None\n"
         "from icestream.client.arrow import pyarrow\n"
@@ -110,7 +110,7 @@ def test_without_pyarrow_the_error_says_what_to_install() -> None:
     assert "icestream[arrow]" in done.stdout
 
 
-def test_numbers_of_rows_from_a_table_stand_beside_those_from_the_log() -> None:
+def test_numbers_from_a_table_and_from_the_log_are_in_one_column() -> None:
     """The head of a block has them while it is new; what comes from a table has them in columns."""
     new = encode_block(2, {envelope.PAYLOAD: [b"a", b"b"]}, Numbering(7, 0, 40))
     old = encode_block(
@@ -119,17 +119,17 @@ def test_numbers_of_rows_from_a_table_stand_beside_those_from_the_log() -> None:
     for bodies_of, expected in ((old, [(7, 42), (None, None)]), (new + old, [(7, 40), (7, 41), (7, 42), (None, None)])):
         whole = delivered(bodies_of)
         data = _record_batch([Chunk(whole, 0, whole.rows)])
-        found = zip(data.column("producer_id").to_pylist(), data.column("sequence").to_pylist(), strict=True)
-        assert list(found) == expected
+        numbers = zip(data.column("producer_id").to_pylist(), data.column("sequence").to_pylist(), strict=True)
+        assert list(numbers) == expected
 
 
 def test_rows_of_many_deliveries_are_one_batch_in_their_order() -> None:
-    """What repeats over them, and what goes on from one to the next, is made as a whole."""
+    """Constant columns and consecutive offsets over several deliveries are built in one piece."""
     chunks = []
     for start, time_us, key in ((0, 5, b"k"), (2, 5, b"k"), (4, 6, b"k"), (9, 6, b"l")):
         body = encode_block(2, {envelope.PAYLOAD: [b"%d" % start, b""], envelope.KEY: ConstantColumn(key)})
         chunks.append(
-            Chunk(DeliveredRows(NOBODY, None, None, Delivery(1, 3, 0, 0, start, time_us, 0, 2, body), 0), 0, 2)
+            Chunk(DeliveredRows(NO_CONSUMER, None, None, Delivery(1, 3, 0, 0, start, time_us, 0, 2, body), 0), 0, 2)
         )
     data = _record_batch(chunks)
     data.validate(full=True)

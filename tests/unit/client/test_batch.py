@@ -48,7 +48,7 @@ def expected(messages: list[Any]) -> list[Any]:
 
 
 @given(MESSAGES)
-def test_a_block_holds_every_message_as_it_was_sent(messages: list[Any]) -> None:
+def test_a_block_contains_every_message_as_sent(messages: list[Any]) -> None:
     batch = filled(messages)
     batch.seal({envelope.PRODUCER_NAME: ConstantColumn("p")}, Numbering(5, 6, 7))
     assert rows(batch.block) == expected(messages)
@@ -58,7 +58,7 @@ def test_a_block_holds_every_message_as_it_was_sent(messages: list[Any]) -> None
 
 
 @given(MESSAGES)
-def test_new_numbers_change_nothing_else(messages: list[Any]) -> None:
+def test_renumbering_changes_nothing_else(messages: list[Any]) -> None:
     batch = filled(messages)
     batch.seal({}, Numbering(5, 6, 7))
     batch.renumber(Numbering(5, 9, 100))
@@ -67,7 +67,7 @@ def test_new_numbers_change_nothing_else(messages: list[Any]) -> None:
 
 
 @given(MESSAGES.filter(lambda messages: len(messages) > 1))
-def test_halves_hold_the_messages_and_the_futures_in_order(messages: list[Any]) -> None:
+def test_halves_keep_messages_and_futures_in_order(messages: list[Any]) -> None:
     batch = filled(messages)
     futures = batch.futures
     batch.seal({}, Numbering(5, 6, 7))
@@ -78,7 +78,7 @@ def test_halves_hold_the_messages_and_the_futures_in_order(messages: list[Any]) 
     assert first.bytes + second.bytes == batch.bytes
 
 
-def test_success_gives_each_message_its_own_offset_and_passes_over_who_has_gone() -> None:
+def test_success_gives_each_message_its_offset_and_skips_cancelled_futures() -> None:
     batch = filled([(b"a", None, None, None), (b"b", None, None, None), (b"c", None, None, None)])
     a, b, c = batch.futures
     b.cancel()
@@ -86,14 +86,14 @@ def test_success_gives_each_message_its_own_offset_and_passes_over_who_has_gone(
     assert (a.result(), c.result()) == (MessageId("/default/t", 0, 40), MessageId("/default/t", 0, 42))
 
 
-def test_a_batch_whose_place_is_forgotten_is_stored_all_the_same() -> None:
+def test_a_batch_with_a_forgotten_offset_is_stored() -> None:
     batch = filled([(b"a", None, None, None)])
     (future,) = batch.futures
     batch.succeed("/default/t", -1)
     assert future.result().offset == -1
 
 
-def test_who_waits_for_a_batch_waits_for_its_second_half() -> None:
+def test_waiters_of_a_batch_wait_for_its_second_half() -> None:
     batch = filled([(b"a", None, None, None), (b"b", None, None, None)])
     waiting: asyncio.Future[None] = asyncio.Future(loop=LOOP)
     batch.settled.append(waiting)
@@ -108,6 +108,6 @@ def test_who_waits_for_a_batch_waits_for_its_second_half() -> None:
 @pytest.mark.parametrize(
     "headers", [{"a": 1}, {1: "a"}, {"a": None}, {"\ud800": "a"}, {"a": "\udc00"}, {"a" * 65536: ""}, {b"a": b"b"}]
 )
-def test_headers_that_no_block_holds_are_refused_when_they_are_given(headers: Any) -> None:
+def test_invalid_headers_are_refused_when_they_are_given(headers: Any) -> None:
     with pytest.raises(errors.InvalidInput, match="header"):
         checked_headers(headers)

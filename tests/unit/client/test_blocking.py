@@ -33,17 +33,19 @@ def client(broker: TestBroker) -> Iterator[icestream.BlockingClient]:
         yield connected
 
 
-def test_messages_go_through_it(client: icestream.BlockingClient) -> None:
+def test_messages_are_sent_and_received(client: icestream.BlockingClient) -> None:
     with client.producer(TOPIC) as producer, client.subscribe(TOPIC, "s", type="exclusive") as messages:
         assert producer.send(b"0", key="k", headers={"a": "b"}) == MessageId(TOPIC, 0, 0)
-        assert [one.offset for one in producer.send_all([b"%d" % number for number in range(1, 600)])][-1] == 599
-        found = []
+        assert [message_id.offset for message_id in producer.send_all([b"%d" % number for number in range(1, 600)])][
+            -1
+        ] == 599
+        received = []
         for message in messages:
-            found.append(int(message.payload))
+            received.append(int(message.payload))
             message.ack()
-            if len(found) == 599:
+            if len(received) == 599:
                 break
-        assert found == list(range(599))
+        assert received == list(range(599))
         last = messages.receive(timeout=10)
         assert last is not None
         messages.ack_through(last)
@@ -53,7 +55,7 @@ def test_messages_go_through_it(client: icestream.BlockingClient) -> None:
         assert messages.receive(timeout=0.01) is None, "everything was acked"
 
 
-def test_nack_and_seek_bring_messages_again(client: icestream.BlockingClient) -> None:
+def test_nack_and_seek_redeliver_messages(client: icestream.BlockingClient) -> None:
     policy = {"base_delay_ms": 0, "max_delay_ms": 0}
     with client.producer(TOPIC) as producer, client.subscribe(TOPIC, "s", failure=policy) as messages:
         producer.send_all([b"a", b"b", b"c"])
@@ -64,7 +66,7 @@ def test_nack_and_seek_bring_messages_again(client: icestream.BlockingClient) ->
         assert [next(messages).payload for _ in range(2)] == [b"b", b"c"]
 
 
-def test_batches_come_as_arrow(client: icestream.BlockingClient) -> None:
+def test_batches_are_delivered_as_arrow(client: icestream.BlockingClient) -> None:
     with client.producer(TOPIC) as producer, client.subscribe(TOPIC, "s") as messages:
         producer.send_all([b"%d" % number for number in range(50)])
         count = 0
@@ -77,7 +79,7 @@ def test_batches_come_as_arrow(client: icestream.BlockingClient) -> None:
     assert count == 50
 
 
-def test_topics_are_made_shown_and_deleted(client: icestream.BlockingClient) -> None:
+def test_topics_are_created_shown_and_deleted(client: icestream.BlockingClient) -> None:
     assert client.create_topic(TOPIC, shards=3).shards == 3
     with pytest.raises(errors.AlreadyExists):
         client.create_topic(TOPIC)
@@ -93,17 +95,17 @@ def test_topics_are_made_shown_and_deleted(client: icestream.BlockingClient) -> 
 
 def test_many_threads_share_one_producer(client: icestream.BlockingClient) -> None:
     with client.producer(TOPIC) as producer:
-        found: list[int] = []
+        offsets: list[int] = []
 
         def work() -> None:
-            found.extend(producer.send(b"x").offset for _ in range(20))
+            offsets.extend(producer.send(b"x").offset for _ in range(20))
 
         threads = [threading.Thread(target=work) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    assert sorted(found) == list(range(160))
+    assert sorted(offsets) == list(range(160))
 
 
 def test_the_first_error_of_many_is_raised(client: icestream.BlockingClient) -> None:
@@ -113,7 +115,7 @@ def test_the_first_error_of_many_is_raised(client: icestream.BlockingClient) -> 
         assert producer.send(b"good").offset == 0
 
 
-def test_a_closed_client_says_so_and_leaves_no_thread_behind(broker: TestBroker) -> None:
+def test_a_closed_client_raises_and_leaves_no_thread(broker: TestBroker) -> None:
     before = threading.active_count()
     with icestream.connect_sync(broker.address) as client:
         producer = client.producer(TOPIC)
@@ -126,7 +128,7 @@ def test_a_closed_client_says_so_and_leaves_no_thread_behind(broker: TestBroker)
     assert threading.active_count() == before
 
 
-def test_without_a_broker_it_says_so_and_leaves_no_thread_behind() -> None:
+def test_without_a_broker_connect_fails_and_leaves_no_thread() -> None:
     with icestream.testing.broker() as broker:
         address = broker.address
     before = threading.active_count()
@@ -143,14 +145,14 @@ def test_it_survives_a_broker_that_starts_again() -> None:
         client.subscribe(TOPIC, "s", dedup=True) as messages,
     ):
         producer.send_all([b"%d" % number for number in range(20)])
-        found = [int(next(messages).payload) for _ in range(5)]
+        received = [int(next(messages).payload) for _ in range(5)]
         broker.restart_sync()
         producer.send_all([b"%d" % number for number in range(20, 40)])
-        while len(found) < 40:
+        while len(received) < 40:
             message = messages.receive(timeout=20)
             assert message is not None
-            found.append(int(message.payload))
-    assert found == list(range(40))
+            received.append(int(message.payload))
+    assert received == list(range(40))
 
 
 # --- many threads -----------------------------------------------------------------------------------------------------
@@ -165,15 +167,15 @@ def run_threads(count: int, work: Callable[[], None]) -> None:
     assert not any(thread.is_alive() for thread in threads), "a thread hangs"
 
 
-def test_many_threads_share_one_subscription_and_each_message_goes_to_one_of_them(
+def test_threads_share_a_subscription_and_each_message_goes_to_one(
     client: icestream.BlockingClient,
 ) -> None:
     with client.producer(TOPIC) as producer, client.subscribe(TOPIC, "s") as messages:
-        found: list[int] = []
+        received: list[int] = []
 
         def work() -> None:
             while (message := messages.receive(timeout=0.5)) is not None:
-                found.append(int(message.payload))
+                received.append(int(message.payload))
                 message.ack()
 
         sending = threading.Thread(target=lambda: [producer.send(b"%d" % number) for number in range(1000)])
@@ -182,42 +184,42 @@ def test_many_threads_share_one_subscription_and_each_message_goes_to_one_of_the
         sending.join()
         messages.flush()
         assert messages.receive(timeout=0.01) is None
-    assert sorted(found) == list(range(1000))
+    assert sorted(received) == list(range(1000))
 
 
-def test_a_thread_that_works_long_does_not_keep_what_it_fetched_from_the_others(
+def test_a_slow_thread_does_not_keep_fetched_messages_from_others(
     client: icestream.BlockingClient,
 ) -> None:
     """One thread takes over many messages at once; while it works on the first the others get the rest."""
     with client.producer(TOPIC) as producer, client.subscribe(TOPIC, "s") as messages:
         barrier = threading.Barrier(4)
-        found: list[int] = []
+        received: list[int] = []
 
         def work() -> None:
             message = messages.receive(timeout=WAIT_SECONDS)
             assert message is not None
-            found.append(int(message.payload))
+            received.append(int(message.payload))
             barrier.wait(WAIT_SECONDS)
 
         waiting = threading.Thread(target=run_threads, args=(4, work))
         waiting.start()
         producer.send_all([b"%d" % number for number in range(4)])
         waiting.join()
-    assert sorted(found) == [0, 1, 2, 3]
+    assert sorted(received) == [0, 1, 2, 3]
 
 
-def test_threads_that_wait_are_told_when_somebody_closes_the_client(broker: TestBroker) -> None:
+def test_waiting_threads_are_woken_when_the_client_is_closed(broker: TestBroker) -> None:
     """In whatever they wait: for a message, for an answer, for a connection."""
     client = icestream.connect_sync(broker.address, call_timeout=WAIT_SECONDS).open()
     messages = client.subscribe(client.create_topic(TOPIC).topic, "s")
     broker.stop_sync()
-    told: list[object] = []
+    outcomes: list[object] = []
 
     def work(use: Callable[[], object]) -> None:
         try:
-            told.append(use())
+            outcomes.append(use())
         except errors.IcestreamError as error:
-            told.append(type(error))
+            outcomes.append(type(error))
 
     uses = [messages.receive, client.list_topics, lambda: messages.seek("latest")]
     threads = [threading.Thread(target=work, args=(use,)) for use in uses]
@@ -227,10 +229,10 @@ def test_threads_that_wait_are_told_when_somebody_closes_the_client(broker: Test
     for thread in threads:
         thread.join(WAIT_SECONDS)
     assert not any(thread.is_alive() for thread in threads), "a thread hangs"
-    assert sorted(map(str, told)) == sorted(map(str, [None, errors.ClientClosed, errors.ClientClosed]))
+    assert sorted(map(str, outcomes)) == sorted(map(str, [None, errors.ClientClosed, errors.ClientClosed]))
 
 
-def test_whoever_comes_while_the_client_is_closed_by_another_thread_never_hangs(broker: TestBroker) -> None:
+def test_calls_during_a_close_by_another_thread_never_hang(broker: TestBroker) -> None:
     for _ in range(20):
         client = icestream.connect_sync(broker.address).open()
         begun = threading.Barrier(4)
@@ -251,7 +253,7 @@ def test_whoever_comes_while_the_client_is_closed_by_another_thread_never_hangs(
 # --- what users do wrong ----------------------------------------------------------------------------------------------
 
 
-def test_an_ack_that_cannot_count_is_an_error_where_it_is_made(client: icestream.BlockingClient) -> None:
+def test_invalid_acks_and_nacks_raise(client: icestream.BlockingClient) -> None:
     with client.producer(TOPIC) as producer, client.subscribe(TOPIC, "s") as messages:
         producer.send_all([b"a", b"b"])
         message, other = next(messages), next(messages)
@@ -265,7 +267,7 @@ def test_an_ack_that_cannot_count_is_an_error_where_it_is_made(client: icestream
         other.nack()
 
 
-def test_closing_twice_is_harmless_and_a_closed_client_stays_closed(broker: TestBroker) -> None:
+def test_closing_twice_is_harmless_and_final(broker: TestBroker) -> None:
     client = icestream.connect_sync(broker.address)
     assert client.list_topics() == []
     with client:
@@ -293,7 +295,7 @@ def test_a_client_that_could_not_connect_can_try_again() -> None:
         assert client.list_topics() == []
 
 
-def test_a_payload_that_is_not_bytes_sends_nothing_of_the_others(client: icestream.BlockingClient) -> None:
+def test_a_payload_that_is_not_bytes_sends_no_message_of_the_call(client: icestream.BlockingClient) -> None:
     with client.producer(TOPIC) as producer:
         with pytest.raises(errors.InvalidInput, match="bytes"):
             producer.send_all([b"good", "text"])  # type: ignore[list-item]  # what it refuses
@@ -303,7 +305,7 @@ def test_a_payload_that_is_not_bytes_sends_nothing_of_the_others(client: icestre
         assert producer.send(b"third").offset == 2
 
 
-def test_after_a_fork_the_client_says_what_to_do(broker: TestBroker) -> None:
+def test_after_a_fork_the_client_raises_with_a_hint(broker: TestBroker) -> None:
     with icestream.connect_sync(broker.address) as client:
         read, write = os.pipe()
         child = os.fork()
@@ -314,10 +316,10 @@ def test_after_a_fork_the_client_says_what_to_do(broker: TestBroker) -> None:
                 os.write(write, str(error).encode())
             os._exit(0)
         os.close(write)
-        said = os.read(read, 1000).decode()
+        output = os.read(read, 1000).decode()
         os.close(read)
         os.waitpid(child, 0)
-        assert "connect after the fork" in said
+        assert "connect after the fork" in output
         assert client.list_topics() == []
 
 
@@ -370,7 +372,7 @@ def test_it_connects_with_its_first_call_and_is_closed_by_hand(broker: TestBroke
         client.list_topics()
 
 
-def test_threads_that_use_it_first_share_one_connection(broker: TestBroker) -> None:
+def test_threads_that_connect_concurrently_share_one_connection(broker: TestBroker) -> None:
     client = icestream.connect_sync(broker.address)
     threads = [threading.Thread(target=client.list_topics) for _ in range(8)]
     for thread in threads:
@@ -393,7 +395,7 @@ print(producer.send(b"last").offset)
 """
 
 
-def test_a_program_that_closes_nothing_ends_at_once_and_its_acks_count(broker: TestBroker) -> None:
+def test_a_program_that_closes_nothing_exits_promptly_and_its_acks_count(broker: TestBroker) -> None:
     with icestream.connect_sync(broker.address) as client, client.producer(TOPIC) as producer:
         producer.send_all([b"0", b"1", b"2"])
         done = subprocess.run(

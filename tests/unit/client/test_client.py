@@ -35,7 +35,7 @@ async def client(broker: TestBroker) -> AsyncIterator[icestream.Client]:
 
 
 @pytest.mark.asyncio
-async def test_compressed_frames_carry_messages_both_ways() -> None:
+async def test_compressed_frames_carry_messages_in_both_directions() -> None:
     payload = b'{"coffee": "espresso", "price": 210}' * 1000
     async with (
         icestream.testing.broker() as broker,
@@ -43,16 +43,16 @@ async def test_compressed_frames_carry_messages_both_ways() -> None:
         client.producer(TOPIC) as producer,
         client.subscribe(TOPIC, "s") as messages,
     ):
-        agreed = {one.agreed.compression is not None for one in broker.node.native._connections}
+        agreed = {connection.agreed.compression is not None for connection in broker.node.native._connections}
         assert agreed == {True}
         sent = [producer.send(payload + b"%d" % number) for number in range(20)]
-        assert [(await one).offset for one in sent] == list(range(20))
-        found = [await anext(messages) for _ in range(20)]
-        assert [message.payload for message in found] == [payload + b"%d" % number for number in range(20)]
+        assert [(await future).offset for future in sent] == list(range(20))
+        received = [await anext(messages) for _ in range(20)]
+        assert [message.payload for message in received] == [payload + b"%d" % number for number in range(20)]
 
 
 @pytest.mark.asyncio
-async def test_the_largest_message_that_a_broker_allows_goes_through_whatever_its_settings() -> None:
+async def test_the_largest_allowed_message_passes_with_any_settings() -> None:
     wal = {"max_message_bytes": 20_000_000, "max_file_size": "128MiB"}
     settings = {"storage": {"iceberg_config": {"wal": wal}}}
     async with (
@@ -68,7 +68,7 @@ async def test_the_largest_message_that_a_broker_allows_goes_through_whatever_it
 
 
 @pytest.mark.asyncio
-async def test_a_broker_for_tests_takes_messages_as_large_as_a_real_one() -> None:
+async def test_a_test_broker_accepts_messages_as_large_as_a_real_one() -> None:
     for storage in ("memory", "disk"):
         async with (
             icestream.testing.broker(storage) as broker,  # type: ignore[arg-type]  # one of the two
@@ -90,15 +90,15 @@ async def test_all_topics_are_listed_in_pages(client: icestream.Client, monkeypa
 
 
 @pytest.mark.asyncio
-async def test_policies_of_a_topic_are_changed_while_it_is_in_use(client: icestream.Client) -> None:
+async def test_policies_of_a_topic_change_while_it_is_used(client: icestream.Client) -> None:
     await client.create_topic(TOPIC, max_message_bytes=100, partitioning="day")
     async with client.producer(TOPIC) as producer:
         with pytest.raises(errors.MessageTooLarge):
             await producer.send(bytes(200))
     changed = await client.change_topic_policies(TOPIC, max_message_bytes=1000, partitioning=None, max_producers=5)
     assert changed == await client.topic_policies(TOPIC)
-    said = {name: value for name, value in changed.policies.items() if value is not None}
-    assert said == {"max_message_bytes": 1000, "max_producers": 5}
+    policies = {name: value for name, value in changed.policies.items() if value is not None}
+    assert policies == {"max_message_bytes": 1000, "max_producers": 5}
     assert changed.effective["max_message_bytes"] == 1000
     async with client.producer(TOPIC) as producer:
         assert (await producer.send(bytes(200))).offset == 0
@@ -114,24 +114,22 @@ async def test_policies_of_a_topic_are_changed_while_it_is_in_use(client: icestr
         ({"partitioning": "week"}, "week"),
     ],
 )
-async def test_policies_that_do_not_fit_change_nothing(
-    client: icestream.Client, changes: dict[str, Any], says: str
-) -> None:
+async def test_invalid_policies_change_nothing(client: icestream.Client, changes: dict[str, Any], says: str) -> None:
     await client.create_topic(TOPIC, max_message_bytes=100)
     with pytest.raises(errors.InvalidInput, match=says):
         await client.change_topic_policies(TOPIC, **{"max_producers": 5, **changes})
-    found = await client.topic_policies(TOPIC)
-    assert (found.policies["max_message_bytes"], found.policies["max_producers"]) == (100, None)
+    answer = await client.topic_policies(TOPIC)
+    assert (answer.policies["max_message_bytes"], answer.policies["max_producers"]) == (100, None)
 
 
 @pytest.mark.asyncio
-async def test_two_who_change_others_at_once_both_have_their_way(client: icestream.Client) -> None:
+async def test_concurrent_policy_changes_are_both_applied(client: icestream.Client) -> None:
     await client.create_topic(TOPIC)
     await asyncio.gather(
         client.change_topic_policies(TOPIC, max_producers=5), client.change_topic_policies(TOPIC, retention_ms=60_000)
     )
-    found = (await client.topic_policies(TOPIC)).policies
-    assert (found["max_producers"], found["retention_ms"]) == (5, 60_000)
+    policies = (await client.topic_policies(TOPIC)).policies
+    assert (policies["max_producers"], policies["retention_ms"]) == (5, 60_000)
 
 
 # --- what users do wrong ----------------------------------------------------------------------------------------------
@@ -154,7 +152,7 @@ async def test_two_who_change_others_at_once_both_have_their_way(client: icestre
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_what_a_client_cannot_be_told_is_refused_before_it_connects(arguments: dict[str, Any], says: str) -> None:
+async def test_invalid_client_options_are_refused_before_connecting(arguments: dict[str, Any], says: str) -> None:
     with pytest.raises(errors.InvalidInput, match=says):
         icestream.connect(**arguments)
     with pytest.raises(errors.InvalidInput, match=says):
@@ -181,7 +179,7 @@ async def test_what_a_client_cannot_be_told_is_refused_before_it_connects(argume
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_a_subscription_that_makes_no_sense_is_refused_at_once(
+async def test_an_invalid_subscription_is_refused_immediately(
     client: icestream.Client, arguments: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(errors.InvalidInput, match=says):
@@ -189,7 +187,7 @@ async def test_a_subscription_that_makes_no_sense_is_refused_at_once(
 
 
 @pytest.mark.asyncio
-async def test_a_policy_that_does_not_exist_is_refused_and_the_known_ones_are_named(client: icestream.Client) -> None:
+async def test_an_unknown_policy_is_refused_with_the_known_ones(client: icestream.Client) -> None:
     with pytest.raises(errors.InvalidInput, match=r"max_mesage_bytes.*max_message_bytes"):
         await client.create_topic(TOPIC, max_mesage_bytes=5)
     assert await client.list_topics() == []
@@ -200,13 +198,13 @@ async def test_a_policy_that_does_not_exist_is_refused_and_the_known_ones_are_na
 
 
 @pytest.mark.asyncio
-async def test_a_topic_that_is_not_there_says_what_to_do(client: icestream.Client) -> None:
+async def test_an_unknown_topic_has_a_hint(client: icestream.Client) -> None:
     with pytest.raises(errors.UnknownTopic, match="publish to it once"):
         await client.subscribe(TOPIC, "s")
 
 
 @pytest.mark.asyncio
-async def test_a_message_that_is_too_large_says_how_large_it_may_be(client: icestream.Client) -> None:
+async def test_an_oversized_message_is_refused_with_the_limit(client: icestream.Client) -> None:
     async with client.producer(TOPIC) as producer:
         with pytest.raises(errors.MessageTooLarge, match="max_message_bytes"):
             await producer.send(bytes(5_000_000))
@@ -216,7 +214,7 @@ async def test_a_message_that_is_too_large_says_how_large_it_may_be(client: ices
 
 
 @pytest.mark.asyncio
-async def test_whatever_was_closed_says_so(client: icestream.Client) -> None:
+async def test_closed_objects_raise(client: icestream.Client) -> None:
     async with client.producer(TOPIC) as producer, client.subscribe(TOPIC, "s") as messages:
         await producer.send(b"x")
         message = await asyncio.wait_for(anext(messages), WAIT_SECONDS)
@@ -240,7 +238,7 @@ async def test_whatever_was_closed_says_so(client: icestream.Client) -> None:
 
 
 @pytest.mark.asyncio
-async def test_whatever_is_not_open_yet_says_so(broker: TestBroker, client: icestream.Client) -> None:
+async def test_unopened_objects_raise(broker: TestBroker, client: icestream.Client) -> None:
     unconnected = icestream.connect(broker.address)
     with pytest.raises(errors.ClientClosed, match="not connected yet"):
         unconnected.producer(TOPIC)
@@ -255,7 +253,7 @@ async def test_whatever_is_not_open_yet_says_so(broker: TestBroker, client: ices
 
 
 @pytest.mark.asyncio
-async def test_a_delay_that_is_no_number_is_refused(client: icestream.Client) -> None:
+async def test_a_delay_that_is_not_a_number_is_refused(client: icestream.Client) -> None:
     async with client.producer(TOPIC) as producer, client.subscribe(TOPIC, "s") as messages:
         await producer.send(b"x")
         message = await asyncio.wait_for(anext(messages), WAIT_SECONDS)
@@ -277,7 +275,7 @@ async def test_another_thread_is_sent_to_the_blocking_client(client: icestream.C
         message.ack()
 
 
-def test_another_event_loop_is_told_so() -> None:
+def test_use_from_another_event_loop_is_refused() -> None:
     with icestream.testing.broker() as broker:
         runner = asyncio.Runner()
         client = runner.run(icestream.connect(broker.address).__aenter__())
@@ -291,8 +289,8 @@ def test_another_event_loop_is_told_so() -> None:
 
 
 @pytest.mark.asyncio
-async def test_calls_that_wait_are_told_when_the_client_is_closed(broker: TestBroker) -> None:
-    """Those that wait for a connection, and those that wait for an answer."""
+async def test_waiting_calls_fail_when_the_client_is_closed(broker: TestBroker) -> None:
+    """Both calls that wait for a connection and calls that wait for an answer fail."""
     client = await icestream.connect(broker.address)
     await broker.stop()
     waiting = asyncio.create_task(client.list_topics())
@@ -303,7 +301,7 @@ async def test_calls_that_wait_are_told_when_the_client_is_closed(broker: TestBr
 
 
 @pytest.mark.asyncio
-async def test_an_exception_inside_the_iteration_leaves_in_order(client: icestream.Client, broker: TestBroker) -> None:
+async def test_an_exception_inside_the_iteration_closes_cleanly(client: icestream.Client, broker: TestBroker) -> None:
     async with client.producer(TOPIC) as producer:
         for number in range(5):
             producer.send(b"%d" % number)
@@ -332,17 +330,17 @@ async def test_a_cancelled_consumer_loses_nothing(client: icestream.Client) -> N
             for _ in range(number % 7):
                 await asyncio.sleep(0)
             waiting.cancel()
-            taken = (await asyncio.gather(waiting, return_exceptions=True))[0]
+            outcome = (await asyncio.gather(waiting, return_exceptions=True))[0]
             await sent
-            if isinstance(taken, asyncio.CancelledError):
-                taken = await asyncio.wait_for(anext(messages), WAIT_SECONDS)
-            assert isinstance(taken, icestream.Message)
-            assert int(taken.payload) == number
-            taken.ack()
+            if isinstance(outcome, asyncio.CancelledError):
+                outcome = await asyncio.wait_for(anext(messages), WAIT_SECONDS)
+            assert isinstance(outcome, icestream.Message)
+            assert int(outcome.payload) == number
+            outcome.ack()
 
 
 @pytest.mark.asyncio
-async def test_a_cancelled_opening_leaves_nothing_behind(client: icestream.Client, broker: TestBroker) -> None:
+async def test_a_cancelled_open_leaves_nothing(client: icestream.Client, broker: TestBroker) -> None:
     await client.create_topic(TOPIC)
     topic = broker.node.broker.topics.get(TopicName.parse(TOPIC))
     for turns in range(12):
@@ -352,18 +350,22 @@ async def test_a_cancelled_opening_leaves_nothing_behind(client: icestream.Clien
         ]
         for _ in range(turns):
             await asyncio.sleep(0)
-        for one in opening:
-            one.cancel()
+        for task in opening:
+            task.cancel()
         for done in await asyncio.gather(*opening, return_exceptions=True):
             if isinstance(done, icestream.Producer | icestream.Subscription):
                 await done.close()
-        await until(lambda: not topic.producers and not any(one.consumers for one in topic.subscriptions.values()))
+        await until(
+            lambda: (
+                not topic.producers and not any(subscription.consumers for subscription in topic.subscriptions.values())
+            )
+        )
     async with client.subscribe(TOPIC, "s", type="exclusive"):
         assert (await client.describe_topic(TOPIC)).producers == 0
 
 
 @pytest.mark.asyncio
-async def test_an_opening_that_is_cancelled_in_the_moment_of_its_answer_leaves_nothing_behind(
+async def test_an_open_cancelled_at_its_reply_leaves_nothing(
     client: icestream.Client, broker: TestBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await client.create_topic(TOPIC)
@@ -384,12 +386,12 @@ async def test_an_opening_that_is_cancelled_in_the_moment_of_its_answer_leaves_n
         asyncio.ensure_future(client.subscribe(TOPIC, "s").__aenter__()),
     ]
     await asyncio.gather(*openings, return_exceptions=True)
-    assert all(one.cancelled() for one in openings)
+    assert all(opening.cancelled() for opening in openings)
     await until(lambda: not topic.producers and not topic.subscriptions["s"].consumers)
 
 
 @pytest.mark.asyncio
-async def test_leaving_with_messages_on_their_way_waits_for_them(broker: TestBroker) -> None:
+async def test_close_waits_for_messages_in_flight(broker: TestBroker) -> None:
     async with icestream.connect(broker.address) as client, client.producer(TOPIC) as producer:
         sent = [producer.send(b"%d" % number) for number in range(100)]
-    assert [one.result().offset for one in sent] == list(range(100))
+    assert [future.result().offset for future in sent] == list(range(100))

@@ -32,12 +32,12 @@ Script = Callable[[Frame], list[bytes]]
 
 
 class FakeBroker:
-    """Says what its script makes of each frame."""
+    """A broker that answers each frame with the bytes that its script returns."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
         self.address = ""
-        self.heard: list[Frame] = []
+        self.requests: list[Frame] = []
         self.connections = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -45,9 +45,9 @@ class FakeBroker:
         stream = FrameStream()
         try:
             while data := await reader.read(65536):
-                for one in stream.feed(data):
-                    self.heard.append(one)
-                    writer.writelines(self.script(one))
+                for request in stream.feed(data):
+                    self.requests.append(request)
+                    writer.writelines(self.script(request))
         except ConnectionError:
             pass
         finally:
@@ -65,32 +65,32 @@ async def fake_broker(script: Script) -> AsyncIterator[FakeBroker]:
         server.close()
 
 
-def polite(one: Frame) -> list[bytes]:
-    """As a broker would answer, with nothing behind it."""
-    match one.kind:
+def polite(request: Frame) -> list[bytes]:
+    """The answers of a broker without topics or messages."""
+    match request.kind:
         case FrameKind.HELLO:
-            return [frame.encode_frame(FrameKind.WELCOME, one.number, handshake.encode_welcome(WELCOME))]
+            return [frame.encode_frame(FrameKind.WELCOME, request.number, handshake.encode_welcome(WELCOME))]
         case FrameKind.CALL:
-            method, _ = document.decode_call(one.body)
-            return [frame.encode_frame(FrameKind.RESULT, one.number, document.encode(RESULTS.get(method, {})))]
+            method, _ = document.decode_call(request.body)
+            return [frame.encode_frame(FrameKind.RESULT, request.number, document.encode(RESULTS.get(method, {})))]
         case FrameKind.PING:
-            return [frame.encode_frame(FrameKind.PONG, one.number, one.body)]
+            return [frame.encode_frame(FrameKind.PONG, request.number, request.body)]
         case FrameKind.PUBLISH:
-            done = [PartResult(Outcome.STORED, 0) for _ in frame.decode_parts(one.body)]
-            return [frame.encode_frame(FrameKind.PUBLISHED, one.number, frame.encode_part_results(done))]
+            done = [PartResult(Outcome.STORED, 0) for _ in frame.decode_parts(request.body)]
+            return [frame.encode_frame(FrameKind.PUBLISHED, request.number, frame.encode_part_results(done))]
         case _:
             return []
 
 
 def with_answer(kind: FrameKind, answer: Callable[[Frame], list[bytes]]) -> Script:
-    return lambda one: answer(one) if one.kind == kind else polite(one)
+    return lambda request: answer(request) if request.kind == kind else polite(request)
 
 
 # --- the handshake ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("reply", "kind"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", errors.WrongPort),
         (frame.encode_frame(FrameKind.PONG, 1), errors.DecodeError),
@@ -115,13 +115,13 @@ def with_answer(kind: FrameKind, answer: Callable[[Frame], list[bytes]]) -> Scri
     ],
     ids=["http", "pong", "garbage", "large", "version", "compression", "bound", "refusal"],
 )
-async def test_an_answer_that_is_no_welcome_is_raised(said: bytes, kind: type[errors.IcestreamError]) -> None:
-    async with fake_broker(lambda _: [said]) as broker:
+async def test_a_reply_that_is_no_welcome_is_raised(reply: bytes, kind: type[errors.IcestreamError]) -> None:
+    async with fake_broker(lambda _: [reply]) as broker:
         with pytest.raises(kind):
             await asyncio.wait_for(icestream.connect(broker.address).__aenter__(), WAIT_SECONDS)
 
 
-async def test_a_server_that_says_nothing_is_given_up_in_time() -> None:
+async def test_a_silent_server_times_out() -> None:
     async with fake_broker(lambda _: []) as broker:
         with pytest.raises(errors.ConnectionLost, match=r"no answer within 0.05 s.*icestream serve"):
             await icestream.connect(broker.address, connect_timeout=0.05)
@@ -143,7 +143,7 @@ def deliver(**changes: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "reply",
     [
         frame.encode_frame(FrameKind.RESULT, 99, document.encode({})),
         frame.encode_frame(FrameKind.PONG, 99),
@@ -166,15 +166,15 @@ def deliver(**changes: Any) -> bytes:
         "gap", "event", "compressed", "garbage",
     ],
 )  # fmt: skip
-async def test_what_nobody_asked_for_ends_the_connection_and_the_client_connects_again(said: bytes) -> None:
+async def test_an_unrequested_reply_ends_the_connection_and_the_client_reconnects(reply: bytes) -> None:
     is_told = False
 
-    def script(one: Frame) -> list[bytes]:
+    def script(request: Frame) -> list[bytes]:
         nonlocal is_told
-        if one.kind == FrameKind.CREDIT and not is_told:
+        if request.kind == FrameKind.CREDIT and not is_told:
             is_told = True
-            return [said]
-        return polite(one)
+            return [reply]
+        return polite(request)
 
     async with (
         fake_broker(script) as broker,
@@ -189,18 +189,18 @@ async def test_what_nobody_asked_for_ends_the_connection_and_the_client_connects
 @pytest.mark.parametrize(
     "answer",
     [
-        lambda one: [published(one.number + 1, PartResult(Outcome.STORED, 0))],
-        lambda one: [published(one.number, PartResult(Outcome.STORED, 0), PartResult(Outcome.STORED, 1))],
-        lambda one: [published(one.number, PartResult(Outcome.REFUSED, -1, b"garbage"))],
-        lambda one: [frame.encode_frame(FrameKind.PUBLISHED, one.number, b"short")],
+        lambda request: [published(request.number + 1, PartResult(Outcome.STORED, 0))],
+        lambda request: [published(request.number, PartResult(Outcome.STORED, 0), PartResult(Outcome.STORED, 1))],
+        lambda request: [published(request.number, PartResult(Outcome.REFUSED, -1, b"garbage"))],
+        lambda request: [frame.encode_frame(FrameKind.PUBLISHED, request.number, b"short")],
     ],
     ids=["number", "parts", "text", "body"],
 )
 async def test_an_answer_to_a_publish_that_does_not_add_up_is_not_believed(answer: Script) -> None:
     answers = [answer]
 
-    def script(one: Frame) -> list[bytes]:
-        return answers.pop()(one) if one.kind == FrameKind.PUBLISH and answers else polite(one)
+    def script(request: Frame) -> list[bytes]:
+        return answers.pop()(request) if request.kind == FrameKind.PUBLISH and answers else polite(request)
 
     async with fake_broker(script) as broker, icestream.connect(broker.address) as client:
         async with client.producer("/default/t") as producer:
@@ -216,10 +216,10 @@ async def test_an_answer_to_a_publish_that_does_not_add_up_is_not_believed(answe
     ],
 )  # fmt: skip
 async def test_an_answer_to_open_producer_that_does_not_add_up_is_raised(changes: dict[str, Any]) -> None:
-    def script(one: Frame) -> list[bytes]:
-        if one.kind == FrameKind.CALL:
-            return [frame.encode_frame(FrameKind.RESULT, one.number, document.encode({**OPENED, **changes}))]
-        return polite(one)
+    def script(request: Frame) -> list[bytes]:
+        if request.kind == FrameKind.CALL:
+            return [frame.encode_frame(FrameKind.RESULT, request.number, document.encode({**OPENED, **changes}))]
+        return polite(request)
 
     async with fake_broker(script) as broker, icestream.connect(broker.address) as client:
         with pytest.raises(errors.DecodeError):
@@ -230,10 +230,10 @@ async def test_an_answer_to_open_producer_that_does_not_add_up_is_raised(changes
     "changes", [{"handle": None}, {"generations": []}, {"generations": [-1]}, {"generations": "0"}]
 )
 async def test_an_answer_to_subscribe_that_does_not_add_up_is_raised(changes: dict[str, Any]) -> None:
-    def script(one: Frame) -> list[bytes]:
-        if one.kind == FrameKind.CALL:
-            return [frame.encode_frame(FrameKind.RESULT, one.number, document.encode({**JOINED, **changes}))]
-        return polite(one)
+    def script(request: Frame) -> list[bytes]:
+        if request.kind == FrameKind.CALL:
+            return [frame.encode_frame(FrameKind.RESULT, request.number, document.encode({**JOINED, **changes}))]
+        return polite(request)
 
     async with fake_broker(script) as broker, icestream.connect(broker.address) as client:
         with pytest.raises(errors.DecodeError):
@@ -244,9 +244,9 @@ async def test_events_that_overtake_the_answer_to_subscribe_are_not_lost() -> No
     active = frame.encode_frame(FrameKind.EVENT, 2, document.encode({"event": "active"}))
     gap = frame.encode_frame(FrameKind.GAP, 0, frame.encode_gap(frame.GapNotice(2, 0, 0, 1, 5, 9, "why")))
 
-    def script(one: Frame) -> list[bytes]:
-        is_subscribe = one.kind == FrameKind.CALL and document.decode_call(one.body)[0] == "subscribe"
-        return [active, gap, *polite(one)] if is_subscribe else polite(one)
+    def script(request: Frame) -> list[bytes]:
+        is_subscribe = request.kind == FrameKind.CALL and document.decode_call(request.body)[0] == "subscribe"
+        return [active, gap, *polite(request)] if is_subscribe else polite(request)
 
     async with (
         fake_broker(script) as broker,
@@ -258,7 +258,7 @@ async def test_events_that_overtake_the_answer_to_subscribe_are_not_lost() -> No
 
 
 async def test_any_number_of_gaps_may_overtake_the_answer_to_subscribe() -> None:
-    """Each crash leaves one, and they follow the answer at once. The newest are remembered."""
+    """Each crash leaves a gap; the notices follow the answer before the client has seen it. The newest are kept."""
     count = limits.CLIENT_GAPS_MAX + 5
     gaps = [
         frame.encode_frame(
@@ -268,9 +268,9 @@ async def test_any_number_of_gaps_may_overtake_the_answer_to_subscribe() -> None
         for handle in (2, 3)
     ]
 
-    def script(one: Frame) -> list[bytes]:
-        is_subscribe = one.kind == FrameKind.CALL and document.decode_call(one.body)[0] == "subscribe"
-        return [*polite(one), *gaps] if is_subscribe else polite(one)
+    def script(request: Frame) -> list[bytes]:
+        is_subscribe = request.kind == FrameKind.CALL and document.decode_call(request.body)[0] == "subscribe"
+        return [*polite(request), *gaps] if is_subscribe else polite(request)
 
     async with (
         fake_broker(script) as broker,
@@ -283,10 +283,10 @@ async def test_any_number_of_gaps_may_overtake_the_answer_to_subscribe() -> None
         assert broker.connections == 1
 
 
-async def test_messages_on_their_way_to_a_consumer_that_was_closed_disturb_nobody() -> None:
-    def script(one: Frame) -> list[bytes]:
-        is_close = one.kind == FrameKind.CALL and document.decode_call(one.body)[0] == "close_consumer"
-        return [deliver(), *polite(one)] if is_close else polite(one)
+async def test_deliveries_to_a_closed_consumer_are_ignored() -> None:
+    def script(request: Frame) -> list[bytes]:
+        is_close = request.kind == FrameKind.CALL and document.decode_call(request.body)[0] == "close_consumer"
+        return [deliver(), *polite(request)] if is_close else polite(request)
 
     async with fake_broker(script) as broker, icestream.connect(broker.address) as client:
         async with client.subscribe("/default/t", "s"):
@@ -295,7 +295,7 @@ async def test_messages_on_their_way_to_a_consumer_that_was_closed_disturb_nobod
         assert broker.connections == 1
 
 
-async def test_forged_values_are_an_error_where_they_are_looked_at() -> None:
+async def test_forged_values_raise_when_they_are_read() -> None:
     at = BODY.index(b"\x01\0\0\0\x02\0\0\0\x03\0\0\0abc")
     forged = BODY[: at + 4] + b"\xff\xff\0\0" + BODY[at + 8 :]
     script = with_answer(FrameKind.CREDIT, lambda _: [deliver(body=forged)])
@@ -314,13 +314,13 @@ async def test_a_server_that_sends_changed_bytes_never_breaks_the_client(seed: i
     """Good answers with a few bits turned: each one is believed, refused or ends the connection, and nothing hangs."""
     chance = random.Random(seed)
 
-    def script(one: Frame) -> list[bytes]:
-        said = polite(one)
-        if one.kind == FrameKind.CREDIT:
-            said = [deliver()]
-        if one.kind == FrameKind.HELLO or chance.random() < 0.5:
-            return said
-        changed = bytearray(b"".join(said))
+    def script(request: Frame) -> list[bytes]:
+        replies = polite(request)
+        if request.kind == FrameKind.CREDIT:
+            replies = [deliver()]
+        if request.kind == FrameKind.HELLO or chance.random() < 0.5:
+            return replies
+        changed = bytearray(b"".join(replies))
         for _ in range(chance.randrange(1, 4)):
             if changed:
                 changed[chance.randrange(len(changed))] ^= 1 << chance.randrange(8)
@@ -337,4 +337,4 @@ async def test_a_server_that_sends_changed_bytes_never_breaks_the_client(seed: i
                         assert isinstance((await anext(messages)).payload, bytes)
                 except (errors.IcestreamError, TimeoutError):
                     continue
-        assert broker.heard
+        assert broker.requests

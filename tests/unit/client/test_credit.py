@@ -19,7 +19,7 @@ def drain(window: CreditWindow, row_bytes: int, waited_ns: int, now_ns: int) -> 
     window.adapt(rows, waited_ns, now_ns)
 
 
-def test_it_begins_small_and_grows_to_the_prefetch_while_messages_are_taken_at_once() -> None:
+def test_credit_starts_small_and_grows_to_the_prefetch() -> None:
     window = CreditWindow(1000, 2**30)
     assert window.grant() == limits.CLIENT_PREFETCH_START
     for number in range(10):
@@ -29,7 +29,7 @@ def test_it_begins_small_and_grows_to_the_prefetch_while_messages_are_taken_at_o
     assert window.credit == 1000
 
 
-def test_it_shrinks_to_one_while_messages_wait_too_long_and_is_never_nothing() -> None:
+def test_credit_shrinks_to_one_while_messages_wait_and_is_never_zero() -> None:
     window = CreditWindow(1000, 2**30)
     window.drain_ns = SECOND_NS
     for number in range(20):
@@ -39,7 +39,7 @@ def test_it_shrinks_to_one_while_messages_wait_too_long_and_is_never_nothing() -
     assert window.grant() == 1
 
 
-def test_a_trickle_of_messages_says_nothing_about_the_speed_of_the_application() -> None:
+def test_a_trickle_of_messages_does_not_change_the_credit() -> None:
     window = CreditWindow(1000, 2**30)
     for number in range(1000):
         window.grant()
@@ -49,7 +49,7 @@ def test_a_trickle_of_messages_says_nothing_about_the_speed_of_the_application()
     assert window.window == limits.CLIENT_PREFETCH_START
 
 
-def test_large_messages_are_asked_for_as_far_as_the_buffer_holds_them() -> None:
+def test_large_messages_are_requested_up_to_the_buffer_size() -> None:
     window = CreditWindow(1000, 10_000_000)
     window.grant()
     for number in range(20):
@@ -58,7 +58,7 @@ def test_large_messages_are_asked_for_as_far_as_the_buffer_holds_them() -> None:
     assert window.credit == 10
 
 
-def test_more_than_was_asked_for_is_noticed() -> None:
+def test_deliveries_beyond_the_credit_are_detected() -> None:
     window = CreditWindow(10, 2**20)
     window.grant()
     assert not window.arrived(11, 11)
@@ -67,7 +67,7 @@ def test_more_than_was_asked_for_is_noticed() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 50), st.integers(1, 10**6)), max_size=60), st.data())
-def test_credit_and_what_is_held_never_exceed_the_prefetch(
+def test_credit_and_buffered_messages_never_exceed_the_prefetch(
     steps: list[tuple[int, int, int]], data: st.DataObject
 ) -> None:
     window = CreditWindow(40, 10**7)
@@ -87,7 +87,7 @@ def test_credit_and_what_is_held_never_exceed_the_prefetch(
     assert window.credit, "an empty consumer must ask for something"
 
 
-def test_whoever_takes_batches_gets_more_as_long_as_messages_are_small() -> None:
+def test_batch_consumers_get_more_credit_while_messages_are_small() -> None:
     window = CreditWindow(1000, 8 * 1_600_000)
     window.widen(16_000)
     for number in range(20):
@@ -97,6 +97,6 @@ def test_whoever_takes_batches_gets_more_as_long_as_messages_are_small() -> None
     drain(window, 1000, 0, 21_000)
     assert window.grant() == 1600
     drain(window, 10_000, 0, 22_000)
-    assert window.grant() == 1000, "as for everybody"
+    assert window.grant() == 1000, "the same window as for every consumer"
     drain(window, 100_000, 0, 23_000)
     assert window.grant() == 128

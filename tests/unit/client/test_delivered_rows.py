@@ -21,12 +21,12 @@ from tests.support.blocks import blocks, bodies, forged_blocks
 def delivered(body: bytes, first_row: int, rows: int) -> DeliveredRows:
     delivery = Delivery(1, 0, 0, 0, 100, 0, first_row, rows, body)
     check_delivery(delivery)
-    nobody: Any = None
-    return DeliveredRows(nobody, None, None, delivery, 0)
+    no_consumer: Any = None
+    return DeliveredRows(no_consumer, None, None, delivery, 0)
 
 
 @given(blocks(), st.data())
-def test_values_are_those_of_the_block(data: bytes, draw: st.DataObject) -> None:
+def test_values_equal_those_of_the_block(data: bytes, draw: st.DataObject) -> None:
     block = Block(data)
     first = draw.draw(st.integers(0, block.rows - 1))
     end = draw.draw(st.integers(first + 1, block.rows))
@@ -60,26 +60,26 @@ def test_ends_that_do_not_rise_to_the_size_are_refused(ends: list[int]) -> None:
 
 
 @given(bodies(), st.data())
-def test_rows_over_several_blocks_are_the_rows_that_were_meant(body: bytes, draw: st.DataObject) -> None:
+def test_rows_over_several_blocks_are_the_selected_rows(body: bytes, draw: st.DataObject) -> None:
     total = sum(rows for rows, _ in block_extents(body))
     first = draw.draw(st.integers(0, total - 1))
     rows = draw.draw(st.integers(1, total - first))
-    found = delivered(body, first, rows)
+    delivery = delivered(body, first, rows)
     low = draw.draw(st.integers(0, rows - 1))
-    part = found.parts([(found.start + low, found.end)])[0]
+    part = delivery.parts([(delivery.start + low, delivery.end)])[0]
     for column in COLUMNS:
         expected = whole(body, column)[first : first + rows]
-        assert list(found.values(column)) == expected
+        assert list(delivery.values(column)) == expected
         assert list(part.values(column)) == expected[low:]
-    assert part.end == found.end == 100 + first + rows
+    assert part.end == delivery.end == 100 + first + rows
 
 
 def whole(body: bytes, column: Any) -> list[Any]:
-    found: list[Any] = []
+    values: list[Any] = []
     while body:
-        found += Block(body).values(column)
+        values += Block(body).values(column)
         body = body[decode_block_head(body).block_bytes :]
-    return found
+    return values
 
 
 @given(bodies(), st.integers(1, 5))

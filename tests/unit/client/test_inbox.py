@@ -1,4 +1,4 @@
-"""What came and was not taken: each message once, credit that is never lost, generations that are over."""
+"""Messages that arrived and were not taken: each once, no credit is lost, old generations are dropped."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ from icestream.model import envelope
 from icestream.model.block import encode_block
 from icestream.rpc.frame import Delivery
 
-NOBODY: Any = None
+NO_CONSUMER: Any = None
 
 
 def delivered(start: int, rows: int, shard: int = 0, generation: int = 0) -> DeliveredRows:
     body = encode_block(rows, {envelope.PAYLOAD: [b"x"] * rows})
-    return DeliveredRows(NOBODY, None, None, Delivery(1, shard, generation, 0, start, 0, 0, rows, body), 0)
+    return DeliveredRows(NO_CONSUMER, None, None, Delivery(1, shard, generation, 0, start, 0, 0, rows, body), 0)
 
 
 def picked(offsets: list[int], shard: int = 0) -> DeliveredRows:
     """Messages that do not follow one another; the payload of each is its offset."""
     body = encode_block(len(offsets), {envelope.PAYLOAD: [b"%d" % offset for offset in offsets]})
     ranges = [(offset, offset + 1) for offset in offsets]
-    return DeliveredRows(NOBODY, None, None, Delivery(1, shard, 0, 0, offsets[0], 0, 0, len(offsets), body, ranges), 0)
+    return DeliveredRows(
+        NO_CONSUMER, None, None, Delivery(1, shard, 0, 0, offsets[0], 0, 0, len(offsets), body, ranges), 0
+    )
 
 
 def opened(shards: int = 1, prefetch: int = 64, *, deduplicates: bool = False) -> Inbox:
@@ -45,75 +47,75 @@ def opened(shards: int = 1, prefetch: int = 64, *, deduplicates: bool = False) -
     return inbox
 
 
-def taken(inbox: Inbox) -> list[tuple[int, int]]:
+def take_all(inbox: Inbox) -> list[tuple[int, int]]:
     """Shard and offset of everything that can be taken."""
-    found: list[tuple[int, int]] = []
+    positions: list[tuple[int, int]] = []
     while (chunk := inbox.take(3, 0)) is not None:
-        found += [(chunk.delivered.shard, chunk.delivered.offset(row)) for row in range(chunk.first, chunk.end)]
+        positions += [(chunk.delivered.shard, chunk.delivered.offset(row)) for row in range(chunk.first, chunk.end)]
         inbox.finish(chunk, chunk.end)
-    return found
+    return positions
 
 
-def test_what_came_is_taken_in_order_and_in_portions() -> None:
+def test_messages_are_taken_in_order_and_in_portions() -> None:
     inbox = opened()
     inbox.arrive(delivered(10, 7))
     inbox.arrive(delivered(17, 2))
-    assert taken(inbox) == [(0, offset) for offset in range(10, 19)]
+    assert take_all(inbox) == [(0, offset) for offset in range(10, 19)]
     assert (inbox.credit.buffered, inbox.credit.buffered_bytes) == (0, 0)
 
 
-def test_what_comes_again_while_it_waits_is_not_put_in_twice() -> None:
+def test_a_redelivery_of_a_waiting_message_is_not_queued_twice() -> None:
     inbox = opened()
     inbox.arrive(delivered(0, 5))
     inbox.arrive(delivered(3, 5))
-    assert taken(inbox) == [(0, offset) for offset in range(8)]
+    assert take_all(inbox) == [(0, offset) for offset in range(8)]
 
 
-def test_what_was_acked_is_acked_again_and_not_handed_out() -> None:
+def test_a_redelivery_of_an_acked_message_is_acked_and_not_delivered() -> None:
     inbox = opened()
     inbox.arrive(delivered(0, 5))
-    taken(inbox)
+    take_all(inbox)
     inbox.ack(0, 0, [(1, 3)])
     assert inbox.arrive(delivered(0, 5)) == [(1, 3)]
-    assert taken(inbox) == [(0, 0), (0, 3), (0, 4)]
+    assert take_all(inbox) == [(0, 0), (0, 3), (0, 4)]
 
 
 def test_a_copy_that_waits_is_dropped_when_the_message_is_acked() -> None:
     inbox = opened()
     inbox.arrive(delivered(0, 5))
-    taken(inbox)
+    take_all(inbox)
     inbox.arrive(delivered(0, 5))
     inbox.arrive(delivered(5, 2))
     assert inbox.may_hold_copies
     inbox.ack(0, 0, [(1, 3), (4, 6)])
-    assert taken(inbox) == [(0, 0), (0, 3), (0, 6)]
+    assert take_all(inbox) == [(0, 0), (0, 3), (0, 6)]
     assert (inbox.credit.buffered, inbox.credit.buffered_bytes) == (0, 0)
     assert not inbox.may_hold_copies, "nothing is here any more"
 
 
-def test_a_copy_in_what_is_being_handed_out_is_dropped_too() -> None:
+def test_a_copy_inside_the_current_portion_is_dropped_too() -> None:
     inbox = opened()
     inbox.arrive(delivered(0, 6))
-    taken(inbox)
+    take_all(inbox)
     inbox.arrive(delivered(0, 6))
     chunk = inbox.take(4, 0)
     assert chunk is not None
     inbox.put_back(chunk, 1)  # row 0 was handed out once more
     inbox.ack(0, 0, [(0, 3)])
-    assert taken(inbox) == [(0, 3), (0, 4), (0, 5)]
+    assert take_all(inbox) == [(0, 3), (0, 4), (0, 5)]
     assert (inbox.credit.buffered, inbox.credit.buffered_bytes) == (0, 0)
 
 
-def test_while_everything_comes_for_the_first_time_nobody_looks_for_copies() -> None:
+def test_without_redeliveries_copies_are_not_searched() -> None:
     inbox = opened(shards=2)
     for start in range(0, 30, 3):
         inbox.arrive(delivered(start, 3, shard=start % 2))
         assert not inbox.may_hold_copies
         if start % 4:
-            taken(inbox)
+            take_all(inbox)
 
 
-def test_a_newer_generation_forgets_what_waits_of_its_shard_only() -> None:
+def test_a_newer_generation_drops_waiting_messages_of_its_shard_only() -> None:
     inbox = opened(shards=2)
     inbox.arrive(delivered(0, 4, shard=0))
     inbox.arrive(delivered(0, 4, shard=1))
@@ -121,34 +123,34 @@ def test_a_newer_generation_forgets_what_waits_of_its_shard_only() -> None:
     assert chunk is not None
     inbox.arrive(delivered(1, 1, shard=0, generation=1))
     inbox.finish(chunk, 2)
-    assert taken(inbox) == [(1, 0), (1, 1), (1, 2), (1, 3), (0, 1)]
+    assert take_all(inbox) == [(1, 0), (1, 1), (1, 2), (1, 3), (0, 1)]
     assert (inbox.credit.buffered, inbox.credit.buffered_bytes) == (0, 0)
 
 
-def test_a_seek_forgets_what_was_acked_and_what_is_still_on_its_way() -> None:
+def test_a_seek_drops_acks_and_deliveries_in_flight() -> None:
     inbox = opened(deduplicates=True)
     inbox.arrive(delivered(0, 4))
-    taken(inbox)
+    take_all(inbox)
     inbox.ack(0, 0, [(0, 4)])
     inbox.seek([1])
     inbox.arrive(delivered(4, 2))
-    assert taken(inbox) == []
+    assert take_all(inbox) == []
     assert (inbox.credit.buffered, inbox.credit.buffered_bytes) == (0, 0)
     assert inbox.arrive(delivered(0, 4, generation=1)) == []
-    assert taken(inbox) == [(0, offset) for offset in range(4)]
+    assert take_all(inbox) == [(0, offset) for offset in range(4)]
 
 
-def test_an_answer_to_a_seek_that_was_overtaken_changes_nothing() -> None:
+def test_the_reply_to_an_overtaken_seek_is_ignored() -> None:
     inbox = opened()
     inbox.arrive(delivered(0, 2, generation=2))
     inbox.seek([1])
-    assert taken(inbox) == [(0, 0), (0, 1)]
+    assert take_all(inbox) == [(0, 0), (0, 1)]
 
 
-def test_another_subscription_of_the_same_name_is_begun_anew() -> None:
+def test_a_recreated_subscription_starts_fresh() -> None:
     inbox = opened(deduplicates=True)
     inbox.arrive(delivered(0, 2))
-    taken(inbox)
+    take_all(inbox)
     inbox.ack(0, 0, [(0, 2)])
     inbox.begin([0], is_same=True)
     inbox.credit.grant()
@@ -156,34 +158,34 @@ def test_another_subscription_of_the_same_name_is_begun_anew() -> None:
     inbox.begin([0], is_same=False)
     inbox.credit.grant()
     inbox.arrive(delivered(0, 2))
-    assert taken(inbox) == [(0, 0), (0, 1)]
+    assert take_all(inbox) == [(0, 0), (0, 1)]
 
 
 @pytest.mark.parametrize(
-    ("came", "says"),
+    ("delivery", "says"),
     [(delivered(0, 65), "64 requested"), (delivered(0, 1, shard=1), "shard 1")],
     ids=["credit", "shard"],
 )
-def test_what_nobody_asked_for_is_refused(came: DeliveredRows, says: str) -> None:
+def test_unrequested_deliveries_are_refused(delivery: DeliveredRows, says: str) -> None:
     with pytest.raises(errors.DecodeError, match=says):
-        opened().arrive(came)
+        opened().arrive(delivery)
 
 
-def test_of_picked_messages_only_those_that_are_new_wait() -> None:
+def test_only_new_messages_of_a_picked_delivery_are_queued() -> None:
     inbox = opened()
     inbox.arrive(picked([0, 2, 4, 6, 8]))
     assert not inbox.may_hold_copies
     inbox.arrive(picked([1, 3, 5]))
     assert not inbox.may_hold_copies, "they are in front of others, and new"
-    assert taken(inbox) == [(0, offset) for offset in (0, 2, 4, 6, 8, 1, 3, 5)]
+    assert take_all(inbox) == [(0, offset) for offset in (0, 2, 4, 6, 8, 1, 3, 5)]
     inbox.ack(0, 0, [(offset, offset + 1) for offset in range(9)])
     inbox.credit.grant()
     assert inbox.arrive(picked([4, 6, 9, 10, 12])) == [(4, 5), (6, 7)]
-    assert taken(inbox) == [(0, 9), (0, 10), (0, 12)]
+    assert take_all(inbox) == [(0, 9), (0, 10), (0, 12)]
 
 
 class InboxModel(RuleBasedStateMachine):
-    """Two shards, deliveries that come again, connections that are lost: credit and what is held always add up."""
+    """Two shards, repeated deliveries, lost connections: credit and queued messages always add up."""
 
     @initialize(deduplicates=st.booleans())
     def begin(self, deduplicates: bool) -> None:
@@ -214,7 +216,7 @@ class InboxModel(RuleBasedStateMachine):
             self.arrive(shard, start, rows)
 
     def finish(self) -> None:
-        """Some of what was taken may never be handed out."""
+        """Finishes the current chunk; some of its messages may never be handed out."""
         if self.chunk is not None:
             self.inbox.finish(self.chunk, self.row)
         self.chunk = None
@@ -240,7 +242,7 @@ class InboxModel(RuleBasedStateMachine):
 
     @rule(data=st.data(), count=st.integers(1, 4))
     def ack(self, data: st.DataObject, count: int) -> None:
-        """Those of which a copy waits before the others."""
+        """Acks messages, first those of which a copy is queued."""
         handed = [place for place in self.handed if place in self.waiting()] or self.handed
         at = data.draw(st.integers(0, max(0, len(handed) - 1)))
         for shard, offset in handed[at : at + count]:
@@ -268,16 +270,16 @@ class InboxModel(RuleBasedStateMachine):
         assert (bool(self.inbox) or self.chunk is not None) == (credit.buffered > 0)
 
     def waiting(self) -> set[tuple[int, int]]:
-        found: set[tuple[int, int]] = set()
-        for number, one in enumerate(self.inbox._queue):
+        positions: set[tuple[int, int]] = set()
+        for number, delivery in enumerate(self.inbox._queue):
             first = self.inbox._first_row if number == 0 else 0
-            found |= {(one.shard, one.offset(row)) for row in range(first, one.rows)}
-        return found
+            positions |= {(delivery.shard, delivery.offset(row)) for row in range(first, delivery.rows)}
+        return positions
 
     @invariant()
     def nothing_that_was_acked_waits(self) -> None:
         assert not self.waiting() & self.acked
 
 
-def test_each_message_is_handed_out_as_often_as_it_may_and_credit_adds_up() -> None:
+def test_messages_are_delivered_as_often_as_allowed_and_credit_adds_up() -> None:
     check_state_machine(InboxModel)

@@ -3,7 +3,7 @@
 once          no message is stored twice
 order         what is stored stands in the order in which it was sent
 truth         a future that says "stored" says where; one that says "not stored" is right
-no end        in the end, with a willing broker, everything that nobody gave up is stored
+no end        in the end, with a willing broker, everything that was not given up is stored
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class BrokerShard:
         """The base offset, or why not."""
         if self.is_refusing:
             return errors.AfterRefused("one before it was refused")
-        found = self._judge(block, refusal)
-        self.is_refusing = isinstance(found, errors.IcestreamError)
-        return found
+        outcome = self._judge(block, refusal)
+        self.is_refusing = isinstance(outcome, errors.IcestreamError)
+        return outcome
 
     def _judge(self, data: bytes, refusal: errors.IcestreamError | None) -> int | errors.IcestreamError:
         block = Block(data)
@@ -75,11 +75,11 @@ class BrokerShard:
         if refusal is not None:
             return refusal
         try:
-            known = self.producers.check(KEY, block.numbering, block.rows)
+            verdict = self.producers.check(KEY, block.numbering, block.rows)
         except errors.IcestreamError as error:
             return error
-        if isinstance(known, Duplicate):
-            return -1 if known.base_offset is None else known.base_offset
+        if isinstance(verdict, Duplicate):
+            return -1 if verdict.base_offset is None else verdict.base_offset
         base = len(self.stored)
         self.stored += [bytes(value) for value in block.values(envelope.PAYLOAD) if isinstance(value, bytes)]
         lsn = len(self.stored)
@@ -114,7 +114,7 @@ class LaneModel(RuleBasedStateMachine):
     def send(self, rows: int, patience: int, is_full: bool) -> None:
         names = [b"%d" % (len(self.futures) + number) for number in range(rows)]
         if self.lane.collecting is None or is_full:
-            deadline_ns = max([self.now_ns + patience, *(one.deadline_ns for one in self.lane)])  # they rise
+            deadline_ns = max([self.now_ns + patience, *(batch.deadline_ns for batch in self.lane)])  # they rise
             self.lane.begin(Batch(0, 0, deadline_ns))
         assert self.lane.collecting is not None
         for name in names:
@@ -136,12 +136,12 @@ class LaneModel(RuleBasedStateMachine):
     @precondition(lambda self: self.answers)
     @rule()
     def answer(self) -> None:
-        batch, found = self.answers.popleft()
-        if isinstance(found, int):
+        batch, outcome = self.answers.popleft()
+        if isinstance(outcome, int):
             self.lane.stored(batch)
-            batch.succeed("t", found)
+            batch.succeed("t", outcome)
         else:
-            self.lane.refused(batch, found, is_certain=not isinstance(found, errors.OutcomeUnknown))
+            self.lane.refused(batch, outcome, is_certain=not isinstance(outcome, errors.OutcomeUnknown))
         if self.lane.flow is Flow.STOPPED and self.lane.cause is WRONG:
             self.isolate()
 
@@ -156,7 +156,7 @@ class LaneModel(RuleBasedStateMachine):
     @precondition(lambda self: self.lane.flow is Flow.STOPPED and self.epoch)
     @rule()
     def reset(self) -> None:
-        """The answers are all here: the shard goes on."""
+        """All answers have arrived: the shard resumes."""
         self.broker.is_refusing = False
         self.resume()
 
@@ -179,14 +179,14 @@ class LaneModel(RuleBasedStateMachine):
     def arrive(self, kind: str) -> None:
         batch = self.sent.popleft()
         refusal = {"refuse": REFUSED, "wrong": WRONG, "unknown, taken back": UNKNOWN}.get(kind)
-        found = self.broker.take(batch.block, refusal)
-        if kind == "unknown, stored" and isinstance(found, int):
-            found, self.broker.is_refusing = UNKNOWN, True
-        self.answers.append((batch, found))
+        outcome = self.broker.take(batch.block, refusal)
+        if kind == "unknown, stored" and isinstance(outcome, int):
+            outcome, self.broker.is_refusing = UNKNOWN, True
+        self.answers.append((batch, outcome))
 
     @rule()
     def lose(self) -> None:
-        """What is on its way to the broker is lost, and so are its answers."""
+        """Requests in flight to the broker are lost, and so are its answers."""
         self.sent.clear()
         self.answers.clear()
         self.lane.lose_connection()
@@ -221,7 +221,7 @@ class LaneModel(RuleBasedStateMachine):
         assert len(self.lane.in_flight) <= limits.PRODUCER_WINDOW_BATCHES
 
     def teardown(self) -> None:
-        """A willing broker: whatever nobody gave up is stored."""
+        """A willing broker: every message that was not given up is stored."""
         self.lose()
         while not self.lane.is_empty:
             self.flush()
@@ -236,7 +236,7 @@ class LaneModel(RuleBasedStateMachine):
             future.exception()
 
 
-def test_nothing_is_lost_doubled_or_reordered_whatever_the_broker_and_the_connection_do() -> None:
+def test_nothing_is_lost_duplicated_or_reordered_by_broker_and_connection_faults() -> None:
     check_state_machine(LaneModel, settings=settings(stateful_step_count=60))
 
 
@@ -250,12 +250,12 @@ def test_at_most_a_window_is_in_flight_and_the_rest_collects() -> None:
     lane = flowing()
     for number in range(limits.PRODUCER_WINDOW_BATCHES + 5):
         lane.begin(batch_of([b"%d" % number]))
-    taken = 0
+    batches = 0
     while (batch := lane.next_batch()) is not None:
         batch.seal({}, Numbering(1, 1, lane.next_sequence))
         lane.sent(batch)
-        taken += 1
-    assert taken == limits.PRODUCER_WINDOW_BATCHES
+        batches += 1
+    assert batches == limits.PRODUCER_WINDOW_BATCHES
     assert not lane.has_more
     lane.stored(lane.in_flight[0])
     assert lane.has_more
@@ -275,18 +275,18 @@ def test_an_answer_that_is_not_next_is_not_believed() -> None:
         lane.stored(second)
 
 
-def test_what_is_stored_is_found_by_its_numbers_also_when_its_offset_is_forgotten() -> None:
+def test_a_stored_batch_is_found_by_its_numbers_although_its_offset_is_forgotten() -> None:
     lane = flowing()
     batches = [batch_of([b"a", b"b"]), batch_of([b"c"]), batch_of([b"d"])]
     for batch in batches:
         lane.begin(batch)
-        taken = lane.next_batch()
-        assert taken is batch
-        taken.seal({}, Numbering(1, 1, lane.next_sequence))
-        lane.sent(taken)
+        next_batch = lane.next_batch()
+        assert next_batch is batch
+        next_batch.seal({}, Numbering(1, 1, lane.next_sequence))
+        lane.sent(next_batch)
     lane.lose_connection()
     stored, dropped = lane.resume(2, [2, 1, 41])
-    assert [(found, offset) for found, offset in stored] == [(batches[0], -1), (batches[1], 41)]
+    assert [(batch, offset) for batch, offset in stored] == [(batches[0], -1), (batches[1], 41)]
     assert not dropped
     assert lane.next_sequence == 3
     assert lane.next_batch() is batches[2]

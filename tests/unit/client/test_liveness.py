@@ -17,7 +17,7 @@ from icestream.rpc.backoff import RetryBackoff
 from icestream.runtime.randomness import SeededRandomness, SystemRandomness
 from icestream.testing import TestBroker
 from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
-from tests.support.hasty_clock import HastyClock
+from tests.support.fake_clock import clock_with_short_sleeps
 from tests.support.until import until
 
 TOPIC = "/default/orders"
@@ -43,7 +43,7 @@ def test_tries_to_connect_follow_each_other_within_a_second() -> None:
 
 
 @given(st.floats(0.001, 1e6), st.integers(0, 1000))
-def test_patience_grows_to_its_bound_and_steps_stay_in_order(heartbeat: float, replacements: int) -> None:
+def test_the_timeout_grows_to_its_bound_in_order(heartbeat: float, replacements: int) -> None:
     bounds, more = liveness(heartbeat, replacements), liveness(heartbeat, replacements + 1)
     assert heartbeat <= bounds.ping_seconds <= more.ping_seconds <= heartbeat * limits.CLIENT_PATIENCE_MAX
     assert 0 < bounds.grace_seconds < bounds.doubt_seconds < bounds.ping_seconds
@@ -63,14 +63,14 @@ async def connected(
         icestream.testing.broker() as broker,
         cutting_proxy(broker.address) as proxy,
         icestream.connect(
-            proxy.address, heartbeat=heartbeat, clock=HastyClock(), randomness=SeededRandomness(1)
+            proxy.address, heartbeat=heartbeat, clock=clock_with_short_sleeps(), randomness=SeededRandomness(1)
         ) as client,
     ):
         yield broker, proxy, client
 
 
 @pytest.mark.asyncio
-async def test_a_client_behind_a_black_hole_is_back_when_new_connections_work_and_old_ones_do_not() -> None:
+async def test_a_client_behind_a_black_hole_reconnects_when_new_connections_work() -> None:
     async with (
         connected(heartbeat=20.0) as (_, proxy, client),
         client.producer(TOPIC) as producer,
@@ -85,13 +85,13 @@ async def test_a_client_behind_a_black_hole_is_back_when_new_connections_work_an
         assert client.is_connected, "it looks for another connection before it gives this one up"
         proxy.heal()
         async with asyncio.timeout(WAIT_SECONDS):
-            assert [one.offset for one in await asyncio.gather(*sent)] == list(range(1, 10))
+            assert [message_id.offset for message_id in await asyncio.gather(*sent)] == list(range(1, 10))
             assert [int((await anext(messages)).payload) for _ in range(9)] == list(range(1, 10))
         assert client.connections == 2
 
 
 @pytest.mark.asyncio
-async def test_an_idle_consumer_behind_a_black_hole_gets_what_is_sent_after_the_repair() -> None:
+async def test_an_idle_consumer_behind_a_black_hole_gets_later_messages_after_the_repair() -> None:
     async with (
         connected() as (broker, proxy, client),
         icestream.connect(broker.address) as other,
@@ -107,7 +107,7 @@ async def test_an_idle_consumer_behind_a_black_hole_gets_what_is_sent_after_the_
 
 
 @pytest.mark.asyncio
-async def test_a_client_whose_tries_get_no_answer_connects_at_once_when_one_may() -> None:
+async def test_hanging_connection_attempts_do_not_delay_the_next() -> None:
     """The connection is known to be lost, and every try to open another one hangs: none holds up the next."""
     async with connected() as (_, proxy, client):
         proxy.blackhole()
@@ -122,7 +122,7 @@ async def test_a_client_whose_tries_get_no_answer_connects_at_once_when_one_may(
 
 
 @pytest.mark.asyncio
-async def test_a_broker_that_is_only_slow_keeps_its_connections() -> None:
+async def test_a_slow_broker_keeps_its_connections() -> None:
     async with connected(heartbeat=20.0) as (broker, proxy, client):
         answers = proxy.hold_answers()
         listing = asyncio.create_task(client.list_topics())
@@ -135,7 +135,7 @@ async def test_a_broker_that_is_only_slow_keeps_its_connections() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_connection_that_stays_silent_is_given_up() -> None:
+async def test_a_silent_connection_is_closed() -> None:
     async with connected() as (_, proxy, client):
         proxy.blackhole()
         await until(lambda: not client.is_connected)
@@ -146,7 +146,7 @@ async def test_a_connection_that_stays_silent_is_given_up() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_client_that_is_closed_while_it_looks_for_another_connection_leaves_none() -> None:
+async def test_a_client_closed_while_reconnecting_leaves_no_connection() -> None:
     async with connected() as (broker, proxy, client):
         proxy.blackhole()
         before = proxy.connections

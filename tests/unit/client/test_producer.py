@@ -14,13 +14,13 @@ import pytest_asyncio
 import icestream
 from icestream import errors, limits
 from icestream.broker.memory_storage import MemoryStorage
-from icestream.broker.records import TopicPolicies
 from icestream.client.batch import MessageId
 from icestream.model.topic_name import TopicName
+from icestream.model.topic_policies import PolicyValues
 from icestream.observability import metrics
 from icestream.testing import TestBroker
 from icestream.wal.admission import Quota
-from tests.support.hasty_clock import HastyClock
+from tests.support.fake_clock import clock_with_short_sleeps
 from tests.support.until import until
 
 pytestmark = pytest.mark.asyncio
@@ -42,23 +42,23 @@ async def client(broker: TestBroker) -> AsyncIterator[icestream.Client]:
 
 async def stored(client: icestream.Client, count: int, topic: str = TOPIC) -> list[tuple[int, int, bytes]]:
     """Shard, offset and payload of everything in the topic."""
-    found: list[tuple[int, int, bytes]] = []
+    stored_messages: list[tuple[int, int, bytes]] = []
     async with client.subscribe(topic, "check", start="earliest") as messages:
         async with asyncio.timeout(WAIT_SECONDS):
-            while len(found) < count:
+            while len(stored_messages) < count:
                 message = await anext(messages)
-                found.append((message.shard, message.offset, message.payload))
+                stored_messages.append((message.shard, message.offset, message.payload))
                 message.ack()
         assert not messages.waiting_messages
         await messages.seek("latest")
-    return sorted(found)
+    return sorted(stored_messages)
 
 
-async def test_a_future_tells_topic_shard_and_offset(client: icestream.Client) -> None:
+async def test_a_future_returns_topic_shard_and_offset(client: icestream.Client) -> None:
     async with client.producer(TOPIC) as producer:
         assert await producer.send(b"one") == MessageId(TOPIC, 0, 0)
         sent = await asyncio.gather(*(producer.send(b"%d" % number) for number in range(3)))
-        assert [one.offset for one in sent] == [1, 2, 3]
+        assert [message_id.offset for message_id in sent] == [1, 2, 3]
     assert await stored(client, 4) == [(0, 0, b"one"), (0, 1, b"0"), (0, 2, b"1"), (0, 3, b"2")]
 
 
@@ -71,7 +71,7 @@ async def test_all_sends_of_a_tick_are_one_batch(client: icestream.Client, broke
     assert [rows for _, rows, _ in batches] == [100, 1]
 
 
-async def test_everything_that_was_sent_with_a_message_is_there(client: icestream.Client) -> None:
+async def test_every_field_of_a_message_is_stored(client: icestream.Client) -> None:
     time = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
     async with client.producer(TOPIC, name="till-7") as producer:
         producer.send(b"plain")
@@ -87,11 +87,11 @@ async def test_everything_that_was_sent_with_a_message_is_there(client: icestrea
     assert (rich.topic, rich.redelivery_count, rich.id) == (TOPIC, 0, MessageId(TOPIC, 0, 1))
 
 
-async def test_a_key_has_its_shard_and_messages_without_one_go_round(client: icestream.Client) -> None:
+async def test_a_key_has_its_shard_and_messages_without_one_are_distributed(client: icestream.Client) -> None:
     async with client.producer(TOPIC, shards=4) as producer:
         keys = [b"key-%d" % number for number in range(20)]
         sent = await asyncio.gather(*(producer.send(key, key=key) for key in keys))
-        assert [one.shard for one in sent] == [zlib.crc32(key) % 4 for key in keys]
+        assert [message_id.shard for message_id in sent] == [zlib.crc32(key) % 4 for key in keys]
         shards = []
         for _ in range(4):
             pair = await asyncio.gather(producer.send(b"a"), producer.send(b"b"))
@@ -115,7 +115,7 @@ async def test_a_key_has_its_shard_and_messages_without_one_go_round(client: ice
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_what_cannot_be_sent_is_refused_at_once_and_changes_nothing(
+async def test_invalid_messages_are_refused_immediately_and_change_nothing(
     client: icestream.Client, arguments: dict[str, Any], says: str
 ) -> None:
     async with client.producer(TOPIC) as producer:
@@ -128,7 +128,7 @@ async def test_what_cannot_be_sent_is_refused_at_once_and_changes_nothing(
         await producer
 
 
-async def test_the_bound_of_a_topic_counts_what_was_sent_and_at_once_when_it_changes(
+async def test_the_message_limit_of_a_topic_applies_immediately_when_it_changes(
     client: icestream.Client, broker: TestBroker
 ) -> None:
     await client.create_topic(TOPIC, max_message_bytes=1000)
@@ -136,11 +136,11 @@ async def test_the_bound_of_a_topic_counts_what_was_sent_and_at_once_when_it_cha
         assert (await producer.send(b"x" * 900, key=b"k" * 100)).offset == 0
         with pytest.raises(errors.MessageTooLarge, match="1000"):
             await producer.send(b"x" * 1001)
-        await broker.node.broker.set_topic_policies(TopicName.parse(TOPIC), TopicPolicies(max_message_bytes=2000))
+        await broker.node.broker.set_topic_policies(TopicName.parse(TOPIC), PolicyValues(max_message_bytes=2000))
         assert (await producer.send(b"x" * 1001)).offset == 1
 
 
-async def test_a_full_producer_says_so_and_ready_waits_for_room(client: icestream.Client) -> None:
+async def test_a_full_producer_raises_and_ready_waits_for_room(client: icestream.Client) -> None:
     async with client.producer(TOPIC, pending_bytes=5_000) as producer:
         sent: list[asyncio.Future[MessageId]] = []
         while producer.pending_bytes < 5_000:
@@ -150,14 +150,14 @@ async def test_a_full_producer_says_so_and_ready_waits_for_room(client: icestrea
         assert 5 < len(sent) < 30
         await asyncio.wait_for(producer.ready(), WAIT_SECONDS)
         sent.append(producer.send(b"last"))
-        assert [one.offset for one in await asyncio.gather(*sent)] == list(range(len(sent)))
+        assert [message_id.offset for message_id in await asyncio.gather(*sent)] == list(range(len(sent)))
 
 
-async def test_flush_and_close_wait_for_everything_that_was_sent(client: icestream.Client) -> None:
+async def test_flush_and_close_wait_for_all_sent_messages(client: icestream.Client) -> None:
     producer = await client.producer(TOPIC, shards=3)
     sent = [producer.send(b"x", key=b"%d" % number) for number in range(50)]
     await producer.flush()
-    assert all(one.done() for one in sent)
+    assert all(future.done() for future in sent)
     late = producer.send(b"y")
     await producer.close()
     assert late.done()
@@ -165,7 +165,7 @@ async def test_flush_and_close_wait_for_everything_that_was_sent(client: icestre
         producer.send(b"z")
 
 
-async def test_flush_and_close_wait_for_what_was_sent_before_a_message_that_fails_at_once(
+async def test_flush_and_close_wait_for_messages_before_one_that_fails_immediately(
     client: icestream.Client,
 ) -> None:
     producer = await client.producer(TOPIC)
@@ -180,21 +180,21 @@ async def test_flush_and_close_wait_for_what_was_sent_before_a_message_that_fail
     assert isinstance(wrong.exception(), errors.MessageTooLarge)
 
 
-async def test_a_future_that_was_given_up_disturbs_nobody(client: icestream.Client) -> None:
+async def test_a_cancelled_future_affects_no_other(client: icestream.Client) -> None:
     async with client.producer(TOPIC) as producer:
         first, second = producer.send(b"a"), producer.send(b"b")
         first.cancel()
         assert (await second).offset == 1
 
 
-async def test_more_than_one_batch_can_hold_is_several_in_order(client: icestream.Client) -> None:
+async def test_more_messages_than_fit_a_batch_become_several_in_order(client: icestream.Client) -> None:
     async with client.producer(TOPIC) as producer:
         payloads = [b"%06d" % number + bytes(50_000) for number in range(200)]
         sent = await asyncio.gather(*(producer.send(payload) for payload in payloads))
-        assert [one.offset for one in sent] == list(range(200))
+        assert [message_id.offset for message_id in sent] == list(range(200))
 
 
-async def test_a_topic_that_is_not_there_is_made_only_when_asked_for(client: icestream.Client) -> None:
+async def test_a_missing_topic_is_created_only_on_request(client: icestream.Client) -> None:
     with pytest.raises(errors.UnknownTopic):
         await client.producer("/default/missing", create=False)
     assert await client.list_topics() == []
@@ -207,17 +207,17 @@ async def test_a_wrong_message_fails_alone_and_its_neighbours_are_stored_in_orde
     client: icestream.Client, broker: TestBroker
 ) -> None:
     async with client.producer(TOPIC) as producer:
-        await broker.node.broker.set_topic_policies(TopicName.parse(TOPIC), TopicPolicies(max_message_bytes=1000))
+        await broker.node.broker.set_topic_policies(TopicName.parse(TOPIC), PolicyValues(max_message_bytes=1000))
         large = {1, 2, 5}
         sent = [producer.send(b"%d" % n + bytes(9_000 if n in large else 0)) for n in range(8)]
-        found = await asyncio.gather(*sent, return_exceptions=True)
-        for number, one in enumerate(found):
-            assert isinstance(one, errors.MessageTooLarge if number in large else MessageId), one
+        outcomes = await asyncio.gather(*sent, return_exceptions=True)
+        for number, outcome in enumerate(outcomes):
+            assert isinstance(outcome, errors.MessageTooLarge if number in large else MessageId), outcome
         assert (await producer.send(b"8")).offset == 5
     assert [payload for _, _, payload in await stored(client, 6)] == [b"0", b"3", b"4", b"6", b"7", b"8"]
 
 
-async def test_a_producer_that_the_broker_has_forgotten_opens_anew_by_itself(
+async def test_a_producer_forgotten_by_the_broker_reopens_automatically(
     client: icestream.Client, broker: TestBroker
 ) -> None:
     storage = broker.node.broker.storage
@@ -230,7 +230,7 @@ async def test_a_producer_that_the_broker_has_forgotten_opens_anew_by_itself(
     assert len(await stored(client, 40)) == 40
 
 
-async def test_what_the_broker_never_takes_fails_with_its_reason_in_time() -> None:
+async def test_messages_the_broker_never_accepts_fail_with_the_reason_in_time() -> None:
     async with (
         icestream.testing.broker("disk") as broker,
         icestream.connect(broker.address, send_timeout=0.3) as client,
@@ -245,7 +245,7 @@ async def test_what_the_broker_never_takes_fails_with_its_reason_in_time() -> No
         assert (await producer.send(b"y")).offset == 0
 
 
-async def test_a_publish_rate_slows_a_producer_down_and_fails_nothing(
+async def test_a_publish_rate_slows_a_producer_without_failures(
     broker: TestBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Far more at once than may be stored ahead."""
@@ -255,25 +255,16 @@ async def test_a_publish_rate_slows_a_producer_down_and_fails_nothing(
         async with client.producer(TOPIC) as producer:
             async with asyncio.timeout(WAIT_SECONDS):
                 sent = await asyncio.gather(*(producer.send(b"%d" % number) for number in range(300)))
-        assert [one.offset for one in sent] == list(range(300))
+        assert [message_id.offset for message_id in sent] == list(range(300))
         assert [payload for _, _, payload in await stored(client, 300)] == [b"%d" % number for number in range(300)]
 
 
-class AheadClock(HastyClock):
-    """Can be set ahead."""
-
-    ahead_ns = 0
-
-    def monotonic_ns(self) -> int:
-        return super().monotonic_ns() + self.ahead_ns
-
-
-async def test_the_wait_for_a_publish_rate_is_not_taken_from_the_time_of_a_message(
+async def test_waiting_for_a_publish_rate_does_not_count_against_the_send_timeout(
     broker: TestBroker, client: icestream.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "PUBLISH_AHEAD_MS", 20)
     await client.create_topic(TOPIC, max_publish_rate=5)
-    clock = AheadClock()
+    clock = clock_with_short_sleeps()
     refused = metrics.PUBLISH_OUTCOMES.values
     before = refused.get("rate_reached", 0)
     async with (
@@ -281,18 +272,18 @@ async def test_the_wait_for_a_publish_rate_is_not_taken_from_the_time_of_a_messa
         icestream.connect(broker.address, send_timeout=10, clock=clock) as late,
         late.producer(TOPIC) as producer,
     ):
-        taken = [first.send(b"a"), first.send(b"b")]
+        futures = [first.send(b"a"), first.send(b"b")]
         await until(lambda: broker.node.broker.topics.get(TopicName.parse(TOPIC)).published_messages == 2)
         waiting = producer.send(b"c")
         for tries in (1, 2):
             await until(lambda tries=tries: refused.get("rate_reached", 0) >= before + tries)
-            clock.ahead_ns += 8 * 10**9
+            clock.advance(8)
         async with asyncio.timeout(WAIT_SECONDS):
             assert (await waiting).offset == 2
-            assert [one.offset for one in await asyncio.gather(*taken)] == [0, 1]
+            assert [message_id.offset for message_id in await asyncio.gather(*futures)] == [0, 1]
 
 
-async def test_a_topic_that_is_deleted_is_not_made_again_by_its_producers(client: icestream.Client) -> None:
+async def test_a_deleted_topic_is_not_recreated_by_its_producers(client: icestream.Client) -> None:
     async with client.producer(TOPIC, shards=2) as producer:
         await producer.send(b"old")
         await client.delete_topic(TOPIC)
@@ -304,7 +295,7 @@ async def test_a_topic_that_is_deleted_is_not_made_again_by_its_producers(client
         assert await producer.send(b"new") == MessageId(TOPIC, 0, 0)
 
 
-async def test_a_producer_goes_on_in_a_topic_that_was_made_again(client: icestream.Client) -> None:
+async def test_a_producer_continues_in_a_recreated_topic(client: icestream.Client) -> None:
     await client.create_topic(TOPIC, shards=3)
     async with client.producer(TOPIC) as producer:
         for _ in range(3):
@@ -329,7 +320,7 @@ async def test_another_one_of_the_same_name_fences_it(client: icestream.Client, 
             assert (await new.send(b"newer")).offset == 2
 
 
-async def test_a_producer_that_comes_again_goes_on_behind_its_last_number(client: icestream.Client) -> None:
+async def test_a_reopened_producer_continues_after_its_last_number(client: icestream.Client) -> None:
     for number in range(3):
         async with client.producer(TOPIC, name="till") as producer:
             assert (await producer.send(b"x")).offset == number

@@ -1,4 +1,4 @@
-"""Connections that break: nothing is lost, nothing is doubled, order is kept; and what is said when it does not end."""
+"""Connections that break: nothing is lost or duplicated, order is kept, and a lasting failure is reported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from icestream.model.topic_name import TopicName
 from icestream.runtime.randomness import SeededRandomness
 from icestream.testing import TestBroker
 from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
-from tests.support.hasty_clock import HastyClock
+from tests.support.fake_clock import clock_with_short_sleeps
 from tests.support.until import until
 
 pytestmark = pytest.mark.asyncio
@@ -26,7 +26,7 @@ WAIT_SECONDS = 30.0
 
 
 @dataclass
-class Scene:
+class ReconnectScenario:
     broker: TestBroker
     proxy: CuttingProxy
     client: icestream.Client  # through the proxy
@@ -39,18 +39,18 @@ class Scene:
 
 
 @pytest_asyncio.fixture(params=["memory", "disk"])
-async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
+async def scene(request: pytest.FixtureRequest) -> AsyncIterator[ReconnectScenario]:
     async with (
         icestream.testing.broker(request.param) as broker,
         cutting_proxy(broker.address) as proxy,
-        icestream.connect(proxy.address, clock=HastyClock(), randomness=SeededRandomness(1)) as client,
+        icestream.connect(proxy.address, clock=clock_with_short_sleeps(), randomness=SeededRandomness(1)) as client,
     ):
-        yield Scene(broker, proxy, client)
+        yield ReconnectScenario(broker, proxy, client)
 
 
 async def payloads(broker: TestBroker, shards: int = 1) -> list[list[bytes]]:
     """Everything that is stored, by shard."""
-    found: list[list[bytes]] = []
+    payloads_by_shard: list[list[bytes]] = []
     topic = broker.node.broker.topics.get(TopicName.parse(TOPIC))
     end = [0] * shards
     for shard in range(shards):
@@ -58,21 +58,21 @@ async def payloads(broker: TestBroker, shards: int = 1) -> list[list[bytes]]:
         end[shard] = stream.shards[shard].visible
     async with icestream.connect(broker.address) as client:
         for shard in range(topic.record.shards):
-            found.append([])
+            payloads_by_shard.append([])
             async with client.subscribe(TOPIC, f"check-{shard}", start="earliest") as messages:
                 async with asyncio.timeout(WAIT_SECONDS):
-                    while sum(map(len, found)) < sum(end[: shard + 1]):
+                    while sum(map(len, payloads_by_shard)) < sum(end[: shard + 1]):
                         message = await anext(messages)
                         if message.shard == shard:
-                            found[shard].append(message.payload)
+                            payloads_by_shard[shard].append(message.payload)
                         message.ack()
-    return found
+    return payloads_by_shard
 
 
 # --- producers --------------------------------------------------------------------------------------------------------
 
 
-async def test_stored_batches_whose_answers_were_lost_are_found_again_with_their_offsets(scene: Scene) -> None:
+async def test_stored_batches_whose_replies_were_lost_get_their_offsets(scene: ReconnectScenario) -> None:
     async with scene.client.producer(TOPIC) as producer:
         await producer.send(b"first")
         scene.proxy.swallows_answers = True
@@ -83,13 +83,13 @@ async def test_stored_batches_whose_answers_were_lost_are_found_again_with_their
         topic = scene.broker.node.broker.topics.get(TopicName.parse(TOPIC))
         await until(lambda: topic.published_messages == 11)
         await scene.cut()
-        found = await asyncio.wait_for(asyncio.gather(*sent), WAIT_SECONDS)
-        assert [one.offset for one in found] == list(range(1, 11))
+        message_ids = await asyncio.wait_for(asyncio.gather(*sent), WAIT_SECONDS)
+        assert [message_id.offset for message_id in message_ids] == list(range(1, 11))
         assert (await producer.send(b"last")).offset == 11
     assert await payloads(scene.broker) == [[b"first", *(b"%d" % number for number in range(10)), b"last"]]
 
 
-async def test_batches_that_never_arrived_are_sent_again_in_order(scene: Scene) -> None:
+async def test_batches_that_never_arrived_are_sent_again_in_order(scene: ReconnectScenario) -> None:
     async with scene.client.producer(TOPIC) as producer:
         await producer.send(b"first")
         scene.proxy.swallows_requests = True
@@ -98,10 +98,14 @@ async def test_batches_that_never_arrived_are_sent_again_in_order(scene: Scene) 
             sent.append(producer.send(b"%d" % number))
             await asyncio.sleep(0.001)
         await scene.cut()
-        assert [one.offset for one in await asyncio.wait_for(asyncio.gather(*sent), WAIT_SECONDS)] == list(range(1, 11))
+        assert [
+            message_id.offset for message_id in await asyncio.wait_for(asyncio.gather(*sent), WAIT_SECONDS)
+        ] == list(range(1, 11))
 
 
-async def test_hazard_07_random_breaks_under_a_pipelined_producer_lose_and_double_nothing(scene: Scene) -> None:
+async def test_hazard_07_random_disconnects_of_a_pipelined_producer_lose_and_duplicate_nothing(
+    scene: ReconnectScenario,
+) -> None:
     chance = random.Random(7)
     sent: list[asyncio.Future[MessageId]] = []
     async with scene.client.producer(TOPIC, shards=2) as producer:
@@ -115,17 +119,17 @@ async def test_hazard_07_random_breaks_under_a_pipelined_producer_lose_and_doubl
                 scene.proxy.swallows_requests = chance.random() < 0.3
                 await asyncio.sleep(0.003)
                 await scene.cut()
-        found = await asyncio.wait_for(asyncio.gather(*sent), WAIT_SECONDS)
+        message_ids = await asyncio.wait_for(asyncio.gather(*sent), WAIT_SECONDS)
     stored = await payloads(scene.broker, 2)
     for shard in range(2):
         numbers = [int(payload) for payload in stored[shard]]
         assert numbers == sorted(set(numbers))
-    for number, one in enumerate(found):
-        assert int(stored[one.shard][one.offset]) == number
+    for number, message_id in enumerate(message_ids):
+        assert int(stored[message_id.shard][message_id.offset]) == number
     assert scene.client.connections > 5
 
 
-async def test_messages_sent_while_the_broker_is_away_are_stored_when_it_is_back(scene: Scene) -> None:
+async def test_messages_sent_while_the_broker_is_down_are_stored_when_it_returns(scene: ReconnectScenario) -> None:
     async with scene.client.producer(TOPIC) as producer:
         await producer.send(b"0")
         scene.proxy.is_open = False
@@ -133,12 +137,17 @@ async def test_messages_sent_while_the_broker_is_away_are_stored_when_it_is_back
         await until(lambda: not scene.client.is_connected)
         sent = [producer.send(b"%d" % number) for number in range(1, 5)]
         await asyncio.sleep(0.01)
-        assert not any(one.done() for one in sent)
+        assert not any(future.done() for future in sent)
         scene.proxy.is_open = True
-        assert [one.offset for one in await asyncio.wait_for(asyncio.gather(*sent), WAIT_SECONDS)] == [1, 2, 3, 4]
+        assert [message_id.offset for message_id in await asyncio.wait_for(asyncio.gather(*sent), WAIT_SECONDS)] == [
+            1,
+            2,
+            3,
+            4,
+        ]
 
 
-async def test_what_could_not_be_sent_in_time_says_whether_it_may_be_stored() -> None:
+async def test_an_expired_message_reports_whether_it_may_be_stored() -> None:
     async with (
         icestream.testing.broker() as broker,
         cutting_proxy(broker.address) as proxy,
@@ -185,8 +194,8 @@ async def test_a_message_that_was_sent_late_has_its_whole_time() -> None:
         assert late.exception() is None or isinstance(late.exception(), fates)
 
 
-async def test_a_producer_that_was_replaced_while_it_was_away_does_not_take_the_others_messages_for_its_own(
-    scene: Scene,
+async def test_a_replaced_producer_does_not_mistake_messages_of_its_successor_for_its_own(
+    scene: ReconnectScenario,
 ) -> None:
     old = await scene.client.producer(TOPIC, name="till")
     await old.send(b"old")
@@ -206,7 +215,7 @@ async def test_a_producer_that_was_replaced_while_it_was_away_does_not_take_the_
         assert (await new.send(b"newer")).offset == 2
 
 
-async def test_a_broker_in_memory_that_starts_again_is_a_new_one(scene: Scene) -> None:
+async def test_a_broker_in_memory_that_starts_again_is_a_new_one(scene: ReconnectScenario) -> None:
     async with scene.client.producer(TOPIC) as producer:
         assert (await producer.send(b"a")).offset == 0
         before = scene.client.connections
@@ -219,17 +228,17 @@ async def test_a_broker_in_memory_that_starts_again_is_a_new_one(scene: Scene) -
 # --- subscriptions ----------------------------------------------------------------------------------------------------
 
 
-async def fill(scene: Scene, count: int) -> None:
+async def fill(scene: ReconnectScenario, count: int) -> None:
     async with icestream.connect(scene.broker.address) as direct, direct.producer(TOPIC) as producer:
         for number in range(count):
             producer.send(b"%d" % number)
 
 
-async def test_acked_messages_never_come_again_and_unacked_ones_do(scene: Scene) -> None:
+async def test_acked_messages_are_never_redelivered_and_unacked_ones_are(scene: ReconnectScenario) -> None:
     await fill(scene, 50)
     async with scene.client.subscribe(TOPIC, "s", type="exclusive", start="earliest", prefetch=20) as messages:
-        found = [await anext(messages) for _ in range(30)]
-        for message in found[:25]:
+        delivered = [await anext(messages) for _ in range(30)]
+        for message in delivered[:25]:
             message.ack()
         scene.proxy.swallows_requests = True  # these acks never arrive
         await asyncio.sleep(0.005)
@@ -239,34 +248,34 @@ async def test_acked_messages_never_come_again_and_unacked_ones_do(scene: Scene)
         assert again == list(range(25, 50))
 
 
-async def test_with_deduplication_nothing_is_handed_out_twice_and_late_acks_count(scene: Scene) -> None:
+async def test_with_deduplication_nothing_is_delivered_twice_and_late_acks_count(scene: ReconnectScenario) -> None:
     await fill(scene, 300)
     seen: list[int] = []
     chance = random.Random(3)
     async with scene.client.subscribe(TOPIC, "s", start="earliest", prefetch=20, dedup=True) as messages:
-        kept: list[icestream.Message] = []
+        received: list[icestream.Message] = []
         async with asyncio.timeout(WAIT_SECONDS):
             while len(seen) < 300:
                 message = await anext(messages)
                 seen.append(int(message.payload))
-                kept.append(message)
+                received.append(message)
                 if chance.random() < 0.1:
-                    for one in kept:
-                        one.ack()
-                    kept.clear()
+                    for earlier in received:
+                        earlier.ack()
+                    received.clear()
                 if chance.random() < 0.03:
                     scene.proxy.swallows_answers = chance.random() < 0.3
                     scene.proxy.swallows_requests = chance.random() < 0.3
                     await asyncio.sleep(0.002)
                     await scene.cut()
-            for one in kept:
-                one.ack()
+            for earlier in received:
+                earlier.ack()
             subscription = scene.broker.node.broker.subscription(TopicName.parse(TOPIC), "s")
             await until(lambda: subscription.lag == 0)
     assert sorted(seen) == list(range(300))
 
 
-async def test_a_nack_that_did_not_leave_is_not_held_against_the_next_delivery(scene: Scene) -> None:
+async def test_an_unsent_nack_does_not_count_against_the_next_delivery(scene: ReconnectScenario) -> None:
     await fill(scene, 1)
     async with scene.client.subscribe(TOPIC, "s", start="earliest") as messages:
         message = await anext(messages)
@@ -283,7 +292,7 @@ async def test_a_nack_that_did_not_leave_is_not_held_against_the_next_delivery(s
         assert subscription.deliveries[0].dispatcher.attempts == []
 
 
-async def test_a_seek_while_the_connection_breaks_is_repeated(scene: Scene) -> None:
+async def test_a_seek_while_the_connection_breaks_is_repeated(scene: ReconnectScenario) -> None:
     await fill(scene, 20)
     async with scene.client.subscribe(TOPIC, "s", start="earliest") as messages:
         for _ in range(20):
@@ -298,7 +307,7 @@ async def test_a_seek_while_the_connection_breaks_is_repeated(scene: Scene) -> N
             assert [int((await anext(messages)).payload) for _ in range(15)] == list(range(5, 20))
 
 
-async def test_another_subscription_of_the_same_name_is_not_taken_for_the_old_one(scene: Scene) -> None:
+async def test_a_recreated_subscription_is_not_mistaken_for_the_old_one(scene: ReconnectScenario) -> None:
     """Acks of messages that are gone must not ack new ones with the same offsets."""
     await fill(scene, 5)
     async with (
@@ -320,7 +329,9 @@ async def test_another_subscription_of_the_same_name_is_not_taken_for_the_old_on
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_acks_of_messages_that_are_gone_do_not_ack_those_that_took_their_offsets(scene: Scene, when: str) -> None:
+async def test_acks_of_deleted_messages_do_not_ack_messages_at_the_same_offsets(
+    scene: ReconnectScenario, when: str
+) -> None:
     """Acked while the connection was lost, or after it came back, from a topic that was deleted meanwhile."""
     await fill(scene, 3)
     async with (
@@ -349,7 +360,7 @@ async def test_acks_of_messages_that_are_gone_do_not_ack_those_that_took_their_o
 # --- calls and connections --------------------------------------------------------------------------------------------
 
 
-async def test_a_call_that_may_not_be_repeated_says_that_the_connection_was_lost(scene: Scene) -> None:
+async def test_a_call_that_must_not_be_repeated_reports_the_lost_connection(scene: ReconnectScenario) -> None:
     scene.proxy.swallows_answers = True
     creating = asyncio.create_task(scene.client.create_topic(TOPIC))
     listing = asyncio.create_task(scene.client.list_topics())
@@ -360,14 +371,14 @@ async def test_a_call_that_may_not_be_repeated_says_that_the_connection_was_lost
     assert await asyncio.wait_for(listing, WAIT_SECONDS) == [TOPIC]
 
 
-async def test_without_a_broker_the_error_names_the_address_and_what_to_do() -> None:
+async def test_without_a_broker_the_error_names_the_address_and_a_hint() -> None:
     async with icestream.testing.broker() as broker:
         address = broker.address
     with pytest.raises(errors.ConnectionLost, match=f"(?s){address}.*icestream serve"):
         await icestream.connect(address)
 
 
-async def test_a_client_can_wait_for_a_broker_that_is_not_there_yet() -> None:
+async def test_a_client_can_wait_for_a_broker_to_start() -> None:
     broker = icestream.testing.broker()
     await broker.start()
     address = broker.address
@@ -409,7 +420,7 @@ async def test_a_broker_that_does_not_answer_a_call_is_an_error_in_time() -> Non
             await client.list_topics()
 
 
-async def test_a_subscribe_that_was_given_up_leaves_no_consumer_behind() -> None:
+async def test_a_cancelled_subscribe_leaves_no_consumer() -> None:
     async with (
         icestream.testing.broker() as broker,
         cutting_proxy(broker.address) as proxy,
@@ -417,10 +428,10 @@ async def test_a_subscribe_that_was_given_up_leaves_no_consumer_behind() -> None
     ):
         await client.create_topic(TOPIC)
         topic = broker.node.broker.topics.get(TopicName.parse(TOPIC))
-        held = proxy.hold_answers()
+        release = proxy.hold_answers()
         opening = asyncio.create_task(client.subscribe(TOPIC, "s", type="exclusive").__aenter__())
         await until(lambda: "s" in topic.subscriptions and topic.subscriptions["s"].consumers)
         opening.cancel()
-        held.set()
+        release.set()
         await until(lambda: not topic.subscriptions["s"].consumers)
         assert await client.list_topics() == [TOPIC]

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 import icestream
 from icestream import errors
-from icestream.model.shard import Gap, GapState
+from icestream.model.shard import DeclaredGap, GapState
 from icestream.model.topic_name import TopicName
 from icestream.rpc import frame
 from icestream.testing import TestBroker
@@ -56,23 +56,23 @@ def lag(broker: TestBroker, subscription: str = "s") -> int:
     return broker.node.broker.subscription(TopicName.parse(TOPIC), subscription).lag
 
 
-async def test_messages_come_in_order_and_acks_are_counted(client: icestream.Client, broker: TestBroker) -> None:
+async def test_messages_arrive_in_order_and_acks_are_counted(client: icestream.Client, broker: TestBroker) -> None:
     await publish(client, 500)
     async with client.subscribe(TOPIC, "s", start="earliest") as messages:
-        found = await take(messages, 500)
-        assert numbers(found) == list(range(500))
+        received = await take(messages, 500)
+        assert numbers(received) == list(range(500))
         assert messages.is_active
-        for message in found[:400]:
+        for message in received[:400]:
             message.ack()
         await messages.flush()
         assert lag(broker) == 100
-        for message in found[400:]:
+        for message in received[400:]:
             await message.ack()
         await messages.flush()
         assert lag(broker) == 0
 
 
-async def test_messages_of_many_keys_come_in_few_frames_and_are_whole(
+async def test_messages_of_many_keys_arrive_complete_in_few_frames(
     client: icestream.Client, broker: TestBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     picks: list[int] = []
@@ -111,18 +111,18 @@ async def test_batches_have_the_offsets_of_messages_that_do_not_follow_one_anoth
     async with client.producer(TOPIC) as producer:
         for number in range(100):
             producer.send(b"%d" % number, key=b"%d" % (number // 2))
-    found: list[tuple[int, int]] = []
+    rows_read: list[tuple[int, int]] = []
     async with client.subscribe(TOPIC, "s", type="key-shared", start="earliest") as messages, asyncio.timeout(20):
         async for batch in messages.batches():
             rows = batch.data
-            found += zip(rows["offset"].to_pylist(), map(int, rows["payload"].to_pylist()), strict=True)
+            rows_read += zip(rows["offset"].to_pylist(), map(int, rows["payload"].to_pylist()), strict=True)
             batch.ack()
-            if len(found) >= 100:
+            if len(rows_read) >= 100:
                 break
-    assert sorted(found) == [(number, number) for number in range(100)]
+    assert sorted(rows_read) == [(number, number) for number in range(100)]
 
 
-async def test_what_was_not_acked_comes_to_the_next_consumer(client: icestream.Client) -> None:
+async def test_unacked_messages_go_to_the_next_consumer(client: icestream.Client) -> None:
     await publish(client, 10)
     async with client.subscribe(TOPIC, "s", start="earliest") as messages:
         for message in await take(messages, 10):
@@ -132,7 +132,7 @@ async def test_what_was_not_acked_comes_to_the_next_consumer(client: icestream.C
         assert numbers(await take(messages, 5)) == [0, 2, 4, 6, 8]
 
 
-async def test_acks_of_a_tick_leave_before_the_subscription_is_closed(
+async def test_acks_of_a_tick_are_sent_before_the_subscription_closes(
     client: icestream.Client, broker: TestBroker
 ) -> None:
     await publish(client, 3)
@@ -142,7 +142,7 @@ async def test_acks_of_a_tick_leave_before_the_subscription_is_closed(
     assert lag(broker) == 0
 
 
-async def test_the_application_gets_far_more_than_the_prefetch_and_never_holds_more(client: icestream.Client) -> None:
+async def test_the_application_gets_more_than_the_prefetch_and_never_buffers_more(client: icestream.Client) -> None:
     await publish(client, 3000)
     async with client.subscribe(TOPIC, "s", start="earliest", prefetch=20) as messages:
         for number in range(3000):
@@ -154,36 +154,36 @@ async def test_the_application_gets_far_more_than_the_prefetch_and_never_holds_m
 
 async def test_several_tasks_share_one_subscription(client: icestream.Client) -> None:
     await publish(client, 300)
-    found: list[int] = []
+    payload_numbers: list[int] = []
     async with client.subscribe(TOPIC, "s", start="earliest", prefetch=8) as messages:
 
         async def work() -> None:
             async for message in messages:
                 await asyncio.sleep(0)
-                found.append(int(message.payload))
+                payload_numbers.append(int(message.payload))
                 message.ack()
-                if len(found) == 300:
+                if len(payload_numbers) == 300:
                     await messages.close()
 
         async with asyncio.timeout(WAIT_SECONDS):
             await asyncio.gather(*(work() for _ in range(5)))
-    assert sorted(found) == list(range(300))
+    assert sorted(payload_numbers) == list(range(300))
 
 
 async def test_all_shards_are_delivered_each_in_order(client: icestream.Client) -> None:
     await publish(client, 200, shards=4)
     async with client.subscribe(TOPIC, "s", start="earliest") as messages:
-        found = await take(messages, 200)
-    assert sorted(numbers(found)) == list(range(200))
+        received = await take(messages, 200)
+    assert sorted(numbers(received)) == list(range(200))
     for shard in range(4):
-        offsets = [message.offset for message in found if message.shard == shard]
+        offsets = [message.offset for message in received if message.shard == shard]
         assert offsets == list(range(len(offsets)))
 
 
 # --- failures and redelivery ------------------------------------------------------------------------------------------
 
 
-async def test_a_nacked_message_comes_again_and_knows_that_it_failed(client: icestream.Client) -> None:
+async def test_a_nacked_message_is_redelivered_with_its_failure_count(client: icestream.Client) -> None:
     await publish(client, 3)
     async with client.subscribe(TOPIC, "s", start="earliest", failure=FAST) as messages:
         first = await take(messages, 3)
@@ -192,7 +192,7 @@ async def test_a_nacked_message_comes_again_and_knows_that_it_failed(client: ice
     assert (again.offset, again.redelivery_count) == (1, 1)
 
 
-async def test_a_nack_waits_as_long_as_it_asks_for(client: icestream.Client, broker: TestBroker) -> None:
+async def test_a_nack_delays_redelivery_as_requested(client: icestream.Client, broker: TestBroker) -> None:
     await publish(client, 2)
     async with client.subscribe(TOPIC, "s", start="earliest", failure=FAST) as messages:
         late, soon = await take(messages, 2)
@@ -216,7 +216,9 @@ async def test_deduplication_hands_a_message_out_again_only_after_a_nack(client:
         assert messages.waiting_messages == 0
 
 
-async def test_without_deduplication_what_was_not_acked_in_time_comes_again(client: icestream.Client) -> None:
+async def test_without_deduplication_unacked_messages_are_redelivered_after_the_timeout(
+    client: icestream.Client,
+) -> None:
     await publish(client, 1)
     policy = {**FAST, "ack_timeout_ms": 50, "max_redelivery_count": 100}
     async with client.subscribe(TOPIC, "s", start="earliest", failure=policy) as messages:
@@ -229,7 +231,7 @@ HURRIED = {**FAST, "ack_timeout_ms": 40, "max_redelivery_count": 1000}
 
 
 @pytest.mark.parametrize("how", ["ack", "ack_through", "batch"])
-async def test_what_is_acked_is_not_handed_out_again_even_when_its_copy_is_here_already(
+async def test_an_acked_message_is_not_delivered_again_although_a_copy_is_buffered(
     client: icestream.Client, how: str
 ) -> None:
     """The ack time-out is over, a copy of each message waits: an ack drops it before the next one is handed out."""
@@ -255,7 +257,7 @@ async def test_what_is_acked_is_not_handed_out_again_even_when_its_copy_is_here_
         assert numbers(await take(messages, 1)) == [6]
 
 
-async def test_only_the_copies_of_what_was_acked_are_dropped(client: icestream.Client) -> None:
+async def test_only_copies_of_acked_messages_are_dropped(client: icestream.Client) -> None:
     await publish(client, 5)
     async with client.subscribe(TOPIC, "s", start="earliest", failure=HURRIED) as messages:
         first = await take(messages, 5)
@@ -265,16 +267,16 @@ async def test_only_the_copies_of_what_was_acked_are_dropped(client: icestream.C
         assert numbers(await take(messages, 3)) == [0, 2, 4]
 
 
-async def test_a_cumulative_ack_covers_what_came_before(client: icestream.Client, broker: TestBroker) -> None:
+async def test_a_cumulative_ack_covers_earlier_messages(client: icestream.Client, broker: TestBroker) -> None:
     await publish(client, 10)
     async with client.subscribe(TOPIC, "s", type="exclusive", start="earliest") as messages:
-        found = await take(messages, 10)
-        await messages.ack_through(found[6])
+        received = await take(messages, 10)
+        await messages.ack_through(received[6])
         await messages.flush()
         assert lag(broker) == 3
 
 
-async def test_where_consumers_share_there_is_no_cumulative_ack(client: icestream.Client, broker: TestBroker) -> None:
+async def test_shared_subscriptions_have_no_cumulative_ack(client: icestream.Client, broker: TestBroker) -> None:
     await publish(client, 1)
     async with client.subscribe(TOPIC, "s", type="shared", start="earliest") as messages:
         (message,) = await take(messages, 1)
@@ -299,7 +301,7 @@ async def test_a_message_of_another_subscription_is_not_acked_by_mistake(client:
 # --- where it stands --------------------------------------------------------------------------------------------------
 
 
-async def test_a_subscription_begins_where_it_is_asked_to(client: icestream.Client) -> None:
+async def test_a_subscription_starts_at_the_requested_position(client: icestream.Client) -> None:
     await publish(client, 5)
     await asyncio.sleep(0.01)
     middle = datetime.now(UTC)
@@ -315,7 +317,7 @@ async def test_a_subscription_begins_where_it_is_asked_to(client: icestream.Clie
 
 
 @pytest.mark.parametrize("start", ["soon", True, -1, 1.5, datetime(2026, 1, 1)])
-async def test_a_start_that_is_none_is_refused(client: icestream.Client, start: Any) -> None:
+async def test_an_invalid_start_position_is_refused(client: icestream.Client, start: Any) -> None:
     with pytest.raises(errors.InvalidInput):
         client.subscribe(TOPIC, "s", start=start)
 
@@ -337,7 +339,7 @@ async def test_hazard_48_a_seek_delivers_again_and_older_acks_do_not_count(
         assert lag(broker) == 0
 
 
-async def test_a_seek_by_somebody_else_is_followed(client: icestream.Client, broker: TestBroker) -> None:
+async def test_a_seek_by_another_client_is_followed(client: icestream.Client, broker: TestBroker) -> None:
     await publish(client, 100)
     async with (
         icestream.connect(broker.address) as other,
@@ -353,9 +355,7 @@ async def test_a_seek_by_somebody_else_is_followed(client: icestream.Client, bro
         assert seen[seen.index(0) :] == list(range(100))
 
 
-async def test_what_is_being_handed_out_belongs_to_the_past_when_somebody_seeks(
-    client: icestream.Client, broker: TestBroker
-) -> None:
+async def test_a_seek_invalidates_messages_being_delivered(client: icestream.Client, broker: TestBroker) -> None:
     await client.create_topic(TOPIC)
     async with icestream.connect(broker.address) as other, client.subscribe(TOPIC, "s") as messages:
         theirs = await other.subscribe(TOPIC, "s")
@@ -367,12 +367,12 @@ async def test_what_is_being_handed_out_belongs_to_the_past_when_somebody_seeks(
         assert numbers(await take(messages, 37)) == list(range(3, 40))
 
 
-async def test_gaps_are_told(client: icestream.Client, broker: TestBroker) -> None:
+async def test_gaps_are_reported(client: icestream.Client, broker: TestBroker) -> None:
     await publish(client, 5)
     async with client.subscribe(TOPIC, "s", start="earliest") as messages:
         await take(messages, 2)
         delivery = broker.node.broker.subscription(TopicName.parse(TOPIC), "s").deliveries[0]
-        delivery.skip_gap(Gap(delivery.stream.key, 3, 5, 0, "a test", GapState.UNUSED))
+        delivery.skip_gap(DeclaredGap(delivery.stream.key, 3, 5, 0, "a test", GapState.UNUSED))
         await messages.flush()
         assert list(messages.gaps) == [icestream.Gap(0, 3, 5, GapState.UNUSED, "a test")]
 
@@ -387,7 +387,7 @@ async def test_an_exclusive_subscription_has_one_consumer(client: icestream.Clie
             await client.subscribe(TOPIC, "s", type="exclusive")
 
 
-async def test_a_failover_consumer_takes_over_and_knows_it(client: icestream.Client) -> None:
+async def test_a_failover_consumer_is_told_that_it_took_over(client: icestream.Client) -> None:
     await publish(client, 4)
     first = await client.subscribe(TOPIC, "s", type="failover", start="earliest")
     async with client.subscribe(TOPIC, "s", type="failover") as second:
@@ -402,16 +402,16 @@ async def test_a_failover_consumer_takes_over_and_knows_it(client: icestream.Cli
 async def test_keys_stay_with_one_consumer(client: icestream.Client) -> None:
     async with (
         client.producer(TOPIC) as producer,
-        client.subscribe(TOPIC, "s", type="key-shared", key_patterns=["a*"]) as one,
+        client.subscribe(TOPIC, "s", type="key-shared", key_patterns=["a*"]) as first,
         client.subscribe(TOPIC, "s", type="key-shared", key_patterns=["b*"]) as other,
     ):
         for key in ("a1", "b1", "a2", "b2"):
             producer.send(key.encode(), key=key)
-        assert [message.payload for message in await take(one, 2)] == [b"a1", b"a2"]
+        assert [message.payload for message in await take(first, 2)] == [b"a1", b"a2"]
         assert [message.payload for message in await take(other, 2)] == [b"b1", b"b2"]
 
 
-async def test_a_consumer_of_the_same_name_takes_its_place(client: icestream.Client, broker: TestBroker) -> None:
+async def test_a_consumer_of_the_same_name_replaces_the_old_one(client: icestream.Client, broker: TestBroker) -> None:
     await publish(client, 2)
     async with (
         icestream.connect(broker.address) as other,
@@ -436,7 +436,7 @@ async def test_a_deleted_subscription_ends_its_consumers(client: icestream.Clien
             message.ack()
 
 
-async def test_a_subscription_that_was_not_opened_says_so(client: icestream.Client) -> None:
+async def test_an_unopened_subscription_raises(client: icestream.Client) -> None:
     messages = client.subscribe(TOPIC, "s")
     with pytest.raises(errors.ClientClosed, match="not open yet"):
         await anext(messages)
@@ -444,7 +444,7 @@ async def test_a_subscription_that_was_not_opened_says_so(client: icestream.Clie
         await messages.seek("latest")
 
 
-async def test_closing_ends_the_iteration_of_everybody_who_waits(client: icestream.Client) -> None:
+async def test_close_ends_the_iteration_of_all_waiting_tasks(client: icestream.Client) -> None:
     await publish(client, 1)
     messages = await client.subscribe(TOPIC, "s")
 
@@ -457,7 +457,7 @@ async def test_closing_ends_the_iteration_of_everybody_who_waits(client: icestre
     assert await asyncio.wait_for(waiting, WAIT_SECONDS) == 0
 
 
-async def test_a_consumer_that_takes_nothing_costs_its_prefetch_and_no_more(client: icestream.Client) -> None:
+async def test_an_idle_consumer_buffers_at_most_its_prefetch(client: icestream.Client) -> None:
     async with client.subscribe(await topic(client), "s", prefetch=100) as messages, client.producer(TOPIC) as producer:
         for _ in range(50):
             await asyncio.gather(*(producer.send(bytes(1000)) for _ in range(100)))
@@ -470,7 +470,7 @@ async def topic(client: icestream.Client) -> str:
     return TOPIC
 
 
-async def test_messages_that_are_not_taken_in_time_are_a_slow_consumer(client: icestream.Client) -> None:
+async def test_messages_not_taken_in_time_report_a_slow_consumer(client: icestream.Client) -> None:
     await publish(client, 3)
     async with client.subscribe(TOPIC, "s", start="earliest", take_timeout=0.05) as messages:
         await take(messages, 1)
@@ -524,9 +524,7 @@ async def test_a_consumer_of_keys_may_have_several_messages_of_one_at_a_time(cli
 
 
 @pytest.mark.parametrize("wrong", [{"messages_per_key": 0}, {"messages_per_key": True}, {"messages_per_key": 10**6}])
-async def test_a_number_of_messages_of_a_key_that_makes_no_sense_is_refused(
-    client: icestream.Client, wrong: dict[str, Any]
-) -> None:
+async def test_an_invalid_key_window_is_refused(client: icestream.Client, wrong: dict[str, Any]) -> None:
     with pytest.raises(errors.InvalidInput, match="messages_per_key"):
         client.subscribe(TOPIC, "s", type="key-shared", **wrong)
     with pytest.raises(errors.InvalidInput, match="does not apply"):
@@ -541,7 +539,7 @@ def unreadable(broker: TestBroker, offset: int, reason: str = "the bucket does n
     delivery.report_unreadable(offset, errors.StorageUnavailable(reason, hint="look at it"))
 
 
-async def test_messages_that_cannot_be_read_are_an_error_and_the_subscription_goes_on(
+async def test_unreadable_messages_raise_and_the_subscription_continues(
     client: icestream.Client, broker: TestBroker
 ) -> None:
     await publish(client, 3)
@@ -577,9 +575,7 @@ async def test_a_stall_is_shown_and_not_raised_without_a_timeout(client: icestre
         assert numbers(await take(messages, 1)) == [1]
 
 
-async def test_a_message_that_blocks_the_subscription_is_an_error_at_once(
-    client: icestream.Client, broker: TestBroker
-) -> None:
+async def test_a_blocking_message_raises_immediately(client: icestream.Client, broker: TestBroker) -> None:
     await publish(client, 2)
     policy = {**FAST, "max_redelivery_count": 0, "poison": "block"}
     async with client.subscribe(TOPIC, "s", type="exclusive", start="earliest", failure=policy) as messages:
@@ -596,7 +592,7 @@ async def test_a_message_that_blocks_the_subscription_is_an_error_at_once(
 BLOCK = {**FAST, "max_redelivery_count": 0, "poison": "block"}
 
 
-async def test_a_blocked_message_is_named_to_programs_and_a_seek_behind_it_goes_on(client: icestream.Client) -> None:
+async def test_a_blocking_message_is_named_and_a_seek_after_it_resumes(client: icestream.Client) -> None:
     await publish(client, 3)
     async with client.subscribe(TOPIC, "s", type="exclusive", start="earliest", failure=BLOCK) as messages:
         (await take(messages, 3))[1].nack()
@@ -610,7 +606,7 @@ async def test_a_blocked_message_is_named_to_programs_and_a_seek_behind_it_goes_
         await until(lambda: not messages.stalls)
 
 
-async def test_a_blocked_shard_is_an_error_while_other_shards_go_on(client: icestream.Client) -> None:
+async def test_a_blocked_shard_raises_while_other_shards_continue(client: icestream.Client) -> None:
     async with client.producer(TOPIC, shards=2) as producer:
         keys = {zlib.crc32(b"%d" % number) % 2: b"%d" % number for number in range(20)}
         for key in keys.values():

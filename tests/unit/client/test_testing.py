@@ -18,18 +18,18 @@ TOPIC = "/default/orders"
 
 
 @pytest.mark.asyncio
-async def test_two_brokers_know_nothing_of_each_other() -> None:
+async def test_two_test_brokers_are_independent() -> None:
     async with (
-        icestream.testing.broker() as one,
+        icestream.testing.broker() as first,
         icestream.testing.broker() as other,
-        icestream.connect(one.address) as here,
+        icestream.connect(first.address) as here,
         icestream.connect(other.address) as there,
     ):
         await here.create_topic(TOPIC)
         assert (await here.list_topics(), await there.list_topics()) == ([TOPIC], [])
 
 
-def test_on_disk_a_restart_keeps_everything_and_the_end_leaves_nothing() -> None:
+def test_on_disk_a_restart_keeps_everything_and_the_end_removes_it() -> None:
     assert not asyncio.run(restarted()).exists()
 
 
@@ -69,7 +69,7 @@ def test_it_has_an_address_only_while_it_runs() -> None:
     ("settings", "says"),
     [({"node": {"bind_host": 7}}, "bind_host"), ({"nodes": {}}, "nodes"), ({"ports": {"native": -1}}, "native")],
 )
-def test_settings_that_cannot_be_used_are_named_and_leave_nothing_behind(
+def test_unusable_settings_are_named_and_leave_nothing(
     settings: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -79,13 +79,13 @@ def test_settings_that_cannot_be_used_are_named_and_leave_nothing_behind(
     assert (threading.active_count(), list(tmp_path.iterdir())) == (before, [])
 
 
-def test_a_storage_that_is_none_is_refused() -> None:
+def test_an_invalid_storage_is_refused() -> None:
     wrong: Any = "ram"
     with pytest.raises(errors.InvalidInput, match="memory"):
         icestream.testing.broker(wrong)
 
 
-def test_a_broker_can_go_away_and_come_back_in_its_thread() -> None:
+def test_a_broker_can_stop_and_restart_in_its_thread() -> None:
     with icestream.testing.broker("disk") as broker, icestream.connect_sync(broker.address) as client:
         client.create_topic(TOPIC)
         broker.stop_sync()

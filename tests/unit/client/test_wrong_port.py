@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 import icestream
 from icestream import errors, limits
 from icestream.client.address import DEFAULT_PORT, Address
-from icestream.client.connection import foreign_protocol, wrong_port_error
+from icestream.client.client_connection import foreign_protocol, wrong_port_error
 from icestream.rpc.frame import FIRST_FROM_BROKER, HEAD, SIZE_MIN
-from icestream.settings.tree import Ports
+from icestream.settings.tree import PortsSection
 from tests.support.free_ports import free_ports
 from tests.support.until import until
 
@@ -35,8 +35,8 @@ async def refusal(port: int) -> errors.IcestreamError:
 @pytest.mark.parametrize(
     ("name", "says"), [("broker_http", "HTTP"), ("danube", "gRPC"), ("danube_admin", "gRPC")], ids=lambda value: value
 )
-async def test_every_other_port_of_a_broker_is_recognised_at_once(name: str, says: str) -> None:
-    assert name in Ports.model_fields
+async def test_every_other_port_of_a_broker_is_recognised_immediately(name: str, says: str) -> None:
+    assert name in PortsSection.model_fields
     (port,) = free_ports(1)
     settings = {"danube": {"enable": True}, "ports": {name: port}}
     async with icestream.testing.broker(settings=settings):
@@ -87,7 +87,7 @@ async def test_a_server_of_another_protocol_is_recognised_by_its_first_bytes(ans
 
 
 @given(size=st.integers(SIZE_MIN, limits.HELLO_BYTES_MAX), kind=st.sampled_from(sorted(FIRST_FROM_BROKER)))
-def test_no_first_frame_of_a_broker_is_taken_for_another_protocol(size: int, kind: int) -> None:
+def test_no_first_frame_of_a_broker_is_mistaken_for_another_protocol(size: int, kind: int) -> None:
     head = HEAD.pack(size, kind, 0, 0, 1)
     for count in range(len(head) + 1):
         assert foreign_protocol(head[:count]) == ""
@@ -101,7 +101,7 @@ def test_any_bytes_are_judged_without_an_error(first: bytes) -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.timeout(30)
-async def test_a_client_that_was_connected_goes_on_trying_behind_another_server() -> None:
+async def test_a_connected_client_keeps_reconnecting_through_another_server() -> None:
     """A proxy may answer in HTTP while its broker is away."""
     async with icestream.testing.broker() as broker, icestream.connect(broker.address) as client:
         port = int(broker.address.rpartition(":")[2])

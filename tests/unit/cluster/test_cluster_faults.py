@@ -1,4 +1,4 @@
-"""What nodes say when others are away, of another cluster, or replaced."""
+"""Errors of nodes when others are unreachable, of another cluster, or replaced."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from icestream.cluster.force_new_cluster import force_new_cluster
 from icestream.cluster.members import NODES, NodeRecord, encode_record
 from icestream.metadata.open import MetadataOptions, open_directory, open_metadata
 from icestream.metadata.raft_core import has_raft_core
-from icestream.model.subscription import DispatchMode
+from icestream.model.subscription_options import DispatchMode
 from icestream.model.topic_name import TopicName
+from icestream.processes.node.directory_fence import FENCE_NAME, enforce_fence, raise_fence, read_fence
 from icestream.runtime.clock import SimulatedClock, SystemClock
 from icestream.runtime.randomness import SystemRandomness
-from icestream.server.warehouse_fence import FENCE_NAME, enforce_fence, raise_fence, read_fence
 from tests.support.cluster_nodes import SECONDS
 from tests.support.free_ports import free_ports
 from tests.support.node_group import NodeGroup
@@ -33,17 +33,17 @@ pytestmark = [
 TOPIC = TopicName("default", "t")
 
 
-async def test_a_command_without_a_majority_is_refused_when_nobody_has_led_for_a_while() -> None:
+async def test_a_command_without_a_majority_is_refused_when_there_was_no_leader_for_a_while() -> None:
     """Item 24: it took 30 s."""
     group = await NodeGroup.form(3)
     try:
         left = group.followers[0]
-        for node_id in [one for one in group.stores if one != left.node.id]:
+        for node_id in [store for store in group.stores if store != left.node.id]:
             await group.kill(node_id)
         begun = group.clock.monotonic_ns()
-        found = await group.outcome(left.put("/a", b""))
+        outcome = await group.outcome(left.put("/a", b""))
         took_seconds = (group.clock.monotonic_ns() - begun) / 1e9
-        assert isinstance(found, errors.NotReady | errors.OutcomeUnknown)
+        assert isinstance(outcome, errors.NotReady | errors.OutcomeUnknown)
         assert took_seconds <= limits.METADATA_LEADERLESS_SECONDS_MAX + 2.0
     finally:
         await group.close()
@@ -55,13 +55,13 @@ async def begun(folder: Path, options: ClusterOptions) -> asyncio.Task[ClusterNo
     return asyncio.ensure_future(ClusterNode.start(opened, options, clock, SystemRandomness()))
 
 
-async def test_a_node_that_joins_says_that_the_other_one_does_not_answer(
+async def test_a_joining_node_reports_that_the_other_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said, is_said = list[str](), asyncio.Event()
+    messages, is_said = list[str](), asyncio.Event()
 
     def say(self: ClusterNode, text: str) -> None:
-        said.append(text)
+        messages.append(text)
         is_said.set()
 
     monkeypatch.setattr(ClusterNode, "log_status", say)
@@ -71,10 +71,10 @@ async def test_a_node_that_joins_says_that_the_other_one_does_not_answer(
         await is_said.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert f"no node answers at 127.0.0.1:{port}: Connection refused" in said[0]
+    assert f"no node answers at 127.0.0.1:{port}: Connection refused" in messages[0]
 
 
-async def test_a_node_at_any_free_port_tells_the_port_that_it_got(tmp_path: Path) -> None:
+async def test_a_node_on_any_free_port_announces_its_port(tmp_path: Path) -> None:
     """`ports.raft=0`: the others cannot dial port 0."""
     clock = SystemClock()
     first = await open_directory(tmp_path / "first", clock, MetadataOptions())
@@ -95,7 +95,7 @@ async def test_a_node_at_any_free_port_tells_the_port_that_it_got(tmp_path: Path
         await founder.running.close()
 
 
-async def test_a_topic_of_a_node_that_is_down_is_said_to_be_and_http_is_not_sent_there() -> None:
+async def test_a_topic_of_a_node_that_is_down_is_reported_without_a_redirect() -> None:
     owner = "00000000000000aa"
     node = encode_record(NodeRecord("node-2", "h:1", "h:2", "http://h:3", "http://h:4"))
     record = records.TopicRecord(1, 1, DispatchMode.RELIABLE, 0, "node-2", owner=owner)
@@ -143,7 +143,7 @@ async def test_members_of_a_cluster_that_was_replaced_may_not_use_the_warehouse(
     await new.close()
 
 
-async def test_of_two_clusters_made_of_the_same_one_only_the_first_may_use_the_warehouse(tmp_path: Path) -> None:
+async def test_of_two_clusters_made_from_the_same_one_only_the_first_may_use_the_warehouse(tmp_path: Path) -> None:
     raise_fence(tmp_path, frozenset({"a"}), "b")
     with pytest.raises(errors.ForeignCluster, match="cluster a, which it replaced, was replaced by cluster b before"):
         raise_fence(tmp_path, frozenset({"a"}), "c")
@@ -151,7 +151,7 @@ async def test_of_two_clusters_made_of_the_same_one_only_the_first_may_use_the_w
     assert read_fence(tmp_path).fenced == {"a": "b", "b": "c"}
 
 
-async def test_a_new_cluster_is_made_of_a_backup_and_gives_no_id_twice(tmp_path: Path) -> None:
+async def test_a_new_cluster_from_a_backup_reuses_no_id(tmp_path: Path) -> None:
     folder, backup = tmp_path / "raft", tmp_path / "backup"
     store = await open_metadata(folder)
     await store.ready()

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from icestream import errors, limits
 from icestream.cluster.members import removed_key
-from icestream.cluster.wire import Hello
+from icestream.cluster.wire import PeerHello
 from icestream.metadata import command as cmd
 from icestream.metadata.raft_core import has_raft_core
 from icestream.metadata.snapshot import encode_snapshot
@@ -39,10 +39,10 @@ async def test_three_seed_nodes_form_one_cluster_with_the_lowest_id_as_its_found
     infos = [node.info() for node in three.nodes.values()]
     assert len({info.cluster for info in infos}) == 1
     assert {info.founder for info in infos} == {min(info.node for info in infos)}
-    assert all(set(info.voters) == {one.node for one in infos} for info in infos)
+    assert all(set(info.voters) == {other.node for other in infos} for info in infos)
 
 
-async def test_every_node_takes_writes_and_reads_what_the_others_wrote(three: ClusterNodes) -> None:
+async def test_every_node_accepts_writes_and_reads_those_of_the_others(three: ClusterNodes) -> None:
     for number, node in three.nodes.items():
         await node.running.put(f"/{number}", b"x")
     for node in three.nodes.values():
@@ -50,7 +50,7 @@ async def test_every_node_takes_writes_and_reads_what_the_others_wrote(three: Cl
         assert await node.running.get("/2") is not None
 
 
-async def test_the_loss_of_the_leader_is_survived_and_it_comes_back(three: ClusterNodes) -> None:
+async def test_the_cluster_survives_the_loss_and_return_of_the_leader(three: ClusterNodes) -> None:
     leader = next(number for number, node in three.nodes.items() if node.node.leads)
     await three.nodes[leader].running.put("/before", b"")
     await three.stop(leader)
@@ -63,25 +63,23 @@ async def test_the_loss_of_the_leader_is_survived_and_it_comes_back(three: Clust
 
 
 async def test_a_leader_that_stops_in_order_hands_over_first(three: ClusterNodes) -> None:
-    """When it is gone the others do not wait for an election: one of them was told to lead."""
+    """After the stop the others need no election timeout: the leader has transferred leadership to one of them."""
     number, leader = next((number, node) for number, node in three.nodes.items() if node.node.leads)
     candidates = three.followers
     coming = [asyncio.ensure_future(node.running.leadership.until_leader()) for node in candidates]
     term = leader.running.leadership.term
     await three.stop(number)
-    assert any(node.running.leadership.leader in {one.id for one in candidates} for node in candidates)
+    assert any(node.running.leadership.leader in {candidate.id for candidate in candidates} for node in candidates)
     async with asyncio.timeout(SECONDS):
         await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
     next_one = next(node for node in candidates if node.running.leadership.is_leader)
     assert next_one.running.leadership.term == term + 1
-    for one in coming:
-        one.cancel()
+    for task in coming:
+        task.cancel()
     await asyncio.gather(*coming, return_exceptions=True)
 
 
-async def test_a_node_that_was_away_for_long_gets_a_snapshot(
-    three: ClusterNodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_node_that_was_down_long_gets_a_snapshot(three: ClusterNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "METADATA_TRAIL_ENTRIES", 0)
     monkeypatch.setattr(limits, "SNAPSHOT_CHUNK_BYTES", 1_000)
     away = next(number for number, node in three.nodes.items() if not node.node.leads)
@@ -98,7 +96,7 @@ async def test_a_node_that_was_away_for_long_gets_a_snapshot(
     assert encode_snapshot(again.node.machine) == encode_snapshot(three.leader.node.machine)
 
 
-async def test_trap_14_a_node_that_joins_when_the_log_is_gone_gets_a_snapshot_that_knows_it(
+async def test_trap_14_a_node_joining_after_log_truncation_gets_a_snapshot_that_contains_it(
     three: ClusterNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A learner takes no snapshot from before it was one: a new one is taken with each change of the members."""
@@ -127,12 +125,12 @@ async def test_a_lease_is_renewed_through_any_node(three: ClusterNodes) -> None:
             assert await node.running.renew("/lease", done.revision)
             assert not await node.running.renew("/lease", done.revision + 1)
         assert three.leader.node.applied_index == applied
-    for given in ({}, {"key": "/lease"}, {"key": 1, "revision": 1}, {"key": "/lease", "revision": "1"}):
+    for fields in ({}, {"key": "/lease"}, {"key": 1, "revision": 1}, {"key": "/lease", "revision": "1"}):
         with pytest.raises(errors.DecodeError, match="RenewLease"):
-            await three.leader.calls["RenewLease"](given)
+            await three.leader.calls["RenewLease"](fields)
 
 
-async def test_nodes_take_their_snapshots_at_one_place_and_compare_them(three: ClusterNodes) -> None:
+async def test_nodes_take_snapshots_at_the_same_index_and_compare_them(three: ClusterNodes) -> None:
     await three.leader.running.put("/a", b"x")
     async with asyncio.timeout(SECONDS):
         await three.leader.running.submit(cmd.TakeSnapshot())
@@ -144,7 +142,7 @@ async def test_nodes_take_their_snapshots_at_one_place_and_compare_them(three: C
     assert all(node.running.stopped is None for node in three.nodes.values())
 
 
-async def test_a_node_with_another_state_than_the_majority_stops_and_the_others_go_on(three: ClusterNodes) -> None:
+async def test_a_node_whose_state_differs_from_the_majority_stops_and_the_others_continue(three: ClusterNodes) -> None:
     wrong = three.followers[0]
     await three.leader.running.put("/a", b"x")
     await wrong.node.until(lambda: wrong.node.machine.get("/a") is not None)
@@ -158,13 +156,13 @@ async def test_a_node_with_another_state_than_the_majority_stops_and_the_others_
     assert sum(node.running.stopped is None for node in three.nodes.values()) == 2
 
 
-async def test_a_hash_that_is_none_is_refused(three: ClusterNodes) -> None:
-    for given in ({}, {"index": 1, "hash": b"short"}, {"index": "1", "hash": bytes(32)}, {"index": 1, "hash": "text"}):
+async def test_an_invalid_hash_is_refused(three: ClusterNodes) -> None:
+    for fields in ({}, {"index": 1, "hash": b"short"}, {"index": "1", "hash": bytes(32)}, {"index": 1, "hash": "text"}):
         with pytest.raises(errors.DecodeError, match="StateHash"):
-            await three.leader.calls["StateHash"]({"node": "1", **given})
+            await three.leader.calls["StateHash"]({"node": "1", **fields})
 
 
-async def test_more_nodes_join_as_learners_and_two_of_them_make_five_voters(three: ClusterNodes) -> None:
+async def test_more_nodes_join_as_learners_and_two_become_voters(three: ClusterNodes) -> None:
     more = ClusterNodes(three.folder / "more", 2)
     try:
         async with asyncio.timeout(SECONDS):
@@ -190,7 +188,7 @@ async def test_a_node_of_another_cluster_is_refused(three: ClusterNodes, tmp_pat
     await stranger.close()
 
 
-async def test_a_removed_node_does_not_come_back_by_itself(three: ClusterNodes) -> None:
+async def test_a_removed_node_does_not_rejoin_by_itself(three: ClusterNodes) -> None:
     number, gone = next((number, node) for number, node in three.nodes.items() if not node.node.leads)
     async with asyncio.timeout(SECONDS):
         await three.leader.calls["Remove"]({"node": f"{gone.id:016x}"})
@@ -202,26 +200,30 @@ async def test_a_removed_node_does_not_come_back_by_itself(three: ClusterNodes) 
     assert gone.id not in three.leader.node.members.voters
 
 
-async def test_a_node_is_refused_when_its_removal_is_done_and_not_while_it_is_meant(three: ClusterNodes) -> None:
-    """A change of members that failed behind the note of it leaves a voter, which the others need."""
+async def test_a_node_is_refused_after_its_removal_and_not_before(three: ClusterNodes) -> None:
+    """If the membership change fails after its note was written, the node is still a voter, which the others need."""
     gone, leader = three.followers[0], three.leader
-    hello = Hello(leader.identity.cluster_id, gone.id, gone.address, leader.id)
+    hello = PeerHello(leader.identity.cluster_id, gone.id, gone.address, leader.id)
     async with asyncio.timeout(SECONDS):
         await leader.running.put(removed_key(gone.id), b"")
         assert leader.greet(hello).node == leader.id
         connections = leader.listener.connections
-        before = {one for one in connections if one.hello is not None and one.hello.node == gone.id}
+        before = {
+            connection
+            for connection in connections
+            if connection.hello is not None and connection.hello.node == gone.id
+        }
         assert before
         await leader.calls["Remove"]({"node": f"{gone.id:016x}"})
         with pytest.raises(errors.NodeRemoved, match="was removed"):
             leader.greet(hello)
         with pytest.raises(errors.NodeRemoved, match="was removed"):
-            await gone.node.until(lambda: False)  # it is told on its own connections, by whoever parts from it first
+            await gone.node.until(lambda: False)  # the first node that removes it says so on its connections
         await until(lambda: not before & connections)
     assert leader.listener.connections is connections
 
 
-async def test_who_does_not_greet_is_not_kept(three: ClusterNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_without_a_hello_are_closed(three: ClusterNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "PEER_OPEN_SECONDS_MAX", 0.2)
     listener = three.nodes[0].listener
     before = set(listener.connections)
@@ -234,7 +236,7 @@ async def test_who_does_not_greet_is_not_kept(three: ClusterNodes, monkeypatch: 
     assert before <= listener.connections, "those that have greeted stay"
 
 
-async def test_a_message_that_is_none_ends_its_connection_and_nothing_else(three: ClusterNodes) -> None:
+async def test_an_invalid_message_ends_only_its_connection(three: ClusterNodes) -> None:
     for data in (b"GET / HTTP/1.1\r\n\r\n", bytes(64), b"\xff" * 64):
         reader, writer = await asyncio.open_connection("127.0.0.1", three.ports[0])
         writer.write(data)

@@ -46,7 +46,7 @@ def follower_of(nodes: ClusterNodes) -> int:
 
 
 async def set_back(nodes: ClusterNodes, number: int, *, with_mark: bool) -> None:
-    """The directory is what it was before 20 keys were confirmed, as a backup would bring it."""
+    """Restores the directory from before 20 keys were confirmed, as from a backup."""
     folder = nodes.folder / str(number)
     await nodes.stop(number)
     shutil.copytree(folder, nodes.folder / "backup")
@@ -79,7 +79,7 @@ async def test_a_directory_from_a_backup_with_its_mark_is_refused_by_the_leader(
     async with asyncio.timeout(SECONDS):
         await set_back(three, number, with_mark=True)
         node = await three.start(number)
-        with pytest.raises(errors.LogOutdated, match="has forgotten something") as raised:
+        with pytest.raises(errors.LogOutdated, match="is outdated") as raised:
             await node.running.ready()
     assert "cluster rejoin" in raised.value.hint
     assert not node.node.takes_part
@@ -101,7 +101,7 @@ async def test_nodes_that_start_together_remember_from_their_logs(three: Cluster
         await three.stop(gone)
         await three.stop(leading)
         await asyncio.gather(*(three.start(name) for name in range(3)))
-        with pytest.raises(errors.LogOutdated, match="has forgotten something"):
+        with pytest.raises(errors.LogOutdated, match="is outdated"):
             await three.nodes[number].running.ready()
         for name in (gone, leading):
             await three.nodes[name].running.ready()
@@ -139,7 +139,7 @@ async def test_a_log_that_lost_its_end_is_refused(three: ClusterNodes, way: str)
 
 
 @pytest.mark.asyncio
-async def test_a_member_joins_anew_in_place_of_what_it_was(three: ClusterNodes) -> None:
+async def test_a_member_rejoins_in_place_of_its_former_self(three: ClusterNodes) -> None:
     number = follower_of(three)
     folder, old = three.folder / str(number), three.nodes[number].id
     async with asyncio.timeout(SECONDS):
@@ -162,7 +162,7 @@ async def test_a_member_joins_anew_in_place_of_what_it_was(three: ClusterNodes) 
 
 
 @pytest.mark.asyncio
-async def test_a_node_that_was_removed_joins_anew_and_is_told_how(three: ClusterNodes) -> None:
+async def test_a_removed_node_rejoins_with_the_hint_it_gets(three: ClusterNodes) -> None:
     number = follower_of(three)
     folder, old = three.folder / str(number), three.nodes[number].id
     async with asyncio.timeout(SECONDS):
@@ -183,14 +183,14 @@ async def test_a_node_that_was_removed_joins_anew_and_is_told_how(three: Cluster
 
 
 @pytest.mark.asyncio
-async def test_a_running_node_does_not_leave(three: ClusterNodes) -> None:
+async def test_a_running_node_cannot_leave(three: ClusterNodes) -> None:
     with pytest.raises(errors.LogLocked):
         leave(three.folder / "0")
 
 
 @pytest.mark.asyncio
 async def test_a_node_of_another_cluster_stops_with_the_reason(three: ClusterNodes, tmp_path: Path) -> None:
-    """It knows others, of which none is there, and its seed nodes are of another cluster."""
+    """The members that the node knows are all unreachable, and its seed nodes are of another cluster."""
     others = ClusterNodes(tmp_path / "others", 3)
     async with asyncio.timeout(SECONDS):
         await others.start_all()
@@ -202,7 +202,7 @@ async def test_a_node_of_another_cluster_stops_with_the_reason(three: ClusterNod
         await others.close()
 
 
-def test_a_heartbeat_that_commits_beyond_the_log_is_no_panic() -> None:
+def test_a_heartbeat_that_commits_beyond_the_log_does_not_panic() -> None:
     """Item 23: the crate panicked with "to_commit 215 is out of range"."""
     core = RaftCore(SeededRandomness(1), 1, 10, 1, HardState(3, 0, 0), encode_conf(Membership((1, 2, 3))), [])
     heartbeat = bytes([0x08, 8, 0x10, 1, 0x18, 2, 0x20, 3, 0x40, 215, 1])  # to 1, from 2, term 3, commit 215
@@ -217,13 +217,15 @@ TERMS = st.builds(Promise, st.integers(0, 5), st.integers(0, 5))
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), TERMS)))
-def test_the_highest_promise_of_each_node_is_remembered(heard: list[tuple[int, Promise]]) -> None:
+def test_the_highest_promise_of_each_node_is_remembered(reports: list[tuple[int, Promise]]) -> None:
     promises = Promises({})
-    for node_id, promise in heard:
+    for node_id, promise in reports:
         promises.note(node_id, promise)
     for node_id in range(1, 5):
-        assert promises.of(node_id) == max([NONE, *(one for other, one in heard if other == node_id)])
-    assert promises.keep({1, 2}) == {one: promises.of(one) for one in (1, 2) if one in {name for name, _ in heard}}
+        assert promises.of(node_id) == max([NONE, *(reported for other, reported in reports if other == node_id)])
+    assert promises.keep({1, 2}) == {
+        node: promises.of(node) for node in (1, 2) if node in {name for name, _ in reports}
+    }
     assert promises.of(3) == NONE
 
 
@@ -231,7 +233,7 @@ def test_a_majority_must_have_answered_also_that_before_a_change() -> None:
     members = Membership((1, 2, 3), (4,))
     assert not may_take_part(1, members, set())
     assert may_take_part(1, members, {3})
-    assert may_take_part(1, Membership((1,), (2,)), set()), "the only voter needs nobody"
+    assert may_take_part(1, Membership((1,), (2,)), set()), "the only voter needs no other node"
     assert not may_take_part(4, members, set())
     assert may_take_part(4, members, {2})
     assert not is_quorum(Membership((1, 2, 3), voters_outgoing=(1, 4, 5)), {1, 2})
@@ -257,7 +259,7 @@ MARKS = st.builds(
 
 
 @given(MARKS, MARKS, st.integers(0, 255), st.integers(1, 255))
-def test_a_mark_that_is_torn_leaves_the_one_before_it(first: Mark, second: Mark, place: int, change: int) -> None:
+def test_a_torn_mark_leaves_the_previous_one(first: Mark, second: Mark, place: int, change: int) -> None:
     slots = bytearray(encode_slot(2, first) + encode_slot(3, second))
     assert decode_slots(bytes(slots)) == (3, second)
     slots[place] ^= change
@@ -279,12 +281,12 @@ def test_a_mark_outlives_its_process(tmp_path: Path) -> None:
     again.close()
 
 
-def test_what_is_remembered_is_the_higher_of_the_log_and_what_was_heard() -> None:
-    class Host:
+def test_the_remembered_index_is_the_higher_of_log_and_heartbeat() -> None:
+    class PromiseHost:
         store = None
         id = 1
 
-    memory = MemoryCheck(Host(), None, Promises({2: Promise(3, 9)}))  # type: ignore[arg-type]
+    memory = MemoryCheck(PromiseHost(), None, Promises({2: Promise(3, 9)}))  # type: ignore[arg-type]
     memory.heard(2, Promise(3, 4))
     assert memory.remembered(2) == Promise(3, 9)
     memory.heard(2, Promise(4, 1))

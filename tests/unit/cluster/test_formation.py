@@ -1,4 +1,4 @@
-"""Who begins a cluster, who joins it and who becomes a voter: pure decisions."""
+"""Which node founds a cluster, which join it and which become voters: pure decisions."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def infos(*ids: int) -> dict[str, NodeInfo]:
 
 def test_exactly_one_of_the_seed_nodes_begins_the_cluster() -> None:
     for ids in itertools.permutations((5, 9, 7)):
-        found = {own: decide(own, SEEDS, infos(*ids)) for own in ids}
-        assert found[5] == FoundCluster()
-        assert found[9] == found[7] == WaitForSeeds("node 0000000000000005 founds the cluster")
+        decisions = {own: decide(own, SEEDS, infos(*ids)) for own in ids}
+        assert decisions[5] == FoundCluster()
+        assert decisions[9] == decisions[7] == WaitForSeeds("node 0000000000000005 founds the cluster")
 
 
-def test_nobody_begins_before_all_have_answered() -> None:
+def test_formation_waits_for_all_answers() -> None:
     answers = infos(5, 9, 7)
     del answers["b:2"]
     assert decide(5, SEEDS, answers) == WaitForSeeds("no answer from b:2")
 
 
-def test_a_cluster_that_is_there_is_joined_whoever_is_missing() -> None:
+def test_an_existing_cluster_is_joined_whichever_node_is_missing() -> None:
     answers = {"a:1": NodeInfo(1), "c:3": NodeInfo(7, ONE, founder=7)}
     assert decide(1, SEEDS, answers) == JoinCluster(ONE, 7, "c:3")
 
@@ -75,18 +75,18 @@ def test_learners_become_voters_together_when_they_have_caught_up() -> None:
     assert promotions(members, away, 10_000) == []
 
 
-def test_a_fourth_node_stays_a_learner_and_a_fifth_makes_five() -> None:
+def test_a_fourth_node_remains_a_learner_and_a_fifth_makes_five_voters() -> None:
     assert promotions(Membership((1, 2, 3), (4,)), caught_up(1, 2, 3, 4), 10_000) == []
-    found = promotions(Membership((1, 2, 3), (4, 5)), caught_up(1, 2, 3, 4, 5), 10_000)
-    assert found == [(VOTER, 4), (VOTER, 5)]
+    changes = promotions(Membership((1, 2, 3), (4, 5)), caught_up(1, 2, 3, 4, 5), 10_000)
+    assert changes == [(VOTER, 4), (VOTER, 5)]
 
 
-def test_nothing_is_changed_while_a_change_is_under_way() -> None:
+def test_no_membership_change_starts_while_one_is_in_progress() -> None:
     members = Membership((1, 2, 3), (4, 5), voters_outgoing=(1,))
     assert promotions(members, caught_up(1, 2, 3, 4, 5), 10_000) == []
 
 
-def test_records_of_nodes_come_back_as_they_went() -> None:
+def test_node_records_round_trip() -> None:
     record = NodeRecord("node-1", "127.0.0.1:7650", native="127.0.0.1:6651")
     assert decode_record(encode_record(record)) == record
     assert node_key(255) == "/cluster/nodes/00000000000000ff"
@@ -96,14 +96,14 @@ def test_records_of_nodes_come_back_as_they_went() -> None:
             decode_record(value)
 
 
-def test_what_a_node_says_of_itself_comes_back_as_it_went() -> None:
+def test_node_information_round_trips() -> None:
     info = NodeInfo(2**64 - 1, ONE, 7, "node-1", "a:1", "leader", 3, 2**63, 5, 5, 6, 4, (1, 2**64 - 1), (9,), 3, "ab")
     assert from_document(to_document(info)) == info
     assert from_document(to_document(NodeInfo(1))) == NodeInfo(1)
 
 
 @pytest.mark.parametrize(
-    "found",
+    "description",
     [
         {},
         {"node": "x"},
@@ -113,9 +113,9 @@ def test_what_a_node_says_of_itself_comes_back_as_it_went() -> None:
         {"node": "7", "term": "x"},
     ],
 )
-def test_a_description_that_does_not_add_up_is_refused(found: dict[str, object]) -> None:
-    if not found:
-        assert from_document(found).node == 0
+def test_a_description_that_does_not_add_up_is_refused(description: dict[str, object]) -> None:
+    if not description:
+        assert from_document(description).node == 0
         return
     with pytest.raises(errors.DecodeError):
-        from_document(found)
+        from_document(description)

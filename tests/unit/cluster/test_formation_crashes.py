@@ -1,4 +1,4 @@
-"""Formation is killed at every step of every node's disk and run again: one cluster, and nobody waits for ever."""
+"""Formation is killed at every step of every node's disk and run again: one cluster, and no node waits for ever."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ async def start(disk: SimulatedDisk, port: int, seeds: tuple[str, ...]) -> Clust
     options = MetadataOptions(log_file_bytes=64 * limits.KIB)
     opened = await open_on(disk, clock, SystemRandomness(), InlineSink(), options, lambda name: InlineOffload())
     record = NodeRecord(f"node-{port}", "")
-    given = ClusterOptions(port=port, address=f"127.0.0.1:{port}", seeds=seeds, record=record)
-    return await ClusterNode.start(opened, given, clock, SystemRandomness())
+    cluster_options = ClusterOptions(port=port, address=f"127.0.0.1:{port}", seeds=seeds, record=record)
+    return await ClusterNode.start(opened, cluster_options, clock, SystemRandomness())
 
 
 async def start_until_ready(disk: SimulatedDisk, port: int, seeds: tuple[str, ...]) -> tuple[ClusterNode, int]:
@@ -65,9 +65,9 @@ async def test_a_crash_at_every_step_of_formation_leaves_one_cluster() -> None:
         disks = {port: SimulatedDisk(step) for port in ports}
         disks[ports[0]].crash_after(step)
         async with asyncio.timeout(SECONDS):
-            found = await asyncio.gather(*(start_until_ready(disks[port], port, seeds) for port in ports))
-            nodes = [node for node, _ in found]
-            crashes += sum(count for _, count in found)
+            started = await asyncio.gather(*(start_until_ready(disks[port], port, seeds) for port in ports))
+            nodes = [node for node, _ in started]
+            crashes += sum(count for _, count in started)
             for node in nodes:
                 await node.node.until(lambda node=node: len(node.node.members.learners) == 1)  # type: ignore[misc]
         assert len({node.identity.cluster_id for node in nodes}) == 1

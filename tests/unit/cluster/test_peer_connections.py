@@ -1,4 +1,4 @@
-"""Connections between nodes: how long they outlive a machine that is gone, and what is remembered of who greets."""
+"""Connections between nodes: how long they outlive a machine that is gone, and what is remembered of a peer's hello."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import pytest
 
 from icestream import errors, limits
 from icestream.cluster.development_authority import LOOPBACK, make_certificate
-from icestream.cluster.link import PeerLink, dial
 from icestream.cluster.listener import PeerConnection
+from icestream.cluster.peer_link import PeerLink, dial
 from icestream.cluster.peers import Peers
-from icestream.cluster.wire import NO_CLUSTER, Hello, PeerFrame, Welcome, encode_welcome
+from icestream.cluster.wire import NO_CLUSTER, PeerFrame, PeerHello, PeerWelcome, encode_welcome
 from icestream.metadata.raft_core import has_raft_core
 from icestream.rpc.frame import encode_frame
 from icestream.runtime.clock import SimulatedClock
 from tests.support.cluster_nodes import SECONDS, ClusterNodes
 
-HELLO = Hello(NO_CLUSTER, 1, "127.0.0.1:1", 0)
+HELLO = PeerHello(NO_CLUSTER, 1, "127.0.0.1:1", 0)
 pytestmark = [
     pytest.mark.asyncio,
     pytest.mark.skipif(sys.platform != "linux", reason="TCP_USER_TIMEOUT is of Linux"),
@@ -31,17 +31,17 @@ pytestmark = [
 
 def options(end: PeerLink | PeerConnection) -> list[int]:
     assert end._transport is not None
-    found = end._transport.get_extra_info("socket")
+    sock = end._transport.get_extra_info("socket")
     tcp = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
-    return [found.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)] + [
-        found.getsockopt(socket.IPPROTO_TCP, option) for option in tcp
+    return [sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)] + [
+        sock.getsockopt(socket.IPPROTO_TCP, option) for option in tcp
     ]
 
 
 @pytest.mark.skipif(not has_raft_core(), reason="a cluster needs the native part")
 @pytest.mark.parametrize("is_encrypted", [False, True])
-async def test_both_ends_of_a_connection_notice_a_machine_that_is_gone(tmp_path: Path, is_encrypted: bool) -> None:
-    """Else a dead dialler has its place at the listener for good, and a cut network is found to be back late."""
+async def test_both_ends_of_a_connection_detect_a_dead_machine(tmp_path: Path, is_encrypted: bool) -> None:
+    """Otherwise a dead dialler keeps its connection slot for good, and a healed network is noticed late."""
     tls = make_certificate(tmp_path / "certificates", "node", LOOPBACK, datetime.now(UTC)) if is_encrypted else None
     nodes = ClusterNodes(tmp_path, 1, tls)
     node = await nodes.start(0)
@@ -85,7 +85,7 @@ async def test_connections_that_do_not_greet_keep_no_node_out(tmp_path: Path) ->
         await nodes.close()
 
 
-async def test_addresses_that_anybody_names_are_bounded_and_those_of_members_stay(
+async def test_announced_addresses_are_bounded_and_those_of_members_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(limits, "PEERS_LEARNED_MAX", 3)
@@ -96,32 +96,32 @@ async def test_addresses_that_anybody_names_are_bounded_and_those_of_members_sta
         for stranger in range(2, 100):
             peers.learn(stranger, f"127.0.0.1:{stranger}")
             peers.learn(2, "127.0.0.1:2")  # it greets again and again
-        assert [peers.address(one) for one in (1, 2, 99)] == ["127.0.0.1:9", "127.0.0.1:2", "127.0.0.1:99"]
-        assert not any(peers.address(one) for one in range(3, 99))
+        assert [peers.address(node_id) for node_id in (1, 2, 99)] == ["127.0.0.1:9", "127.0.0.1:2", "127.0.0.1:99"]
+        assert not any(peers.address(node_id) for node_id in range(3, 99))
     finally:
         await peers.close()
 
 
 @pytest.mark.skipif(not has_raft_core(), reason="a cluster needs the native part")
-async def test_who_is_of_no_cluster_yet_is_not_remembered(tmp_path: Path) -> None:
+async def test_nodes_without_a_cluster_are_not_remembered(tmp_path: Path) -> None:
     nodes = ClusterNodes(tmp_path, 1)
     node = await nodes.start(0)
     try:
-        known = HELLO._replace(cluster=node.identity.cluster_id)
-        for hello, address in ((HELLO, ""), (known, HELLO.address)):
+        member_hello = HELLO._replace(cluster=node.identity.cluster_id)
+        for hello, address in ((HELLO, ""), (member_hello, HELLO.address)):
             node.greet(hello)
             assert node.peers.address(HELLO.node) == address
     finally:
         await nodes.close()
 
 
-async def test_a_link_to_a_machine_that_takes_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_to_an_unresponsive_machine_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "PEER_UNACKED_SECONDS_MAX", 0.2)
     greeted: list[asyncio.StreamWriter] = []
 
     async def greet_and_read_no_more(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         greeted.append(writer)
-        writer.write(encode_frame(PeerFrame.WELCOME, 0, encode_welcome(Welcome(NO_CLUSTER, 2, 0, ""))))
+        writer.write(encode_frame(PeerFrame.WELCOME, 0, encode_welcome(PeerWelcome(NO_CLUSTER, 2, 0, ""))))
         writer.transport.pause_reading()  # type: ignore[attr-defined]  # it is one that reads
 
     server = await asyncio.start_server(greet_and_read_no_more, "127.0.0.1", 0)

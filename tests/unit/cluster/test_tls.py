@@ -1,4 +1,4 @@
-"""Mutual TLS between nodes: those of the cluster's authority form a cluster, nobody else gets a word in."""
+"""Mutual TLS between nodes: those of the cluster's authority form a cluster, all other connections are refused."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 
 from icestream import errors
 from icestream.cluster.development_authority import LOOPBACK, make_certificate
-from icestream.cluster.link import dial
+from icestream.cluster.peer_link import dial
 from icestream.cluster.tls import PeerTls
-from icestream.cluster.wire import NO_CLUSTER, Hello
+from icestream.cluster.wire import NO_CLUSTER, PeerHello
 from icestream.metadata.raft_core import has_raft_core
 from tests.support.cluster_nodes import SECONDS, ClusterNodes
 
-HELLO = Hello(NO_CLUSTER, 1, "127.0.0.1:1", 0)
+HELLO = PeerHello(NO_CLUSTER, 1, "127.0.0.1:1", 0)
 NOW = datetime.now(UTC)
 needs_raft = pytest.mark.skipif(not has_raft_core(), reason="several voters need the native part")
 
@@ -36,12 +36,12 @@ async def test_nodes_of_one_authority_form_a_cluster_and_refuse_all_others(tmp_p
         await nodes.until_voters(3)
         await nodes.nodes[1].running.put("/key", b"x")
         assert await nodes.nodes[2].running.get("/key") is not None
-        known = certificate(tmp_path / "certificates", "client")
+        client_tls = certificate(tmp_path / "certificates", "client")
         async with asyncio.timeout(SECONDS):
-            link = await dial(nodes.seeds[0], HELLO, known.client_context())
+            link = await dial(nodes.seeds[0], HELLO, client_tls.client_context())
             link.close()
             stranger = certificate(tmp_path / "strange")
-            stranger_who_trusts = PeerTls(stranger.certificate, stranger.key, known.authority)
+            stranger_who_trusts = PeerTls(stranger.certificate, stranger.key, client_tls.authority)
             for context in (None, stranger.client_context(), stranger_who_trusts.client_context()):
                 with pytest.raises(errors.ConnectionLost):
                     await dial(nodes.seeds[0], HELLO, context)
@@ -49,7 +49,7 @@ async def test_nodes_of_one_authority_form_a_cluster_and_refuse_all_others(tmp_p
         await nodes.close()
 
 
-def test_a_node_is_only_who_its_certificate_names(tmp_path: Path) -> None:
+def test_a_node_may_only_use_the_name_of_its_certificate(tmp_path: Path) -> None:
     elsewhere = certificate(tmp_path, "elsewhere", ("node-7.example",)).server_context()
     ours = certificate(tmp_path).client_context()
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -62,27 +62,27 @@ def test_a_node_is_only_who_its_certificate_names(tmp_path: Path) -> None:
         client.do_handshake()
 
 
-def test_an_authority_is_made_once_and_nothing_is_replaced(tmp_path: Path) -> None:
+def test_an_authority_is_created_once_and_never_replaced(tmp_path: Path) -> None:
     first = certificate(tmp_path)
-    made = first.authority.read_bytes()
+    authority_bytes = first.authority.read_bytes()
     second = certificate(tmp_path, "other")
-    assert second.authority.read_bytes() == made
+    assert second.authority.read_bytes() == authority_bytes
     for key in (first.key, second.key, tmp_path / "ca.key"):
         assert stat.S_IMODE(key.stat().st_mode) == 0o600
     before = first.certificate.read_bytes()
-    with pytest.raises(errors.InvalidInput, match="is there already"):
+    with pytest.raises(errors.InvalidInput, match="exists already"):
         certificate(tmp_path)
     assert first.certificate.read_bytes() == before
 
 
 @pytest.mark.parametrize("name", ["ca", "../node", "a/b", ""])
-def test_a_name_stays_in_its_directory(tmp_path: Path, name: str) -> None:
-    with pytest.raises(errors.InvalidInput, match="is no name"):
+def test_a_name_cannot_leave_its_directory(tmp_path: Path, name: str) -> None:
+    with pytest.raises(errors.InvalidInput, match="is not a valid certificate name"):
         certificate(tmp_path / "certificates", name)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_that_are_none_are_told(tmp_path: Path) -> None:
+def test_invalid_certificate_files_are_reported(tmp_path: Path) -> None:
     good = certificate(tmp_path)
     (tmp_path / "text").write_text("no certificate")
     for broken in (
@@ -90,7 +90,7 @@ def test_files_that_are_none_are_told(tmp_path: Path) -> None:
         PeerTls(good.certificate, tmp_path / "ca.key", good.authority),
         PeerTls(good.certificate, good.key, tmp_path / "text"),
     ):
-        with pytest.raises(errors.ConfigurationError, match="TLS between nodes"):
+        with pytest.raises(errors.ConfigurationError, match="cannot load TLS files"):
             broken.server_context()
     (tmp_path / "ca.key").write_text("no key")
     with pytest.raises(errors.ConfigurationError, match="cannot sign"):

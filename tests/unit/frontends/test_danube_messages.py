@@ -51,18 +51,18 @@ def expected(row: dict[Any, Any], offset: int) -> pb.StreamMessage:
 
 
 @given(st.lists(st.fixed_dictionaries(COLUMNS), min_size=1, max_size=12))
-def test_a_message_has_nothing_of_the_one_before(rows: list[dict[Any, Any]]) -> None:
+def test_a_message_has_no_fields_of_the_previous_one(rows: list[dict[Any, Any]]) -> None:
     body = encode_block(len(rows), {column: [row[column] for row in rows] for column in COLUMNS})
     section = SectionRead(100, len(rows), 0, 0, body)
-    found = list(messages_of(section, 0, len(rows), "/default/t", "h:1"))
-    assert [offset for offset, _ in found] == list(range(100, 100 + len(rows)))
-    for (offset, raw), row in zip(found, rows, strict=True):
+    messages = list(messages_of(section, 0, len(rows), "/default/t", "h:1"))
+    assert [offset for offset, _ in messages] == list(range(100, 100 + len(rows)))
+    for (offset, raw), row in zip(messages, rows, strict=True):
         assert pb.StreamMessage.FromString(raw) == expected(row, offset)
 
 
 @given(st.lists(st.integers(0, 30) | st.sampled_from((limits.OFFSET_MAX - 1, limits.OFFSET_MAX, 2**64 - 1))))
-def test_ranges_hold_the_offsets_that_can_exist(offsets: list[int]) -> None:
+def test_ranges_are_limited_to_possible_offsets(offsets: list[int]) -> None:
     ranges = ranges_of(offsets)
-    held = {offset for start, end in ranges for offset in range(start, end)}
-    assert held == {offset for offset in offsets if offset < limits.OFFSET_MAX}
-    assert all(one[1] < other[0] for one, other in pairwise(ranges)), "apart, and rising"
+    covered_offsets = {offset for start, end in ranges for offset in range(start, end)}
+    assert covered_offsets == {offset for offset in offsets if offset < limits.OFFSET_MAX}
+    assert all(earlier[1] < other[0] for earlier, other in pairwise(ranges)), "apart, and rising"

@@ -1,4 +1,4 @@
-"""The broker's own HTTP over real sockets: answers, refusals, and who is sent away."""
+"""The broker's own HTTP over real sockets: answers, refusals, and which connections are closed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 import pytest_asyncio
 
 from icestream import errors, limits
-from icestream.frontends.http.endpoints import Endpoints
+from icestream.frontends.http.http_front_end import Endpoints
 from icestream.observability.health import Check, connections_check
 from icestream.observability.http_listener import HttpListener, Response
 from icestream.observability.http_request import Request
-from tests.support.raw_http import Connecting
+from tests.support.raw_http import RawHttpContext
 from tests.support.until import until
 
 pytestmark = pytest.mark.asyncio
@@ -24,7 +24,7 @@ WELL = [Check("metadata", True), Check("lake", False, "it is being started", is_
 ILL = [Check("metadata", False, "it is being opened"), Check("broker", False, "it waits")]
 
 
-class State:
+class NodeStateStub:
     def __init__(self) -> None:
         self.checks = WELL
 
@@ -37,31 +37,31 @@ async def count() -> bytes:
 
 
 @pytest.fixture
-def state() -> State:
-    return State()
+def state() -> NodeStateStub:
+    return NodeStateStub()
 
 
 @pytest_asyncio.fixture
-async def listener(state: State) -> AsyncIterator[HttpListener]:
-    found = HttpListener(Endpoints(state.read, count), "0123456789abcdef")
-    await found.listen("127.0.0.1", 0)
-    yield found
-    await found.close()
+async def listener(state: NodeStateStub) -> AsyncIterator[HttpListener]:
+    http_listener = HttpListener(Endpoints(state.read, count), "0123456789abcdef")
+    await http_listener.listen("127.0.0.1", 0)
+    yield http_listener
+    await http_listener.close()
 
 
 @pytest_asyncio.fixture
-async def connect() -> AsyncIterator[Connecting]:
-    found = Connecting()
-    yield found
-    await found.close()
+async def connect() -> AsyncIterator[RawHttpContext]:
+    context = RawHttpContext()
+    yield context
+    await context.close()
 
 
-async def test_a_loop_that_turns_is_alive(connect: Connecting, listener: HttpListener) -> None:
+async def test_a_running_loop_is_alive(connect: RawHttpContext, listener: HttpListener) -> None:
     http = await connect(listener.port)
     assert (await http.get("/livez"))[::2] == (200, b"ok\n")
 
 
-async def test_every_answer_names_the_instance_of_the_broker(connect: Connecting, listener: HttpListener) -> None:
+async def test_every_answer_names_the_instance_of_the_broker(connect: RawHttpContext, listener: HttpListener) -> None:
     http = await connect(listener.port)
     for target in ("/livez", "/nope"):
         assert (await http.get(target)).headers["icestream-instance"] == "0123456789abcdef"
@@ -69,15 +69,15 @@ async def test_every_answer_names_the_instance_of_the_broker(connect: Connecting
     assert (await http.reply()).headers["icestream-instance"] == "0123456789abcdef"
 
 
-async def test_ready_is_said_with_every_part_on_request(connect: Connecting, listener: HttpListener) -> None:
+async def test_readiness_lists_every_part_on_request(connect: RawHttpContext, listener: HttpListener) -> None:
     http = await connect(listener.port)
     assert (await http.get("/readyz"))[::2] == (200, b"ready\n")
     verbose = await http.get("/readyz?verbose")
     assert verbose.body.decode().splitlines() == ["[+] metadata: ok", "[!] lake: it is being started", "ready"]
 
 
-async def test_not_ready_is_said_with_the_first_reason(
-    connect: Connecting, listener: HttpListener, state: State
+async def test_not_ready_is_reported_with_the_first_reason(
+    connect: RawHttpContext, listener: HttpListener, state: NodeStateStub
 ) -> None:
     state.checks = ILL
     http = await connect(listener.port)
@@ -87,7 +87,9 @@ async def test_not_ready_is_said_with_the_first_reason(
     assert (await http.get("/livez")).status == 200
 
 
-async def test_programs_get_the_parts_as_json(connect: Connecting, listener: HttpListener, state: State) -> None:
+async def test_programs_get_the_parts_as_json(
+    connect: RawHttpContext, listener: HttpListener, state: NodeStateStub
+) -> None:
     state.checks = ILL[:1]
     http = await connect(listener.port)
     reply = await http.get("/readyz", "Accept: application/json\r\n")
@@ -97,18 +99,18 @@ async def test_programs_get_the_parts_as_json(connect: Connecting, listener: Htt
     )
 
 
-async def test_metrics_are_served_where_the_settings_say_so(connect: Connecting, listener: HttpListener) -> None:
+async def test_metrics_are_served_if_enabled(connect: RawHttpContext, listener: HttpListener) -> None:
     http = await connect(listener.port)
     reply = await http.get("/metrics")
     assert (reply.status, reply.body) == (200, b"icestream_ready 1.0\n")
     assert reply.headers["content-type"].startswith("text/plain; version=")
-    without = HttpListener(Endpoints(State().read))
+    without = HttpListener(Endpoints(NodeStateStub().read))
     await without.listen("127.0.0.1", 0)
     assert (await (await connect(without.port)).get("/metrics")).status == 404
     await without.close()
 
 
-async def test_requests_that_follow_at_once_are_answered_in_order(connect: Connecting, listener: HttpListener) -> None:
+async def test_pipelined_requests_are_answered_in_order(connect: RawHttpContext, listener: HttpListener) -> None:
     http = await connect(listener.port)
     host = b"Host: localhost\r\n"
     await http.send(b"GET /livez HTTP/1.1\r\n%b\r\nGET /nope HTTP/1.1\r\n%bConnection: close\r\n\r\n" % (host, host))
@@ -116,14 +118,14 @@ async def test_requests_that_follow_at_once_are_answered_in_order(connect: Conne
     assert await http.is_closed()
 
 
-async def test_a_request_in_pieces_is_one(connect: Connecting, listener: HttpListener) -> None:
+async def test_a_request_in_pieces_is_assembled(connect: RawHttpContext, listener: HttpListener) -> None:
     http = await connect(listener.port)
     for byte in b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n":
         await http.send(bytes([byte]))
     assert (await http.reply()).status == 200
 
 
-async def test_head_has_the_length_and_no_body(connect: Connecting, listener: HttpListener) -> None:
+async def test_head_has_the_length_and_no_body(connect: RawHttpContext, listener: HttpListener) -> None:
     http = await connect(listener.port)
     await http.send(b"HEAD /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
     reply = await http.reply(has_body=False)
@@ -131,7 +133,9 @@ async def test_head_has_the_length_and_no_body(connect: Connecting, listener: Ht
     assert (await http.get("/livez")).status == 200
 
 
-async def test_another_method_is_refused_with_those_that_are_not(connect: Connecting, listener: HttpListener) -> None:
+async def test_an_unsupported_method_is_refused_with_the_allowed_ones(
+    connect: RawHttpContext, listener: HttpListener
+) -> None:
     http = await connect(listener.port)
     await http.send(b"DELETE /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
     reply = await http.reply()
@@ -147,8 +151,8 @@ async def test_another_method_is_refused_with_those_that_are_not(connect: Connec
         (b"GET / HTTP/1.1\r\nA: " + b"a" * 2 * limits.HTTP_HEAD_BYTES_MAX, 431),
     ],
 )
-async def test_what_is_no_request_ends_the_connection(
-    connect: Connecting, listener: HttpListener, data: bytes, status: int
+async def test_an_invalid_request_ends_the_connection(
+    connect: RawHttpContext, listener: HttpListener, data: bytes, status: int
 ) -> None:
     http = await connect(listener.port)
     await http.send(data)
@@ -157,7 +161,7 @@ async def test_what_is_no_request_ends_the_connection(
     assert (await (await connect(listener.port)).get("/livez")).status == 200
 
 
-async def test_silent_and_idle_connections_make_room_for_new_ones(connect: Connecting) -> None:
+async def test_idle_connections_make_room_for_new_ones(connect: RawHttpContext) -> None:
     listener = HttpListener(Endpoints(lambda: WELL), connections_max=3)
     await listener.listen("127.0.0.1", 0)
     idle = await connect(listener.port)
@@ -173,12 +177,12 @@ async def test_silent_and_idle_connections_make_room_for_new_ones(connect: Conne
     await listener.close()
 
 
-async def test_connections_that_are_answered_are_not_closed_for_others(connect: Connecting) -> None:
+async def test_connections_being_answered_are_not_closed_for_others(connect: RawHttpContext) -> None:
     may_answer = asyncio.Event()
-    asked = asyncio.Semaphore(0)
+    reads_started = asyncio.Semaphore(0)
 
     async def wait(_request: Request) -> Response:
-        asked.release()
+        reads_started.release()
         await may_answer.wait()
         return Response(HTTPStatus.OK, b"done")
 
@@ -187,7 +191,7 @@ async def test_connections_that_are_answered_are_not_closed_for_others(connect: 
     busy = [await connect(listener.port) for _ in range(2)]
     for http in busy:
         await http.send(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        await asked.acquire()
+        await reads_started.acquire()
     refused = await connect(listener.port)
     assert (await refused.reply()).status == 503
     assert connections_check([listener.room]) == Check(
@@ -201,7 +205,7 @@ async def test_connections_that_are_answered_are_not_closed_for_others(connect: 
 
 @pytest.mark.parametrize("part", [b"", b"G", b"GET /livez HTTP/1.1\r\nHost: loc"])
 async def test_a_head_that_is_not_complete_in_time_ends_the_connection(
-    connect: Connecting, listener: HttpListener, monkeypatch: pytest.MonkeyPatch, part: bytes
+    connect: RawHttpContext, listener: HttpListener, monkeypatch: pytest.MonkeyPatch, part: bytes
 ) -> None:
     monkeypatch.setattr(limits, "HTTP_HEAD_SECONDS_MAX", 0.05)
     http = await connect(listener.port)
@@ -214,7 +218,7 @@ async def test_a_head_that_is_not_complete_in_time_ends_the_connection(
 
 
 async def test_an_idle_connection_is_closed(
-    connect: Connecting, listener: HttpListener, monkeypatch: pytest.MonkeyPatch
+    connect: RawHttpContext, listener: HttpListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "HTTP_IDLE_SECONDS", 0.05)
     http = await connect(listener.port)
@@ -222,7 +226,7 @@ async def test_an_idle_connection_is_closed(
     assert await http.is_closed()
 
 
-async def test_a_client_that_does_not_take_its_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_read_its_response_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "HTTP_IDLE_SECONDS", 0.1)
     size = 64 * 1024 * 1024  # more than the buffers of the sockets
 
@@ -238,17 +242,19 @@ async def test_a_client_that_does_not_take_its_answer_is_cut_off(monkeypatch: py
     writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
     await is_asked.wait()
     await until(lambda: listener.room.open == 0)
-    taken = 0
+    received_bytes = 0
     with contextlib.suppress(ConnectionError):
         while data := await reader.read(1 << 20):
-            taken += len(data)
-    assert taken < size
+            received_bytes += len(data)
+    assert received_bytes < size
     writer.close()
     await listener.close()
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:9040", "192.0.2.1", ""])
-async def test_a_page_that_renamed_itself_reads_nothing(connect: Connecting, listener: HttpListener, host: str) -> None:
+async def test_a_request_with_a_foreign_host_header_is_refused(
+    connect: RawHttpContext, listener: HttpListener, host: str
+) -> None:
     """DNS rebinding: the browser believes that this broker is the page's own server."""
     http = await connect(listener.port)
     await http.send(f"GET /metrics HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
@@ -257,13 +263,13 @@ async def test_a_page_that_renamed_itself_reads_nothing(connect: Connecting, lis
     assert (await http.reply()).status == 200
 
 
-async def test_a_probe_of_http_1_0_needs_no_host(connect: Connecting, listener: HttpListener) -> None:
+async def test_a_probe_of_http_1_0_needs_no_host(connect: RawHttpContext, listener: HttpListener) -> None:
     http = await connect(listener.port)
     await http.send(b"GET /livez HTTP/1.0\r\n\r\n")
     assert (await http.reply()).status == 200
 
 
-async def test_a_listener_for_other_machines_takes_any_host(connect: Connecting) -> None:
+async def test_a_listener_for_other_machines_accepts_any_host(connect: RawHttpContext) -> None:
     listener = HttpListener(Endpoints(lambda: WELL))
     await listener.listen("0.0.0.0", 0)
     http = await connect(listener.port)
@@ -272,7 +278,7 @@ async def test_a_listener_for_other_machines_takes_any_host(connect: Connecting)
     await listener.close()
 
 
-async def test_a_mistake_of_ours_is_an_answer_too(connect: Connecting) -> None:
+async def test_an_internal_error_is_answered(connect: RawHttpContext) -> None:
     async def fail(request: Request) -> Response:
         raise RuntimeError(request.path)
 
@@ -284,13 +290,13 @@ async def test_a_mistake_of_ours_is_an_answer_too(connect: Connecting) -> None:
     assert await http.is_closed()
 
 
-async def test_a_port_that_is_taken_is_a_problem_of_the_settings(listener: HttpListener) -> None:
+async def test_a_port_in_use_is_a_configuration_error(listener: HttpListener) -> None:
     with pytest.raises(errors.ConfigurationError, match="cannot listen") as caught:
-        await HttpListener(Endpoints(State().read)).listen("127.0.0.1", listener.port)
+        await HttpListener(Endpoints(NodeStateStub().read)).listen("127.0.0.1", listener.port)
     assert "ports.broker_http" in caught.value.hint
 
 
-async def test_a_close_ends_who_waits(connect: Connecting, listener: HttpListener) -> None:
+async def test_close_ends_waiting_requests(connect: RawHttpContext, listener: HttpListener) -> None:
     http = await connect(listener.port)
     assert (await http.get("/livez")).status == 200
     await listener.close()

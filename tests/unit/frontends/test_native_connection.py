@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator
 
 import pytest
@@ -18,10 +17,11 @@ from icestream.model.block import Numbering, encode_block, iter_blocks
 from icestream.model.topic_name import TopicName
 from icestream.observability.health import connections_check
 from icestream.rpc import document, frame
-from icestream.rpc.compression import Compression
+from icestream.rpc.body_compression import Compression
 from icestream.rpc.frame import CUMULATIVE, SIZE_MIN, Frame, FrameKind, Outcome, PublishPart
 from icestream.rpc.handshake import Hello, decode_welcome
 from icestream.testing import TestBroker
+from tests.support.native_sockets import set_send_buffer, unsent_bytes
 from tests.support.raw_client import RawClient, ack, block, call, credit, ping, publish, raw_client
 from tests.support.until import until
 
@@ -31,7 +31,7 @@ SMALL = limits.SOCKET_WRITE_BYTES_MIN
 
 
 @pytest_asyncio.fixture
-async def broker() -> AsyncIterator[TestBroker]:
+async def broker(native_wire: str) -> AsyncIterator[TestBroker]:
     async with icestream.testing.broker() as running:
         yield running
 
@@ -53,25 +53,24 @@ def connection_of(broker: TestBroker) -> NativeConnection:
 
 def with_small_buffers(connection: NativeConnection) -> NativeConnection:
     """Little of what the client does not read waits in the kernel, and in the broker no more than it must."""
-    assert connection._transport is not None
     connection.set_share(SMALL)
-    connection._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    set_send_buffer(connection, 4096)
     return connection
 
 
-def error_of(one: Frame) -> errors.IcestreamError:
-    assert one.kind == FrameKind.ERROR
-    return document.decode_error(one.body)
+def error_of(error_frame: Frame) -> errors.IcestreamError:
+    assert error_frame.kind == FrameKind.ERROR
+    return document.decode_error(error_frame.body)
 
 
 async def opened(client: RawClient, producer: str = "p", topic: str = TOPIC) -> tuple[int, int]:
     """Handle and id."""
-    found = await client.call("open_producer", topic=topic, producer=producer)
-    return found["handle"], found["producer_id"]
+    reply = await client.call("open_producer", topic=topic, producer=producer)
+    return reply["handle"], reply["producer_id"]
 
 
 async def goodbye(client: RawClient) -> tuple[list[Frame], errors.IcestreamError]:
-    """What came before the last word, and the last word."""
+    """The frames before the goodbye, and its error."""
     *before, last = await client.read_all()
     assert last.number == 0
     return before, error_of(last)
@@ -85,7 +84,7 @@ def hello(**fields: object) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("said", "version", "compression"),
+    ("hello_frame", "version", "compression"),
     [
         (hello(version=1), 1, ""),
         (hello(version=9, version_min=1, client="from the future", news={"a": 1}), 1, ""),
@@ -94,19 +93,19 @@ def hello(**fields: object) -> bytes:
     ],
     ids=["least", "later", "compression", "unknown compression"],
 )
-async def test_a_hello_is_answered_with_what_counts(
-    broker: TestBroker, said: bytes, version: int, compression: str
+async def test_a_hello_is_answered_with_the_terms(
+    broker: TestBroker, hello_frame: bytes, version: int, compression: str
 ) -> None:
     async with raw_client(broker.address, hello=None) as client:
-        await client.write(said, ping(2))
+        await client.write(hello_frame, ping(2))
         welcome = decode_welcome((await client.read()).body)
         assert (welcome.version, welcome.compression) == (version, compression)
         assert welcome.frame_bytes_max == limits.FRAME_BYTES_MAX_DEFAULT
-        assert (await client.read()).kind == FrameKind.PONG, "whoever does not wait is not punished"
+        assert (await client.read()).kind == FrameKind.PONG, "a client may send frames before it has read the welcome"
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("hello_frame", "kind"),
     [
         (hello(version=9, version_min=2), errors.UnknownVersion),
         (hello(version=9), errors.UnknownVersion),
@@ -121,11 +120,11 @@ async def test_a_hello_is_answered_with_what_counts(
     ],
     ids=["later", "only later", "bound", "type", "name", "size", "magic", "kind", "http", "tls"],
 )
-async def test_anything_else_is_refused_with_a_reason(
-    broker: TestBroker, said: bytes, kind: type[errors.IcestreamError]
+async def test_an_invalid_hello_is_refused_with_a_reason(
+    broker: TestBroker, hello_frame: bytes, kind: type[errors.IcestreamError]
 ) -> None:
     async with raw_client(broker.address, hello=None) as client:
-        await client.write(said)
+        await client.write(hello_frame)
         before, reason = await goodbye(client)
     assert before == []
     assert isinstance(reason, kind)
@@ -143,11 +142,11 @@ async def test_a_second_hello_is_refused(client: RawClient) -> None:
 async def test_one_answer_for_each_frame_in_order_with_the_offsets_of_each_part(
     client: RawClient, broker: TestBroker
 ) -> None:
-    one, _ = await opened(client, "one")
+    first, _ = await opened(client, "one")
     two, _ = await opened(client, "two", "/default/other")
     frames = [
-        publish(10, PublishPart(one, 0, block(b"a", b"b")), PublishPart(two, 0, block(b"x"))),
-        publish(11, PublishPart(one, 0, block(b"c")), PublishPart(one, 0, block(b"d", b"e"))),
+        publish(10, PublishPart(first, 0, block(b"a", b"b")), PublishPart(two, 0, block(b"x"))),
+        publish(11, PublishPart(first, 0, block(b"c")), PublishPart(first, 0, block(b"d", b"e"))),
         publish(12, PublishPart(two, 0, block(b"y"))),
     ]
     await client.write(*frames)
@@ -157,7 +156,7 @@ async def test_one_answer_for_each_frame_in_order_with_the_offsets_of_each_part(
 
 
 @pytest.mark.parametrize("handle", [0, 99, 2**32 - 1])
-async def test_an_unknown_handle_in_a_later_part_leaves_nothing_of_the_frame_done(
+async def test_an_unknown_handle_in_a_later_part_stores_nothing_of_the_frame(
     client: RawClient, broker: TestBroker, handle: int
 ) -> None:
     mine, _ = await opened(client)
@@ -168,13 +167,11 @@ async def test_an_unknown_handle_in_a_later_part_leaves_nothing_of_the_frame_don
     )
     before, reason = await goodbye(client)
     assert isinstance(reason, errors.UnknownHandle)
-    assert [(one.kind, one.number) for one in before] == [(FrameKind.PUBLISHED, 10)]
+    assert [(answer.kind, answer.number) for answer in before] == [(FrameKind.PUBLISHED, 10)]
     assert stored(broker) == 1
 
 
-async def test_the_handle_of_a_consumer_is_no_producer_and_the_other_way_round(
-    client: RawClient, broker: TestBroker
-) -> None:
+async def test_handles_of_consumers_and_producers_are_distinguished(client: RawClient, broker: TestBroker) -> None:
     mine, _ = await opened(client)
     theirs = (await client.call("subscribe", topic=TOPIC, subscription="s", consumer="c"))["handle"]
     await client.write(publish(10, PublishPart(theirs, 0, block(b"x"))))
@@ -185,16 +182,16 @@ async def test_the_handle_of_a_consumer_is_no_producer_and_the_other_way_round(
         assert isinstance((await goodbye(other))[1], errors.UnknownHandle)
 
 
-async def test_a_producer_that_was_closed_meanwhile_is_an_answer_and_its_neighbours_are_stored(
+async def test_a_publish_to_a_closed_producer_is_refused_and_its_neighbours_are_stored(
     client: RawClient, broker: TestBroker
 ) -> None:
-    """The frame may have been on its way when the producer was closed: the connection goes on."""
-    one, _ = await opened(client, "one")
+    """The frame may have been in flight when the producer was closed: the connection stays open."""
+    first, _ = await opened(client, "one")
     two, _ = await opened(client, "two")
-    await client.call("close_producer", handle=one)
+    await client.call("close_producer", handle=first)
     await client.write(
         publish(
-            10, PublishPart(two, 0, block(b"a")), PublishPart(one, 0, block(b"b")), PublishPart(two, 0, block(b"c"))
+            10, PublishPart(two, 0, block(b"a")), PublishPart(first, 0, block(b"b")), PublishPart(two, 0, block(b"c"))
         )
     )
     done = await client.published(10)
@@ -208,23 +205,21 @@ async def test_numbers_of_publish_frames_rise(client: RawClient, broker: TestBro
     mine, _ = await opened(client)
     await client.write(*(publish(number, PublishPart(mine, 0, block(b"x"))) for number in numbers))
     before, reason = await goodbye(client)
-    assert [one.number for one in before] == list(numbers[:-1])
+    assert [answer.number for answer in before] == list(numbers[:-1])
     assert isinstance(reason, errors.InvalidInput)
     assert "ascending order" in str(reason)
     assert stored(broker) == len(numbers) - 1
 
 
-@pytest.mark.parametrize("asked", [call(0, "list_topics"), ping(0)], ids=["call", "ping"])
-async def test_a_question_without_a_number_is_refused(client: RawClient, asked: bytes) -> None:
-    """Its answer would be taken for the last word about the connection."""
-    await client.write(asked)
+@pytest.mark.parametrize("question", [call(0, "list_topics"), ping(0)], ids=["call", "ping"])
+async def test_a_question_without_a_number_is_refused(client: RawClient, question: bytes) -> None:
+    """An answer without a number would be taken for the final error of the connection."""
+    await client.write(question)
     _, reason = await goodbye(client)
     assert isinstance(reason, errors.InvalidInput)
 
 
-async def test_more_batches_of_a_producer_in_one_read_than_may_be_in_flight_all_get_their_answer(
-    client: RawClient, broker: TestBroker
-) -> None:
+async def test_all_batches_beyond_the_window_in_one_read_are_answered(client: RawClient, broker: TestBroker) -> None:
     mine, number = await opened(client)
     count = 3 * limits.PRODUCER_WINDOW_BATCHES
     parts = [PublishPart(mine, 0, block(b"x", numbering=Numbering(number, 1, row))) for row in range(count)]
@@ -236,9 +231,7 @@ async def test_more_batches_of_a_producer_in_one_read_than_may_be_in_flight_all_
     assert stored(broker) == count
 
 
-async def test_bytes_behind_a_publish_that_waits_do_not_take_its_answer_away(
-    client: RawClient, broker: TestBroker
-) -> None:
+async def test_bytes_after_a_waiting_publish_do_not_lose_its_reply(client: RawClient, broker: TestBroker) -> None:
     mine, number = await opened(client)
     count = 2 * limits.PRODUCER_WINDOW_BATCHES
     frames = [
@@ -247,7 +240,7 @@ async def test_bytes_behind_a_publish_that_waits_do_not_take_its_answer_away(
     ]
     await client.write(*frames, b"\xff" * 16)
     before, reason = await goodbye(client)
-    assert [one.number for one in before] == [10 + row for row in range(count)]
+    assert [answer.number for answer in before] == [10 + row for row in range(count)]
     assert isinstance(reason, errors.DecodeError)
     assert stored(broker) == count
 
@@ -255,15 +248,15 @@ async def test_bytes_behind_a_publish_that_waits_do_not_take_its_answer_away(
 # --- calls and pings --------------------------------------------------------------------------------------------------
 
 
-async def test_more_calls_than_may_be_under_way_are_all_answered(client: RawClient) -> None:
+async def test_all_calls_beyond_the_bound_are_answered(client: RawClient) -> None:
     count = 5 * limits.CALLS_IN_FLIGHT_MAX
     await client.write(*(call(number, "list_topics") for number in range(100, 100 + count)), ping(999))
-    found = [await client.read() for _ in range(count + 1)]
-    assert sorted(one.number for one in found) == [*range(100, 100 + count), 999]
-    assert {one.kind for one in found} == {FrameKind.RESULT, FrameKind.PONG}
+    answers = [await client.read() for _ in range(count + 1)]
+    assert sorted(answer.number for answer in answers) == [*range(100, 100 + count), 999]
+    assert {answer.kind for answer in answers} == {FrameKind.RESULT, FrameKind.PONG}
 
 
-async def test_no_more_calls_are_under_way_than_the_bound(
+async def test_concurrent_calls_are_bounded(
     client: RawClient, broker: TestBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_go, under_way, most = asyncio.Event(), 0, 0
@@ -284,34 +277,32 @@ async def test_no_more_calls_are_under_way_than_the_bound(
     assert most == limits.CALLS_IN_FLIGHT_MAX
 
 
-async def test_a_ping_is_answered_in_its_turn_with_its_own_body(client: RawClient, broker: TestBroker) -> None:
+async def test_a_ping_is_answered_in_order_with_its_body(client: RawClient, broker: TestBroker) -> None:
     mine, _ = await opened(client)
     await client.write(publish(10, *(PublishPart(mine, 0, block(b"x")) for _ in range(3))), ping(11, b"abc"))
-    found = {one.number: one for one in [await client.read(), await client.read()]}
-    assert (found[11].kind, found[11].body) == (FrameKind.PONG, b"abc")
+    answers = {answer.number: answer for answer in [await client.read(), await client.read()]}
+    assert (answers[11].kind, answers[11].body) == (FrameKind.PONG, b"abc")
     assert stored(broker) == 3
 
 
 async def test_a_ping_is_bounded(client: RawClient) -> None:
     await client.write(ping(10, bytes(limits.PING_BYTES_MAX)), ping(11, bytes(limits.PING_BYTES_MAX + 1)))
     before, reason = await goodbye(client)
-    assert [(one.kind, one.number) for one in before] == [(FrameKind.PONG, 10)]
+    assert [(answer.kind, answer.number) for answer in before] == [(FrameKind.PONG, 10)]
     assert isinstance(reason, errors.DecodeError)
 
 
 async def test_calls_in_front_of_a_bad_frame_are_answered(client: RawClient) -> None:
     await client.write(call(10, "create_topic", topic=TOPIC), b"\xff" * 16)
     before, reason = await goodbye(client)
-    assert [(one.kind, one.number) for one in before] == [(FrameKind.RESULT, 10)]
+    assert [(answer.kind, answer.number) for answer in before] == [(FrameKind.RESULT, 10)]
     assert isinstance(reason, errors.DecodeError)
 
 
 # --- what a client does not read --------------------------------------------------------------------------------------
 
 
-async def test_hazard_35_answers_that_nobody_reads_stop_the_reading(
-    broker: TestBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hazard_35_unread_replies_stop_reading(broker: TestBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "CONNECTION_ANSWER_BYTES_MAX", SMALL)
     async with raw_client(broker.address, receive_bytes=4096) as client:
         connection = with_small_buffers(connection_of(broker))
@@ -320,13 +311,12 @@ async def test_hazard_35_answers_that_nobody_reads_stop_the_reading(
             sent += client.write_now(pings[sent % len(pings) :])
             await asyncio.sleep(0)
         await until(lambda: not client.write_now(pings))  # the kernel's buffers are full, too
-        assert connection._transport is not None
-        assert connection._transport.get_write_buffer_size() < 3 * SMALL + limits.SOCKET_READ_BYTES
+        assert unsent_bytes(connection) < 3 * SMALL + limits.SOCKET_READ_BYTES
         for _ in range(sent // len(ping(1, bytes(64)))):
             assert (await client.read()).kind == FrameKind.PONG
 
 
-async def test_whoever_does_not_read_the_last_word_is_cut_off(
+async def test_a_client_that_does_not_read_the_last_frame_is_disconnected(
     broker: TestBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "CLOSE_SECONDS_MAX", 0.05)
@@ -341,7 +331,7 @@ async def test_whoever_does_not_read_the_last_word_is_cut_off(
         assert connection.lost.is_set()
 
 
-async def test_the_last_words_arrive_although_the_client_goes_on_sending(broker: TestBroker) -> None:
+async def test_the_last_frames_arrive_although_the_client_keeps_sending(broker: TestBroker) -> None:
     """A socket that is closed with something unread would take back what the client has not read yet."""
     async with raw_client(broker.address, receive_bytes=4096) as client:
         connection = connection_of(broker)
@@ -350,10 +340,12 @@ async def test_the_last_words_arrive_although_the_client_goes_on_sending(broker:
         await client.write(bytes(300_000))
         before, reason = await goodbye(client)
     assert isinstance(reason, errors.DecodeError)
-    assert [one.kind for one in before] == [FrameKind.PONG] * 3000
+    assert [answer.kind for answer in before] == [FrameKind.PONG] * 3000
 
 
-async def test_a_client_that_does_not_go_is_cut_off(broker: TestBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_close_is_disconnected(
+    broker: TestBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(limits, "CLOSE_SECONDS_MAX", 0.05)
     async with raw_client(broker.address) as client:
         await client.write(b"\xff" * 16)
@@ -365,7 +357,7 @@ async def test_a_client_that_does_not_go_is_cut_off(broker: TestBroker, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("bad_frame", "kind"),
     [
         (credit(99, 1), errors.UnknownHandle),
         (ack(99, 0, 1), errors.UnknownHandle),
@@ -377,15 +369,15 @@ async def test_a_client_that_does_not_go_is_cut_off(broker: TestBroker, monkeypa
     ],
     ids=["credit", "ack", "kind", "parts", "document", "compressed", "http"],
 )
-async def test_what_ends_a_connection_says_why_and_changes_nothing(
-    client: RawClient, broker: TestBroker, said: bytes, kind: type[errors.IcestreamError]
+async def test_a_protocol_error_ends_the_connection_with_the_reason(
+    client: RawClient, broker: TestBroker, bad_frame: bytes, kind: type[errors.IcestreamError]
 ) -> None:
     mine, _ = await opened(client)
     await client.write(
-        publish(5, PublishPart(mine, 0, block(b"x"))), said, publish(10, PublishPart(mine, 0, block(b"y")))
+        publish(5, PublishPart(mine, 0, block(b"x"))), bad_frame, publish(10, PublishPart(mine, 0, block(b"y")))
     )
     before, reason = await goodbye(client)
-    assert [one.number for one in before] == [5]
+    assert [answer.number for answer in before] == [5]
     assert isinstance(reason, kind)
     await until(lambda: not broker.node.native.connections)
     assert stored(broker) == 1
@@ -399,14 +391,14 @@ async def test_frames_for_a_consumer_that_was_closed_are_passed_over(client: Raw
     assert (await client.read()).number == 50
 
 
-async def test_a_cumulative_ack_where_there_is_none_ends_the_connection(client: RawClient) -> None:
+async def test_a_cumulative_ack_on_a_shared_subscription_ends_the_connection(client: RawClient) -> None:
     await client.call("create_topic", topic=TOPIC)
-    found = await client.call("subscribe", topic=TOPIC, subscription="s", consumer="c", type="shared")
-    await client.write(ack(found["handle"], 0, 1, CUMULATIVE))
+    subscription = await client.call("subscribe", topic=TOPIC, subscription="s", consumer="c", type="shared")
+    await client.write(ack(subscription["handle"], 0, 1, CUMULATIVE))
     assert isinstance((await goodbye(client))[1], errors.InvalidInput)
 
 
-async def test_a_client_that_says_nothing_is_sent_away(broker: TestBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_client_is_disconnected(broker: TestBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "HELLO_SECONDS_MAX", 0.02)
     async with raw_client(broker.address, hello=None) as client:
         _, reason = await goodbye(client)
@@ -440,12 +432,12 @@ async def test_silent_connections_are_closed_for_new_ones(broker: TestBroker) ->
             client = await stack.enter_async_context(raw_client(broker.address))
             await opened(client, f"p{index}")
             await client.call("close_producer", handle=1)  # so that it is idle
-        assert all([await one.read_all() == [] for one in silent])
+        assert all([await connection.read_all() == [] for connection in silent])
         assert (await busy.call("open_producer", topic=TOPIC, producer="q"))["handle"]
         assert broker.node.native.room.refused == 0
 
 
-async def test_a_connection_without_producers_and_consumers_is_told_why_it_goes(broker: TestBroker) -> None:
+async def test_an_idle_connection_is_closed_with_the_reason(broker: TestBroker) -> None:
     with_places(broker, 2)
     async with raw_client(broker.address) as busy, raw_client(broker.address) as idle:
         await opened(busy)
@@ -458,10 +450,10 @@ async def test_a_connection_without_producers_and_consumers_is_told_why_it_goes(
 
 
 @pytest.mark.parametrize("compression", [(), ("zstd",)], ids=["plain", "compressed"])
-async def test_a_delivery_never_exceeds_what_the_client_takes(
+async def test_a_delivery_never_exceeds_the_frame_size_of_the_client(
     broker: TestBroker, monkeypatch: pytest.MonkeyPatch, compression: tuple[str, ...]
 ) -> None:
-    """Blocks that are larger than its frames come in parts; a single message that is, ends the consumer and says so."""
+    """Blocks larger than the client's frames are split; a single larger message ends the consumer with an error."""
     monkeypatch.setattr(limits, "FRAME_BYTES_MIN", 100_000)
     async with (
         raw_client(broker.address) as other,
@@ -472,23 +464,23 @@ async def test_a_delivery_never_exceeds_what_the_client_takes(
             publish(10, PublishPart(mine, 0, block(*[bytes(45_000)] * 5)), PublishPart(mine, 0, block(bytes(100_000))))
         )
         await other.published(10)
-        found = await client.call("subscribe", topic=TOPIC, subscription="s", consumer="c", start="earliest")
-        await client.write(credit(found["handle"], 100))
+        subscription = await client.call("subscribe", topic=TOPIC, subscription="s", consumer="c", start="earliest")
+        await client.write(credit(subscription["handle"], 100))
         offsets: list[int] = []
-        while (one := await client.read()).kind == FrameKind.DELIVER:
-            body = Compression().decompress(one.body, 100_000) if one.flags else one.body
-            assert bool(one.flags) == bool(compression)
+        while (reply := await client.read()).kind == FrameKind.DELIVER:
+            body = Compression().decompress(reply.body, 100_000) if reply.flags else reply.body
+            assert bool(reply.flags) == bool(compression)
             assert len(body) + SIZE_MIN <= 100_000
             delivery = frame.decode_delivery(body)
             offsets += range(delivery.base_offset + delivery.first_row, delivery.base_offset + delivery.rows)
         assert offsets == [0, 1, 2, 3, 4]
-        assert one.kind == FrameKind.EVENT
-        assert "offset 5" in document.decode(one.body)["reason"]
+        assert reply.kind == FrameKind.EVENT
+        assert "offset 5" in document.decode(reply.body)["reason"]
         assert (await client.call("list_topics"))["topics"] == [TOPIC]
 
 
 @pytest.mark.parametrize("takes_picks", [True, False])
-async def test_picks_come_only_to_those_that_take_them_and_fit_their_frames(
+async def test_picks_are_sent_only_to_clients_that_support_them(
     broker: TestBroker, monkeypatch: pytest.MonkeyPatch, takes_picks: bool
 ) -> None:
     monkeypatch.setattr(limits, "FRAME_BYTES_MIN", 100_000)
@@ -500,45 +492,47 @@ async def test_picks_come_only_to_those_that_take_them_and_fit_their_frames(
         mine, _ = await opened(other)
         payloads = [bytes([number]) * 30_000 for number in range(10)]
         body = encode_block(10, {envelope.PAYLOAD: payloads, envelope.KEY: keys})
-        asked = {"picks": True} if takes_picks else {}
-        found = await client.call(
-            "subscribe", topic=TOPIC, subscription="s", consumer="c", start="earliest", type="key-shared", **asked
+        options = {"picks": True} if takes_picks else {}
+        subscription = await client.call(
+            "subscribe", topic=TOPIC, subscription="s", consumer="c", start="earliest", type="key-shared", **options
         )
-        await client.write(credit(found["handle"], 100))
+        await client.write(credit(subscription["handle"], 100))
         await other.write(publish(10, PublishPart(mine, 0, body)))
         offsets: list[int] = []
         kinds: list[int] = []
         while len(offsets) < 5:
-            one = await client.read()
-            assert len(one.body) + SIZE_MIN <= 100_000
-            kinds.append(one.kind)
-            if one.kind == FrameKind.PICK:
-                picked = frame.decode_pick(one.body)
+            reply = await client.read()
+            assert len(reply.body) + SIZE_MIN <= 100_000
+            kinds.append(reply.kind)
+            if reply.kind == FrameKind.PICK:
+                picked = frame.decode_pick(reply.body)
                 assert picked.ranges is not None
                 offsets += [start for start, _ in picked.ranges]
                 assert [value for block_ in iter_blocks(picked.body) for value in block_.values(envelope.PAYLOAD)] == [
                     payloads[start] for start, _ in picked.ranges
                 ]
             else:
-                delivery = frame.decode_delivery(one.body)
+                delivery = frame.decode_delivery(reply.body)
                 offsets.append(delivery.base_offset + delivery.first_row)
         assert offsets == [0, 2, 4, 6, 8]
         assert (FrameKind.PICK in kinds) == takes_picks
 
 
-async def test_no_more_is_delivered_than_there_is_credit(client: RawClient, broker: TestBroker) -> None:
+async def test_deliveries_never_exceed_the_credit(client: RawClient, broker: TestBroker) -> None:
     mine, _ = await opened(client)
-    found = await client.call("subscribe", topic=TOPIC, subscription="s", consumer="c")
-    await client.write(publish(10, PublishPart(mine, 0, block(*[b"x"] * 10))), credit(found["handle"], 3), ping(11))
+    subscription = await client.call("subscribe", topic=TOPIC, subscription="s", consumer="c")
+    await client.write(
+        publish(10, PublishPart(mine, 0, block(*[b"x"] * 10))), credit(subscription["handle"], 3), ping(11)
+    )
     frames = [await client.read() for _ in range(3)]
     await client.write(ping(12))
     while frames[-1].number != 12:
         frames.append(await client.read())
-    rows = [frame.decode_delivery(one.body).rows for one in frames if one.kind == FrameKind.DELIVER]
+    rows = [frame.decode_delivery(reply.body).rows for reply in frames if reply.kind == FrameKind.DELIVER]
     assert sum(rows) == 3
 
 
-async def test_a_broker_that_stops_answers_what_it_has_taken_and_says_so(broker: TestBroker) -> None:
+async def test_a_stopping_broker_answers_accepted_requests_and_says_goodbye(broker: TestBroker) -> None:
     async with raw_client(broker.address) as client:
         mine, _ = await opened(client)
         await client.write(*(publish(number, PublishPart(mine, 0, block(b"x"))) for number in range(10, 40)))
@@ -546,5 +540,5 @@ async def test_a_broker_that_stops_answers_what_it_has_taken_and_says_so(broker:
         stopping = asyncio.create_task(broker.stop())
         before, reason = await goodbye(client)
         await stopping
-    assert [one.number for one in before] == list(range(10, 40))
+    assert [answer.number for answer in before] == list(range(10, 40))
     assert isinstance(reason, errors.ShuttingDown)

@@ -1,6 +1,6 @@
 """Anything that a client may say: it is carried out, answered with an error of ours, or ends the connection with one.
 
-Never a mistake of the broker (`internal`, a task or callback that failed), never silence, never anybody else's trouble.
+Never a mistake of the broker (`internal`, a task or callback that failed), never silence, no effect on other clients.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import icestream
 from icestream import errors
 from icestream.model.block import Numbering
 from icestream.rpc import document, frame
-from icestream.rpc.compression import Compression
+from icestream.rpc.body_compression import Compression
 from icestream.rpc.frame import COMPRESSED, AckRanges, Frame, FrameKind, PublishPart
 from icestream.rpc.handshake import Hello
 from icestream.testing import TestBroker
-from tests.support.raw_client import Closed, RawClient, ack, block, call, credit, ping, publish, raw_client
+from tests.support.native_sockets import incomplete_bytes
+from tests.support.raw_client import ConnectionClosed, RawClient, ack, block, call, credit, ping, publish, raw_client
 
 pytestmark = pytest.mark.asyncio
 TOPIC = "/default/orders"
@@ -44,22 +45,22 @@ KEYS = [
 
 @pytest_asyncio.fixture
 async def failures() -> list[dict[str, Any]]:
-    """What failed in the loop without anybody to hear of it."""
-    found: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: found.append(context))
-    return found
+    """Errors in the event loop that no task received."""
+    contexts: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: contexts.append(context))
+    return contexts
 
 
 @pytest_asyncio.fixture
-async def broker(failures: list[dict[str, Any]]) -> AsyncIterator[TestBroker]:
-    """Whatever fails inside of it fails the test."""
+async def broker(failures: list[dict[str, Any]], native_wire: str) -> AsyncIterator[TestBroker]:
+    """A broker; any error inside it fails the test."""
     async with icestream.testing.broker() as running:
         yield running
     assert failures == []
 
 
 async def conversation(client: RawClient) -> list[bytes]:
-    """What a good client would say, with handles that exist."""
+    """The frames of a correct client, with existing handles."""
     producer = await client.call("open_producer", topic=TOPIC, producer="p", shards=2)
     consumer = await client.call("subscribe", topic=TOPIC, subscription="s", consumer="c", type="shared")
     handle, number = producer["handle"], Numbering(producer["producer_id"], producer["producer_epoch"], 0)
@@ -84,55 +85,59 @@ async def conversation(client: RawClient) -> list[bytes]:
 
 
 def spoilt(frames: list[bytes], chance: random.Random) -> bytes:
-    """The same with a few things wrong."""
+    """The same frames with a few random faults."""
     frames = list(frames)
     for _ in range(chance.randrange(1, 4)):
         at, other = chance.randrange(len(frames)), chance.randrange(len(frames))
-        one = bytearray(frames[at])
+        damaged = bytearray(frames[at])
         match chance.randrange(7):
             case 0:
-                one[chance.randrange(len(one))] ^= 1 << chance.randrange(8)
+                damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
             case 1:
-                where = chance.randrange(len(one))
-                one[where : where + 4] = chance.choice(EDGES).to_bytes(4, "little")
+                where = chance.randrange(len(damaged))
+                damaged[where : where + 4] = chance.choice(EDGES).to_bytes(4, "little")
             case 2:
-                one[4] = chance.choice([kind.value for kind in FrameKind])
+                damaged[4] = chance.choice([kind.value for kind in FrameKind])
             case 3:
-                body = bytes(one[16 : 16 + chance.randrange(len(one))])
-                one = bytearray(frame.encode_frame(one[4], int.from_bytes(one[8:16], "little"), body))
+                body = bytes(damaged[16 : 16 + chance.randrange(len(damaged))])
+                damaged = bytearray(frame.encode_frame(damaged[4], int.from_bytes(damaged[8:16], "little"), body))
             case 4:
-                one += frames[other]
+                damaged += frames[other]
             case 5:
                 frames[at], frames[other] = frames[other], frames[at]
                 continue
             case 6:
-                one = bytearray(frame.encode_frame(one[4], at + 1, chance.randbytes(chance.randrange(80)), one[5] & 1))
-        frames[at] = bytes(one)
+                damaged = bytearray(
+                    frame.encode_frame(damaged[4], at + 1, chance.randbytes(chance.randrange(80)), damaged[5] & 1)
+                )
+        frames[at] = bytes(damaged)
     return b"".join(frames)
 
 
-async def heard(client: RawClient, broker: TestBroker) -> list[Frame]:
+async def read_answers(client: RawClient, broker: TestBroker) -> list[Frame]:
     """Everything up to the answer of the last PING, or to the end of the connection.
 
     Or until the broker waits for the rest of a frame that claims to be longer than what came.
     """
-    found: list[Frame] = []
-    (connection,) = [one for one in broker.node.native._connections if one.peer == client.name] or [None]
-    while not found or found[-1].number != LAST:
+    frames: list[Frame] = []
+    (connection,) = [candidate for candidate in broker.node.native._connections if candidate.peer == client.name] or [
+        None
+    ]
+    while not frames or frames[-1].number != LAST:
         try:
-            found.append(await client.read(0.05))
+            frames.append(await client.read(0.05))
         except TimeoutError:
-            if connection is not None and connection._stream.incomplete_bytes and not connection._is_closing:
+            if connection is not None and incomplete_bytes(connection) and not connection._is_closing:
                 break
-        except Closed:
-            assert found, "it was closed without a word"
-            assert (found[-1].kind, found[-1].number) == (FrameKind.ERROR, 0)
+        except ConnectionClosed:
+            assert frames, "it was closed without a word"
+            assert (frames[-1].kind, frames[-1].number) == (FrameKind.ERROR, 0)
             break
-    return found
+    return frames
 
 
-def code_of(one: Frame) -> str:
-    body = Compression().decompress(one.body, 2**20) if one.flags else one.body
+def code_of(reply: Frame) -> str:
+    body = Compression().decompress(reply.body, 2**20) if reply.flags else reply.body
     return document.decode_error(body).code
 
 
@@ -143,10 +148,10 @@ async def test_spoilt_conversations_are_answered_or_ended_with_a_reason(broker: 
         for _ in range(40):
             hello = Hello(compression=("zstd",) if chance.random() < 0.7 else ())
             async with raw_client(broker.address, hello) as client:
-                said = spoilt(await conversation(client), chance)
-                await client.write(said, ping(LAST))
-                for one in await heard(client, broker):
-                    assert one.kind != FrameKind.ERROR or code_of(one) in OURS
+                spoilt_frames = spoilt(await conversation(client), chance)
+                await client.write(spoilt_frames, ping(LAST))
+                for reply in await read_answers(client, broker):
+                    assert reply.kind != FrameKind.ERROR or code_of(reply) in OURS
             assert (await witness.call("describe_topic", topic=TOPIC))["shards"] == 2
 
 
@@ -181,10 +186,10 @@ async def check_calls(client: RawClient, methods: list[str], chance: random.Rand
     await client.write(ping(LAST))
     answered: dict[int, Frame] = {}
     while len(answered) < len(numbers) + 1:
-        one = await client.read()
-        if one.kind in (FrameKind.RESULT, FrameKind.ERROR, FrameKind.PONG):
-            assert one.number not in answered
-            answered[one.number] = one
+        reply = await client.read()
+        if reply.kind in (FrameKind.RESULT, FrameKind.ERROR, FrameKind.PONG):
+            assert reply.number not in answered
+            answered[reply.number] = reply
     for number in numbers:
-        one = answered[number]
-        assert one.kind == FrameKind.RESULT or code_of(one) in OURS
+        reply = answered[number]
+        assert reply.kind == FrameKind.RESULT or code_of(reply) in OURS

@@ -1,4 +1,4 @@
-"""Shares of one budget: everybody knows the present one, and together they stay below the whole."""
+"""Shares of one budget: every connection has the current share, and together they stay below the budget."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from icestream import limits
 from icestream.frontends.native.send_budget import SendBudget
 
 
-class Told:
+class RecordingConnection:
     def __init__(self) -> None:
         self.share = 0
         self.times = 0
@@ -22,26 +22,26 @@ class Told:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 200)), max_size=8))
-def test_everybody_has_the_same_share_and_all_of_them_fit(steps: list[tuple[bool, int]]) -> None:
+def test_all_connections_get_equal_shares_within_the_budget(steps: list[tuple[bool, int]]) -> None:
     budget, here = SendBudget(), []
     for comes, count in steps:
         for _ in range(count):
-            one: Any = Told()
+            connection: Any = RecordingConnection()
             if comes:
-                here.append(one)
-                budget.add(one)
+                here.append(connection)
+                budget.add(connection)
             elif here:
                 budget.discard(here.pop())
-        assert {one.share for one in here} <= {budget.share}
+        assert {connection.share for connection in here} <= {budget.share}
         assert limits.SOCKET_WRITE_BYTES_MIN <= budget.share <= limits.SOCKET_WRITE_BYTES_MAX
         assert budget.share * len(budget) <= limits.SEND_BYTES_TOTAL
 
 
-def test_they_are_not_told_more_often_than_it_doubles() -> None:
+def test_shares_are_announced_only_when_they_double() -> None:
     budget: Any = SendBudget()
-    first = Told()
+    first = RecordingConnection()
     budget.add(first)
     for _ in range(4096):
-        budget.add(Told())
+        budget.add(RecordingConnection())
     assert first.share == limits.SOCKET_WRITE_BYTES_MIN
     assert first.times < 10

@@ -27,7 +27,7 @@ from icestream.iceberg import arrow_transforms
 from icestream.iceberg.arrow_transforms import transform_column
 from icestream.iceberg.conversions import lower_bound, upper_bound
 from icestream.pipeline.files.parquet_layout import ARROW
-from tests.support.effort import QUARTER
+from tests.support.hypothesis_effort import QUARTER
 
 TYPES: dict[str, PrimitiveType] = {
     "int": IntegerType(),
@@ -61,7 +61,7 @@ def hashes(values: list[bytes]) -> list[int]:
 @pytest.mark.parametrize(("few", "short_words"), [(0, 0), (2, 0), (2, 3), (100, 64), (100, 0)])
 @QUARTER
 @given(values=st.lists(st.one_of(st.binary(max_size=40), st.binary(min_size=250, max_size=600)), max_size=6))
-def test_a_hash_is_the_same_in_whichever_way_it_is_made(few: int, short_words: int, values: list[bytes]) -> None:
+def test_hashes_are_equal_by_every_method(few: int, short_words: int, values: list[bytes]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arrow_transforms, "_FEW_VALUES", few)
         patch.setattr(arrow_transforms, "_SHORT_WORDS", short_words)
@@ -69,11 +69,11 @@ def test_a_hash_is_the_same_in_whichever_way_it_is_made(few: int, short_words: i
         assert hashes(values) == [mmh3.hash(value, 0, signed=False) for value in values]
 
 
-def test_a_long_key_takes_few_steps_over_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is a handful of calls of NumPy: for a key of megabytes they took half a minute."""
+def test_long_keys_are_hashed_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step is a few calls of NumPy: one per word took half a minute for a key of megabytes."""
     steps = []
     word = arrow_transforms._word
-    monkeypatch.setattr(arrow_transforms, "_word", lambda *given: steps.append(1) or word(*given))
+    monkeypatch.setattr(arrow_transforms, "_word", lambda *arguments: steps.append(1) or word(*arguments))
     values = [bytes(range(251)) * 5000, b"short", b""]
     assert hashes(values) == [mmh3.hash(value, 0, signed=False) for value in values]
     assert len(steps) < 100
@@ -83,21 +83,21 @@ def test_a_long_key_takes_few_steps_over_all_of_them(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("transform", ["identity", "bucket[16]", "bucket[7]", "void"])
 @QUARTER
 @given(data=st.data())
-def test_transforms_are_those_of_iceberg(kind: str, transform: str, data: st.DataObject) -> None:
+def test_transforms_match_iceberg(kind: str, transform: str, data: st.DataObject) -> None:
     check(kind, transform, data.draw(st.lists(st.one_of(st.none(), VALUES[kind]), max_size=6)))
 
 
 @pytest.mark.parametrize("transform", ["year", "month", "day", "hour"])
 @QUARTER
 @given(values=st.lists(st.one_of(st.none(), TIMES), max_size=6))
-def test_times_are_those_of_iceberg(transform: str, values: list[int | None]) -> None:
+def test_times_match_iceberg(transform: str, values: list[int | None]) -> None:
     check("timestamptz", transform, values)
 
 
 @pytest.mark.parametrize("kind", ["string", "binary"])
 @QUARTER
 @given(data=st.data())
-def test_truncated_values_are_those_of_iceberg(kind: str, data: st.DataObject) -> None:
+def test_truncated_values_match_iceberg(kind: str, data: st.DataObject) -> None:
     check(kind, "truncate[5]", data.draw(st.lists(st.one_of(st.none(), VALUES[kind]), max_size=6)))
 
 
@@ -106,15 +106,15 @@ def check(kind: str, transform: str, values: list[Any]) -> None:
     assert plain(transform_column(transform, pa.array(values, ARROW[kind]))) == [oracle(value) for value in values]
 
 
-def test_a_slice_and_chunks_are_transformed_as_they_are() -> None:
+def test_slices_and_chunks_are_transformed() -> None:
     keys = pa.chunked_array([pa.array([b"a", b"b", b"c"]).slice(1), pa.array([b"b", None])])
-    found = transform_column("bucket[100]", keys).to_pylist()
+    buckets = transform_column("bucket[100]", keys).to_pylist()
     oracle = parse_transform("bucket[100]").transform(BinaryType())
-    assert found == [oracle(b"b"), oracle(b"c"), oracle(b"b"), None]
+    assert buckets == [oracle(b"b"), oracle(b"c"), oracle(b"b"), None]
 
 
 @pytest.mark.parametrize("transform", ["bucket[0]", "hour", "zorder", "truncate[x]"])
-def test_what_is_not_known_is_refused(transform: str) -> None:
+def test_unknown_transforms_are_refused(transform: str) -> None:
     with pytest.raises(errors.InvalidInput, match="partitioned by"):
         transform_column(transform, pa.array([b"a"]))
 

@@ -25,8 +25,8 @@ def deep(levels: int) -> Any:
 
 
 def test_fields_of_all_levels_have_full_names() -> None:
-    found = schema.fields_of(NESTED)
-    assert {number: field.name for number, field in found.items()} == {
+    fields = schema.fields_of(NESTED)
+    assert {number: field.name for number, field in fields.items()} == {
         1: "tags",
         11: "tags.element",
         2: "labels",
@@ -36,8 +36,8 @@ def test_fields_of_all_levels_have_full_names() -> None:
         14: "address.street",
         4: "n",
     }
-    assert [number for number, field in found.items() if not field.in_structs] == [11, 12, 13]
-    assert schema.highest_id(found) == 14
+    assert [number for number, field in fields.items() if not field.in_structs] == [11, 12, 13]
+    assert schema.highest_id(fields) == 14
     assert schema.highest_id({}) == 0
 
 
@@ -74,14 +74,14 @@ def test_fields_of_all_levels_have_full_names() -> None:
         (of(column(1, "a"), **{"identifier-field-ids": "1"}), "non-array"),
     ],
 )
-def test_what_is_no_schema_is_refused(broken: Any, says: str) -> None:
+def test_invalid_schemas_are_refused(broken: Any, says: str) -> None:
     with pytest.raises(errors.InvalidInput, match=says):
         schema.fields_of(broken)
 
 
-def test_identifiers_may_lie_in_required_structs() -> None:
-    found = schema.fields_of({**NESTED, "identifier-field-ids": [14]})
-    assert 14 in found
+def test_identifier_fields_may_be_in_required_structs() -> None:
+    fields = schema.fields_of({**NESTED, "identifier-field-ids": [14]})
+    assert 14 in fields
     assert schema.fields_of(of(column(1, "a", deep(limits.CATALOG_TYPE_DEPTH_MAX - 1))))
 
 
@@ -105,18 +105,18 @@ def test_types_belong_to_families(kind: Any, family: str) -> None:
 
 @pytest.mark.parametrize("kind", ["timestamp_ns", "timestamptz_ns", "variant", "unknown", "geometry", "geography"])
 def test_types_of_v3_are_refused_before(kind: str) -> None:
-    found = schema.fields_of(of(column(1, "data", kind)))
-    schema.check_version(found, 3)
+    fields = schema.fields_of(of(column(1, "data", kind)))
+    schema.check_version(fields, 3)
     for version in (1, 2):
         with pytest.raises(errors.InvalidInput, match=f"Invalid type for data: {kind} is not supported until v3"):
-            schema.check_version(found, version)
+            schema.check_version(fields, version)
 
 
 def test_default_values_are_of_v3() -> None:
-    found = schema.fields_of(of(column(1, "n", **{"initial-default": 7, "write-default": 8})))
-    schema.check_version(found, 3)
+    fields = schema.fields_of(of(column(1, "n", **{"initial-default": 7, "write-default": 8})))
+    schema.check_version(fields, 3)
     with pytest.raises(errors.InvalidInput, match="Invalid initial default for n"):
-        schema.check_version(found, 2)
+        schema.check_version(fields, 2)
     schema.check_version(schema.fields_of(of(column(1, "n", **{"initial-default": None, "write-default": 8}))), 2)
 
 
@@ -143,12 +143,14 @@ def test_two_schemas_are_the_same_when_their_fields_are(other: Any, expected: bo
 
 
 def test_a_new_table_numbers_its_fields_struct_by_struct() -> None:
-    given = of(
+    request_schema = of(
         column(70, "a", STRUCT, True, doc="where", **{"x-engine": 1}), column(71, "b", MAP), column(72, "c", LIST)
     )
-    made, fresh = schema.with_fresh_ids({**given, "identifier-field-ids": [14], "schema-id": 5, "x": "y"}, 0)
+    numbered, fresh = schema.with_fresh_ids(
+        {**request_schema, "identifier-field-ids": [14], "schema-id": 5, "x": "y"}, 0
+    )
     assert fresh == {70: 1, 71: 2, 72: 3, 14: 4, 12: 5, 13: 6, 11: 7}
-    assert {number: field.name for number, field in schema.fields_of(made).items()} == {
+    assert {number: field.name for number, field in schema.fields_of(numbered).items()} == {
         1: "a",
         4: "a.street",
         2: "b",
@@ -157,9 +159,9 @@ def test_a_new_table_numbers_its_fields_struct_by_struct() -> None:
         3: "c",
         7: "c.element",
     }
-    assert (made["schema-id"], made["identifier-field-ids"], made["x"]) == (0, [4], "y")
-    assert made["fields"][0]["x-engine"] == 1
-    assert given["fields"][0]["id"] == 70, "what was given is not changed"
+    assert (numbered["schema-id"], numbered["identifier-field-ids"], numbered["x"]) == (0, [4], "y")
+    assert numbered["fields"][0]["x-engine"] == 1
+    assert request_schema["fields"][0]["id"] == 70, "what was given is not changed"
 
 
 @pytest.mark.parametrize(
@@ -184,7 +186,7 @@ def test_a_new_table_numbers_its_fields_struct_by_struct() -> None:
         ("identity", LIST, False),
     ],
 )
-def test_transforms_take_the_types_they_can_read(applied: str, kind: Any, fits: bool) -> None:
+def test_transforms_accept_the_types_they_can_read(applied: str, kind: Any, fits: bool) -> None:
     if fits:
         transforms.check(applied, kind)
     else:

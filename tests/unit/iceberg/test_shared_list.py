@@ -1,4 +1,4 @@
-"""Entries against plain lists: whoever goes on from an older version never disturbs another."""
+"""Entries against plain lists: extending an older version never changes another version."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def item(number: int) -> dict[str, int]:
 
 
 def check(entries: SharedList, model: list[int], seen: int) -> None:
-    assert [one["snapshot-id"] for one in entries] == model
+    assert [entry["snapshot-id"] for entry in entries] == model
     assert len(entries) == len(model)
     assert orjson.loads(b"[" + b"".join(entries.pieces()) + b"]") == [item(number) for number in model]
     for number in range(seen):
@@ -30,8 +30,8 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_every_version_stays_what_it_was(steps: list[Step]) -> None:
-    """Each step makes a new version of any older one; in the end all of them are looked at."""
+def test_every_version_is_immutable(steps: list[Step]) -> None:
+    """Each step derives a new version from any older one; in the end all versions are compared."""
     versions: list[tuple[SharedList, list[int]]] = [(SharedList([], "snapshot-id"), [])]
     seen = 0
     for kind, which, amount in steps:
@@ -47,7 +47,7 @@ def test_every_version_stays_what_it_was(steps: list[Step]) -> None:
             gone = {number for number in model if number % 7 == amount % 7}
             entries, model = entries.without(gone), [number for number in model if number not in gone]
         else:
-            entries = entries.filter(lambda one, amount=amount: one["snapshot-id"] < amount)  # type: ignore[misc]
+            entries = entries.filter(lambda entry, amount=amount: entry["snapshot-id"] < amount)  # type: ignore[misc]
             model = [number for number in model if number < amount]
         if amount % 2:
             entries.pieces()
@@ -56,14 +56,14 @@ def test_every_version_stays_what_it_was(steps: list[Step]) -> None:
         check(entries, model, seen)
 
 
-def test_a_version_that_others_went_on_from_goes_on_by_itself() -> None:
+def test_a_version_with_successors_can_be_extended_independently() -> None:
     base = SharedList([item(1)], "snapshot-id")
-    one, other = base.plus(item(2)), base.plus(item(3))
-    assert (one.find(3), other.find(2)) == (None, None)
-    assert [len(each) for each in (base, one, other)] == [1, 2, 2]
+    first, other = base.plus(item(2)), base.plus(item(3))
+    assert (first.find(3), other.find(2)) == (None, None)
+    assert [len(each) for each in (base, first, other)] == [1, 2, 2]
 
 
-def test_the_ends_are_found_by_number() -> None:
+def test_the_ends_are_accessible_by_index() -> None:
     entries = SharedList([item(1), item(2), item(3)]).without_first(1)
     assert (entries[0], entries[-1]) == (item(2), item(3))
     for outside in (2, -3):

@@ -1,4 +1,4 @@
-"""One sync for all who wait, and rest for a disk that producers write to."""
+"""One sync for all waiting requests, and pauses between syncs of a disk that producers write to."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from icestream.runtime.clock import Clock, SimulatedClock
 A, B, C, D = (Path(f"/{name}") for name in "abcd")
 
 
-class Disk:
-    """Syncs that end when the test says so."""
+class HeldDiskSync:
+    """Disk syncs that end when the test releases them."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.begun: list[set[Path]] = []
@@ -39,17 +39,17 @@ async def settle() -> None:
 
 
 @pytest.mark.asyncio
-async def test_who_comes_while_a_sync_runs_is_served_by_the_next_one_together() -> None:
-    disk = Disk()
+async def test_requests_during_a_sync_share_the_next_one() -> None:
+    disk = HeldDiskSync()
     first = disk.ask(A)
     await settle()
-    others = [disk.ask(one) for one in (B, C)]
+    others = [disk.ask(path) for path in (B, C)]
     await settle()
     assert disk.begun == [{A}]
     disk.gates[0].set_result(False)
     await settle()
     assert first.done()
-    assert not any(one.done() for one in others), "what they wrote may be behind the sync that ran"
+    assert not any(waiter.done() for waiter in others), "what they wrote may be behind the sync that ran"
     late = disk.ask(D)
     await settle()
     assert disk.begun == [{A}, {B, C}]
@@ -62,13 +62,13 @@ async def test_who_comes_while_a_sync_runs_is_served_by_the_next_one_together() 
 
 
 @pytest.mark.asyncio
-async def test_all_who_wait_hear_of_a_failure_and_the_next_sync_is_another() -> None:
-    disk = Disk()
-    waiting = [disk.ask(one) for one in (A, B)]
+async def test_all_waiters_get_a_failure_and_the_next_sync_is_separate() -> None:
+    disk = HeldDiskSync()
+    waiting = [disk.ask(path) for path in (A, B)]
     await settle()
     disk.gates[0].set_exception(OSError(5, "no"))
-    found = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [str(one) for one in found] == ["[Errno 5] no"] * 2
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [str(outcome) for outcome in outcomes] == ["[Errno 5] no"] * 2
     again = disk.ask(A)
     await settle()
     disk.gates[1].set_result(False)
@@ -76,8 +76,8 @@ async def test_all_who_wait_hear_of_a_failure_and_the_next_sync_is_another() -> 
 
 
 @pytest.mark.asyncio
-async def test_one_who_is_cut_off_leaves_the_others_their_sync() -> None:
-    disk = Disk()
+async def test_a_cancelled_waiter_does_not_cancel_the_sync() -> None:
+    disk = HeldDiskSync()
     first, second = disk.ask(A), disk.ask(B)
     await settle()
     first.cancel()
@@ -90,7 +90,7 @@ async def test_one_who_is_cut_off_leaves_the_others_their_sync() -> None:
 @pytest.mark.asyncio
 async def test_a_disk_that_producers_write_to_rests_between_two_syncs() -> None:
     clock = SimulatedClock()
-    disk = Disk(clock)
+    disk = HeldDiskSync(clock)
     first = disk.ask(A)
     await settle()
     clock.advance(0.001)
@@ -105,7 +105,7 @@ async def test_a_disk_that_producers_write_to_rests_between_two_syncs() -> None:
     assert len(disk.begun) == 1
     clock.advance(0.002)
     await settle()
-    assert disk.begun[1:] == [{B, C}], "who came in the rest shares it"
+    assert disk.begun[1:] == [{B, C}], "requests during the pause share the next sync"
     clock.advance(10)
     disk.gates[1].set_result(True)
     await asyncio.gather(second, third)
@@ -118,12 +118,12 @@ async def test_a_disk_that_producers_write_to_rests_between_two_syncs() -> None:
     await fourth
     fifth = disk.ask(A)
     await settle()
-    assert len(disk.begun) == 4, "nobody writes to it: no rest"
+    assert len(disk.begun) == 4, "no producer writes to this disk: no pause"
     disk.gates[3].set_result(False)
     await fifth
 
 
-def test_a_log_is_busy_while_messages_come_and_on_this_disk_alone(tmp_path: Path) -> None:
+def test_a_log_is_busy_while_messages_arrive_and_only_on_its_disk(tmp_path: Path) -> None:
     disk, here = LogDiskMonitor(tmp_path), {tmp_path.stat().st_dev}
     assert not disk.is_busy(here), "no log at all"
     names = [tmp_path / f"log-{number:020}.wal" for number in (9, 10, 11)]

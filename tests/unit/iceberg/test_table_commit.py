@@ -18,7 +18,7 @@ from icestream.iceberg import requirements as requirement
 from icestream.iceberg import table_commit
 from icestream.iceberg import updates as update
 from icestream.iceberg.table_metadata import TableMetadata, decode, load
-from tests.support.effort import QUARTER
+from tests.support.hypothesis_effort import QUARTER
 from tests.support.tables import (
     FILE,
     LOCATION,
@@ -40,7 +40,7 @@ def need(kind: str, **values: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "held",
+    "met",
     [
         need("assert-table-uuid", uuid=UUID),
         need("assert-table-uuid", uuid=UUID.upper()),
@@ -56,9 +56,9 @@ def need(kind: str, **values: Any) -> dict[str, Any]:
         need("assert-default-sort-order-id", default_sort_order_id=0),
     ],
 )
-def test_a_requirement_that_holds_lets_a_commit_pass(held: dict[str, Any]) -> None:
-    table_commit.check_requirements(BASE, [held])
-    assert requirement.kind(held) in requirement.REQUIREMENTS
+def test_a_met_requirement_lets_a_commit_pass(met: dict[str, Any]) -> None:
+    table_commit.check_requirements(BASE, [met])
+    assert requirement.kind(met) in requirement.REQUIREMENTS
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_requirement_that_holds_lets_a_commit_pass(held: dict[str, Any]) -> No
         ),
     ],
 )
-def test_a_requirement_that_does_not_hold_is_a_conflict(broken: dict[str, Any], says: str) -> None:
+def test_an_unmet_requirement_is_a_conflict(broken: dict[str, Any], says: str) -> None:
     with pytest.raises(errors.CommitConflict) as refused:
         table_commit.check_requirements(BASE, [broken])
     assert refused.value.message == says
@@ -117,13 +117,13 @@ def test_a_requirement_that_does_not_hold_is_a_conflict(broken: dict[str, Any], 
         (need("assert-default-spec-id", default_spec_id=True), "non-integer"),
     ],
 )
-def test_a_requirement_that_nobody_knows_is_a_mistake(broken: dict[str, Any], says: str) -> None:
+def test_an_unknown_requirement_is_invalid(broken: dict[str, Any], says: str) -> None:
     with pytest.raises(errors.InvalidInput, match=says) as refused:
         table_commit.check_requirements(BASE, [broken])
     assert not isinstance(refused.value, errors.CommitConflict)
 
 
-def test_a_table_that_is_not_there_can_only_be_created() -> None:
+def test_a_missing_table_can_only_be_created() -> None:
     assert table_commit.is_create([need("assert-create")])
     assert not table_commit.is_create([need("assert-table-uuid", uuid=UUID)])
     table_commit.check_requirements(None, [need("assert-create")])
@@ -133,15 +133,15 @@ def test_a_table_that_is_not_there_can_only_be_created() -> None:
 
 def test_a_commit_is_bounded() -> None:
     table_commit.check_size([{}], [{}])
-    with pytest.raises(errors.InvalidInput, match="updates, at most"):
+    with pytest.raises(errors.InvalidInput, match="updates, limit"):
         table_commit.check_size([], [{}] * (limits.CATALOG_UPDATES_MAX + 1))
-    with pytest.raises(errors.InvalidInput, match="requirements, at most"):
+    with pytest.raises(errors.InvalidInput, match="requirements, limit"):
         table_commit.check_size([{}] * (limits.CATALOG_REQUIREMENTS_MAX + 1), [])
     with pytest.raises(errors.InvalidInput, match="non-object"):
         table_commit.check_size([], [7])  # type: ignore[list-item]
 
 
-def test_a_commit_that_changes_nothing_is_the_table_itself() -> None:
+def test_a_no_op_commit_returns_the_table_itself() -> None:
     same = commit_to(BASE, {"action": "set-properties", "updates": {}}, point("main", 2))
     assert same is BASE
 
@@ -149,17 +149,19 @@ def test_a_commit_that_changes_nothing_is_the_table_itself() -> None:
 # --- metadata files ---------------------------------------------------------------------------------------------------
 
 
-def test_old_metadata_files_go_as_the_table_says() -> None:
-    made = table()
+def test_old_metadata_files_are_dropped_as_the_properties_say() -> None:
+    metadata = table()
     for number in range(5):
-        made = commit_to(made, {"action": "set-properties", "updates": {"n": str(number)}}, location=f"file:/{number}")
+        metadata = commit_to(
+            metadata, {"action": "set-properties", "updates": {"n": str(number)}}, location=f"file:/{number}"
+        )
     keep_two = {"write.metadata.previous-versions-max": "2", "write.metadata.delete-after-commit.enabled": "TRUE"}
-    after = commit_to(made, {"action": "set-properties", "updates": keep_two}, location="file:/5")
+    after = commit_to(metadata, {"action": "set-properties", "updates": keep_two}, location="file:/5")
     assert [entry["metadata-file"] for entry in after.metadata_log] == ["file:/4", "file:/5"]
-    assert table_commit.dropped_metadata_files(made, after) == ["file:/0", "file:/1", "file:/2", "file:/3"]
-    silent = commit_to(made, {"action": "set-properties", "updates": {"n": "x"}}, location="file:/5")
-    assert table_commit.dropped_metadata_files(made, silent) == []
-    assert [entry["timestamp-ms"] for entry in silent.metadata_log][-1] == made.fields["last-updated-ms"]
+    assert table_commit.dropped_metadata_files(metadata, after) == ["file:/0", "file:/1", "file:/2", "file:/3"]
+    silent = commit_to(metadata, {"action": "set-properties", "updates": {"n": "x"}}, location="file:/5")
+    assert table_commit.dropped_metadata_files(metadata, silent) == []
+    assert [entry["timestamp-ms"] for entry in silent.metadata_log][-1] == metadata.fields["last-updated-ms"]
 
 
 def test_at_least_one_metadata_file_is_remembered() -> None:
@@ -190,13 +192,13 @@ UPDATES = st.fixed_dictionaries(
 
 @QUARTER
 @given(st.lists(UPDATES, max_size=3))
-def test_any_update_is_taken_or_refused_and_makes_a_valid_table(updates: list[dict[str, Any]]) -> None:
+def test_any_update_is_refused_or_makes_a_valid_table(updates: list[dict[str, Any]]) -> None:
     try:
-        made = commit_to(BASE, *updates)
+        metadata = commit_to(BASE, *updates)
     except errors.InvalidInput:
-        made = BASE
-    assert load(made.as_json()).as_json() == made.as_json()
-    assert decode(made.encode()).as_json() == made.as_json()
+        metadata = BASE
+    assert load(metadata.as_json()).as_json() == metadata.as_json()
+    assert decode(metadata.encode()).as_json() == metadata.as_json()
 
 
 # --- cost -------------------------------------------------------------------------------------------------------------
@@ -228,9 +230,9 @@ def allocated(work: Callable[[], object]) -> int:
 
 @functools.cache
 def grown(count: int) -> TableMetadata:
-    made = with_snapshots(count)
-    made.pieces()
-    return made
+    metadata = with_snapshots(count)
+    metadata.pieces()
+    return metadata
 
 
 def one_commit(base: TableMetadata) -> TableMetadata:
@@ -245,9 +247,9 @@ def one_commit(base: TableMetadata) -> TableMetadata:
         {"action": "set-properties", "updates": {"n": str(number)}},
     ]
     table_commit.check_requirements(base, requirements)
-    made = table_commit.apply_updates(base, FILE, updates, snapshot(number)["timestamp-ms"])
-    made.pieces()
-    return made
+    metadata = table_commit.apply_updates(base, FILE, updates, snapshot(number)["timestamp-ms"])
+    metadata.pieces()
+    return metadata
 
 
 def test_a_commit_costs_the_same_at_a_thousand_snapshots() -> None:
@@ -258,21 +260,21 @@ def test_a_commit_costs_the_same_at_a_thousand_snapshots() -> None:
     assert allocated(lambda: one_commit(many)) <= 2 * allocated(lambda: one_commit(few)) + 20_000
 
 
-def test_a_commit_from_a_version_that_others_went_on_from_joins_no_chunk_again() -> None:
+def test_a_commit_from_a_version_with_successors_joins_no_chunk_again() -> None:
     base = grown(1_000)
     one_commit(base)
     encoded = calls(lambda: one_commit(base))
     assert encoded <= 1.5 * calls(lambda: one_commit(grown(130)))
 
 
-def test_expiring_the_oldest_costs_no_copy_of_the_others() -> None:
+def test_expiring_the_oldest_snapshot_copies_no_others() -> None:
     base = append(grown(1_000), 1_001)
     expire = {"action": "remove-snapshots", "snapshot-ids": [1, 2, 3]}
-    made = commit_to(base, expire)
-    assert made.snapshots._storage is base.snapshots._storage
-    assert (len(made.snapshots), made.snapshots[0]["snapshot-id"], len(made.snapshot_log)) == (998, 4, 998)
-    assert decode(made.encode()).as_json() == made.as_json()
+    metadata = commit_to(base, expire)
+    assert metadata.snapshots._storage is base.snapshots._storage
+    assert (len(metadata.snapshots), metadata.snapshots[0]["snapshot-id"], len(metadata.snapshot_log)) == (998, 4, 998)
+    assert decode(metadata.encode()).as_json() == metadata.as_json()
 
 
-def test_a_location_stays_where_it_is() -> None:
+def test_a_location_is_immutable() -> None:
     assert append(BASE, 3).location == LOCATION

@@ -33,10 +33,10 @@ PARTITIONED = {
 }
 
 
-def test_ids_are_assigned_whatever_the_client_called_them() -> None:
-    made = table(**PARTITIONED, properties={"owner": "me"})
-    fields = made.fields
-    assert [field["id"] for field in made.current_schema["fields"]] == [1, 2, 3]
+def test_column_ids_are_assigned_whatever_the_client_sent() -> None:
+    metadata = table(**PARTITIONED, properties={"owner": "me"})
+    fields = metadata.fields
+    assert [field["id"] for field in metadata.current_schema["fields"]] == [1, 2, 3]
     assert (fields["last-column-id"], fields["current-schema-id"], fields["default-spec-id"]) == (3, 0, 0)
     assert fields["partition-specs"] == [
         {"spec-id": 0, "fields": [{"source-id": 3, "name": "day", "transform": "day", "field-id": 1000}]}
@@ -44,27 +44,27 @@ def test_ids_are_assigned_whatever_the_client_called_them() -> None:
     assert fields["last-partition-id"] == 1000
     assert [order["order-id"] for order in fields["sort-orders"]] == [1]
     assert (fields["sort-orders"][0]["fields"][0]["source-id"], fields["default-sort-order-id"]) == (1, 1)
-    assert made.properties == {"owner": "me", "write.parquet.compression-codec": "zstd"}
-    assert (made.uuid, made.location, fields["last-updated-ms"]) == (UUID, LOCATION, NOW_MS)
-    assert load(made.as_json()).as_json() == made.as_json()
+    assert metadata.properties == {"owner": "me", "write.parquet.compression-codec": "zstd"}
+    assert (metadata.uuid, metadata.location, fields["last-updated-ms"]) == (UUID, LOCATION, NOW_MS)
+    assert load(metadata.as_json()).as_json() == metadata.as_json()
 
 
 def test_a_plain_table_is_unpartitioned_and_unsorted() -> None:
-    made = table(**{"partition-spec": None, "write-order": None, "properties": None})
-    assert made.format_version == 2
-    assert made.fields["partition-specs"] == [{"spec-id": 0, "fields": []}]
-    assert made.fields["sort-orders"] == [{"order-id": 0, "fields": []}]
-    assert made.fields["last-partition-id"] == 999
-    assert (len(made.snapshots), made.references, made.current_snapshot_id) == (0, {}, None)
+    metadata = table(**{"partition-spec": None, "write-order": None, "properties": None})
+    assert metadata.format_version == 2
+    assert metadata.fields["partition-specs"] == [{"spec-id": 0, "fields": []}]
+    assert metadata.fields["sort-orders"] == [{"order-id": 0, "fields": []}]
+    assert metadata.fields["last-partition-id"] == 999
+    assert (len(metadata.snapshots), metadata.references, metadata.current_snapshot_id) == (0, {}, None)
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_the_version_is_a_property_that_is_not_stored(version: int) -> None:
-    made = table(properties={"format-version": str(version), "uuid": "x", "a": "b"})
-    assert made.format_version == version
-    assert made.properties == {"a": "b", "write.parquet.compression-codec": "zstd"}
-    assert ("next-row-id" in made.fields) == (version == 3)
-    assert ("last-sequence-number" in made.fields) == (version > 1)
+    metadata = table(properties={"format-version": str(version), "uuid": "x", "a": "b"})
+    assert metadata.format_version == version
+    assert metadata.properties == {"a": "b", "write.parquet.compression-codec": "zstd"}
+    assert ("next-row-id" in metadata.fields) == (version == 3)
+    assert ("last-sequence-number" in metadata.fields) == (version > 1)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_the_version_is_a_property_that_is_not_stored(version: int) -> None:
         ({"write-order": {"fields": 1}}, "non-array"),
     ],
 )
-def test_what_makes_no_table_is_refused(request_: dict[str, Any], says: str) -> None:
+def test_invalid_tables_are_refused(request_: dict[str, Any], says: str) -> None:
     with pytest.raises(errors.InvalidInput, match=says):
         table(**request_)
 
@@ -100,7 +100,7 @@ def test_a_field_in_a_list_does_not_partition() -> None:
 
 
 def staged(version: int = 2) -> list[dict[str, Any]]:
-    """What Java's client sends to create a table with data."""
+    """The updates that Java's client sends to create a table with data."""
     return [
         {"action": "assign-uuid", "uuid": UUID},
         {"action": "upgrade-format-version", "format-version": version},
@@ -123,25 +123,25 @@ def created(updates: list[dict[str, Any]]) -> TableMetadata:
 
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_a_transaction_creates_a_table_with_its_first_snapshot(version: int) -> None:
-    made = created(staged(version))
-    assert (made.format_version, made.current_snapshot_id, made.location) == (version, 1, LOCATION)
-    assert [one["snapshot-id"] for one in made.snapshot_log] == [1]
-    assert list(made.metadata_log) == []
-    assert load(made.as_json()).as_json() == made.as_json()
+    metadata = created(staged(version))
+    assert (metadata.format_version, metadata.current_snapshot_id, metadata.location) == (version, 1, LOCATION)
+    assert [entry["snapshot-id"] for entry in metadata.snapshot_log] == [1]
+    assert list(metadata.metadata_log) == []
+    assert load(metadata.as_json()).as_json() == metadata.as_json()
 
 
 @pytest.mark.parametrize("missing", ["add-schema", "add-spec", "add-sort-order", "set-location", "assign-uuid"])
-def test_a_transaction_that_leaves_something_out_creates_nothing(missing: str) -> None:
-    left = [one for one in staged() if one["action"] != missing]
+def test_an_incomplete_create_transaction_creates_nothing(missing: str) -> None:
+    left = [update for update in staged() if update["action"] != missing]
     with pytest.raises(errors.InvalidInput):
         created(left)
     with pytest.raises(errors.InvalidInput):
-        created([one for one in left if "snapshot" not in one["action"] and -1 not in one.values()])
+        created([update for update in left if "snapshot" not in update["action"] and -1 not in update.values()])
 
 
-def test_several_schemas_may_come_before_the_first_commit() -> None:
+def test_several_schemas_may_precede_the_first_commit() -> None:
     wider = schema(*SCHEMA["fields"], column(4, "more"))
     more = [{"action": "add-schema", "schema": wider}, {"action": "set-current-schema", "schema-id": -1}]
-    made = created(staged()[:10] + more)
-    assert [one["schema-id"] for one in made.fields["schemas"]] == [0, 1]
-    assert (made.fields["current-schema-id"], made.fields["last-column-id"]) == (1, 4)
+    metadata = created(staged()[:10] + more)
+    assert [schema["schema-id"] for schema in metadata.fields["schemas"]] == [0, 1]
+    assert (metadata.fields["current-schema-id"], metadata.fields["last-column-id"]) == (1, 4)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from icestream import errors
 from icestream.iceberg import values
 from icestream.iceberg.table_metadata import decode, load
-from tests.support.effort import HALF
+from tests.support.hypothesis_effort import HALF
 from tests.support.tables import FILE, LOCATION, NOW_MS, SCHEMA, UUID, add, commit_to, point, snapshot, with_snapshots
 
 OLD_V1: dict[str, Any] = {
@@ -37,33 +37,40 @@ def document(version: int = 2) -> dict[str, Any]:
 
 @functools.cache
 def _document(version: int) -> dict[str, Any]:
-    made = with_snapshots(3, version)
-    found: dict[str, Any] = copy.deepcopy(commit_to(made, point("old", 1, "tag", **{"max-ref-age-ms": 5})).as_json())
-    found["x-engine"] = {"deep": [1, {"a": None}]}
-    for part in (found["schemas"][0], found["schemas"][0]["fields"][0], found["snapshots"][1], found["refs"]["old"]):
+    metadata = with_snapshots(3, version)
+    fields: dict[str, Any] = copy.deepcopy(
+        commit_to(metadata, point("old", 1, "tag", **{"max-ref-age-ms": 5})).as_json()
+    )
+    fields["x-engine"] = {"deep": [1, {"a": None}]}
+    for part in (
+        fields["schemas"][0],
+        fields["schemas"][0]["fields"][0],
+        fields["snapshots"][1],
+        fields["refs"]["old"],
+    ):
         part["x-engine"] = 1.5
-    found["partition-specs"][0]["x-engine"] = [True]
-    return found
+    fields["partition-specs"][0]["x-engine"] = [True]
+    return fields
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
-def test_a_document_comes_back_as_it_was(version: int) -> None:
-    found = document(version)
-    read = load(found)
-    assert read.as_json() == found
-    assert orjson.loads(read.encode()) == found
-    assert decode(read.encode()).as_json() == found
+def test_a_document_round_trips(version: int) -> None:
+    fields = document(version)
+    read = load(fields)
+    assert read.as_json() == fields
+    assert orjson.loads(read.encode()) == fields
+    assert decode(read.encode()).as_json() == fields
 
 
-def test_what_other_engines_wrote_survives_a_commit() -> None:
-    found = document()
-    after = commit_to(load(found), add(snapshot(4, 3)), point("main", 4)).as_json()
+def test_fields_of_other_engines_survive_a_commit() -> None:
+    fields = document()
+    after = commit_to(load(fields), add(snapshot(4, 3)), point("main", 4)).as_json()
     for path in (("x-engine",), ("schemas", 0, "fields", 0, "x-engine"), ("snapshots", 1, "x-engine")):
-        before, now = found, after
+        before, now = fields, after
         for step in path:
             before, now = before[step], now[step]  # type: ignore[index]
         assert now == before
-    assert after["refs"]["old"] == found["refs"]["old"]
+    assert after["refs"]["old"] == fields["refs"]["old"]
 
 
 def test_a_table_of_the_first_writers_is_completed() -> None:
@@ -76,7 +83,7 @@ def test_a_table_of_the_first_writers_is_completed() -> None:
     assert (read.fields["last-partition-id"], read.fields["default-sort-order-id"]) == (1000, 0)
     assert read.references == {"main": {"snapshot-id": 1, "type": "branch"}}
     written = read.as_json()
-    assert written["schema"] == SCHEMA | {"schema-id": 0}, "who reads v1 only finds what was always there"
+    assert written["schema"] == SCHEMA | {"schema-id": 0}, "a reader of v1 finds the fields of v1"
     assert written["partition-spec"] == read.fields["partition-specs"][0]["fields"]
     assert load(written).as_json() == written
 
@@ -105,18 +112,18 @@ def test_no_snapshot_is_written_as_each_version_does() -> None:
     assert load(plain).current_snapshot_id is None
 
 
-def test_a_client_may_ask_for_referenced_snapshots_only() -> None:
+def test_a_client_may_request_referenced_snapshots_only() -> None:
     read = load(document())
     small = read.with_referenced_snapshots()
-    assert [one["snapshot-id"] for one in small.snapshots] == [1, 3]
-    assert [one["snapshot-id"] for one in small.snapshot_log] == [1, 2, 3]
+    assert [entry["snapshot-id"] for entry in small.snapshots] == [1, 3]
+    assert [entry["snapshot-id"] for entry in small.snapshot_log] == [1, 2, 3]
     assert len(read.snapshots) == 3
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
     """The document with another value at a path; `...` removes it."""
-    found = document()
-    holder: Any = found
+    fields = document()
+    holder: Any = fields
     *parents, last = path.split("/")
     for step in parents:
         holder = holder[int(step)] if isinstance(holder, list) else holder[step]
@@ -124,7 +131,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         del holder[last]
     else:
         holder[int(last) if isinstance(holder, list) else last] = value
-    return found
+    return fields
 
 
 @pytest.mark.parametrize(
@@ -173,10 +180,10 @@ def test_a_document_that_is_not_valid_is_refused(path: str, value: Any, says: st
 
 
 def test_a_v3_table_needs_its_next_row() -> None:
-    found = document(3)
-    del found["next-row-id"]
+    fields = document(3)
+    del fields["next-row-id"]
     with pytest.raises(errors.InvalidInput, match="next-row-id"):
-        load(found)
+        load(fields)
 
 
 @pytest.mark.parametrize(
@@ -192,12 +199,12 @@ def test_a_v3_table_needs_its_next_row() -> None:
         (b" " * 100, errors.MessageTooLarge, "100 bytes exceeds the limit of 50"),
     ],
 )
-def test_bytes_that_are_no_object_are_refused(data: bytes, kind: type[Exception], says: str) -> None:
+def test_bytes_that_are_no_json_object_are_refused(data: bytes, kind: type[Exception], says: str) -> None:
     with pytest.raises(kind, match=says):
         values.decode(data, 50 if data.startswith(b" ") else 10**6)
 
 
-def test_what_cannot_be_written_again_is_refused_before_it_is_stored() -> None:
+def test_documents_that_cannot_be_encoded_are_refused_before_they_are_stored() -> None:
     deep: Any = 1
     for _ in range(300):
         deep = [deep]
@@ -214,7 +221,7 @@ JSON = st.recursive(
 
 def paths(holder: Any, path: str = "") -> list[str]:
     pairs = holder.items() if isinstance(holder, dict) else enumerate(holder) if isinstance(holder, list) else ()
-    return [path, *(found for key, value in pairs for found in paths(value, f"{path}/{key}"))]
+    return [path, *(inner_path for key, value in pairs for inner_path in paths(value, f"{path}/{key}"))]
 
 
 PATHS = [path.removeprefix("/") for path in paths(document()) if path]
@@ -223,16 +230,16 @@ PATHS = [path.removeprefix("/") for path in paths(document()) if path]
 @HALF
 @given(st.sampled_from(PATHS), JSON)
 def test_any_value_anywhere_is_read_or_refused(path: str, value: Any) -> None:
-    """Nothing but our own refusals comes out, and what was taken can be written or is refused then."""
-    found = changed(path, value)
-    outcome = taken(found)
+    """Only our own errors are raised, and an accepted document can be encoded or is refused then."""
+    fields = changed(path, value)
+    outcome = committed_bytes(fields)
     assert outcome is None or decode(outcome).as_json() == orjson.loads(outcome)
 
 
-def taken(found: dict[str, Any]) -> bytes | None:
+def committed_bytes(fields: dict[str, Any]) -> bytes | None:
     """A commit to a document from outside, written; None: refused."""
     try:
-        read = load(found)
+        read = load(fields)
         return commit_to(read, add(snapshot(4, read.current_snapshot_id)), point("main", 4)).encode()
     except errors.InvalidInput:
         return None

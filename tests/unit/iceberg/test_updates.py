@@ -70,9 +70,9 @@ def _the_base_is_never_touched() -> Any:
 
 
 def fields(*updates: dict[str, Any], base: TableMetadata = BASE) -> dict[str, Any]:
-    made = commit_to(base, *updates)
-    assert load(made.as_json()).as_json() == made.as_json(), "what a commit makes is a valid document"
-    return made.as_json()
+    metadata = commit_to(base, *updates)
+    assert load(metadata.as_json()).as_json() == metadata.as_json(), "what a commit makes is a valid document"
+    return metadata.as_json()
 
 
 # --- each with what it changes ----------------------------------------------------------------------------------------
@@ -128,13 +128,13 @@ def fields(*updates: dict[str, Any], base: TableMetadata = BASE) -> dict[str, An
         ),
     ],
 )
-def test_an_update_changes_what_it_names(updates: list[dict[str, Any]], expected: dict[str, Any]) -> None:
-    found = fields(*updates)
+def test_an_update_changes_only_what_it_names(updates: list[dict[str, Any]], expected: dict[str, Any]) -> None:
+    changed = fields(*updates)
     for name, value in expected.items():
-        left_out = isinstance(value, dict) and [key for key, one in value.items() if one is ...]
-        assert found[name] == (value if not left_out else {key: value[key] for key in value if key not in left_out})
+        left_out = isinstance(value, dict) and [key for key, item in value.items() if item is ...]
+        assert changed[name] == (value if not left_out else {key: value[key] for key in value if key not in left_out})
     if not expected:
-        assert found == BASE_JSON, "nothing changed, so nothing is committed"
+        assert changed == BASE_JSON, "nothing changed, so nothing is committed"
 
 
 @pytest.mark.parametrize(
@@ -219,13 +219,13 @@ def test_an_update_changes_what_it_names(updates: list[dict[str, Any]], expected
         ([do("remove-encryption-key")], "missing field"),
     ],
 )
-def test_an_update_that_makes_no_sense_is_refused(updates: list[dict[str, Any]], says: str) -> None:
+def test_an_invalid_update_is_refused(updates: list[dict[str, Any]], says: str) -> None:
     with pytest.raises(errors.InvalidInput, match=says) as refused:
         commit_to(BASE, *updates)
     assert not isinstance(refused.value, errors.CommitConflict)
 
 
-def test_the_names_of_actions_are_those_of_the_protocol() -> None:
+def test_action_names_match_the_protocol() -> None:
     assert set(update.UPDATES) == {
         "assign-uuid", "upgrade-format-version", "add-schema", "set-current-schema", "add-spec", "set-default-spec",
         "add-sort-order", "set-default-sort-order", "add-snapshot", "set-snapshot-ref", "remove-snapshots",
@@ -238,26 +238,26 @@ def test_the_names_of_actions_are_those_of_the_protocol() -> None:
 # --- layouts ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_schema_that_was_removed_leaves_its_column_ids_used() -> None:
-    made = commit_to(BASE, ADD_WIDER, USE_LAST_SCHEMA, do("set-current-schema", schema_id=0))
-    made = commit_to(made, do("remove-schemas", schema_ids=[1]))
-    assert (made.fields["last-column-id"], len(made.fields["schemas"])) == (4, 1)
+def test_a_removed_schema_keeps_its_column_ids_used() -> None:
+    metadata = commit_to(BASE, ADD_WIDER, USE_LAST_SCHEMA, do("set-current-schema", schema_id=0))
+    metadata = commit_to(metadata, do("remove-schemas", schema_ids=[1]))
+    assert (metadata.fields["last-column-id"], len(metadata.fields["schemas"])) == (4, 1)
 
 
-def test_a_narrower_schema_gives_no_column_id_back() -> None:
+def test_a_narrower_schema_frees_no_column_id() -> None:
     narrow = do("add-schema", schema=schema(column(1, "id", required=True)))
     assert fields(ADD_WIDER, USE_LAST_SCHEMA, narrow, USE_LAST_SCHEMA)["last-column-id"] == 4
 
 
-def test_partition_fields_without_ids_get_those_that_they_had() -> None:
-    made = commit_to(BASE, ADD_BY_DAY, USE_LAST_SPEC)
+def test_partition_fields_without_ids_keep_their_former_ids() -> None:
+    metadata = commit_to(BASE, ADD_BY_DAY, USE_LAST_SPEC)
     unnumbered = [
         {"source-id": 1, "name": "id_bucket", "transform": "bucket[4]"},
         {"source-id": 3, "name": "day", "transform": "DAY"},
     ]
-    made = commit_to(made, do("add-spec", spec={"fields": unnumbered}))
-    assert [field["field-id"] for field in made.fields["partition-specs"][2]["fields"]] == [1001, 1000]
-    assert made.fields["last-partition-id"] == 1001
+    metadata = commit_to(metadata, do("add-spec", spec={"fields": unnumbered}))
+    assert [field["field-id"] for field in metadata.fields["partition-specs"][2]["fields"]] == [1001, 1000]
+    assert metadata.fields["last-partition-id"] == 1001
 
 
 def test_partition_fields_of_v1_are_counted() -> None:
@@ -271,7 +271,7 @@ def test_a_void_field_outlives_its_column() -> None:
     assert fields(do("add-spec", spec=void), USE_LAST_SPEC)["default-spec-id"] == 1
 
 
-def test_a_transform_of_several_columns_is_kept_as_it_is() -> None:
+def test_a_multi_column_transform_is_kept() -> None:
     several = {"fields": [{"source-ids": [1, 2], "field-id": 1000, "name": "both", "transform": "zorder"}]}
     assert fields(do("add-spec", spec=several), USE_LAST_SPEC)["partition-specs"][1]["fields"] == several["fields"]
     order = {"fields": [{**BY_ID["fields"][0], "source-ids": [1, 2], "source-id": None, "transform": "zorder"}]}
@@ -282,7 +282,7 @@ def test_the_unsorted_order_is_always_number_0() -> None:
     sorted_only = table(**{"write-order": BY_ID})
     back = commit_to(sorted_only, do("add-sort-order", sort_order={"fields": []}), USE_LAST_ORDER)
     assert back.fields["default-sort-order-id"] == 0
-    assert [one["order-id"] for one in back.fields["sort-orders"]] == [1, 0]
+    assert [order["order-id"] for order in back.fields["sort-orders"]] == [1, 0]
 
 
 # --- snapshots --------------------------------------------------------------------------------------------------------
@@ -295,74 +295,74 @@ def test_a_snapshot_of_an_older_state_is_a_conflict() -> None:
     assert alone.fields["last-sequence-number"] == 3, "one without a parent may be older; the number stays"
 
 
-def test_a_snapshot_of_a_schema_that_is_gone_is_a_conflict() -> None:
-    """Who reads as of that snapshot asks for its schema. The client makes it anew with the one that is there."""
-    made = commit_to(BASE, ADD_WIDER, USE_LAST_SCHEMA, do("remove-schemas", schema_ids=[0]))
+def test_a_snapshot_of_a_removed_schema_is_a_conflict() -> None:
+    """A read as of that snapshot needs its schema. The client builds the snapshot again with a schema that exists."""
+    metadata = commit_to(BASE, ADD_WIDER, USE_LAST_SCHEMA, do("remove-schemas", schema_ids=[0]))
     with pytest.raises(errors.CommitConflict, match="Cannot add snapshot with unknown schema: 0"):
-        commit_to(made, add(snapshot(4, 3)), point("main", 4))
-    for known in ({"schema-id": 1}, {"schema-id": None}):
-        assert commit_to(made, add(snapshot(4, 3, **known)), point("main", 4)).current_snapshot_id == 4
+        commit_to(metadata, add(snapshot(4, 3)), point("main", 4))
+    for schema_id in ({"schema-id": 1}, {"schema-id": None}):
+        assert commit_to(metadata, add(snapshot(4, 3, **schema_id)), point("main", 4)).current_snapshot_id == 4
 
 
-def test_columns_that_others_numbered_long_ago_stay_usable() -> None:
+def test_tables_with_unusual_column_ids_stay_usable() -> None:
     """A table that was registered may have a column 0; its schema can be changed all the same."""
     document = table().as_json()
     document["schemas"] = [schema(column(0, "id"), column(2, "data"), **{"schema-id": 0})]
-    made = commit_to(load(document), do("add-schema", schema=schema(column(0, "id"), column(4, "more"))))
-    assert len(made.fields["schemas"]) == 2
+    metadata = commit_to(load(document), do("add-schema", schema=schema(column(0, "id"), column(4, "more"))))
+    assert len(metadata.fields["schemas"]) == 2
 
 
 def test_a_v1_table_counts_no_sequence() -> None:
-    made = append(append(table(1), 7, **{"sequence-number": 0}), 3, **{"sequence-number": None})
-    assert ids(made) == [7, 3]
-    assert "last-sequence-number" not in made.fields
+    metadata = append(append(table(1), 7, **{"sequence-number": 0}), 3, **{"sequence-number": None})
+    assert ids(metadata) == [7, 3]
+    assert "last-sequence-number" not in metadata.fields
 
 
 def test_rows_of_v3_are_numbered_once() -> None:
-    made = append(table(3), 1, **{"first-row-id": 0, "added-rows": 100})
-    assert made.fields["next-row-id"] == 100
-    side = commit_to(made, add(snapshot(2, 1, **{"first-row-id": 100, "added-rows": 5})))
+    metadata = append(table(3), 1, **{"first-row-id": 0, "added-rows": 100})
+    assert metadata.fields["next-row-id"] == 100
+    side = commit_to(metadata, add(snapshot(2, 1, **{"first-row-id": 100, "added-rows": 5})))
     assert side.fields["next-row-id"] == 105, "also when no branch is moved"
-    ahead = commit_to(made, add(snapshot(2, 1, **{"first-row-id": 200, "added-rows": 5})))
+    ahead = commit_to(metadata, add(snapshot(2, 1, **{"first-row-id": 200, "added-rows": 5})))
     assert ahead.fields["next-row-id"] == 205, "higher than every row that has a number"
     with pytest.raises(errors.CommitConflict, match="first-row-id is behind table next-row-id: 99 < 100"):
-        commit_to(made, add(snapshot(2, 1, **{"first-row-id": 99, "added-rows": 5})))
+        commit_to(metadata, add(snapshot(2, 1, **{"first-row-id": 99, "added-rows": 5})))
     for broken in ({}, {"first-row-id": 100}, {"first-row-id": 100, "added-rows": -1}):
         with pytest.raises(errors.InvalidInput, match="Cannot add a snapshot"):
-            commit_to(made, add(snapshot(2, 1, **broken)))
+            commit_to(metadata, add(snapshot(2, 1, **broken)))
 
 
 def test_an_upgrade_to_v3_begins_to_count_rows() -> None:
-    made = commit_to(with_snapshots(2), do("upgrade-format-version", format_version=3))
-    assert made.fields["next-row-id"] == 0
-    assert append(made, 3, **{"first-row-id": 0, "added-rows": 7}).fields["next-row-id"] == 7
+    metadata = commit_to(with_snapshots(2), do("upgrade-format-version", format_version=3))
+    assert metadata.fields["next-row-id"] == 0
+    assert append(metadata, 3, **{"first-row-id": 0, "added-rows": 7}).fields["next-row-id"] == 7
 
 
-def test_removed_snapshots_take_their_names_and_statistics_with_them() -> None:
-    made = commit_to(BASE, do("remove-snapshots", snapshot_ids=[1, 99]))
-    assert ids(made) == [2, 3]
-    assert set(made.references) == {"main"}
-    assert (made.fields["statistics"], made.fields["partition-statistics"]) == ([], [])
-    assert made.snapshots[0]["parent-snapshot-id"] == 1, "a child keeps the id of its parent"
+def test_removed_snapshots_lose_their_refs_and_statistics() -> None:
+    metadata = commit_to(BASE, do("remove-snapshots", snapshot_ids=[1, 99]))
+    assert ids(metadata) == [2, 3]
+    assert set(metadata.references) == {"main"}
+    assert (metadata.fields["statistics"], metadata.fields["partition-statistics"]) == ([], [])
+    assert metadata.snapshots[0]["parent-snapshot-id"] == 1, "a child keeps the id of its parent"
 
 
-def test_each_snapshot_may_come_with_an_update_of_its_own() -> None:
+def test_each_snapshot_may_be_added_by_its_own_update() -> None:
     many = with_snapshots(20)
-    made = commit_to(many, *(do("remove-snapshots", snapshot_ids=[number]) for number in range(1, 20)))
-    assert ids(made) == [20]
+    metadata = commit_to(many, *(do("remove-snapshots", snapshot_ids=[number]) for number in range(1, 20)))
+    assert ids(metadata) == [20]
 
 
 def test_a_snapshot_may_be_removed_and_added_again() -> None:
-    made = commit_to(BASE, do("remove-snapshots", snapshot_ids=[2]), add({**snapshot(2, 1), "sequence-number": 9}))
-    assert ids(made) == [1, 3, 2]
-    assert made.snapshots[-1]["sequence-number"] == 9
+    metadata = commit_to(BASE, do("remove-snapshots", snapshot_ids=[2]), add({**snapshot(2, 1), "sequence-number": 9}))
+    assert ids(metadata) == [1, 3, 2]
+    assert metadata.snapshots[-1]["sequence-number"] == 9
 
 
 def test_the_current_snapshot_can_be_removed() -> None:
-    made = commit_to(BASE, do("remove-snapshots", snapshot_ids=[3]))
-    assert made.current_snapshot_id is None
-    assert set(made.references) == {"old"}
-    assert log_ids(made) == []
+    metadata = commit_to(BASE, do("remove-snapshots", snapshot_ids=[3]))
+    assert metadata.current_snapshot_id is None
+    assert set(metadata.references) == {"old"}
+    assert log_ids(metadata) == []
 
 
 # --- branches, tags and the log ---------------------------------------------------------------------------------------
@@ -370,39 +370,39 @@ def test_the_current_snapshot_can_be_removed() -> None:
 
 def test_retention_is_kept_with_a_branch_and_can_be_changed() -> None:
     keep = {"min-snapshots-to-keep": 2, "max-snapshot-age-ms": 3, "max-ref-age-ms": 4}
-    made = commit_to(BASE, point("main", 3, **keep))
-    assert made.references["main"] == {"snapshot-id": 3, "type": "branch", **keep}
-    assert log_ids(commit_to(made, point("main", 3))) == [1, 2, 3, 3, 3], "main was set, so it is noted"
+    metadata = commit_to(BASE, point("main", 3, **keep))
+    assert metadata.references["main"] == {"snapshot-id": 3, "type": "branch", **keep}
+    assert log_ids(commit_to(metadata, point("main", 3))) == [1, 2, 3, 3, 3], "main was set, so it is noted"
 
 
 def test_a_rollback_counts_from_now_and_a_new_snapshot_from_its_own_time() -> None:
-    made = commit_to(BASE, point("main", 1), now_ms=NOW_MS + 77_000)
-    assert made.snapshot_log[-1] == {"timestamp-ms": NOW_MS + 77_000, "snapshot-id": 1}
-    made = append(BASE, 4)
-    assert made.snapshot_log[-1] == {"timestamp-ms": NOW_MS + 4_000, "snapshot-id": 4}
+    metadata = commit_to(BASE, point("main", 1), now_ms=NOW_MS + 77_000)
+    assert metadata.snapshot_log[-1] == {"timestamp-ms": NOW_MS + 77_000, "snapshot-id": 1}
+    metadata = append(BASE, 4)
+    assert metadata.snapshot_log[-1] == {"timestamp-ms": NOW_MS + 4_000, "snapshot-id": 4}
 
 
-def test_snapshots_that_were_replaced_at_once_leave_no_history() -> None:
-    made = commit_to(BASE, add(snapshot(4, 3)), point("main", 4), add(snapshot(5, 4)), point("main", 5))
-    assert (log_ids(made), ids(made)) == ([1, 2, 3, 5], [1, 2, 3, 4, 5])
+def test_immediately_replaced_snapshots_leave_no_history() -> None:
+    metadata = commit_to(BASE, add(snapshot(4, 3)), point("main", 4), add(snapshot(5, 4)), point("main", 5))
+    assert (log_ids(metadata), ids(metadata)) == ([1, 2, 3, 5], [1, 2, 3, 4, 5])
     back = commit_to(BASE, add(snapshot(4, 3)), point("main", 4), point("main", 3))
     assert log_ids(back) == [1, 2, 3, 3]
 
 
-def test_history_begins_behind_a_removed_snapshot() -> None:
+def test_history_starts_after_a_removed_snapshot() -> None:
     five = with_snapshots(5)
     assert log_ids(commit_to(five, do("remove-snapshots", snapshot_ids=[3]))) == [4, 5]
     assert log_ids(commit_to(five, do("remove-snapshots", snapshot_ids=[1]))) == [2, 3, 4, 5]
 
 
 def test_a_replaced_table_keeps_its_history() -> None:
-    made = commit_to(BASE, do("remove-snapshot-ref", ref_name="main"), add(snapshot(4)), point("main", 4))
-    assert log_ids(made) == [1, 2, 3, 4]
+    metadata = commit_to(BASE, do("remove-snapshot-ref", ref_name="main"), add(snapshot(4)), point("main", 4))
+    assert log_ids(metadata) == [1, 2, 3, 4]
     gone = commit_to(BASE, do("remove-snapshot-ref", ref_name="main"))
     assert (gone.current_snapshot_id, log_ids(gone)) == (None, [1, 2, 3])
 
 
-def test_the_log_never_goes_back_when_a_clock_is_behind() -> None:
+def test_the_snapshot_log_never_goes_back_when_a_clock_does() -> None:
     hour_ms = 3_600_000
     late = commit_to(BASE, add({**snapshot(4, 3), "timestamp-ms": NOW_MS - hour_ms}), point("main", 4))
     assert late.snapshot_log[-1]["timestamp-ms"] == late.snapshot_log[-2]["timestamp-ms"]
@@ -416,5 +416,5 @@ def test_a_snapshot_from_the_future_is_refused() -> None:
 
 
 def test_a_clock_that_steps_back_does_not_stop_commits() -> None:
-    made = commit_to(BASE, do("set-location", location=LOCATION + "2"), now_ms=5)
-    assert made.fields["last-updated-ms"] == BASE.fields["last-updated-ms"]
+    metadata = commit_to(BASE, do("set-location", location=LOCATION + "2"), now_ms=5)
+    assert metadata.fields["last-updated-ms"] == BASE.fields["last-updated-ms"]

@@ -13,7 +13,7 @@ from icestream import errors
 from icestream.iceberg import view_updates
 from icestream.iceberg.view_metadata import ViewMetadata, decode, load
 from icestream.iceberg.view_updates import commit, new_view_metadata
-from tests.support.effort import QUARTER
+from tests.support.hypothesis_effort import QUARTER
 from tests.support.tables import NOW_MS, SCHEMA, UUID, column, schema
 
 LOCATION = "file:/warehouse/ns/view"
@@ -50,9 +50,9 @@ def do(action: str, **values: Any) -> dict[str, Any]:
 
 
 def change(*updates: dict[str, Any], base: ViewMetadata = BASE) -> ViewMetadata:
-    made = commit(base, [], updates, NOW_MS + 10_000)
-    assert decode(made.encode()).as_json() == made.as_json()
-    return made
+    view = commit(base, [], updates, NOW_MS + 10_000)
+    assert decode(view.encode()).as_json() == view.as_json()
+    return view
 
 
 USE_LAST = do("set-current-view-version", view_version_id=-1)
@@ -65,7 +65,7 @@ def replace(base: ViewMetadata, number: int, **more: Any) -> ViewMetadata:
 def test_a_new_view_has_one_version_with_the_schema_beside_it() -> None:
     fields = BASE.fields
     assert (BASE.uuid, BASE.location, fields["current-version-id"]) == (UUID, LOCATION, 1)
-    assert [one["schema-id"] for one in fields["schemas"]] == [0]
+    assert [entry["schema-id"] for entry in fields["schemas"]] == [0]
     assert BASE.current_version["schema-id"] == 0
     assert fields["version-log"] == [{"version-id": 1, "timestamp-ms": NOW_MS + 1}]
     assert fields["properties"] == {"a": "b"}
@@ -94,11 +94,11 @@ def test_a_new_view_has_one_version_with_the_schema_beside_it() -> None:
         ),
     ],
 )
-def test_an_update_changes_what_it_names(updates: list[dict[str, Any]], expected: dict[str, Any]) -> None:
-    made = change(*updates)
+def test_an_update_changes_only_what_it_names(updates: list[dict[str, Any]], expected: dict[str, Any]) -> None:
+    view = change(*updates)
     for name, value in expected.items():
-        assert made.fields[name] == value
-    assert (made is BASE) == (not expected)
+        assert view.fields[name] == value
+    assert (view is BASE) == (not expected)
 
 
 @pytest.mark.parametrize(
@@ -140,18 +140,18 @@ def test_an_update_changes_what_it_names(updates: list[dict[str, Any]], expected
         ([do("set-properties", updates={"version.history.num-entries": "0"})], "must be positive but was 0"),
     ],
 )
-def test_an_update_that_makes_no_sense_is_refused(updates: list[dict[str, Any]], says: str) -> None:
+def test_an_invalid_update_is_refused(updates: list[dict[str, Any]], says: str) -> None:
     with pytest.raises(errors.InvalidInput, match=says) as refused:
         change(*updates)
     assert not isinstance(refused.value, errors.CommitConflict)
 
 
-def test_a_dialect_may_go_when_the_view_allows_it() -> None:
+def test_a_dialect_may_be_dropped_if_the_view_allows_it() -> None:
     allowed = view(properties={"replace.drop-dialect.allowed": "true"})
     assert replace(allowed, 2, dialect="trino").fields["current-version-id"] == 2
 
 
-def test_a_requirement_looks_at_the_uuid() -> None:
+def test_a_requirement_compares_the_uuid() -> None:
     assert commit(BASE, [{"type": "assert-view-uuid", "uuid": UUID.upper()}], [], NOW_MS) is BASE
     with pytest.raises(errors.CommitConflict, match="view UUID does not match: expected"):
         commit(BASE, [{"type": "assert-view-uuid", "uuid": "x"}], [], NOW_MS)
@@ -159,30 +159,30 @@ def test_a_requirement_looks_at_the_uuid() -> None:
         commit(BASE, [{"type": "assert-table-uuid", "uuid": UUID}], [], NOW_MS)
 
 
-def test_the_oldest_versions_go_and_history_begins_behind_them() -> None:
-    made = change(do("set-properties", updates={"version.history.num-entries": "3"}))
+def test_the_oldest_versions_expire_and_history_starts_after_them() -> None:
+    view = change(do("set-properties", updates={"version.history.num-entries": "3"}))
     for number in range(2, 6):
-        made = replace(made, number)
-    assert [one["version-id"] for one in made.fields["versions"]] == [3, 4, 5]
-    assert [one["version-id"] for one in made.fields["version-log"]] == [3, 4, 5]
-    back = change(do("set-current-view-version", view_version_id=3), base=made)
+        view = replace(view, number)
+    assert [entry["version-id"] for entry in view.fields["versions"]] == [3, 4, 5]
+    assert [entry["version-id"] for entry in view.fields["version-log"]] == [3, 4, 5]
+    back = change(do("set-current-view-version", view_version_id=3), base=view)
     again = replace(back, 6)
-    assert [one["version-id"] for one in again.fields["versions"]] == [4, 5, 6]
-    assert [one["version-id"] for one in again.fields["version-log"]] == [6]
+    assert [entry["version-id"] for entry in again.fields["versions"]] == [4, 5, 6]
+    assert [entry["version-id"] for entry in again.fields["version-log"]] == [6]
 
 
-def test_a_version_that_comes_back_counts_from_now() -> None:
-    made = replace(BASE, 2)
-    back = change(do("set-current-view-version", view_version_id=1), base=made)
+def test_a_restored_version_counts_from_now() -> None:
+    view = replace(BASE, 2)
+    back = change(do("set-current-view-version", view_version_id=1), base=view)
     assert back.fields["version-log"][-1] == {"version-id": 1, "timestamp-ms": NOW_MS + 10_000}
-    assert made.fields["version-log"][-1] == {"version-id": 2, "timestamp-ms": NOW_MS + 2}
+    assert view.fields["version-log"][-1] == {"version-id": 2, "timestamp-ms": NOW_MS + 2}
 
 
 def test_unknown_fields_survive() -> None:
-    found = copy.deepcopy(BASE.as_json())
-    found["x"] = found["versions"][0]["x"] = found["schemas"][0]["x"] = {"y": 1}
-    made = replace(load(found), 2).as_json()
-    assert made["x"] == made["versions"][0]["x"] == made["schemas"][0]["x"] == {"y": 1}
+    fields = copy.deepcopy(BASE.as_json())
+    fields["x"] = fields["versions"][0]["x"] = fields["schemas"][0]["x"] = {"y": 1}
+    replaced = replace(load(fields), 2).as_json()
+    assert replaced["x"] == replaced["versions"][0]["x"] == replaced["schemas"][0]["x"] == {"y": 1}
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_document_that_is_not_valid_is_refused(name: str, value: Any) -> None:
         load(BASE.as_json() | {name: value})
 
 
-def test_a_view_without_a_version_is_none() -> None:
+def test_a_view_without_a_version_is_invalid() -> None:
     for broken in ({"view-version": None}, {"schema": None}):
         with pytest.raises(errors.InvalidInput):
             view(**broken)
@@ -222,9 +222,9 @@ UPDATES = st.fixed_dictionaries(
 
 @QUARTER
 @given(st.lists(UPDATES, max_size=3))
-def test_any_update_is_taken_or_refused(updates: list[dict[str, Any]]) -> None:
+def test_any_update_is_accepted_or_refused(updates: list[dict[str, Any]]) -> None:
     try:
-        made = change(*updates)
+        view = change(*updates)
     except errors.InvalidInput:
-        made = BASE
-    assert load(made.as_json()).as_json() == made.as_json()
+        view = BASE
+    assert load(view.as_json()).as_json() == view.as_json()

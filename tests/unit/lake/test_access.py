@@ -1,4 +1,4 @@
-"""What clients of the catalog are told about the files of its tables."""
+"""The storage configuration that clients of the catalog get for the files of its tables."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ async def client_of(is_sharing: bool) -> IcebergClient:
     return IcebergClient(world.catalog, store=STORE, is_sharing_keys=is_sharing)
 
 
-async def test_a_client_is_told_where_the_store_is_as_a_default() -> None:
-    """A default: an engine on another machine may have to go another way, and what it sets itself counts."""
+async def test_a_client_gets_the_store_endpoint_as_a_default() -> None:
+    """The endpoint is a default: an engine on another machine may need another one, and its own setting counts."""
     config = await (await client_of(False))("GET", "/config")
     assert config["defaults"] == TOLD
     assert config["overrides"] == {}
@@ -40,11 +40,11 @@ async def test_a_client_is_told_where_the_store_is_as_a_default() -> None:
 
 
 @pytest.mark.parametrize("is_sharing", [False, True])
-async def test_keys_are_handed_out_only_where_that_is_set_and_asked_for(is_sharing: bool) -> None:
+async def test_keys_are_vended_only_if_enabled_and_requested(is_sharing: bool) -> None:
     client = await client_of(is_sharing)
-    found = await client("GET", "/namespaces/ns/tables/t", **ASKING)
-    assert found["config"] == (TOLD | KEYS if is_sharing else {})
-    assert found.get("storage-credentials") == (CREDENTIALS if is_sharing else None)
+    loaded = await client("GET", "/namespaces/ns/tables/t", **ASKING)
+    assert loaded["config"] == (TOLD | KEYS if is_sharing else {})
+    assert loaded.get("storage-credentials") == (CREDENTIALS if is_sharing else None)
     for headers in ({}, ASKING):  # the protocol has no header for this request, and Java's FileIO sends none
         again = await client("GET", "/namespaces/ns/tables/t/credentials", **headers)
         assert again == {"storage-credentials": CREDENTIALS if is_sharing else []}
@@ -54,18 +54,18 @@ async def test_keys_are_handed_out_only_where_that_is_set_and_asked_for(is_shari
     assert (await client("GET", "/namespaces/ns/tables/t", **other))["config"] == {}
 
 
-async def test_keys_come_with_every_answer_that_an_engine_writes_files_for() -> None:
+async def test_keys_are_sent_with_every_reply_for_which_engines_write_files() -> None:
     client = await client_of(True)
     for body in ({"name": "u", "schema": SCHEMA}, {"name": "v", "schema": SCHEMA, "stage-create": True}):
-        made = await client("POST", "/namespaces/ns/tables", body, **ASKING)
-        assert (made["config"], made["storage-credentials"]) == (TOLD | KEYS, CREDENTIALS)
+        created = await client("POST", "/namespaces/ns/tables", body, **ASKING)
+        assert (created["config"], created["storage-credentials"]) == (TOLD | KEYS, CREDENTIALS)
     location = (await client("GET", "/namespaces/ns/tables/u"))["metadata-location"]
     await client("DELETE", "/namespaces/ns/tables/u")
     body = {"name": "w", "metadata-location": location}
     assert (await client("POST", "/namespaces/ns/register", body, **ASKING))["config"] == TOLD | KEYS
 
 
-async def test_a_client_with_a_credential_is_told_that_there_are_no_tokens_here() -> None:
+async def test_a_client_with_a_credential_is_told_that_tokens_are_not_issued() -> None:
     """In OAuth's own form, and before any token is asked for: the client has none yet."""
     client = IcebergClient(IcebergWorld().catalog, ["0123456789abcdef"])
     answer = await client.ask("POST", "/v1/oauth/tokens", b"grant_type=client_credentials&client_id=a&client_secret=b")

@@ -13,15 +13,15 @@ from icestream.lake.api_app import build_app
 from icestream.metadata.store import MemoryStore
 from icestream.model import envelope
 from icestream.model.block import encode_block
-from icestream.model.subscription import SubscriptionType
+from icestream.model.subscription_options import SubscriptionType
 from icestream.model.topic_name import TopicName
 from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import SystemClock
 from icestream.settings import KEYS
 from tests.support.api import Api, served_api
-from tests.support.asgi import Asker
+from tests.support.asgi import AsgiClient
 from tests.support.local_broker import local_broker
-from tests.support.taker import Taker
+from tests.support.recording_consumer import RecordingConsumer
 
 pytestmark = pytest.mark.asyncio
 TOPICS = "/namespaces/default/topics"
@@ -31,8 +31,8 @@ ORDERS = TopicName("default", "orders")
 
 @pytest_asyncio.fixture
 async def api(tmp_path: Path) -> AsyncIterator[Api]:
-    async with served_api(tmp_path / "data") as found:
-        yield found
+    async with served_api(tmp_path / "data") as served:
+        yield served
 
 
 async def publish(api: Api, count: int) -> None:
@@ -42,10 +42,10 @@ async def publish(api: Api, count: int) -> None:
 
 
 async def test_namespaces(api: Api) -> None:
-    made = await api.ask("POST", "/api/v1/namespaces", {"namespace": "shop", "policies": {"max_producers": 1}})
-    assert (made.status, made.headers["location"]) == (201, "/api/v1/namespaces/shop")
+    created = await api.ask("POST", "/api/v1/namespaces", {"namespace": "shop", "policies": {"max_producers": 1}})
+    assert (created.status, created.headers["location"]) == (201, "/api/v1/namespaces/shop")
     assert (await api("GET", "/namespaces/shop"))["policies"]["max_producers"] == 1
-    assert [one["namespace"] for one in (await api("GET", "/namespaces"))["items"]] == ["default", "shop", "system"]
+    assert [item["namespace"] for item in (await api("GET", "/namespaces"))["items"]] == ["default", "shop", "system"]
     assert (await api("PUT", "/namespaces/shop/policies", {"max_producers": 9}))["policies"]["max_producers"] == 9
     assert (await api.problem("POST", "/namespaces", {"namespace": "shop"}))["code"] == "already_exists"
     assert (await api.ask("DELETE", "/api/v1/namespaces/shop")).status == 204
@@ -53,25 +53,25 @@ async def test_namespaces(api: Api) -> None:
     assert (await api.problem("DELETE", "/namespaces/default"))["status"] == 400
 
 
-async def test_names_of_any_script_have_a_place(api: Api) -> None:
-    made = await api.ask("POST", "/api/v1/namespaces", {"namespace": "日本"})
-    assert (made.status, made.headers["location"]) == (201, "/api/v1/namespaces/%E6%97%A5%E6%9C%AC")
-    made = await api.ask("POST", f"{made.headers['location']}/topics", {"name": "注文"})
-    found = await api.ask("POST", f"{made.headers['location']}/subscriptions", {"subscription": "a/b ☃"})
-    assert found.status == 400
-    found = await api.ask("POST", f"{made.headers['location']}/subscriptions", {"subscription": "a b ☃"})
-    assert (await api.ask("GET", found.headers["location"])).json["subscription"] == "a b ☃"
+async def test_names_of_any_script_have_a_route(api: Api) -> None:
+    created = await api.ask("POST", "/api/v1/namespaces", {"namespace": "日本"})
+    assert (created.status, created.headers["location"]) == (201, "/api/v1/namespaces/%E6%97%A5%E6%9C%AC")
+    created = await api.ask("POST", f"{created.headers['location']}/topics", {"name": "注文"})
+    subscription = await api.ask("POST", f"{created.headers['location']}/subscriptions", {"subscription": "a/b ☃"})
+    assert subscription.status == 400
+    subscription = await api.ask("POST", f"{created.headers['location']}/subscriptions", {"subscription": "a b ☃"})
+    assert (await api.ask("GET", subscription.headers["location"])).json["subscription"] == "a b ☃"
 
 
 async def test_topics(api: Api) -> None:
-    made = await api.ask("POST", f"/api/v1{TOPICS}", {"name": "orders", "shards": 2, "dispatch": "non-reliable"})
-    assert (made.status, made.headers["location"]) == (201, f"/api/v1{TOPICS}/orders")
-    assert (made.json["topic"], made.json["dispatch"], len(made.json["shard_offsets"])) == (
+    created = await api.ask("POST", f"/api/v1{TOPICS}", {"name": "orders", "shards": 2, "dispatch": "non-reliable"})
+    assert (created.status, created.headers["location"]) == (201, f"/api/v1{TOPICS}/orders")
+    assert (created.json["topic"], created.json["dispatch"], len(created.json["shard_offsets"])) == (
         "/default/orders",
         "non-reliable",
         2,
     )
-    assert (await api("GET", f"{TOPICS}/orders"))["id"] == made.json["id"]
+    assert (await api("GET", f"{TOPICS}/orders"))["id"] == created.json["id"]
     changed = await api("PUT", f"{TOPICS}/orders/policies", {"max_message_bytes": 10})
     assert changed["effective_policies"]["max_message_bytes"] == 10
     layout = {"partitioning": "bucket[4]", "compression": "gzip:6", "target_file_bytes": 100_000}
@@ -79,8 +79,8 @@ async def test_topics(api: Api) -> None:
     assert {name: changed["policies"][name] for name in layout} == layout
     refused = await api.problem("PUT", f"{TOPICS}/orders/policies", {"partitioning": "week"})
     assert (refused["status"], "one of none, hour, day, month, key, bucket[16]" in refused["hint"]) == (400, True)
-    assert [one["topic"] for one in (await api("GET", "/topics"))["items"]] == ["/default/orders"]
-    assert [one["topic"] for one in (await api("GET", TOPICS))["items"]] == ["/default/orders"]
+    assert [item["topic"] for item in (await api("GET", "/topics"))["items"]] == ["/default/orders"]
+    assert [item["topic"] for item in (await api("GET", TOPICS))["items"]] == ["/default/orders"]
     assert (await api.problem("POST", TOPICS, {"name": "orders"}))["status"] == 409
     assert (await api.problem("POST", TOPICS, {"name": "a b"}))["code"] == "invalid"
     assert (await api.problem("DELETE", f"{TOPICS}/orders?table=burn"))["status"] == 400
@@ -90,24 +90,24 @@ async def test_topics(api: Api) -> None:
     assert (await api.problem("GET", f"{TOPICS}/orders"))["code"] == "unknown_topic"
 
 
-async def test_pages_go_on_where_the_last_one_ended(api: Api) -> None:
+async def test_pages_continue_where_the_last_one_ended(api: Api) -> None:
     for number in range(5):
         await api("POST", TOPICS, {"name": f"t{number}"})
     first = await api("GET", "/topics?limit=2")
     second = await api("GET", f"/topics?limit=2&after={first['next']}")
     third = await api("GET", f"/topics?limit=2&after={second['next']}")
-    pages = [[one["topic"][-2:] for one in page["items"]] for page in (first, second, third)]
+    pages = [[item["topic"][-2:] for item in page["items"]] for page in (first, second, third)]
     assert (pages, third["next"]) == ([["t0", "t1"], ["t2", "t3"], ["t4"]], None)
 
 
 async def test_subscriptions(api: Api) -> None:
     await api("POST", TOPICS, {"name": "orders"})
-    made = await api.ask("POST", f"/api/v1{SUBS}", {"subscription": "a&b?", "type": "shared"})
-    assert (made.status, made.headers["location"]) == (201, f"/api/v1{SUBS}/a%26b%3F")
+    created = await api.ask("POST", f"/api/v1{SUBS}", {"subscription": "a&b?", "type": "shared"})
+    assert (created.status, created.headers["location"]) == (201, f"/api/v1{SUBS}/a%26b%3F")
     await publish(api, 3)
-    found = await api("GET", f"{SUBS}/a%26b%3F")
-    assert (found["type"], found["lag"], found["failure"]["poison"]) == ("shared", 3, "block")
-    assert [one["lag"] for one in (await api("GET", SUBS))["items"]] == [3]
+    subscription = await api("GET", f"{SUBS}/a%26b%3F")
+    assert (subscription["type"], subscription["lag"], subscription["failure"]["poison"]) == ("shared", 3, "block")
+    assert [item["lag"] for item in (await api("GET", SUBS))["items"]] == [3]
     changed = await api("PATCH", f"{SUBS}/a%26b%3F", {"failure": {"poison": "drop"}, "max_dispatch_rate": 5})
     assert (changed["failure"]["poison"], changed["max_dispatch_rate"]) == ("drop", 5)
     assert (await api("PATCH", f"{SUBS}/a%26b%3F", {}))["max_dispatch_rate"] == 5
@@ -121,9 +121,11 @@ async def test_subscriptions(api: Api) -> None:
 async def test_producers_and_consumers(api: Api) -> None:
     await api("POST", TOPICS, {"name": "orders"})
     await publish(api, 1)
-    subscription, consumer = await api.node.broker.subscribe(ORDERS, "s", SubscriptionType.SHARED, "c", Taker())
+    subscription, consumer = await api.node.broker.subscribe(
+        ORDERS, "s", SubscriptionType.SHARED, "c", RecordingConsumer()
+    )
     subscription.give_credit(consumer, 7)
-    assert [one["producer"] for one in (await api("GET", f"{TOPICS}/orders/producers"))["items"]] == ["p"]
+    assert [item["producer"] for item in (await api("GET", f"{TOPICS}/orders/producers"))["items"]] == ["p"]
     (line,) = (await api("GET", f"{SUBS}/s/consumers"))["items"]
     assert (line["consumer"], line["credit"], line["peer"]) == ("c", 7, "test")
     await api("DELETE", f"{TOPICS}/orders/producers/p")
@@ -135,7 +137,7 @@ async def test_producers_and_consumers(api: Api) -> None:
 async def test_the_log_settings_and_health(api: Api) -> None:
     assert (await api("GET", "/wal"))["sync_mode"] == "always"
     assert (await api("GET", "/wal/files")) == {"items": [], "next": None}
-    assert [one["key"] for one in (await api("GET", "/config"))["items"]] == list(KEYS)
+    assert [item["key"] for item in (await api("GET", "/config"))["items"]] == list(KEYS)
     key = "/config/storage.iceberg_config.wal.quota"
     assert (await api("PUT", key, {"value": "1GiB"}))["value"] == 2**30
     assert (await api("GET", key))["origin"] == "stored"
@@ -147,11 +149,11 @@ async def test_the_log_settings_and_health(api: Api) -> None:
 
 
 async def test_a_secret_is_never_shown(api: Api) -> None:
-    shown = {one["key"]: one["value"] for one in (await api("GET", "/config"))["items"]}
+    shown = {item["key"]: item["value"] for item in (await api("GET", "/config"))["items"]}
     assert all(shown[path] in (None, "********") for path, key in KEYS.items() if key.secret)
 
 
-async def test_a_problem_says_what_and_what_to_do(api: Api) -> None:
+async def test_a_problem_has_a_title_and_a_hint(api: Api) -> None:
     assert await api.problem("GET", f"{TOPICS}/none") == {
         "type": "urn:icestream:error:unknown_topic",
         "title": "Unknown topic",
@@ -172,7 +174,7 @@ async def test_a_problem_says_what_and_what_to_do(api: Api) -> None:
         ("POST", "/config/log.level", "DELETE, GET, HEAD, PUT"),
     ],
 )
-async def test_a_method_that_is_not_allowed_is_told_from_those_that_are(
+async def test_an_unsupported_method_is_refused_with_the_allowed_ones(
     api: Api, method: str, path: str, allowed: str
 ) -> None:
     answer = await api.ask(method, f"/api/v1{path}", {})
@@ -198,16 +200,16 @@ async def test_a_method_that_is_not_allowed_is_told_from_those_that_are(
         ("PUT", "/config/log.level", {}, "body.value"),
     ],
 )
-async def test_what_does_not_fit_is_refused_with_its_place(
+async def test_invalid_fields_are_refused_with_their_location(
     api: Api, method: str, path: str, body: object, words: str
 ) -> None:
-    found = await api.problem(method, path, body)
-    assert (found["status"], found["code"]) == (400, "invalid")
-    assert words in found["detail"]
+    problem = await api.problem(method, path, body)
+    assert (problem["status"], problem["code"]) == (400, "invalid")
+    assert words in problem["detail"]
     assert (await api("GET", "/topics"))["items"] == []
 
 
-async def test_what_is_nowhere_is_a_problem_too(api: Api) -> None:
+async def test_an_unknown_route_is_a_problem_document(api: Api) -> None:
     assert (await api.problem("GET", "/nothing"))["code"] == "not_found"
     assert (await api.problem("DELETE", "/topics"))["code"] == "method_not_allowed"
     answer = await api.ask("GET", "/nothing")
@@ -215,9 +217,9 @@ async def test_what_is_nowhere_is_a_problem_too(api: Api) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/api/v1"])
-async def test_somebody_who_looks_around_finds_everything(api: Api, path: str) -> None:
-    found = (await api.ask("GET", path)).json
-    for place in (found["description"], *found["resources"].values(), *found["process"].values()):
+async def test_the_index_links_to_everything(api: Api, path: str) -> None:
+    index = (await api.ask("GET", path)).json
+    for place in (index["description"], *index["resources"].values(), *index["process"].values()):
         assert (await api.ask("GET", place)).status == 200, place
 
 
@@ -225,17 +227,17 @@ async def test_a_name_with_a_slash_is_never_another_path(api: Api) -> None:
     await api("POST", TOPICS, {"name": "orders"})
     await api("POST", SUBS, {"subscription": "s"})
     for slash in ("%2F", "%2f"):
-        found = await api.problem("DELETE", f"{TOPICS}/orders{slash}subscriptions{slash}s")
-        assert (found["status"], found["detail"]) == (404, "names cannot contain a slash (%2F)")
+        problem = await api.problem("DELETE", f"{TOPICS}/orders{slash}subscriptions{slash}s")
+        assert (problem["status"], problem["detail"]) == (404, "names cannot contain a slash (%2F)")
     assert (await api("GET", f"{SUBS}/s"))["subscription"] == "s"
     assert (await api.problem("GET", "/topics/"))["status"] == 404
 
 
-async def test_while_the_broker_is_away_it_says_so_and_then_goes_on(tmp_path: Path) -> None:
+async def test_an_unavailable_broker_is_reported_and_then_served_again(tmp_path: Path) -> None:
     path = tmp_path / "broker.sock"
     keeper = LinkKeeper(path, "test", SystemClock())
     keeping = asyncio.create_task(keeper.run())
-    ask = Asker(build_app(keeper, "127.0.0.1"))
+    ask = AsgiClient(build_app(keeper, "127.0.0.1"))
     answer = await ask("GET", "/api/v1/topics")
     assert (answer.status, answer.json["code"], answer.json["retryable"]) == (503, "connection_lost", True)
     assert answer.headers["retry-after"] == "1"

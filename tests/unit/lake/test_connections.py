@@ -13,10 +13,11 @@ import pytest
 import pytest_asyncio
 
 from icestream import limits
-from icestream.lake.lake_options import NODE_TOKEN_HEADER, LakeOptions
-from icestream.lake.serving import serve
+from icestream.processes.lake_process import run_lake
 from icestream.runtime.connection_room import RoomState
-from tests.support.raw_http import Connecting, RawHttp
+from icestream.runtime.instance import NODE_TOKEN_HEADER
+from tests.support.catalog_servers import settings_of
+from tests.support.raw_http import RawHttp, RawHttpContext
 
 pytestmark = pytest.mark.asyncio
 PLACES = 4
@@ -26,19 +27,26 @@ HOST = b"Host: 127.0.0.1\r\n"
 SLOW_BODY = b"POST /api/v1/namespaces HTTP/1.1\r\n" + HOST + b"Content-Length: 100\r\n\r\n{"
 
 
-class Lake:
+class LakeListener:
     def __init__(self) -> None:
         self.port = 0
         self.reports: asyncio.Queue[RoomState] = asyncio.Queue()
 
 
 @contextlib.asynccontextmanager
-async def lake_process(path: Path, places: int = PLACES) -> AsyncIterator[Lake]:
+async def lake_process(path: Path, places: int = PLACES) -> AsyncIterator[LakeListener]:
     """A lake process without a broker, in this one."""
     ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    lake = Lake()
-    options = LakeOptions(path / "none", port=0, node_token=TOKEN, connections_max=places)
-    serving = asyncio.create_task(serve(options, ready.set_result, lake.reports.put_nowait))
+    lake = LakeListener()
+    serving = asyncio.create_task(
+        run_lake(
+            settings_of(f"data_dir={path}", "ports.lake=0"),
+            ready.set_result,
+            node_token=TOKEN,
+            on_crowding=lake.reports.put_nowait,
+            connections_max=places,
+        )
+    )
     lake.port = await ready
     try:
         yield lake
@@ -48,19 +56,19 @@ async def lake_process(path: Path, places: int = PLACES) -> AsyncIterator[Lake]:
 
 
 @pytest_asyncio.fixture
-async def lake(tmp_path: Path) -> AsyncIterator[Lake]:
+async def lake(tmp_path: Path) -> AsyncIterator[LakeListener]:
     async with lake_process(tmp_path) as running:
         yield running
 
 
 @pytest_asyncio.fixture
-async def connect() -> AsyncIterator[Connecting]:
-    connecting = Connecting()
+async def connect() -> AsyncIterator[RawHttpContext]:
+    connecting = RawHttpContext()
     yield connecting
     await connecting.close()
 
 
-async def report(lake: Lake) -> RoomState:
+async def report(lake: LakeListener) -> RoomState:
     async with asyncio.timeout(10):
         return await lake.reports.get()
 
@@ -68,7 +76,9 @@ async def report(lake: Lake) -> RoomState:
 @pytest.mark.parametrize(
     "part", [b"", b"GET /livez HTTP/1.1\r\nHost: 127", SLOW_BODY], ids=["silent", "slow head", "slow body"]
 )
-async def test_connections_that_do_not_ask_keep_nobody_out(lake: Lake, connect: Connecting, part: bytes) -> None:
+async def test_idle_connections_do_not_lock_out_clients(
+    lake: LakeListener, connect: RawHttpContext, part: bytes
+) -> None:
     crowd = [await connect(lake.port) for _ in range(3 * PLACES)]
     for http in crowd[-PLACES:]:
         await http.send(part)
@@ -77,7 +87,9 @@ async def test_connections_that_do_not_ask_keep_nobody_out(lake: Lake, connect: 
         assert (await asking.get("/livez")).status == 200
 
 
-async def test_the_idle_go_before_the_busy_and_the_longest_idle_first(lake: Lake, connect: Connecting) -> None:
+async def test_idle_connections_are_closed_first_and_the_longest_idle_first(
+    lake: LakeListener, connect: RawHttpContext
+) -> None:
     idle = [await connect(lake.port) for _ in range(PLACES)]
     for http in (*idle, idle[0]):  # the first is now the one that asked last
         assert (await http.get("/livez")).status == 200
@@ -87,7 +99,7 @@ async def test_the_idle_go_before_the_busy_and_the_longest_idle_first(lake: Lake
     assert (await idle[0].get("/livez")).status == 200
 
 
-async def test_a_full_room_is_reported_and_so_is_its_end(lake: Lake, connect: Connecting) -> None:
+async def test_a_full_room_is_reported_and_so_is_its_end(lake: LakeListener, connect: RawHttpContext) -> None:
     crowd = [await connect(lake.port) for _ in range(PLACES + 1)]
     full = await report(lake)
     assert (full.listener, full.open, full.busy, full.evicted, full.refused) == ("lake", PLACES, 0, 1, 0)
@@ -98,8 +110,8 @@ async def test_a_full_room_is_reported_and_so_is_its_end(lake: Lake, connect: Co
     assert not (await report(lake)).is_crowded
 
 
-async def test_while_all_are_busy_the_pipeline_of_this_node_is_served_and_others_are_refused(
-    tmp_path: Path, connect: Connecting, monkeypatch: pytest.MonkeyPatch
+async def test_the_pipeline_is_served_while_all_connections_are_busy(
+    tmp_path: Path, connect: RawHttpContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_go = asyncio.Event()
     begun = asyncio.Semaphore(0)
@@ -126,7 +138,7 @@ async def test_while_all_are_busy_the_pipeline_of_this_node_is_served_and_others
 
 
 async def test_silent_connections_cannot_fill_the_reserve(
-    tmp_path: Path, connect: Connecting, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, connect: RawHttpContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "API_CONNECTIONS_RESERVED", 2)
     may_go = asyncio.Event()
@@ -152,7 +164,7 @@ async def test_silent_connections_cannot_fill_the_reserve(
 
 @pytest.mark.parametrize("part", [b"", b"G", b"GET /livez HTTP/1.1\r\nHost: 127"])
 async def test_a_head_that_is_not_complete_in_time_ends_the_connection(
-    tmp_path: Path, connect: Connecting, monkeypatch: pytest.MonkeyPatch, part: bytes
+    tmp_path: Path, connect: RawHttpContext, monkeypatch: pytest.MonkeyPatch, part: bytes
 ) -> None:
     monkeypatch.setattr(limits, "HTTP_HEAD_SECONDS_MAX", 0.05)
     async with lake_process(tmp_path) as lake:
@@ -167,7 +179,7 @@ async def test_a_head_that_is_not_complete_in_time_ends_the_connection(
 
 @pytest.mark.parametrize("part", [b"", b"\r\n"], ids=["nothing", "a line end, which begins no request"])
 async def test_an_idle_connection_is_closed(
-    tmp_path: Path, connect: Connecting, monkeypatch: pytest.MonkeyPatch, part: bytes
+    tmp_path: Path, connect: RawHttpContext, monkeypatch: pytest.MonkeyPatch, part: bytes
 ) -> None:
     monkeypatch.setattr(limits, "API_IDLE_SECONDS", 0.05)
     async with lake_process(tmp_path) as lake:
@@ -177,7 +189,7 @@ async def test_an_idle_connection_is_closed(
         assert await http.is_closed()
 
 
-async def test_requests_that_follow_at_once_are_all_answered(lake: Lake, connect: Connecting) -> None:
+async def test_pipelined_requests_are_all_answered(lake: LakeListener, connect: RawHttpContext) -> None:
     http: RawHttp = await connect(lake.port)
     await http.send(3 * (b"GET /livez HTTP/1.1\r\n" + HOST + b"\r\n") + b"GET /livez HTT")
     assert [(await http.reply()).status for _ in range(3)] == [200] * 3

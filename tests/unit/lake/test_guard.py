@@ -1,4 +1,4 @@
-"""What stands in front of the API: bodies, hosts, foreign pages, and what every answer carries."""
+"""The guard in front of the API: bodies, hosts, foreign pages, and the headers of every answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from icestream import limits
 from icestream.lake.guard import Guard, is_cross_site
 from icestream.runtime.host_header import host_name
-from tests.support.asgi import Answer, Asker
+from tests.support.asgi import AsgiClient, AsgiResponse
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
@@ -26,9 +26,11 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def ask(method: str, body: bytes = b"", host: str = "127.0.0.1", listens: str = "127.0.0.1", **headers: str) -> Answer:
-    given = {"host": host} | {name.replace("_", "-"): value for name, value in headers.items()}
-    return asyncio.run(Asker(Guard(echo, host=listens))(method, "/x", body, given))
+def ask(
+    method: str, body: bytes = b"", host: str = "127.0.0.1", listens: str = "127.0.0.1", **headers: str
+) -> AsgiResponse:
+    all_headers = {"host": host} | {name.replace("_", "-"): value for name, value in headers.items()}
+    return asyncio.run(AsgiClient(Guard(echo, host=listens))(method, "/x", body, all_headers))
 
 
 def test_an_answer_has_a_date_and_is_not_kept() -> None:
@@ -41,19 +43,19 @@ def test_an_answer_has_a_date_and_is_not_kept() -> None:
 def test_a_body_up_to_the_bound_arrives_in_one_piece() -> None:
     assert ask("POST", bytes(limits.API_BODY_BYTES_MAX)).body == str(limits.API_BODY_BYTES_MAX).encode()
     pieces = [bytes(10)] * 20
-    found = asyncio.run(Asker(Guard(echo, host="127.0.0.1")).in_pieces("POST", "/x", pieces, {}))
-    assert found.body == b"200"
+    response = asyncio.run(AsgiClient(Guard(echo, host="127.0.0.1")).in_pieces("POST", "/x", pieces, {}))
+    assert response.body == b"200"
 
 
-def test_a_larger_body_is_refused_before_anybody_sees_it() -> None:
+def test_an_oversized_body_is_refused_before_it_is_read() -> None:
     answer = ask("POST", bytes(limits.API_BODY_BYTES_MAX + 1))
     assert (answer.status, answer.is_problem, answer.json["code"]) == (413, True, "too_large")
     pieces = [bytes(limits.API_BODY_BYTES_MAX // 4)] * 5
-    found = asyncio.run(Asker(Guard(echo, host="127.0.0.1")).in_pieces("POST", "/x", pieces, {}))
-    assert found.status == 413
+    response = asyncio.run(AsgiClient(Guard(echo, host="127.0.0.1")).in_pieces("POST", "/x", pieces, {}))
+    assert response.status == 413
 
 
-def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_does_not_arrive_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "API_BODY_SECONDS_MAX", 0.02)
     sent: list[Message] = []
 
@@ -69,7 +71,7 @@ def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8181", "localhost:8181", "[::1]:8181", "127.9.9.9"])
-def test_this_machine_may_ask(host: str) -> None:
+def test_requests_from_this_machine_are_allowed(host: str) -> None:
     assert ask("GET", host=host).status == 200
 
 
@@ -79,7 +81,7 @@ def test_this_machine_may_ask(host: str) -> None:
 def test_a_name_that_was_pointed_at_this_machine_may_not(host: str) -> None:
     answer = ask("GET", host=host)
     assert (answer.status, answer.json["code"]) == (421, "wrong_host")
-    assert ask("GET", host=host, listens="0.0.0.0").status == 200  # whoever listens for others must let them in
+    assert ask("GET", host=host, listens="0.0.0.0").status == 200  # a listener on all interfaces accepts any host name
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ import pytest
 import pytest_asyncio
 
 from icestream import errors, limits
-from icestream.lake.http import HeadJoiningTransport
-from icestream.lake.lake_options import LakeOptions
-from icestream.lake.serving import bound, serve
-from tests.support.raw_http import Connecting
+from icestream.lake.http import HeadJoiningTransport, bind_listener
+from icestream.processes.lake_process import run_lake
+from tests.support.catalog_servers import settings_of
+from tests.support.raw_http import RawHttpContext
 
 pytestmark = pytest.mark.asyncio
 HOST = b"Host: 127.0.0.1\r\n"
@@ -29,26 +29,27 @@ HOST = b"Host: 127.0.0.1\r\n"
 async def port(tmp_path: Path) -> AsyncIterator[int]:
     """A lake process without a broker, in this one."""
     ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    serving = asyncio.create_task(serve(LakeOptions(tmp_path / "none", port=0), ready.set_result))
+    serving = asyncio.create_task(run_lake(settings_of(f"data_dir={tmp_path}", "ports.lake=0"), ready.set_result))
     yield await ready
     os.kill(os.getpid(), signal.SIGTERM)
     await serving
 
 
-async def test_a_warehouse_that_is_no_location_is_refused_at_the_start(tmp_path: Path) -> None:
-    options = LakeOptions(tmp_path / "none", port=0, warehouse="file:/a/../b")
+async def test_an_invalid_warehouse_location_is_refused_at_start(tmp_path: Path) -> None:
+    warehouse = "storage.iceberg_config.warehouse=file:/a/../b"
+    settings = settings_of(f"data_dir={tmp_path}", "ports.lake=0", warehouse)
     with pytest.raises(errors.ConfigurationError, match="the catalog cannot use its warehouse"):
-        await serve(options, lambda _: None)
+        await run_lake(settings, lambda _: None)
 
 
 @pytest_asyncio.fixture
-async def connect() -> AsyncIterator[Connecting]:
-    found = Connecting()
-    yield found
-    await found.close()
+async def connect() -> AsyncIterator[RawHttpContext]:
+    context = RawHttpContext()
+    yield context
+    await context.close()
 
 
-async def test_head_is_get_without_the_body(port: int, connect: Connecting) -> None:
+async def test_head_is_get_without_the_body(port: int, connect: RawHttpContext) -> None:
     http = await connect(port)
     for path, status in (("/livez", 200), ("/readyz", 503), ("/api/v1", 200), ("/api/v1/topics", 503)):
         await http.send(f"HEAD {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
@@ -59,7 +60,7 @@ async def test_head_is_get_without_the_body(port: int, connect: Connecting) -> N
         assert int(head.headers["content-length"]) == len(body.body)
 
 
-async def test_who_asks_before_he_sends_a_body_is_told_to_go_on(port: int, connect: Connecting) -> None:
+async def test_a_client_that_expects_100_continue_gets_it(port: int, connect: RawHttpContext) -> None:
     http = await connect(port)
     body = b'{"namespace": "x"}'
     head = b"POST /api/v1/namespaces HTTP/1.1\r\n" + HOST + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n"
@@ -69,8 +70,8 @@ async def test_who_asks_before_he_sends_a_body_is_told_to_go_on(port: int, conne
     assert (await http.reply()).status == 400, "it was read"
 
 
-class Wire(asyncio.Transport):
-    """What was written, one entry for each packet."""
+class RecordingTransport(asyncio.Transport):
+    """A transport that records the written bytes, one entry for each packet."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +93,7 @@ class Wire(asyncio.Transport):
 
 
 async def test_head_and_body_of_an_answer_are_one_packet() -> None:
-    wire = Wire()
+    wire = RecordingTransport()
     subject = HeadJoiningTransport(wire, asyncio.get_running_loop())
     head = b"HTTP/1.1 200 OK\r\n\r\n"
     subject.write(head)
@@ -114,7 +115,7 @@ async def test_head_and_body_of_an_answer_are_one_packet() -> None:
 
 
 async def test_a_large_body_is_not_copied_to_join_its_head() -> None:
-    wire = Wire()
+    wire = RecordingTransport()
     subject = HeadJoiningTransport(wire, asyncio.get_running_loop())
     head, most = b"HTTP/1.1 200 OK\r\n\r\n", limits.HTTP_JOINED_BYTES_MAX
     subject.write(head)
@@ -146,8 +147,8 @@ async def test_a_large_body_is_not_copied_to_join_its_head() -> None:
     ],
     ids=range(15),
 )
-async def test_what_is_no_http_is_refused_without_a_trace(
-    port: int, connect: Connecting, raw: bytes, caplog: pytest.LogCaptureFixture
+async def test_bytes_that_are_no_http_are_refused_without_a_traceback(
+    port: int, connect: RawHttpContext, raw: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     http = await connect(port)
@@ -161,22 +162,22 @@ async def test_what_is_no_http_is_refused_without_a_trace(
     assert not any(record.exc_info for record in caplog.records)
 
 
-async def test_a_mistake_of_ours_is_logged_with_its_trace(
-    port: int, connect: Connecting, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+async def test_an_internal_error_is_logged_with_its_traceback(
+    port: int, connect: RawHttpContext, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*_: object) -> None:
-        raise ZeroDivisionError("nobody thought of this")
+        raise ZeroDivisionError("an unforeseen error")
 
     monkeypatch.setattr("icestream.rpc.link_keeper.LinkKeeper.call", fail)
     http = await connect(port)
     await http.send(b"GET /api/v1/topics HTTP/1.1\r\n" + HOST + b"\r\n")
     reply = await http.reply()
     assert (reply.status, json.loads(reply.body)["code"]) == (500, "internal")
-    assert "nobody thought of this" in caplog.text
+    assert "an unforeseen error" in caplog.text
     assert "Traceback" in caplog.text
 
 
 async def test_an_answer_in_two_pieces_does_not_wait_for_the_client_s_ack() -> None:
     """asyncio turns Nagle's algorithm off for sockets that name their protocol, and connections inherit it."""
-    with contextlib.closing(bound("127.0.0.1", 0)) as listening:
+    with contextlib.closing(bind_listener("127.0.0.1", 0)) as listening:
         assert listening.proto == socket.IPPROTO_TCP

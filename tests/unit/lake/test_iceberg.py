@@ -12,11 +12,11 @@ import pytest
 from icestream import errors, limits
 from icestream.catalog import catalog_keys
 from icestream.lake.iceberg import responses, routes
-from icestream.lake.iceberg.compression import accepts_gzip, compress
+from icestream.lake.iceberg.responses import accepts_gzip, compress
 from tests.support.iceberg import IcebergClient, IcebergWorld, commit_of, error_of, path_of, set_properties
 from tests.support.tables import NEW_VIEW, SCHEMA, add, point, snapshot
 from tests.support.topic_tables import ENVELOPE, LEASE, TOPIC, TOPIC_ID, appending, claim
-from tests.support.warehouse import WAREHOUSE, Identifier, World, files_on
+from tests.support.warehouse import WAREHOUSE, CatalogWorld, Identifier, files_on
 
 pytestmark = pytest.mark.asyncio
 
@@ -28,20 +28,20 @@ KEY = "01890a5d-ac96-774b-bcce-b302099a8057"
 
 
 @pytest.mark.parametrize("query", ["", "?warehouse=rck_warehouse", "?warehouse="])
-async def test_clients_are_told_what_there_is_whatever_they_call_the_warehouse(query: str) -> None:
-    found = await IcebergWorld().client("GET", f"/config{query}")
-    assert (found["defaults"], found["overrides"], found["idempotency-key-lifetime"]) == ({}, {}, "PT10M")
-    assert len(found["endpoints"]) == len(routes.ROUTES) - 1
-    assert "POST /v1/{prefix}/namespaces/{namespace}/tables/{table}" in found["endpoints"]
-    assert "HEAD /v1/{prefix}/namespaces/{namespace}/views/{view}" in found["endpoints"]
+async def test_the_config_route_answers_for_any_warehouse_name(query: str) -> None:
+    config = await IcebergWorld().client("GET", f"/config{query}")
+    assert (config["defaults"], config["overrides"], config["idempotency-key-lifetime"]) == ({}, {}, "PT10M")
+    assert len(config["endpoints"]) == len(routes.ROUTES) - 1
+    assert "POST /v1/{prefix}/namespaces/{namespace}/tables/{table}" in config["endpoints"]
+    assert "HEAD /v1/{prefix}/namespaces/{namespace}/views/{view}" in config["endpoints"]
 
 
-async def test_the_life_of_a_namespace() -> None:
+async def test_a_namespace_is_created_changed_and_dropped() -> None:
     client = IcebergWorld().client
-    made = await client("POST", "/namespaces", {"namespace": ["a"], "properties": {"owner": "me"}})
+    created = await client("POST", "/namespaces", {"namespace": ["a"], "properties": {"owner": "me"}})
     location = f"{WAREHOUSE}/a"
-    assert made == {"namespace": ["a"], "properties": {"owner": "me", "location": location}}
-    assert await client("GET", "/namespaces/a") == made
+    assert created == {"namespace": ["a"], "properties": {"owner": "me", "location": location}}
+    assert await client("GET", "/namespaces/a") == created
     assert (await client.sent("HEAD", "/namespaces/a")).status == 204
     assert (await client.sent("HEAD", "/namespaces/b")).status == 404
     changed = await client("POST", "/namespaces/a/properties", {"removals": ["owner", "x"], "updates": {"n": "1"}})
@@ -58,28 +58,28 @@ async def test_the_life_of_a_namespace() -> None:
     )  # fmt: skip
 
 
-async def test_every_namespace_has_a_location_and_its_tables_lie_below_it() -> None:
+async def test_every_namespace_has_a_location_above_its_tables() -> None:
     client = IcebergWorld().client
     await client("POST", "/namespaces", {"namespace": ["a"]})
     await client("POST", "/namespaces", {"namespace": ["a", "b/c"]})
     inner = path_of("a", "b/c")
     assert (await client("GET", inner))["properties"] == {"location": f"{WAREHOUSE}/a/b_2fc"}
-    made = await client("POST", f"{inner}/tables", {"name": "t", "schema": SCHEMA})
-    assert made["metadata"]["location"].startswith(f"{WAREHOUSE}/a/b_2fc/t-")
+    created = await client("POST", f"{inner}/tables", {"name": "t", "schema": SCHEMA})
+    assert created["metadata"]["location"].startswith(f"{WAREHOUSE}/a/b_2fc/t-")
 
 
-async def test_a_location_of_its_own_is_that_of_new_tables_as_long_as_it_is_inside_of_the_warehouse() -> None:
+async def test_a_namespace_location_inside_the_warehouse_is_used_for_new_tables() -> None:
     client = IcebergWorld().client
     own = {"location": f"{WAREHOUSE}/elsewhere/"}
     await client("POST", "/namespaces", {"namespace": ["a"], "properties": own})
     assert (await client("GET", "/namespaces/a"))["properties"] == own
     for body in ({"name": "t", "schema": SCHEMA}, {"name": "u", "schema": SCHEMA, "stage-create": True}):
-        made = await client("POST", "/namespaces/a/tables", body)
-        assert made["metadata"]["location"].startswith(f"{WAREHOUSE}/elsewhere/{body['name']}-")
+        created = await client("POST", "/namespaces/a/tables", body)
+        assert created["metadata"]["location"].startswith(f"{WAREHOUSE}/elsewhere/{body['name']}-")
     outside = {"updates": {"location": "s3://others/a"}}
     await client("POST", "/namespaces/a/properties", outside)
-    made = await client("POST", "/namespaces/a/tables", {"name": "v", "schema": SCHEMA})
-    assert made["metadata"]["location"].startswith(f"{WAREHOUSE}/a/v-")
+    created = await client("POST", "/namespaces/a/tables", {"name": "v", "schema": SCHEMA})
+    assert created["metadata"]["location"].startswith(f"{WAREHOUSE}/a/v-")
     removed = await client("POST", "/namespaces/a/properties", {"removals": ["location"]})
     assert removed["removed"] == ["location"]
     assert (await client("GET", "/namespaces/a"))["properties"] == {"location": f"{WAREHOUSE}/a"}
@@ -96,7 +96,7 @@ async def test_the_location_of_a_staged_table_is_empty() -> None:
     assert (await client.sent("HEAD", "/namespaces/ns/tables/s")).status == 404
 
 
-async def test_large_documents_are_compressed_for_clients_that_take_it() -> None:
+async def test_large_documents_are_compressed_for_clients_that_accept_it() -> None:
     client = await IcebergWorld().with_one(properties={"large": "x" * limits.CATALOG_GZIP_BYTES_MIN})
     plain = await client.sent("GET", TABLE)
     assert "content-encoding" not in plain.headers
@@ -117,14 +117,14 @@ async def test_large_documents_are_compressed_for_clients_that_take_it() -> None
         ("gzip;q=0", False), ("*, gzip;q=0", False), ("gzip; q=0.1", True), ("gzip;q=x", False), ("x-gzip", False),
     ],
 )  # fmt: skip
-async def test_which_clients_take_gzip(accepted: str | None, takes: bool) -> None:
+async def test_accept_encoding_is_parsed(accepted: str | None, takes: bool) -> None:
     assert accepts_gzip(accepted) is takes
     body = bytes(limits.CATALOG_GZIP_INLINE_BYTES_MAX + 1)
     answer = await compress(responses.IcebergResponse(200, body), accepted)
     assert gzip.decompress(answer.body) == body if takes else answer.body is body
 
 
-async def test_a_method_that_is_not_allowed_is_told_from_those_that_are() -> None:
+async def test_an_unsupported_method_is_refused_with_the_allowed_ones() -> None:
     client = await IcebergWorld().with_one()
     answer = await client.sent("PATCH", "/namespaces")
     assert (answer.status, answer.headers["allow"]) == (405, "GET, POST")
@@ -149,7 +149,7 @@ async def test_a_plus_in_a_path_is_a_space_as_in_java() -> None:
     assert (await client("GET", "/namespaces/a+b"))["namespace"] == ["a b"]
 
 
-async def test_lists_come_in_pages_for_those_who_ask_for_pages() -> None:
+async def test_lists_are_paged_on_request() -> None:
     client = await IcebergWorld().with_one()
     for name in ("a", "b", "c"):
         await client("POST", "/namespaces", {"namespace": ["ns", name]})
@@ -170,7 +170,7 @@ async def test_lists_come_in_pages_for_those_who_ask_for_pages() -> None:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-async def test_the_life_of_a_table() -> None:
+async def test_a_table_is_created_changed_and_dropped() -> None:
     world = IcebergWorld()
     client = await world.with_one()
     loaded = await client("GET", TABLE)
@@ -199,17 +199,17 @@ async def test_the_life_of_a_table() -> None:
 
 @pytest.mark.parametrize("path", ["/namespaces/ns%1Ft/tables/snapshots", "/namespaces/ns/tables/none"])
 async def test_metadata_tables_are_tables_that_do_not_exist(path: str) -> None:
-    """Engines ask for table `snapshots` in namespace `ns.t`, and go on only when it is the table that is missing."""
+    """Engines ask for table `snapshots` in namespace `ns.t`, and continue only if the error is a missing table."""
     client = await IcebergWorld().with_one()
     assert (await client.refused("GET", path))[:2] == (404, "NoSuchTableException")
     assert (await client.refused("POST", path, set_properties()))[:2] == (404, "NoSuchTableException")
 
 
-async def test_what_a_client_has_already_is_not_sent_again() -> None:
+async def test_an_unchanged_document_is_not_sent_again() -> None:
     client = await IcebergWorld().with_one()
     tag = (await client.sent("GET", TABLE)).headers["etag"]
-    for given in (tag, f'"x", W/{tag}', "*"):
-        answer = await client.sent("GET", TABLE, if_none_match=given)
+    for condition in (tag, f'"x", W/{tag}', "*"):
+        answer = await client.sent("GET", TABLE, if_none_match=condition)
         assert (answer.status, answer.body, answer.headers["etag"]) == (304, b"", tag)
     assert (await client.sent("GET", f"{TABLE}?snapshots=refs", if_none_match=tag)).status == 200
     after = await client.sent("POST", TABLE, set_properties(a="b"))
@@ -217,17 +217,17 @@ async def test_what_a_client_has_already_is_not_sent_again() -> None:
     assert (fresh.status, fresh.headers["etag"]) == (200, after.headers["etag"])
 
 
-async def test_snapshots_that_nothing_names_are_left_out_for_those_who_ask() -> None:
+async def test_unreferenced_snapshots_are_omitted_on_request() -> None:
     client = await IcebergWorld().with_one()
     now = [add(snapshot(1)), add(snapshot(2, 1)), point("main", 2)]
     await client("POST", TABLE, commit_of(now))
-    for query, wanted in (("", [1, 2]), ("?snapshots=all", [1, 2]), ("?snapshots=refs", [2])):
-        found = (await client("GET", f"{TABLE}{query}"))["metadata"]["snapshots"]
-        assert [one["snapshot-id"] for one in found] == wanted
+    for query, expected in (("", [1, 2]), ("?snapshots=all", [1, 2]), ("?snapshots=refs", [2])):
+        snapshots = (await client("GET", f"{TABLE}{query}"))["metadata"]["snapshots"]
+        assert [entry["snapshot-id"] for entry in snapshots] == expected
     assert (await client.refused("GET", f"{TABLE}?snapshots=some"))[0] == 400
 
 
-async def test_a_metadata_file_that_is_gone_is_missed_although_its_document_is_known() -> None:
+async def test_a_removed_metadata_file_is_missing_although_its_document_is_cached() -> None:
     world = IcebergWorld()
     client = await world.with_one()
     location = (await client("GET", TABLE))["metadata-location"]
@@ -238,23 +238,23 @@ async def test_a_metadata_file_that_is_gone_is_missed_although_its_document_is_k
     )  # fmt: skip
 
 
-async def test_a_staged_table_has_no_file_until_it_is_committed() -> None:
+async def test_a_staged_table_has_no_file_before_its_commit() -> None:
     world = IcebergWorld()
     client = await world.with_one()
     answer = await client.sent("POST", "/namespaces/ns/tables", {"name": "s", "schema": SCHEMA, "stage-create": True})
     assert "metadata-location" not in answer.json
     assert "etag" not in answer.headers
     assert len(world.metadata_files()) == 1
-    made = answer.json["metadata"]
+    metadata = answer.json["metadata"]
     updates = [
-        {"action": "assign-uuid", "uuid": made["table-uuid"]},
-        {"action": "add-schema", "schema": made["schemas"][0]},
+        {"action": "assign-uuid", "uuid": metadata["table-uuid"]},
+        {"action": "add-schema", "schema": metadata["schemas"][0]},
         {"action": "set-current-schema", "schema-id": -1},
-        {"action": "add-spec", "spec": made["partition-specs"][0]},
+        {"action": "add-spec", "spec": metadata["partition-specs"][0]},
         {"action": "set-default-spec", "spec-id": -1},
-        {"action": "add-sort-order", "sort-order": made["sort-orders"][0]},
+        {"action": "add-sort-order", "sort-order": metadata["sort-orders"][0]},
         {"action": "set-default-sort-order", "sort-order-id": -1},
-        {"action": "set-location", "location": made["location"]},
+        {"action": "set-location", "location": metadata["location"]},
     ]
     body = commit_of(updates, {"type": "assert-create"})
     await client("POST", "/namespaces/ns/tables/s", body)
@@ -276,18 +276,18 @@ async def test_a_conflict_is_409_and_changes_nothing() -> None:
     assert await client("GET", TABLE) == before
 
 
-async def test_a_transaction_is_all_or_nothing_and_names_the_tables_in_conflict() -> None:
+async def test_a_transaction_is_all_or_nothing_and_names_the_conflicting_tables() -> None:
     client = await IcebergWorld().with_one()
     await client("POST", "/namespaces/ns/tables", {"name": "u", "schema": SCHEMA})
 
     def change(name: str, *requirements: Any) -> dict[str, Any]:
-        made = commit_of([{"action": "set-properties", "updates": {"a": "b"}}], *requirements)
-        return {"identifier": {"namespace": ["ns"], "name": name}, **made}
+        commit = commit_of([{"action": "set-properties", "updates": {"a": "b"}}], *requirements)
+        return {"identifier": {"namespace": ["ns"], "name": name}, **commit}
 
     wrong = {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": 7}
     answer = await client.sent("POST", "/transactions/commit", {"table-changes": [change("t"), change("u", wrong)]})
     assert error_of(answer)[:2] == (409, "CommitFailedException")
-    assert [one["table"] for one in answer.json["error"]["details"]["tables"]] == ["ns.u"]
+    assert [conflict["table"] for conflict in answer.json["error"]["details"]["tables"]] == ["ns.u"]
     assert "a" not in (await client("GET", TABLE))["metadata"]["properties"]
     twice = {"table-changes": [change("t"), change("t")]}
     assert (await client.refused("POST", "/transactions/commit", twice))[0] == 400
@@ -296,7 +296,7 @@ async def test_a_transaction_is_all_or_nothing_and_names_the_tables_in_conflict(
     assert (await client("GET", TABLE))["metadata"]["properties"]["a"] == "b"
 
 
-async def test_a_request_that_names_itself_is_carried_out_once() -> None:
+async def test_an_idempotent_request_is_applied_once() -> None:
     client = await IcebergWorld().with_one()
     body = commit_of([add(snapshot(1)), point("main", 1)])
     first = await client("POST", TABLE, body, idempotency_key=KEY)
@@ -330,7 +330,7 @@ async def test_a_round_that_is_sent_again_is_answered_as_repeated() -> None:
 
 
 @pytest.mark.parametrize("force", ["?icestream-force", "?icestream-force=true", ""])
-async def test_what_parts_a_topic_from_its_table_is_refused_unless_it_is_forced(force: str) -> None:
+async def test_detaching_changes_are_refused_unless_forced(force: str) -> None:
     world, client = await bound_world()
     status, kind, words = await client.refused("DELETE", f"{TABLE}?icestream-force=false")
     assert (status, kind) == (403, "ForbiddenException")
@@ -344,10 +344,10 @@ async def test_what_parts_a_topic_from_its_table_is_refused_unless_it_is_forced(
 # --- views ------------------------------------------------------------------------------------------------------------
 
 
-async def test_the_life_of_a_view() -> None:
+async def test_a_view_is_created_changed_and_dropped() -> None:
     client = await IcebergWorld().with_one()
-    made = await client("POST", "/namespaces/ns/views", {"name": "v", **NEW_VIEW})
-    assert await client("GET", "/namespaces/ns/views/v") == made
+    created = await client("POST", "/namespaces/ns/views", {"name": "v", **NEW_VIEW})
+    assert await client("GET", "/namespaces/ns/views/v") == created
     assert (await client.sent("HEAD", "/namespaces/ns/views/v")).status == 204
     assert (await client.sent("HEAD", "/namespaces/ns/views/t")).status == 404, "a table is no view"
     assert (await client.refused("POST", "/namespaces/ns/tables", {"name": "v", "schema": SCHEMA}))[0] == 409
@@ -361,8 +361,8 @@ async def test_the_life_of_a_view() -> None:
     await client("POST", "/views/rename", renamed)
     assert (await client.refused("GET", "/namespaces/ns/views/v"))[:2] == (404, "NoSuchViewException")
     await client("DELETE", "/namespaces/ns/views/w")
-    where = {"name": "x", "metadata-location": made["metadata-location"]}
-    assert (await client("POST", "/namespaces/ns/register-view", where))["metadata"] == made["metadata"]
+    where = {"name": "x", "metadata-location": created["metadata-location"]}
+    assert (await client("POST", "/namespaces/ns/register-view", where))["metadata"] == created["metadata"]
 
 
 # --- what is refused before the catalog is asked ----------------------------------------------------------------------
@@ -387,16 +387,16 @@ async def test_the_life_of_a_view() -> None:
         ("GET", "/namespaces?parent=%ff", 400),
     ],
 )
-async def test_paths_that_are_none(method: str, path: str, status: int) -> None:
+async def test_invalid_paths_are_refused(method: str, path: str, status: int) -> None:
     client = await IcebergWorld().with_one()
     assert (await client.refused(method, path))[0] == status
 
 
-async def test_a_token_is_asked_for_where_there_are_tokens() -> None:
-    world = World()
+async def test_a_token_is_required_where_tokens_are_configured() -> None:
+    world = CatalogWorld()
     client = IcebergClient(world.catalog, ["one-token-of-many", "another-token-of"])
-    for given in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic one-token-of-many"}):
-        answer = await client.sent("GET", "/config", **given)
+    for credentials in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic one-token-of-many"}):
+        answer = await client.sent("GET", "/config", **credentials)
         assert error_of(answer)[:2] == (401, "NotAuthorizedException")
         assert answer.headers["www-authenticate"].startswith("Bearer")
         assert b"one-token" not in answer.body
@@ -406,7 +406,7 @@ async def test_a_token_is_asked_for_where_there_are_tokens() -> None:
     assert await world.store.list_all("/catalog/") == []
 
 
-async def test_a_node_whose_tables_are_elsewhere_says_so() -> None:
+async def test_a_node_with_a_foreign_catalog_reports_it() -> None:
     status, kind, words = await IcebergClient(None).refused("GET", "/config")
     assert (status, kind) == (404, "NotFoundException")
     assert "storage.iceberg_config.catalog" in words
@@ -428,7 +428,7 @@ async def test_bodies_that_do_not_fit_together_are_put_off(monkeypatch: pytest.M
     await client("POST", "/namespaces", {"namespace": ["b"], "properties": {"what was held": "is given back"}})
 
 
-async def test_a_mistake_of_ours_is_500_with_a_trace_in_the_log_and_not_in_the_answer(
+async def test_an_internal_error_is_500_with_a_traceback_in_the_log_only(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = IcebergWorld()
@@ -442,7 +442,7 @@ async def test_a_mistake_of_ours_is_500_with_a_trace_in_the_log_and_not_in_the_a
     )  # fmt: skip
 
 
-async def test_what_is_asked_is_counted_by_route() -> None:
+async def test_requests_are_counted_by_route() -> None:
     client = await IcebergWorld().with_one()
     await client.sent("GET", TABLE)
     await client.sent("BREW", "/namespaces/x/y/z")
@@ -451,7 +451,7 @@ async def test_what_is_asked_is_counted_by_route() -> None:
     assert counted["other", "none", "404"] == 1
 
 
-async def test_a_retryable_refusal_says_when_to_come_back() -> None:
+async def test_a_retryable_refusal_has_a_retry_after_header() -> None:
     answer = responses.error_response(errors.NotReady("the broker is away"))
     assert (answer.status, (b"retry-after", b"1") in answer.headers) == (503, True)
     unknown = responses.error_response(errors.OutcomeUnknown("it may have happened"))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import errors
-from icestream.lake.iceberg.body import decode
+from icestream.lake.iceberg.request import decode_body
 
 TEXT = st.text(st.sampled_from('a":\\ {}[],\n'), max_size=6)
 VALUES = st.recursive(
@@ -19,8 +19,8 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(TEXT, VALUES, max_size=4), st.sampled_from([None, 1]), st.sampled_from([":", " : ", "\n:"]))
-def test_what_has_no_doubles_is_read_as_it_is(value: dict[str, object], indent: int | None, colon: str) -> None:
-    assert decode(json.dumps(value, indent=indent, separators=(",", colon)).encode()) == value
+def test_a_body_without_duplicate_keys_is_accepted(value: dict[str, object], indent: int | None, colon: str) -> None:
+    assert decode_body(json.dumps(value, indent=indent, separators=(",", colon)).encode()) == value
 
 
 @pytest.mark.parametrize(
@@ -34,14 +34,14 @@ def test_what_has_no_doubles_is_read_as_it_is(value: dict[str, object], indent: 
         b'{"": 1, "": 2, "z": "\\":\\":"}',
     ],
 )
-def test_a_key_that_stands_twice_is_refused(raw: bytes) -> None:
+def test_a_duplicate_key_is_refused(raw: bytes) -> None:
     with pytest.raises(errors.InvalidInput, match="duplicate field"):
-        decode(raw)
+        decode_body(raw)
 
 
 @pytest.mark.parametrize(
     "raw", [b"[]", b"", b"NaN", b'{"a": NaN}', b'{"a": "\\":"' + b', "b": [' * 999 + b"]" * 999 + b"}"]
 )
-def test_what_is_no_object_is_refused(raw: bytes) -> None:
+def test_a_body_that_is_no_object_is_refused(raw: bytes) -> None:
     with pytest.raises(errors.InvalidInput):
-        decode(raw)
+        decode_body(raw)

@@ -1,5 +1,5 @@
-"""Requests that nobody wrote by hand, to every route of the catalog: each is answered in Iceberg's form, never with
-500; what is refused changes nothing, and what was done can be read by whoever starts next."""
+"""Generated requests to every route of the catalog: each is answered in Iceberg's form, never with
+500; what is refused changes nothing, and what was done can be read by the next process."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream.lake.iceberg.routes import ROUTES
-from tests.support.asgi import Answer
-from tests.support.effort import QUARTER
+from tests.support.asgi import AsgiResponse
+from tests.support.hypothesis_effort import QUARTER
 from tests.support.iceberg import IcebergClient, IcebergWorld, commit_of, error_of, set_properties
 from tests.support.tables import NEW_VIEW, SCHEMA, add, point, snapshot
 
@@ -79,7 +79,7 @@ QUERIES = st.sampled_from(
 )
 
 
-class Fuzzed:
+class FuzzedCatalog:
     def __init__(self, **request: Any) -> None:
         self.runner = asyncio.Runner()
         self.world = IcebergWorld()
@@ -89,7 +89,7 @@ class Fuzzed:
         client = await self.world.with_one(**request)
         await client("POST", "/namespaces/ns/views", {"name": "v", **NEW_VIEW})
 
-    def ask(self, method: str, target: str, body: Any = None) -> Answer:
+    def ask(self, method: str, target: str, body: Any = None) -> AsgiResponse:
         return self.runner.run(self.world.client.ask(method, target, body))
 
     def revision(self) -> int:
@@ -110,15 +110,15 @@ class Fuzzed:
         """By a catalog that shares nothing with ours but the store and the files: it remembers no document."""
         another = IcebergClient(self.world.another(99))
         for kind in ("tables", "views"):
-            for one in (await self.world.client("GET", f"/namespaces/ns/{kind}"))["identifiers"]:
-                await another("GET", f"/namespaces/ns/{kind}/{quote(one['name'], safe='')}")
+            for identifier in (await self.world.client("GET", f"/namespaces/ns/{kind}"))["identifiers"]:
+                await another("GET", f"/namespaces/ns/{kind}/{quote(identifier['name'], safe='')}")
 
 
 @pytest.fixture(scope="module")
-def fuzzed() -> Iterator[Fuzzed]:
-    found = Fuzzed()
-    yield found
-    found.runner.close()
+def fuzzed() -> Iterator[FuzzedCatalog]:
+    catalog = FuzzedCatalog()
+    yield catalog
+    catalog.runner.close()
 
 
 @st.composite
@@ -138,10 +138,10 @@ def bent(draw: st.DrawFn, value: Any, depth: int = 0) -> Any:
     if kind == 0:
         return draw(ANY_JSON)
     if isinstance(value, dict):
-        kept = {name: bent(draw, one, depth + 1) for name, one in value.items() if draw(st.integers(0, 12))}
-        return kept if kind != 1 else {**kept, draw(st.sampled_from([*kept, "x"])): draw(ANY_JSON)}
+        members = {name: bent(draw, member, depth + 1) for name, member in value.items() if draw(st.integers(0, 12))}
+        return members if kind != 1 else {**members, draw(st.sampled_from([*members, "x"])): draw(ANY_JSON)}
     if isinstance(value, list):
-        return [bent(draw, one, depth + 1) for one in value if draw(st.integers(0, 12))]
+        return [bent(draw, member, depth + 1) for member in value if draw(st.integers(0, 12))]
     if type(value) is int and kind < 4:
         return draw(st.sampled_from(EDGES))
     return draw(st.sampled_from(UPDATES)) if value in UPDATES and kind == 1 else value
@@ -152,24 +152,28 @@ bodies = st.composite(lambda draw, route: bent(draw, BODIES.get(route, {})))
 
 @QUARTER
 @given(st.data())
-def test_any_request_to_any_route_is_answered_in_the_form_of_iceberg(fuzzed: Fuzzed, data: st.DataObject) -> None:
+def test_any_request_to_any_route_is_answered_in_the_form_of_iceberg(
+    fuzzed: FuzzedCatalog, data: st.DataObject
+) -> None:
     method, _, path = data.draw(target())
     fuzzed.check(method, path, data.draw(ANY_JSON) if data.draw(st.booleans()) else None)
 
 
 @given(st.data())
-def test_bodies_that_nearly_fit(fuzzed: Fuzzed, data: st.DataObject) -> None:
-    method, route, path = data.draw(target().filter(lambda one: one[0] == "POST"))
+def test_bodies_that_nearly_fit(fuzzed: FuzzedCatalog, data: st.DataObject) -> None:
+    method, route, path = data.draw(target().filter(lambda request: request[0] == "POST"))
     fuzzed.check(method, path, data.draw(bodies(route)))
 
 
 @QUARTER
 @given(st.sampled_from("123"), st.sampled_from(EDGES), st.sampled_from(EDGES), st.sampled_from(EDGES))
 def test_commits_with_numbers_at_the_edge(version: str, number: int, sequence: int, rows: int) -> None:
-    fuzzed = Fuzzed(properties={"format-version": version})
-    made = snapshot(1, **{"snapshot-id": number, "sequence-number": sequence, "first-row-id": 0, "added-rows": rows})
-    made["timestamp-ms"] = fuzzed.world.clock.wall_us() // 1000
-    fuzzed.check("POST", "/v1/namespaces/ns/tables/t", commit_of([add(made), point("main", number)]))
+    fuzzed = FuzzedCatalog(properties={"format-version": version})
+    new_snapshot = snapshot(
+        1, **{"snapshot-id": number, "sequence-number": sequence, "first-row-id": 0, "added-rows": rows}
+    )
+    new_snapshot["timestamp-ms"] = fuzzed.world.clock.wall_us() // 1000
+    fuzzed.check("POST", "/v1/namespaces/ns/tables/t", commit_of([add(new_snapshot), point("main", number)]))
     newest = {"action": "upgrade-format-version", "format-version": 3}
     fuzzed.check("POST", "/v1/namespaces/ns/tables/t", commit_of([newest]))
     fuzzed.runner.close()
@@ -177,14 +181,14 @@ def test_commits_with_numbers_at_the_edge(version: str, number: int, sequence: i
 
 @QUARTER
 @given(st.data(), st.binary(max_size=60))
-def test_any_bytes_as_a_body(fuzzed: Fuzzed, data: st.DataObject, raw: bytes) -> None:
-    method, _, path = data.draw(target().filter(lambda one: one[0] == "POST"))
+def test_any_bytes_as_a_body(fuzzed: FuzzedCatalog, data: st.DataObject, raw: bytes) -> None:
+    method, _, path = data.draw(target().filter(lambda request: request[0] == "POST"))
     fuzzed.check(method, path, raw)
 
 
 @QUARTER
 @given(st.binary(max_size=30), st.binary(max_size=20), st.sampled_from(["GET", "POST", "DELETE", "HEAD", "PUT"]))
-def test_any_bytes_as_a_path(fuzzed: Fuzzed, path: bytes, query: bytes, method: str) -> None:
+def test_any_bytes_as_a_path(fuzzed: FuzzedCatalog, path: bytes, query: bytes, method: str) -> None:
     shown = "/v1/" + path.decode("latin-1").replace("?", "") + "?" + query.decode("latin-1")
     fuzzed.check(method, quote(shown, safe="/?%\x1f=&"), None)
 
@@ -203,7 +207,7 @@ def test_any_bytes_as_a_path(fuzzed: Fuzzed, path: bytes, query: bytes, method: 
     ],
     ids=range(24),
 )  # fmt: skip
-def test_hostile_bodies(fuzzed: Fuzzed, route: str, raw: bytes) -> None:
+def test_hostile_bodies(fuzzed: FuzzedCatalog, route: str, raw: bytes) -> None:
     path = route.format(namespace="ns", table="t", view="v")
     before = fuzzed.revision()
     answer = fuzzed.ask("POST", path, raw)
@@ -214,7 +218,7 @@ def test_hostile_bodies(fuzzed: Fuzzed, route: str, raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_places_outside_of_the_warehouse_are_refused(place: str) -> None:
+def test_locations_outside_the_warehouse_are_refused(place: str) -> None:
     if place == "file:/warehouse":
         return  # the root itself is inside
 
@@ -237,6 +241,6 @@ def test_places_outside_of_the_warehouse_are_refused(place: str) -> None:
     asyncio.run(ask())
 
 
-def test_afterwards_the_catalog_is_well(fuzzed: Fuzzed) -> None:
+def test_the_catalog_is_healthy_after_the_fuzzing(fuzzed: FuzzedCatalog) -> None:
     assert fuzzed.ask("GET", "/v1/config").status == 200
     assert fuzzed.ask("GET", "/v1/namespaces").status == 200

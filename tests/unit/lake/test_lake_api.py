@@ -18,15 +18,15 @@ from icestream.lake.api_app import build_app
 from icestream.model import envelope
 from icestream.model.block import encode_block
 from icestream.model.topic_name import TopicName
+from icestream.processes.broker_process import BrokerNode
 from icestream.runtime.tasks import InlineOffload
-from icestream.server import BrokerNode
-from tests.support.asgi import Asker
+from tests.support.asgi import AsgiClient
 from tests.support.avro_files import appended, manifest, manifest_list
 from tests.support.local_broker import kept_link
 from tests.support.node_settings import node_settings
 from tests.support.tables import add, point, snapshot
 from tests.support.topic_tables import ENVELOPE, appending, claim
-from tests.support.warehouse import NS, TABLE, World, files_on
+from tests.support.warehouse import NS, TABLE, CatalogWorld, files_on
 
 pytestmark = pytest.mark.asyncio
 
@@ -35,10 +35,10 @@ NAMED = {"namespace": ["ns"], "table": "table"}
 QUERY = "namespace=ns&table=table"
 
 
-class LakeWorld(World):
+class LakeApiWorld(CatalogWorld):
     """A node with a topic of 30 messages, and a catalog whose table may be the topic's."""
 
-    def __init__(self, node: BrokerNode, ask: Asker | None = None) -> None:
+    def __init__(self, node: BrokerNode, ask: AsgiClient | None = None) -> None:
         super().__init__()
         self.node = node
         self.ask = ask
@@ -63,21 +63,21 @@ class LakeWorld(World):
         topic_id = (await self("GET", f"topics?topic={TOPIC}"))["topic_id"]
         for number in (1, 2, 3):
             state = (await self.catalog.commits.load(TABLE)).state
-            asked = claim(number, (0, 0, 10 * number - 10, 10 * number), topic_id=topic_id)
-            await self.catalog.commits.commit(TABLE, CommitRequest([asked], appending(state, number)))
+            requirement = claim(number, (0, 0, 10 * number - 10, 10 * number), topic_id=topic_id)
+            await self.catalog.commits.commit(TABLE, CommitRequest([requirement], appending(state, number)))
 
 
 @contextlib.asynccontextmanager
-async def lake_world(data_dir: Path, **more: Any) -> AsyncIterator[LakeWorld]:
+async def lake_world(data_dir: Path, **more: Any) -> AsyncIterator[LakeApiWorld]:
     node = await BrokerNode.start(node_settings(data_dir))
     try:
         broker = node.broker
         topic = await broker.create_topic(TopicName.parse(TOPIC))
         async with kept_link(node.settings.local_socket) as keeper:
-            world = LakeWorld(node)
+            world = LakeApiWorld(node)
             manifests = ManifestReader(files_on(world.disk), InlineOffload())
             app = build_app(keeper, "127.0.0.1", None, world.catalog, manifests, more.get("tokens"))
-            world.ask = Asker(app)
+            world.ask = AsgiClient(app)
             producer = await broker.open_producer(topic.name, "p")
             await broker.publish(producer, 0, encode_block(30, {envelope.PAYLOAD: [b"x"] * 30}))
             yield world
@@ -94,7 +94,9 @@ async def test_a_topic_and_its_table_from_bind_to_recreate(tmp_path: Path) -> No
         assert await lake("POST", "detach", NAMED) == NAMED
         assert (await lake("GET", f"topics?topic={TOPIC}"))["parted"] == NAMED
         adopted = await lake("POST", "adopt", {**NAMED, "topic": TOPIC})
-        assert [(one["goes_on_at"], one["missing"], one["end"]) for one in adopted["shards"]] == [(30, None, 30)]
+        assert [(shard["goes_on_at"], shard["missing"], shard["end"]) for shard in adopted["shards"]] == [
+            (30, None, 30)
+        ]
         await lake("POST", "drop", {**NAMED, "force": True, "purge": True})
         assert len((await lake("GET", "purges"))["items"]) == 1
         dry = await lake("POST", "recreate", {"topic": TOPIC, "dry_run": True})
@@ -107,8 +109,8 @@ async def test_a_topic_and_its_table_from_bind_to_recreate(tmp_path: Path) -> No
         ]
 
 
-async def test_a_topic_made_again_under_its_name_does_not_get_the_table_of_the_old_one(tmp_path: Path) -> None:
-    """Until they are parted, everybody is told whose table it is, and a dry run refuses what the run would."""
+async def test_a_recreated_topic_does_not_get_the_table_of_the_old_one(tmp_path: Path) -> None:
+    """Until topic and table are detached, errors name the table's topic, and a dry run refuses what the run would."""
     async with lake_world(tmp_path) as lake:
         await lake.with_rounds()
         old = (await lake("GET", f"tables?{QUERY}"))["topic_id"]
@@ -124,21 +126,21 @@ async def test_a_topic_made_again_under_its_name_does_not_get_the_table_of_the_o
             status, _, words = await lake.refused("POST", "rewind", {**NAMED, "dry_run": True})
             assert (status, says in words, "`icestream lake detach ns.table`" in words) == (403, True, True), words
         for is_dry in (True, False):
-            asked = {**NAMED, "topic": TOPIC, "dry_run": is_dry}
-            status, _, words = await lake.refused("POST", "recreate", asked)
+            request = {**NAMED, "topic": TOPIC, "dry_run": is_dry}
+            status, _, words = await lake.refused("POST", "recreate", request)
             assert (status, says in words, "--table OTHER" in words) == (409, True, True), words
         done = await lake("POST", "recreate", {**NAMED, "table": "other", "topic": TOPIC})
         assert done["table"] == "other"
 
 
-async def test_a_rollback_is_shown_and_taken_back(tmp_path: Path) -> None:
+async def test_a_rollback_is_shown_and_reverted(tmp_path: Path) -> None:
     async with lake_world(tmp_path) as lake:
         await lake.with_rounds()
         await lake.catalog.commits.commit(TABLE, CommitRequest([], [point("main", 1)]))
         (removal,) = (await lake("GET", f"tables?{QUERY}"))["removals"]
         assert (removal["operation"], removal["ranges"], removal["is_exact"]) == ("rollback", {"0": [10, 30]}, True)
         done = await lake("POST", "rewind", NAMED)
-        assert [(one["goes_on_at"], one["written_again"]) for one in done["shards"]] == [(10, [10, 30])]
+        assert [(shard["goes_on_at"], shard["written_again"]) for shard in done["shards"]] == [(10, [10, 30])]
         assert (await lake("GET", f"tables?{QUERY}"))["removals"] == []
         assert (await lake.refused("POST", "rewind", {**NAMED, "snapshot": 77}))[0] == 400
         assert (await lake.refused("POST", "rewind", {**NAMED, "snapshot": "77"}))[0] == 400
@@ -146,15 +148,15 @@ async def test_a_rollback_is_shown_and_taken_back(tmp_path: Path) -> None:
         assert forward["shards"][0]["goes_on_at"] == 30
 
 
-async def test_positions_on_an_operators_word_need_consent(tmp_path: Path) -> None:
+async def test_positions_given_by_an_operator_need_consent(tmp_path: Path) -> None:
     async with lake_world(tmp_path) as lake:
         await lake.with_table(schema=ENVELOPE)
-        made = snapshot(1, **{"timestamp-ms": lake.clock.wall_us() // 1000})
-        await lake.catalog.commits.commit(TABLE, CommitRequest([], [add(made), point("main", 1)]))
-        given = {**NAMED, "topic": TOPIC, "positions": {"0": 20}}
-        status, code, words = await lake.refused("POST", "adopt", given)
+        new_snapshot = snapshot(1, **{"timestamp-ms": lake.clock.wall_us() // 1000})
+        await lake.catalog.commits.commit(TABLE, CommitRequest([], [add(new_snapshot), point("main", 1)]))
+        request = {**NAMED, "topic": TOPIC, "positions": {"0": 20}}
+        status, code, words = await lake.refused("POST", "adopt", request)
         assert (status, code, "--accept-duplicates" in words) == (403, "topic_table", True)
-        done = await lake("POST", "adopt", {**given, "accept": ["accept-duplicates"]})
+        done = await lake("POST", "adopt", {**request, "accept": ["accept-duplicates"]})
         assert (done["needs"], done["shards"][0]["goes_on_at"]) == (["accept-duplicates"], 20)
 
 
@@ -175,23 +177,23 @@ WRONG: list[tuple[str, Any, tuple[int, str]]] = [
 ]
 
 
-async def test_what_is_wrong_is_told(tmp_path: Path) -> None:
+async def test_invalid_requests_are_reported(tmp_path: Path) -> None:
     async with lake_world(tmp_path) as lake:
         await lake.with_table(schema=ENVELOPE)
-        for path, body, wanted in WRONG:
-            assert (path, body, (await lake.refused("POST", path, body))[:2]) == (path, body, wanted)
+        for path, body, expected in WRONG:
+            assert (path, body, (await lake.refused("POST", path, body))[:2]) == (path, body, expected)
 
 
-async def test_names_may_hold_anything(tmp_path: Path) -> None:
+async def test_names_may_contain_any_character(tmp_path: Path) -> None:
     async with lake_world(tmp_path) as lake:
         await lake.catalog.namespaces.create(("a/b.c",), {})
         odd = Identifier(("a/b.c",), "t ä/?")
         await lake.catalog.tables.create(odd, {"schema": ENVELOPE})
-        found = await lake("GET", "tables?namespace=a%2Fb.c&table=t%20%C3%A4%2F%3F")
-        assert (found["namespace"], found["table"]) == (["a/b.c"], "t ä/?")
+        table = await lake("GET", "tables?namespace=a%2Fb.c&table=t%20%C3%A4%2F%3F")
+        assert (table["namespace"], table["table"]) == (["a/b.c"], "t ä/?")
 
 
-async def test_files_come_in_pages_of_one_snapshot(tmp_path: Path) -> None:
+async def test_files_of_one_snapshot_are_paged(tmp_path: Path) -> None:
     async with lake_world(tmp_path) as lake:
         await lake.with_table()
         assert await lake("GET", f"files?{QUERY}") == {"items": [], "next": None}
@@ -202,18 +204,18 @@ async def test_files_come_in_pages_of_one_snapshot(tmp_path: Path) -> None:
             paths = [f"{location}/data/{number}-{at}.parquet" for at in range(3)]
             lake.write(part, manifest(*paths, status=2 if number == 1 else 1))
         lake.write(f"{location}/metadata/many.avro", manifest_list(*parts))
-        made = snapshot(2, 1, **{"manifest-list": f"{location}/metadata/many.avro"})
-        made["timestamp-ms"] = lake.clock.wall_us() // 1000
-        await lake.catalog.commits.commit(TABLE, CommitRequest([], [add(made), point("main", 2)]))
-        found, after = [], ""
+        new_snapshot = snapshot(2, 1, **{"manifest-list": f"{location}/metadata/many.avro"})
+        new_snapshot["timestamp-ms"] = lake.clock.wall_us() // 1000
+        await lake.catalog.commits.commit(TABLE, CommitRequest([], [add(new_snapshot), point("main", 2)]))
+        names, after = [], ""
         while after is not None:
             page = await lake("GET", f"files?{QUERY}&limit=2&after={after}")
             assert len(page["items"]) <= 2
-            if not found:
+            if not names:
                 await lake.catalog.commits.commit(TABLE, CommitRequest([], [point("main", 1)]))
-            found += [one["path"].rsplit("/", 1)[1] for one in page["items"]]
+            names += [item["path"].rsplit("/", 1)[1] for item in page["items"]]
             after = page["next"]
-        assert found == [f"{number}-{at}.parquet" for number in (0, 2) for at in range(3)]
+        assert names == [f"{number}-{at}.parquet" for number in (0, 2) for at in range(3)]
         (first, _) = (await lake("GET", f"files?{QUERY}&snapshot=1"))["items"]
         assert (first["content"], first["format"], first["records"], first["bytes"]) == ("data", "parquet", 10, 1_000)
         assert (first["first_offset"], first["snapshot_id"]) == (None, "1")
@@ -221,19 +223,19 @@ async def test_files_come_in_pages_of_one_snapshot(tmp_path: Path) -> None:
             assert (await lake.refused("GET", f"files?{QUERY}&{wrong}"))[0] == 400
 
 
-async def test_where_the_catalog_asks_for_tokens_so_does_the_whole_api(tmp_path: Path) -> None:
+async def test_the_whole_api_requires_tokens_if_the_catalog_does(tmp_path: Path) -> None:
     token = "t" * 32
     async with lake_world(tmp_path, tokens=Tokens([token])) as lake:
         assert (await lake.refused("POST", "detach", NAMED))[:2] == (401, "unauthorized")
         await check_guarded(lake)
         await lake.with_table()
         assert lake.ask is not None
-        found = await lake.ask("GET", f"/api/v1/lake/tables?{QUERY}", None, {"authorization": f"Bearer {token}"})
-        assert (found.status, found.json["namespace"]) == (200, [*NS])
+        answer = await lake.ask("GET", f"/api/v1/lake/tables?{QUERY}", None, {"authorization": f"Bearer {token}"})
+        assert (answer.status, answer.json["namespace"]) == (200, [*NS])
 
 
-async def check_guarded(lake: LakeWorld) -> None:
-    """Every route but those that say how the process is, and what there is."""
+async def check_guarded(lake: LakeApiWorld) -> None:
+    """Checks that every route but those for health and description requires a token."""
     assert lake.ask is not None
     described = (await lake.ask("GET", "/api/v1/openapi.json")).json
     for path, operations in described["paths"].items():
@@ -244,8 +246,8 @@ async def check_guarded(lake: LakeWorld) -> None:
         assert (await lake.ask("GET", path)).status == 200
 
 
-async def test_a_node_whose_tables_are_elsewhere_says_so(tmp_path: Path) -> None:
+async def test_a_node_with_a_foreign_catalog_reports_it(tmp_path: Path) -> None:
     async with lake_world(tmp_path) as lake, kept_link(lake.node.settings.local_socket) as keeper:
-        lake.ask = Asker(build_app(keeper, "127.0.0.1"))
+        lake.ask = AsgiClient(build_app(keeper, "127.0.0.1"))
         assert "no embedded catalog" in (await lake.refused("POST", "drop", NAMED))[2]
         assert "no catalog configured" in (await lake.refused("POST", "detach", NAMED))[2]

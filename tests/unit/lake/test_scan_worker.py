@@ -18,11 +18,11 @@ from icestream.metadata.remote_store import RemoteStore
 from icestream.model.scan_messages import ScanKind, ScanRequest, ScanResponse, ScanSection
 from icestream.model.shard import ShardKey
 from icestream.model.topic_name import TopicName
+from icestream.processes.broker_process import BrokerNode
 from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
-from icestream.server.broker_node import BrokerNode
-from tests.support.asgi import Asker
+from tests.support.asgi import AsgiClient
 from tests.support.local_broker import kept_link
 from tests.support.node_settings import node_settings
 from tests.support.tiers import commit_log, forget_committed
@@ -52,7 +52,7 @@ async def working(keeper: LinkKeeper, answer: object) -> AsyncIterator[ScanWorke
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_client_reads_what_only_the_table_has(tmp_path: Path) -> None:
+async def test_a_client_reads_rows_that_only_the_table_has(tmp_path: Path) -> None:
     async with (
         running(tmp_path / "data") as node,
         kept_link(node.settings.local_socket) as keeper,
@@ -75,19 +75,19 @@ async def test_a_client_reads_what_only_the_table_has(tmp_path: Path) -> None:
             working(keeper, lake.scanner.answer),
             client.subscribe(TOPIC, "s", start="earliest") as subscription,
         ):
-            got = []
-            async for one in subscription:
-                got.append(one)
-                if len(got) == 60:
+            received = []
+            async for message in subscription:
+                received.append(message)
+                if len(received) == 60:
                     break
-            assert [int(one.payload.split()[0]) for one in got] == list(range(60))
-            assert [one.offset for one in got] == list(range(60))
+            assert [int(message.payload.split()[0]) for message in received] == list(range(60))
+            assert [message.offset for message in received] == list(range(60))
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
         await store.close()
 
 
-async def test_verify_asks_the_log_and_looks_at_the_table(tmp_path: Path) -> None:
+async def test_verify_reads_the_log_and_the_table(tmp_path: Path) -> None:
     async with (
         running(tmp_path / "data") as node,
         kept_link(node.settings.local_socket) as keeper,
@@ -99,9 +99,9 @@ async def test_verify_asks_the_log_and_looks_at_the_table(tmp_path: Path) -> Non
         store = RemoteStore(keeper, SystemClock(), SystemRandomness())
         topic_id = node.broker.topics.get(TopicName.parse(TOPIC)).record.id
         lake = TopicLake(tmp_path / "warehouse", store, SystemClock(), topic=TOPIC, topic_id=topic_id)
-        ask = Asker(build_app(keeper, "127.0.0.1", None, lake.catalog, lake.manifests, scans=lake.scans))
-        asked = f"/api/v1/lake/verify?topic={TOPIC}&deep=true"
-        assert (await ask("GET", asked)).status == 404
+        ask = AsgiClient(build_app(keeper, "127.0.0.1", None, lake.catalog, lake.manifests, scans=lake.scans))
+        path = f"/api/v1/lake/verify?topic={TOPIC}&deep=true"
+        assert (await ask("GET", path)).status == 404
         await lake.bind()
         assert node.log is not None
         snapshot = await commit_log(lake, node.log, {}, end=7)
@@ -113,29 +113,29 @@ async def test_verify_asks_the_log_and_looks_at_the_table(tmp_path: Path) -> Non
             parse_position("snapshot:x")
         listed = {"topic": TOPIC, "topic_id": topic_id, "problem": None}
         assert (await ask("GET", "/api/v1/lake/bound")).json["items"] == [listed]
-        good = (await ask("GET", asked)).json
+        good = (await ask("GET", path)).json
         assert (good["is_good"], good["findings"], good["files"], good["is_deep"]) == (True, [], 1, True)
         remove(lake.live[0])
-        bad = (await ask("GET", asked)).json
-        assert (bad["is_good"], [one["check"] for one in bad["findings"]]) == (False, ["files", "dense"])
+        bad = (await ask("GET", path)).json
+        assert (bad["is_good"], [finding["check"] for finding in bad["findings"]]) == (False, ["files", "dense"])
         await lake.catalog.topics.detach(TABLE)
         await store.put(f"{catalog_keys.BOUND}damaged", b"nothing")
         (damaged,) = (await ask("GET", "/api/v1/lake/bound")).json["items"]
         assert "/catalog/bound/damaged" in damaged["problem"]
         had = {"topic": TOPIC, "topic_id": topic_id, "table": "default.orders", "committed": {"0": 7}, "problem": None}
         assert (await ask("GET", "/api/v1/lake/parted")).json == {"items": [had], "next": None}
-        without = await ask("GET", asked)
+        without = await ask("GET", path)
         assert (without.is_problem, "default.orders was detached" in without.json["detail"]) == (True, True)
         await store.close()
 
 
-async def test_answers_of_any_size_come_in_parts_and_errors_as_themselves(tmp_path: Path) -> None:
+async def test_replies_of_any_size_are_sent_in_parts_and_errors_as_themselves(tmp_path: Path) -> None:
     body = bytes(5_000_000)
 
-    async def answer(asked: ScanRequest) -> ScanResponse:
-        if asked.value == 0:
+    async def answer(request: ScanRequest) -> ScanResponse:
+        if request.value == 0:
             return ScanResponse(9, sections=[ScanSection(0, 1, 2, 3, body)], next_offset=1)
-        if asked.value == 1:
+        if request.value == 1:
             raise errors.TableUnreadable("no", hint="because")
         raise ValueError("a mistake of ours")
 
@@ -143,8 +143,8 @@ async def test_answers_of_any_size_come_in_parts_and_errors_as_themselves(tmp_pa
         scan_requests = node.broker.storage.scan_requests
         assert scan_requests is not None
         async with working(keeper, answer):
-            found = await scan_requests.request(ScanKind.READ, TOPIC, ShardKey(1, 0), 0)
-            assert (found.end, found.sections[0].body == body, found.next_offset) == (9, True, 1)
+            response = await scan_requests.request(ScanKind.READ, TOPIC, ShardKey(1, 0), 0)
+            assert (response.end, response.sections[0].body == body, response.next_offset) == (9, True, 1)
             with pytest.raises(errors.TableUnreadable) as unreadable:
                 await scan_requests.request(ScanKind.READ, TOPIC, ShardKey(1, 0), 1)
             assert (unreadable.value.message, unreadable.value.hint) == ("no", "because")
@@ -152,15 +152,15 @@ async def test_answers_of_any_size_come_in_parts_and_errors_as_themselves(tmp_pa
                 await scan_requests.request(ScanKind.READ, TOPIC, ShardKey(1, 0), 2)
 
 
-async def test_a_question_outlives_the_lake_process_that_it_was_asked(tmp_path: Path) -> None:
+async def test_a_scan_request_outlives_the_lake_process(tmp_path: Path) -> None:
     begun = asyncio.Event()
 
-    async def never(asked: ScanRequest) -> ScanResponse:
+    async def never(request: ScanRequest) -> ScanResponse:
         begun.set()
         await asyncio.get_running_loop().create_future()
         raise AssertionError
 
-    async def answer(asked: ScanRequest) -> ScanResponse:
+    async def answer(request: ScanRequest) -> ScanResponse:
         return ScanResponse(7)
 
     async with running(tmp_path) as node:

@@ -1,4 +1,4 @@
-"""Bearer tokens: the file that holds them, and whom they let in."""
+"""Bearer tokens: the file that holds them, and which requests they allow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from icestream.catalog.tokens import Tokens, read_tokens
 TOKEN = "0123456789abcdef"
 
 
-def test_without_tokens_everybody_may_ask() -> None:
+def test_without_tokens_every_request_is_allowed() -> None:
     assert read_tokens(None).allows(None)
     assert Tokens().allows("Bearer anything")
 
@@ -23,7 +23,7 @@ def test_a_file_has_one_token_in_each_line(tmp_path: Path) -> None:
     tokens = read_tokens(path)
     assert tokens.allows(f"Bearer {TOKEN}")
     assert tokens.allows("bearer another-token-of-all")
-    for given in (
+    for header in (
         None,
         "",
         "Bearer",
@@ -33,13 +33,13 @@ def test_a_file_has_one_token_in_each_line(tmp_path: Path) -> None:
         f"Bearer {TOKEN}x",
         "Bearer # of the pipeline",
     ):
-        assert not tokens.allows(given), given
+        assert not tokens.allows(header), header
 
 
 @pytest.mark.parametrize(
     "text", ["", "# none\n", "short\n", f"{TOKEN} {TOKEN}\n", "schlüssel-mit-umlaut\n", f"{TOKEN}\n" * 101]
 )
-def test_a_file_that_cannot_be_used_is_said_without_its_tokens(tmp_path: Path, text: str) -> None:
+def test_an_unusable_token_file_is_reported_without_its_tokens(tmp_path: Path, text: str) -> None:
     path = tmp_path / "tokens"
     path.write_text(text)
     with pytest.raises(errors.ConfigurationError, match=r"lake\.token_file") as raised:
@@ -48,6 +48,6 @@ def test_a_file_that_cannot_be_used_is_said_without_its_tokens(tmp_path: Path, t
     assert limits.CATALOG_TOKENS_MAX == 100
 
 
-def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_token_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigurationError, match="No such file"):
         read_tokens(tmp_path / "none")

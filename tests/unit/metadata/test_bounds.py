@@ -10,7 +10,7 @@ from icestream import errors, limits
 from icestream.metadata import command as cmd
 from icestream.metadata.bounds import refusal, refused_identity
 from icestream.metadata.state_machine import Applied, StateMachine
-from tests.support.effort import HALF
+from tests.support.hypothesis_effort import HALF
 
 KEY_MAX, VALUE_MAX = limits.METADATA_KEY_BYTES_MAX, limits.METADATA_VALUE_BYTES_MAX
 LONGEST = "/" + "k" * (KEY_MAX - 1)
@@ -33,7 +33,7 @@ ANY_COMMAND = st.one_of(
     st.builds(cmd.CompareAndSwap, ANY_COMPARE, ANY_VALUE, ANY_NUMBER),
     st.builds(cmd.AllocateMonotonicId, ANY_TEXT, ANY_NUMBER),
     st.builds(cmd.ExpireTtlKeys, st.lists(st.tuples(ANY_TEXT, ANY_NUMBER), max_size=3)),
-    st.builds(cmd.Txn, *(st.lists(one, max_size=3) for one in (ANY_COMPARE, ANY_OPERATION, ANY_OPERATION))),
+    st.builds(cmd.Txn, *(st.lists(strategy, max_size=3) for strategy in (ANY_COMPARE, ANY_OPERATION, ANY_OPERATION))),
 )
 
 
@@ -51,7 +51,7 @@ def test_every_possible_command_is_answered(history: list[tuple[cmd.Command, byt
         if isinstance(answer, cmd.Rejected):
             assert (dict(machine.entries.items()), events) == (before, [])
             assert answer.code in errors.BY_CODE
-            answer.message.encode()  # it can be sent to whoever asked
+            answer.message.encode()  # the message can be sent to the caller
         elif not client:  # others may get the answer to an earlier command
             assert answer.revision == machine.revision
             cmd.encode_envelope(cmd.Envelope(cmd.VERSION, b"", 0, 0, command))  # and it could have been in a log
@@ -91,7 +91,7 @@ def test_every_possible_command_is_answered(history: list[tuple[cmd.Command, byt
         cmd.Txn([cmd.Absent("")], []),
     ],
 )
-def test_what_breaks_a_bound_is_rejected_and_changes_nothing(command: cmd.Command) -> None:
+def test_a_command_beyond_a_bound_is_rejected_and_changes_nothing(command: cmd.Command) -> None:
     machine = StateMachine()
     apply(machine, cmd.Put("/kept", b""))
     answer, events = apply(machine, command)
@@ -116,7 +116,7 @@ def test_what_breaks_a_bound_is_rejected_and_changes_nothing(command: cmd.Comman
         cmd.Txn([], [cmd.DeletePrefix("/a/")] * limits.METADATA_TXN_PREFIXES_MAX),
     ],
 )
-def test_what_is_just_within_the_bounds_is_carried_out_and_fits_the_log(command: cmd.Command) -> None:
+def test_a_command_at_its_bounds_is_applied_and_fits_the_log(command: cmd.Command) -> None:
     assert isinstance(apply(StateMachine(), command).answer, cmd.Done)
     size = len(cmd.encode_envelope(cmd.Envelope(cmd.VERSION, bytes(64), 2**63 - 1, 2**53, command)))
     assert size <= limits.METADATA_COMMAND_BYTES_MAX <= limits.RECORD_BYTES_TARGET
@@ -136,7 +136,7 @@ def test_what_is_just_within_the_bounds_is_carried_out_and_fits_the_log(command:
         cmd.Txn([], [cmd.Delete("/counters/x")]),
     ],
 )
-def test_nobody_but_the_counter_itself_writes_to_a_counter(command: cmd.Command) -> None:
+def test_only_the_counter_command_writes_to_a_counter(command: cmd.Command) -> None:
     """A counter that is set back would give the same id twice."""
     machine = StateMachine()
     apply(machine, cmd.AllocateMonotonicId("x", 7))
@@ -147,7 +147,7 @@ def test_nobody_but_the_counter_itself_writes_to_a_counter(command: cmd.Command)
 @pytest.mark.parametrize(
     ("client", "sequence"), [(bytes(65), 1), (b"c", -1), (b"c", 2**63)], ids=["long name", "below 0", "64 bits"]
 )
-def test_who_cannot_be_remembered_is_refused(client: bytes, sequence: int) -> None:
+def test_invalid_client_identities_are_refused(client: bytes, sequence: int) -> None:
     machine = StateMachine()
     applied = machine.apply(cmd.Envelope(cmd.VERSION, client, sequence, 0, cmd.Put("/a", b"")))
     assert isinstance(applied.answer, cmd.Rejected)
@@ -155,6 +155,6 @@ def test_who_cannot_be_remembered_is_refused(client: bytes, sequence: int) -> No
     assert refused_identity(bytes(64), 2**63 - 1) is None
 
 
-def test_the_door_and_the_state_machine_say_the_same() -> None:
+def test_validation_and_state_machine_agree() -> None:
     assert refusal(cmd.Put("/a", b"")) is None
     assert refusal(cmd.Put("", b"")) == apply(StateMachine(), cmd.Put("", b"")).answer

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from icestream import errors
 from icestream.metadata import command as cmd
-from tests.support.effort import HALF
+from tests.support.hypothesis_effort import HALF
 from tests.support.mutations import bit_flips, mutated, truncations
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -31,7 +31,7 @@ COMMANDS = st.one_of(
     st.builds(cmd.CompareAndSwap, COMPARISONS, VALUE, NUMBER),
     st.builds(cmd.AllocateMonotonicId, TEXT, NUMBER),
     st.builds(cmd.ExpireTtlKeys, st.lists(st.tuples(TEXT, NUMBER), max_size=3)),
-    st.builds(cmd.Txn, *(st.lists(one, max_size=3) for one in (COMPARISONS, OPERATIONS, OPERATIONS))),
+    st.builds(cmd.Txn, *(st.lists(strategy, max_size=3) for strategy in (COMPARISONS, OPERATIONS, OPERATIONS))),
 )
 ENVELOPES = st.builds(cmd.Envelope, st.just(cmd.VERSION), VALUE, NUMBER, NUMBER, COMMANDS)
 EXAMPLE = cmd.Envelope(
@@ -48,11 +48,11 @@ def decoded_or_refused(data: bytes) -> cmd.Envelope | None:
 
 @HALF
 @given(ENVELOPES)
-def test_an_envelope_comes_back_as_it_went(envelope: cmd.Envelope) -> None:
+def test_an_envelope_round_trips(envelope: cmd.Envelope) -> None:
     data = cmd.encode_envelope(envelope)
-    found = cmd.decode_envelope(data)
-    assert found == envelope
-    assert cmd.encode_envelope(found) == data
+    decoded = cmd.decode_envelope(data)
+    assert decoded == envelope
+    assert cmd.encode_envelope(decoded) == data
 
 
 def test_the_bytes_of_a_command_do_not_change() -> None:
@@ -68,7 +68,7 @@ def test_an_unknown_version_is_never_skipped(version: int) -> None:
         cmd.decode_envelope(msgspec.msgpack.encode(array))
 
 
-def test_a_newer_version_is_told_from_garbage_whatever_else_it_holds() -> None:
+def test_a_newer_version_is_distinguished_from_garbage() -> None:
     with pytest.raises(errors.FormatUnknown, match="version 2"):
         cmd.decode_envelope(msgspec.msgpack.encode([2, {"another": "layout"}]))
 
@@ -90,23 +90,23 @@ def test_a_newer_version_is_told_from_garbage_whatever_else_it_holds() -> None:
         1,
     ],
 )
-def test_what_is_no_command_is_refused(array: Any) -> None:
+def test_invalid_commands_are_refused(array: Any) -> None:
     with pytest.raises(errors.DecodeError):
         cmd.decode_envelope(msgspec.msgpack.encode(array))
 
 
-def test_no_cut_and_no_flipped_bit_raises_anything_else() -> None:
+def test_truncation_and_flipped_bits_raise_only_decode_errors() -> None:
     data = cmd.encode_envelope(EXAMPLE)
     assert all(decoded_or_refused(part) is None for part in truncations(data))
-    flipped = [decoded_or_refused(one) for _, one in bit_flips(data)]
+    flipped = [decoded_or_refused(damaged) for _, damaged in bit_flips(data)]
     assert EXAMPLE not in flipped
 
 
 @HALF
 @given(st.one_of(mutated(cmd.encode_envelope(EXAMPLE)), st.binary(max_size=60)))
 def test_hostile_bytes_are_a_command_or_refused(data: bytes) -> None:
-    found = decoded_or_refused(data)
-    assert found is None or found.version == cmd.VERSION
+    decoded = decoded_or_refused(data)
+    assert decoded is None or decoded.version == cmd.VERSION
 
 
 def test_deep_nesting_is_refused() -> None:

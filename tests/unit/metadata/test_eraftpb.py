@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from icestream import errors
 from icestream.metadata import eraftpb
 from icestream.metadata.eraftpb import LogEntry, Membership, SnapshotParts
-from tests.support.effort import HALF
+from tests.support.hypothesis_effort import HALF
 from tests.support.mutations import bit_flips, decoded_or_refused, mutated, truncations
 
 U64 = st.integers(1, 2**64 - 1)
@@ -51,16 +51,21 @@ def test_unknown_fields_are_stepped_over() -> None:
     assert eraftpb.decode_entry(extra + ENTRY) == eraftpb.decode_entry(ENTRY)
 
 
+def test_a_field_of_fixed_width_is_not_a_snapshot() -> None:
+    with pytest.raises(errors.DecodeError, match="without a snapshot"):
+        eraftpb.snapshot_in(b"\x4d\x00\x00\x00\x00")  # field 9, 32 bits
+
+
 @HALF
 @given(U64, U64, st.integers(0, 2), DATA, DATA)
-def test_an_entry_comes_back_as_it_went(index: int, term: int, kind: int, data: bytes, context: bytes) -> None:
+def test_an_entry_round_trips(index: int, term: int, kind: int, data: bytes, context: bytes) -> None:
     encoded = eraftpb.encode_entry(index, term, kind, data, context)
     assert eraftpb.decode_entry(encoded) == LogEntry(index, term, kind, data, context)
 
 
 @HALF
 @given(IDS, IDS, IDS, IDS, st.booleans(), st.integers(0, 2**64 - 1), DATA)
-def test_membership_and_snapshot_come_back_as_they_went(
+def test_membership_and_snapshot_round_trip(
     voters: tuple[int, ...],
     learners: tuple[int, ...],
     outgoing: tuple[int, ...],
@@ -90,27 +95,27 @@ def test_membership_and_snapshot_come_back_as_they_went(
         "10011801" + "00",
     ],
 )
-def test_what_is_no_entry_is_refused(data: str) -> None:
+def test_invalid_entries_are_refused(data: str) -> None:
     with pytest.raises(errors.DecodeError):
         eraftpb.decode_entry(bytes.fromhex(data))
 
 
-def test_no_cut_and_no_flipped_bit_raises_anything_else() -> None:
+def test_truncation_and_flipped_bits_raise_only_decode_errors() -> None:
     for decode in (eraftpb.decode_entry, eraftpb.decode_conf, eraftpb.decode_snapshot):
-        found = [decoded_or_refused(decode, part) for part in truncations(ENTRY)]
-        found += [decoded_or_refused(decode, one) for _, one in bit_flips(ENTRY)]
-        assert len(found) == 9 * len(ENTRY)
+        entries = [decoded_or_refused(decode, part) for part in truncations(ENTRY)]
+        entries += [decoded_or_refused(decode, damaged) for _, damaged in bit_flips(ENTRY)]
+        assert len(entries) == 9 * len(ENTRY)
 
 
 @HALF
 @given(mutated(ENTRY))
 def test_hostile_bytes_are_an_entry_or_refused(data: bytes) -> None:
-    found = decoded_or_refused(eraftpb.decode_entry, data)
-    assert found is None or 0 < found.index < 2**64
+    entry = decoded_or_refused(eraftpb.decode_entry, data)
+    assert entry is None or 0 < entry.index < 2**64
 
 
 @pytest.mark.parametrize(("me", "leader", "term"), [(1, 2, 1), (2**64 - 1, 2**63, 300), (5, 2**64 - 1, 2**40)])
-def test_a_leader_is_told_by_the_first_bytes_of_what_it_sends(me: int, leader: int, term: int) -> None:
+def test_a_leader_is_recognised_by_the_first_bytes_of_its_messages(me: int, leader: int, term: int) -> None:
     def sent(kind: int, to: int, sender: int, at: int) -> bytes:
         head = b"\x08" + bytes([kind])
         for field, number in ((0x10, to), (0x18, sender), (0x20, at)):
@@ -122,5 +127,5 @@ def test_a_leader_is_told_by_the_first_bytes_of_what_it_sends(me: int, leader: i
     others = [sent(8, me, leader ^ 1, term), sent(8, me, leader, term - 1), sent(8, me ^ 4, leader, term), b""]
     assert not eraftpb.is_of_leader(others, me, leader, term)
     assert eraftpb.is_of_leader([*others, sent(8, me, leader, term)], me, leader, term)
-    assert not eraftpb.is_of_leader([sent(8, me, 0, term)], me, 0, term), "nobody leads"
+    assert not eraftpb.is_of_leader([sent(8, me, 0, term)], me, 0, term), "there is no leader"
     assert not eraftpb.is_of_leader([], me, leader, term)

@@ -27,13 +27,13 @@ LEARNER = 2
 async def group(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NodeGroup]:
     """A node that was away needs a snapshot."""
     monkeypatch.setattr(limits, "METADATA_TRAIL_ENTRIES", 0)
-    found = await NodeGroup.form(3)
-    yield found
-    await found.close()
+    node_group = await NodeGroup.form(3)
+    yield node_group
+    await node_group.close()
 
 
-class Held:
-    """The first call of one of the log's methods waits, before or behind its work, until it is let go."""
+class HeldCall:
+    """The first call of one of the log's methods waits, before or after its work, until it is released."""
 
     def __init__(self, log: LogStore, name: str, *, is_behind: bool = False) -> None:
         self._real = getattr(log, name)
@@ -42,12 +42,12 @@ class Held:
         self.calls = 0
         setattr(log, name, self._call)
 
-    async def _call(self, *given: Any) -> Any:
+    async def _call(self, *arguments: Any) -> Any:
         self.calls += 1
         is_held = self.calls == 1
         if is_held and not self._is_behind:
             await self._go.wait()
-        answer = await self._real(*given)
+        answer = await self._real(*arguments)
         if is_held and self._is_behind:
             await self._go.wait()
         return answer
@@ -57,7 +57,7 @@ class Held:
 
 
 async def write_on(group: NodeGroup, name: str) -> None:
-    """So much that only a snapshot of the leader holds it."""
+    """Writes so much that the leader has the state only in a snapshot."""
     for number in range(30):
         await group.do(group.led.put(f"/{name}/{number}", b"x"))
     await group.led.snapshots.take()
@@ -81,7 +81,7 @@ async def begun(group: NodeGroup, follower: NodeStore, count: int) -> None:
 
 
 async def check_is_whole(group: NodeGroup, follower: NodeStore) -> None:
-    """It has everything, and has it again after it was killed."""
+    """Checks that the node has every key, and has them again after a kill."""
     await group.turn()
     await group.settle()
     assert follower.stopped is None
@@ -95,10 +95,10 @@ async def check_is_whole(group: NodeGroup, follower: NodeStore) -> None:
     assert received == []
 
 
-async def test_a_stream_that_begins_meanwhile_leaves_the_file_of_the_first_alone(group: NodeGroup) -> None:
+async def test_a_second_stream_does_not_touch_the_file_of_the_first(group: NodeGroup) -> None:
     follower = await cut_off(group)
     log = follower.node._log
-    loading = Held(log, "load_received")
+    loading = HeldCall(log, "load_received")
     await begun(group, follower, 1)
     head = SnapshotHead(10**6, 1, log.log_id, group.conf)
     writer = await log.begin_received(head)  # of a leader that dies soon
@@ -110,7 +110,7 @@ async def test_a_stream_that_begins_meanwhile_leaves_the_file_of_the_first_alone
 
 async def test_a_second_snapshot_begins_before_the_first_one_counts(group: NodeGroup) -> None:
     follower = await cut_off(group)
-    loading = Held(follower.node._log, "load_received")
+    loading = HeldCall(follower.node._log, "load_received")
     await begun(group, follower, 1)
     await write_on(group, "meanwhile")
     await begun(group, follower, 2)
@@ -119,9 +119,9 @@ async def test_a_second_snapshot_begins_before_the_first_one_counts(group: NodeG
 
 
 async def test_a_second_snapshot_begins_while_the_first_one_gets_its_name(group: NodeGroup) -> None:
-    """Else the first would be taken for the newer one, and the file of the second would go."""
+    """Otherwise the first snapshot would be taken for the newer one, and the file of the second would be removed."""
     follower = await cut_off(group)
-    naming = Held(follower.node._log, "adopt_received")
+    naming = HeldCall(follower.node._log, "adopt_received")
     await begun(group, follower, 1)
     await group.until(lambda: naming.calls == 1)
     cut(group, follower)
@@ -133,10 +133,10 @@ async def test_a_second_snapshot_begins_while_the_first_one_gets_its_name(group:
     await check_is_whole(group, follower)
 
 
-async def test_an_own_snapshot_that_ends_meanwhile_is_history(group: NodeGroup) -> None:
+async def test_an_own_snapshot_that_ends_meanwhile_is_discarded(group: NodeGroup) -> None:
     follower = await cut_off(group)
-    ending = Held(follower.node._log, "finish_snapshot", is_behind=True)
-    loading = Held(follower.node._log, "load_received")
+    ending = HeldCall(follower.node._log, "finish_snapshot", is_behind=True)
+    loading = HeldCall(follower.node._log, "load_received")
     follower.snapshots.request()
     await asyncio.sleep(0)
     assert follower.snapshots.is_running
@@ -149,7 +149,7 @@ async def test_an_own_snapshot_that_ends_meanwhile_is_history(group: NodeGroup) 
 
 async def test_no_own_snapshot_begins_while_the_core_is_ahead_of_the_state(group: NodeGroup) -> None:
     follower = await cut_off(group)
-    loading = Held(follower.node._log, "load_received")
+    loading = HeldCall(follower.node._log, "load_received")
     await begun(group, follower, 1)
     follower.snapshots.request()
     assert not follower.snapshots.is_running
@@ -158,7 +158,7 @@ async def test_no_own_snapshot_begins_while_the_core_is_ahead_of_the_state(group
 
 
 async def test_two_nodes_send_the_same_snapshot_at_a_time(group: NodeGroup) -> None:
-    """A leader that lost the lead goes on sending. Each has its own file until it is whole."""
+    """A deposed leader continues to send. Each snapshot has its own file until it is complete."""
     await write_on(group, "all")
     stored = group.led.node._log.snapshots[0]
     state = bytes(group.members[group.led.node.id].disk.content(stored.name)[512:])
@@ -187,16 +187,18 @@ async def test_a_state_that_is_not_the_announced_one_gets_no_name(group: NodeGro
     with pytest.raises(errors.DecodeError, match="announced was abab"):
         await log.finish_received(writer, name)
     await log.give_up_received(writer)
-    assert [one for one in group.members[group.led.node.id].disk.names() if one.startswith("received-")] == []
+    assert [
+        file_name for file_name in group.members[group.led.node.id].disk.names() if file_name.startswith("received-")
+    ] == []
 
 
 @pytest.mark.parametrize("has_older", [True, False])
-async def test_a_node_that_joins_while_a_snapshot_is_taken_is_not_forgotten(group: NodeGroup, has_older: bool) -> None:
+async def test_a_node_that_joins_during_a_snapshot_is_in_the_next_one(group: NodeGroup, has_older: bool) -> None:
     """Trap 14: it takes only a snapshot that knows it, and nothing else may happen for a long time."""
     leader = group.led
     await write_on(group, "first") if has_older else await group.do(leader.put("/first", b""))
     await group.do(leader.put("/more", b""))
-    ending = Held(leader.node._log, "finish_snapshot")
+    ending = HeldCall(leader.node._log, "finish_snapshot")
     leader.snapshots.request()
     await asyncio.sleep(0)
     await group.start(4, conf=group.conf)

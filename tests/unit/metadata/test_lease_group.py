@@ -1,4 +1,4 @@
-"""Leases with several voters: who renews keeps them, whoever leads; a renewal writes nothing (hazard 46)."""
+"""Leases with several voters: renewals keep a lease under any leader, and write nothing (hazard 46)."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ MS = 1_000_000
 
 @pytest_asyncio.fixture
 async def group() -> AsyncIterator[NodeGroup]:
-    found = await NodeGroup.form(3)
-    yield found
-    await found.close()
+    node_group = await NodeGroup.form(3)
+    yield node_group
+    await node_group.close()
 
 
 async def take(group: NodeGroup, store: NodeStore, key: str = "/lease") -> int:
@@ -62,7 +62,7 @@ async def test_hazard_46_renewals_through_any_node_write_nothing(group: NodeGrou
         assert not await group.do(store.renew("/lease", revision))
 
 
-async def test_a_lease_outlives_the_leader_that_kept_it_and_ends_when_nobody_renews_it(group: NodeGroup) -> None:
+async def test_a_lease_outlives_its_leader_and_ends_without_renewals(group: NodeGroup) -> None:
     holder = group.followers[0]
     revision = await take(group, holder)
     for _ in range(6):
@@ -80,23 +80,23 @@ async def test_a_lease_outlives_the_leader_that_kept_it_and_ends_when_nobody_ren
     assert not is_there(group)
 
 
-async def test_a_leader_that_was_deposed_keeps_nothing(group: NodeGroup) -> None:
-    """It would say yes for as long as it likes, while the others give the lease to somebody else."""
+async def test_a_deposed_leader_renews_no_lease(group: NodeGroup) -> None:
+    """A deposed leader would confirm renewals for ever, while the new leader grants the lease to another holder."""
     old = group.led
     revision = await take(group, old)
     others = [store for store in group.stores.values() if store is not old]
     group.cuts = {(old.node.id, 0), (0, old.node.id)}
-    asked = [asyncio.ensure_future(old.renew("/lease", revision)) for _ in range(3)]
+    renewals = [asyncio.ensure_future(old.renew("/lease", revision)) for _ in range(3)]
     await group.until(lambda: any(store.node.leads for store in others))
     new = next(store for store in others if store.node.leads)
     await group.until(lambda: new.node.machine.get("/lease") is None)
-    assert not any(one.done() and not one.exception() and one.result() for one in asked)
+    assert not any(renewal.done() and not renewal.exception() and renewal.result() for renewal in renewals)
     await take(group, new)
     group.cuts.clear()
-    assert not any(await group.do(asyncio.gather(*asked)))
+    assert not any(await group.do(asyncio.gather(*renewals)))
 
 
-async def test_a_lease_whose_end_is_on_its_way_is_not_renewed(group: NodeGroup) -> None:
+async def test_a_lease_whose_end_is_proposed_is_not_renewed(group: NodeGroup) -> None:
     leader = group.led
     revision = await take(group, leader)
     await group.settle()
@@ -119,14 +119,14 @@ async def test_hazard_25_a_renewal_that_was_not_noted_is_not_confirmed_when_the_
     revision = await take(group, leader)
     assert leader._leases is not None
     with leader._leases.ending([("/lease", revision)]):  # until that is refused: no room, or the lead goes elsewhere
-        asked = asyncio.ensure_future(leader.renew_here("/lease", revision))
+        renewal = asyncio.ensure_future(leader.renew_here("/lease", revision))
         await asyncio.sleep(0)
     assert leader._leases.is_held("/lease", revision)
-    assert not await group.do(asked)
+    assert not await group.do(renewal)
     assert await group.do(leader.renew_here("/lease", revision)), "the next one is noted"
 
 
-async def test_a_node_on_its_own_gives_a_lease_its_whole_time_after_a_restart() -> None:
+async def test_a_single_node_gives_a_lease_its_whole_time_after_a_restart() -> None:
     group = await NodeGroup.form(1)
     revision = await take(group, group.led)
     await pass_time(group, TTL_MS // 2)
@@ -145,7 +145,7 @@ async def test_a_node_on_its_own_gives_a_lease_its_whole_time_after_a_restart() 
 # --- any history ------------------------------------------------------------------------------------------------------
 
 
-class Holder:
+class LeaseHolder:
     """Has one lease as long as it can, and knows until when: measured from before it asked."""
 
     def __init__(self, group: NodeGroup, number: int, chance: random.Random) -> None:
@@ -171,17 +171,17 @@ class Holder:
 
     async def _ask(self, store: NodeStore) -> bool:
         if self.revision:
-            held = await store.renew(self.key, self.revision)
-            self.renewals += held
-            self.revision = self.revision if held else 0
-            return held
+            is_renewed = await store.renew(self.key, self.revision)
+            self.renewals += is_renewed
+            self.revision = self.revision if is_renewed else 0
+            return is_renewed
         done = await store.put_lease(cmd.Absent(self.key), b"", TTL_MS)
         self.revision = done.revision if done.held else 0
         self.takes += done.held
         return done.held
 
     def check(self) -> None:
-        """Nobody may think that it is over while the holder does not."""
+        """No other node may consider the lease expired while its holder still relies on it."""
         if self._group.clock.monotonic_ns() >= self.until_ns:
             return
         for store in self._group.stores.values():
@@ -190,10 +190,10 @@ class Holder:
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_in_any_history_no_lease_dies_that_was_renewed(seed: int) -> None:
+async def test_no_renewed_lease_expires_in_any_history(seed: int) -> None:
     chance = random.Random(seed)
     group = await NodeGroup.form(3)
-    holders = [Holder(group, number, chance) for number in range(3)]
+    holders = [LeaseHolder(group, number, chance) for number in range(3)]
     tasks = [asyncio.ensure_future(holder.run()) for holder in holders]
     for _ in range(1_500):
         await group.tick()

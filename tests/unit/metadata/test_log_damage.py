@@ -1,4 +1,4 @@
-"""Damage of a metadata log is told from its tail: each flipped bit, cut or missing file costs nothing or is said."""
+"""Damage of a metadata log is told from its tail: each flipped bit, cut or missing file is harmless or reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from icestream.wal.appender import PlannedWrite
 from icestream.wal.format import RECORDS_START
 from icestream.wal.log_file import SEAL_POSITION, SECTOR, FileHeader, encode_first_page, log_name
 from tests.support.metadata_machine import MetadataMachine, contents, state_bytes
-from tests.support.metadata_world import World, live
+from tests.support.metadata_world import MetadataWorld, live
 
 Life = tuple[dict[str, bytes], dict[str, bytes], int]
 LIVES = {"killed": (False, 0), "closed": (True, 0), "with snapshots": (False, 2)}
@@ -40,12 +40,12 @@ def lived(life: str) -> Life:
             await store.put(f"/{number % 3}", b"%d" % number + bytes(40))
             if number in range(2, 2 + snapshots):
                 await store.snapshots.take()
-        found, revision = await contents(store), await store.revision()
+        state, revision = await contents(store), await store.revision()
         if close:
             await store.close()
         await machine.kill()
         names = [name for name in machine.disk.names() if name != "LOCK"]
-        return {name: machine.disk.content(name) for name in names}, found, revision
+        return {name: machine.disk.content(name) for name in names}, state, revision
 
     return asyncio.run(run())
 
@@ -73,16 +73,16 @@ def check_found(disk: SimulatedDisk, life: str, what: str, *, may_lose_the_last:
     """Recovers it: everything is there, or it is said and nothing was changed; True when it was said."""
     _, expected, revision = lived(life)
     before = {name: disk.content(name) for name in disk.names()}
-    found = recovered_or_damaged(disk)
-    if isinstance(found, errors.LogDamaged):
+    recovered = recovered_or_damaged(disk)
+    if isinstance(recovered, errors.LogDamaged):
         assert {name: disk.content(name) for name in disk.names()} == before, what
-        assert "nothing was changed" in found.hint, what
+        assert "nothing was changed" in recovered.hint, what
         return True
-    for data in found.entries:
+    for data in recovered.entries:
         if content := decode_entry(data).data:
-            found.machine.apply(decode_envelope(content))
-    if not (may_lose_the_last and found.machine.revision == revision - 1):
-        assert {key: entry.value for key, entry in found.machine.entries.items()} == expected, what
+            recovered.machine.apply(decode_envelope(content))
+    if not (may_lose_the_last and recovered.machine.revision == revision - 1):
+        assert {key: entry.value for key, entry in recovered.machine.entries.items()} == expected, what
     return False
 
 
@@ -100,9 +100,9 @@ def flips(files: dict[str, bytes], name: str) -> Iterator[int]:
 
 
 @ANY_LIFE
-def test_hazard_05_every_flipped_bit_costs_nothing_or_is_reported(life: str) -> None:
+def test_hazard_05_every_flipped_bit_is_harmless_or_reported(life: str) -> None:
     files, _, _ = lived(life)
-    said = []
+    verdicts = []
     # the logs of the others are flipped already
     names = [name for name in files if life != "with snapshots" or name.startswith("snapshot-")]
     for name in names:
@@ -110,13 +110,13 @@ def test_hazard_05_every_flipped_bit_costs_nothing_or_is_reported(life: str) -> 
             disk = disk_of(files)
             disk.flip(name, bit)
             last = name == last_log(files) and bit >> 3 >= RECORDS_START
-            said.append(check_found(disk, life, f"bit {bit} of {name}", may_lose_the_last=last))
-    assert said.count(False) > 100
-    assert said.count(True) > 500 or life == "with snapshots"
+            verdicts.append(check_found(disk, life, f"bit {bit} of {name}", may_lose_the_last=last))
+    assert verdicts.count(False) > 100
+    assert verdicts.count(True) > 500 or life == "with snapshots"
 
 
 @ANY_LIFE
-def test_hazard_05_every_cut_and_missing_file_costs_nothing_or_is_reported(life: str) -> None:
+def test_hazard_05_every_cut_and_missing_file_is_harmless_or_reported(life: str) -> None:
     files, _, _ = lived(life)
     for name, data in files.items():
         cuts = [
@@ -126,13 +126,13 @@ def test_hazard_05_every_cut_and_missing_file_costs_nothing_or_is_reported(life:
         assert all(cuts) or not name.startswith("log-"), "a file had all its space before its name"
         others = {other: content for other, content in files.items() if other != name}
         if any(other.startswith("log-") for other in others):
-            said = check_found(disk_of(others), life, f"{name} gone")
-            assert said or not (name.startswith("log-") and any(data[RECORDS_START:]))
+            is_harmless = check_found(disk_of(others), life, f"{name} gone")
+            assert is_harmless or not (name.startswith("log-") and any(data[RECORDS_START:]))
 
 
 @pytest.mark.asyncio
-async def test_a_damaged_newest_snapshot_costs_nothing_and_is_said() -> None:
-    machine, world = MetadataMachine(), World()
+async def test_a_damaged_newest_snapshot_is_harmless_and_reported() -> None:
+    machine, world = MetadataMachine(), MetadataWorld()
     store = await machine.start()
     await live(store, world)
     before = state_bytes(store)
@@ -149,7 +149,7 @@ async def test_a_damaged_newest_snapshot_costs_nothing_and_is_said() -> None:
 
 @pytest.mark.asyncio
 async def test_two_damaged_snapshots_are_reported_when_the_log_does_not_reach_back() -> None:
-    machine, world = MetadataMachine(), World()
+    machine, world = MetadataMachine(), MetadataWorld()
     store = await machine.start()
     await live(store, world)
     await store.snapshots.take()
@@ -158,7 +158,7 @@ async def test_two_damaged_snapshots_are_reported_when_the_log_does_not_reach_ba
     for name in machine.disk.names():
         if name.startswith("snapshot-"):
             machine.disk.flip(name, 8 * 700)
-    with pytest.raises(errors.LogDamaged, match="no good snapshot reaches it"):
+    with pytest.raises(errors.LogDamaged, match="no valid snapshot reaches it"):
         await machine.start()
 
 
@@ -178,9 +178,9 @@ async def test_a_log_that_ends_before_a_snapshot_is_damaged() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_seal_that_was_never_on_disk_costs_nothing_when_the_next_file_goes_on() -> None:
-    """Its sync failed, the cache showed it to a start, and then the power was lost."""
-    machine, world = MetadataMachine(), World()
+async def test_a_seal_that_was_never_on_disk_is_harmless_when_the_next_file_continues() -> None:
+    """The sync of the seal failed, a start read it from the page cache, and then the power was lost."""
+    machine, world = MetadataMachine(), MetadataWorld()
     store = await machine.start()
     await world.put(store, "/a")
     await store.close()
@@ -229,7 +229,7 @@ def test_hazard_05_a_file_that_begins_too_late_is_damage_without_any_other_evide
     writes = plan.take_writes()
     assert {write.number for write in writes} == {1, 2, 3}
     assert recover(disk_with(writes), SimulatedClock(), bytes(16)).report.last_index == 3
-    with pytest.raises(errors.LogDamaged, match="record 2 cannot be read, and record 3 stands there"):
+    with pytest.raises(errors.LogDamaged, match="record 2 cannot be read, and record 3 is there instead"):
         recover(disk_with([write for write in writes if write.number != 2]), SimulatedClock(), bytes(16))
 
 
@@ -242,23 +242,23 @@ def test_hazard_05_a_file_that_begins_too_late_is_damage_without_any_other_evide
         ([(1, 5, 1), (2, 1, 2), (3, 2, 3), (1, 1, 4)], [4]),
     ],
 )
-def test_of_entries_with_one_index_the_last_counts_and_all_behind_it_are_gone(
+def test_of_entries_with_one_index_the_last_counts_and_later_ones_are_dropped(
     records: list[tuple[int, int, int]], terms: list[int]
 ) -> None:
-    found = recover(log_of(records), SimulatedClock(), bytes(16))
-    entries = [decode_entry(data) for data in found.entries]
+    recovered = recover(log_of(records), SimulatedClock(), bytes(16))
+    entries = [decode_entry(data) for data in recovered.entries]
     assert [entry.index for entry in entries] == list(range(1, len(terms) + 1))
     assert [entry.term for entry in entries] == terms
 
 
 @pytest.mark.parametrize("records", [[(1, 2, 1), (4, 1, 1)], [(2, 1, 1)]])
 def test_a_hole_between_entries_is_damage(records: list[tuple[int, int, int]]) -> None:
-    with pytest.raises(errors.LogDamaged, match=r"entries are missing|no good snapshot reaches it"):
+    with pytest.raises(errors.LogDamaged, match=r"entries are missing|no valid snapshot reaches it"):
         recover(log_of(records), SimulatedClock(), bytes(16))
 
 
 @pytest.mark.asyncio
-async def test_no_term_is_used_twice_whatever_files_went() -> None:
+async def test_no_term_is_used_twice_whichever_files_are_missing() -> None:
     machine, terms = MetadataMachine(), list[int]()
     for _ in range(6):
         store = await machine.start()

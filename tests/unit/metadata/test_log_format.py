@@ -12,7 +12,7 @@ from icestream.metadata.core import HardState
 from icestream.metadata.log_format import Identity, LogRecord, decode_record, record_bytes, sections
 from icestream.metadata.snapshot_file import SnapshotHead, decode_head, encode_head, snapshot_index, snapshot_name
 from icestream.wal import format as wire
-from tests.support.effort import HALF
+from tests.support.hypothesis_effort import HALF
 from tests.support.mutations import bit_flips, decoded_or_refused, mutated, truncations
 
 U64 = st.integers(0, 2**64 - 1)
@@ -23,22 +23,22 @@ HEADS = st.builds(SnapshotHead, U64, U64, st.binary(min_size=16, max_size=16), s
 POSITION = 4096
 
 
-def encoded(found: list[wire.RecordSection]) -> bytes:
-    return wire.encode_record(wire.RecordKind.DATA, 1, 1, 0, 0, POSITION, wire.ALIGN, found)
+def encoded(record_sections: list[wire.RecordSection]) -> bytes:
+    return wire.encode_record(wire.RecordKind.DATA, 1, 1, 0, 0, POSITION, wire.ALIGN, record_sections)
 
 
 @HALF
 @given(
     st.one_of(st.none(), IDENTITIES), st.one_of(st.none(), STATES), st.integers(1, 2**62), st.lists(BYTES, max_size=5)
 )
-def test_a_record_comes_back_as_it_went(
+def test_a_record_round_trips(
     identity: Identity | None, state: HardState | None, first_index: int, entries: list[bytes]
 ) -> None:
     record = LogRecord(identity, state, first_index if entries else 0, entries)
-    found = sections(record)
-    data = encoded(found)
-    assert len(data) == record_bytes(found)
-    assert decode_record(data, 0, POSITION, len(found)) == record
+    record_sections = sections(record)
+    data = encoded(record_sections)
+    assert len(data) == record_bytes(record_sections)
+    assert decode_record(data, 0, POSITION, len(record_sections)) == record
 
 
 def test_the_layout_is_as_documented() -> None:
@@ -51,7 +51,7 @@ def test_the_layout_is_as_documented() -> None:
     assert not {64, 65, 66} & wire.SECTION_KINDS_KNOWN, "the WAL would stop at them"
 
 
-def test_an_unknown_section_stops_the_start_unless_it_is_optional() -> None:
+def test_an_unknown_mandatory_section_stops_the_start() -> None:
     optional = wire.RecordSection(0, 0, 99, wire.OPTIONAL, 0, 0, 0, 0, 0, b"x")
     assert decode_record(encoded([optional]), 0, POSITION, 1) == LogRecord()
     with pytest.raises(errors.FormatUnknown, match="kind 99"):
@@ -78,11 +78,11 @@ def test_sections_that_do_not_add_up_are_refused(section: wire.RecordSection) ->
 @given(st.sampled_from([64, 65, 66]), mutated(b"\1\0\0\0a\2\0\0\0bc" * 3), st.integers(0, 5))
 def test_hostile_sections_are_decoded_or_refused(kind: int, body: bytes, rows: int) -> None:
     data = encoded([wire.RecordSection(0, 0, kind, 0, 0, 1, 0, rows, 0, body)])
-    found = decoded_or_refused(lambda one: decode_record(one, 0, POSITION, 1), data)
-    assert found is None or isinstance(found, LogRecord)
+    record = decoded_or_refused(lambda damaged: decode_record(damaged, 0, POSITION, 1), data)
+    assert record is None or isinstance(record, LogRecord)
 
 
-def test_what_is_reserved_around_entries_is_enough() -> None:
+def test_the_space_reserved_around_entries_is_sufficient() -> None:
     largest = LogRecord(
         Identity(2**64 - 1, bytes(16), bytes(456)), HardState(2**64 - 1, 2**64 - 1, 2**64 - 1), 1, [b""]
     )
@@ -94,7 +94,7 @@ def test_what_is_reserved_around_entries_is_enough() -> None:
 
 @HALF
 @given(HEADS)
-def test_a_head_comes_back_as_it_went(head: SnapshotHead) -> None:
+def test_a_file_header_round_trips(head: SnapshotHead) -> None:
     data = encode_head(head)
     assert len(data) == 512
     assert decode_head(data) == head
@@ -103,7 +103,7 @@ def test_a_head_comes_back_as_it_went(head: SnapshotHead) -> None:
 def test_every_cut_and_flipped_bit_of_a_head_is_noticed() -> None:
     data = encode_head(SnapshotHead(5, 2, bytes(range(16)), b"conf"))
     assert all(decoded_or_refused(decode_head, part) is None for part in truncations(data))
-    assert all(decoded_or_refused(decode_head, one) is None for _, one in bit_flips(data))
+    assert all(decoded_or_refused(decode_head, damaged) is None for _, damaged in bit_flips(data))
 
 
 def test_a_membership_that_does_not_fit_is_refused() -> None:

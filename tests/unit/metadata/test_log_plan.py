@@ -1,4 +1,4 @@
-"""Where records of the metadata log go: files, seals, tickets, and which files nobody needs any more."""
+"""Where records of the metadata log go: files, seals, tickets, and which files are no longer needed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def decoded(write: PlannedWrite) -> LogRecord:
     return decode_record(write.data, 0, write.position, header.section_count)
 
 
-def test_the_first_record_of_a_file_says_whose_it_is_and_term_and_vote() -> None:
+def test_the_first_record_of_a_file_has_identity_term_and_vote() -> None:
     plan = planned(files=2)
     plan.append([entry(1)], None, 0)
     plan.append([entry(2, 2000)], None, 0)
@@ -46,7 +46,7 @@ def test_the_first_record_of_a_file_says_whose_it_is_and_term_and_vote() -> None
     assert (third.number, third.position, seal.number, seal.position) == (2, RECORDS_START, 1, SEAL_POSITION)
 
 
-def test_a_seal_names_what_is_in_its_file_and_comes_before_the_next_one() -> None:
+def test_a_seal_describes_its_file_and_precedes_the_next() -> None:
     plan = planned(files=2)
     for index in (1, 2, 3):
         plan.append([entry(index, 1500)], None, 0)
@@ -67,7 +67,7 @@ def test_a_term_that_changes_is_written_without_entries_too() -> None:
     assert (record.state, record.entries) == (HardState(4, 2, 1), [])
 
 
-def test_records_know_what_was_synced_before_them() -> None:
+def test_records_contain_the_synced_index_before_them() -> None:
     plan = planned()
     plan.append([entry(1)], None, 0)
     plan.append([entry(2)], None, 0)
@@ -77,7 +77,7 @@ def test_records_know_what_was_synced_before_them() -> None:
     assert [(header.lsn, header.synced_through) for header in headers] == [(11, 10), (12, 10), (13, 11)]
 
 
-def test_there_is_room_for_what_fits_the_present_or_the_next_file() -> None:
+def test_there_is_room_for_what_fits_the_current_or_the_next_file() -> None:
     plan = planned()
     assert plan.room_for(3000, 1)
     assert not plan.room_for(3100, 1)
@@ -89,7 +89,7 @@ def test_there_is_room_for_what_fits_the_present_or_the_next_file() -> None:
     assert not plan.wants_file
 
 
-def test_hazard_06_no_file_goes_before_a_later_one_holds_term_and_vote_on_disk() -> None:
+def test_hazard_06_no_file_is_removed_before_a_later_one_has_term_and_vote_on_disk() -> None:
     plan = planned(files=2)
     for index in (1, 2, 3):
         plan.append([entry(index, 1500)], None, 0)
@@ -101,7 +101,7 @@ def test_hazard_06_no_file_goes_before_a_later_one_holds_term_and_vote_on_disk()
     assert plan.coverable([sealed], 1, 1) == []
 
 
-def test_files_go_from_the_oldest_without_a_hole() -> None:
+def test_files_are_removed_from_the_oldest_without_a_hole() -> None:
     plan = planned()
     plan.append([entry(30)], None, 0)
     plan.synced(1)
@@ -110,7 +110,7 @@ def test_files_go_from_the_oldest_without_a_hole() -> None:
     assert plan.coverable(files, 25, 30) == files
 
 
-def test_nothing_is_on_its_way_when_all_of_it_is_synced() -> None:
+def test_nothing_is_in_flight_when_everything_is_synced() -> None:
     plan = planned()
     assert plan.is_settled
     plan.append([entry(1)], None, 0)
@@ -130,8 +130,8 @@ def test_a_file_without_a_record_is_not_sealed() -> None:
     assert plan.take_writes() == []
 
 
-def test_the_file_with_the_last_entry_of_the_newest_snapshot_stays_until_a_later_entry_is_synced() -> None:
-    """Its record is the proof that nothing behind the snapshot is missing; a vote alone is none."""
+def test_the_file_with_the_last_entry_of_the_newest_snapshot_is_kept_until_a_later_entry_is_synced() -> None:
+    """The record of that entry proves that nothing behind the snapshot is missing; a vote alone does not."""
     plan = planned()
     plan.append([], HardState(4, 2, 0), 0)
     plan.synced(1)
@@ -153,7 +153,7 @@ def test_a_snapshot_of_another_node_counts_as_entries_up_to_its_own() -> None:
     assert plan.file.synced_index == 50
 
 
-def test_whose_log_it_is_can_be_said_later() -> None:
+def test_the_identity_of_a_log_can_be_set_later() -> None:
     plan = planned()
     plan.append([entry(1)], None, 0)
     plan.identify(Identity(7, bytes([1] * 16), b"other"), 0)

@@ -12,10 +12,10 @@ import pytest
 from icestream import errors
 from icestream.metadata.node_store import NodeStore
 from tests.support.metadata_machine import MetadataMachine, contents, settle
-from tests.support.metadata_world import World, live, together
+from tests.support.metadata_world import MetadataWorld, live, together
 
 
-async def whole_life(machine: MetadataMachine, world: World) -> None:
+async def whole_life(machine: MetadataMachine, world: MetadataWorld) -> None:
     store = await machine.open()
     await store.ready()
     await live(store, world)
@@ -24,24 +24,24 @@ async def whole_life(machine: MetadataMachine, world: World) -> None:
 
 async def steps_of_a_life() -> int:
     machine = MetadataMachine()
-    await whole_life(machine, World())
+    await whole_life(machine, MetadataWorld())
     return len(machine.disk.operations)
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("end", ["kill", "power loss"])
-async def test_any_step_may_be_the_last_one(end: str) -> None:
+async def test_recovery_may_be_interrupted_at_any_step(end: str) -> None:
     steps = await steps_of_a_life()
     assert steps > 100
     for step in range(steps):
-        machine, world = MetadataMachine(seed=step), World()
+        machine, world = MetadataMachine(seed=step), MetadataWorld()
         machine.disk.crash_after(step)
         assert not await machine.survives(whole_life(machine, world))
         await machine.end(end)
         await check_restart(machine, world)
 
 
-async def check_restart(machine: MetadataMachine, world: World) -> NodeStore:
+async def check_restart(machine: MetadataMachine, world: MetadataWorld) -> NodeStore:
     """Everything is there, it can be used, and it is still there after the next power loss."""
     store = await machine.start()
     world.check(store)
@@ -56,7 +56,7 @@ async def check_restart(machine: MetadataMachine, world: World) -> NodeStore:
 async def test_hazard_06_a_start_may_end_at_any_step_and_any_number_of_times() -> None:
     finished, step = False, 0
     while not finished:
-        machine, world = MetadataMachine(seed=step), World()
+        machine, world = MetadataMachine(seed=step), MetadataWorld()
         store = await machine.start()
         await live(store, world)
         await machine.power_loss()
@@ -83,7 +83,7 @@ async def until_ready(machine: MetadataMachine) -> None:
 async def test_hazard_06_any_failing_operation_loses_no_answer(operation: str) -> None:
     after = happened = 0
     while True:
-        machine, world = MetadataMachine(seed=after), World()
+        machine, world = MetadataMachine(seed=after), MetadataWorld()
         store = await machine.start()
         machine.disk.operations.clear()
         machine.disk.fail(operation, errno.EIO, after)
@@ -105,10 +105,10 @@ async def test_hazard_06_any_failing_operation_loses_no_answer(operation: str) -
 
 
 @pytest.mark.asyncio
-async def test_hazard_06_what_kill_left_in_the_cache_is_on_disk_once_a_start_has_shown_it() -> None:
+async def test_hazard_06_pages_cached_at_a_kill_are_on_disk_once_a_start_has_shown_them() -> None:
     machine = MetadataMachine()
     store = await machine.start()
-    world = World()
+    world = MetadataWorld()
     await world.put(store, "/a")
     machine.disk.fail("sync", errno.EIO)
     await world.put(store, "/b")
@@ -117,14 +117,14 @@ async def test_hazard_06_what_kill_left_in_the_cache_is_on_disk_once_a_start_has
     await machine.kill()
     store = await machine.start()
     assert store.report.sync_failed_before
-    found = await contents(store)
-    assert "/b" in found, "the cache still shows it"
+    state = await contents(store)
+    assert "/b" in state, "the cache still shows it"
     await machine.power_loss()
-    assert await contents(await machine.start()) == found
+    assert await contents(await machine.start()) == state
 
 
 @pytest.mark.asyncio
-async def test_hazard_06_nothing_is_appended_to_a_file_that_was_found() -> None:
+async def test_hazard_06_nothing_is_appended_to_an_existing_file() -> None:
     machine = MetadataMachine()
     store = await machine.start()
     await store.put("/a", b"")

@@ -26,8 +26,8 @@ from icestream.runtime.simulated_disk import SimulatedDisk
 from icestream.wal import format as wire
 from icestream.wal.log_file import SYNC_FAILED_NAME
 from icestream.wal.record_scan import scan_records
+from tests.support.held_sink import HeldSink
 from tests.support.metadata_machine import HANGS_SECONDS, MetadataMachine, contents, outcome, settle, turn
-from tests.support.stepped_sink import SteppedSink
 
 pytestmark = pytest.mark.asyncio
 
@@ -35,18 +35,18 @@ pytestmark = pytest.mark.asyncio
 def records(disk: SimulatedDisk, name: str = "log-0000000000000001.wal") -> Iterator[LogRecord]:
     data = disk.content(name)[wire.RECORDS_START :]
     first = int.from_bytes(data[8:16], "little")
-    found, _, _, _ = scan_records(data, wire.RECORDS_START, int(name[4:20]), first)
-    for one in found:
-        yield log_format.decode_record(data, one[0] - wire.RECORDS_START, one[0], one[7])
+    rows, _, _, _ = scan_records(data, wire.RECORDS_START, int(name[4:20]), first)
+    for row in rows:
+        yield log_format.decode_record(data, row[0] - wire.RECORDS_START, row[0], row[7])
 
 
 def put(store: NodeStore, key: str, value: bytes = b"") -> asyncio.Future[int]:
     return asyncio.ensure_future(store.put(key, value))
 
 
-async def stepped(machine: MetadataMachine) -> tuple[NodeStore, SteppedSink]:
-    """A ready store whose disk works only when it is told to."""
-    sink = SteppedSink()
+async def stepped(machine: MetadataMachine) -> tuple[NodeStore, HeldSink]:
+    """A ready store whose disk works only step by step, driven by the test."""
+    sink = HeldSink()
     store = await machine.open(sink)
     await turn(store, sink)
     assert store.is_ready
@@ -57,7 +57,7 @@ async def stepped(machine: MetadataMachine) -> tuple[NodeStore, SteppedSink]:
 
 
 async def test_rule_1_the_vote_is_synced_before_the_node_leads() -> None:
-    machine, sink = MetadataMachine(), SteppedSink()
+    machine, sink = MetadataMachine(), HeldSink()
     store = await machine.open(sink)
     await turn(store, sink, 1)
     assert not store.is_ready, "written, not synced"
@@ -70,21 +70,21 @@ async def test_rule_1_the_vote_is_synced_before_the_node_leads() -> None:
     assert store.node._term >= 2, "no term is used twice"
 
 
-async def test_rule_2_nothing_is_applied_answered_or_told_before_it_is_synced() -> None:
+async def test_rule_2_nothing_is_applied_answered_or_reported_before_it_is_synced() -> None:
     machine = MetadataMachine()
     store, sink = await stepped(machine)
     watch = store.watch("/", 0)
-    answer, told = put(store, "/a"), asyncio.ensure_future(anext(watch))
+    answer, change = put(store, "/a"), asyncio.ensure_future(anext(watch))
     await turn(store, sink, 1)
     assert not answer.done()
-    assert not told.done()
+    assert not change.done()
     assert await store.get("/a") is None, "a reader does not see what power loss could take back"
     await turn(store, sink, 1)
-    assert (await answer, (await told).revision) == (1, 1)
+    assert (await answer, (await change).revision) == (1, 1)
     assert await store.get("/a") is not None
 
 
-async def test_rule_3_all_proposals_of_a_turn_are_one_record_and_one_sync() -> None:
+async def test_rule_3_all_proposals_of_a_tick_are_one_record_and_one_sync() -> None:
     machine = MetadataMachine()
     store = await machine.start()
     machine.disk.operations.clear()
@@ -94,7 +94,7 @@ async def test_rule_3_all_proposals_of_a_turn_are_one_record_and_one_sync() -> N
     assert [len(record.entries) for record in records(machine.disk)] == [1, 50]
 
 
-async def test_rule_3_what_piles_up_during_a_sync_shares_the_next() -> None:
+async def test_rule_3_proposals_during_a_sync_share_the_next() -> None:
     machine = MetadataMachine()
     store, sink = await stepped(machine)
     first = put(store, "/first")
@@ -102,7 +102,7 @@ async def test_rule_3_what_piles_up_during_a_sync_shares_the_next() -> None:
     others = [put(store, f"/{number}") for number in range(20)]
     await settle()
     assert await turn(store, sink) == 3, "the sync under way, then one write and one sync for all others"
-    assert all(one.done() for one in (first, *others))
+    assert all(future.done() for future in (first, *others))
 
 
 async def test_rule_4_the_commit_index_alone_is_never_written() -> None:
@@ -121,7 +121,7 @@ async def test_rule_4_the_commit_index_alone_is_never_written() -> None:
     assert machine.disk.operations == [], "an idle store writes nothing"
 
 
-async def test_a_large_turn_is_split_into_records_that_fit() -> None:
+async def test_a_large_tick_is_split_into_records_that_fit() -> None:
     machine = MetadataMachine()
     store = await machine.start()
     await asyncio.gather(*(store.put(f"/{number}", bytes(3000)) for number in range(40)))
@@ -144,8 +144,8 @@ def logs(machine: MetadataMachine) -> list[str]:
 async def test_rule_5_a_failed_write_or_sync_stops_the_node(operation: str) -> None:
     machine = MetadataMachine()
     store, sink = await stepped(machine)
-    watch, told = store.watch("/none", 0), list[errors.IcestreamError]()
-    store.node.on_stop = told.append
+    watch, failures = store.watch("/none", 0), list[errors.IcestreamError]()
+    store.node.on_stop = failures.append
     before = put(store, "/before")
     await turn(store, sink)
     in_flight = put(store, "/in flight")
@@ -160,7 +160,7 @@ async def test_rule_5_a_failed_write_or_sync_stops_the_node(operation: str) -> N
     assert isinstance(await outcome(in_flight), errors.OutcomeUnknown)
     assert isinstance(await outcome(queued), errors.OutcomeUnknown | errors.LogStopped)
     assert isinstance(store.stopped, errors.LogStopped)
-    assert told == [store.stopped]
+    assert failures == [store.stopped]
     for call in (store.put("/late", b""), store.get("/before"), anext(watch), store.ready()):
         with pytest.raises(errors.LogStopped, match=f"a {operation} of the metadata log failed"):
             await call
@@ -173,8 +173,8 @@ async def test_rule_5_a_failed_write_or_sync_stops_the_node(operation: str) -> N
     assert SYNC_FAILED_NAME not in machine.disk.names()
 
 
-async def test_hazard_51_what_was_synced_before_an_error_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "METADATA_GATHERED_BYTES", 1)  # nobody waits for the one before
+async def test_hazard_51_entries_synced_before_an_error_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "METADATA_GATHERED_BYTES", 1)  # a write does not wait for the previous one
     machine = MetadataMachine()
     store, sink = await stepped(machine)
     first = put(store, "/first")
@@ -182,7 +182,7 @@ async def test_hazard_51_what_was_synced_before_an_error_is_answered(monkeypatch
     sink.step()
     second = put(store, "/second")
     await settle()
-    sink.step()  # the first one's sync, of which nobody has heard yet
+    sink.step()  # the sync of the first write, not reported yet
     machine.disk.fail("write", errno.EIO)
     sink.step()
     store.node._on_news()
@@ -191,19 +191,19 @@ async def test_hazard_51_what_was_synced_before_an_error_is_answered(monkeypatch
     assert isinstance(second.exception(), errors.OutcomeUnknown)
 
 
-class Panics(BaseException):
-    """What a panic of the native core looks like: not an Exception."""
+class CorePanic(BaseException):
+    """A panic of the native core as Python sees it: not an Exception."""
 
 
 class PanickingCore(SoloCore):
     def ready(self) -> Ready | None:
-        found = super().ready()
-        if found is not None and any(one.data for one in found.committed):
-            raise Panics
-        return found
+        ready = super().ready()
+        if ready is not None and any(entry.data for entry in ready.committed):
+            raise CorePanic
+        return ready
 
 
-async def test_rule_6_whatever_the_core_raises_stops_the_node() -> None:
+async def test_rule_6_any_exception_of_the_core_stops_the_node() -> None:
     machine = MetadataMachine()
     machine.core = PanickingCore
     store = await machine.start()
@@ -211,7 +211,7 @@ async def test_rule_6_whatever_the_core_raises_stops_the_node() -> None:
     asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context["exception"]))
     assert isinstance(await outcome(put(store, "/a")), errors.OutcomeUnknown)
     assert isinstance(store.stopped, errors.LogStopped)
-    assert [type(error) for error in seen] == [Panics], "it is not swallowed"
+    assert [type(error) for error in seen] == [CorePanic], "it is not swallowed"
     await store.close()
 
 
@@ -222,9 +222,9 @@ async def test_rule_7_the_loop_waits_for_no_disk(tmp_path: Path, monkeypatch: py
     for name in ("write_at", "sync", "allocate"):
         does = getattr(LocalFile, name)
 
-        def noting(self: LocalFile, *given: Any, does: Any = does) -> None:
+        def noting(self: LocalFile, *arguments: Any, does: Any = does) -> None:
             waited.add(threading.get_ident())
-            does(self, *given)
+            does(self, *arguments)
 
         monkeypatch.setattr(LocalFile, name, noting)
     options = MetadataOptions(log_file_bytes=limits.MIB, inline_sync_below_us=0)
@@ -265,8 +265,8 @@ async def test_an_entry_that_is_not_understood_stops_the_node_and_is_never_skipp
 # --- ready ------------------------------------------------------------------------------------------------------------
 
 
-async def test_before_it_is_ready_every_call_says_so() -> None:
-    machine, sink = MetadataMachine(), SteppedSink()
+async def test_calls_before_the_store_is_ready_raise_not_ready() -> None:
+    machine, sink = MetadataMachine(), HeldSink()
     store = await machine.open(sink)
     waiting = asyncio.ensure_future(store.ready())
     await settle()
@@ -283,7 +283,7 @@ async def test_before_it_is_ready_every_call_says_so() -> None:
     assert await store.get("/a") is None
 
 
-async def test_a_long_log_is_applied_a_slice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_log_is_applied_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "METADATA_APPLY_SLICE", 10)
     machine = MetadataMachine()
     store = await machine.start()
@@ -336,8 +336,8 @@ async def test_too_many_bytes_in_flight_are_refused_and_others_are_answered(monk
     answers = [put(store, f"/{number}", bytes(1000)) for number in range(10)]
     await turn(store, sink)
     outcomes = [await outcome(answer) for answer in answers]
-    assert [isinstance(one, int) for one in outcomes] == [True] * 4 + [False] * 6
-    assert all(isinstance(one, errors.InFlightFull) for one in outcomes[4:])
+    assert [isinstance(outcome, int) for outcome in outcomes] == [True] * 4 + [False] * 6
+    assert all(isinstance(outcome, errors.InFlightFull) for outcome in outcomes[4:])
     again = put(store, "/again", bytes(4000))
     await turn(store, sink)
     assert await again == 5
@@ -351,7 +351,7 @@ async def test_a_command_that_fits_no_file_is_refused() -> None:
     assert await store.put("/a", bytes(9_000)) == 1
 
 
-async def test_a_full_disk_refuses_and_goes_on_when_there_is_room() -> None:
+async def test_a_full_disk_refuses_and_resumes_when_there_is_space() -> None:
     machine = MetadataMachine()
     store = await machine.start()
     machine.disk.capacity = machine.disk.used_bytes()
@@ -371,7 +371,7 @@ async def test_a_full_disk_refuses_and_goes_on_when_there_is_room() -> None:
     assert await contents(await machine.start()) == stored | {"/room": bytes(1000)}
 
 
-async def test_a_caller_that_gives_up_stops_nobody_else() -> None:
+async def test_a_cancelled_caller_affects_no_other() -> None:
     machine = MetadataMachine()
     store, sink = await stepped(machine)
     first, second = put(store, "/first"), put(store, "/second")
@@ -386,7 +386,7 @@ async def test_a_caller_that_gives_up_stops_nobody_else() -> None:
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
-async def test_deadlines_outlive_a_restart_and_what_passed_meanwhile_goes_at_once() -> None:
+async def test_deadlines_survive_a_restart_and_expired_ones_apply_immediately() -> None:
     machine = MetadataMachine()
     store = await machine.start()
     await store.put_with_ttl("/short", b"", 1_000)
@@ -401,7 +401,7 @@ async def test_deadlines_outlive_a_restart_and_what_passed_meanwhile_goes_at_onc
     assert await contents(store) == {}
 
 
-async def test_a_clock_that_is_behind_the_log_does_not_turn_time_back() -> None:
+async def test_a_clock_behind_the_log_does_not_move_time_back() -> None:
     machine = MetadataMachine()
     store = await machine.start()
     await store.put_with_ttl("/a", b"", 10_000)
@@ -416,7 +416,7 @@ async def test_a_clock_that_is_behind_the_log_does_not_turn_time_back() -> None:
     assert await contents(store) == {}
 
 
-async def test_many_keys_that_expire_at_once_go_in_several_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_simultaneous_expiries_are_split_into_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "METADATA_EXPIRE_KEYS_MAX", 4)
     machine = MetadataMachine()
     store = await machine.start()
@@ -450,7 +450,7 @@ async def test_an_expiry_that_was_refused_is_tried_again(monkeypatch: pytest.Mon
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
-async def test_closing_answers_what_was_taken_and_leaves_nothing_to_recover() -> None:
+async def test_close_answers_accepted_commands_and_leaves_nothing_to_recover() -> None:
     machine = MetadataMachine()
     store, sink = await stepped(machine)
     answers = [put(store, f"/{number}") for number in range(5)]
@@ -479,8 +479,8 @@ async def test_closing_serves_a_queue_that_needs_further_files() -> None:
     assert [answer.result() for answer in answers] == list(range(1, 41))
 
 
-async def test_closing_before_it_is_ready_ends_who_waits_for_it() -> None:
-    machine, sink = MetadataMachine(), SteppedSink()
+async def test_close_before_ready_ends_waiting_calls() -> None:
+    machine, sink = MetadataMachine(), HeldSink()
     store = await machine.open(sink)
     waiting = asyncio.ensure_future(store.ready())
     await settle()
@@ -492,7 +492,7 @@ async def test_closing_before_it_is_ready_ends_who_waits_for_it() -> None:
         await store.ready()
 
 
-async def test_closing_with_a_deadline_that_passes_meanwhile_is_in_order() -> None:
+async def test_a_deadline_that_passes_during_close_is_harmless() -> None:
     machine = MetadataMachine()
     store, sink = await stepped(machine)
     answer = asyncio.ensure_future(store.put_with_ttl("/a", b"", 1_000))
@@ -512,11 +512,11 @@ async def test_closing_with_a_deadline_that_passes_meanwhile_is_in_order() -> No
 
 
 async def test_a_stopped_store_does_not_keep_the_loop_busy(tmp_path: Path) -> None:
-    """Nobody takes the news of its thread any more, so nobody may be woken by them."""
+    """A stopped store does not read the reports of its writer thread, so they must not wake the event loop."""
     store = await open_metadata(tmp_path)
     await store.ready()
     descriptor = store.node._log.fileno()
-    store.node._failed(RuntimeError("on purpose"))
+    store.node._stop_on_exception(RuntimeError("on purpose"))
     if descriptor >= 0:
         assert not asyncio.get_running_loop().remove_reader(descriptor)
     assert isinstance(await outcome(put(store, "/a")), errors.LogStopped)
@@ -534,8 +534,8 @@ async def test_a_store_is_opened_and_closed_many_times_in_bounded_space() -> Non
     assert len(await contents(await machine.start())) == 30
 
 
-async def test_what_a_proposal_lost_to_another_leader_has_an_unknown_outcome() -> None:
-    """Index 2 comes back with the term of somebody else (trap 11)."""
+async def test_a_proposal_lost_to_another_leader_has_an_unknown_outcome() -> None:
+    """Index 2 comes back with the term of another leader (trap 11)."""
     store, _ = await stepped(MetadataMachine())
     answer = put(store, "/a")
     await settle()
@@ -544,7 +544,7 @@ async def test_what_a_proposal_lost_to_another_leader_has_an_unknown_outcome() -
     assert isinstance(await outcome(answer), errors.OutcomeUnknown)
 
 
-async def test_a_file_that_is_half_full_gets_one_successor_however_often_the_disk_has_news() -> None:
+async def test_a_half_full_file_gets_exactly_one_successor() -> None:
     machine = MetadataMachine()
     store, sink = await stepped(machine)
     answer = put(store, "/large", bytes(machine.options.log_file_bytes // 2))

@@ -21,8 +21,8 @@ from icestream.metadata.store import Consistency
 from icestream.metadata.ticker import Ticker
 from icestream.metadata.watch import Changes, Resync
 from icestream.runtime.simulated_disk import Crash
+from tests.support.held_sink import HeldSink
 from tests.support.node_group import NodeGroup
-from tests.support.stepped_sink import SteppedSink
 
 # types of a Message
 ENTRIES, ENTRIES_ANSWER, HEARTBEAT, HEARTBEAT_ANSWER, ASKS_FOR_VOTES = 3, 4, 8, 9, 17
@@ -35,9 +35,9 @@ pytestmark = [
 
 @pytest_asyncio.fixture
 async def group() -> AsyncIterator[NodeGroup]:
-    found = await NodeGroup.form(3)
-    yield found
-    await found.close()
+    node_group = await NodeGroup.form(3)
+    yield node_group
+    await node_group.close()
 
 
 def kinds(group: NodeGroup, sender: int) -> list[int]:
@@ -47,7 +47,7 @@ def kinds(group: NodeGroup, sender: int) -> list[int]:
 # --- the rules --------------------------------------------------------------------------------------------------------
 
 
-async def test_three_nodes_agree_and_every_one_of_them_takes_writes(group: NodeGroup) -> None:
+async def test_three_nodes_agree_and_each_accepts_writes(group: NodeGroup) -> None:
     for number, store in enumerate(group.stores.values()):
         await group.do(store.put(f"/{number}", b"x"))
     await group.settle()
@@ -55,9 +55,9 @@ async def test_three_nodes_agree_and_every_one_of_them_takes_writes(group: NodeG
     assert [key for key, _ in await group.do(group.followers[0].list("/"))] == ["/0", "/1", "/2"]
 
 
-async def test_rule_1_a_follower_answers_for_entries_when_they_are_synced() -> None:
+async def test_rule_1_a_follower_confirms_entries_when_they_are_synced() -> None:
     group = NodeGroup(Membership((1, 2, 3)))
-    sink = SteppedSink()
+    sink = HeldSink()
     await group.start(1)
     await group.start(2)
     await group.start(3, sink)
@@ -76,11 +76,11 @@ async def test_rule_1_a_follower_answers_for_entries_when_they_are_synced() -> N
     await group.close()
 
 
-async def test_rule_1_nobody_hears_of_a_term_before_it_is_synced() -> None:
+async def test_rule_1_no_message_of_a_term_is_sent_before_it_is_synced() -> None:
     """The only voter needs no vote of others: it leads at once, and could lead in the same term again after a crash."""
     group = NodeGroup(Membership((1,), (2,)))
     await group.start(2)
-    sink = SteppedSink()
+    sink = HeldSink()
     store = await group.start(1, sink)
     for _ in range(5):
         await group.tick()
@@ -96,7 +96,7 @@ async def test_rule_1_a_leader_sends_entries_while_it_writes_them(group: NodeGro
     leader = group.led.node.id
     await group.kill(leader)
     await group.until(lambda: group.leader is not None)
-    sink = SteppedSink()
+    sink = HeldSink()
     store = await group.start(leader, sink)
     await stepping(group, store, sink, lambda: store.is_ready)
     group.led.node._core.transfer_leader(leader)
@@ -111,8 +111,8 @@ async def test_rule_1_a_leader_sends_entries_while_it_writes_them(group: NodeGro
     assert answer.result() == 1
 
 
-async def stepping(group: NodeGroup, store: NodeStore, sink: SteppedSink, is_reached: Callable[[], bool]) -> None:
-    """Lets a disk work that works only when it is told to."""
+async def stepping(group: NodeGroup, store: NodeStore, sink: HeldSink, is_reached: Callable[[], bool]) -> None:
+    """Steps a disk that works only step by step until the condition is reached."""
     for _ in range(500):
         if is_reached():
             return
@@ -122,14 +122,14 @@ async def stepping(group: NodeGroup, store: NodeStore, sink: SteppedSink, is_rea
     raise AssertionError("it never happened")
 
 
-async def test_rule_3_all_reads_of_a_turn_are_one_read_index(group: NodeGroup) -> None:
+async def test_rule_3_all_reads_of_a_tick_are_one_read_index(group: NodeGroup) -> None:
     follower = group.followers[0]
     group.sent.clear()
     await group.do(asyncio.gather(*(follower.get(f"/{number}") for number in range(50))))
     assert kinds(group, follower.node.id).count(15) == 1
 
 
-async def test_rule_3_what_comes_while_commands_are_under_way_goes_together(group: NodeGroup) -> None:
+async def test_rule_3_commands_during_others_are_batched(group: NodeGroup) -> None:
     await group.settle()
     leader = group.led
     answers_held = [True]
@@ -147,9 +147,7 @@ async def test_rule_3_what_comes_while_commands_are_under_way_goes_together(grou
     assert kinds(group, leader.node.id).count(ENTRIES) == 4, "and all others together"
 
 
-async def test_commands_that_are_large_enough_wait_for_nothing(
-    group: NodeGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_large_commands_are_not_delayed(group: NodeGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "METADATA_GATHERED_BYTES", 8 * limits.KIB)
     await group.settle()
     leader = group.led
@@ -168,7 +166,7 @@ async def test_commands_that_are_large_enough_wait_for_nothing(
     await group.do(asyncio.gather(*puts))
 
 
-async def test_a_commit_is_told_with_the_next_entries(group: NodeGroup) -> None:
+async def test_a_commit_is_announced_with_the_next_entries(group: NodeGroup) -> None:
     await group.settle()
     leader, follower = group.led, group.followers[0]
     group.sent.clear()
@@ -181,7 +179,7 @@ async def test_a_commit_is_told_with_the_next_entries(group: NodeGroup) -> None:
     assert kinds(group, leader.node.id) == [ENTRIES] * 6, "nothing but the entries"
 
 
-async def test_a_commit_that_nothing_follows_is_told_soon(group: NodeGroup) -> None:
+async def test_a_commit_without_following_entries_is_announced_soon(group: NodeGroup) -> None:
     await group.settle()
     leader, follower = group.led, group.followers[0]
     put = asyncio.ensure_future(leader.put("/a", b""))
@@ -198,7 +196,7 @@ async def test_a_commit_that_nothing_follows_is_told_soon(group: NodeGroup) -> N
     assert group.sent == [], "it is told once"
 
 
-async def test_a_node_that_has_forwarded_a_command_hears_of_the_commit_at_once(group: NodeGroup) -> None:
+async def test_a_node_that_forwarded_a_command_gets_the_commit_immediately(group: NodeGroup) -> None:
     await group.settle()
     put = asyncio.ensure_future(group.followers[0].put("/a", b""))
     for _ in range(10):
@@ -207,7 +205,7 @@ async def test_a_node_that_has_forwarded_a_command_hears_of_the_commit_at_once(g
 
 
 async def test_an_idle_leader_stamps_the_log_while_a_key_has_a_deadline(group: NodeGroup) -> None:
-    """A node that starts again goes on from the newest stamp: without one a key would live as long as nobody writes."""
+    """A node that starts again goes on from the newest stamp: without one no key expires before the next write."""
     await group.do(group.led.put_with_ttl("/key", b"", 10 * limits.METADATA_STAMP_MS))
     await group.settle()
     began_ms = group.led.node.machine.time_ms
@@ -225,7 +223,7 @@ async def test_an_idle_leader_stamps_the_log_while_a_key_has_a_deadline(group: N
     assert group.led.node.applied_index == index, "without such a key an idle log stays as it is"
 
 
-async def test_what_waits_behind_a_batch_that_never_ends_is_refused_at_the_close(group: NodeGroup) -> None:
+async def test_commands_behind_a_batch_that_never_ends_are_refused_at_close(group: NodeGroup) -> None:
     await group.settle()
     leader = group.led
     group.hold = lambda sender, message: eraftpb.message_kind(message.data) == ENTRIES_ANSWER
@@ -246,8 +244,8 @@ def message(kind: int, to: int, sender: int, term: int) -> bytes:
     return bytes([0x08, kind, 0x10, to, 0x18, sender, 0x20, term])
 
 
-async def test_who_asks_for_votes_is_no_leader_that_is_heard(group: NodeGroup) -> None:
-    """Nor is anybody else who asks or answers: only what the leader of this term sends as such."""
+async def test_vote_requests_do_not_count_as_leader_contact(group: NodeGroup) -> None:
+    """Only messages that the leader of this term sends as leader count; other requests and replies do not."""
     await group.settle()
     follower, other = group.followers
     me, leader, term, before_ns = follower.node.id, group.led.node.id, follower.node._term, follower.node.heard_ns
@@ -260,13 +258,13 @@ async def test_who_asks_for_votes_is_no_leader_that_is_heard(group: NodeGroup) -
     follower.node.receive([message(HEARTBEAT, me, other.node.id, term - 1), message(HEARTBEAT, me, leader, term - 1)])
     assert follower.node.heard_ns == before_ns
     follower.node.receive([asks, message(HEARTBEAT, me, leader, term)])
-    assert follower.node.heard_ns > before_ns, "the leader, whoever speaks at the same time"
+    assert follower.node.heard_ns > before_ns, "messages of the leader count, whichever other nodes send too"
     before_ns = follower.node.heard_ns
     await group.tick()
     assert follower.node.heard_ns > before_ns, "the leader's heartbeat as it is sent"
 
 
-async def test_the_first_word_of_a_new_leader_is_heard(group: NodeGroup) -> None:
+async def test_the_first_message_of_a_new_leader_counts_as_contact(group: NodeGroup) -> None:
     await group.settle()
     await group.kill(group.led.node.id)
     await group.until(lambda: group.leader is not None)
@@ -277,8 +275,8 @@ async def test_the_first_word_of_a_new_leader_is_heard(group: NodeGroup) -> None
     assert follower.node.heard_ns > before_ns
 
 
-async def test_a_learner_that_reads_keeps_nobody_from_an_election(group: NodeGroup) -> None:
-    """It missed who leads and asks the old leader, which has lost the new one."""
+async def test_a_reading_learner_does_not_prevent_an_election(group: NodeGroup) -> None:
+    """The follower does not know the new leader and asks the old one, which is cut off from the new one."""
     await group.start(4, conf=group.conf)
     await group.do(group.led.node.change_members([(LEARNER, 4)]))
     await group.settle()
@@ -305,7 +303,7 @@ async def read_again_and_again(store: NodeStore) -> None:
         await asyncio.sleep(0)
 
 
-async def test_several_ticks_at_once_are_one_heartbeat_to_each(group: NodeGroup) -> None:
+async def test_several_ticks_at_once_send_one_heartbeat_to_each(group: NodeGroup) -> None:
     await group.settle()
     group.sent.clear()
     group.led.node.tick(4)
@@ -322,7 +320,7 @@ async def test_rule_4_a_follower_does_not_write_the_commit_index(group: NodeGrou
     assert disk.operations == [], "heartbeats of an idle cluster write nothing"
 
 
-async def test_rule_5_a_disk_that_fails_stops_that_node_and_the_others_go_on(group: NodeGroup) -> None:
+async def test_rule_5_a_failing_disk_stops_its_node_and_the_others_continue(group: NodeGroup) -> None:
     leader = group.led
     group.members[leader.node.id].disk.fail("sync", errno.EIO)
     outcome = await group.outcome(leader.put("/a", b""))
@@ -333,20 +331,20 @@ async def test_rule_5_a_disk_that_fails_stops_that_node_and_the_others_go_on(gro
     assert await group.do(group.led.put("/b", b"")) > 0
 
 
-async def test_rule_6_garbage_from_the_network_stops_nobody(group: NodeGroup) -> None:
+async def test_rule_6_garbage_from_the_network_stops_no_node(group: NodeGroup) -> None:
     group.led.node.receive([b"", b"garbage", bytes(100)])
     assert group.led.stopped is None
     assert await group.do(group.led.put("/a", b"")) == 1
 
 
-async def test_a_follower_whose_file_is_full_waits_for_the_next_one(group: NodeGroup) -> None:
+async def test_a_follower_with_a_full_file_waits_for_the_next(group: NodeGroup) -> None:
     await group.do(asyncio.gather(*(group.led.put(f"/{number}", bytes(3000)) for number in range(60))))
     await group.settle()
     assert len(group.states()) == 1
     assert all(len([n for n in m.disk.names() if n.startswith("log-")]) > 3 for m in group.members.values())
 
 
-async def test_everything_comes_back_after_all_of_them_lost_power(group: NodeGroup) -> None:
+async def test_everything_is_recovered_after_all_nodes_lost_power(group: NodeGroup) -> None:
     for number in range(20):
         await group.do(group.led.put(f"/{number}", b"x"))
     for node_id in tuple(group.stores):
@@ -362,26 +360,26 @@ async def test_everything_comes_back_after_all_of_them_lost_power(group: NodeGro
 # --- writes -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_forwarded_write_is_read_by_whoever_wrote_it(group: NodeGroup) -> None:
+async def test_a_forwarded_write_is_visible_to_its_writer(group: NodeGroup) -> None:
     follower = group.followers[0]
     revision = await group.do(follower.put("/a", b"1"))
     assert group.forwarded == 1
     assert follower.node.machine.revision >= revision, "the state here has it before the answer"
-    found = await follower.get("/a", Consistency.SESSION)
-    assert found is not None
+    entry = await follower.get("/a", Consistency.SESSION)
+    assert entry is not None
 
 
-async def test_trap_11_a_write_whose_answer_was_lost_is_carried_out_once(group: NodeGroup) -> None:
+async def test_trap_11_a_write_whose_reply_was_lost_is_applied_once(group: NodeGroup) -> None:
     group.lose_answers = 3
     first = await group.do(group.followers[0].allocate_id("x"))
     assert (first, group.forwarded) == (1, 4)
     assert await group.do(group.led.allocate_id("x")) == 2, "four tries, one number"
 
 
-async def test_a_write_survives_the_loss_of_the_leader_under_way(group: NodeGroup) -> None:
+async def test_a_write_in_flight_survives_the_loss_of_the_leader(group: NodeGroup) -> None:
     leader, follower = group.led, group.followers[0]
     others = [store.node.id for store in group.stores.values() if store is not leader]
-    group.cuts = {(leader.node.id, other) for other in others}  # its entries reach nobody
+    group.cuts = {(leader.node.id, other) for other in others}  # its entries reach no other node
     answer = asyncio.ensure_future(follower.allocate_id("x"))
     for _ in range(3):
         await group.tick()
@@ -391,7 +389,7 @@ async def test_a_write_survives_the_loss_of_the_leader_under_way(group: NodeGrou
     assert await group.do(follower.allocate_id("x")) == 2
 
 
-async def test_a_leader_without_a_majority_steps_down_and_says_unknown_not_failed(
+async def test_a_leader_without_a_majority_steps_down_with_unknown_outcomes(
     group: NodeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "METADATA_REMOTE_SECONDS_MAX", 1.0)
@@ -436,7 +434,7 @@ async def test_a_write_that_the_leader_has_done_waits_for_this_node_no_longer_th
     assert group.clock.monotonic_ns() - begun_ns < 2e9
 
 
-async def test_a_write_whose_answers_were_lost_is_unknown_when_this_node_stops(group: NodeGroup) -> None:
+async def test_a_write_whose_replies_were_lost_is_unknown_when_this_node_stops(group: NodeGroup) -> None:
     follower = group.followers[0]
     group.lose_answers = 1_000
     writing = asyncio.ensure_future(follower.put("/a", b""))
@@ -446,7 +444,7 @@ async def test_a_write_whose_answers_were_lost_is_unknown_when_this_node_stops(g
         await group.do(writing)
 
 
-async def test_hazard_13_what_a_leader_says_of_itself_is_no_answer_to_a_write_that_may_be_done(
+async def test_hazard_13_an_error_of_a_stopping_leader_does_not_decide_a_write_that_may_be_done(
     group: NodeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first try was carried out, the next ones meet a leader that stops, or is closed."""
@@ -471,7 +469,7 @@ async def test_hazard_13_what_a_leader_says_of_itself_is_no_answer_to_a_write_th
     assert isinstance(await group.outcome(follower.allocate_id("x")), errors.LogStopped), "a first try"
 
 
-async def test_a_write_that_nobody_can_have_taken_is_refused_when_this_node_stops(group: NodeGroup) -> None:
+async def test_a_write_that_no_node_accepted_is_refused_when_this_node_stops(group: NodeGroup) -> None:
     follower = group.followers[0]
     group.cuts = {(follower.node.id, 0), (0, follower.node.id)}
     await group.until(lambda: not follower.node.leader)
@@ -492,14 +490,14 @@ async def test_a_refusal_of_the_leader_is_the_answer(group: NodeGroup) -> None:
 # --- reads ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_read_never_misses_what_was_answered_elsewhere(group: NodeGroup) -> None:
+async def test_a_read_never_misses_a_write_answered_by_another_node(group: NodeGroup) -> None:
     for number in range(10):
         await group.do(group.led.put("/a", b"%d" % number))
-        found = await group.do(group.followers[number % 2].get("/a"))
-        assert found.value == b"%d" % number
+        entry = await group.do(group.followers[number % 2].get("/a"))
+        assert entry.value == b"%d" % number
 
 
-async def test_a_deposed_leader_answers_stale_reads_and_no_others(group: NodeGroup) -> None:
+async def test_a_deposed_leader_answers_stale_reads_only(group: NodeGroup) -> None:
     await group.do(group.led.put("/a", b"old"))
     old = group.led
     group.cuts = {(old.node.id, 0), (0, old.node.id)}
@@ -514,11 +512,11 @@ async def test_a_deposed_leader_answers_stale_reads_and_no_others(group: NodeGro
         await group.tick()
     assert isinstance(read.exception(), errors.NotReady)
     group.cuts = set()
-    found = await group.do(old.get("/a"))
-    assert found.value == b"new"
+    entry = await group.do(old.get("/a"))
+    assert entry.value == b"new"
 
 
-async def test_trap_12_a_read_that_got_no_answer_is_asked_again_under_another_name(group: NodeGroup) -> None:
+async def test_trap_12_an_unanswered_read_is_repeated_under_another_id(group: NodeGroup) -> None:
     follower = group.followers[0]
     lost: list[bytes] = []
     group.cuts = {(follower.node.id, group.led.node.id)}
@@ -565,7 +563,7 @@ async def far_behind(group: NodeGroup) -> int:
     return follower
 
 
-async def test_a_follower_that_is_far_behind_gets_a_snapshot(group: NodeGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_follower_far_behind_gets_a_snapshot(group: NodeGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "METADATA_TRAIL_ENTRIES", 0)
     follower = await far_behind(group)
     assert group.stores[follower].node.installs.count == 1
@@ -625,7 +623,7 @@ async def crashes_while_it_catches_up(group: NodeGroup, store: NodeStore) -> boo
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
-async def test_only_the_leader_lets_keys_expire_and_a_new_one_does_it_too(group: NodeGroup) -> None:
+async def test_only_the_leader_expires_keys_and_a_new_one_continues(group: NodeGroup) -> None:
     await group.do(group.led.put_with_ttl("/short", b"", 1_000))
     await group.do(group.led.put_with_ttl("/long", b"", 5_000))
     for _ in range(30):
@@ -659,7 +657,7 @@ async def test_a_new_leader_whose_clock_is_ahead_expires_nothing_early(group: No
 # --- the lead ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_leader_that_closes_hands_over_at_once(group: NodeGroup) -> None:
+async def test_a_closing_leader_transfers_leadership_immediately(group: NodeGroup) -> None:
     leader = group.led
     start_ns = group.clock.monotonic_ns()
     handing = asyncio.ensure_future(leader.leadership.hand_over())
@@ -672,7 +670,7 @@ async def test_a_leader_that_closes_hands_over_at_once(group: NodeGroup) -> None
     assert leader.node._role == Role.FOLLOWER
 
 
-async def test_members_come_and_go(group: NodeGroup) -> None:
+async def test_members_join_and_leave(group: NodeGroup) -> None:
     await group.do(group.led.put("/a", b"1"))
     await group.start(4)
     await group.do(group.led.node.change_members([(2, 4)]))
@@ -686,7 +684,7 @@ async def test_members_come_and_go(group: NodeGroup) -> None:
     await group.do(group.led.put("/b", b"2"))
 
 
-async def test_a_second_change_while_one_is_under_way_is_refused(group: NodeGroup) -> None:
+async def test_a_second_membership_change_is_refused_while_one_is_in_progress(group: NodeGroup) -> None:
     await group.start(4)
     first = group.led.node.change_members([(2, 4)])
     second = group.led.node.change_members([(1, 4)])
@@ -695,8 +693,8 @@ async def test_a_second_change_while_one_is_under_way_is_refused(group: NodeGrou
     assert isinstance(await group.outcome(group.followers[0].node.change_members([(1, 4)])), errors.NotReady)
 
 
-async def test_a_founder_that_starts_again_knows_who_votes_though_no_snapshot_says_so() -> None:
-    """It began as the only voter; what it has acted on since must be on its disk, or it would lead alone."""
+async def test_a_restarted_founder_knows_the_voters_without_a_snapshot() -> None:
+    """The founder began as the only voter; later membership must be on its disk, or it would lead alone."""
     group = NodeGroup(Membership((1,)))
     await group.start(1)
     await group.until(lambda: group.leader is not None)
@@ -723,10 +721,10 @@ async def test_a_founder_that_starts_again_knows_who_votes_though_no_snapshot_sa
     await group.close()
 
 
-async def test_no_key_dies_early_because_a_new_leader_applied_it_together_with_its_own_first_entry(
+async def test_no_key_expires_early_after_a_leader_change(
     group: NodeGroup,
 ) -> None:
-    """The time of a new leader goes on from when it applied the last stamp, not from the one before."""
+    """The time of a new leader continues from when it applied the last stamp, not from the previous stamp."""
     old = group.led
     await group.do(old.put("/before", b""))
     await group.settle()

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from icestream import errors
 from icestream.metadata.node_store import NodeStore
 from icestream.runtime.simulated_disk import Crash, SimulatedDisk
-from tests.support.effort import HALF
+from tests.support.hypothesis_effort import HALF
 from tests.support.metadata_machine import MetadataMachine, settle
-from tests.support.metadata_world import World, together, watch_all
+from tests.support.metadata_world import MetadataWorld, together, watch_all
 
 STEPS = st.lists(
     st.one_of(
@@ -33,13 +33,13 @@ STEPS = st.lists(
 
 @HALF
 @given(STEPS, st.integers(0, 2**32))
-def test_in_any_history_every_answer_holds(steps: list[tuple[str, int, int]], seed: int) -> None:
-    asyncio.run(History(seed).check(steps))
+def test_every_reply_holds_in_any_history(steps: list[tuple[str, int, int]], seed: int) -> None:
+    asyncio.run(NodeHistory(seed).check(steps))
 
 
-class History:
+class NodeHistory:
     def __init__(self, seed: int) -> None:
-        self.machine, self.world = MetadataMachine(seed), World()
+        self.machine, self.world = MetadataMachine(seed), MetadataWorld()
         self.store: NodeStore | None = None
         self.seen: list[int] = []
 
@@ -76,7 +76,7 @@ class History:
         assert self.store is not None
         match name:
             case "put":
-                await together(*(self.world.put(self.store, f"/{one}", size) for one in {number, number // 2}))
+                await together(*(self.world.put(self.store, f"/{key}", size) for key in {number, number // 2}))
             case "pairs":
                 await self.world.put_pairs(self.store, size)
             case "delete":
@@ -101,7 +101,7 @@ class History:
         await self.machine.end(how)
 
 
-def test_the_simulated_disk_takes_part() -> None:
+def test_a_store_that_does_not_sync_is_detected_by_the_histories() -> None:
     """A store that does not sync is found out by the histories: the disk forgets."""
     disk = SimulatedDisk(3)
     file = disk.create("x")

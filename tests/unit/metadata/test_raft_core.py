@@ -6,7 +6,7 @@ import pytest
 
 from icestream import errors
 from icestream.metadata import eraftpb
-from icestream.metadata.core import HardState, Message, Role
+from icestream.metadata.core import HardState, RaftMessage, Role
 from icestream.metadata.eraftpb import Membership
 from icestream.metadata.raft_core import RaftCore, has_raft_core
 from icestream.metadata.solo_core import SoloCore
@@ -74,7 +74,7 @@ def test_trap_1_a_node_may_campaign_after_it_has_installed_a_snapshot() -> None:
     assert world.network, "it asks for votes"
 
 
-def test_trap_2_nothing_makes_a_node_campaign_while_it_installs_a_snapshot() -> None:
+def test_trap_2_no_node_campaigns_while_it_installs_a_snapshot() -> None:
     world, node = node_that_installs()
     world.network.clear()
     term = node.core.status()["term"]
@@ -90,7 +90,7 @@ def test_trap_2_nothing_makes_a_node_campaign_while_it_installs_a_snapshot() -> 
     assert node.role == Role.CANDIDATE, "afterwards it does"
 
 
-def test_trap_5_members_come_in_the_order_of_their_ids() -> None:
+def test_trap_5_members_are_sorted_by_id() -> None:
     core = RaftCore(SeededRandomness(1), 2, 10, 1, HardState(0, 0, 0), conf(2), [])
     core.campaign()
     for node_id in (9, 1, 5):
@@ -100,28 +100,28 @@ def test_trap_5_members_come_in_the_order_of_their_ids() -> None:
             core.persisted(ready.number)
             for entry in ready.committed:
                 if entry.kind != eraftpb.NORMAL:
-                    told = core.apply_conf(entry.kind, entry.data)
+                    conf_bytes = core.apply_conf(entry.kind, entry.data)
                 core.applied(entry.index)
             ready = core.ready()
-    assert eraftpb.decode_conf(told).learners == (1, 5, 9)
+    assert eraftpb.decode_conf(conf_bytes).learners == (1, 5, 9)
 
 
 def conf(*voters: int) -> bytes:
     return eraftpb.encode_conf(Membership(voters))
 
 
-def test_trap_11_a_node_that_does_not_lead_takes_no_proposal_and_sends_it_to_nobody() -> None:
+def test_trap_11_a_follower_refuses_and_forwards_no_proposal() -> None:
     world, _ = led_world()
     follower = world.nodes[2]
     assert follower.core.status()["leader"] == 1, "the crate would forward it"
     assert not follower.core.propose([b"x"])
     assert not follower.core.propose_conf([(2, 9)], 0, b"")
     ready = follower.core.ready()
-    sent: list[Message] = ready.send_now + ready.send_after if ready is not None else []
+    sent: list[RaftMessage] = ready.send_now + ready.send_after if ready is not None else []
     assert PROPOSE not in [eraftpb.message_kind(message.data) for message in sent]
 
 
-def test_trap_13_what_is_applied_at_a_start_comes_from_the_snapshot_and_the_rest_is_handed_out_again() -> None:
+def test_trap_13_a_start_applies_the_snapshot_and_returns_the_rest_again() -> None:
     """The commit index was never written by itself; it is learned anew."""
     world, leader = led_world()
     for _ in range(SNAPSHOT_EVERY + 5):
@@ -165,7 +165,7 @@ def test_both_cores_commit_the_same_log_for_one_voter() -> None:
             while (ready := core.ready()) is not None:
                 log |= dict(ready.entries)
                 core.persisted(ready.number)
-                committed += [(one.index, one.term, one.kind, one.data) for one in ready.committed]
+                committed += [(entry.index, entry.term, entry.kind, entry.data) for entry in ready.committed]
                 for entry in ready.committed:
                     core.applied(entry.index)
         histories.append((log, committed, core.status()["term"], core.status()["commit"]))
@@ -176,8 +176,8 @@ def seeded(node_id: int) -> tuple[SeededRandomness, int, int, int, HardState, by
     return SeededRandomness(1), node_id, 10, 1, HardState(0, 0, 0), conf(node_id), []
 
 
-def crate(*given: object) -> RaftCore:
-    return RaftCore(SeededRandomness(1), *given)  # type: ignore[arg-type]
+def crate(*arguments: object) -> RaftCore:
+    return RaftCore(SeededRandomness(1), *arguments)  # type: ignore[arg-type]
 
 
 @pytest.mark.asyncio

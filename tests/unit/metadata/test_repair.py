@@ -1,4 +1,4 @@
-"""A damaged metadata log of a node on its own: named by doctor, and a new one made of what is left (item 11)."""
+"""A damaged metadata log of a single node: reported by doctor, and repaired from its intact records (item 11)."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def flip(file: Path, position: int) -> None:
     file.write_bytes(data)
 
 
-def test_a_log_without_damage_is_said_to_be(path: Path) -> None:
+def test_a_log_without_damage_is_reported_as_healthy(path: Path) -> None:
     health = examine(path)
     assert health.damage is None
     assert (health.last_lsn, health.is_member) == (health.synced_lsn, False)
     assert [finding.state for finding in check_metadata_log(path)] == [CheckState.OK]
 
 
-def test_the_newest_file_is_gone(path: Path) -> None:
+def test_a_missing_newest_file_is_repaired(path: Path) -> None:
     newest(path).unlink()
     with pytest.raises(errors.LogOutdated) as raised:
         asyncio.run(contents(path))
@@ -95,7 +95,7 @@ def test_a_record_in_the_middle_is_damaged(path: Path, with_snapshot: bool) -> N
     assert (KEYS + 3 if with_snapshot else KEYS // 2) <= len(keys) < KEYS + 9
 
 
-def test_what_is_left_is_counted_before_a_repair(path: Path) -> None:
+def test_the_remaining_entries_are_counted_before_a_repair(path: Path) -> None:
     file = newest(path)
     data = file.read_bytes().rstrip(b"\0")
     flip(file, RECORDS_START + (len(data) - RECORDS_START) // 2)
@@ -107,7 +107,7 @@ def test_what_is_left_is_counted_before_a_repair(path: Path) -> None:
     assert health.saved.keys == len([*keys, "/counters/topic"])
 
 
-def test_a_log_that_no_snapshot_reaches_is_not_repaired_by_forgetting_everything(path: Path) -> None:
+def test_a_log_without_a_connecting_snapshot_is_not_repaired_by_forgetting_everything(path: Path) -> None:
     """Ids would begin at 1 again, and the message log has messages of topics with these ids."""
     for first in range(KEYS, KEYS + 9, 3):  # until the log no longer reaches back to its first entry
         asyncio.run(life(path, range(first, first + 3), snapshot=True))
@@ -119,10 +119,10 @@ def test_a_log_that_no_snapshot_reaches_is_not_repaired_by_forgetting_everything
     assert "backup" in finding.fix
     with pytest.raises(errors.LogDamaged, match=r"nothing of the metadata log .* can be saved"):
         repair(path, SystemClock())
-    assert [one.name for one in path.parent.iterdir() if "raft." in one.name] == ["raft.mark"]
+    assert [file.name for file in path.parent.iterdir() if "raft." in file.name] == ["raft.mark"]
 
 
-def test_a_directory_that_is_gone_is_a_problem_and_an_empty_one_is_none(path: Path, tmp_path: Path) -> None:
+def test_a_missing_directory_is_a_problem_and_an_empty_one_is_not(path: Path, tmp_path: Path) -> None:
     assert list(check_metadata_log(tmp_path / "never" / "raft")) == []
     path.rename(tmp_path / "elsewhere")
     (finding,) = check_metadata_log(path)

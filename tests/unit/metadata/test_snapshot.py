@@ -16,7 +16,7 @@ from icestream.metadata import snapshot
 from icestream.metadata.entry import Entry
 from icestream.metadata.snapshot import Frozen, encode_snapshot, load_snapshot
 from icestream.metadata.state_machine import StateMachine
-from tests.support.effort import HALF, QUARTER
+from tests.support.hypothesis_effort import HALF, QUARTER
 from tests.support.metadata_machine import reader_of
 from tests.support.mutations import bit_flips, mutated, truncations
 
@@ -60,14 +60,14 @@ def loaded_or_refused(data: bytes) -> StateMachine | None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_same_commands_give_the_same_digest(seed: int) -> None:
+def test_equal_commands_give_equal_digests(seed: int) -> None:
     first, second = (hashlib.sha256(encode_snapshot(filled(seed))).hexdigest() for _ in range(2))
     assert first == second
     assert first != hashlib.sha256(encode_snapshot(filled(seed + 100))).hexdigest()
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_is_loaded_goes_on_as_the_original_does(seed: int) -> None:
+def test_a_loaded_state_continues_like_the_original(seed: int) -> None:
     machine = filled(seed)
     twin = load_snapshot(reader_of(encode_snapshot(machine)))
     chance, other = random.Random(seed), random.Random(seed)
@@ -87,7 +87,7 @@ def test_what_is_loaded_goes_on_as_the_original_does(seed: int) -> None:
         cmd.Envelope(1, b"", 0, 0, cmd.PutWithTtl("/a/1", b"leased", 5)),
     ],
 )
-def test_everything_that_makes_a_difference_is_in_it(change: cmd.Envelope) -> None:
+def test_every_difference_of_state_changes_the_digest(change: cmd.Envelope) -> None:
     machine = load_snapshot(reader_of(BYTES))
     machine.apply(change)
     assert encode_snapshot(machine) != BYTES
@@ -117,7 +117,7 @@ def test_the_layout_is_as_documented() -> None:
 
 @HALF
 @given(st.integers(0, 2**32), st.integers(1, 7), st.integers(1, 400))
-def test_what_is_applied_beside_it_changes_nothing_in_it(seed: int, entries: int, size: int) -> None:
+def test_commands_applied_meanwhile_do_not_change_a_snapshot(seed: int, entries: int, size: int) -> None:
     chance = random.Random(seed)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(snapshot, "_SLICE_ENTRIES", entries)
@@ -136,7 +136,7 @@ def test_what_is_applied_beside_it_changes_nothing_in_it(seed: int, entries: int
         assert len(frozen._preimages) == 0, "what was passed is not kept"
 
 
-def test_keys_that_come_and_go_in_front_of_it_cost_a_bounded_slice() -> None:
+def test_keys_added_and_removed_before_the_position_cost_a_bounded_slice() -> None:
     machine = StateMachine()
     for number in range(600):
         machine.apply(cmd.Envelope(1, b"", 0, 0, cmd.Put(f"/k/{number:06d}", b"")))
@@ -164,7 +164,7 @@ def test_large_values_make_small_slices() -> None:
     assert encode_snapshot(load_snapshot(reader_of(encode_snapshot(machine)))) == encode_snapshot(machine)
 
 
-def test_a_snapshot_that_ended_leaves_nothing_behind() -> None:
+def test_a_finished_snapshot_leaves_no_state() -> None:
     machine = filled(1)
     frozen = Frozen(machine)
     next(frozen.slices())
@@ -186,18 +186,18 @@ def test_every_cut_is_noticed() -> None:
 def test_every_flipped_bit_gives_a_state_or_is_refused() -> None:
     """The digest in its name tells whether it is the right one."""
     for _, data in bit_flips(BYTES):
-        found = loaded_or_refused(data)
-        assert found is None or encode_snapshot(found) != BYTES
+        state = loaded_or_refused(data)
+        assert state is None or encode_snapshot(state) != BYTES
 
 
 @QUARTER
 @given(st.one_of(mutated(BYTES), st.binary(max_size=60).map(lambda tail: BYTES[:20] + tail)))
 def test_hostile_bytes_are_a_state_or_refused(data: bytes) -> None:
-    found = loaded_or_refused(data)
-    assert found is None or found.revision >= 0
+    state = loaded_or_refused(data)
+    assert state is None or state.revision >= 0
 
 
-def test_another_version_is_told_from_garbage() -> None:
+def test_another_version_is_distinguished_from_garbage() -> None:
     with pytest.raises(errors.FormatUnknown, match="version 2"):
         load_snapshot(reader_of(BYTES[:8] + (2).to_bytes(4, "little") + BYTES[12:]))
 

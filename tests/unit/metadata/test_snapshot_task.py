@@ -14,9 +14,9 @@ from icestream import limits
 from icestream.metadata.node_store import NodeStore
 from icestream.metadata.open import open_metadata
 from icestream.metadata.snapshot_file import SnapshotWriter, snapshot_index
-from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.native import native
 from icestream.wal.sink import NativeSink
+from tests.support.fake_clock import FakeClock
 from tests.support.metadata_machine import MetadataMachine, contents, settle, state_bytes
 
 pytestmark = pytest.mark.asyncio
@@ -32,7 +32,7 @@ async def put_some(store: NodeStore, count: int, size: int = 1000) -> None:
         await settle()
 
 
-async def test_a_snapshot_is_taken_when_the_log_has_grown_and_what_both_cover_goes() -> None:
+async def test_a_snapshot_is_taken_when_the_log_has_grown_and_covered_files_are_removed() -> None:
     machine = MetadataMachine(snapshot_every_bytes=20 * limits.KIB)
     store = await machine.start()
     await put_some(store, 100)
@@ -46,7 +46,7 @@ async def test_a_snapshot_is_taken_when_the_log_has_grown_and_what_both_cover_go
     assert state_bytes(store) == before
 
 
-async def test_the_name_of_a_snapshot_says_what_is_in_it() -> None:
+async def test_the_name_of_a_snapshot_contains_its_digest() -> None:
     machine = MetadataMachine()
     store = await machine.start()
     await put_some(store, 3)
@@ -57,7 +57,7 @@ async def test_the_name_of_a_snapshot_says_what_is_in_it() -> None:
     assert machine.disk.content(name)[512:] == state_bytes(store)
 
 
-async def test_what_a_snapshot_covers_is_forgotten_a_slice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_covered_entries_are_forgotten_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "METADATA_COMPACT_SLICE", 10)
     machine = MetadataMachine()
     store = await machine.start()
@@ -77,7 +77,7 @@ async def test_what_a_snapshot_covers_is_forgotten_a_slice_at_a_time(monkeypatch
     assert store.node.status()["first"] == 46
 
 
-async def test_the_same_state_twice_is_one_snapshot() -> None:
+async def test_an_unchanged_state_is_one_snapshot() -> None:
     machine = MetadataMachine()
     store = await machine.start()
     await put_some(store, 3)
@@ -88,7 +88,7 @@ async def test_the_same_state_twice_is_one_snapshot() -> None:
     assert len(await contents(await machine.start())) == 3
 
 
-async def test_a_file_that_only_the_newest_covers_stays() -> None:
+async def test_a_file_covered_only_by_the_newest_snapshot_is_kept() -> None:
     machine = MetadataMachine()
     store = await machine.start()
     await put_some(store, 30)
@@ -102,7 +102,7 @@ async def test_a_file_that_only_the_newest_covers_stays() -> None:
 
 
 @pytest.mark.parametrize("operation", ["create", "write", "sync", "rename", "sync_directory", "remove"])
-async def test_a_snapshot_that_fails_costs_nothing_and_the_next_one_succeeds(operation: str) -> None:
+async def test_a_failed_snapshot_is_harmless_and_the_next_succeeds(operation: str) -> None:
     machine = MetadataMachine(snapshot_every_bytes=20 * limits.KIB)
     store = await machine.start()
     await put_some(store, 40)
@@ -126,7 +126,9 @@ async def test_a_failing_attempt_is_not_repeated_at_every_command() -> None:
     for _ in range(100):
         machine.disk.fail("rename", errno.EIO)
     await put_some(store, 60)
-    attempts = sum(one == "create" and what.startswith("snapshot-") for one, what in machine.disk.operations)
+    attempts = sum(
+        operation == "create" and what.startswith("snapshot-") for operation, what in machine.disk.operations
+    )
     assert 2 <= attempts <= 15
     assert names(machine, "snapshot-") == []
     machine.disk.heal()
@@ -155,37 +157,19 @@ async def test_commands_are_answered_while_a_snapshot_is_written() -> None:
     assert state_bytes(await machine.start()) == before
 
 
-class WorkingClock(SimulatedClock):
-    """Whoever looks at it has worked for a millisecond meanwhile."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_working = False
-        self.rests: list[float] = []
-
-    def monotonic_ns(self) -> int:
-        if self.is_working:
-            self._monotonic_ns += 1_000_000
-        return super().monotonic_ns()
-
-    async def sleep(self, seconds: float) -> None:
-        self.rests.append(seconds)
-        await asyncio.sleep(0)
-
-
-async def test_hazard_28_a_snapshot_rests_as_long_as_it_works_and_writes_in_few_pieces() -> None:
+async def test_hazard_28_a_snapshot_pauses_as_long_as_it_works_and_writes_in_few_pieces() -> None:
     machine = MetadataMachine(log_file_bytes=8 * limits.MIB)
-    machine.clock = clock = WorkingClock()
+    machine.clock = clock = FakeClock(auto_advance=True)
     store = await machine.start()
     await asyncio.gather(*(store.put(f"/{number:05d}", b"") for number in range(4 * 512)))
     machine.disk.operations.clear()
-    clock.rests.clear()
-    clock.is_working = True
+    clock.sleeps.clear()
+    clock.read_cost_seconds = 0.001
     await store.snapshots.take()
-    clock.is_working = False
-    assert len(clock.rests) >= 5, "its head, four chunks, and the rest"
-    assert all(rest >= 0.001 for rest in clock.rests)
-    writes = [one for one in machine.disk.operations if one[0] == "write"]
+    clock.read_cost_seconds = 0
+    assert len(clock.sleeps) >= 5, "its head, four chunks, and the rest"
+    assert all(rest >= 0.001 for rest in clock.sleeps)
+    writes = [operation for operation in machine.disk.operations if operation[0] == "write"]
     assert len(writes) == 2, "its first page, and everything"
     await store.close()
 
@@ -213,7 +197,7 @@ async def test_hazard_28_no_sync_is_waited_for_while_a_snapshot_is_written(
     await store.close()
 
 
-async def test_closing_ends_a_snapshot_that_is_under_way() -> None:
+async def test_close_cancels_a_snapshot_in_progress() -> None:
     machine = MetadataMachine(snapshot_every_bytes=1)
     store = await machine.start()
     await store.put("/a", b"")
@@ -222,7 +206,7 @@ async def test_closing_ends_a_snapshot_that_is_under_way() -> None:
     assert await contents(await machine.start()) == {"/a": b""}
 
 
-async def test_the_core_is_told_what_it_may_forget() -> None:
+async def test_the_core_is_told_which_entries_it_may_forget() -> None:
     machine = MetadataMachine()
     store = await machine.start()
     await put_some(store, 3)
@@ -230,7 +214,7 @@ async def test_the_core_is_told_what_it_may_forget() -> None:
     assert store.snapshots._core.status()["first"] == 5
 
 
-async def test_one_that_somebody_asked_for_is_tried_again_though_the_log_does_not_grow() -> None:
+async def test_a_requested_snapshot_is_retried_although_the_log_does_not_grow() -> None:
     """A new member waits for it, and takes no older one (trap 14)."""
     machine = MetadataMachine(log_file_bytes=limits.MIB)
     store = await machine.start()

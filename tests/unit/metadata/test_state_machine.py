@@ -16,7 +16,7 @@ from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry, Event
 from icestream.metadata.snapshot import Frozen, encode_snapshot, load_snapshot
 from icestream.metadata.state_machine import Applied, Budget, StateMachine
-from tests.support.effort import HALF
+from tests.support.hypothesis_effort import HALF
 from tests.support.metadata_machine import reader_of
 
 
@@ -29,7 +29,7 @@ def apply(
 # --- revisions and events ---------------------------------------------------------------------------------------------
 
 
-def test_each_change_takes_one_revision_and_tells_what_it_changed() -> None:
+def test_each_change_takes_one_revision_and_reports_its_events() -> None:
     machine = StateMachine()
     assert apply(machine, cmd.Put("/a", b"1")) == (cmd.Done(1), [Event("/a", b"1", 1)])
     assert apply(machine, cmd.Put("/a", b"2")) == (cmd.Done(2), [Event("/a", b"2", 2)])
@@ -51,7 +51,7 @@ def test_each_change_takes_one_revision_and_tells_what_it_changed() -> None:
         cmd.CompareAndSwap(cmd.Absent("/a"), b""),
     ],
 )
-def test_a_command_that_changes_nothing_takes_no_revision(command: cmd.Command) -> None:
+def test_a_no_op_takes_no_revision(command: cmd.Command) -> None:
     machine = StateMachine()
     apply(machine, cmd.Put("/a", b"1"))
     answer, events = apply(machine, command)
@@ -91,7 +91,7 @@ def test_hazard_10_when_one_comparison_fails_only_the_other_branch_is_carried_ou
     assert machine.get("/a") is None
 
 
-def test_operations_of_a_transaction_see_those_before_them() -> None:
+def test_operations_of_a_transaction_see_earlier_ones() -> None:
     machine = StateMachine()
     apply(machine, cmd.Put("/a/1", b"old"))
     operations = [cmd.Put("/a/2", b"made"), cmd.DeletePrefix("/a/"), cmd.Put("/a/1", b"new"), cmd.Put("/a/1", b"newer")]
@@ -99,7 +99,7 @@ def test_operations_of_a_transaction_see_those_before_them() -> None:
     assert dict(machine.entries.items()) == {"/a/1": Entry(b"newer", 2, 2, 1, 0)}
 
 
-def test_a_transaction_that_would_delete_too_many_keys_is_rejected_and_a_prefix_alone_goes_in_steps(
+def test_a_transaction_that_deletes_too_many_keys_is_rejected_and_a_prefix_is_deleted_in_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(limits, "METADATA_DELETE_KEYS_MAX", 2)
@@ -117,7 +117,7 @@ def test_a_transaction_that_would_delete_too_many_keys_is_rejected_and_a_prefix_
 # --- counters ---------------------------------------------------------------------------------------------------------
 
 
-def test_no_id_is_given_twice() -> None:
+def test_no_id_is_allocated_twice() -> None:
     machine = StateMachine()
     assert apply(machine, cmd.AllocateMonotonicId("topic")).answer == cmd.Done(1, first_id=1)
     assert apply(machine, cmd.AllocateMonotonicId("topic", 10)).answer == cmd.Done(2, first_id=2)
@@ -126,7 +126,7 @@ def test_no_id_is_given_twice() -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"garbage", b"-1", b"1_0", b" 7", "٣".encode(), b"9" * 5000, b"5" * 19])
-def test_a_counter_that_holds_no_number_is_rejected(value: bytes) -> None:
+def test_a_counter_with_a_non_number_is_rejected(value: bytes) -> None:
     machine = StateMachine()
     machine.restore(1, 0, [("/counters/x", Entry(value, 1, 1, 1, 0))])
     answer = apply(machine, cmd.AllocateMonotonicId("x", 10**6)).answer
@@ -137,7 +137,7 @@ def test_a_counter_that_holds_no_number_is_rejected(value: bytes) -> None:
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_deadline_is_measured_by_the_stamps_and_a_renewed_key_stays() -> None:
+def test_deadlines_are_measured_by_stamps_and_a_renewed_key_stays() -> None:
     machine = StateMachine()
     apply(machine, cmd.PutWithTtl("/a", b"", 50), time_ms=100)
     apply(machine, cmd.PutWithTtl("/b", b"", 20), time_ms=90)  # an older stamp does not turn the time back
@@ -151,7 +151,7 @@ def test_a_deadline_is_measured_by_the_stamps_and_a_renewed_key_stays() -> None:
     assert machine.next_deadline_ms == 630
 
 
-def test_nothing_expires_before_its_deadline_or_without_one_whoever_asks() -> None:
+def test_nothing_expires_early_or_without_a_deadline() -> None:
     machine = StateMachine()
     apply(machine, cmd.PutWithTtl("/a", b"", 50), time_ms=100)
     apply(machine, cmd.Put("/b", b""), time_ms=100)
@@ -161,7 +161,7 @@ def test_nothing_expires_before_its_deadline_or_without_one_whoever_asks() -> No
 
 
 @pytest.mark.parametrize("command", [cmd.Put("/a", b""), cmd.Delete("/a"), cmd.DeletePrefix("/a")])
-def test_a_key_that_is_put_for_ever_or_deleted_has_no_deadline_left(command: cmd.Command) -> None:
+def test_a_key_put_without_ttl_or_deleted_has_no_deadline(command: cmd.Command) -> None:
     machine = StateMachine()
     apply(machine, cmd.PutWithTtl("/a", b"", 50))
     apply(machine, command)
@@ -171,7 +171,7 @@ def test_a_key_that_is_put_for_ever_or_deleted_has_no_deadline_left(command: cmd
 # --- repeats ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_repeat_gets_the_first_answer_and_changes_nothing() -> None:
+def test_a_repeat_gets_the_first_reply_and_changes_nothing() -> None:
     machine = StateMachine()
     first = apply(machine, cmd.AllocateMonotonicId("x"), client=b"me", sequence=1)
     again = apply(machine, cmd.AllocateMonotonicId("x"), client=b"me", sequence=1)
@@ -204,7 +204,7 @@ def test_clients_are_forgotten_by_number_and_by_age(monkeypatch: pytest.MonkeyPa
 # --- budget -----------------------------------------------------------------------------------------------------------
 
 
-def test_hazard_28_the_budget_is_exact_and_what_grows_nothing_passes_at_the_limit() -> None:
+def test_hazard_28_the_budget_is_exact_and_non_growing_commands_pass_at_the_limit() -> None:
     machine = StateMachine(Budget(keys=2, size_bytes=10))
     assert isinstance(apply(machine, cmd.Put("/é", b"12")).answer, cmd.Done)
     assert machine.size_bytes == 5
@@ -252,14 +252,14 @@ COMMAND = st.one_of(
     st.builds(cmd.CompareAndSwap, COMPARE, VALUE, st.integers(0, 30)),
     st.builds(cmd.AllocateMonotonicId, st.just("x"), st.integers(1, 3)),
     st.builds(cmd.ExpireTtlKeys, st.lists(st.tuples(KEY, REVISION), max_size=3)),
-    st.builds(cmd.Txn, *(st.lists(one, max_size=4) for one in (COMPARE, OPERATION, OPERATION))),
+    st.builds(cmd.Txn, *(st.lists(strategy, max_size=4) for strategy in (COMPARE, OPERATION, OPERATION))),
 )
 DELETED_MAX = 2
 LEASES_MAX = 2
 
 
 @dataclass
-class Oracle:
+class StateMachineOracle:
     """The rules in the plainest words: copy everything, change the copy, look whether it may stay."""
 
     map: dict[str, Entry] = field(default_factory=dict)
@@ -283,8 +283,8 @@ class Oracle:
                 put = cmd.PutWithTtl(compare.key, value, ttl_ms) if ttl_ms else cmd.Put(compare.key, value)
                 return self.change([put] if self.holds(compare) else [], held=self.holds(compare))
             case cmd.Txn(comparisons, then, otherwise):
-                held = all(map(self.holds, comparisons))
-                return self.change(then if held else otherwise, held=held, is_txn=True)
+                are_met = all(map(self.holds, comparisons))
+                return self.change(then if are_met else otherwise, held=are_met, is_txn=True)
             case cmd.AllocateMonotonicId(name, count):
                 key = f"/counters/{name}"
                 last = int(self.map[key].value) if key in self.map else 0
@@ -322,9 +322,9 @@ class Oracle:
                 case cmd.Delete(key):
                     deleted += after.pop(key, None) is not None
                 case cmd.DeletePrefix(prefix):
-                    found = sorted(key for key in after if key.startswith(prefix))
-                    more = more or len(found) > max(DELETED_MAX - deleted, 0)
-                    for key in found[: max(DELETED_MAX - deleted, 0)]:
+                    matching = sorted(key for key in after if key.startswith(prefix))
+                    more = more or len(matching) > max(DELETED_MAX - deleted, 0)
+                    for key in matching[: max(DELETED_MAX - deleted, 0)]:
                         del after[key]
                         deleted += 1
         if is_txn and more:
@@ -363,7 +363,7 @@ class StateMachineModel(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.machine, self.oracle = StateMachine(BUDGET), Oracle()
+        self.machine, self.oracle = StateMachine(BUDGET), StateMachineOracle()
         self.twin = StateMachine(BUDGET)
         self.now_ms = 0
         self.frozen: tuple[Frozen, Any, list[bytes], bytes] | None = None

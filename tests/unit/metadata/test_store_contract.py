@@ -31,26 +31,26 @@ def clock() -> SimulatedClock:
 
 @pytest_asyncio.fixture(params=["memory", "simulated disk", "this disk"])
 async def store(request: pytest.FixtureRequest, clock: SimulatedClock, tmp_path: Path) -> AsyncIterator[MetadataStore]:
-    found: MetadataStore
+    metadata_store: MetadataStore
     match request.param:
         case "memory":
-            found = MemoryStore(clock)
+            metadata_store = MemoryStore(clock)
         case "simulated disk":
             machine = MetadataMachine(log_file_bytes=8 * limits.MIB)
             machine.clock = clock
-            found = await machine.open()
+            metadata_store = await machine.open()
         case _:
-            found = await open_metadata(tmp_path, clock)
-    await found.ready()
-    yield found
-    await found.close()
+            metadata_store = await open_metadata(tmp_path, clock)
+    await metadata_store.ready()
+    yield metadata_store
+    await metadata_store.close()
 
 
 async def within(coming: Awaitable[Answer]) -> Answer:
     return await asyncio.wait_for(coming, HANGS_SECONDS)
 
 
-async def test_what_was_put_is_there_with_its_revisions(store: MetadataStore) -> None:
+async def test_a_put_value_is_returned_with_its_revisions(store: MetadataStore) -> None:
     assert await store.get("/a") is None
     assert await store.revision() == 0
     assert await store.put("/a", b"1") == 1
@@ -73,19 +73,19 @@ async def test_keys_are_listed_in_order_and_in_pages(store: MetadataStore) -> No
     assert len(await store.list_all("")) == len(keys) + 1
 
 
-async def test_a_comparison_says_whether_it_held(store: MetadataStore) -> None:
+async def test_a_comparison_reports_whether_it_held(store: MetadataStore) -> None:
     assert await store.compare_and_swap(cmd.Absent("/a"), b"1") == cmd.Done(1)
     assert await store.compare_and_swap(cmd.Absent("/a"), b"2") == cmd.Done(1, held=False)
     assert await store.compare_and_swap(cmd.AtRevision("/a", 1), b"2") == cmd.Done(2)
     assert await store.compare_and_swap(cmd.HasValue("/a", b"1"), b"3") == cmd.Done(2, held=False)
 
 
-async def test_of_many_that_compare_at_once_one_wins(store: MetadataStore) -> None:
+async def test_one_of_many_concurrent_compare_and_swaps_wins(store: MetadataStore) -> None:
     await store.put("/lease", b"")
     done = await asyncio.gather(
         *(store.compare_and_swap(cmd.AtRevision("/lease", 1), b"%d" % number) for number in range(20))
     )
-    assert [one.held for one in done].count(True) == 1
+    assert [outcome.held for outcome in done].count(True) == 1
 
 
 async def test_a_transaction_is_carried_out_as_a_whole(store: MetadataStore) -> None:
@@ -97,13 +97,13 @@ async def test_a_transaction_is_carried_out_as_a_whole(store: MetadataStore) -> 
     assert done == cmd.Done(3, held=False)
 
 
-async def test_ids_are_given_once(store: MetadataStore) -> None:
+async def test_ids_are_allocated_once(store: MetadataStore) -> None:
     firsts = await asyncio.gather(*(store.allocate_id("topic", 3) for _ in range(10)))
     assert sorted(firsts) == list(range(1, 31, 3))
     assert await store.allocate_id("other") == 1
 
 
-async def test_a_prefix_goes_in_as_many_steps_as_it_takes(
+async def test_a_prefix_is_deleted_in_as_many_steps_as_needed(
     store: MetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "METADATA_DELETE_KEYS_MAX", 3)
@@ -126,7 +126,7 @@ async def test_a_prefix_goes_in_as_many_steps_as_it_takes(
         (lambda store: store.txn([], [cmd.Put("/a", bytes(60_000))] * 1000), errors.InvalidInput),
     ],
 )
-async def test_what_cannot_be_is_refused_and_changes_nothing(
+async def test_invalid_commands_are_refused_and_change_nothing(
     store: MetadataStore, call: Callable[[MetadataStore], Awaitable[object]], error: type[errors.IcestreamError]
 ) -> None:
     with pytest.raises(error):
@@ -150,18 +150,18 @@ async def test_a_watch_sees_every_change_in_order(store: MetadataStore) -> None:
     await asyncio.gather(*(store.put(f"/a/{number}", b"%d" % number) for number in range(50)))
     await store.txn([], [cmd.Put("/b", b""), cmd.Delete("/a/7"), cmd.Delete("/a/8")])
     seen = [await within(anext(watch)) for _ in range(51)]
-    assert all(isinstance(one, Changes) for one in seen)
-    assert [one.revision for one in seen] == list(range(before + 1, before + 52))
+    assert all(isinstance(change, Changes) for change in seen)
+    assert [change.revision for change in seen] == list(range(before + 1, before + 52))
     assert seen[-1] == Changes(before + 51, [Event("/a/7", None, before + 51), Event("/a/8", None, before + 51)])
 
 
-async def test_a_watch_from_before_the_store_is_told_to_read_again(store: MetadataStore) -> None:
+async def test_a_watch_from_before_the_history_gets_a_resync(store: MetadataStore) -> None:
     await store.put("/a", b"")
     watch = store.watch("/", 10**6)
     assert await within(anext(watch)) == Resync(1)
 
 
-async def test_a_key_with_a_time_to_live_goes_when_it_is_over(store: MetadataStore, clock: SimulatedClock) -> None:
+async def test_a_key_with_a_ttl_expires(store: MetadataStore, clock: SimulatedClock) -> None:
     await store.put_with_ttl("/short", b"", 1_000)
     await store.put_with_ttl("/long", b"", 60_000)
     watch = store.watch("/", 2)
@@ -177,7 +177,7 @@ async def test_a_key_with_a_time_to_live_goes_when_it_is_over(store: MetadataSto
     assert await store.list_all("/") == []
 
 
-async def test_a_renewed_key_lives_on(store: MetadataStore, clock: SimulatedClock) -> None:
+async def test_a_renewed_key_is_kept(store: MetadataStore, clock: SimulatedClock) -> None:
     await store.put_with_ttl("/lease", b"", 1_000)
     for _ in range(5):
         await settle()
@@ -191,17 +191,17 @@ async def test_a_renewed_key_lives_on(store: MetadataStore, clock: SimulatedCloc
     assert await store.get("/lease") is not None
 
 
-async def test_hazard_46_a_lease_lives_while_it_is_renewed_and_that_writes_nothing(
+async def test_hazard_46_a_lease_is_kept_by_renewals_that_write_nothing(
     store: MetadataStore, clock: SimulatedClock
 ) -> None:
-    taken = await store.put_lease(cmd.Absent("/lease"), b"mine", 1_000)
+    lease = await store.put_lease(cmd.Absent("/lease"), b"mine", 1_000)
     assert not (await store.put_lease(cmd.Absent("/lease"), b"not mine", 1_000)).held
     written = log_end(store)
     for _ in range(20):
         await settle()
         clock.advance(0.9)
         await settle()
-        assert await store.renew("/lease", taken.revision)
+        assert await store.renew("/lease", lease.revision)
     assert (await store.revision(), log_end(store)) == (1, written)
     watch = store.watch("/", 1)
     clock.advance(0.999)
@@ -209,7 +209,7 @@ async def test_hazard_46_a_lease_lives_while_it_is_renewed_and_that_writes_nothi
     assert await store.get("/lease") is not None
     clock.advance(0.2)
     assert await within(anext(watch)) == Changes(2, [Event("/lease", None, 2)])
-    assert not await store.renew("/lease", taken.revision)
+    assert not await store.renew("/lease", lease.revision)
 
 
 def log_end(store: MetadataStore) -> tuple[int, int]:
@@ -218,7 +218,7 @@ def log_end(store: MetadataStore) -> tuple[int, int]:
     return store.node.applied_index, store.node._log.plan.planned_bytes
 
 
-async def test_a_lease_that_was_put_again_or_is_none_is_not_renewed(store: MetadataStore) -> None:
+async def test_a_replaced_or_missing_lease_is_not_renewed(store: MetadataStore) -> None:
     first = (await store.txn([], [cmd.PutLease("/lease", b"first", 1_000)])).revision
     second = (await store.txn([], [cmd.PutLease("/lease", b"second", 1_000)])).revision
     assert not await store.renew("/lease", first)
@@ -229,7 +229,7 @@ async def test_a_lease_that_was_put_again_or_is_none_is_not_renewed(store: Metad
     assert not await store.renew("/lease", second)
 
 
-async def test_a_short_lease_that_comes_later_ends_first(store: MetadataStore, clock: SimulatedClock) -> None:
+async def test_a_short_lease_put_later_expires_first(store: MetadataStore, clock: SimulatedClock) -> None:
     await store.txn([], [cmd.PutLease("/long", b"", 60_000)])
     await settle()
     await store.txn([], [cmd.PutLease("/short", b"", 500)])
@@ -240,7 +240,7 @@ async def test_a_short_lease_that_comes_later_ends_first(store: MetadataStore, c
     assert await store.get("/long") is not None
 
 
-async def test_an_earlier_deadline_that_comes_later_is_kept(store: MetadataStore, clock: SimulatedClock) -> None:
+async def test_an_earlier_deadline_put_later_is_kept(store: MetadataStore, clock: SimulatedClock) -> None:
     await store.put_with_ttl("/long", b"", 60_000)
     await settle()
     await store.put_with_ttl("/short", b"", 100)
@@ -250,7 +250,7 @@ async def test_an_earlier_deadline_that_comes_later_is_kept(store: MetadataStore
     assert await within(anext(watch)) == Changes(3, [Event("/short", None, 3)])
 
 
-async def test_a_wall_clock_that_is_set_expires_nothing(store: MetadataStore, clock: SimulatedClock) -> None:
+async def test_setting_the_wall_clock_expires_nothing(store: MetadataStore, clock: SimulatedClock) -> None:
     await store.put_with_ttl("/a", b"", 1_000)
     await settle()
     clock.step(3600)
@@ -264,7 +264,7 @@ async def test_a_wall_clock_that_is_set_expires_nothing(store: MetadataStore, cl
     assert await within(anext(watch)) == Changes(4, [Event("/a", None, 4)])
 
 
-async def test_after_closing_every_call_says_so(store: MetadataStore) -> None:
+async def test_calls_after_close_raise(store: MetadataStore) -> None:
     await store.put_with_ttl("/a", b"", 1000)
     watch = store.watch("/", 1)
     waiting = asyncio.ensure_future(anext(watch))

@@ -9,9 +9,9 @@ import pytest
 import pytest_asyncio
 
 from icestream import errors, limits
+from icestream.metadata.node import NodeWaiters
 from icestream.metadata.raft_core import has_raft_core
 from icestream.metadata.ticker import Ticker
-from icestream.metadata.waiters import Waiters
 from icestream.runtime.clock import SimulatedClock
 from tests.support.node_group import NodeGroup
 
@@ -20,7 +20,7 @@ TICK = limits.METADATA_TICK_SECONDS
 STEP = TICK / 10
 
 
-class Counting:
+class TickCountingNode:
     """A node that counts its ticks."""
 
     def __init__(self, clock: SimulatedClock) -> None:
@@ -29,7 +29,7 @@ class Counting:
         self.is_quiet = self.leads = False
         self.ticked: list[float] = []
         self.woken: list[bool] = []  # for each sleep of a follower; False: by its alarm
-        self.waiters = Waiters(clock)
+        self.waiters = NodeWaiters(clock)
 
     def tick(self, ticks: int = 1) -> None:
         self.ticked += [round(self.clock.monotonic_ns() / 1e9 / TICK, 1)] * ticks
@@ -39,39 +39,39 @@ class Counting:
         return self.woken[-1]
 
 
-class Life:
+class TickerHarness:
     def __init__(self) -> None:
         self.clock = SimulatedClock()
-        self.node = Counting(self.clock)
+        self.node = TickCountingNode(self.clock)
         self.ticker = Ticker(self.clock, self.node)
         self.task = asyncio.ensure_future(self.ticker.run())
 
     async def ticks(self, count: float, *, heard_every: float = 0.0) -> None:
-        """So much time passes, in ticks."""
+        """Advances the clock by so many ticks."""
         for step in range(1, round(count * 10) + 1):
             self.clock.advance(STEP)
             if heard_every and step % round(heard_every * 10) == 0:
                 self.node.heard_ns = self.clock.monotonic_ns()
-                self.node.waiters.look()
+                self.node.waiters.check()
             for _ in range(5):
                 await asyncio.sleep(0)
 
 
 @pytest_asyncio.fixture
-async def life() -> AsyncIterator[Life]:
-    found = Life()
+async def life() -> AsyncIterator[TickerHarness]:
+    harness = TickerHarness()
     await asyncio.sleep(0)
-    yield found
-    found.task.cancel()
-    await asyncio.gather(found.task, return_exceptions=True)
+    yield harness
+    harness.task.cancel()
+    await asyncio.gather(harness.task, return_exceptions=True)
 
 
-async def test_a_node_that_leads_or_looks_for_a_leader_makes_every_tick_in_its_time(life: Life) -> None:
+async def test_a_leader_or_candidate_makes_every_tick_in_time(life: TickerHarness) -> None:
     await life.ticks(7, heard_every=0.3)
     assert life.node.ticked == [1, 2, 3, 4, 5, 6, 7]
 
 
-async def test_a_leader_with_nothing_to_do_makes_four_ticks_at_a_time_and_all_of_them(life: Life) -> None:
+async def test_an_idle_leader_makes_four_ticks_at_a_time(life: TickerHarness) -> None:
     life.node.is_quiet = life.node.leads = True
     await life.ticks(24)
     assert life.node.ticked == [*range(1, 20), 20, 24, 24, 24, 24]
@@ -81,27 +81,27 @@ async def test_a_leader_with_nothing_to_do_makes_four_ticks_at_a_time_and_all_of
     assert life.node.ticked == [28, 28, 28, 28, 29, 30, 31]
 
 
-async def test_a_follower_that_hears_its_leader_has_no_ticks(life: Life) -> None:
+async def test_a_follower_that_hears_its_leader_has_no_ticks(life: TickerHarness) -> None:
     life.node.is_quiet = True
     await life.ticks(100, heard_every=1)
     assert life.node.ticked == [1.0]
 
 
-async def test_the_alarm_of_a_follower_moves_with_each_heartbeat_and_never_goes_off(life: Life) -> None:
+async def test_the_alarm_of_a_follower_moves_with_each_heartbeat_and_never_fires(life: TickerHarness) -> None:
     life.node.is_quiet = True
     await life.ticks(100, heard_every=limits.METADATA_IDLE_HEARTBEAT_TICKS)
     assert life.node.woken == [True] * 25
     assert life.node.ticked == [1.0]
 
 
-async def test_the_alarm_does_not_move_with_each_message_of_a_busy_leader(life: Life) -> None:
+async def test_the_alarm_does_not_move_with_each_message_of_a_busy_leader(life: TickerHarness) -> None:
     life.node.is_quiet = True
     await life.ticks(60, heard_every=0.1)
     assert len(life.node.woken) <= 60 / (limits.METADATA_IDLE_HEARTBEAT_TICKS - 1)
     assert life.node.ticked == [1.0]
 
 
-async def test_a_leader_that_falls_silent_is_noticed_as_if_every_tick_had_been_made(life: Life) -> None:
+async def test_a_silent_leader_is_detected_as_if_every_tick_had_been_made(life: TickerHarness) -> None:
     """Whenever it was heard last, an election of 10 ticks comes 10 to 11 ticks later."""
     life.node.is_quiet = True
     for silent_from in range(30, 50):
@@ -114,29 +114,29 @@ async def test_a_leader_that_falls_silent_is_noticed_as_if_every_tick_had_been_m
         assert 9 <= since <= 11.1
 
 
-async def test_a_follower_that_takes_the_lead_while_it_sleeps_ticks_at_once(life: Life) -> None:
+async def test_a_follower_that_becomes_leader_while_asleep_ticks_immediately(life: TickerHarness) -> None:
     life.node.is_quiet = True
     await life.ticks(3, heard_every=1)
     life.node.leads = True
     life.node.applied_ns = life.clock.monotonic_ns()
-    life.node.waiters.look()
+    life.node.waiters.check()
     life.node.ticked.clear()
     await life.ticks(4, heard_every=1)
     assert len(life.node.ticked) == 4
 
 
-async def test_a_tick_that_has_only_begun_when_a_sleeper_wakes_is_not_late(life: Life) -> None:
+async def test_a_tick_that_has_just_begun_at_wake_up_is_not_late(life: TickerHarness) -> None:
     life.node.is_quiet = True
     await life.ticks(3, heard_every=1)
     before = life.ticker.drift_seconds_max
     await life.ticks(0.5)
     life.node.is_quiet = False
-    life.node.waiters.look()
+    life.node.waiters.check()
     await life.ticks(0.1)
     assert life.ticker.drift_seconds_max == before
 
 
-async def test_rule_8_ticks_that_come_late_are_counted_and_not_made_up_for(life: Life) -> None:
+async def test_rule_8_late_ticks_are_counted_and_not_made_up_for(life: TickerHarness) -> None:
     await life.ticks(3)
     assert (life.ticker.late_ticks, len(life.node.ticked)) == (0, 3)
     life.clock.advance(TICK * limits.METADATA_ELECTION_TICKS)  # the process stood still
@@ -148,7 +148,7 @@ async def test_rule_8_ticks_that_come_late_are_counted_and_not_made_up_for(life:
     assert len(life.node.ticked) == 5
 
 
-async def test_a_follower_that_stood_still_does_not_count_that_as_silence_of_its_leader(life: Life) -> None:
+async def test_a_follower_that_stood_still_does_not_count_that_as_silence_of_its_leader(life: TickerHarness) -> None:
     life.node.is_quiet = True
     await life.ticks(3, heard_every=1)
     life.node.ticked.clear()
@@ -163,7 +163,7 @@ async def test_a_follower_never_sleeps_through_an_election_nor_wakes_before_a_he
     assert 2 * heartbeat < limits.METADATA_ELECTION_TICKS
 
 
-async def test_it_ends_with_the_node(life: Life) -> None:
+async def test_it_ends_with_the_node(life: TickerHarness) -> None:
     life.node.is_quiet = True
     await life.ticks(3, heard_every=1)
     life.node.waiters.end(errors.LogClosed("closed"))
@@ -172,7 +172,7 @@ async def test_it_ends_with_the_node(life: Life) -> None:
 
 
 @pytest.mark.skipif(not has_raft_core(), reason="several voters need the native part")
-async def test_real_nodes_sleep_while_their_leader_lives_and_replace_it_in_time() -> None:
+async def test_nodes_sleep_while_their_leader_is_alive_and_replace_it_in_time() -> None:
     group = await NodeGroup.form(3)
     for store in group.stores.values():
         store.node.tasks.start(Ticker(group.clock, store.node).run(), "ticks")
@@ -185,7 +185,7 @@ async def test_real_nodes_sleep_while_their_leader_lives_and_replace_it_in_time(
                 await group.turn()
 
     await ticks(200)
-    assert group.led.node._term == term, "nobody held an election"
+    assert group.led.node._term == term, "no node held an election"
     await group.kill(group.led.node.id)
     await ticks(2 * limits.METADATA_ELECTION_TICKS + 3)
     assert group.leader is not None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from icestream import errors
 from icestream.metadata.entry import Event
 from icestream.metadata.watch import Changes, Resync, WatchHub
-from tests.support.effort import HALF
+from tests.support.hypothesis_effort import HALF
 
 
 def publish(hub: WatchHub, *keys: str, value: bytes | None = b"v") -> list[Event]:
@@ -23,7 +23,7 @@ def publish(hub: WatchHub, *keys: str, value: bytes | None = b"v") -> list[Event
 
 
 async def take(watch: AsyncIterator[Changes | Resync]) -> Changes | Resync | None:
-    """What the watch has to say without waiting, None when it has nothing."""
+    """The next notification of the watch without waiting; None if there is none."""
     coming = asyncio.ensure_future(anext(watch))
     for _ in range(3):
         await asyncio.sleep(0)
@@ -35,7 +35,7 @@ async def take(watch: AsyncIterator[Changes | Resync]) -> Changes | Resync | Non
 
 
 @pytest.mark.asyncio
-async def test_a_watch_sees_each_change_below_its_prefix_once_and_in_order() -> None:
+async def test_a_watch_gets_each_change_below_its_prefix_once_and_in_order() -> None:
     hub = WatchHub(0)
     watch = hub.watch("/a/", 0)
     assert await take(watch) is None
@@ -57,7 +57,7 @@ async def test_a_watch_may_start_in_the_past() -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("after", [9, 0, 14, 1000])
-async def test_a_revision_that_is_not_known_here_means_reading_again(after: int) -> None:
+async def test_an_unknown_revision_means_a_resync(after: int) -> None:
     """Too old, or of another store."""
     hub = WatchHub(10)
     for number in range(3):
@@ -70,7 +70,7 @@ async def test_a_revision_that_is_not_known_here_means_reading_again(after: int)
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("bounds", [(4, 10**6), (10**6, 4 * len("/a") + 4)])
-async def test_a_watch_that_is_too_slow_is_told_and_goes_on(bounds: tuple[int, int]) -> None:
+async def test_a_slow_watch_gets_a_resync_and_continues(bounds: tuple[int, int]) -> None:
     hub = WatchHub(0, *bounds)
     watch = hub.watch("/", 0)
     for _ in range(5):
@@ -81,7 +81,7 @@ async def test_a_watch_that_is_too_slow_is_told_and_goes_on(bounds: tuple[int, i
 
 
 @pytest.mark.asyncio
-async def test_a_watch_to_which_nothing_happens_is_never_too_slow() -> None:
+async def test_an_idle_watch_is_never_too_slow() -> None:
     hub = WatchHub(0, batches_max=4)
     watch = hub.watch("/quiet/", 0)
     for _ in range(100):
@@ -91,7 +91,7 @@ async def test_a_watch_to_which_nothing_happens_is_never_too_slow() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_batch_larger_than_what_is_kept_is_a_resync_for_everybody() -> None:
+async def test_a_batch_larger_than_the_history_is_a_resync_for_all() -> None:
     hub = WatchHub(0, bytes_max=100)
     watch = hub.watch("/", 0)
     publish(hub, "/a", value=bytes(200))
@@ -100,7 +100,7 @@ async def test_a_batch_larger_than_what_is_kept_is_a_resync_for_everybody() -> N
 
 
 @pytest.mark.asyncio
-async def test_when_the_state_is_replaced_everybody_reads_again() -> None:
+async def test_replacing_the_state_is_a_resync_for_all() -> None:
     hub = WatchHub(0)
     watch, waiting = hub.watch("/", 0), asyncio.ensure_future(anext(hub.watch("/none", 0)))
     publish(hub, "/a")
@@ -113,7 +113,7 @@ async def test_when_the_state_is_replaced_everybody_reads_again() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_watch_tells_what_it_has_before_it_ends() -> None:
+async def test_a_watch_delivers_its_changes_before_it_ends() -> None:
     hub = WatchHub(0)
     watch, waiting = hub.watch("/", 0), asyncio.ensure_future(anext(hub.watch("/none", 0)))
     events = publish(hub, "/a")
@@ -126,7 +126,7 @@ async def test_a_watch_tells_what_it_has_before_it_ends() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_watch_that_nobody_holds_costs_nothing() -> None:
+async def test_an_abandoned_watch_costs_nothing() -> None:
     hub = WatchHub(0)
     closed, dropped = hub.watch("/", 0), hub.watch("/", 0)
     closed.close()
@@ -143,26 +143,26 @@ async def test_a_watch_that_nobody_holds_costs_nothing() -> None:
     ),
     st.integers(1, 6),
 )
-def test_in_any_history_changes_are_whole_or_a_resync_says_so(history: list[list[str] | None], batches: int) -> None:
-    """None: the watch takes one. Whoever applies what it is told, and reads again on Resync, knows the truth."""
+def test_changes_are_complete_or_a_resync_in_any_history(history: list[list[str] | None], batches: int) -> None:
+    """None: the watch takes one. A watcher that applies all changes, and reads again on Resync, is current."""
 
     async def run() -> None:
         hub = WatchHub(0, batches_max=batches)
         watch = hub.watch("/a/", 0)
         truth: dict[str, int] = {}
-        known: dict[str, int] = {}
+        view: dict[str, int] = {}
         last = 0
 
         async def hear() -> bool:
-            nonlocal known, last
-            found = await take(watch)
-            if isinstance(found, Resync):
-                known, last = dict(truth), found.revision
-            elif found is not None:
-                assert found.revision > last
-                last = found.revision
-                known.update((event.key, event.revision) for event in found.events)
-            return found is not None
+            nonlocal view, last
+            notification = await take(watch)
+            if isinstance(notification, Resync):
+                view, last = dict(truth), notification.revision
+            elif notification is not None:
+                assert notification.revision > last
+                last = notification.revision
+                view.update((event.key, event.revision) for event in notification.events)
+            return notification is not None
 
         for keys in history:
             if keys is None:
@@ -172,6 +172,6 @@ def test_in_any_history_changes_are_whole_or_a_resync_says_so(history: list[list
                 truth.update((key, hub.revision) for key in keys if key.startswith("/a/"))
         while await hear():
             pass
-        assert known == truth
+        assert view == truth
 
     asyncio.run(run())

@@ -23,7 +23,7 @@ from icestream.model.block import (
     iter_blocks,
 )
 from icestream.model.envelope import COLUMNS, ColumnKind, EnvelopeColumn
-from tests.support.effort import QUARTER
+from tests.support.hypothesis_effort import QUARTER
 from tests.support.mutations import bit_flips, decoded_or_refused, mutated, truncations
 
 I32_MAX, I64_MAX, U64_MAX = 2**31 - 1, 2**63 - 1, 2**64 - 1
@@ -79,7 +79,7 @@ def test_round_trip(rows: int, numbering: Numbering | None, data: st.DataObject)
     assert len(encoded) % 8 == 0
     for column in COLUMNS:
         assert block.values(column) == rows_of(columns.get(column, ConstantColumn(None)), rows), column.name
-    stored = {column for column, values in columns.items() if any(one is not None for one in rows_of(values, rows))}
+    stored = {column for column, values in columns.items() if any(value is not None for value in rows_of(values, rows))}
     assert set(block.columns()) == stored
 
 
@@ -94,13 +94,13 @@ def test_the_edges_of_a_column(column: EnvelopeColumn) -> None:
 @every_column
 @QUARTER
 @given(pattern=st.lists(st.booleans(), min_size=1, max_size=70), data=st.data())
-def test_nulls_stay_where_they_were(column: EnvelopeColumn, pattern: list[bool], data: st.DataObject) -> None:
+def test_nulls_keep_their_rows(column: EnvelopeColumn, pattern: list[bool], data: st.DataObject) -> None:
     values = [data.draw(VALUES[column.kind]) if there else None for there in pattern]
     assert check_block(encode_block(len(values), {column: values})).values(column) == values
 
 
 @every_column
-def test_a_column_of_nulls_is_left_out(column: EnvelopeColumn) -> None:
+def test_a_column_of_nulls_is_omitted(column: EnvelopeColumn) -> None:
     empty = encode_block(4, {})
     assert encode_block(4, {column: [None] * 4}) == empty
     assert encode_block(4, {column: ConstantColumn(None)}) == empty
@@ -108,7 +108,7 @@ def test_a_column_of_nulls_is_left_out(column: EnvelopeColumn) -> None:
 
 
 @every_column
-def test_a_constant_says_the_same_as_its_values(column: EnvelopeColumn) -> None:
+def test_a_constant_column_equals_its_values(column: EnvelopeColumn) -> None:
     value = EXAMPLES[column.kind][-1]
     short, long = encode_block(500, {column: ConstantColumn(value)}), encode_block(500, {column: [value] * 500})
     assert check_block(short).values(column) == check_block(long).values(column)
@@ -132,7 +132,7 @@ def test_a_section_is_its_blocks_in_order(batches: list[list[bytes]]) -> None:
 
 
 @pytest.mark.parametrize("garbage", [b"\0", bytes(31), bytes(32), b"\xff" * 64])
-def test_bytes_behind_the_last_block_are_noticed(garbage: bytes) -> None:
+def test_bytes_after_the_last_block_are_detected(garbage: bytes) -> None:
     body = encode_block(1, {envelope.PAYLOAD: [b"x"]}) + garbage
     with pytest.raises(errors.DecodeError):
         list(iter_blocks(body))
@@ -143,7 +143,7 @@ def test_bytes_behind_the_last_block_are_noticed(garbage: bytes) -> None:
 # --- the bytes --------------------------------------------------------------------------------------------------------
 
 
-def test_a_block_is_byte_by_byte_what_the_page_says() -> None:
+def test_a_block_matches_the_documented_bytes() -> None:
     columns: dict[EnvelopeColumn, Any] = {
         envelope.RETAIN: ConstantColumn(True),
         envelope.PAYLOAD: [b"ab", b"", b"c"],
@@ -163,9 +163,9 @@ def test_a_block_is_byte_by_byte_what_the_page_says() -> None:
 
 
 def test_columns_keep_their_ids_and_kinds() -> None:
-    """They are on disk: never renumbered, never reused."""
-    found = {column.id: (column.name, column.kind.value, column.in_table) for column in COLUMNS}
-    assert found == {
+    """Column ids are on disk: they are never renumbered or reused."""
+    columns = {column.id: (column.name, column.kind.value, column.in_table) for column in COLUMNS}
+    assert columns == {
         1: ("publish_time", 3, True), 2: ("key", 5, True), 3: ("payload", 5, True), 4: ("headers", 7, True),
         5: ("producer_name", 6, True), 6: ("producer_id", 2, True), 7: ("request_id", 2, True),
         8: ("sequence", 2, True), 9: ("topic_name", 6, True), 10: ("broker_addr", 6, True),
@@ -197,7 +197,7 @@ UNFIT: dict[ColumnKind, list[Any]] = {
 
 
 @every_column
-def test_hazard_09_what_does_not_fit_its_column_is_refused(column: EnvelopeColumn) -> None:
+def test_hazard_09_values_that_do_not_fit_their_column_are_refused(column: EnvelopeColumn) -> None:
     good = EXAMPLES[column.kind][0]
     for value in UNFIT[column.kind]:
         for values in ([value], ConstantColumn(value), [good, None, value]):
@@ -228,7 +228,7 @@ def test_hazard_09_headers_that_are_not_text_are_refused(headers: Any) -> None:
     ],
 )
 def test_hazard_09_numbers_of_producers_that_do_not_fit_are_refused(numbering: Numbering) -> None:
-    """What the encoder makes must pass the door: a u64 from a front end is refused before it is stored."""
+    """A number that the block check refuses is refused by the encoder too: a u64 from a front end is never stored."""
     with pytest.raises(errors.InvalidInput):
         encode_block(3, {envelope.PAYLOAD: ConstantColumn(b"x")}, numbering)
 
@@ -237,7 +237,7 @@ ANY_INTEGER = st.integers(-(2**65), 2**65)
 
 
 @given(st.builds(Numbering, ANY_INTEGER, ANY_INTEGER, ANY_INTEGER), ANY_INTEGER, st.text(max_size=5))
-def test_hazard_09_what_is_accepted_can_always_be_read(numbering: Numbering, number: int, text: str) -> None:
+def test_hazard_09_accepted_blocks_can_always_be_read(numbering: Numbering, number: int, text: str) -> None:
     columns = {envelope.REQUEST_ID: [number], envelope.QOS: [number], envelope.PRODUCER_NAME: [text]}
     try:
         encoded = encode_block(1, columns, numbering)
@@ -305,14 +305,14 @@ def test_every_flip_is_read_or_refused() -> None:
 
 @given(mutated(SMALL))
 def test_mutated_blocks_are_read_or_refused(data: bytes) -> None:
-    found = decoded_or_refused(all_values, data)
-    assert found is None or all(len(values) == Block(data).rows for values in found[1].values())
+    decoded = decoded_or_refused(all_values, data)
+    assert decoded is None or all(len(values) == Block(data).rows for values in decoded[1].values())
 
 
 @given(st.binary(max_size=200))
 def test_random_bytes_are_read_or_refused(data: bytes) -> None:
-    found = decoded_or_refused(all_values, data)
-    assert found is None or len(data) >= 32
+    decoded = decoded_or_refused(all_values, data)
+    assert decoded is None or len(data) >= 32
 
 
 @st.composite
@@ -332,8 +332,8 @@ def forged(draw: st.DrawFn) -> bytes:
 
 @given(forged())
 def test_forged_columns_are_read_or_refused(data: bytes) -> None:
-    found = decoded_or_refused(all_values, data)
-    for name, values in (found[1] if found else {}).items():
+    decoded = decoded_or_refused(all_values, data)
+    for name, values in (decoded[1] if decoded else {}).items():
         column = next(column for column in COLUMNS if column.name == name)
         encode_block(len(values), {column: values})  # what is read fits its column
         assert len(values) == Block(data).rows
@@ -390,12 +390,12 @@ def variable(*ends: int, body: bytes = b"") -> bytes:
         pytest.param(one_column(4, CONSTANT, 0, headers_of((b"", b"\xff"))), id="value is not UTF-8"),
     ],
 )
-def test_the_door_keeps_out(data: bytes) -> None:
+def test_invalid_blocks_are_refused_by_validation(data: bytes) -> None:
     with pytest.raises(errors.DecodeError):
         check_block(data)
 
 
-def test_what_the_door_lets_in_by_the_same_way() -> None:
+def test_valid_blocks_of_the_same_builders_are_accepted() -> None:
     """The builders above make good blocks too, so each refusal is for its one fault."""
     assert check_block(one_column(3, VARIABLE, 0, variable(0, 1, 2, body=b"xy"))).values(envelope.PAYLOAD) == [
         b"x",

@@ -16,23 +16,23 @@ def offsets(acked: AckedOffsets) -> set[int]:
     return {*range(acked.position), *(offset for start, end in acked.ranges for offset in range(start, end))}
 
 
-def holes(known: set[int], start: int, end: int) -> list[int]:
-    return [offset for offset in range(start, end) if offset not in known]
+def holes(acked_offsets: set[int], start: int, end: int) -> list[int]:
+    return [offset for offset in range(start, end) if offset not in acked_offsets]
 
 
 @given(st.integers(0, 20), PAIRS, st.integers(0, 70), st.integers(0, 70))
-def test_it_holds_what_a_plain_set_holds(position: int, pairs: list[tuple[int, int]], start: int, end: int) -> None:
-    acked, known = AckedOffsets(position), set(range(position))
+def test_a_cursor_equals_a_plain_set(position: int, pairs: list[tuple[int, int]], start: int, end: int) -> None:
+    acked, acked_offsets = AckedOffsets(position), set(range(position))
     for first, count in pairs:
         acked.add(first, first + count)
-        known |= set(range(first, first + count))
-        assert offsets(acked) == known
-        assert acked.position == next(offset for offset in range(100) if offset not in known)
+        acked_offsets |= set(range(first, first + count))
+        assert offsets(acked) == acked_offsets
+        assert acked.position == next(offset for offset in range(100) if offset not in acked_offsets)
         assert len(acked) == len(acked.ranges)
-        assert acked.end == max([*known, position - 1]) + 1
-    assert [offset in acked for offset in range(80)] == [offset in known for offset in range(80)]
+        assert acked.end == max([*acked_offsets, position - 1]) + 1
+    assert [offset in acked for offset in range(80)] == [offset in acked_offsets for offset in range(80)]
     missing = list(acked.missing(start, end))
-    assert [offset for low, high in missing for offset in range(low, high)] == holes(known, start, end)
+    assert [offset for low, high in missing for offset in range(low, high)] == holes(acked_offsets, start, end)
     assert acked.first_missing(start, end) == next(iter(missing), None)
     assert acked.hole == ((acked.position, acked.ranges[0][0]) if acked.ranges else None)
 
@@ -49,9 +49,7 @@ def test_ranges_are_apart_and_above_the_position(position: int, pairs: list[tupl
 
 
 @given(st.integers(0, 20), PAIRS, st.integers(0, 60))
-def test_a_cut_cursor_knows_what_is_below_and_nothing_above(
-    position: int, pairs: list[tuple[int, int]], end: int
-) -> None:
+def test_a_cut_cursor_keeps_only_offsets_below(position: int, pairs: list[tuple[int, int]], end: int) -> None:
     acked = AckedOffsets(position, [(start, start + count) for start, count in pairs if count])
     before = offsets(acked)
     assert offsets(acked.below(end)) == {offset for offset in before if offset < end}
@@ -59,7 +57,7 @@ def test_a_cut_cursor_knows_what_is_below_and_nothing_above(
 
 
 @given(st.integers(0, 20), PAIRS)
-def test_a_stored_cursor_comes_back_as_it_was(position: int, pairs: list[tuple[int, int]]) -> None:
+def test_a_stored_cursor_round_trips(position: int, pairs: list[tuple[int, int]]) -> None:
     acked = AckedOffsets(position, [(start, start + count) for start, count in pairs if count])
     again = AckedOffsets(acked.position, acked.ranges)
     assert (again.position, again.ranges) == (acked.position, acked.ranges)
@@ -71,7 +69,7 @@ def test_a_stored_cursor_comes_back_as_it_was(position: int, pairs: list[tuple[i
 @given(st.lists(st.one_of(st.just("deliver"), st.integers(0, 200)), max_size=200))
 @example(["deliver", *range(1, 200, 2)])
 @example([step for number in range(100) for step in ("deliver", number)])
-def test_hazard_17_whatever_is_acked_the_ranges_keep_their_bounds(steps: list[str | int]) -> None:
+def test_hazard_17_the_ranges_stay_bounded_for_any_acks(steps: list[str | int]) -> None:
     """Sends out as much as there is room for, and acks anything that is out, in any order."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, "ACKED_RANGES_MAX", 4)
@@ -111,6 +109,6 @@ def test_positions_outside_the_log_are_refused(position: int) -> None:
 
 
 @pytest.mark.parametrize("pair", [(5, 5), (6, 5), (-1, 3), (0, limits.OFFSET_MAX + 1)])
-def test_ranges_that_are_none_are_refused(pair: tuple[int, int]) -> None:
+def test_invalid_ranges_are_refused(pair: tuple[int, int]) -> None:
     with pytest.raises(errors.InvalidInput, match="range"):
         AckedOffsets(0, [pair])

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from icestream.model.run_set import OffsetRun, RunSet
+from icestream.model.run_set import RunSet, ValueRun
 
 OFFSETS = st.integers(0, 40)
 COUNTS = st.integers(0, 15)
@@ -26,24 +26,24 @@ class RunSetModel(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.runs: RunSet[str] = RunSet()
-        self.known: dict[int, str] = {}
+        self.values: dict[int, str] = {}
 
     @rule(start=OFFSETS, count=st.integers(1, 15), value=st.sampled_from("ab"))
     def add(self, start: int, count: int, value: str) -> None:
-        """Only what is free: the front of the stretch."""
+        """Adds the free offsets at the front of the stretch."""
         offsets = []
         for offset in range(start, start + count):
-            if offset in self.known:
+            if offset in self.values:
                 break
             offsets.append(offset)
         if offsets:
             self.runs.add(offsets[0], offsets[-1] + 1, value)
-            self.known.update(dict.fromkeys(offsets, value))
+            self.values.update(dict.fromkeys(offsets, value))
 
-    @precondition(lambda self: self.known)
+    @precondition(lambda self: self.values)
     @rule(start=OFFSETS, count=st.integers(1, 15), value=st.sampled_from("ab"))
     def what_overlaps_is_refused(self, start: int, count: int, value: str) -> None:
-        if any(offset in self.known for offset in range(start, start + count)):
+        if any(offset in self.values for offset in range(start, start + count)):
             with pytest.raises(AssertionError, match="overlap"):
                 self.runs.add(start, start + count, value)
 
@@ -55,24 +55,24 @@ class RunSetModel(RuleBasedStateMachine):
         assert first == next(iter(self.runs.within(start, start + count)), None)
         assert flat(self.runs.take(start, start + count)) == expected
         for offset, _ in expected:
-            del self.known[offset]
+            del self.values[offset]
 
     @rule()
     def clear(self) -> None:
         self.runs.clear()
-        self.known = {}
+        self.values = {}
 
     def between(self, start: int, end: int) -> list[tuple[int, str]]:
-        return sorted((offset, value) for offset, value in self.known.items() if start <= offset < end)
+        return sorted((offset, value) for offset, value in self.values.items() if start <= offset < end)
 
     @invariant()
     def holds_the_same(self) -> None:
-        assert flat(list(self.runs)) == sorted(self.known.items())
-        assert self.runs.size == len(self.known)
-        assert bool(self.runs) == bool(self.known)
+        assert flat(list(self.runs)) == sorted(self.values.items())
+        assert self.runs.size == len(self.values)
+        assert bool(self.runs) == bool(self.values)
         assert len(self.runs) == len(list(self.runs))
-        if self.known:
-            assert self.runs.first().start == min(self.known)
+        if self.values:
+            assert self.runs.first().start == min(self.values)
 
     @invariant()
     def neighbours_with_equal_values_are_one_run(self) -> None:
@@ -80,7 +80,7 @@ class RunSetModel(RuleBasedStateMachine):
             assert left.end < right.start or left.value != right.value
 
 
-def flat(runs: list[OffsetRun[str]]) -> list[tuple[int, str]]:
+def flat(runs: list[ValueRun[str]]) -> list[tuple[int, str]]:
     return [(offset, run.value) for run in runs for offset in range(run.start, run.end)]
 
 
@@ -92,11 +92,11 @@ def test_any_history_of_runs() -> None:
 def test_a_large_range_costs_one_run() -> None:
     runs: RunSet[int] = RunSet()
     runs.add(0, 2**62, 7)
-    assert runs.take(10, 2**61) == [OffsetRun(10, 2**61, 7)]
-    assert list(runs) == [OffsetRun(0, 10, 7), OffsetRun(2**61, 2**62, 7)]
+    assert runs.take(10, 2**61) == [ValueRun(10, 2**61, 7)]
+    assert list(runs) == [ValueRun(0, 10, 7), ValueRun(2**61, 2**62, 7)]
 
 
-def test_values_that_compare_by_identity_stay_apart() -> None:
+def test_values_compared_by_identity_are_not_merged() -> None:
     runs: RunSet[object] = RunSet()
     runs.add(0, 1, object())
     runs.add(1, 2, object())
@@ -114,9 +114,7 @@ def test_an_empty_range_is_refused(start: int, less: int) -> None:
     st.sets(st.integers(0, 300), min_size=1, max_size=60),
     st.integers(1, 9),
 )
-def test_many_ranges_and_offsets_at_once_are_the_same_as_one_by_one(
-    steps: list[tuple[int, int]], offsets: set[int], parts: int
-) -> None:
+def test_bulk_operations_equal_single_ones(steps: list[tuple[int, int]], offsets: set[int], parts: int) -> None:
     at, ranges = 0, list[tuple[int, int]]()
     for hole, rows in steps:
         ranges.append((at + hole, at + hole + rows))
@@ -127,7 +125,7 @@ def test_many_ranges_and_offsets_at_once_are_the_same_as_one_by_one(
         for start, end in ranges[part::parts]:
             singly.add(start, end, part)
     assert list(at_once) == list(singly)
-    taken = at_once.take_offsets(sorted(offsets))
-    assert taken == [run for offset in sorted(offsets) for run in singly.take(offset, offset + 1)]
+    runs = at_once.take_offsets(sorted(offsets))
+    assert runs == [run for offset in sorted(offsets) for run in singly.take(offset, offset + 1)]
     assert (list(at_once), at_once.size) == (list(singly), singly.size)
     assert at_once.take_offsets([]) == []

@@ -17,7 +17,7 @@ PARTS = st.from_regex(r"[\w-]{1,20}", fullmatch=True)
     "text",
     ["/default/orders", "/a/b", "/_/-", "/ß/日本語", "/0/1", f"/{LONGEST}/{LONGEST}", "/a/b-part-", "/a/b-part-01"],
 )
-def test_names_that_are_taken(text: str) -> None:
+def test_valid_names_are_accepted(text: str) -> None:
     assert str(TopicName.parse(text)) == text
     assert parse_shard(text) == (TopicName.parse(text), None)
 
@@ -74,7 +74,7 @@ def test_no_topic_is_called_like_a_shard(text: str) -> None:
         TopicName.parse(text)
 
 
-def test_a_shard_of_a_shard_is_nothing() -> None:
+def test_a_shard_of_a_shard_is_invalid() -> None:
     with pytest.raises(errors.InvalidInput, match="shard"):
         parse_shard("/a/b-part-1-part-2")
 
@@ -93,12 +93,12 @@ def test_names_of_consumers_that_are_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["a", "host.example:5000 (1)", "日本語", "..", LONGEST])
-def test_names_of_consumers_that_are_taken(text: str) -> None:
+def test_valid_consumer_names_are_accepted(text: str) -> None:
     assert check_name("consumer", text) == text
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"),
+    ("text", "meant"),
     [
         ("orders", "/default/orders"),
         ("/orders", "/default/orders"),
@@ -111,7 +111,7 @@ def test_names_of_consumers_that_are_taken(text: str) -> None:
         ("/default/or ders", None),
     ],
 )
-def test_somebody_who_left_something_away_is_told_what_he_means(given: str, meant: str | None) -> None:
+def test_an_incomplete_name_is_refused_with_a_suggestion(text: str, meant: str | None) -> None:
     with pytest.raises(errors.InvalidInput) as caught:
-        TopicName.parse(given)
+        TopicName.parse(text)
     assert caught.value.hint.startswith(f"do you mean {meant}? " if meant else "a topic is called /namespace/name")

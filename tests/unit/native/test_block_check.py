@@ -61,7 +61,7 @@ SMALL = encode_block(
 
 
 def verdict(call: Callable[..., Any], *arguments: Any) -> tuple[str, Any]:
-    """What came of it: a value or the words of a refusal. Any other exception is the test's failure."""
+    """The outcome of a call: a value or the text of a refusal. Any other exception fails the test."""
     try:
         return "value", call(*arguments)
     except (errors.DecodeError, ValueError) as error:
@@ -70,15 +70,15 @@ def verdict(call: Callable[..., Any], *arguments: Any) -> tuple[str, Any]:
 
 def check_same_verdict(data: bytes) -> str:
     assert native is not None
-    said, words = verdict(native.check_block, data)
-    assert (said, words) == verdict(python.check_block, data)
-    return said
+    outcome, words = verdict(native.check_block, data)
+    assert (outcome, words) == verdict(python.check_block, data)
+    return outcome
 
 
 # --- check_block ------------------------------------------------------------------------------------------------------
 
 
-def test_the_door_tells_what_is_in_a_block() -> None:
+def test_validation_returns_the_content_of_a_block() -> None:
     head, columns = block_check.check_block(SMALL)
     assert head == (3, len(SMALL), Numbering(7, 1, 40))
     there = [column.id for column in Block(SMALL).columns()]
@@ -161,8 +161,8 @@ def one_column(column_id: int, encoding: int, flags: int, content: bytes, rows: 
 
 
 @needs_native
-def test_every_id_means_the_same_column() -> None:
-    """Also those that no column has: name and kind show in the words and in what is allowed."""
+def test_every_id_means_the_same_column_in_both() -> None:
+    """Unknown ids too: name and kind show in the error texts and in the accepted values."""
     contents = [b"", b"\xff", bytes(1), bytes(2), bytes(4), bytes(8), bytes(16), bytes(12), b"\x02" * 2]
     accepted = set()
     for column_id in range(2**8):
@@ -213,7 +213,7 @@ def test_texts_that_end_inside_a_letter(parts: list[bytes], has_nulls: bool) -> 
 
 
 @needs_native
-def test_takes_any_bytes_and_nothing_else() -> None:
+def test_validation_takes_any_bytes_like_object_only() -> None:
     assert native is not None
     with mmap.mmap(-1, len(SMALL)) as mapped:
         mapped.write(SMALL)
@@ -233,15 +233,17 @@ def test_takes_any_bytes_and_nothing_else() -> None:
 
 
 def rows_of(body: bytes) -> list[dict[str, Any]]:
-    """Each row with all its values and its number."""
-    found: list[dict[str, Any]] = []
+    """The rows of a block, each with all its values and its number."""
+    records: list[dict[str, Any]] = []
     for block in iter_blocks(body):
         values = {column.name: block.values(column) for column in COLUMNS}
         for row in range(block.rows):
-            who = block.numbering
-            number = (who.producer_id, who.producer_epoch, who.first_sequence + row) if who else None
-            found.append({"number": number, **{name: column[row] for name, column in values.items()}})
-    return found
+            numbering = block.numbering
+            number = (
+                (numbering.producer_id, numbering.producer_epoch, numbering.first_sequence + row) if numbering else None
+            )
+            records.append({"number": number, **{name: column[row] for name, column in values.items()}})
+    return records
 
 
 @both
@@ -259,12 +261,12 @@ def test_selected_rows_are_the_same_rows(twin: Twin, body: bytes, data: st.DataO
 
 def with_number_columns(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Numbers as columns, however a block has them; epochs are not kept."""
-    found = []
+    records = []
     for row in rows:
         number = row["number"]
-        known = (row["producer_id"], row["sequence"]) if number is None else (number[0], number[2])
-        found.append({**row, "number": None, "producer_id": known[0], "sequence": known[1]})
-    return found
+        producer = (row["producer_id"], row["sequence"]) if number is None else (number[0], number[2])
+        records.append({**row, "number": None, "producer_id": producer[0], "sequence": producer[1]})
+    return records
 
 
 @both
@@ -272,17 +274,17 @@ def with_number_columns(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_picked_rows_are_the_same_rows(twin: Twin, body: bytes, data: st.DataObject) -> None:
     rows = rows_of(body)
     picked = sorted(data.draw(st.sets(st.integers(0, len(rows) - 1), min_size=1)))
-    found = twin.pick_rows(body, picked)
-    assert with_number_columns(rows_of(found)) == with_number_columns([rows[row] for row in picked])
-    assert found == python.pick_rows(body, picked)
-    for block in iter_blocks(found):
-        python.check_block(found[: block.block_bytes])
-        found = found[block.block_bytes :]
+    picked_body = twin.pick_rows(body, picked)
+    assert with_number_columns(rows_of(picked_body)) == with_number_columns([rows[row] for row in picked])
+    assert picked_body == python.pick_rows(body, picked)
+    for block in iter_blocks(picked_body):
+        python.check_block(picked_body[: block.block_bytes])
+        picked_body = picked_body[block.block_bytes :]
 
 
 @both
 @pytest.mark.parametrize("rows", [[], [-1], [1, 1], [2, 1], [0, 3], [3], [2**40]])
-def test_rows_that_are_none_are_not_picked(twin: Twin, rows: list[int]) -> None:
+def test_invalid_rows_are_not_picked(twin: Twin, rows: list[int]) -> None:
     with pytest.raises((ValueError, errors.DecodeError)):
         twin.pick_rows(SMALL, rows)
 
@@ -298,7 +300,7 @@ def test_every_selection_of_a_small_body(twin: Twin) -> None:
 
 @both
 @pytest.mark.parametrize("column", COLUMNS, ids=lambda column: column.name)
-def test_nulls_stay_with_their_rows(twin: Twin, column: EnvelopeColumn) -> None:
+def test_nulls_keep_their_rows(twin: Twin, column: EnvelopeColumn) -> None:
     examples: dict[ColumnKind, Any] = {
         ColumnKind.BOOLEAN: True, ColumnKind.BINARY: b"value", ColumnKind.STRING: "text", ColumnKind.HEADERS: {"a": ""},
     }  # fmt: skip
@@ -311,7 +313,7 @@ def test_nulls_stay_with_their_rows(twin: Twin, column: EnvelopeColumn) -> None:
 
 
 @both
-def test_a_numbered_block_that_is_cut_keeps_its_numbers(twin: Twin) -> None:
+def test_a_cut_numbered_block_keeps_its_numbers(twin: Twin) -> None:
     body = encode_block(5, {envelope.PAYLOAD: [b"0", b"1", b"2", b"3", b"4"]}, Numbering(9, 2, 100))
     assert Block(twin.select_rows(body, 0, 2)).numbering == Numbering(9, 2, 100)
     assert Block(twin.select_rows(body, 3, 2)).numbering == Numbering(9, 2, 103)
@@ -321,10 +323,10 @@ def test_a_numbered_block_that_is_cut_keeps_its_numbers(twin: Twin) -> None:
 
 
 @both
-def test_whole_blocks_are_copied_as_they_are(twin: Twin) -> None:
+def test_whole_blocks_are_copied_unchanged(twin: Twin) -> None:
     middle = encode_block(2, {envelope.PAYLOAD: [b"x", b"y"], envelope.KEY: ConstantColumn(b"k")}, Numbering(1, 0, 5))
     dirty = bytearray(middle)
-    dirty[-1] = 0xFF  # padding: nobody looks at it
+    dirty[-1] = 0xFF  # padding: it is not checked
     body = SMALL + bytes(dirty) + SMALL
     assert twin.select_rows(body, 3, 2) == bytes(dirty)
     assert twin.select_rows(body, 0, 8) == body
@@ -335,9 +337,9 @@ def test_whole_blocks_are_copied_as_they_are(twin: Twin) -> None:
 @pytest.mark.parametrize(
     ("first", "count"), [(-1, 1), (0, 0), (0, -1), (3, 1), (0, 4), (2, 2), (2**62, 1), (0, 2**62), (2**62, 2**62)]
 )
-def test_rows_that_are_not_there_are_refused(twin: Twin, first: int, count: int) -> None:
-    said, words = verdict(twin.select_rows, SMALL, first, count)
-    assert said == "refused"
+def test_missing_rows_are_refused(twin: Twin, first: int, count: int) -> None:
+    outcome, words = verdict(twin.select_rows, SMALL, first, count)
+    assert outcome == "refused"
     assert "row" in words
 
 
@@ -380,7 +382,7 @@ def long_body(seed: int) -> bytes:
 
 @needs_native
 @given(st.integers(0, 10**6), st.data())
-def test_the_twins_make_the_same_bytes(seed: int, data: st.DataObject) -> None:
+def test_both_implementations_give_the_same_bytes(seed: int, data: st.DataObject) -> None:
     assert native is not None
     body = long_body(seed)
     rows = sum(block.rows for block in iter_blocks(body))
@@ -390,7 +392,7 @@ def test_the_twins_make_the_same_bytes(seed: int, data: st.DataObject) -> None:
 
 
 @both
-def test_only_the_rows_that_stay_are_looked_at(twin: Twin) -> None:
+def test_only_selected_rows_are_read(twin: Twin) -> None:
     """Of a million rows a few are cut out again and again: that must not cost a million each time."""
     ends = struct.pack("<5I", 0, 1, 2, 2**31, 3)
     body = one_column(envelope.PAYLOAD.id, VARIABLE, 0, ends + b"abc", rows=4)
@@ -421,7 +423,7 @@ def test_an_empty_key_is_a_key(twin: Twin) -> None:
 
 
 @both
-def test_a_name_is_looked_at_only_where_it_is_needed(twin: Twin) -> None:
+def test_names_are_decoded_only_when_needed(twin: Twin) -> None:
     for key, expected in ((b"\x01", "value"), (b"\x00", "refused")):
         key_data = key.ljust(8, b"\0") + struct.pack("<2I", 0, 0)
         directory = COLUMN.pack(2, VARIABLE, 1, len(key_data)) + COLUMN.pack(5, CONSTANT, 0, 1)
@@ -433,13 +435,13 @@ def test_a_name_is_looked_at_only_where_it_is_needed(twin: Twin) -> None:
 # --- the door itself --------------------------------------------------------------------------------------------------
 
 
-def test_the_native_twins_are_used_where_they_are_there() -> None:
+def test_the_native_implementations_are_used_if_available() -> None:
     chosen = (block_check._check_block, block_check._select_rows, block_check._row_keys)
     source = python if native is None else native
     assert chosen == (source.check_block, source.select_rows, source.row_keys)
 
 
-def test_refusals_are_invalid_input_that_says_why() -> None:
+def test_refusals_are_invalid_input_with_a_reason() -> None:
     bad = one_column(envelope.PRODUCER_NAME.id, CONSTANT, 0, b"\xff")
     with pytest.raises(errors.InvalidInput, match="column producer_name: not UTF-8") as refused:
         block_check.check_block(bad)
@@ -453,20 +455,20 @@ def test_refusals_are_invalid_input_that_says_why() -> None:
 
 
 @given(st.one_of(forged_blocks(), blocks().flatmap(mutated), st.binary(max_size=80)), st.integers(-2, 12))
-def test_the_door_raises_nothing_else(data: bytes, number: int) -> None:
+def test_validation_raises_only_invalid_input(data: bytes, number: int) -> None:
     for call in (
         lambda: block_check.check_block(data),
         lambda: block_check.select_rows(data, number, number),
         lambda: block_check.row_keys(data),
     ):
         try:
-            found = call()
+            result = call()
         except errors.InvalidInput:
             continue
-        assert isinstance(found, bytes | list | tuple)
+        assert isinstance(result, bytes | list | tuple)
 
 
-def test_hazard_09_a_batch_may_not_stand_for_more_than_memory_holds() -> None:
+def test_hazard_09_a_batch_may_not_expand_beyond_memory() -> None:
     """Small on the wire only because its value is written once: a row for each message could not be made."""
     rows = limits.BLOCK_ROWS_MAX
     most = limits.BLOCK_UNPACKED_BYTES_MAX // rows

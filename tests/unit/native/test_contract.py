@@ -27,15 +27,15 @@ def loaded(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
 
 def test_another_contract_is_refused_with_the_command_that_helps(tmp_path: Path) -> None:
     for source in ("", f"CONTRACT = {CONTRACT + 1}"):
-        found = loaded(tmp_path, source)
-        assert found.stdout == "None\n"
-        assert "make native" in found.stderr
+        ran = loaded(tmp_path, source)
+        assert ran.stdout == "None\n"
+        assert "make native" in ran.stderr
 
 
-def test_the_same_contract_is_taken(tmp_path: Path) -> None:
-    found = loaded(tmp_path, f"CONTRACT = {CONTRACT}")
-    assert "icestream_native" in found.stdout
-    assert found.stderr == ""
+def test_the_same_contract_is_accepted(tmp_path: Path) -> None:
+    ran = loaded(tmp_path, f"CONTRACT = {CONTRACT}")
+    assert "icestream_native" in ran.stdout
+    assert ran.stderr == ""
 
 
 def test_both_sides_name_the_same() -> None:

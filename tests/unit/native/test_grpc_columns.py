@@ -39,7 +39,7 @@ messages = st.builds(
 def decoded(requests: list[bytes]) -> tuple[list[bool], list[list[Any]]]:
     """Which were taken, and the rows of those."""
     assert native is not None
-    taken, _, columns = native.decode_columns(COLUMNS, requests)
+    accepted, _, columns = native.decode_columns(COLUMNS, requests)
     values: list[list[Any]] = []
     for (_, _, kind), column in zip(COLUMNS, columns, strict=True):
         if kind == INTEGER:
@@ -48,7 +48,7 @@ def decoded(requests: list[bytes]) -> tuple[list[bool], list[list[Any]]]:
             joined, ends = column
             stops = list(memoryview(ends).cast("I"))
             values.append([joined[begin:end] for begin, end in zip([0, *stops], stops, strict=False)])
-    return taken, [list(row) for row in zip(*values, strict=True)]
+    return accepted, [list(row) for row in zip(*values, strict=True)]
 
 
 def expected(message: pb.StreamMessage) -> list[Any]:
@@ -67,14 +67,14 @@ def comparable(row: list[Any]) -> list[Any]:
 
 
 @given(st.lists(messages, max_size=5))
-def test_columns_hold_what_protobuf_finds(batch: list[pb.StreamMessage]) -> None:
-    taken, rows = decoded([message.SerializeToString() for message in batch])
-    assert all(taken)
+def test_columns_match_protobuf(batch: list[pb.StreamMessage]) -> None:
+    accepted, rows = decoded([message.SerializeToString() for message in batch])
+    assert all(accepted)
     assert [comparable(row) for row in rows] == [expected(message) for message in batch]
 
 
 @given(messages, messages)
-def test_of_fields_that_stand_twice_the_last_one_counts(first: pb.StreamMessage, second: pb.StreamMessage) -> None:
+def test_of_repeated_fields_the_last_one_counts(first: pb.StreamMessage, second: pb.StreamMessage) -> None:
     """Two messages behind each other are one, merged."""
     raw = first.SerializeToString() + second.SerializeToString()
     _, (row,) = decoded([raw])
@@ -82,15 +82,15 @@ def test_of_fields_that_stand_twice_the_last_one_counts(first: pb.StreamMessage,
 
 
 @given(messages, st.data())
-def test_a_request_that_is_refused_leaves_nothing_behind(message: pb.StreamMessage, data: st.DataObject) -> None:
+def test_a_refused_request_leaves_no_values(message: pb.StreamMessage, data: st.DataObject) -> None:
     whole = message.SerializeToString()
     raw = bytearray(whole or b"\x00")
     for _ in range(data.draw(st.integers(1, 3))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     broken = bytes(raw[: data.draw(st.integers(0, len(raw)))])
-    taken, rows = decoded([whole, broken, whole])
-    assert (taken[0], taken[2]) == (True, True)
-    assert len(rows) == sum(taken)
+    accepted, rows = decoded([whole, broken, whole])
+    assert (accepted[0], accepted[2]) == (True, True)
+    assert len(rows) == sum(accepted)
     assert rows[0] == rows[-1]
 
 
@@ -98,16 +98,16 @@ def test_a_request_that_is_refused_leaves_nothing_behind(message: pb.StreamMessa
 @example(b"\x0a" + b"\xff" * 9 + b"\x01")
 @example(b"\x0a\xff\xff\xff\xff\x0f")
 @example(b"\x12\x05\x0a\x7f\x00\x00\x00")
-def test_any_bytes_are_taken_or_refused(raw: bytes) -> None:
-    """What protobuf refuses in a field that is no column, or inside an attribute, may pass; nothing else."""
-    taken, rows = decoded([raw])
-    assert len(rows) == sum(taken)
+def test_any_bytes_are_accepted_or_refused_like_protobuf(raw: bytes) -> None:
+    """Only faults in a field that is no column, or inside an attribute, may pass although protobuf refuses them."""
+    accepted, rows = decoded([raw])
+    assert len(rows) == sum(accepted)
     try:
         message = pb.StreamMessage.FromString(raw)
     except Exception:  # noqa: BLE001 (its own kind of error)
         return
-    assert taken == [True] or has_group(raw), "protobuf takes it"
-    if taken == [True]:
+    assert accepted == [True] or has_group(raw), "protobuf takes it"
+    if accepted == [True]:
         assert comparable(rows[0]) == expected(message)
 
 

@@ -22,13 +22,14 @@ pytestmark = pytest.mark.asyncio
 BATCH, UNARY, STREAM, STREAM_GONE, STREAM_LOW, METADATA, CONNECTION, CONNECTION_GONE = range(8)
 MESSAGE_BYTES_MAX = 100_000
 PENDING_BYTES_MAX = 250_000
+ROW_COST = 64  # what a request counts beside its bytes (native/src/wire/grpc/inbox.rs)
 COLUMNS = [(0, 1, 0), (0, 3, 1)]
 SEND = "/t.T/Send"
 ECHO = "/t.T/Echo"
 
 
-class Server:
-    """What it told, and what a test does about it."""
+class GrpcServerHarness:
+    """A gRPC server, the events that it reported, and the replies of a test."""
 
     def __init__(self) -> None:
         listener = socket.socket()
@@ -47,17 +48,17 @@ class Server:
             stream_bytes_low=1000,
             keepalive_ms=20_000,
         )
-        self.told: list[tuple[Any, ...]] = []
+        self.events: list[tuple[Any, ...]] = []
         self.on: Callable[[tuple[Any, ...]], None] = lambda news: None
         asyncio.get_running_loop().add_reader(self.wire.fileno(), self.look)
 
     def look(self) -> None:
         for news in self.wire.poll():
-            self.told.append(news)
+            self.events.append(news)
             self.on(news)
 
     def kinds(self, kind: int) -> list[tuple[Any, ...]]:
-        return [news for news in self.told if news[0] == kind]
+        return [news for news in self.events if news[0] == kind]
 
     def close(self) -> None:
         asyncio.get_running_loop().remove_reader(self.wire.fileno())
@@ -65,19 +66,19 @@ class Server:
 
 
 @pytest_asyncio.fixture
-async def server() -> AsyncIterator[Server]:
-    found = Server()
-    yield found
-    found.close()
+async def server() -> AsyncIterator[GrpcServerHarness]:
+    harness = GrpcServerHarness()
+    yield harness
+    harness.close()
 
 
 @contextlib.asynccontextmanager
-async def connected(server: Server) -> AsyncIterator[aio.Channel]:
+async def connected(server: GrpcServerHarness) -> AsyncIterator[aio.Channel]:
     async with aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         yield channel
 
 
-def echo(server: Server) -> None:
+def echo(server: GrpcServerHarness) -> None:
     def answer(news: tuple[Any, ...]) -> None:
         if news[0] == UNARY:
             server.wire.reply(news[1], news[3])
@@ -97,7 +98,7 @@ async def status_of(call: Any) -> tuple[str, str]:
     return caught.value.code().name, caught.value.details() or ""
 
 
-async def test_a_burst_is_one_batch_and_each_call_gets_its_own_answer(server: Server) -> None:
+async def test_a_burst_is_one_batch_and_each_call_gets_its_reply(server: GrpcServerHarness) -> None:
     async with connected(server) as channel:
         calls = [channel.unary_unary(SEND)(request(number)) for number in range(1, 101)]
         await until(lambda: sum(news[3] for news in server.kinds(BATCH)) == 100)
@@ -109,7 +110,7 @@ async def test_a_burst_is_one_batch_and_each_call_gets_its_own_answer(server: Se
     assert server.wire.pending_bytes() == 0
 
 
-async def test_rows_are_answered_as_they_are_known_and_once(server: Server) -> None:
+async def test_rows_are_answered_when_known_and_once(server: GrpcServerHarness) -> None:
     async with connected(server) as channel:
         server.wire.poll()
         calls = [asyncio.ensure_future(channel.unary_unary(SEND)(request(number))) for number in (1, 2, 3)]
@@ -128,7 +129,7 @@ async def test_rows_are_answered_as_they_are_known_and_once(server: Server) -> N
         assert await asyncio.gather(calls[0], calls[2]) == [b"\x08\x01", b"\x08\x03"]
 
 
-async def test_a_request_that_cannot_be_decoded_is_refused_alone(server: Server) -> None:
+async def test_an_undecodable_request_is_refused_alone(server: GrpcServerHarness) -> None:
     echo(server)
     async with connected(server) as channel:
         bad = channel.unary_unary(SEND)(b"\x1a\x7f")
@@ -137,7 +138,7 @@ async def test_a_request_that_cannot_be_decoded_is_refused_alone(server: Server)
         assert await good == b"\x08\x05"
 
 
-async def test_a_message_above_the_bound_is_an_invalid_argument(server: Server) -> None:
+async def test_a_message_above_the_bound_is_an_invalid_argument(server: GrpcServerHarness) -> None:
     """Any other status would make clients of Danube send it again for ever."""
     echo(server)
     async with connected(server) as channel:
@@ -146,28 +147,34 @@ async def test_a_message_above_the_bound_is_an_invalid_argument(server: Server) 
         assert await channel.unary_unary(ECHO)(bytes(MESSAGE_BYTES_MAX)) == bytes(MESSAGE_BYTES_MAX)
 
 
-async def test_beyond_the_bound_of_what_waits_calls_are_refused_and_the_others_answered(server: Server) -> None:
+async def test_calls_beyond_the_queue_bound_wait_and_all_are_answered(server: GrpcServerHarness) -> None:
     async with connected(server) as channel:
-        body = bytes(MESSAGE_BYTES_MAX - 10)
-        waiting = [asyncio.ensure_future(channel.unary_unary(ECHO)(body)) for _ in range(2)]
-        await until(lambda: len(server.kinds(UNARY)) == 2)
+        body = bytes(10_000 - ROW_COST)
+        calls = []
+        # One after another, and exactly up to the bound: one that arrives in pieces and does not fit would be refused.
+        for number in range(1, PENDING_BYTES_MAX // 10_000 + 1):
+            calls.append(asyncio.ensure_future(channel.unary_unary(ECHO)(body)))
+            await until(lambda number=number: len(server.kinds(UNARY)) == number)
+        assert server.wire.pending_bytes() == PENDING_BYTES_MAX
         for _ in range(3):
-            assert (await status_of(channel.unary_unary(ECHO)(body)))[0] == "UNAVAILABLE"
+            assert (await status_of(channel.unary_unary(ECHO)(body, timeout=0.2)))[0] == "DEADLINE_EXCEEDED"
+        assert len(server.kinds(UNARY)) == len(calls)
+        waiting = asyncio.ensure_future(channel.unary_unary(ECHO)(body))
+        echo(server)
         for _, call, *_ in server.kinds(UNARY):
             server.wire.reply(call, b"done")
-        assert await asyncio.gather(*waiting) == [b"done"] * 2
-        echo(server)
-        assert await channel.unary_unary(ECHO)(body) == body
+        assert await asyncio.gather(*calls) == [b"done"] * len(calls)
+        assert await waiting == body
     assert server.wire.pending_bytes() == 0
 
 
-async def test_compressed_requests_are_not_taken(server: Server) -> None:
+async def test_compressed_requests_are_refused(server: GrpcServerHarness) -> None:
     echo(server)
     async with aio.insecure_channel(f"127.0.0.1:{server.port}", compression=grpc.Compression.Gzip) as channel:
         assert (await status_of(channel.unary_unary(ECHO)(bytes(1000))))[0] == "UNIMPLEMENTED"
 
 
-async def test_the_deadline_of_a_call_is_told(server: Server) -> None:
+async def test_the_deadline_of_a_call_is_passed_on(server: GrpcServerHarness) -> None:
     echo(server)
     async with connected(server) as channel:
         before = time.monotonic_ns()
@@ -178,7 +185,7 @@ async def test_the_deadline_of_a_call_is_told(server: Server) -> None:
     assert without == 0
 
 
-async def test_a_set_of_metadata_is_told_once(server: Server) -> None:
+async def test_repeated_metadata_is_passed_on_once(server: GrpcServerHarness) -> None:
     echo(server)
     async with connected(server) as channel:
         for token in ("a", "a", "b", "a"):
@@ -190,7 +197,7 @@ async def test_a_set_of_metadata_is_told_once(server: Server) -> None:
 
 
 @pytest.mark.parametrize("head", [b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", bytes(64)])
-async def test_whatever_a_peer_sends_others_are_served(server: Server, head: bytes) -> None:
+async def test_hostile_peers_do_not_affect_others(server: GrpcServerHarness, head: bytes) -> None:
     echo(server)
     for _ in range(5):
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -204,7 +211,7 @@ async def test_whatever_a_peer_sends_others_are_served(server: Server, head: byt
         assert await channel.unary_unary(ECHO)(b"still here") == b"still here"
 
 
-async def test_a_connection_beyond_the_places_closes_one_that_is_silent(server: Server) -> None:
+async def test_a_connection_beyond_the_limit_replaces_an_idle_one(server: GrpcServerHarness) -> None:
     """Three places: a fourth client is served, and a connection that never said anything is not there any more."""
     silent = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(3)]
     await until(lambda: len(server.kinds(CONNECTION)) == 3)
@@ -220,7 +227,7 @@ async def test_a_connection_beyond_the_places_closes_one_that_is_silent(server: 
         writer.close()
 
 
-async def test_no_wake_up_is_lost(server: Server) -> None:
+async def test_no_wake_up_is_lost(server: GrpcServerHarness) -> None:
     """Many callers, each with one call under way: a wake-up that got lost would leave all of them waiting."""
     echo(server)
 
@@ -233,7 +240,7 @@ async def test_no_wake_up_is_lost(server: Server) -> None:
         await asyncio.gather(*(caller(channel) for _ in range(10)))
 
 
-async def test_a_fork_cannot_use_it(server: Server) -> None:
+async def test_a_fork_cannot_use_it(server: GrpcServerHarness) -> None:
     child = os.fork()
     if child == 0:
         code = 1
@@ -249,7 +256,7 @@ async def test_a_fork_cannot_use_it(server: Server) -> None:
         assert await channel.unary_unary(ECHO)(b"parent") == b"parent"
 
 
-async def test_layouts_that_make_no_sense_are_refused() -> None:
+async def test_invalid_layouts_are_refused() -> None:
     assert native is not None
     for columns in ([(0, 32, 0)], [(0, 0, 0)], [(40, 1, 0)], [(0, 1, 9)], [(0, 1, 0)] * 17):
         with pytest.raises(ValueError, match="column"):

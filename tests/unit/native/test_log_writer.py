@@ -1,4 +1,4 @@
-"""The thread that writes and syncs: order, group commit, and what it says when something fails."""
+"""The thread that writes and syncs: order, group commit, and its errors."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ LARGE = bytes(32 * 1024 * 1024)
 
 @pytest.fixture
 def writer() -> Iterator[Any]:
-    made = native.LogWriter()
-    yield made
-    made.close()
+    log_writer = native.LogWriter()
+    yield log_writer
+    log_writer.close()
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def content(fd: int) -> bytes:
 # --- writing and syncing ----------------------------------------------------------------------------------------------
 
 
-def test_starts_with_nothing(writer: Any) -> None:
+def test_a_new_writer_has_no_progress(writer: Any) -> None:
     assert writer.poll() == (0, 0, 0, None)
     assert (writer.queued_bytes(), writer.sync_count()) == (0, 0)
 
@@ -115,7 +115,7 @@ def test_a_synced_ticket_was_synced(writer: Any, fd: int) -> None:
     assert writer.sync_count() == 1
 
 
-def test_a_sync_covers_what_was_written_before_it(writer: Any, fd: int) -> None:
+def test_a_sync_covers_all_earlier_writes(writer: Any, fd: int) -> None:
     writer.submit(1, fd, 0, b"abc", False)
     writer.submit(2, fd, 3, b"def", False)
     writer.submit(3, fd, 100, b"", True)
@@ -158,7 +158,7 @@ def test_a_burst_shares_writes_and_syncs(writer: Any, fd: int) -> None:
     assert writer.queued_bytes() == 0
 
 
-def test_answers_never_go_back(writer: Any, fd: int) -> None:
+def test_progress_never_goes_back(writer: Any, fd: int) -> None:
     seen = [(0, 0)]
     for ticket in range(1, 500):
         writer.submit(ticket, fd, 10 * ticket, b"0123456789", ticket % 7 == 0)
@@ -169,7 +169,7 @@ def test_answers_never_go_back(writer: Any, fd: int) -> None:
     assert seen == sorted(seen)
 
 
-def test_counts_what_is_queued(writer: Any, fd: int) -> None:
+def test_queued_writes_are_counted(writer: Any, fd: int) -> None:
     writer.submit(1, fd, 0, LARGE, False)
     assert writer.queued_bytes() in {len(LARGE), 0}
     wait_written(writer, 1)
@@ -186,7 +186,7 @@ def test_files_follow_each_other(writer: Any, fd: int, tmp_path: Path) -> None:
         assert writer.sync_count() == 2
 
 
-def test_a_file_begins_after_the_one_before_it_is_synced(writer: Any, fd: int, unsyncable: int) -> None:
+def test_a_file_is_written_after_the_previous_one_is_synced(writer: Any, fd: int, unsyncable: int) -> None:
     """hazard 5: `synced` is one number, so a file left unsynced would be claimed by the sync of the next."""
     writer.submit(1, fd, 0, b"first", False)
     with pytest.raises(ValueError, match="without a sync"):
@@ -217,7 +217,7 @@ def test_the_thread_needs_no_gil(writer: Any, fd: int) -> None:
     wait_synced(writer, 1)
 
 
-def test_bytes_are_held_until_they_are_written(writer: Any, fd: int) -> None:
+def test_buffers_are_held_until_they_are_written(writer: Any, fd: int) -> None:
     data = os.urandom(1000)
     before = sys.getrefcount(data)
     writer.submit(1, fd, 0, data, True)
@@ -227,7 +227,7 @@ def test_bytes_are_held_until_they_are_written(writer: Any, fd: int) -> None:
     assert content(fd) == data
 
 
-def test_only_bytes_are_taken(writer: Any, fd: int) -> None:
+def test_only_bytes_are_accepted(writer: Any, fd: int) -> None:
     for data in (bytearray(b"x"), memoryview(b"x"), "x", None):
         with pytest.raises(TypeError):
             writer.submit(1, fd, 0, data, True)
@@ -279,7 +279,7 @@ def test_a_sync_that_fails(writer: Any, unsyncable: int) -> None:
     assert writer.sync_count() == 0
 
 
-def test_what_was_done_before_an_error_is_still_told(writer: Any, fd: int, full: int) -> None:
+def test_progress_before_an_error_is_still_reported(writer: Any, fd: int, full: int) -> None:
     """hazard 51: those producers get their ack, not an error."""
     data = os.urandom(100)
     before = sys.getrefcount(data)
@@ -306,7 +306,7 @@ def test_nothing_is_written_after_an_error(writer: Any, fd: int, full: int) -> N
     assert writer.poll()[:2] == (1, 1)
 
 
-def test_a_writer_that_failed_takes_nothing_more(writer: Any, fd: int, full: int) -> None:
+def test_a_failed_writer_accepts_nothing_more(writer: Any, fd: int, full: int) -> None:
     writer.submit(1, full, 0, b"x", True)
     wait_error(writer)
     for refused in (
@@ -364,7 +364,7 @@ def test_inline_writes_in_the_calling_thread(writer: Any, fd: int) -> None:
 
 
 def test_inline_alternates_with_the_thread(writer: Any, fd: int) -> None:
-    """Whoever sees everything done may write inline at once: the thread has really let go."""
+    """A caller that sees all writes done may write inline at once: the thread no longer holds the file."""
     for ticket in range(1, 400, 2):
         writer.submit(ticket, fd, ticket, b"a", ticket % 4 == 1)
         wait(writer, lambda answer, ticket=ticket: answer[ticket % 4 == 1] >= ticket)
@@ -402,7 +402,7 @@ def test_inline_syncs_that_fail_are_remembered(writer: Any, unsyncable: int) -> 
 # --- syncs beside the writes ------------------------------------------------------------------------------------------
 
 
-def test_a_requested_sync_covers_what_was_written(writer: Any, fd: int) -> None:
+def test_a_requested_sync_covers_all_writes(writer: Any, fd: int) -> None:
     writer.submit(1, fd, 0, b"abc", False)
     wait_written(writer, 1)
     writer.request_sync(fd)
@@ -456,7 +456,7 @@ def test_write_back_is_only_a_hint(writer: Any, fd: int, unsyncable: int) -> Non
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
-def test_close_finishes_what_is_queued(writer: Any, fd: int) -> None:
+def test_close_finishes_queued_writes(writer: Any, fd: int) -> None:
     data = os.urandom(100)
     before = sys.getrefcount(data)
     writer.submit(1, fd, 0, LARGE, True)

@@ -31,7 +31,7 @@ def test_is_short_only_at_the_end(fd: int, position: int, length: int) -> None:
     assert native.read_at(fd, position, length) == CONTENT[position:]
 
 
-def test_errors_are_those_of_the_system(fd: int, tmp_path: Path) -> None:
+def test_errors_are_those_of_the_operating_system(fd: int, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="descriptor") as caught:
         native.read_at(10**6, 0, 10)
     assert caught.value.errno == errno.EBADF

@@ -56,7 +56,7 @@ def test_encodes_many_sections_and_a_large_one() -> None:
         assert native.encode_record(*arguments) == wire.encode_record_python(*arguments)
 
 
-def test_takes_any_sequence_of_sections() -> None:
+def test_any_sequence_of_sections_is_accepted() -> None:
     front = (wire.RecordKind.DATA, 1, 2, 0, 3, 4096, 8)
     expected = wire.encode_record_python(*front, [section(), section(shard=3)])
     assert native.encode_record(*front, (section(), section(shard=3))) == expected
@@ -78,7 +78,7 @@ def test_takes_any_sequence_of_sections() -> None:
         ("body", [memoryview(b"abcd")[::2]], BufferError),
     ],
 )
-def test_refuses_what_does_not_fit(field: str, value: object, error: type[Exception]) -> None:
+def test_values_that_do_not_fit_are_refused(field: str, value: object, error: type[Exception]) -> None:
     with pytest.raises(error):
         native.encode_record(1, 1, 1, 0, 0, 4096, 8, [section(**{field: value})])
 
@@ -90,7 +90,7 @@ def test_refuses_positions_beyond_32_bits() -> None:
         native.encode_record(1, 1, 1, 0, 0, 2**32, 8, [])
 
 
-def test_refuses_sections_that_are_none() -> None:
+def test_invalid_sections_are_refused() -> None:
     with pytest.raises(IndexError):
         native.encode_record(1, 1, 1, 0, 0, 4096, 8, [(1, 2)])
     with pytest.raises(TypeError):

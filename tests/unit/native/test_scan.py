@@ -118,7 +118,7 @@ def test_from_any_position(log: bytes, skip: int, lsn: int) -> None:
 
 
 @given(LOGS, st.integers(-16, 16))
-def test_records_belong_where_they_say(log: bytes, shift: int) -> None:
+def test_records_must_be_at_their_position(log: bytes, shift: int) -> None:
     records = check_against_the_oracle(log, start=START + shift)[0]
     assert shift == 0 or not records
 
@@ -135,7 +135,7 @@ def test_kinds() -> None:
         assert (end, reason) == (START + len(log), expected)
 
 
-def test_a_repair_may_not_go_back() -> None:
+def test_a_repair_may_not_move_back() -> None:
     log = encoded(wire.RecordKind.DATA, 5, GENERATION, START, [])
     log += encoded(wire.RecordKind.REPAIR, 5, GENERATION, START + len(log), [])
     records, _, _, reason = check_against_the_oracle(log, lsn=5)
@@ -151,7 +151,7 @@ def test_a_repair_may_not_go_back() -> None:
         ("body_bytes", 48, 2**31),
     ],
 )
-def test_sections_stay_inside_their_record(field: str, at: int, value: int) -> None:
+def test_sections_must_be_inside_their_record(field: str, at: int, value: int) -> None:
     """Even with all CRCs in order."""
     log = bytearray(log_of([[wire.RecordSection(1, 0, 1, 0, 1, 0, 0, 1, 0, b"12345678")]]))
     struct.pack_into("<I", log, 64 + at, value)
@@ -162,7 +162,7 @@ def test_sections_stay_inside_their_record(field: str, at: int, value: int) -> N
 
 
 @pytest.mark.parametrize("size", [4, 300_000])
-def test_takes_any_bytes(size: int) -> None:
+def test_any_bytes_are_scanned(size: int) -> None:
     """Small and large: from some size on, and only for `bytes`, the GIL is given away."""
     log = log_of([[wire.RecordSection(1, 0, 1, 0, 1, 0, 0, 1, 0, bytes(size))]] * 3)
     expected = scan_records_python(log, START, GENERATION, 1)
@@ -175,7 +175,7 @@ def test_takes_any_bytes(size: int) -> None:
             assert native.crc32(data) == zlib.crc32(log)
 
 
-def test_refuses_what_is_not_bytes() -> None:
+def test_non_bytes_are_refused() -> None:
     for data in ("text", 7, None):
         with pytest.raises(TypeError):
             native.scan_records(data, START, GENERATION, 1)

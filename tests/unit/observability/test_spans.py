@@ -1,8 +1,10 @@
-"""Spans: made where somebody set OpenTelemetry up, and nothing anywhere else."""
+"""Spans are recorded where OpenTelemetry is set up, and cost nothing elsewhere."""
 
 from __future__ import annotations
 
 import sys
+import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,8 +13,13 @@ from typing import Any
 
 import pytest
 
+from icestream import errors
 from icestream.observability import spans
-from tests.support.paper_pipeline import PaperPipeline
+from tests.support.broker_machine import TOPIC, publish, quiet, subscribe
+from tests.support.pipeline_harness import PipelineHarness
+from tests.support.tiers import TieredMachine
+
+MESSAGES = 30
 
 
 class Tracer:
@@ -33,17 +40,30 @@ class Tracer:
             self.ended.append(tuple(self.open))
             self.open.pop()
 
+    def start_span(self, name: str, attributes: Any, start_time: int) -> FinishedSpan:
+        return FinishedSpan(self, name, attributes, start_time)
+
+
+class FinishedSpan:
+    def __init__(self, tracer: Tracer, name: str, attributes: Any, start_time: int) -> None:
+        self._tracer, self._name, self._attributes, self._start_ns = tracer, name, attributes, start_time
+
+    def end(self) -> None:
+        assert 0 < self._start_ns <= time.time_ns()
+        self._tracer.ended.append((self._name,))
+        self._tracer.attributes[self._name] = self._attributes
+
 
 @pytest.fixture
 def tracer(monkeypatch: pytest.MonkeyPatch) -> Tracer:
-    found = Tracer()
-    monkeypatch.setattr(spans, "_tracer", lambda: found)
-    return found
+    fake_tracer = Tracer()
+    monkeypatch.setattr(spans, "_tracer", lambda: fake_tracer)
+    return fake_tracer
 
 
 @pytest.mark.asyncio
 async def test_a_round_is_a_span_with_its_steps(tmp_path: Path, tracer: Tracer) -> None:
-    pipeline = PaperPipeline(tmp_path / "w")
+    pipeline = PipelineHarness(tmp_path / "w")
     pipeline.broker.publish(1, 5)
     await pipeline.round()
     await pipeline.close()
@@ -52,7 +72,52 @@ async def test_a_round_is_a_span_with_its_steps(tmp_path: Path, tracer: Tracer) 
     assert tracer.attributes["round"] == {"topics": 1, "epoch": 1}
 
 
-def test_an_error_ends_its_span_and_goes_on(tracer: Tracer) -> None:
+async def _publish_and_read_history(folder: Path) -> None:
+    """A broker that stores messages, moves some of them to the table, and delivers all of them."""
+    machine = TieredMachine(folder)
+    broker = await machine.open_broker()
+    await broker.create_topic(TOPIC)
+    await machine.lake.bind()
+    producer = await broker.open_producer(TOPIC, "p")
+    for number in range(MESSAGES):
+        if number == 20:
+            await machine.commit()
+        await publish(broker, producer, b"%d" % number + bytes(8_000))
+    await machine.forget()
+    reader = await subscribe(broker)
+    for _ in range(100):
+        await quiet()
+    assert reader.sink.offsets == list(range(MESSAGES))
+    with pytest.raises(errors.InvalidInput):
+        broker.publish(producer, 0, b"no block")
+    await broker.shutdown()
+
+
+@pytest.mark.asyncio
+async def test_publish_append_delivery_and_reads_are_spans(
+    tmp_path: Path, tracer: Tracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spans.tracing, "is_on", True)
+    await _publish_and_read_history(tmp_path)
+    counts = Counter(name for (name,) in tracer.ended)
+    assert (counts["publish"], counts["append"]) == (MESSAGES + 1, MESSAGES)
+    assert counts["deliver"] >= 2
+    assert min(counts["log.read"], counts["table.read"]) >= 1
+    assert tracer.attributes["publish"] == {
+        "topic": str(TOPIC), "shard": 0, "bytes": 8, "outcome": errors.InvalidInput.code
+    }  # fmt: skip
+    assert tracer.attributes["append"]["batches"] == 1
+    assert tracer.attributes["table.read"] == {"topic": str(TOPIC), "shard": 0, "offset": 0, "offsets": 20}
+    assert tracer.attributes["deliver"]["consumer"] == "c"
+
+
+@pytest.mark.asyncio
+async def test_the_broker_records_no_spans_while_tracing_is_off(tmp_path: Path, tracer: Tracer) -> None:
+    await _publish_and_read_history(tmp_path)
+    assert tracer.ended == []
+
+
+def test_an_error_ends_its_span_and_is_raised(tracer: Tracer) -> None:
     with pytest.raises(ZeroDivisionError), spans.span("outer"):
         raise ZeroDivisionError
     assert tracer.ended == [("outer",)]
@@ -68,35 +133,38 @@ def test_without_opentelemetry_nothing_happens(monkeypatch: pytest.MonkeyPatch) 
         spans._tracer.cache_clear()
 
 
-def test_they_are_sent_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_are_sent_to_the_endpoint_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for the SDK, which is not a part of ours."""
-    made: dict[str, Any] = {}
+    exporters: dict[str, Any] = {}
 
     class Provider:
         def __init__(self, resource: object) -> None:
-            made["resource"] = resource
+            exporters["resource"] = resource
 
         def add_span_processor(self, processor: object) -> None:
-            made["processor"] = processor
+            exporters["processor"] = processor
 
     def module(name: str, **content: Any) -> None:
-        found = ModuleType(name)
-        found.__dict__.update(content)
-        monkeypatch.setitem(sys.modules, name, found)
+        fake_module = ModuleType(name)
+        fake_module.__dict__.update(content)
+        monkeypatch.setitem(sys.modules, name, fake_module)
 
-    module("opentelemetry.trace", set_tracer_provider=lambda provider: made.update(provider=provider))
+    module("opentelemetry.trace", set_tracer_provider=lambda provider: exporters.update(provider=provider))
     module("opentelemetry.sdk.trace", TracerProvider=Provider)
     module("opentelemetry.sdk.trace.export", BatchSpanProcessor=lambda exporter: ("batches", exporter))
     module("opentelemetry.exporter.otlp.proto.http.trace_exporter", OTLPSpanExporter=lambda: "otlp")
     module("opentelemetry.sdk.resources", Resource=type("Resource", (), {"create": staticmethod(dict)}))
+    monkeypatch.setattr(spans.tracing, "is_on", False)
     assert not spans.set_up_spans("lake", {})
-    assert made == {}
+    assert exporters == {}
+    assert not spans.tracing.is_on
     assert spans.set_up_spans("lake", {spans.ENDPOINT: "http://127.0.0.1:4318"})
-    assert made["resource"] == {"service.name": "icestream-lake"}
-    assert made["processor"] == ("batches", "otlp")
-    assert isinstance(made["provider"], Provider)
+    assert spans.tracing.is_on
+    assert exporters["resource"] == {"service.name": "icestream-lake"}
+    assert exporters["processor"] == ("batches", "otlp")
+    assert isinstance(exporters["provider"], Provider)
 
 
-def test_a_missing_part_is_said_and_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_exporter_is_reported_and_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     assert not spans.set_up_spans("pipeline", {spans.ENDPOINT: "http://127.0.0.1:4318"})

@@ -1,4 +1,4 @@
-"""PySpark's server for accumulators, the real one, without a Java: it may leave, and what is wrong is still said."""
+"""PySpark's real server for accumulators without a Java process: Java may disconnect, and errors are still reported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from pyspark.accumulators import _start_update_server
 from pyspark.serializers import CPickleSerializer
 
-from icestream.pipeline.spark.accumulator_server import ignore_java_disconnect
+from icestream.pipeline.spark.writer import ignore_java_disconnect
 
 WAIT_SECONDS = 30.0
 
@@ -29,7 +29,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def java_at(place: Path) -> Iterator[socket.socket]:
-    """Answered once: the server, which hears one at a time, has done with whoever was there before."""
+    """Answered once: the server reads one connection at a time, so it has finished with the earlier ones."""
     with socket.socket(socket.AF_UNIX) as java:
         java.settimeout(WAIT_SECONDS)
         java.connect(str(place))
@@ -38,7 +38,7 @@ def java_at(place: Path) -> Iterator[socket.socket]:
         yield java
 
 
-def test_java_leaves_between_two_updates_or_within_one(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_java_may_disconnect_between_and_within_updates(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for sent in (b"", struct.pack("!ii", 1, 100) + b"half of it"):
         with java_at(place) as java:
             java.sendall(sent)
@@ -46,7 +46,7 @@ def test_java_leaves_between_two_updates_or_within_one(place: Path, capfd: pytes
         assert capfd.readouterr().err == ""
 
 
-def test_an_update_that_is_wrong_is_said(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_update_is_reported(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     wrong = CPickleSerializer().dumps((77, 1))  # there is no such accumulator
     with java_at(place) as java:
         java.sendall(struct.pack("!ii", 1, len(wrong)) + wrong)

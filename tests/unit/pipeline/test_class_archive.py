@@ -17,7 +17,7 @@ def engine(spark: str = "spark", *, is_whole: bool = True) -> SparkInstall:
     return SparkInstall(JavaInstall(HOME, next(iter(JavaOrigin)), "17", is_whole), HOME, "4.1.4", Path(spark), {})
 
 
-def made(cache: Path, spark: str = "spark") -> ClassArchive:
+def class_archive(cache: Path, spark: str = "spark") -> ClassArchive:
     """By a session that ended well."""
     archive = ClassArchive(engine(spark), cache, is_archiving=True)
     written = archive.java_options().partition("-XX:ArchiveClassesAtExit=")[2]
@@ -31,15 +31,15 @@ def test_a_session_with_other_work_writes_no_archive(tmp_path: Path) -> None:
     assert (archive.java_options(), archive.is_missing) == (PLAIN_OPTIONS, True)
 
 
-def test_what_the_set_up_made_is_used(tmp_path: Path) -> None:
-    made(tmp_path)
+def test_the_archive_of_the_set_up_is_used(tmp_path: Path) -> None:
+    class_archive(tmp_path)
     archive = ClassArchive(engine(), tmp_path)
     assert not archive.is_missing
     assert "-XX:SharedArchiveFile=" in archive.java_options()
     assert ClassArchive(engine("elsewhere"), tmp_path).is_missing  # Java compares the places of jars
 
 
-def test_half_an_archive_is_none(tmp_path: Path) -> None:
+def test_a_partial_archive_is_ignored(tmp_path: Path) -> None:
     archive = ClassArchive(engine(), tmp_path, is_archiving=True)
     Path(archive.java_options().partition("-XX:ArchiveClassesAtExit=")[2]).write_bytes(b"half")
     archive.finish(is_complete=False)
@@ -47,16 +47,16 @@ def test_half_an_archive_is_none(tmp_path: Path) -> None:
     assert not [*(tmp_path / "classes").iterdir()]
 
 
-def test_a_java_that_cannot_is_not_asked(tmp_path: Path) -> None:
+def test_an_unsupported_java_is_not_asked(tmp_path: Path) -> None:
     archive = ClassArchive(engine(is_whole=False), tmp_path, is_archiving=True)
     assert (archive.java_options(), archive.is_missing) == (PLAIN_OPTIONS, False)
 
 
-def test_old_ones_go(tmp_path: Path) -> None:
+def test_old_archives_are_removed(tmp_path: Path) -> None:
     for number in range(limits.CLASS_ARCHIVES_KEPT):
-        made(tmp_path, f"spark{number}")
+        class_archive(tmp_path, f"spark{number}")
     for path in (tmp_path / "classes").iterdir():
         os.utime(path, (1, 1))
-    newest = made(tmp_path, "newest")
+    newest = class_archive(tmp_path, "newest")
     assert len([*(tmp_path / "classes").iterdir()]) == limits.CLASS_ARCHIVES_KEPT
     assert not newest.is_missing

@@ -31,11 +31,11 @@ HOUR = 60 * MINUTE
 
 
 @pytest.mark.parametrize("value", [0, 1, -1, 63, 64, -64, -65, 1023, 1024, 2**31, -(2**31), 2**63 - 1, -(2**63)])
-def test_longs_are_those_of_avro(value: int) -> None:
+def test_longs_match_avro(value: int) -> None:
     assert fastavro.schemaless_reader(io.BytesIO(avro.encode_long(value)), "long") == value
 
 
-def test_a_file_of_nothing() -> None:
+def test_an_empty_avro_file_is_valid() -> None:
     header = avro.encode_header({"avro.schema": b'"long"'})
     assert list(fastavro.reader(io.BytesIO(b"".join(avro.encode_file(header, [], bytes(16)))))) == []
 
@@ -48,17 +48,17 @@ def manifest(files: int, name: str = "icestream-x", spec_id: int = 0, content: i
 
 
 def sizes(*files: int) -> list[ManifestFile]:
-    return [manifest(one) for one in files]
+    return [manifest(file) for file in files]
 
 
-def test_the_eighth_of_a_size_makes_one_of_the_next() -> None:
+def test_eight_manifests_of_a_size_are_merged_into_the_next() -> None:
     assert manifest_merge.select_merged(sizes(1, 1, 1, 1, 1, 1), 0, 1) == []
     assert len(manifest_merge.select_merged(sizes(1, 1, 1, 1, 1, 1, 1), 0, 1)) == 7
     assert len(manifest_merge.select_merged(sizes(*[1] * 7, *[8] * 6), 0, 1)) == 7
     assert len(manifest_merge.select_merged(sizes(*[1] * 7, *[8] * 7, 64), 0, 1)) == 14
 
 
-def test_what_is_not_ours_stays() -> None:
+def test_foreign_manifests_are_kept() -> None:
     others = [manifest(1, "spark-1"), manifest(1, spec_id=1), manifest(1, content=1)]
     assert manifest_merge.select_merged([*others, *sizes(*[1] * 6)], 0, 1) == []
     assert manifest_merge.select_merged([*others, *sizes(*[1] * 7)], 0, 1) == sizes(*[1] * 7)
@@ -70,14 +70,14 @@ def test_a_manifest_has_a_largest_size() -> None:
 
 
 def test_hazard_24_a_table_never_has_many_manifests_and_each_file_is_copied_seldom() -> None:
-    held: list[ManifestFile] = []
+    manifests: list[ManifestFile] = []
     copied = most = 0
     for _ in range(5_000):
-        gone = manifest_merge.select_merged(held, 0, 1)
-        copied += sum(one.live_files for one in gone)
-        held = [manifest(1 + sum(one.live_files for one in gone)), *held[len(gone) :]]
-        most = max(most, len(held))
-    assert sum(one.live_files for one in held) == 5_000
+        gone = manifest_merge.select_merged(manifests, 0, 1)
+        copied += sum(entry.live_files for entry in gone)
+        manifests = [manifest(1 + sum(entry.live_files for entry in gone)), *manifests[len(gone) :]]
+        most = max(most, len(manifests))
+    assert sum(entry.live_files for entry in manifests) == 5_000
     assert most <= 35
     assert copied <= 5 * 5_000
 
@@ -87,22 +87,22 @@ def test_hazard_24_a_table_never_has_many_manifests_and_each_file_is_copied_seld
 
 def aged(*ages_ms: int, now_ms: int) -> TableMetadata:
     """A history with snapshots of these ages, the oldest first; they are 1, 2, …"""
-    made = with_snapshots(len(ages_ms))
-    for one, age in zip(made.snapshots, ages_ms, strict=True):
-        one["timestamp-ms"] = now_ms - age
-    return made
+    metadata = with_snapshots(len(ages_ms))
+    for snapshot, age in zip(metadata.snapshots, ages_ms, strict=True):
+        snapshot["timestamp-ms"] = now_ms - age
+    return metadata
 
 
 NOW = NOW_MS + 100 * HOUR
 
 
-def test_what_is_old_goes_and_the_last_stays() -> None:
+def test_old_snapshots_expire_and_the_last_stays() -> None:
     assert snapshot_expiry.expired(aged(HOUR, 40 * MINUTE, 31 * MINUTE, 29 * MINUTE, 0, now_ms=NOW), NOW) == [1, 2]
     assert snapshot_expiry.expired(aged(9 * HOUR, now_ms=NOW), NOW) == []
 
 
-def test_hazard_23_what_was_main_until_a_moment_ago_is_young_however_old_it_is() -> None:
-    """An idle table: queries and rewrites that run began with it, and go on for minutes."""
+def test_hazard_23_a_snapshot_that_was_main_until_now_is_young() -> None:
+    """On an idle table running queries and rewrites began with that snapshot, and run for minutes."""
     assert snapshot_expiry.expired(aged(40 * MINUTE, 5_000, now_ms=NOW), NOW) == []
     assert snapshot_expiry.expired(aged(9 * HOUR, 29 * MINUTE, 28 * MINUTE, now_ms=NOW), NOW) == []
     assert snapshot_expiry.expired(aged(9 * HOUR, 31 * MINUTE, 28 * MINUTE, now_ms=NOW), NOW) == [1]
@@ -111,47 +111,50 @@ def test_hazard_23_what_was_main_until_a_moment_ago_is_young_however_old_it_is()
     assert snapshot_expiry.expired(aged(20 * MINUTE, *[9 * MINUTE] * len(many), now_ms=NOW), NOW) == []
 
 
-def test_many_young_ones_go_only_when_older_than_ten_minutes() -> None:
+def test_many_young_snapshots_expire_only_after_ten_minutes() -> None:
     count = limits.SNAPSHOTS_MAX + 3
     assert snapshot_expiry.expired(aged(*[20 * MINUTE] * count, now_ms=NOW), NOW) == [1, 2, 3, 4]
     assert snapshot_expiry.expired(aged(*[9 * MINUTE] * count, now_ms=NOW), NOW) == []
 
 
-def test_what_a_branch_or_tag_names_stays() -> None:
-    made = commit_to(aged(HOUR, HOUR, HOUR, 0, now_ms=NOW), point("kept", 1, "tag"), now_ms=NOW)
-    assert snapshot_expiry.expired(made, NOW) == [2]
+def test_snapshots_of_branches_and_tags_are_kept() -> None:
+    metadata = commit_to(aged(HOUR, HOUR, HOUR, 0, now_ms=NOW), point("kept", 1, "tag"), now_ms=NOW)
+    assert snapshot_expiry.expired(metadata, NOW) == [2]
 
 
-def test_what_the_table_says_itself_counts() -> None:
+def test_table_properties_take_precedence() -> None:
     age = {snapshot_expiry.MAX_AGE: str(55 * MINUTE)}
-    kept = {snapshot_expiry.MIN_KEPT: "5"}
+    min_kept = {snapshot_expiry.MIN_KEPT: "5"}
     base = aged(2 * HOUR, HOUR, 50 * MINUTE, 0, now_ms=NOW)
     assert snapshot_expiry.expired(commit_to(base, {"action": "set-properties", "updates": age}, now_ms=NOW), NOW) == [
         1
     ]
-    all_kept = commit_to(base, {"action": "set-properties", "updates": kept}, point("t", 1, "tag"), now_ms=NOW)
+    all_kept = commit_to(base, {"action": "set-properties", "updates": min_kept}, point("t", 1, "tag"), now_ms=NOW)
     assert snapshot_expiry.expired(all_kept, NOW) == []
     assert snapshot_expiry.expired(all_kept, NOW, ["t"]) == [], "also one that loses its tag"
 
 
 def test_the_last_snapshot_of_an_hour_and_of_a_day_gets_a_tag() -> None:
     midnight = NOW - NOW % (24 * HOUR)
-    made = aged(2_000, now_ms=midnight)
+    metadata = aged(2_000, now_ms=midnight)
     names = {
-        one["ref-name"]: one["snapshot-id"] for one in snapshot_expiry.tag_updates(made, TagRetention(), midnight + 1)
+        update["ref-name"]: update["snapshot-id"]
+        for update in snapshot_expiry.tag_updates(metadata, TagRetention(), midnight + 1)
     }
     assert [*names.values()] == [1, 1]
     assert sorted(name.rpartition("-")[0] for name in names) == ["icestream-day-2023-11", "icestream-hour-2023-11"]
-    assert snapshot_expiry.tag_updates(made, TagRetention(), midnight - 1_000) == []
-    assert snapshot_expiry.tag_updates(made, TagRetention(0, 0), midnight + 1) == []
-    tagged = commit_to(made, *snapshot_expiry.tag_updates(made, TagRetention(), midnight + 1), now_ms=midnight + 1)
+    assert snapshot_expiry.tag_updates(metadata, TagRetention(), midnight - 1_000) == []
+    assert snapshot_expiry.tag_updates(metadata, TagRetention(0, 0), midnight + 1) == []
+    tagged = commit_to(
+        metadata, *snapshot_expiry.tag_updates(metadata, TagRetention(), midnight + 1), now_ms=midnight + 1
+    )
     assert snapshot_expiry.tag_updates(tagged, TagRetention(), midnight + 2) == []
 
 
-def test_a_tag_goes_when_its_time_is_over() -> None:
-    made = aged(2 * HOUR, now_ms=NOW)
+def test_a_tag_expires_after_its_retention() -> None:
+    metadata = aged(2 * HOUR, now_ms=NOW)
     name = snapshot_expiry.tag_name(snapshot_expiry.HOUR_TAG, NOW - 2 * HOUR)
-    tagged = commit_to(made, point(name, 1, "tag"), now_ms=NOW)
+    tagged = commit_to(metadata, point(name, 1, "tag"), now_ms=NOW)
     gone = {"action": "remove-snapshot-ref", "ref-name": name}
     assert gone in snapshot_expiry.tag_updates(tagged, TagRetention(HOUR, 0), NOW)
     assert gone not in snapshot_expiry.tag_updates(tagged, TagRetention(3 * HOUR, 0), NOW)
@@ -233,32 +236,32 @@ def with_schema(fields: list[dict[str, Any]]) -> TableMetadata:
     return commit_to(base, added, {"action": "set-current-schema", "schema-id": -1})
 
 
-def test_hazard_30_files_enter_a_table_that_others_changed_harmlessly() -> None:
+def test_hazard_30_files_fit_a_table_changed_harmlessly_by_others() -> None:
     fields = bound().table.current_schema["fields"]
     more = {"id": 100, "name": "extra", "type": "string", "required": False}
     assert schema_compat.incompatibility(with_schema([*fields, more]), [file_of()]) == ""
-    wider = [{**one, "type": "long"} if one["type"] == "int" else one for one in fields]
+    wider = [{**field, "type": "long"} if field["type"] == "int" else field for field in fields]
     assert schema_compat.incompatibility(with_schema(wider), [file_of()]) == ""
 
 
 def test_hazard_30_files_that_a_reader_would_stumble_over_do_not() -> None:
-    made = bound().table
-    fields = made.current_schema["fields"]
-    assert "spec 7" in schema_compat.incompatibility(made, [file_of(spec_id=7)])
-    assert "schema 7" in schema_compat.incompatibility(made, [file_of(schema_id=7)])
+    metadata = bound().table
+    fields = metadata.current_schema["fields"]
+    assert "spec 7" in schema_compat.incompatibility(metadata, [file_of(spec_id=7)])
+    assert "schema 7" in schema_compat.incompatibility(metadata, [file_of(schema_id=7)])
     required = {"id": 100, "name": "extra", "type": "string", "required": True, "initial-default": None}
     unreadable = TableMetadata(
         {
-            **made.fields,
+            **metadata.fields,
             "current-schema-id": 1,
             "schemas": [
-                *made.fields["schemas"],
-                {**made.current_schema, "schema-id": 1, "fields": [*fields, required]},
+                *metadata.fields["schemas"],
+                {**metadata.current_schema, "schema-id": 1, "fields": [*fields, required]},
             ],
         },
-        made.snapshots,
-        made.snapshot_log,
-        made.metadata_log,
+        metadata.snapshots,
+        metadata.snapshot_log,
+        metadata.metadata_log,
     )
     assert "extra is required" in schema_compat.incompatibility(unreadable, [file_of()])
 
@@ -279,7 +282,9 @@ def test_hazard_30_files_that_a_reader_would_stumble_over_do_not() -> None:
         (CommitRefused("x", details={"reason": "stale_pipeline"}), OutcomeVerdict.LEASE_LOST),
     ],
 )
-def test_what_an_answer_means(outcome: CommitDone | CommitRefused | CommitUnknown, meaning: OutcomeVerdict) -> None:
+def test_commit_outcomes_are_classified(
+    outcome: CommitDone | CommitRefused | CommitUnknown, meaning: OutcomeVerdict
+) -> None:
     assert verdict(outcome) is meaning
 
 
@@ -287,38 +292,40 @@ def test_what_an_answer_means(outcome: CommitDone | CommitRefused | CommitUnknow
 
 
 def test_a_table_of_an_earlier_release_gets_the_columns_that_are_new() -> None:
-    fields = [one for one in bound().table.current_schema["fields"] if one["name"] not in ("headers", "wire")]
+    fields = [field for field in bound().table.current_schema["fields"] if field["name"] not in ("headers", "wire")]
     old = with_schema(fields)
-    ids = {one["name"]: one["id"] for one in old.current_schema["fields"]}
-    made = commit_to(old, *table_policy.evolution(old, {}))
-    found = {one["name"]: one["id"] for one in made.current_schema["fields"]}
-    assert {name: found[name] for name in ids} == ids
-    assert found["wire"] > max(ids.values())
-    assert not any(one["required"] for one in made.current_schema["fields"] if one["name"] in ("headers", "wire"))
-    assert table_policy.evolution(made, {}) == []
+    ids = {field["name"]: field["id"] for field in old.current_schema["fields"]}
+    evolved = commit_to(old, *table_policy.evolution(old, {}))
+    new_ids = {field["name"]: field["id"] for field in evolved.current_schema["fields"]}
+    assert {name: new_ids[name] for name in ids} == ids
+    assert new_ids["wire"] > max(ids.values())
+    assert not any(
+        field["required"] for field in evolved.current_schema["fields"] if field["name"] in ("headers", "wire")
+    )
+    assert table_policy.evolution(evolved, {}) == []
 
 
 def test_partitions_can_be_changed_later() -> None:
-    made = table(schema=ENVELOPE)
+    metadata = table(schema=ENVELOPE)
     for name in ("hour", "key", "bucket[16]", "none", "month", "day"):
-        made = commit_to(made, *table_policy.evolution(made, {"partitioning": name}))
-        assert table_policy.evolution(made, {"partitioning": name}) == []
-    assert table_policy.evolution(made, {}) == []
-    with pytest.raises(errors.InvalidInput, match="no partitioning"):
-        table_policy.evolution(made, {"partitioning": "week"})
+        metadata = commit_to(metadata, *table_policy.evolution(metadata, {"partitioning": name}))
+        assert table_policy.evolution(metadata, {"partitioning": name}) == []
+    assert table_policy.evolution(metadata, {}) == []
+    with pytest.raises(errors.InvalidInput, match="is not a partitioning"):
+        table_policy.evolution(metadata, {"partitioning": "week"})
 
 
-def test_what_a_topic_says_goes_before_what_its_table_says() -> None:
+def test_topic_policies_override_table_properties() -> None:
     properties = {table_policy.CODEC: "zstd", table_policy.LEVEL: "3", table_policy.TARGET: "1000"}
-    made = commit_to(table(schema=ENVELOPE), {"action": "set-properties", "updates": properties})
-    plain = table_policy.target_of(made, {}, {})
+    metadata = commit_to(table(schema=ENVELOPE), {"action": "set-properties", "updates": properties})
+    plain = table_policy.target_of(metadata, {}, {})
     assert (plain.codec, plain.codec_level, plain.target_bytes) == ("zstd", 3, 1000)
     policy = {"compression": "snappy", "target_file_bytes": "5"}
-    own = table_policy.target_of(made, policy, {})
+    own = table_policy.target_of(metadata, policy, {})
     assert (own.codec, own.codec_level, own.target_bytes) == ("snappy", None, 5)
-    followed = commit_to(made, *table_policy.evolution(made, policy))
-    told = {table_policy.CODEC: "snappy", table_policy.TARGET: "5"}
-    assert {name: value for name, value in followed.properties.items() if name in properties} == told
+    followed = commit_to(metadata, *table_policy.evolution(metadata, policy))
+    overrides = {table_policy.CODEC: "snappy", table_policy.TARGET: "5"}
+    assert {name: value for name, value in followed.properties.items() if name in properties} == overrides
     assert table_policy.evolution(followed, policy) == []
     again = commit_to(followed, *table_policy.evolution(followed, {"compression": "gzip:6"}))
     assert {name: again.properties[name] for name in properties} == {

@@ -18,22 +18,22 @@ from icestream.pipeline.driver.driver_options import DriverOptions
 from icestream.pipeline.driver.effects import Effect, Effects
 from icestream.pipeline.round_plan import RoundBudget, RoundPlan
 from icestream.runtime.clock import SimulatedClock
-from tests.support.paper_pipeline import PaperPipeline
+from tests.support.pipeline_harness import PipelineHarness
 
 pytestmark = pytest.mark.asyncio
 
 
 @pytest_asyncio.fixture
-async def pipeline(tmp_path: Path) -> AsyncIterator[PaperPipeline]:
-    found = PaperPipeline(tmp_path / "warehouse")
-    yield found
-    await found.close()
+async def pipeline(tmp_path: Path) -> AsyncIterator[PipelineHarness]:
+    harness = PipelineHarness(tmp_path / "warehouse")
+    yield harness
+    await harness.close()
 
 
-async def offsets(pipeline: PaperPipeline, name: str) -> list[tuple[int, int]]:
+async def offsets(pipeline: PipelineHarness, name: str) -> list[tuple[int, int]]:
     loaded = await pipeline.world.catalog.load(Identifier(("default",), name))
-    found = StaticTable.from_metadata(loaded.metadata_location or "").scan(selected_fields=("shard", "offset"))
-    rows = found.to_arrow()
+    scan = StaticTable.from_metadata(loaded.metadata_location or "").scan(selected_fields=("shard", "offset"))
+    rows = scan.to_arrow()
     return sorted(zip(rows["shard"].to_pylist(), rows["offset"].to_pylist(), strict=True))
 
 
@@ -41,7 +41,7 @@ def upto(end: int, shard: int = 0) -> list[tuple[int, int]]:
     return [(shard, offset) for offset in range(end)]
 
 
-async def test_what_is_published_is_in_the_table_and_the_floor_follows(pipeline: PaperPipeline) -> None:
+async def test_published_messages_are_committed_and_the_floor_follows(pipeline: PipelineHarness) -> None:
     broker = pipeline.broker
     broker.publish(1, 5)
     broker.publish(2, 3)
@@ -55,9 +55,9 @@ async def test_what_is_published_is_in_the_table_and_the_floor_follows(pipeline:
     assert pipeline.driver.report.as_document()["rows"] == 12
 
 
-async def test_the_tables_of_new_topics_are_made_together(tmp_path: Path) -> None:
+async def test_tables_of_new_topics_are_created_together(tmp_path: Path) -> None:
     effects = Effects()
-    pipeline = PaperPipeline(tmp_path / "warehouse", effects=effects)
+    pipeline = PipelineHarness(tmp_path / "warehouse", effects=effects)
     for topic in range(1, 31):
         pipeline.broker.publish(topic, 1)
     await pipeline.round()
@@ -67,10 +67,10 @@ async def test_the_tables_of_new_topics_are_made_together(tmp_path: Path) -> Non
     await pipeline.close()
 
 
-async def test_a_new_topic_whose_name_is_taken_stops_alone(pipeline: PaperPipeline) -> None:
+async def test_a_new_topic_whose_table_name_exists_stops_alone(pipeline: PipelineHarness) -> None:
     await pipeline.world.catalog.create_namespace(("default",), {})
-    asked = {"schema": {"type": "struct", "fields": [{"id": 1, "name": "a", "type": "int", "required": False}]}}
-    await pipeline.world.catalog.create(Identifier(("default",), "t3"), asked)
+    creation = {"schema": {"type": "struct", "fields": [{"id": 1, "name": "a", "type": "int", "required": False}]}}
+    await pipeline.world.catalog.create(Identifier(("default",), "t3"), creation)
     for topic in range(1, 6):
         pipeline.broker.publish(topic, 1)
     await pipeline.round()
@@ -80,8 +80,8 @@ async def test_a_new_topic_whose_name_is_taken_stops_alone(pipeline: PaperPipeli
 
 
 @pytest.mark.parametrize("fault", ["partitioning", "name"])
-async def test_a_new_topic_that_cannot_have_a_table_stops_alone(pipeline: PaperPipeline, fault: str) -> None:
-    """What is wrong with one is noticed before the tables of all are made together."""
+async def test_a_new_topic_that_cannot_have_a_table_stops_alone(pipeline: PipelineHarness, fault: str) -> None:
+    """An invalid topic is noticed before the tables of all new topics are created together."""
     pipeline.broker.publish(3, 1, name="" if fault == "partitioning" else "no topic")
     if fault == "partitioning":
         pipeline.broker.policies[3] = {"partitioning": "by-colour"}
@@ -93,11 +93,9 @@ async def test_a_new_topic_that_cannot_have_a_table_stops_alone(pipeline: PaperP
 
 
 @pytest.mark.parametrize("is_cut", [False, True])
-async def test_hazard_29_files_that_stay_on_another_machine_stop_their_topic_alone(
-    tmp_path: Path, is_cut: bool
-) -> None:
-    """A warehouse that the machines of a cluster do not share: the table names none of it, and the log keeps it."""
-    pipeline = PaperPipeline(tmp_path / "warehouse", is_cluster=True)
+async def test_hazard_29_files_missing_on_the_driver_stop_their_topic_alone(tmp_path: Path, is_cut: bool) -> None:
+    """The machines do not share the warehouse: the table names none of the files, and the log keeps the messages."""
+    pipeline = PipelineHarness(tmp_path / "warehouse", is_cluster=True)
     pipeline.broker.publish(1, 3)
     pipeline.broker.publish(2, 3)
     write = pipeline.writer.write
@@ -120,15 +118,15 @@ async def test_hazard_29_files_that_stay_on_another_machine_stop_their_topic_alo
     await pipeline.close()
 
 
-async def test_a_driver_that_ends_before_it_advances_is_followed_by_one_that_does(tmp_path: Path) -> None:
-    first = PaperPipeline(tmp_path / "w", owner="child")
+async def test_a_driver_that_ends_before_advancing_is_followed_by_one_that_does(tmp_path: Path) -> None:
+    first = PipelineHarness(tmp_path / "w", owner="child")
     first.broker.publish(1, 5)
     advance = first.broker.advance
     first.broker.advance = None  # type: ignore[assignment, method-assign]
     with pytest.raises(TypeError):
         await first.round()
     first.broker.advance = advance  # type: ignore[method-assign]
-    second = PaperPipeline(tmp_path / "w", broker=first.broker, store=first.world.store, owner="child")
+    second = PipelineHarness(tmp_path / "w", broker=first.broker, store=first.world.store, owner="child")
     await second.round()
     assert first.broker.floors == {(1, 0): 5}
     assert second.writer.rounds == 0
@@ -138,13 +136,13 @@ async def test_a_driver_that_ends_before_it_advances_is_followed_by_one_that_doe
         await first.round()
     await second.round()
     assert await offsets(second, "t1") == upto(7)
-    for one in (first, second):
-        await one.close()
+    for harness in (first, second):
+        await harness.close()
 
 
-async def test_a_topic_that_fails_does_not_hold_up_the_others(tmp_path: Path) -> None:
+async def test_a_failing_topic_does_not_block_others(tmp_path: Path) -> None:
     clock = SimulatedClock()
-    pipeline = PaperPipeline(tmp_path / "warehouse", clock=clock)
+    pipeline = PipelineHarness(tmp_path / "warehouse", clock=clock)
     pipeline.broker.publish(1, 5)
     pipeline.broker.publish(2, 5)
     pipeline.writer.failing = lambda topic_id: topic_id == 1
@@ -158,7 +156,7 @@ async def test_a_topic_that_fails_does_not_hold_up_the_others(tmp_path: Path) ->
     await pipeline.close()
 
 
-async def test_a_topic_that_grew_is_written_with_all_its_shards(pipeline: PaperPipeline) -> None:
+async def test_a_topic_that_grew_is_written_with_all_its_shards(pipeline: PipelineHarness) -> None:
     pipeline.broker.publish(1, 3)
     await pipeline.round()
     pipeline.broker.publish(1, 2, shard=1)
@@ -167,7 +165,7 @@ async def test_a_topic_that_grew_is_written_with_all_its_shards(pipeline: PaperP
     assert await offsets(pipeline, "t1") == upto(4) + upto(2, 1)
 
 
-async def test_a_topic_whose_table_was_taken_away_stops_alone(pipeline: PaperPipeline) -> None:
+async def test_a_topic_whose_table_was_removed_stops_alone(pipeline: PipelineHarness) -> None:
     pipeline.broker.publish(1, 3)
     pipeline.broker.publish(2, 3)
     await pipeline.round()
@@ -182,9 +180,9 @@ async def test_a_topic_whose_table_was_taken_away_stops_alone(pipeline: PaperPip
     assert "icestream lake adopt" in stopped["hint"]
 
 
-async def test_a_shard_that_cannot_go_on_does_not_hold_up_the_others_of_its_topic(tmp_path: Path) -> None:
+async def test_a_failing_shard_does_not_block_other_shards(tmp_path: Path) -> None:
     clock = SimulatedClock()
-    pipeline = PaperPipeline(tmp_path / "warehouse", clock=clock)
+    pipeline = PipelineHarness(tmp_path / "warehouse", clock=clock)
     for shard in (0, 1):
         pipeline.broker.publish(1, 3, shard)
     await pipeline.round()
@@ -204,19 +202,19 @@ async def test_a_shard_that_cannot_go_on_does_not_hold_up_the_others_of_its_topi
     await pipeline.close()
 
 
-async def test_partitions_follow_the_policy(pipeline: PaperPipeline) -> None:
+async def test_partitions_follow_the_policy(pipeline: PipelineHarness) -> None:
     pipeline.broker.publish(1, 3)
     await pipeline.round()
     pipeline.broker.policies[1] = {"partitioning": "day"}
     pipeline.broker.publish(1, 3)
     await pipeline.round()
     loaded = await pipeline.world.catalog.load(Identifier(("default",), "t1"))
-    found = StaticTable.from_metadata(loaded.metadata_location or "")
-    assert [one["spec_id"] for one in found.inspect.files().to_pylist()] == [1, 0]
+    static_table = StaticTable.from_metadata(loaded.metadata_location or "")
+    assert [file["spec_id"] for file in static_table.inspect.files().to_pylist()] == [1, 0]
     assert await offsets(pipeline, "t1") == upto(6)
 
 
-async def test_a_broker_that_goes_away_is_asked_again(pipeline: PaperPipeline) -> None:
+async def test_an_unavailable_broker_is_retried(pipeline: PipelineHarness) -> None:
     pipeline.broker.publish(1, 3)
     pipeline.broker.is_away = True
     with pytest.raises(errors.ConnectionLost):
@@ -226,37 +224,37 @@ async def test_a_broker_that_goes_away_is_asked_again(pipeline: PaperPipeline) -
     assert pipeline.broker.floors == {(1, 0): 3}
 
 
-async def test_hazard_24_who_cannot_wait_waits_for_no_second_interval_however_many_topics_there_are(
+async def test_hazard_24_a_commit_request_takes_no_second_interval_for_any_number_of_topics(
     tmp_path: Path,
 ) -> None:
-    """Rounds follow each other until what was there is written; what has come since waits as usual."""
-    found = PaperPipeline(tmp_path / "w", options=DriverOptions(RoundBudget(age_due_ms=1_000_000, commits_max=2)))
-    broker = found.broker
+    """Rounds follow each other until the messages of the request are committed; later messages wait as usual."""
+    harness = PipelineHarness(tmp_path / "w", options=DriverOptions(RoundBudget(age_due_ms=1_000_000, commits_max=2)))
+    broker = harness.broker
 
     def publish(*topics: int) -> None:
         for topic in topics:
             broker.publish(topic, 1)
-            broker.oldest_us[topic] = found.world.clock.wall_us()
+            broker.oldest_us[topic] = harness.world.clock.wall_us()
 
     publish(*range(1, 6))
-    found.driver.expedite()
-    found.writer.between = lambda: publish(6, 7, 8)  # with each round, more than one takes
+    harness.driver.expedite()
+    harness.writer.between = lambda: publish(6, 7, 8)  # with each round, more than one takes
     for done in ({1, 2}, {1, 2, 3, 4}, {1, 2, 3, 4, 5, 6}):
-        assert found.driver.is_expedited
-        await found.driver.turn()
+        assert harness.driver.is_expedited
+        await harness.driver.turn()
         assert {topic for (topic, _), end in broker.floors.items() if end} == done
-    await found.driver.turn()
-    assert not found.driver.is_expedited
-    await found.close()
+    await harness.driver.turn()
+    assert not harness.driver.is_expedited
+    await harness.close()
 
 
-async def test_who_cannot_wait_is_not_forgotten_when_the_round_fails(pipeline: PaperPipeline) -> None:
+async def test_a_commit_request_survives_a_failed_round(pipeline: PipelineHarness) -> None:
     waits: list[int] = []
     ask, hold = pipeline.broker.backlog, pipeline.broker.hold
 
-    async def backlog(wait_ms: int, *given: Any) -> Any:
+    async def backlog(wait_ms: int, *arguments: Any) -> Any:
         waits.append(wait_ms)
-        return await ask(wait_ms, *given)
+        return await ask(wait_ms, *arguments)
 
     async def away(*_: Any) -> None:
         raise errors.ConnectionLost("the broker went away")
@@ -272,7 +270,7 @@ async def test_who_cannot_wait_is_not_forgotten_when_the_round_fails(pipeline: P
     assert [wait_ms == 0 for wait_ms in waits] == [True, True, False]
 
 
-async def test_an_idle_driver_gives_the_lease_back(pipeline: PaperPipeline) -> None:
+async def test_an_idle_driver_releases_the_lease(pipeline: PipelineHarness) -> None:
     pipeline.broker.publish(1, 3)
     await pipeline.driver.turn()
     assert pipeline.lease.is_held
@@ -281,26 +279,26 @@ async def test_an_idle_driver_gives_the_lease_back(pipeline: PaperPipeline) -> N
     assert await pipeline.world.store.get("/pipeline/lease") is None
 
 
-async def test_what_is_written_and_not_committed_is_told_until_it_is(tmp_path: Path) -> None:
+async def test_written_and_uncommitted_rows_are_reported_until_committed(tmp_path: Path) -> None:
     clock = SimulatedClock()
-    pipeline = PaperPipeline(tmp_path / "warehouse", clock=clock)
-    told: list[tuple[float, float]] = []
+    pipeline = PipelineHarness(tmp_path / "warehouse", clock=clock)
+    reports: list[tuple[float, float]] = []
 
     def now() -> tuple[float, float]:
         return sample("icestream_pipeline_uncommitted_messages"), sample("icestream_pipeline_uncommitted_since_seconds")
 
     commit = pipeline.world.committer.commit
 
-    async def watched(*given: Any) -> None:
-        told.append(now())
+    async def watched(*arguments: Any) -> None:
+        reports.append(now())
         clock.advance(3)
-        await commit(*given)
+        await commit(*arguments)
 
     pipeline.world.committer.commit = watched  # type: ignore[method-assign]
     pipeline.broker.publish(1, 5)
     began = clock.wall_us() / 1e6
     await pipeline.round()
-    assert told == [(5, began)]
+    assert reports == [(5, began)]
     assert now() == (0, 0)
     assert sample("icestream_pipeline_last_commit_time_seconds") == began + 3
     assert sample("icestream_pipeline_commit_seconds") == 3
@@ -308,6 +306,6 @@ async def test_what_is_written_and_not_committed_is_told_until_it_is(tmp_path: P
 
 
 def sample(name: str) -> float:
-    found = REGISTRY.get_sample_value(name)
-    assert found is not None, name
-    return found
+    value = REGISTRY.get_sample_value(name)
+    assert value is not None, name
+    return value

@@ -11,25 +11,25 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.table import StaticTable
 
-from icestream.broker.records import TopicPolicies
 from icestream.client.client import connect
 from icestream.iceberg.identifier import Identifier
 from icestream.metadata.remote_store import RemoteStore
 from icestream.model.task_messages import TopicTaskResult
 from icestream.model.topic_name import TopicName
+from icestream.model.topic_policies import PolicyValues
 from icestream.pipeline.driver.broker_api import BrokerClient
 from icestream.pipeline.driver.driver_options import DriverOptions
 from icestream.pipeline.round_plan import RoundBudget, RoundPlan
+from icestream.processes.broker_process import BrokerNode
 from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
-from icestream.server.broker_node import BrokerNode
 from tests.support.node_settings import node_settings
-from tests.support.paper_pipeline import PaperPipeline
+from tests.support.pipeline_harness import PipelineHarness
 from tests.support.pipeline_round import write_here
 
 
-class TaskWriter:
+class InProcessTaskWriter:
     master = "here"
     tasks_max = 1
 
@@ -38,7 +38,7 @@ class TaskWriter:
 
 
 @asynccontextmanager
-async def running(path: Path) -> AsyncIterator[tuple[BrokerNode, PaperPipeline]]:
+async def running(path: Path) -> AsyncIterator[tuple[BrokerNode, PipelineHarness]]:
     settings = node_settings(path / "data")
     node = await BrokerNode.start(settings)
     keeper = LinkKeeper(settings.local_socket, "test", SystemClock())
@@ -46,8 +46,8 @@ async def running(path: Path) -> AsyncIterator[tuple[BrokerNode, PaperPipeline]]
     await keeper.wait_connected(10)
     try:
         store = RemoteStore(keeper, SystemClock(), SystemRandomness())
-        pipeline = PaperPipeline(path / "warehouse", broker=BrokerClient(keeper), store=store)  # type: ignore[arg-type]
-        pipeline.ingest.writer = TaskWriter()
+        pipeline = PipelineHarness(path / "warehouse", broker=BrokerClient(keeper), store=store)  # type: ignore[arg-type]
+        pipeline.ingest.writer = InProcessTaskWriter()
         yield node, pipeline
         await pipeline.close()
     finally:
@@ -56,13 +56,13 @@ async def running(path: Path) -> AsyncIterator[tuple[BrokerNode, PaperPipeline]]
         await node.stop()
 
 
-async def table_of(pipeline: PaperPipeline) -> StaticTable:
+async def table_of(pipeline: PipelineHarness) -> StaticTable:
     loaded = await pipeline.world.catalog.load(Identifier(("default",), "orders"))
     return StaticTable.from_metadata(loaded.metadata_location or "")
 
 
 @pytest.mark.asyncio
-async def test_what_is_published_is_a_row(tmp_path: Path) -> None:
+async def test_published_messages_become_rows(tmp_path: Path) -> None:
     async with running(tmp_path) as (node, pipeline):
         async with connect(f"icestream://127.0.0.1:{node.native.port}") as client:
             producer = await client.producer("/default/orders")
@@ -77,8 +77,8 @@ async def test_what_is_published_is_a_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_table_is_laid_out_as_its_topic_says_now(tmp_path: Path) -> None:
-    """Each layout with messages of its own; files that are there keep theirs."""
+async def test_a_table_follows_the_current_layout_of_its_topic(tmp_path: Path) -> None:
+    """Each layout gets new messages; existing files keep their layout."""
     layouts = [
         ({"partitioning": "key", "compression": "gzip:6"}, "identity", "GZIP", 2),
         ({"partitioning": "bucket[4]", "compression": "zstd:9"}, "bucket[4]", "ZSTD", 2),
@@ -90,7 +90,7 @@ async def test_a_table_is_laid_out_as_its_topic_says_now(tmp_path: Path) -> None
             1,
         ),
     ]
-    known: set[str] = set()
+    previous_paths: set[str] = set()
     async with (
         running(tmp_path) as (node, pipeline),
         connect(f"icestream://127.0.0.1:{node.native.port}") as client,
@@ -99,19 +99,19 @@ async def test_a_table_is_laid_out_as_its_topic_says_now(tmp_path: Path) -> None
         producer = await client.producer("/default/orders")
         for number, (policies, transform, codec, files) in enumerate(layouts):
             if number:
-                await node.broker.set_topic_policies(TopicName.parse("/default/orders"), TopicPolicies(**policies))  # type: ignore[arg-type]
+                await node.broker.set_topic_policies(TopicName.parse("/default/orders"), PolicyValues(**policies))  # type: ignore[arg-type]
             for key in (b"a", b"d"):
                 await producer.send(b"payload %d" % number, key=key)
             await pipeline.round()
             table = await table_of(pipeline)
             assert [str(field.transform) for field in table.spec().fields] == ([transform] if transform else [])
-            paths = {one["file_path"] for one in table.inspect.files().to_pylist()}
-            assert known < paths
-            written = [path.removeprefix("file://") for path in paths - known]
-            assert [pq.ParquetFile(one).metadata.row_group(0).column(0).compression for one in written] == [
+            paths = {file["file_path"] for file in table.inspect.files().to_pylist()}
+            assert previous_paths < paths
+            written = [path.removeprefix("file://") for path in paths - previous_paths]
+            assert [pq.ParquetFile(path).metadata.row_group(0).column(0).compression for path in written] == [
                 codec
             ] * files
-            known = paths
+            previous_paths = paths
         assert table.properties["write.target-file-size-bytes"] == "100000"
         assert table.scan().to_arrow()["offset"].sort().to_pylist() == list(range(2 * len(layouts)))
 
@@ -133,7 +133,7 @@ async def test_a_driver_follows_the_settings_while_it_runs(tmp_path: Path) -> No
             assert (pipeline.driver.report.age_limit_ms, bool(turn.report.topics)) == (86_400_000, is_due)
 
 
-def test_what_the_broker_says_goes_before_what_the_driver_started_with() -> None:
+def test_settings_of_the_broker_override_those_of_the_driver() -> None:
     own = DriverOptions(RoundBudget(rows_due=1, bytes_due=2, age_due_ms=3, tasks_max=4))
     assert own.current_budget({}) == own.budget
     changed = {"writer_batch_size": 10, "writer_max_memory_bytes": 20, "writer_flush_interval_ms": 30, "of_later": 5}

@@ -1,4 +1,4 @@
-"""Topics whose part of a round fails, again and again: they wait longer each time, they are told, and the others go on.
+"""Topics whose part of a round fails, again and again: they back off, they are reported, and the others continue.
 The driver's rounds over our own catalog on a real disk; broker and Spark on paper."""
 
 from __future__ import annotations
@@ -14,83 +14,50 @@ import pytest_asyncio
 from prometheus_client import REGISTRY
 
 from icestream import limits
-from icestream.catalogs.table_catalog import CommitUnknown
 from icestream.iceberg.identifier import Identifier
 from icestream.model.task_messages import TaskError, TaskErrorKind, TopicTaskResult
 from icestream.pipeline.driver.unresolved_commits import UnresolvedCommit
 from icestream.rpc.backoff import backoff_seconds
-from icestream.runtime.clock import SimulatedClock
-from tests.support.committing import Committing, topic
-from tests.support.paper_pipeline import PaperPipeline
+from tests.support.committer_harness import CommitterHarness, topic
+from tests.support.fake_clock import FakeClock
+from tests.support.faulty_catalog import FaultyCatalog
+from tests.support.pipeline_harness import PipelineHarness
 
 pytestmark = pytest.mark.asyncio
-# More than a round may take: who comes first has it for itself.
+# More than a round may take: the first topic has the round for itself.
 HUGE = 4_000_000
 # Only what waits for ever takes so long.
 HANGS_SECONDS = 10.0
 
 
-class SteppingClock(SimulatedClock):
-    """The driver, which sleeps for moments, makes the time pass; who keeps a lease sleeps for long, and wakes by it."""
-
-    async def sleep(self, seconds: float) -> None:
-        if seconds > limits.PIPELINE_LOOK_SECONDS:
-            await super().sleep(seconds)
-            return
-        await self.pass_by(seconds)
-
-    async def pass_by(self, seconds: float) -> None:
-        self.advance(seconds)
-        for _ in range(10):  # whoever renews a lease does so now
-            await asyncio.sleep(0)
-
-
-class Mute:
-    """A catalog that does not say what became of a commit."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-        self.is_mute = self.takes_it = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    async def commit(self, name: Identifier, change: Any) -> Any:
-        if not self.is_mute:
-            return await self._inner.commit(name, change)
-        if self.takes_it:
-            await self._inner.commit(name, change)
-        return CommitUnknown("no answer")
-
-    async def commit_all(self, changes: dict[Identifier, Any]) -> Any:
-        if not self.is_mute:
-            return await self._inner.commit_all(changes)
-        return {name: await self.commit(name, change) for name, change in changes.items()}
+def driver_clock() -> FakeClock:
+    """The short sleeps of the driver make time pass; the long ones of the lease end when it has."""
+    return FakeClock(auto_advance=limits.PIPELINE_LOOK_SECONDS)
 
 
 @pytest_asyncio.fixture
-async def pipeline(tmp_path: Path) -> AsyncIterator[PaperPipeline]:
-    found = PaperPipeline(tmp_path / "warehouse", clock=SteppingClock(), wrap=Mute)
-    yield found
-    await found.close()
+async def pipeline(tmp_path: Path) -> AsyncIterator[PipelineHarness]:
+    harness = PipelineHarness(tmp_path / "warehouse", clock=driver_clock(), wrap=FaultyCatalog)
+    yield harness
+    await harness.close()
 
 
-def stopped(pipeline: PaperPipeline) -> list[tuple[str, str]]:
-    found = pipeline.driver.report.as_document()
-    assert found["ok"] == (not found["stopped_topics"])
-    return [(one["topic"], one["reason"]) for one in found["stopped_topics"]]
+def stopped(pipeline: PipelineHarness) -> list[tuple[str, str]]:
+    report = pipeline.driver.report.as_document()
+    assert report["ok"] == (not report["stopped_topics"])
+    return [(topic["topic"], topic["reason"]) for topic in report["stopped_topics"]]
 
 
 def stopped_topics(cause: str) -> float | None:
     return REGISTRY.get_sample_value("icestream_pipeline_stopped_topics", {"cause": cause})
 
 
-def clock_of(pipeline: PaperPipeline) -> SteppingClock:
-    assert isinstance(pipeline.world.clock, SteppingClock)
+def clock_of(pipeline: PipelineHarness) -> FakeClock:
+    assert isinstance(pipeline.world.clock, FakeClock)
     return pipeline.world.clock
 
 
-async def turns(pipeline: PaperPipeline, seconds: float) -> int:
+async def turns(pipeline: PipelineHarness, seconds: float) -> int:
     """The driver works for so long, by its clock. Jobs that it began."""
     clock = clock_of(pipeline)
     until_ns, before = clock.monotonic_ns() + int(seconds * 1e9), pipeline.writer.rounds
@@ -98,11 +65,11 @@ async def turns(pipeline: PaperPipeline, seconds: float) -> int:
         began_ns = clock.monotonic_ns()
         await pipeline.driver.turn()
         if clock.monotonic_ns() == began_ns:
-            await clock.pass_by(0.05)  # what a round takes, or to wait for messages
+            await clock.advance_and_yield(0.05)  # what a round takes, or to wait for messages
     return pipeline.writer.rounds - before
 
 
-async def test_a_topic_that_fails_waits_longer_each_time_and_is_told(pipeline: PaperPipeline) -> None:
+async def test_a_failing_topic_waits_longer_each_time_and_is_reported(pipeline: PipelineHarness) -> None:
     pipeline.broker.publish(1, 5)
     pipeline.writer.failing = lambda topic_id: True
     first, later = await turns(pipeline, 60), await turns(pipeline, 600)
@@ -116,7 +83,7 @@ async def test_a_topic_that_fails_waits_longer_each_time_and_is_told(pipeline: P
     assert (stopped(pipeline), stopped_topics("failed")) == ([], 0)
 
 
-async def test_a_topic_that_was_mended_begins_anew_with_a_short_pause(pipeline: PaperPipeline) -> None:
+async def test_a_repaired_topic_starts_again_with_a_short_pause(pipeline: PipelineHarness) -> None:
     pipeline.broker.publish(1, 5)
     pipeline.writer.failing = lambda topic_id: True
     await turns(pipeline, 600)
@@ -128,7 +95,7 @@ async def test_a_topic_that_was_mended_begins_anew_with_a_short_pause(pipeline: 
     assert pipeline.topics.next_retry_seconds <= limits.PIPELINE_RETRY_SECONDS_MIN
 
 
-async def test_a_failing_topic_that_fills_a_round_does_not_hold_up_the_others(pipeline: PaperPipeline) -> None:
+async def test_a_failing_topic_that_fills_a_round_does_not_block_others(pipeline: PipelineHarness) -> None:
     pipeline.broker.publish(1, HUGE)
     pipeline.broker.publish(2, 5)
     pipeline.writer.failing = lambda topic_id: topic_id == 1
@@ -137,12 +104,12 @@ async def test_a_failing_topic_that_fills_a_round_does_not_hold_up_the_others(pi
     assert pipeline.broker.floors == {(1, 0): 0, (2, 0): 5}
 
 
-async def test_the_broker_passes_over_who_stands_still_until_its_time(pipeline: PaperPipeline) -> None:
-    asked: list[tuple[int, list[int]]] = []
+async def test_the_broker_skips_paused_topics_until_their_time(pipeline: PipelineHarness) -> None:
+    backlog_calls: list[tuple[int, list[int]]] = []
     ask = pipeline.broker.backlog
 
     async def backlog(wait_ms: int, passed_over: Collection[int] = ()) -> Any:
-        asked.append((wait_ms, list(passed_over)))
+        backlog_calls.append((wait_ms, list(passed_over)))
         return await ask(wait_ms, passed_over)
 
     pipeline.broker.backlog = backlog  # type: ignore[method-assign]
@@ -152,22 +119,22 @@ async def test_the_broker_passes_over_who_stands_still_until_its_time(pipeline: 
     for _ in range(2):
         await pipeline.driver.turn()
     until_ms = pipeline.topics.next_retry_seconds * 1000
-    assert asked == [(limits.BACKLOG_WAIT_MS_MAX // 2, []), (int(until_ms) + 1, [1])]
+    assert backlog_calls == [(limits.BACKLOG_WAIT_MS_MAX // 2, []), (int(until_ms) + 1, [1])]
     assert 0 < until_ms <= limits.PIPELINE_RETRY_SECONDS_MIN * 1000
     assert pipeline.lease.is_held, "what is kept of a round is of this epoch"
-    await clock_of(pipeline).pass_by(limits.PIPELINE_RETRY_SECONDS_MIN)
+    await clock_of(pipeline).advance_and_yield(limits.PIPELINE_RETRY_SECONDS_MIN)
     await pipeline.driver.turn()
-    assert asked[2][1] == []
+    assert backlog_calls[2][1] == []
     assert stopped(pipeline) == [("/default/t1", "on purpose")]
 
 
-async def test_what_fails_beside_something_that_goes_on_waits_when_it_fails_again(pipeline: PaperPipeline) -> None:
+async def test_a_failing_shard_beside_a_working_one_is_paused_when_it_fails_again(pipeline: PipelineHarness) -> None:
     """One shard of a topic cannot be read; the other has new messages all the time."""
     write = pipeline.writer.write
 
     def half(plan: Any) -> list[TopicTaskResult]:
         error = TaskError(TaskErrorKind.DAMAGED, "a wrong CRC")
-        return [one if one.range_number else TopicTaskResult(1, 0, [], [], error) for one in write(plan)]
+        return [result if result.range_number else TopicTaskResult(1, 0, [], [], error) for result in write(plan)]
 
     pipeline.writer.write = half  # type: ignore[method-assign]
     halted = []
@@ -181,7 +148,7 @@ async def test_what_fails_beside_something_that_goes_on_waits_when_it_fails_agai
     assert stopped(pipeline) == [("/default/t1", "a wrong CRC")]
 
 
-async def test_a_topic_that_is_deleted_is_not_told_any_more(pipeline: PaperPipeline) -> None:
+async def test_a_deleted_topic_is_no_longer_reported(pipeline: PipelineHarness) -> None:
     pipeline.broker.publish(1, 5)
     pipeline.broker.publish(2, 5)
     pipeline.writer.failing = lambda topic_id: topic_id == 1
@@ -192,7 +159,7 @@ async def test_a_topic_that_is_deleted_is_not_told_any_more(pipeline: PaperPipel
     assert stopped(pipeline) == []
 
 
-async def test_who_stands_still_does_not_keep_the_driver_from_looking(pipeline: PaperPipeline) -> None:
+async def test_paused_topics_do_not_stop_the_driver_from_polling(pipeline: PipelineHarness) -> None:
     """A topic whose table was taken away is looked at every quarter of a minute; the others are, all the time."""
     pipeline.broker.publish(1, 3)
     await pipeline.round()
@@ -210,24 +177,24 @@ async def test_who_stands_still_does_not_keep_the_driver_from_looking(pipeline: 
 # --- commits without a known outcome ---
 
 
-def data_files(pipeline: PaperPipeline) -> int:
-    return len(list(pipeline.world.folder.rglob("rows-*.parquet")))
+def data_files(pipeline: PipelineHarness) -> int:
+    return len(list(pipeline.world.folder.rglob("icestream-*.parquet")))
 
 
 @pytest.mark.parametrize("is_foreign", [False, True])
-async def test_files_whose_commit_nobody_knows_of_are_brought_again(tmp_path: Path, is_foreign: bool) -> None:
-    pipeline = PaperPipeline(tmp_path / "warehouse", clock=SteppingClock(), wrap=Mute, is_foreign=is_foreign)
+async def test_files_with_an_unknown_commit_are_committed_again(tmp_path: Path, is_foreign: bool) -> None:
+    pipeline = PipelineHarness(tmp_path / "warehouse", clock=driver_clock(), wrap=FaultyCatalog, is_foreign=is_foreign)
     catalog: Any = pipeline.world.catalog
     pipeline.broker.publish(1, 3)
     await pipeline.round()
     pipeline.broker.publish(1, 3)
     pipeline.broker.publish(2, 4)
-    catalog.is_mute = True
+    catalog.standing_fault = "unknown"
     assert await turns(pipeline, 120) == 1
-    assert sorted(stopped(pipeline)) == [("/default/t1", "no answer"), ("/default/t2", "no answer")]
+    assert sorted(stopped(pipeline)) == [("/default/t1", "unknown"), ("/default/t2", "unknown")]
     assert stopped_topics("commit") == 2
     before = data_files(pipeline)
-    catalog.is_mute = False
+    catalog.standing_fault = ""
     assert await turns(pipeline, limits.TOPIC_RETRY_SECONDS_MAX + 1) == 0
     assert pipeline.broker.floors == {(1, 0): 6, (2, 0): 4}
     assert data_files(pipeline) == before == 3
@@ -236,61 +203,61 @@ async def test_files_whose_commit_nobody_knows_of_are_brought_again(tmp_path: Pa
     await pipeline.close()
 
 
-async def test_files_whose_commit_has_happened_are_not_brought_again(pipeline: PaperPipeline) -> None:
+async def test_files_with_a_successful_commit_are_not_committed_again(pipeline: PipelineHarness) -> None:
     catalog: Any = pipeline.world.catalog
     pipeline.broker.publish(1, 3)
     await pipeline.round()
     pipeline.broker.publish(1, 3)
-    catalog.is_mute = catalog.takes_it = True
+    catalog.standing_fault = "lost"
     await pipeline.round()
     assert pipeline.broker.floors == {(1, 0): 3}
-    catalog.is_mute = False
+    catalog.standing_fault = ""
     await turns(pipeline, 10)
     assert pipeline.broker.floors == {(1, 0): 6}
     assert data_files(pipeline) == 2
     assert stopped(pipeline) == []
 
 
-async def test_a_driver_with_another_epoch_writes_its_files_again(pipeline: PaperPipeline) -> None:
+async def test_a_driver_with_another_epoch_writes_its_files_again(pipeline: PipelineHarness) -> None:
     """Files carry the epoch in their names: those of an old one may be removed at any time (hazard 1)."""
     catalog: Any = pipeline.world.catalog
     pipeline.broker.publish(1, 3)
-    catalog.is_mute = True
+    catalog.standing_fault = "unknown"
     await pipeline.round()
     await pipeline.lease.release()
-    catalog.is_mute = False
+    catalog.standing_fault = ""
     assert await turns(pipeline, 10) == 1
     assert pipeline.broker.floors == {(1, 0): 3}
     assert data_files(pipeline) == 2
 
 
-async def test_a_topic_whose_table_is_taken_away_meanwhile_stops(pipeline: PaperPipeline) -> None:
+async def test_a_topic_whose_table_is_detached_meanwhile_stops(pipeline: PipelineHarness) -> None:
     catalog: Any = pipeline.world.catalog
     pipeline.broker.publish(1, 3)
-    catalog.is_mute = True
+    catalog.standing_fault = "unknown"
     await pipeline.round()
     name = Identifier(("default",), "t1")
     await pipeline.world.making.topics.detach(name)
-    catalog.is_mute = False
+    catalog.standing_fault = ""
     await turns(pipeline, 10)
     assert pipeline.broker.floors == {(1, 0): 0}
     assert [topic for topic, _ in stopped(pipeline)] == ["/default/t1"]
     assert not (await pipeline.world.catalog.load(name)).metadata.get("snapshots")
 
 
-async def test_files_are_brought_to_the_table_that_they_were_written_for_as_it_was(tmp_path: Path) -> None:
-    world = Committing(tmp_path / "warehouse")
+async def test_files_are_committed_only_to_the_unchanged_table_they_were_written_for(tmp_path: Path) -> None:
+    world = CommitterHarness(tmp_path / "warehouse")
     table = await world.open(topic())
-    kept = UnresolvedCommit(world.brought(table, 3), table.table.uuid)
-    assert kept.obstacle(table) == ""
-    assert "another table" in kept._replace(table_uuid="another").obstacle(table)
+    commit = UnresolvedCommit(world.brought(table, 3), table.table.uuid)
+    assert commit.obstacle(table) == ""
+    assert "another table" in commit._replace(table_uuid="another").obstacle(table)
     table.positions = table.advanced({0: 2})
-    assert "advanced the table" in kept.obstacle(table)
+    assert "advanced the table" in commit.obstacle(table)
     table.positions = table.advanced({0: 0})
-    gone = [msgspec.structs.replace(one, spec_id=7) for one in kept.commit.files]
-    assert "spec 7 is gone" in kept._replace(commit=kept.commit._replace(files=gone)).obstacle(table)
+    gone = [msgspec.structs.replace(file, spec_id=7) for file in commit.commit.files]
+    assert "spec 7 is gone" in commit._replace(commit=commit.commit._replace(files=gone)).obstacle(table)
 
 
-async def test_a_pause_has_a_bound_however_long_it_lasts() -> None:
-    found = [backoff_seconds(failures, 0.2, 30.0) for failures in (1, 2, 3, 8, 9, 10, 100_000)]
-    assert found == [0.2, 0.4, 0.8, 25.6, 30.0, 30.0, 30.0]
+async def test_pauses_are_bounded() -> None:
+    delays = [backoff_seconds(failures, 0.2, 30.0) for failures in (1, 2, 3, 8, 9, 10, 100_000)]
+    assert delays == [0.2, 0.4, 0.8, 25.6, 30.0, 30.0, 30.0]

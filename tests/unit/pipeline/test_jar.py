@@ -30,7 +30,7 @@ def copy(origin: JarOrigin, size: int = JAR.bytes, digest: str = JAR.sha256) -> 
 
 
 @pytest.mark.parametrize(
-    ("found", "used", "is_final", "refused"),
+    ("copies", "used", "is_final", "refused"),
     [
         ([], None, False, 0),
         ([copy(JarOrigin.SETTING), copy(JarOrigin.CACHE)], JarOrigin.SETTING, False, 0),
@@ -42,9 +42,9 @@ def copy(origin: JarOrigin, size: int = JAR.bytes, digest: str = JAR.sha256) -> 
     ],
 )
 def test_the_first_right_copy_is_used(
-    found: list[JarCopy], used: JarOrigin | None, is_final: bool, refused: int
+    copies: list[JarCopy], used: JarOrigin | None, is_final: bool, refused: int
 ) -> None:
-    choice = choose_copy(JAR, found)
+    choice = choose_copy(JAR, copies)
     assert (choice.copy.origin if choice.copy else None, choice.is_final, len(choice.refused)) == (
         used,
         is_final,
@@ -52,17 +52,17 @@ def test_the_first_right_copy_is_used(
     )
 
 
-def test_what_is_wrong_is_said_with_both_digests() -> None:
+def test_a_wrong_jar_is_reported_with_both_digests() -> None:
     assert fault(JAR, copy(JarOrigin.CACHE)) == ""
     assert "has 3 bytes" in fault(JAR, copy(JarOrigin.CACHE, 3, ""))
-    said = fault(JAR, copy(JarOrigin.SETTING, digest="0" * 64))
-    assert [text for text in (JAR.sha256, "0" * 64, "ICESTREAM_JARS") if text not in said] == []
+    message = fault(JAR, copy(JarOrigin.SETTING, digest="0" * 64))
+    assert [text for text in (JAR.sha256, "0" * 64, "ICESTREAM_JARS") if text not in message] == []
 
 
-def test_it_is_looked_for_in_this_order() -> None:
-    given = [Path("/folder"), Path("/x") / JAR.file_name, Path("/x/other.jar")]
-    found = jar_locations(JAR, given, Path("/cache"), Path("/home/me"))
-    assert [(origin.name, str(path)) for origin, path in found] == [
+def test_jars_are_searched_in_order() -> None:
+    configured = [Path("/folder"), Path("/x") / JAR.file_name, Path("/x/other.jar")]
+    locations = jar_locations(JAR, configured, Path("/cache"), Path("/home/me"))
+    assert [(origin.name, str(path)) for origin, path in locations] == [
         ("SETTING", f"/folder/{JAR.file_name}"),
         ("SETTING", f"/x/{JAR.file_name}"),
         ("CACHE", f"/cache/jars/{JAR.file_name}"),
@@ -80,14 +80,14 @@ def test_only_files_that_are_there_count_and_only_right_sizes_are_read(tmp_path:
     (tmp_path / "short").write_bytes(CONTENT[:-1])
     (tmp_path / "folder").mkdir()
     names = ["none", "folder", "short", "right"]
-    found = list(jar_files.copies(JAR, [(JarOrigin.CACHE, tmp_path / name) for name in names]))
-    assert [(one.path.name, one.bytes, one.sha256) for one in found] == [
+    copies = list(jar_files.copies(JAR, [(JarOrigin.CACHE, tmp_path / name) for name in names]))
+    assert [(jar_copy.path.name, jar_copy.bytes, jar_copy.sha256) for jar_copy in copies] == [
         ("short", JAR.bytes - 1, ""),
         ("right", *RIGHT),
     ]
 
 
-class Resolver:
+class FakeResolver:
     """A Spark whose spark-submit puts bytes where Ivy would, or does something else."""
 
     def __init__(self, folder: Path) -> None:
@@ -115,11 +115,11 @@ class Resolver:
 
 
 @pytest.fixture
-def resolver(tmp_path: Path) -> Resolver:
-    return Resolver(tmp_path)
+def resolver(tmp_path: Path) -> FakeResolver:
+    return FakeResolver(tmp_path)
 
 
-def test_a_fetched_jar_lies_in_the_cache_and_nothing_beside_it(resolver: Resolver) -> None:
+def test_a_fetched_jar_is_the_only_file_in_the_cache(resolver: FakeResolver) -> None:
     resolver.brings(CONTENT)
     assert resolver.fetch() == cached(JAR, resolver.cache)
     assert cached(JAR, resolver.cache).read_bytes() == CONTENT
@@ -128,7 +128,7 @@ def test_a_fetched_jar_lies_in_the_cache_and_nothing_beside_it(resolver: Resolve
 
 
 @pytest.mark.parametrize("content", [CONTENT[:-1] + b"X", CONTENT[:-1], b""], ids=["digest", "short", "empty"])
-def test_a_wrong_jar_is_refused_with_the_way_out(resolver: Resolver, content: bytes) -> None:
+def test_a_wrong_jar_is_refused_with_a_hint(resolver: FakeResolver, content: bytes) -> None:
     resolver.brings(content)
     with pytest.raises(MissingPart, match="refused") as refused:
         resolver.fetch()
@@ -136,7 +136,7 @@ def test_a_wrong_jar_is_refused_with_the_way_out(resolver: Resolver, content: by
     assert resolver.files() == []
 
 
-def test_a_wrong_jar_does_not_take_the_place_of_a_right_one(resolver: Resolver) -> None:
+def test_a_wrong_jar_does_not_replace_a_right_one(resolver: FakeResolver) -> None:
     resolver.brings(CONTENT)
     resolver.fetch()
     resolver.brings(b"x")
@@ -145,7 +145,7 @@ def test_a_wrong_jar_does_not_take_the_place_of_a_right_one(resolver: Resolver) 
     assert cached(JAR, resolver.cache).read_bytes() == CONTENT
 
 
-def test_a_resolver_that_brings_nothing_is_quoted(resolver: Resolver) -> None:
+def test_a_failed_resolver_is_quoted(resolver: FakeResolver) -> None:
     resolver.does("echo 'java.net.UnknownHostException: no way out'; exit 1")
     with pytest.raises(MissingPart, match="no way out") as refused:
         resolver.fetch()
@@ -155,27 +155,27 @@ def test_a_resolver_that_brings_nothing_is_quoted(resolver: Resolver) -> None:
         resolver.fetch()
 
 
-def test_set_ups_at_the_same_time_all_end_well(resolver: Resolver) -> None:
+def test_concurrent_set_ups_all_succeed(resolver: FakeResolver) -> None:
     resolver.brings(CONTENT)
     with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(lambda _: resolver.fetch(), range(16)))
-    assert set(found) == {cached(JAR, resolver.cache)}
+        paths = list(threads.map(lambda _: resolver.fetch(), range(16)))
+    assert set(paths) == {cached(JAR, resolver.cache)}
     assert resolver.files() == [f"jars/{JAR.file_name}"]
 
 
-def test_what_an_interrupted_fetch_left_is_removed_after_a_day(resolver: Resolver) -> None:
+def test_remains_of_an_interrupted_fetch_are_removed_after_a_day(resolver: FakeResolver) -> None:
     resolver.brings(CONTENT)
     old, young = resolver.cache / "fetch-old", resolver.cache / "fetch-young"
-    for one in (old, young):
-        (one / "jars").mkdir(parents=True)
-        (one / "jars" / "half.jar").write_bytes(b"PK")
+    for folder in (old, young):
+        (folder / "jars").mkdir(parents=True)
+        (folder / "jars" / "half.jar").write_bytes(b"PK")
     long_ago = time.time() - limits.FETCH_FORGOTTEN_SECONDS - 60
     os.utime(old, (long_ago, long_ago))
     resolver.fetch()
     assert (old.exists(), young.exists()) == (False, True)
 
 
-def test_a_set_up_that_is_killed_leaves_nothing_that_counts(resolver: Resolver) -> None:
+def test_a_killed_set_up_leaves_no_usable_jar(resolver: FakeResolver) -> None:
     """kill -9 while half of the jar is there; the next one begins anew."""
     resolver.does(
         'for one; do case "$one" in spark.jars.ivy=*) ivy="${one#*=}" ;; esac; done\n'
@@ -188,21 +188,24 @@ def test_a_set_up_that_is_killed_leaves_nothing_that_counts(resolver: Resolver) 
     )
     command = [sys.executable, "-c", program, str(resolver.cache), str(resolver.home)]
     killed = subprocess.Popen(command, start_new_session=True)
-    until(lambda: [path for path in resolver.files() if path.endswith(".jar")])
-    os.killpg(killed.pid, signal.SIGKILL)
-    assert killed.wait() == -signal.SIGKILL
+    try:
+        until(lambda: [path for path in resolver.files() if path.endswith(".jar")])
+    finally:
+        os.killpg(killed.pid, signal.SIGKILL)
+        code = killed.wait()
+    assert code == -signal.SIGKILL
     assert choose_copy(JAR, jar_files.copies(JAR, jar_locations(JAR, (), resolver.cache, None))).copy is None
     resolver.brings(CONTENT)
     assert resolver.fetch().read_bytes() == CONTENT
 
 
-def test_a_copy_of_maven_is_kept_in_the_cache(resolver: Resolver, tmp_path: Path) -> None:
+def test_a_copy_of_maven_is_kept_in_the_cache(resolver: FakeResolver, tmp_path: Path) -> None:
     (tmp_path / "of-maven.jar").write_bytes(CONTENT)
     assert jar_files.keep(JAR, tmp_path / "of-maven.jar", resolver.cache).read_bytes() == CONTENT
     assert (tmp_path / "of-maven.jar").exists()
 
 
-def test_the_pins_are_those_of_the_published_files() -> None:
+def test_the_pins_match_the_published_files() -> None:
     assert pinned_versions.ICEBERG_SPARK.coordinates == "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.11.0"
     assert pinned_versions.ICEBERG_SPARK.artifact.split("-")[-1].split("_")[0] == pinned_versions.SPARK_LINE
     assert [len(jar.sha256) for jar in (pinned_versions.ICEBERG_SPARK, pinned_versions.ICEBERG_AWS)] == [64, 64]

@@ -64,8 +64,8 @@ def test_the_first_number_of_a_version(version: str, number: int | None) -> None
     ],
 )
 def test_an_unfit_java_is_refused_with_the_reason(version: str, says: str) -> None:
-    found = refusal(java(version))
-    assert (says in found, bool(found)) == (True, bool(says))
+    reason = refusal(java(version))
+    assert (says in reason, bool(reason)) == (True, bool(says))
 
 
 def test_the_first_fit_one_is_used_and_the_unfit_before_it_are_named() -> None:
@@ -74,19 +74,19 @@ def test_the_first_fit_one_is_used_and_the_unfit_before_it_are_named() -> None:
     assert [text.split(" is ")[0] for text in choice.refused] == ["/j/25.0.3 (JAVA_HOME)"]
 
 
-def test_nothing_takes_the_place_of_an_unfit_one_that_was_asked_for() -> None:
+def test_an_unsuitable_requested_java_is_not_replaced() -> None:
     choice = choose_java([java("25.0.3", JavaOrigin.SETTING), java("17.0.1")])
     assert choice.java is None
     assert "pipeline.java_home" in choice.refused[0]
 
 
-def test_with_nothing_found_nothing_is_refused() -> None:
+def test_without_any_java_nothing_is_refused() -> None:
     assert choose_java([]) == choose_java(())
     assert (choose_java([]).java, choose_java([]).refused) == (None, ())
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "release"),
     [
         ('JAVA_VERSION="21.0.8"\nMODULES="java.base java.sql"\n', ("21.0.8", False)),
         ('MODULES="java.base jdk.incubator.vector jdk.zipfs"\nJAVA_VERSION="17.0.15"\n', ("17.0.15", True)),
@@ -95,8 +95,8 @@ def test_with_nothing_found_nothing_is_refused() -> None:
         ('"\x00JAVA_VERSION=17', ("", True)),
     ],
 )
-def test_what_an_installation_says_of_itself(text: str, found: tuple[str, bool]) -> None:
-    assert read_release(text) == found
+def test_the_release_file_of_an_installation_is_parsed(text: str, release: tuple[str, bool]) -> None:
+    assert read_release(text) == release
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_what_an_installation_says_of_itself(text: str, found: tuple[str, bool])
         ("sh: not found", ""),
     ],
 )
-def test_what_a_started_java_says(text: str, version: str) -> None:
+def test_the_version_output_of_java_is_parsed(text: str, version: str) -> None:
     assert read_version_output(text) == version
 
 
@@ -121,7 +121,7 @@ def install(home: Path, version: str, *, release: bool = True, modules: str = ""
     return home
 
 
-def test_they_are_found_in_the_order_of_the_table_and_each_once(tmp_path: Path) -> None:
+def test_installations_are_found_in_order_and_once(tmp_path: Path) -> None:
     set_one, variable = install(tmp_path / "set", "17.0.1"), install(tmp_path / "variable", "25.0.1")
     on_path = install(tmp_path / "usual" / "on-path", "21.0.1", release=False)
     other = install(tmp_path / "usual" / "other", "17.0.2")
@@ -130,8 +130,12 @@ def test_they_are_found_in_the_order_of_the_table_and_each_once(tmp_path: Path) 
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "java").symlink_to(on_path / "bin" / "java")
     environment = {"JAVA_HOME": str(variable), "PATH": str(tmp_path / "bin"), "HOME": str(tmp_path)}
-    found = [one for one in installed_java(set_one, environment, ("~/usual",)) if one.origin is not JavaOrigin.PACKAGE]
-    assert found == [
+    installations = [
+        installation
+        for installation in installed_java(set_one, environment, ("~/usual",))
+        if installation.origin is not JavaOrigin.PACKAGE
+    ]
+    assert installations == [
         JavaInstall(set_one, JavaOrigin.SETTING, "17.0.1"),
         JavaInstall(variable, JavaOrigin.VARIABLE, "25.0.1"),
         JavaInstall(on_path, JavaOrigin.PATH, "21.0.1"),
@@ -139,18 +143,18 @@ def test_they_are_found_in_the_order_of_the_table_and_each_once(tmp_path: Path) 
     ]
 
 
-def test_a_place_without_java_that_somebody_named_is_told(tmp_path: Path) -> None:
-    found = list(installed_java(None, {"JAVA_HOME": str(tmp_path / "gone")}, ()))
-    assert found[0] == JavaInstall(tmp_path / "gone", JavaOrigin.VARIABLE, "")
-    assert "does not report its version" in choose_java(found[:1]).refused[0]
+def test_a_named_directory_without_java_is_reported(tmp_path: Path) -> None:
+    installations = list(installed_java(None, {"JAVA_HOME": str(tmp_path / "gone")}, ()))
+    assert installations[0] == JavaInstall(tmp_path / "gone", JavaOrigin.VARIABLE, "")
+    assert "does not report its version" in choose_java(installations[:1]).refused[0]
 
 
-def test_a_java_without_the_module_gets_a_shim_that_leaves_it_out(tmp_path: Path) -> None:
+def test_a_java_without_the_module_gets_a_shim(tmp_path: Path) -> None:
     home = install(tmp_path / "it's here", "21.0.8", modules='MODULES="java.base"\n')
     (home / "bin" / "java").write_text(SHOWS_ARGUMENTS)
-    given = examine_java(home, JavaOrigin.PACKAGE)
+    java_install = examine_java(home, JavaOrigin.PACKAGE)
     for _ in range(2):  # the second time it is there
-        shimmed = spark_home_of(given, tmp_path / "cache")
+        shimmed = spark_home_of(java_install, tmp_path / "cache")
     command = [shimmed / "bin" / "java", "-cp", "a b", "--add-modules=jdk.incubator.vector", "", "Main"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     trusted, *others = done.stdout.split("\n")
@@ -160,17 +164,17 @@ def test_a_java_without_the_module_gets_a_shim_that_leaves_it_out(tmp_path: Path
     assert sorted(path.name for path in shimmed.rglob("*") if path.is_file()) == ["java", "trust.jks"]
 
 
-def test_a_whole_java_is_used_as_it_is(tmp_path: Path) -> None:
+def test_a_complete_java_is_used_directly(tmp_path: Path) -> None:
     home = install(tmp_path / "j", "17.0.1")
     assert spark_home_of(examine_java(home, JavaOrigin.USUAL), tmp_path / "cache") == home
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_real_java_says_the_same_in_its_file_and_when_started(tmp_path: Path) -> None:
-    found = shutil.which("java", path=os.environ.get("PATH"))
-    if found is None:
+def test_release_file_and_version_output_of_a_real_java_agree(tmp_path: Path) -> None:
+    executable = shutil.which("java", path=os.environ.get("PATH"))
+    if executable is None:
         pytest.skip("there is no java on the path")
-    home = Path(found).resolve().parent.parent
+    home = Path(executable).resolve().parent.parent
     (tmp_path / "bin").symlink_to(home / "bin")  # the same one, without its file
     assert (
         major(examine_java(tmp_path, JavaOrigin.PATH).version)

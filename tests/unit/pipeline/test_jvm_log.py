@@ -1,4 +1,4 @@
-"""What Java writes on stderr is a message of our log, and what it says at each start is for those who debug."""
+"""What Java writes on stderr is a message of our log, and what it says at each start is logged at debug level."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ EMPTY = "WARNING: Using incubator modules: jdk.incubator.vector"
 @pytest.mark.parametrize(
     ("line", "levels"), [(EMPTY, ["debug"]), ("ERROR TaskSetManager: it is lost", ["warning"]), ("", [])]
 )
-def test_only_what_somebody_can_use_is_a_warning(line: str, levels: list[str]) -> None:
-    with capture_logs() as said:
+def test_only_useful_lines_are_warnings(line: str, levels: list[str]) -> None:
+    with capture_logs() as logs:
         jvm_log.log_line(line)
-    assert [one["log_level"] for one in said] == levels
-    assert [one["line"] for one in said] == [line][: len(levels)]
+    assert [entry["log_level"] for entry in logs] == levels
+    assert [entry["line"] for entry in logs] == [line][: len(levels)]
 
 
 def test_a_process_is_heard_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[str] = []
-    monkeypatch.setattr(jvm_log, "log_line", heard.append)
+    lines: list[str] = []
+    monkeypatch.setattr(jvm_log, "log_line", lines.append)
     with jvm_log.stderr_pipe() as stderr:
         words = "import sys; sys.stderr.write('one\\n' + 'x' * 5000 + '\\nlast')"
-        (listening,) = [one for one in threading.enumerate() if one.name == "spark-stderr"]
+        (listening,) = [thread for thread in threading.enumerate() if thread.name == "spark-stderr"]
         subprocess.run([sys.executable, "-c", words], stderr=stderr, check=True)
     listening.join(30)
-    assert heard == ["one", "x" * 4096, "x" * (5000 - 4096), "last"]
+    assert lines == ["one", "x" * 4096, "x" * (5000 - 4096), "last"]
 
 
-def test_spark_is_told_where_its_own_settings_of_logging_are() -> None:
+def test_spark_gets_the_path_of_our_logging_settings() -> None:
     conf = spark_conf(SparkOptions("local[2]"), "-Xplain")
     assert conf["spark.driver.extraJavaOptions"] == f"-Xplain {jvm_log.LOG_OPTION}"
     assert jvm_log.LOG_OPTION.startswith("-Dlog4j2.configurationFile=file:///")

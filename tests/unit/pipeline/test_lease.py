@@ -18,7 +18,7 @@ TTL = 15.0
 
 
 async def pass_time(clock: SimulatedClock, seconds: float) -> None:
-    """In steps, so that whoever sleeps gets his turns."""
+    """Advances the clock in steps, so that sleeping tasks run in between."""
     for _ in range(int(seconds)):
         clock.advance(1.0)
         for _ in range(20):
@@ -30,7 +30,7 @@ async def holder(store: MemoryStore) -> int | None:
     return None if entry is None else catalog_records.decode(LeaseRecord, catalog_keys.LEASE, entry).epoch
 
 
-async def test_it_is_held_as_long_as_it_is_renewed() -> None:
+async def test_the_lease_is_held_as_long_as_it_is_renewed() -> None:
     clock = SimulatedClock()
     store = MemoryStore(clock)
     lease = DriverLease(store, clock)
@@ -45,7 +45,7 @@ async def test_it_is_held_as_long_as_it_is_renewed() -> None:
     await store.close()
 
 
-async def test_a_second_one_waits_until_the_first_is_gone() -> None:
+async def test_a_second_driver_waits_until_the_first_lease_has_expired() -> None:
     clock = SimulatedClock()
     store = MemoryStore(clock)
     first, second = DriverLease(store, clock, "a"), DriverLease(store, clock, "b")
@@ -63,7 +63,7 @@ async def test_a_second_one_waits_until_the_first_is_gone() -> None:
     await store.close()
 
 
-async def test_who_stands_still_knows_that_it_is_lost_before_another_has_it() -> None:
+async def test_a_stopped_holder_knows_that_the_lease_is_lost_before_another_has_it() -> None:
     clock = SimulatedClock()
     store = MemoryStore(clock)
     lease = DriverLease(store, clock)
@@ -93,8 +93,8 @@ async def test_the_next_child_of_a_broker_need_not_wait() -> None:
     await store.close()
 
 
-async def test_the_epoch_is_above_that_of_whoever_had_it_meanwhile() -> None:
-    """Else the broker and the catalog would refuse what its holder does, for ever."""
+async def test_the_epoch_is_above_that_of_any_holder_in_between() -> None:
+    """Otherwise the broker and the catalog would refuse the holder's requests for ever."""
     clock = SimulatedClock()
     store = MemoryStore(clock)
     first, second, third = (DriverLease(store, clock) for _ in range(3))
@@ -111,7 +111,7 @@ async def test_the_epoch_is_above_that_of_whoever_had_it_meanwhile() -> None:
     await store.close()
 
 
-async def test_who_is_cut_off_while_he_gives_it_up_can_do_it_again() -> None:
+async def test_a_cancelled_release_can_be_repeated() -> None:
     clock = SimulatedClock()
     store = MemoryStore(clock)
     lease = DriverLease(store, clock)
@@ -127,13 +127,13 @@ async def test_who_is_cut_off_while_he_gives_it_up_can_do_it_again() -> None:
     await store.close()
 
 
-async def test_nodes_of_a_cluster_hold_one_each_under_epochs_that_nobody_shares() -> None:
+async def test_nodes_of_a_cluster_hold_separate_leases_with_distinct_epochs() -> None:
     clock = SimulatedClock()
     store = MemoryStore(clock)
-    held = [DriverLease(store, clock, name=name) for name in ("", "00000000000000aa", "00000000000000bb")]
-    for lease in held:
+    leases = [DriverLease(store, clock, name=name) for name in ("", "00000000000000aa", "00000000000000bb")]
+    for lease in leases:
         await lease.acquire()
-    assert len({lease.check() for lease in held}) == 3
-    for lease in held:
+    assert len({lease.check() for lease in leases}) == 3
+    for lease in leases:
         await lease.release()
     await store.close()

@@ -1,4 +1,4 @@
-"""Hazard 24, on paper: ten thousand topics with a message a second each. Rounds stay small, nobody is forgotten, and
+"""Hazard 24, on paper: ten thousand topics with a message a second each. Rounds stay small, no topic is forgotten, and
 all wait about as long as the plan says."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from icestream import limits
 from icestream.model.backlog_messages import Backlog, BacklogFile, BacklogRange, ShardBacklog, TopicBacklog
 from icestream.pipeline.planner import age_limit_us, plan_round
 from icestream.pipeline.round_plan import Due, RoundBudget, RoundPlan
-from tests.support.paper_log import target
+from tests.support.offset_log import target
 
 TOPICS = 10_000
 SECOND_US = 1_000_000
@@ -24,7 +24,7 @@ TARGET = target()
 
 
 class ManyTopics:
-    """They have got a message each second since they began, one after the other within the first second."""
+    """Topics with one message per second each; their starts are spread over the first second."""
 
     def __init__(self) -> None:
         self.now_us = BEGIN_US + SECOND_US
@@ -38,23 +38,27 @@ class ManyTopics:
         return [topic for topic in self.committed if self.end(topic) > self.committed[topic]]
 
     def backlog(self, topics: Iterable[int]) -> Backlog:
-        told, stretches = [], []
+        topic_backlogs, stretches = [], []
         for topic in topics:
             start, end = self.committed[topic], self.end(topic)
             size = (end - start) * ROW_BYTES
             shards = [ShardBacklog(0, 1, start, end)]
-            told.append(TopicBacklog(topic, f"/t/{topic}", 1, shards, end - start, size, self.oldest_us[topic]))
+            topic_backlogs.append(
+                TopicBacklog(topic, f"/t/{topic}", 1, shards, end - start, size, self.oldest_us[topic])
+            )
             stretches.append(BacklogRange(topic, 0, 1, start, end, size))
-        bytes_in_all = sum(one.bytes for one in stretches)
+        bytes_in_all = sum(stretch.bytes for stretch in stretches)
         marks = [(at, 1 + at) for at in range(0, bytes_in_all, limits.MARK_STRIDE_BYTES)]
-        return Backlog("log", "/nowhere", "", "", told, [BacklogFile(1, bytes_in_all, marks, stretches)], is_cut=True)
+        return Backlog(
+            "log", "/nowhere", "", "", topic_backlogs, [BacklogFile(1, bytes_in_all, marks, stretches)], is_cut=True
+        )
 
     def plan(self, topics: list[int], budget: RoundBudget) -> RoundPlan:
         positions = {topic: {0: self.committed[topic]} for topic in topics}
         return plan_round(self.backlog(topics), positions, dict.fromkeys(topics, TARGET), budget, self.now_us)
 
     def oldest(self) -> list[int]:
-        """As the broker tells them (wal/backlog_reader.py)."""
+        """The topics in the order in which the broker reports them (wal/backlog_reader.py)."""
         return heapq.nsmallest(limits.BACKLOG_TOPICS_MAX, self.waiting(), key=self.oldest_us.__getitem__)
 
     def carry_out(self, plan: RoundPlan) -> None:
@@ -73,11 +77,11 @@ def all_at_once() -> RoundPlan:
     return many.plan(list(range(TOPICS)), RoundBudget())
 
 
-def test_hazard_24_a_round_is_bounded_however_many_topics_are_due(all_at_once: RoundPlan) -> None:
+def test_hazard_24_a_round_is_bounded_for_any_number_of_due_topics(all_at_once: RoundPlan) -> None:
     plan = all_at_once
     assert len(plan.topics) == limits.ROUND_COMMITS_MAX
     assert plan.targets.keys() == {topic.topic_id for topic in plan.topics}
-    assert sum(len(one.offsets) for one in plan.ranges) <= plan.bundles * limits.ROUND_COMMITS_MAX
+    assert sum(len(planned_range.offsets) for planned_range in plan.ranges) <= plan.bundles * limits.ROUND_COMMITS_MAX
     assert plan.bundles <= RoundBudget().tasks_max
     assert limits.ROUND_COMMITS_MAX <= limits.BACKLOG_TOPICS_MAX, "what is told at once fills a round"
 
@@ -88,8 +92,8 @@ def test_hazard_24_files_and_their_writers_are_shared_out(all_at_once: RoundPlan
     assert max(writers.values()) - min(writers.values()) <= 1
 
 
-def test_hazard_24_nobody_is_forgotten_by_a_budget_that_is_too_small() -> None:
-    """More messages come than a round takes, for ever: who waited longest comes first, so each has its turn."""
+def test_hazard_24_a_budget_that_is_too_small_starves_no_topic() -> None:
+    """More messages come than a round takes, for ever: the topic that waited longest is first, so each has its turn."""
     many, budget = ManyTopics(), RoundBudget(age_due_ms=0, commits_max=500)
     seen: Counter[int] = Counter()
     for _ in range(2 * TOPICS // 500):
@@ -101,7 +105,7 @@ def test_hazard_24_nobody_is_forgotten_by_a_budget_that_is_too_small() -> None:
     assert set(seen.values()) == {2}
 
 
-def test_hazard_24_all_wait_as_long_as_the_plan_says() -> None:
+def test_hazard_24_all_topics_wait_as_long_as_planned() -> None:
     """The age limit is that of as many topics as the broker tells at once, and it is kept but for the rounds before."""
     many, budget = ManyTopics(), RoundBudget()
     waited_ms: dict[int, list[int]] = {topic: [] for topic in range(TOPICS)}
@@ -117,9 +121,9 @@ def test_hazard_24_all_wait_as_long_as_the_plan_says() -> None:
         many.now_us = max(many.now_us, plan.next_due_us if not plan.topics else 0)
         many.carry_out(plan)
     cycle_ms = TOPICS * FILE_US // 1000
-    everyone = [one for times in waited_ms.values() for one in times]
+    waits_ms = [waited for times in waited_ms.values() for waited in times]
     assert min(map(len, waited_ms.values())) >= 3
     assert max(map(len, waited_ms.values())) <= 4 * 100 // limits.ROUND_COMPANY_PERCENT + 1
-    assert min(everyone) >= limit_ms * limits.ROUND_COMPANY_PERCENT // 100
-    assert max(everyone) <= limit_ms + cycle_ms
+    assert min(waits_ms) >= limit_ms * limits.ROUND_COMPANY_PERCENT // 100
+    assert max(waits_ms) <= limit_ms + cycle_ms
     assert sum(map(len, waited_ms.values())) / rounds > 100, "many topics share a job"

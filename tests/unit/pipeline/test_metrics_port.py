@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from icestream.pipeline.driver.metrics_port import metrics_listener
+from icestream.processes.broker_process import BrokerNode
 from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import SystemClock
-from icestream.server import BrokerNode
 from tests.support.local_broker import kept_link
 from tests.support.node_settings import node_settings
-from tests.support.raw_http import Connecting
+from tests.support.raw_http import RawHttpContext
 
 pytestmark = pytest.mark.asyncio
 
 
-async def test_metrics_and_health_are_answered_and_other_paths_are_not_found(tmp_path: Path) -> None:
-    connect = Connecting()
+async def test_metrics_and_health_are_served_and_other_paths_are_404(tmp_path: Path) -> None:
+    connect = RawHttpContext()
     node = await BrokerNode.start(node_settings(tmp_path))
     try:
         async with kept_link(node.settings.local_socket) as keeper:
@@ -40,7 +40,7 @@ async def test_metrics_and_health_are_answered_and_other_paths_are_not_found(tmp
 
 
 async def test_a_pipeline_without_its_broker_is_alive_and_not_ready(tmp_path: Path) -> None:
-    connect = Connecting()
+    connect = RawHttpContext()
     listener = metrics_listener(LinkKeeper(tmp_path / "none.sock", "pipeline", SystemClock()))
     await listener.listen("127.0.0.1", 0)
     http = await connect(listener.port)

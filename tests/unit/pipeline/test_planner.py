@@ -1,4 +1,4 @@
-"""What a round takes, who reads it, and that what was read is all that was planned: on logs of paper."""
+"""What a round takes, which task reads it, and that all planned rows are read: on logs in memory."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from icestream.pipeline import offset_gaps
 from icestream.pipeline.planner import plan_round
 from icestream.pipeline.round_judgement import judge_round
 from icestream.pipeline.round_plan import Due, RoundBudget, RoundPlan
-from tests.support.effort import HALF
-from tests.support.paper_log import NOW_US, ROW_BYTES, PaperLog, logs, target
+from tests.support.hypothesis_effort import HALF
+from tests.support.offset_log import NOW_US, ROW_BYTES, OffsetLog, logs, target
 
 AT_ONCE = RoundBudget(age_due_ms=0)
 
 
-def positions_of(log: PaperLog, floors: dict[tuple[int, int], int]) -> dict[int, dict[int, int]]:
-    found: dict[int, dict[int, int]] = {}
+def positions_of(log: OffsetLog, floors: dict[tuple[int, int], int]) -> dict[int, dict[int, int]]:
+    positions: dict[int, dict[int, int]] = {}
     for topic, shard in log.ends:
-        found.setdefault(topic, {})[shard] = floors.get((topic, shard), 0)
-    return found
+        positions.setdefault(topic, {})[shard] = floors.get((topic, shard), 0)
+    return positions
 
 
 def planned(
-    log: PaperLog,
+    log: OffsetLog,
     budget: RoundBudget = AT_ONCE,
     floors: dict[tuple[int, int], int] | None = None,
     oldest_us: dict[int, int] | None = None,
@@ -37,30 +37,30 @@ def planned(
     return plan_round(backlog, positions, {topic: target() for topic in positions}, budget, NOW_US)
 
 
-def rows_left(log: PaperLog, floors: dict[tuple[int, int], int]) -> dict[tuple[int, int], int]:
-    """The rows of each shard that are in no table: those that have any."""
-    found = {
+def rows_left(log: OffsetLog, floors: dict[tuple[int, int], int]) -> dict[tuple[int, int], int]:
+    """The number of uncommitted rows of each shard that has any."""
+    left_rows = {
         key: offset_gaps.rows_between(log.gaps.get(key, []), min(floors.get(key, 0), end), end)
         for key, end in log.ends.items()
     }
-    return {key: rows for key, rows in found.items() if rows}
+    return {key: rows for key, rows in left_rows.items() if rows}
 
 
 @st.composite
-def half_committed(draw: st.DrawFn) -> tuple[PaperLog, dict[tuple[int, int], int]]:
+def half_committed(draw: st.DrawFn) -> tuple[OffsetLog, dict[tuple[int, int], int]]:
     log = draw(logs())
     return log, {key: draw(st.integers(0, end)) for key, end in log.ends.items()}
 
 
 @HALF
 @given(half_committed(), st.integers(1, 4), st.integers(1, 5), st.integers(100, 3000))
-def test_rounds_bring_every_row_over_once_whatever_the_budget(
-    log_and_floors: tuple[PaperLog, dict[tuple[int, int], int]], tasks: int, marks_every: int, task_bytes: int
+def test_rounds_plan_every_row_once_for_any_budget(
+    log_and_floors: tuple[OffsetLog, dict[tuple[int, int], int]], tasks: int, marks_every: int, task_bytes: int
 ) -> None:
     log, floors = log_and_floors
     budget = RoundBudget(age_due_ms=0, tasks_max=tasks, task_bytes_max=task_bytes, commits_max=2)
     rows = dict.fromkeys(log.ends, 0)
-    wanted = rows_left(log, floors)
+    expected = rows_left(log, floors)
     for _ in range(100):
         plan = planned(log, budget, floors, marks_every=marks_every)
         if not plan.topics:
@@ -74,35 +74,37 @@ def test_rounds_bring_every_row_over_once_whatever_the_budget(
                 assert claim.start == floors[key]
                 rows[key] += offset_gaps.rows_between(log.gaps.get(key, []), claim.start, claim.end)
                 floors[key] = claim.end
-    assert {key: count for key, count in rows.items() if count} == wanted
+    assert {key: count for key, count in rows.items() if count} == expected
     assert rows_left(log, floors) == {}
 
 
 @HALF
 @given(half_committed(), st.integers(1, 4), st.integers(1, 5))
-def test_ranges_lie_between_marks_and_share_no_byte(
-    log_and_floors: tuple[PaperLog, dict[tuple[int, int], int]], tasks: int, marks_every: int
+def test_ranges_are_between_marks_and_disjoint(
+    log_and_floors: tuple[OffsetLog, dict[tuple[int, int], int]], tasks: int, marks_every: int
 ) -> None:
     log, floors = log_and_floors
     plan = planned(log, RoundBudget(age_due_ms=0, tasks_max=tasks), floors, marks_every=marks_every)
     files = {file.number: file for file in log.backlog({}, floors, marks_every).files}
     ends: dict[int, int] = {}
-    for number, one in enumerate(plan.ranges):
-        assert one.number == number
-        marks = dict(files[one.file].marks)
-        assert marks[one.start] == one.lsn
-        assert one.end in marks or one.end == files[one.file].end
-        assert one.start == ends.get(one.file, one.start)
-        ends[one.file] = one.end
+    for number, planned_range in enumerate(plan.ranges):
+        assert planned_range.number == number
+        marks = dict(files[planned_range.file].marks)
+        assert marks[planned_range.start] == planned_range.lsn
+        assert planned_range.end in marks or planned_range.end == files[planned_range.file].end
+        assert planned_range.start == ends.get(planned_range.file, planned_range.start)
+        ends[planned_range.file] = planned_range.end
     assert all(files[number].end == end for number, end in ends.items())
-    assert sorted({one.bundle for one in plan.ranges}) == list(range(plan.bundles))
+    assert sorted({planned_range.bundle for planned_range in plan.ranges}) == list(range(plan.bundles))
     assert plan.bundles <= tasks
-    assert [one.bundle for one in plan.ranges] == sorted(one.bundle for one in plan.ranges)
+    assert [planned_range.bundle for planned_range in plan.ranges] == sorted(
+        planned_range.bundle for planned_range in plan.ranges
+    )
     assert plan.files == sorted(ends)
 
 
-def even_log(records: int, topics: int, rows: int = 100, per_file: int = 1000) -> PaperLog:
-    log = PaperLog()
+def even_log(records: int, topics: int, rows: int = 100, per_file: int = 1000) -> OffsetLog:
+    log = OffsetLog()
     for number in range(records):
         log.append([(number % topics + 1, 0, rows)], new_file=number % per_file == 0)
     return log
@@ -111,7 +113,10 @@ def even_log(records: int, topics: int, rows: int = 100, per_file: int = 1000) -
 def test_large_rounds_are_shared_out_evenly() -> None:
     log = even_log(records=600, topics=1, rows=1000)  # 60 MB
     plan = planned(log, RoundBudget(age_due_ms=0, tasks_max=4))
-    sizes = [sum(one.end - one.start for one in plan.ranges if one.bundle == bundle) for bundle in range(4)]
+    sizes = [
+        sum(planned_range.end - planned_range.start for planned_range in plan.ranges if planned_range.bundle == bundle)
+        for bundle in range(4)
+    ]
     assert plan.bundles == 4
     assert max(sizes) - min(sizes) <= 2 * 1000 * ROW_BYTES + 128
 
@@ -134,21 +139,21 @@ def test_a_large_topic_is_written_where_it_is_read() -> None:
     assert [topic.writer for topic in plan.topics] == [None]
 
 
-def test_reading_begins_at_the_mark_before_what_is_wanted() -> None:
+def test_reading_starts_at_the_mark_before_the_first_offset() -> None:
     log = even_log(records=100, topics=1)
     plan = planned(log, floors={(1, 0): 9_000})
-    (one,) = plan.ranges
-    assert one.start == log.files[0][90].position
-    (one,) = planned(log, floors={(1, 0): 9_000}, marks_every=7).ranges
-    assert one.start == log.files[0][84].position
+    (planned_range,) = plan.ranges
+    assert planned_range.start == log.files[0][90].position
+    (planned_range,) = planned(log, floors={(1, 0): 9_000}, marks_every=7).ranges
+    assert planned_range.start == log.files[0][84].position
 
 
-def due(log: PaperLog, budget: RoundBudget, oldest_us: dict[int, int]) -> dict[int, Due]:
+def due(log: OffsetLog, budget: RoundBudget, oldest_us: dict[int, int]) -> dict[int, Due]:
     return {topic.topic_id: topic.due for topic in planned(log, budget, oldest_us=oldest_us).topics}
 
 
-def test_a_topic_is_due_by_rows_bytes_or_age_and_others_come_along_when_they_nearly_are() -> None:
-    log = PaperLog()
+def test_a_topic_is_due_by_rows_bytes_or_age_and_nearly_due_ones_are_included() -> None:
+    log = OffsetLog()
     log.append([(1, 0, 10), (2, 0, 9), (3, 0, 9), (4, 0, 9)], new_file=True)
     never = NOW_US
     aged = {1: never, 2: NOW_US - 5_000_000, 3: NOW_US - 4_000_000, 4: NOW_US - 3_000_000}
@@ -158,8 +163,8 @@ def test_a_topic_is_due_by_rows_bytes_or_age_and_others_come_along_when_they_nea
     assert due(log, RoundBudget(), aged | {2: never}) == {}
 
 
-def test_it_says_when_to_look_again() -> None:
-    log = PaperLog()
+def test_the_plan_returns_the_time_of_the_next_check() -> None:
+    log = OffsetLog()
     log.append([(1, 0, 10), (2, 0, 9)], new_file=True)
     oldest = {1: NOW_US - 1_000_000, 2: NOW_US - 2_000_000}
     assert planned(log, RoundBudget(), oldest_us=oldest).next_due_us == NOW_US + 3_000_000
@@ -169,8 +174,8 @@ def test_it_says_when_to_look_again() -> None:
     assert planned(log).next_due_us is None
 
 
-def test_hazard_24_many_topics_wait_longer_and_the_plan_says_how_long() -> None:
-    log = PaperLog()
+def test_hazard_24_many_topics_wait_longer_as_planned() -> None:
+    log = OffsetLog()
     log.append([(topic, 0, 1) for topic in range(200)], new_file=True)
     oldest = dict.fromkeys(range(200), NOW_US - 19_000_000) | {7: NOW_US - 20_000_000}
     plan = planned(log, RoundBudget(), oldest_us=oldest)
@@ -179,7 +184,7 @@ def test_hazard_24_many_topics_wait_longer_and_the_plan_says_how_long() -> None:
     assert {topic.due for topic in plan.topics[1:]} == {Due.COMPANY}
 
 
-def test_who_waited_longest_comes_first_and_the_first_always_comes() -> None:
+def test_the_longest_waiting_topic_is_first_and_always_included() -> None:
     log = even_log(records=30, topics=3, rows=1000)
     oldest = {1: NOW_US - 6_000_000, 2: NOW_US - 8_000_000, 3: NOW_US - 7_000_000}
     plan = planned(log, RoundBudget(tasks_max=1, task_bytes_max=1), oldest_us=oldest)
@@ -188,7 +193,7 @@ def test_who_waited_longest_comes_first_and_the_first_always_comes() -> None:
     assert [topic.topic_id for topic in plan.topics] == [2, 3]
 
 
-def test_a_large_backlog_comes_in_several_rounds() -> None:
+def test_a_large_backlog_takes_several_rounds() -> None:
     log = even_log(records=40, topics=1, rows=1000, per_file=10)
     plan = planned(log, RoundBudget(age_due_ms=0, tasks_max=1, task_bytes_max=2_500_000))
     assert plan.files == [1, 2]
@@ -197,7 +202,7 @@ def test_a_large_backlog_comes_in_several_rounds() -> None:
 
 
 def test_a_commit_is_of_one_epoch() -> None:
-    log = PaperLog()
+    log = OffsetLog()
     log.append([(1, 0, 10)], new_file=True)
     log.epochs[1, 0] = 2
     log.append([(1, 0, 5)], new_file=False)
@@ -207,7 +212,7 @@ def test_a_commit_is_of_one_epoch() -> None:
     assert (shard.epoch, shard.start, shard.end) == (2, 10, 15)
 
 
-def test_a_log_that_begins_behind_the_table_is_left_out_and_named() -> None:
+def test_a_log_that_starts_after_the_table_is_excluded_and_named() -> None:
     log = even_log(records=4, topics=1, per_file=2)
     backlog = log.backlog({}, {})
     cut = Backlog("log", "/", "", "", backlog.topics, backlog.files[1:])
@@ -228,7 +233,7 @@ def test_topics_without_a_table_wait() -> None:
 def test_a_lease_is_kept_in_the_plan() -> None:
     leased = planned(even_log(records=4, topics=1)).leased("abc", 7)
     assert leased.source.lease == "abc"
-    assert {one.epoch for one in leased.targets.values()} == {7}
+    assert {target.epoch for target in leased.targets.values()} == {7}
 
 
 def test_hazard_24_the_stretched_age_is_in_proportion() -> None:

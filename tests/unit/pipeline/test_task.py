@@ -33,14 +33,14 @@ from tests.support.pipeline_round import (
 HOUR_US = 3_600_000_000
 
 
-def body(*payloads: bytes, **given: Any) -> bytes:
+def body(*payloads: bytes, **options: Any) -> bytes:
     columns = {
         envelope.PAYLOAD: list(payloads),
         envelope.PRODUCER_NAME: ConstantColumn("somebody"),
         envelope.HEADERS: ConstantColumn({"color": "blue"}),
-        **given.get("columns", {}),
+        **options.get("columns", {}),
     }
-    return encode_block(len(payloads), columns, given.get("numbering"))
+    return encode_block(len(payloads), columns, options.get("numbering"))
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def checked(log: LogInFolder, plan: RoundPlan, written: list[TopicTaskResult]) -
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 5])
-def test_a_round_brings_every_row_into_its_table(
+def test_a_round_writes_every_row_into_its_table(
     log: LogInFolder, tables: Path, tasks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("icestream.limits.ROUND_TASK_BYTES_MIN", 1000)
@@ -83,10 +83,10 @@ def test_a_round_brings_every_row_into_its_table(
     assert plan.bundles == tasks
     written = write_here(plan)
     checked(log, plan, written)
-    assert len([file for one in written for file in one.files]) == 3  # gathered: one for each topic
+    assert len([file for result in written for file in result.files]) == 3  # gathered: one for each topic
 
 
-def test_topics_that_are_large_are_written_where_they_are_read(
+def test_large_topics_are_written_where_they_are_read(
     log: LogInFolder, tables: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("icestream.limits.ROUND_TASK_BYTES_MIN", 1000)
@@ -95,10 +95,10 @@ def test_topics_that_are_large_are_written_where_they_are_read(
     assert plan.writers == 0
     written = write_here(plan)
     checked(log, plan, written)
-    assert len([file for one in written for file in one.files]) == 6
+    assert len([file for result in written for file in result.files]) == 6
 
 
-def test_a_file_says_what_is_in_it(log: LogInFolder, tables: Path) -> None:
+def test_a_file_has_correct_statistics(log: LogInFolder, tables: Path) -> None:
     first = body(b"one", b"two", columns={envelope.KEY: [b"b" * 40, b"a"], envelope.REQUEST_ID: [7, None]})
     log.append((1, 0, first), time_us=-5)
     log.append(
@@ -156,7 +156,7 @@ def test_files_are_in_the_order_and_the_encodings_of_the_contract(log: LogInFold
     fields = pq.ParquetFile(written.files[0].location.removeprefix("file:")).schema_arrow
     ids = {field.name: int(field.metadata[b"PARQUET:field_id"]) for field in fields}
     assert ids == {name: field_id(name) for name in ids}
-    headers = next(one["type"] for one in new_schema()["fields"] if one["name"] == "headers")
+    headers = next(field["type"] for field in new_schema()["fields"] if field["name"] == "headers")
     assert int(fields.field("headers").type.key_field.metadata[b"PARQUET:field_id"]) == headers["key-id"]
     assert int(fields.field("headers").type.item_field.metadata[b"PARQUET:field_id"]) == headers["value-id"]
     assert not fields.field("offset").nullable
@@ -190,8 +190,8 @@ def test_a_file_never_spans_two_partition_values(log: LogInFolder, tables: Path)
     assert len(seen) == len(written.files)
     assert {hour for hour, _ in seen} == set(range(6))
     keys_by_bucket: dict[Any, set[bytes]] = {}
-    for (_, bucket), found in seen.items():
-        keys_by_bucket.setdefault(bucket, set()).update(key for _, key in found)
+    for (_, bucket), shard_keys in seen.items():
+        keys_by_bucket.setdefault(bucket, set()).update(key for _, key in shard_keys)
     assert sum(map(len, keys_by_bucket.values())) == 5
 
 
@@ -202,14 +202,14 @@ def test_messages_without_a_key_have_a_partition_of_their_own(log: LogInFolder, 
     log.save()
     spec = spec_of(("key", transform))
     written = write_here(log.plan(tables, targets={1: target_in(tables, spec), 2: target_in(tables, spec)}))
-    found = [frozenset(row.get("key") for row in rows_in(file)) for file in written[0].files]
-    assert set(found) == {frozenset({b"x"}), frozenset({None})}
-    assert len(found) == 2
+    keys_by_file = [frozenset(row.get("key") for row in rows_in(file)) for file in written[0].files]
+    assert set(keys_by_file) == {frozenset({b"x"}), frozenset({None})}
+    assert len(keys_by_file) == 2
     assert {file.partition[0] is None: file.rows for file in written[0].files} == {True: 1, False: 2}
     assert [file.partition for file in written[1].files] == [[None]]
 
 
-def test_of_too_many_partition_values_the_front_is_written_and_the_rest_comes_next(
+def test_with_too_many_partition_values_the_first_are_written_and_the_rest_follows(
     log: LogInFolder, tables: Path
 ) -> None:
     keys = [b"%d" % row for row in range(1001)]
@@ -217,19 +217,19 @@ def test_of_too_many_partition_values_the_front_is_written_and_the_rest_comes_ne
     log.save()
     targets = {1: target_in(tables, spec_of(("key", "identity")))}
     plan = log.plan(tables, targets=targets)
-    one, two = judge_round(plan, write_here(plan))
-    assert (one.claims, one.errors, one.is_cut) == ([OffsetClaim(0, 1, 0, 1000)], [], True)
-    assert sorted(row["offset"] for file in one.files for row in rows_in(file)) == list(range(1000))
+    first_topic, two = judge_round(plan, write_here(plan))
+    assert (first_topic.claims, first_topic.errors, first_topic.is_cut) == ([OffsetClaim(0, 1, 0, 1000)], [], True)
+    assert sorted(row["offset"] for file in first_topic.files for row in rows_in(file)) == list(range(1000))
     assert (two.errors, two.is_cut) == ([], False)
     plan = log.plan(tables, targets=targets, next_offsets={(1, 0): 1000, (2, 0): 1})
     (rest,) = judge_round(plan, write_here(plan))
     assert (rest.claims, rest.errors, rest.is_cut) == ([OffsetClaim(0, 1, 1000, 1001)], [], False)
 
 
-def test_shards_take_turns_when_there_are_too_many_partition_values(
+def test_shards_alternate_when_there_are_too_many_partition_values(
     log: LogInFolder, tables: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None waits until another one has no new key any more; what lies behind, damaged or not, is not reached yet."""
+    """No shard waits until another one has no new keys; later records, damaged or not, are not reached yet."""
     monkeypatch.setattr(limits, "ROUND_PARTITIONS_MAX", 10)
     for shard in (0, 1):
         keys = [b"%d-%d" % (shard, row // 2) for row in range(40)]
@@ -241,12 +241,12 @@ def test_shards_take_turns_when_there_are_too_many_partition_values(
     next_offsets: dict[tuple[int, int], int] = {}
     for end in (10, 20, 30, 40):
         plan = log.plan(tables, targets=targets, next_offsets=next_offsets)
-        (found,) = judge_round(plan, write_here(plan))
-        next_offsets = {(1, claim.shard): claim.end for claim in found.claims}
+        (judgement,) = judge_round(plan, write_here(plan))
+        next_offsets = {(1, claim.shard): claim.end for claim in judgement.claims}
         assert next_offsets == {(1, 0): end, (1, 1): end}
-        assert found.is_cut == (end < 40)
-        assert [error.trouble for error in found.errors] == ([] if found.is_cut else [TaskErrorKind.DAMAGED])
-        assert sum(file.rows for file in found.files) == 20
+        assert judgement.is_cut == (end < 40)
+        assert [error.trouble for error in judgement.errors] == ([] if judgement.is_cut else [TaskErrorKind.DAMAGED])
+        assert sum(file.rows for file in judgement.files) == 20
 
 
 def test_large_topics_become_files_of_the_target_size(log: LogInFolder, tables: Path) -> None:
@@ -302,7 +302,7 @@ def test_a_file_that_was_used_again_is_stale_not_damaged(log: LogInFolder, table
 
 
 @pytest.mark.parametrize("break_it", [lambda path: path.unlink(), lambda path: os.truncate(path, 5000)])
-def test_a_file_that_is_gone_or_short_is_stale(log: LogInFolder, tables: Path, break_it: Any) -> None:
+def test_a_missing_or_short_file_is_stale(log: LogInFolder, tables: Path, break_it: Any) -> None:
     plan = filled(log, records=12, topics=1).plan(tables)
     break_it(log.path(log.files[1]))
     (judged,) = judge_round(plan, write_here(plan))
@@ -310,7 +310,7 @@ def test_a_file_that_is_gone_or_short_is_stale(log: LogInFolder, tables: Path, b
     assert all_rows(judged.files) == [row for row in log.expected(1) if row["append_time"] < 5000]
 
 
-def test_blocks_that_cannot_be_read_cost_their_topic_alone(log: LogInFolder, tables: Path) -> None:
+def test_unreadable_blocks_fail_only_their_topic(log: LogInFolder, tables: Path) -> None:
     good = body(b"a", b"b")
     log.append((1, 0, good), (2, 0, good))
     bad = bytearray(good)
@@ -342,7 +342,7 @@ def test_a_hole_ends_a_topic(log: LogInFolder, tables: Path) -> None:
     assert judged.claims == [OffsetClaim(0, 1, 0, 15), OffsetClaim(1, 1, 0, 4)]
 
 
-def test_a_table_that_cannot_be_written_costs_its_topic_alone(log: LogInFolder, tables: Path) -> None:
+def test_an_unwritable_table_fails_only_its_topic(log: LogInFolder, tables: Path) -> None:
     filled(log, topics=3)
     tables.mkdir()
     (tables / "t1").write_text("in the way")
@@ -358,7 +358,7 @@ def test_a_table_that_cannot_be_written_costs_its_topic_alone(log: LogInFolder, 
 
 def _with_required(name: str) -> dict[str, Any]:
     schema = new_schema()
-    return {"fields": [{**one, "required": one["required"] or one["name"] == name} for one in schema["fields"]]}
+    return {"fields": [{**field, "required": field["required"] or field["name"] == name} for field in schema["fields"]]}
 
 
 def test_files_are_created_exclusively_and_synced_with_their_folder(
@@ -374,7 +374,7 @@ def test_files_are_created_exclusively_and_synced_with_their_folder(
 
     monkeypatch.setattr(file_store.os, "fsync", fsync)
     written = write_here(log.plan(tables))
-    files = [file.location.removeprefix("file:") for one in written for file in one.files]
+    files = [file.location.removeprefix("file:") for result in written for file in result.files]
     assert len(set(files)) == 3
     for path in files:
         assert synced.count(path) == 1
@@ -386,10 +386,10 @@ def test_files_are_created_exclusively_and_synced_with_their_folder(
     assert Path(files[0]).read_bytes() != b"other bytes"
 
 
-def test_hazard_11_a_folder_that_a_killed_task_made_is_on_disk_before_it_counts(
+def test_hazard_11_a_folder_created_by_a_killed_task_is_synced_before_the_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is there, and nobody synced the folder above. Once is enough."""
+    """The folder exists, but its parent was never synced. One sync is enough."""
     synced: list[str] = []
     real = os.fsync
 
@@ -408,7 +408,7 @@ def test_hazard_11_a_folder_that_a_killed_task_made_is_on_disk_before_it_counts(
 
 
 def test_many_files_share_a_sync_of_their_disk(log: LogInFolder, tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind the last of them, and nothing is told before it."""
+    """The sync follows the last file, and no file is reported before it."""
     monkeypatch.setattr(limits, "FILES_SYNCED_APART_MAX", 2)
     filled(log, topics=5)
     happened: list[str] = []
@@ -427,10 +427,10 @@ def test_many_files_share_a_sync_of_their_disk(log: LogInFolder, tables: Path, m
     monkeypatch.setattr(file_store, "sync_disk", synced)
     written = write_here(log.plan(tables))
     assert (len(written), happened) == (5, ["file"] * 5 + ["sync"])
-    assert [one.error for one in written] == [None] * 5
+    assert [result.error for result in written] == [None] * 5
 
 
-def test_a_disk_that_cannot_be_synced_keeps_every_file_back(
+def test_a_disk_that_cannot_be_synced_withholds_every_file(
     log: LogInFolder, tables: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "FILES_SYNCED_APART_MAX", 2)
@@ -441,4 +441,4 @@ def test_a_disk_that_cannot_be_synced_keeps_every_file_back(
 
     monkeypatch.setattr(file_store, "sync_disk", failing)
     written = write_here(log.plan(tables))
-    assert [(one.files, one.error is None) for one in written] == [([], False)] * 5
+    assert [(result.files, result.error is None) for result in written] == [([], False)] * 5

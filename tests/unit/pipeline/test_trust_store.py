@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from icestream.pipeline.spark_setup.trust_store import PASSWORD, trust_store
+from icestream.pipeline.spark_setup.java_search import PASSWORD, trust_store
 
 
-def test_the_bytes_are_those_of_the_format() -> None:
-    found = trust_store([b"first", b"second one"])
-    body, digest = found[:-20], found[-20:]
+def test_the_bytes_match_the_format() -> None:
+    store = trust_store([b"first", b"second one"])
+    body, digest = store[:-20], store[-20:]
     assert body == (
         struct.pack(">III", 0xFEEDFEED, 2, 2)
         + b"\0\0\0\2\0\4ca-0" + bytes(8) + b"\0\5X.509\0\0\0\5first"
@@ -25,7 +25,7 @@ def test_the_bytes_are_those_of_the_format() -> None:
     assert digest == hashlib.sha1(PASSWORD.encode("utf-16-be") + b"Mighty Aphrodite" + body).digest()
 
 
-def test_java_reads_what_this_machine_trusts(tmp_path: Path) -> None:
+def test_java_reads_the_certificates_of_this_machine(tmp_path: Path) -> None:
     keytool = shutil.which("keytool")
     trusted = ssl.create_default_context().get_ca_certs(binary_form=True)[:3]
     if keytool is None or not trusted:

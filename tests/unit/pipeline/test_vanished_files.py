@@ -1,4 +1,4 @@
-"""Committed files that somebody removed before the log let go of their messages (docs/adr/0042)."""
+"""Committed files that were removed before the log freed their messages (docs/adr/0042)."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from icestream.catalogs.table_catalog import CommitOutcome, TableCatalog, TableC
 from icestream.iceberg.file_io import LocalFiles
 from icestream.iceberg.identifier import Identifier
 from icestream.pipeline.driver.effects import Effect, Effects, Fault
-from tests.support.driver_life import Struck
-from tests.support.paper_pipeline import PaperPipeline
+from tests.support.interruptible_driver import DriverKilled
+from tests.support.pipeline_harness import PipelineHarness
 
 pytestmark = pytest.mark.asyncio
 
 
-class Removing:
+class FileRemovingCatalog:
     """A catalog beside which another engine takes the files of a commit that is on its way for orphans, once."""
 
     def __init__(self, folder: Path, inner: TableCatalog) -> None:
         self._folder, self._inner = folder, inner
         self._before: set[Path] = set()
-        self._wanted = ""
+        self._pattern = ""
         self.removed: list[Path] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -35,8 +35,8 @@ class Removing:
 
     def remove_next(self, table: str, suffix: str) -> None:
         """The files of this table that the next commit brings."""
-        self._wanted = f"**/{table}-*/**/*{suffix}"
-        self._before = set(self._folder.glob(self._wanted))
+        self._pattern = f"**/{table}-*/**/*{suffix}"
+        self._before = set(self._folder.glob(self._pattern))
 
     async def commit(self, identifier: Identifier, change: TableChange) -> CommitOutcome:
         self._remove()
@@ -47,31 +47,31 @@ class Removing:
         return await self._inner.commit_all(changes)
 
     def _remove(self) -> None:
-        if self._wanted and not self.removed:
-            self.removed = sorted(set(self._folder.glob(self._wanted)) - self._before)
+        if self._pattern and not self.removed:
+            self.removed = sorted(set(self._folder.glob(self._pattern)) - self._before)
             for path in self.removed:
                 path.unlink()
 
 
-class World(NamedTuple):
-    pipeline: PaperPipeline
-    other: Removing
+class VanishedFilesWorld(NamedTuple):
+    pipeline: PipelineHarness
+    other: FileRemovingCatalog
 
 
-def opened(folder: Path, is_foreign: bool = False, **options: Any) -> World:
-    made: list[Removing] = []
+def opened(folder: Path, is_foreign: bool = False, **options: Any) -> VanishedFilesWorld:
+    catalogs: list[FileRemovingCatalog] = []
 
     def wrap(inner: TableCatalog) -> Any:
-        made.append(Removing(folder, inner))
-        return made[0]
+        catalogs.append(FileRemovingCatalog(folder, inner))
+        return catalogs[0]
 
-    return World(PaperPipeline(folder, is_foreign=is_foreign, wrap=wrap, **options), made[0])
+    return VanishedFilesWorld(PipelineHarness(folder, is_foreign=is_foreign, wrap=wrap, **options), catalogs[0])
 
 
-async def offsets(pipeline: PaperPipeline, name: str) -> list[int]:
+async def offsets(pipeline: PipelineHarness, name: str) -> list[int]:
     loaded = await pipeline.world.catalog.load(Identifier(("default",), name))
-    found = StaticTable.from_metadata(loaded.metadata_location or "").scan(selected_fields=("offset",))
-    return sorted(found.to_arrow()["offset"].to_pylist())
+    scan = StaticTable.from_metadata(loaded.metadata_location or "").scan(selected_fields=("offset",))
+    return sorted(scan.to_arrow()["offset"].to_pylist())
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".avro"], ids=["data", "manifests"])
@@ -104,22 +104,22 @@ async def test_files_that_vanish_before_the_commit_are_written_again_from_the_lo
     await pipeline.close()
 
 
-async def test_a_driver_that_ends_before_it_looked_is_followed_by_one_that_looks(
+async def test_a_driver_that_ends_before_the_check_is_followed_by_one_that_checks(
     tmp_path: Path,
 ) -> None:
     def strike() -> None:
-        raise Struck
+        raise DriverKilled
 
     effects = Effects(Fault(True, Effect.LOOK_AGAIN, 1), strike)
     first, remover = opened(tmp_path / "w", effects=effects, owner="child")
     remover.remove_next("t1", ".parquet")
     first.broker.publish(1, 5)
-    with pytest.raises(Struck):
+    with pytest.raises(DriverKilled):
         await first.round()
     if first.lease._renewing is not None:
         first.lease._renewing.cancel()
     assert first.broker.floors == {(1, 0): 0}
-    second = PaperPipeline(tmp_path / "w", broker=first.broker, store=first.world.store, owner="child")
+    second = PipelineHarness(tmp_path / "w", broker=first.broker, store=first.world.store, owner="child")
     await second.round()
     await second.round()
     assert first.broker.floors == {(1, 0): 5}
@@ -127,10 +127,10 @@ async def test_a_driver_that_ends_before_it_looked_is_followed_by_one_that_looks
     await second.close()
 
 
-async def test_a_commit_that_cannot_be_taken_back_stops_its_topic_and_its_floor_stays(
+async def test_an_irrevocable_commit_stops_its_topic_and_keeps_its_floor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another engine has committed behind it, for instance."""
+    """For instance, another engine has committed on top of it."""
     pipeline, remover = opened(tmp_path / "warehouse")
     undo = pipeline.world.books.undo
 
@@ -156,10 +156,10 @@ async def test_a_commit_that_cannot_be_taken_back_stops_its_topic_and_its_floor_
     await pipeline.close()
 
 
-async def test_a_topic_whose_committed_files_cannot_be_looked_at_stops_alone(
+async def test_a_topic_whose_committed_files_cannot_be_checked_stops_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By what this driver committed, and by what it finds in a table: its floor stays, and no other's."""
+    """Both for its own commits and for commits that the driver finds in a table: only that topic's floor stays."""
     pipeline, _ = opened(tmp_path / "warehouse")
     exists = LocalFiles.exists
 

@@ -1,4 +1,4 @@
-"""The cache of row groups: bounded in bytes and age, or none at all; what it finds is counted."""
+"""The cache of row groups: bounded in bytes and age, or disabled; its hits are counted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def counted(outcome: str) -> float:
     return float(metrics.GROUP_CACHE.labels(outcome)._value.get())
 
 
-def test_a_row_group_is_found_by_its_file_and_its_number() -> None:
+def test_a_row_group_is_keyed_by_file_and_number() -> None:
     cache = open_row_group_cache(RowGroupCacheOptions())
     hits, misses = counted("hit"), counted("miss")
     assert cache.get(FIRST) is None
@@ -28,7 +28,7 @@ def test_a_row_group_is_found_by_its_file_and_its_number() -> None:
     assert (counted("hit") - hits, counted("miss") - misses) == (1, 2)
 
 
-def test_so_many_bytes_and_the_oldest_go_first() -> None:
+def test_the_cache_is_bounded_and_evicts_the_oldest() -> None:
     cache = open_row_group_cache(RowGroupCacheOptions(max_bytes=2 * ROWS.nbytes + 10))
     for key in (FIRST, SECOND, THIRD):
         cache.put(key, ROWS)
@@ -36,14 +36,14 @@ def test_so_many_bytes_and_the_oldest_go_first() -> None:
     assert cache.held_bytes <= 2 * ROWS.nbytes + 10
 
 
-def test_one_that_is_larger_than_all_of_it_is_not_kept_and_takes_nobody_s_place() -> None:
+def test_an_oversized_row_group_is_not_cached_and_evicts_nothing() -> None:
     cache = open_row_group_cache(RowGroupCacheOptions(max_bytes=ROWS.nbytes + 100))
     cache.put(FIRST, ROWS)
     cache.put(SECOND, pa.concat_tables([ROWS, ROWS]))
     assert (cache.get(FIRST), cache.get(SECOND)) == (ROWS, None)
 
 
-def test_none_is_kept_longer_than_its_time() -> None:
+def test_row_groups_expire() -> None:
     cache = open_row_group_cache(RowGroupCacheOptions(ttl_ms=20))
     cache.put(FIRST, ROWS)
     until = time.monotonic() + 10

@@ -1,4 +1,4 @@
-"""Waits grow, end at a bound, and are not the same for everybody."""
+"""Waits grow, end at a bound, and differ between clients."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from icestream.rpc.backoff import RetryBackoff
 from icestream.runtime.randomness import SeededRandomness
 
 
-def test_each_wait_lies_in_the_upper_half_of_its_step() -> None:
+def test_each_wait_is_in_the_upper_half_of_its_step() -> None:
     backoff = RetryBackoff(SeededRandomness(1), 0.1, 1.0)
     waits = [backoff.next_seconds() for _ in range(6)]
     for wait, step in zip(waits, (0.1, 0.2, 0.4, 0.8, 1.0, 1.0), strict=True):
@@ -22,8 +22,8 @@ def test_success_starts_again_from_the_first_step() -> None:
 
 
 def test_two_clients_do_not_wait_in_step() -> None:
-    one, other = RetryBackoff(SeededRandomness(1)), RetryBackoff(SeededRandomness(2))
-    assert [one.next_seconds() for _ in range(5)] != [other.next_seconds() for _ in range(5)]
+    first, other = RetryBackoff(SeededRandomness(1)), RetryBackoff(SeededRandomness(2))
+    assert [first.next_seconds() for _ in range(5)] != [other.next_seconds() for _ in range(5)]
 
 
 def test_without_randomness_each_wait_is_the_whole_step() -> None:

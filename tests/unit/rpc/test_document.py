@@ -1,4 +1,4 @@
-"""Documents: what was said comes back, whatever else comes is a DecodeError, in bounded time and memory."""
+"""Documents round-trip, and everything else is a DecodeError, in bounded time and memory."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ SMALL = document.encode({"method": "öpen", "arguments": {"list": [1, -7, 2**40,
 
 
 @given(DOCUMENTS)
-def test_a_document_comes_back(given_: dict[str, Any]) -> None:
-    assert document.decode(document.encode(given_)) == given_
+def test_a_document_round_trips(fields: dict[str, Any]) -> None:
+    assert document.decode(document.encode(fields)) == fields
 
 
-def test_numbers_that_are_none_come_back() -> None:
+def test_nan_and_infinity_round_trip() -> None:
     assert math.isnan(document.decode(document.encode({"x": math.nan}))["x"])
 
 
@@ -48,15 +48,15 @@ def test_every_truncation_is_refused() -> None:
 
 
 def test_every_flip_is_read_or_refused() -> None:
-    found = [decoded_or_refused(document.decode, flipped) for _, flipped in bit_flips(SMALL)]
-    assert None in found
-    assert all(isinstance(one, dict) for one in found if one is not None)
+    outcomes = [decoded_or_refused(document.decode, flipped) for _, flipped in bit_flips(SMALL)]
+    assert None in outcomes
+    assert all(isinstance(outcome, dict) for outcome in outcomes if outcome is not None)
 
 
 @given(st.one_of(st.binary(max_size=60), mutated(SMALL), st.binary(max_size=40).map(lambda data: b"\x81\xa1a" + data)))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
-    found = decoded_or_refused(document.decode, data)
-    assert found is None or document.decode(document.encode(found)).keys() == found.keys()
+    decoded = decoded_or_refused(document.decode, data)
+    assert decoded is None or document.decode(document.encode(decoded)).keys() == decoded.keys()
 
 
 @pytest.mark.parametrize(
@@ -89,17 +89,17 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
         pytest.param(b"\x81\xa1a" * 100_000, id="a hundred thousand levels of maps"),
     ],
 )
-def test_what_is_not_a_document_is_refused(data: bytes) -> None:
+def test_invalid_documents_are_refused(data: bytes) -> None:
     with pytest.raises(errors.DecodeError, match="not a document"):
         document.decode(data)
 
 
 def nested(levels: int, innermost: Any = 1) -> dict[str, Any]:
-    """So many levels, maps and lists in turn, the outermost a map."""
-    found: Any = innermost
+    """A document of so many levels, maps and lists in turn, the outermost a map."""
+    value: Any = innermost
     for level in range(levels - 1, 0, -1):
-        found = [found] if level % 2 else {"k": found}
-    return {"k": found}
+        value = [value] if level % 2 else {"k": value}
+    return {"k": value}
 
 
 def test_the_depth_is_bounded() -> None:
@@ -135,7 +135,7 @@ def test_the_number_of_values_is_bounded() -> None:
     [2**64, -(2**63) - 1, 10**400, "\ud800", object(), {1j: 2}, {"k": {"\udfff": 1}}, nested(100_000)],
     ids=["2^64", "below", "huge", "surrogate", "object", "complex", "surrogate key", "deep"],
 )
-def test_what_no_document_can_hold_is_refused_before_it_is_sent(value: Any) -> None:
+def test_values_no_document_can_hold_are_refused_before_sending(value: Any) -> None:
     with pytest.raises(errors.InvalidInput):
         document.encode({"value": value})
 
@@ -144,17 +144,17 @@ def test_what_no_document_can_hold_is_refused_before_it_is_sent(value: Any) -> N
 
 
 def test_fields_are_of_their_type_and_within_their_bounds() -> None:
-    found = {"n": 7, "t": "täxt", "l": ["a", "bb"]}
-    assert document.number_of(found, "n", 7, 7) == 7
-    assert document.number_of(found, "x", 1, 9, 3) == 3
-    assert document.text_of(found, "t", 5) == "täxt"
-    assert document.text_of(found, "x", 5, "") == ""
-    assert document.texts_of(found, "l", 2, 2) == ("a", "bb")
-    assert document.texts_of(found, "x", 2, 2) == ()
+    fields = {"n": 7, "t": "täxt", "l": ["a", "bb"]}
+    assert document.number_of(fields, "n", 7, 7) == 7
+    assert document.number_of(fields, "x", 1, 9, 3) == 3
+    assert document.text_of(fields, "t", 5) == "täxt"
+    assert document.text_of(fields, "x", 5, "") == ""
+    assert document.texts_of(fields, "l", 2, 2) == ("a", "bb")
+    assert document.texts_of(fields, "x", 2, 2) == ()
 
 
 @pytest.mark.parametrize("value", [None, True, 1.0, "7", b"7", 6, 10, 2**64 - 1, -1, [7]])
-def test_a_number_that_is_none_is_refused(value: Any) -> None:
+def test_an_invalid_number_is_refused(value: Any) -> None:
     with pytest.raises(errors.DecodeError, match="n is not a number from 7 to 9"):
         document.number_of({"n": value}, "n", 7, 9)
     with pytest.raises(errors.DecodeError):
@@ -162,7 +162,7 @@ def test_a_number_that_is_none_is_refused(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [None, 1, b"text", ["text"], "ääx", "longer"])
-def test_a_text_that_is_none_is_refused(value: Any) -> None:
+def test_an_invalid_text_is_refused(value: Any) -> None:
     with pytest.raises(errors.DecodeError, match="t is not text"):
         document.text_of({"t": value}, "t", 4)
     with pytest.raises(errors.DecodeError):
@@ -170,7 +170,7 @@ def test_a_text_that_is_none_is_refused(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [None, "ab", {"a": 1}, ["a", 1], ["a", "bbb"], ["a", "b", "c"]])
-def test_a_list_of_texts_that_is_none_is_refused(value: Any) -> None:
+def test_an_invalid_list_of_texts_is_refused(value: Any) -> None:
     with pytest.raises(errors.DecodeError, match="l is not a list"):
         document.texts_of({"l": value}, "l", 2, 2)
 
@@ -179,11 +179,11 @@ def test_a_list_of_texts_that_is_none_is_refused(value: Any) -> None:
 
 
 @given(TEXT, DOCUMENTS)
-def test_a_call_comes_back(method: str, arguments: dict[str, Any]) -> None:
+def test_a_call_round_trips(method: str, arguments: dict[str, Any]) -> None:
     assert document.decode_call(document.encode_call(method, arguments)) == (method, arguments)
 
 
-def test_keys_that_are_not_known_are_ignored() -> None:
+def test_unknown_keys_are_ignored() -> None:
     assert document.decode_call(document.encode({"method": "m", "later": [1, 2]})) == ("m", {})
     error = {"code": "refused", "message": "m", "hint": "h", "retryable": True, "later": {"a": 1}}
     assert isinstance(document.decode_error(document.encode(error)), errors.Refused)
@@ -225,30 +225,30 @@ def test_hazard_35_the_bound_of_a_call_can_be_moved_for_a_listener_that_is_not_p
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_every_kind_of_error_comes_back_as_itself(kind: type[errors.IcestreamError]) -> None:
-    found = document.decode_error(document.encode_error(kind("was geschah", hint="was hilft")))
-    assert (type(found), found.message, found.hint) == (kind, "was geschah", "was hilft")
-    assert (found.code, found.retryable) == (kind.code, kind.retryable)
+def test_every_kind_of_error_round_trips(kind: type[errors.IcestreamError]) -> None:
+    error = document.decode_error(document.encode_error(kind("was geschah", hint="was hilft")))
+    assert (type(error), error.message, error.hint) == (kind, "was geschah", "was hilft")
+    assert (error.code, error.retryable) == (kind.code, kind.retryable)
 
 
-def test_an_error_of_a_later_version_keeps_its_code_and_its_words() -> None:
+def test_an_error_of_a_later_version_keeps_its_code_and_message() -> None:
     body = document.encode({"code": "from_later", "message": "m", "hint": "h", "retryable": True})
-    found = document.decode_error(body)
-    assert type(found) is errors.IcestreamError
-    assert (found.code, found.message, found.hint, found.retryable) == ("from_later", "m", "h", True)
+    error = document.decode_error(body)
+    assert type(error) is errors.IcestreamError
+    assert (error.code, error.message, error.hint, error.retryable) == ("from_later", "m", "h", True)
     assert (errors.IcestreamError.code, errors.IcestreamError.retryable) == ("internal", False)
-    assert document.decode_error(document.encode_error(found)).code == "from_later"
+    assert document.decode_error(document.encode_error(error)).code == "from_later"
 
 
 @pytest.mark.parametrize(
     "text", ["", "x" * 100_000, "ä" * 100_000, "𝄞" * 5_000, "\ud800 lone", "\ud800" * 5_000], ids=lambda text: text[:3]
 )
-def test_whatever_an_error_says_can_be_sent(text: str) -> None:
+def test_any_error_message_can_be_sent(text: str) -> None:
     body = document.encode_error(errors.InvalidInput(text, hint=text))
     assert len(body) <= 64 + limits.ERROR_MESSAGE_BYTES_MAX + limits.ERROR_HINT_BYTES_MAX
-    found = document.decode_error(body)
-    assert found.message[:4] == text[:4] or "\ud800" in text
-    assert len(found.message.encode()) > min(len(text), limits.ERROR_MESSAGE_BYTES_MAX) - 4
+    error = document.decode_error(body)
+    assert error.message[:4] == text[:4] or "\ud800" in text
+    assert len(error.message.encode()) > min(len(text), limits.ERROR_MESSAGE_BYTES_MAX) - 4
 
 
 @pytest.mark.parametrize(
@@ -271,5 +271,5 @@ def test_an_error_of_wrong_types_is_refused(error: dict[str, Any]) -> None:
 
 @given(st.one_of(st.binary(max_size=60), mutated(document.encode_error(errors.DiskFull("m", hint="h")))))
 def test_any_bytes_are_an_error_or_refused(data: bytes) -> None:
-    found = decoded_or_refused(document.decode_error, data)
-    assert found is None or isinstance(found, errors.IcestreamError)
+    error = decoded_or_refused(document.decode_error, data)
+    assert error is None or isinstance(error, errors.IcestreamError)

@@ -1,4 +1,4 @@
-"""The frames of the native protocol: what was meant comes back, everything else is a DecodeError."""
+"""The frames of the native protocol round-trip, and everything else is a DecodeError."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ ONE_OF_EACH: dict[str, Any] = {
 
 @every_body
 @given(data=st.data())
-def test_a_body_comes_back(name: str, data: st.DataObject) -> None:
+def test_a_body_round_trips(name: str, data: st.DataObject) -> None:
     encode, decode, values = CODECS[name]
     value = data.draw(values)
     assert decode(encode(value)) == value
@@ -106,7 +106,7 @@ def test_a_frame_is_its_head_and_its_body(kind: FrameKind, number: int, body: by
     assert struct.unpack("<IBBHQ", encoded[:16]) == (len(encoded) - 4, kind, flags, 0, number)
 
 
-def test_a_delivery_can_be_sent_from_where_its_blocks_stand() -> None:
+def test_a_delivery_can_be_sent_without_copying_its_blocks() -> None:
     delivery = ONE_OF_EACH["DELIVER"]
     assert frame.encode_delivery_head(delivery) + delivery.body == frame.encode_delivery(delivery)
 
@@ -159,7 +159,9 @@ def test_every_truncation_is_refused_or_is_a_shorter_list(name: str) -> None:
     encode, decode, _ = CODECS[name]
     whole = ONE_OF_EACH[name]
     assert decode(encode(whole)) == whole
-    shorter = [found for cut in truncations(encode(whole)) if (found := decoded_or_refused(decode, cut)) is not None]
+    shorter = [
+        decoded for cut in truncations(encode(whole)) if (decoded := decoded_or_refused(decode, cut)) is not None
+    ]
     assert whole not in shorter
     match name:
         case "PUBLISH" | "PUBLISHED":
@@ -167,9 +169,9 @@ def test_every_truncation_is_refused_or_is_a_shorter_list(name: str) -> None:
         case "ACK":
             assert shorter == [whole._replace(ranges=whole.ranges[:1])]
         case "DELIVER" | "PICK":
-            assert all(found._replace(body=whole.body) == whole for found in shorter), "only blocks may be cut"
+            assert all(decoded._replace(body=whole.body) == whole for decoded in shorter), "only blocks may be cut"
         case "GAP":
-            assert all(found[:-1] == whole[:-1] for found in shorter), "only the text at the end may be cut"
+            assert all(decoded[:-1] == whole[:-1] for decoded in shorter), "only the text at the end may be cut"
         case _:
             assert shorter == []
 
@@ -178,8 +180,8 @@ def test_every_truncation_is_refused_or_is_a_shorter_list(name: str) -> None:
 def test_every_flip_is_read_or_refused(name: str) -> None:
     encode, decode, _ = CODECS[name]
     for _, flipped in bit_flips(encode(ONE_OF_EACH[name])):
-        found = decoded_or_refused(decode, flipped)
-        assert found is None or encode(found) == flipped or name in {"PUBLISH", "PUBLISHED"}
+        decoded = decoded_or_refused(decode, flipped)
+        assert decoded is None or encode(decoded) == flipped or name in {"PUBLISH", "PUBLISHED"}
 
 
 @every_body
@@ -187,16 +189,16 @@ def test_every_flip_is_read_or_refused(name: str) -> None:
 def test_mutated_bodies_are_read_or_refused(name: str, data: st.DataObject) -> None:
     encode, decode, _ = CODECS[name]
     body = data.draw(mutated(encode(ONE_OF_EACH[name])))
-    found = decoded_or_refused(decode, body)
-    assert found is None or decode(encode(found)) == found
+    decoded = decoded_or_refused(decode, body)
+    assert decoded is None or decode(encode(decoded)) == decoded
 
 
 @every_body
 @given(body=st.binary(max_size=120))
 def test_random_bytes_are_read_or_refused(name: str, body: bytes) -> None:
     encode, decode, _ = CODECS[name]
-    found = decoded_or_refused(decode, body)
-    assert found is None or decode(encode(found)) == found
+    decoded = decoded_or_refused(decode, body)
+    assert decoded is None or decode(encode(decoded)) == decoded
 
 
 def part(producer: int = 1, shard: int = 0, size: int = 8, zero: int = 0, block: bytes = bytes(8)) -> bytes:
@@ -240,7 +242,7 @@ def part(producer: int = 1, shard: int = 0, size: int = 8, zero: int = 0, block:
         pytest.param(frame.decode_gap, bytes(31), id="gap cut off"),
     ],
 )
-def test_what_does_not_add_up_is_refused(decode: Callable[[bytes], Any], body: bytes) -> None:
+def test_inconsistent_lengths_are_refused(decode: Callable[[bytes], Any], body: bytes) -> None:
     with pytest.raises(errors.DecodeError):
         decode(body)
 
@@ -294,11 +296,16 @@ def test_a_ping_is_short() -> None:
 
 
 def test_the_largest_answers_fit_the_smallest_bound() -> None:
-    """What FRAME_BYTES_MIN promises: PUBLISHED with every part refused, a whole document, a message of the default."""
+    """FRAME_BYTES_MIN fits PUBLISHED with every part refused, a whole document, a message of the default size."""
     text = bytes(64 + limits.ERROR_MESSAGE_BYTES_MAX + limits.ERROR_HINT_BYTES_MAX)
     refused = frame.encode_part_results([PartResult(Outcome.REFUSED, -1, text)] * limits.PUBLISH_PARTS_MAX)
     assert frame.SIZE_MIN + len(refused) <= limits.FRAME_BYTES_MIN
     assert frame.SIZE_MIN + limits.DOCUMENT_BYTES_MAX <= limits.FRAME_BYTES_MIN
-    one = frame.DELIVER.size + limits.MESSAGE_BYTES_MAX_DEFAULT + limits.RECORD_OVERHEAD_BYTES_MAX
-    assert frame.SIZE_MIN + one <= limits.FRAME_BYTES_MIN <= limits.FRAME_BYTES_MAX_DEFAULT <= limits.FRAME_BYTES_MAX
+    delivery_bytes = frame.DELIVER.size + limits.MESSAGE_BYTES_MAX_DEFAULT + limits.RECORD_OVERHEAD_BYTES_MAX
+    assert (
+        frame.SIZE_MIN + delivery_bytes
+        <= limits.FRAME_BYTES_MIN
+        <= limits.FRAME_BYTES_MAX_DEFAULT
+        <= limits.FRAME_BYTES_MAX
+    )
     assert frame.SIZE_MIN + limits.RECORD_BYTES_MAX <= limits.FRAME_BYTES_MAX < 2**32

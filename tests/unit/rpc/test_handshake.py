@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from icestream import errors, limits
 from icestream.rpc import document, frame, handshake
-from icestream.rpc.compression import Compression
+from icestream.rpc.body_compression import Compression
 from icestream.rpc.frame import COMPRESSED, MAGIC, VERSION, Frame, FrameKind
 from icestream.rpc.handshake import Agreement, HandshakeServer, Hello, Welcome
 from icestream.rpc.stream import FrameStream
@@ -34,7 +34,7 @@ def hello_frame(hello: Hello) -> Frame:
     return Frame(FrameKind.HELLO, 0, 9, handshake.encode_hello(hello))
 
 
-def said(**fields: Any) -> Frame:
+def hello_with(**fields: Any) -> Frame:
     """A HELLO with any fields."""
     return Frame(FrameKind.HELLO, 0, 9, MAGIC + document.encode({"version": 1, **fields}))
 
@@ -43,12 +43,12 @@ def said(**fields: Any) -> Frame:
 
 
 @given(HELLOS)
-def test_a_hello_comes_back(hello: Hello) -> None:
+def test_a_hello_round_trips(hello: Hello) -> None:
     assert handshake.decode_hello(handshake.encode_hello(hello)) == hello
 
 
 @given(WELCOMES)
-def test_a_welcome_comes_back(welcome: Welcome) -> None:
+def test_a_welcome_round_trips(welcome: Welcome) -> None:
     assert handshake.decode_welcome(handshake.encode_welcome(welcome)) == welcome
 
 
@@ -95,9 +95,9 @@ def test_the_highest_version_that_both_speak_is_chosen(version: int, version_min
     assert str(VERSION) in refused.value.hint
 
 
-def test_who_says_one_version_speaks_no_other() -> None:
+def test_a_peer_with_one_version_speaks_only_that() -> None:
     with pytest.raises(errors.UnknownVersion):
-        server().agree(said(version=VERSION + 1))
+        server().agree(hello_with(version=VERSION + 1))
 
 
 def test_a_client_refuses_a_version_that_it_did_not_offer() -> None:
@@ -110,7 +110,7 @@ def test_a_client_refuses_a_version_that_it_did_not_offer() -> None:
 # --- bounds -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_bound_that_cannot_be_kept_is_refused() -> None:
+def test_an_impossible_bound_is_refused() -> None:
     least = limits.FRAME_BYTES_MIN
     assert server().agree(hello_frame(Hello(frame_bytes_max=least)))[0].send_bytes_max == least
     with pytest.raises(errors.InvalidInput, match="the client accepts"):
@@ -124,13 +124,13 @@ def test_a_bound_that_cannot_be_kept_is_refused() -> None:
                 handshake.accept_welcome(Hello(), answer)
 
 
-def test_nobody_sends_more_than_any_frame_may_be() -> None:
+def test_no_peer_sends_more_than_the_largest_frame() -> None:
     agreed, _ = server().agree(hello_frame(Hello(frame_bytes_max=2**32 - 1)))
     assert agreed.send_bytes_max == limits.FRAME_BYTES_MAX
 
 
 def test_keys_that_are_missing_have_defaults_and_unknown_ones_are_ignored() -> None:
-    agreed, _ = server(Compression()).agree(said(later={"a": [1]}, token="x"))
+    agreed, _ = server(Compression()).agree(hello_with(later={"a": [1]}, token="x"))
     assert agreed == Agreement(VERSION, limits.FRAME_BYTES_MAX_DEFAULT, limits.FRAME_BYTES_MAX_DEFAULT, None)
     welcome = handshake.decode_welcome(document.encode({"version": 1, "frame_bytes_max": 7, "later": 1}))
     assert welcome == Welcome(1, "", 7, "", 0)
@@ -163,7 +163,7 @@ def test_keys_that_are_missing_have_defaults_and_unknown_ones_are_ignored() -> N
 )
 def test_a_hello_of_wrong_values_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(errors.DecodeError):
-        server().agree(said(**fields))
+        server().agree(hello_with(**fields))
 
 
 @pytest.mark.parametrize(
@@ -214,16 +214,16 @@ def test_every_truncation_is_refused_and_every_flip_read_or_refused(decode: Any,
         with pytest.raises(errors.DecodeError):
             decode(cut)
     for _, flipped in bit_flips(body):
-        found = decoded_or_refused(decode, flipped)
-        assert found is None or found.version >= 1
+        decoded = decoded_or_refused(decode, flipped)
+        assert decoded is None or decoded.version >= 1
 
 
 @pytest.mark.parametrize(("decode", "body"), BODIES, ids=["hello", "welcome"])
 @given(data=st.data())
 def test_any_bytes_are_read_or_refused(decode: Any, body: bytes, data: st.DataObject) -> None:
-    given_ = data.draw(st.one_of(mutated(body), st.binary(max_size=60), st.binary(max_size=40).map(MAGIC.__add__)))
-    found = decoded_or_refused(decode, given_)
-    assert found is None or found.version >= 1
+    damaged = data.draw(st.one_of(mutated(body), st.binary(max_size=60), st.binary(max_size=40).map(MAGIC.__add__)))
+    decoded = decoded_or_refused(decode, damaged)
+    assert decoded is None or decoded.version >= 1
 
 
 # --- afterwards -------------------------------------------------------------------------------------------------------
@@ -234,29 +234,31 @@ def agreed(compression: Compression | None, size: int = limits.FRAME_BYTES_MIN) 
 
 
 @given(st.binary(max_size=300).map(lambda data: data * 20))
-def test_what_is_sealed_can_be_opened(body: bytes) -> None:
+def test_sealed_frames_can_be_opened(body: bytes) -> None:
     for compression in (None, Compression()):
-        (one,) = FrameStream().feed(handshake.outgoing_frame(FrameKind.PUBLISH, 3, body, agreed(compression)))
-        assert handshake.incoming_frame(one, agreed(compression)) == Frame(FrameKind.PUBLISH, 0, 3, body)
+        (sealed_frame,) = FrameStream().feed(handshake.outgoing_frame(FrameKind.PUBLISH, 3, body, agreed(compression)))
+        assert handshake.incoming_frame(sealed_frame, agreed(compression)) == Frame(FrameKind.PUBLISH, 0, 3, body)
 
 
 def test_a_frame_is_compressed_only_where_that_was_agreed() -> None:
     body = bytes(10_000)
     sealed = handshake.outgoing_frame(FrameKind.PUBLISH, 3, body, agreed(Compression()))
     assert len(sealed) < 100
-    (one,) = FrameStream().feed(sealed)
-    assert one.flags == COMPRESSED
+    (sealed_frame,) = FrameStream().feed(sealed)
+    assert sealed_frame.flags == COMPRESSED
     with pytest.raises(errors.DecodeError, match="chose no compression"):
-        handshake.incoming_frame(one, agreed(None))
+        handshake.incoming_frame(sealed_frame, agreed(None))
     assert len(handshake.outgoing_frame(FrameKind.PUBLISH, 3, body, agreed(None))) == frame.HEAD.size + len(body)
 
 
-def test_the_bound_counts_for_what_is_inside() -> None:
+def test_the_bound_applies_to_the_decompressed_body() -> None:
     """hazard 35: a compressed frame may not become larger than a plain one may be."""
     most = bytes(10_000 - frame.SIZE_MIN)
-    (one,) = FrameStream().feed(handshake.outgoing_frame(FrameKind.CALL, 3, most, agreed(Compression(), 10_000)))
-    assert handshake.incoming_frame(one, agreed(Compression(), 10_000)).body == most
+    (sealed_frame,) = FrameStream().feed(
+        handshake.outgoing_frame(FrameKind.CALL, 3, most, agreed(Compression(), 10_000))
+    )
+    assert handshake.incoming_frame(sealed_frame, agreed(Compression(), 10_000)).body == most
     with pytest.raises(errors.DecodeError, match="at most"):
-        handshake.incoming_frame(one, agreed(Compression(), 9_999))
+        handshake.incoming_frame(sealed_frame, agreed(Compression(), 9_999))
     with pytest.raises(errors.MessageTooLarge, match="10001 bytes"):
         handshake.outgoing_frame(FrameKind.CALL, 3, most + b"x", agreed(Compression(), 10_000))

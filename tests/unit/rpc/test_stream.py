@@ -14,7 +14,7 @@ from icestream import errors, limits
 from icestream.rpc import frame
 from icestream.rpc.frame import Frame, FrameKind, encode_frame
 from icestream.rpc.stream import FrameStream
-from tests.support.effort import QUARTER
+from tests.support.hypothesis_effort import QUARTER
 from tests.support.mutations import bit_flips, mutated, truncations
 
 SMALL, LARGE = limits.SOCKET_READ_BYTES_MIN, limits.SOCKET_READ_BYTES
@@ -42,18 +42,18 @@ def pattern(size: int) -> bytes:
 
 
 def encoded(frames: list[Frame]) -> bytes:
-    return b"".join(encode_frame(one.kind, one.number, one.body, one.flags) for one in frames)
+    return b"".join(encode_frame(received.kind, received.number, received.body, received.flags) for received in frames)
 
 
 def outcome_of(stream: FrameStream, chunks: Iterator[bytes]) -> list[Frame | str]:
     """The frames, and at the end what made the stream fail, if anything did."""
-    found: list[Frame | str] = []
+    received: list[Frame | str] = []
     for chunk in chunks:
         try:
-            found.extend(stream.feed(chunk))
+            received.extend(stream.feed(chunk))
         except errors.DecodeError as error:
-            return [*found, str(error)]
-    return found
+            return [*received, str(error)]
+    return received
 
 
 def one_by_one(data: bytes) -> Iterator[bytes]:
@@ -70,7 +70,7 @@ def divided(draw: st.DrawFn, data: bytes) -> list[bytes]:
 
 
 @given(st.lists(FRAMES, max_size=6), st.data())
-def test_any_division_gives_the_same_frames(frames: list[Frame], data: st.DataObject) -> None:
+def test_any_division_of_the_bytes_gives_the_same_frames(frames: list[Frame], data: st.DataObject) -> None:
     stream, other = FrameStream(), FrameStream()
     whole = encoded(frames)
     assert outcome_of(stream, iter([whole])) == frames
@@ -88,7 +88,7 @@ def test_byte_by_byte(frames: list[Frame]) -> None:
 def test_any_reads_of_a_socket(frames: list[Frame], reads: list[int]) -> None:
     """Through `get_buffer` and `received`, as an event loop does it: no read is larger than its buffer."""
     stream, rest = FrameStream(), memoryview(encoded(frames))
-    found: list[Frame] = []
+    received: list[Frame] = []
     turn = 0
     while rest:
         buffer = stream.get_buffer()
@@ -96,14 +96,14 @@ def test_any_reads_of_a_socket(frames: list[Frame], reads: list[int]) -> None:
         count = min(len(buffer), len(rest), reads[turn % len(reads)])
         buffer[:count] = rest[:count]
         rest = rest[count:]
-        found += stream.received(count)
+        received += stream.received(count)
         turn += 1
-    assert found == frames
+    assert received == frames
     stream.ended()
 
 
 @given(st.lists(SMALL_FRAMES, min_size=1, max_size=4).flatmap(lambda frames: mutated(encoded(frames))), st.data())
-def test_mutated_streams_fail_at_the_same_place_however_they_are_divided(data: bytes, draw: st.DataObject) -> None:
+def test_mutated_streams_fail_at_the_same_position_for_any_division(data: bytes, draw: st.DataObject) -> None:
     expected = outcome_of(FrameStream(1000), iter([data]))
     assert outcome_of(FrameStream(1000), one_by_one(data)) == expected
     assert outcome_of(FrameStream(1000), iter(draw.draw(divided(data)))) == expected
@@ -125,7 +125,7 @@ def test_every_flip_of_two_frames() -> None:
     assert {1, 2} <= seen
 
 
-def test_every_truncation_leaves_a_frame_under_way() -> None:
+def test_every_truncation_leaves_an_unfinished_frame() -> None:
     whole = encoded([Frame(FrameKind.PING, 0, 7, b"ping")])
     for cut in truncations(whole):
         stream = FrameStream()
@@ -136,7 +136,7 @@ def test_every_truncation_leaves_a_frame_under_way() -> None:
                 stream.ended()
 
 
-def test_a_long_frame_that_is_cut_off_is_noticed() -> None:
+def test_a_truncated_long_frame_is_detected() -> None:
     stream = FrameStream()
     assert list(stream.feed(encode_frame(FrameKind.CALL, 1, bytes(2 * LARGE))[:-1])) == []
     assert stream.incomplete_bytes == 2 * LARGE + 15
@@ -164,7 +164,7 @@ GOOD = encode_frame(FrameKind.PING, 1, b"good")
         (b"\x10\x10\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x00\x00", "native protocol"),
     ],
 )
-def test_a_bad_head_ends_the_stream_behind_the_frames_before_it(bad: bytes, words: str) -> None:
+def test_a_bad_header_ends_the_stream_after_the_frames_before_it(bad: bytes, words: str) -> None:
     stream = FrameStream()
     frames = stream.feed(GOOD + bad + GOOD)
     assert next(frames) == Frame(FrameKind.PING, 0, 1, b"good")
@@ -185,7 +185,7 @@ def test_the_largest_frame_and_one_byte_more() -> None:
         list(FrameStream(1000).feed(encode_frame(FrameKind.CALL, 1, body + b"x")))
 
 
-def test_too_large_is_known_from_the_head_alone() -> None:
+def test_an_oversized_frame_is_detected_by_its_header() -> None:
     with pytest.raises(errors.DecodeError):
         list(FrameStream(1000).feed(encode_frame(FrameKind.CALL, 1, bytes(2000))[: frame.HEAD.size]))
 
@@ -194,7 +194,7 @@ def test_kinds_that_are_not_the_other_side_s_are_refused() -> None:
     for kind in FrameKind:
         stream = FrameStream(kinds=frame.FROM_CLIENT)
         if kind in frame.FROM_CLIENT:
-            assert [one.kind for one in stream.feed(encode_frame(kind, 1))] == [kind]
+            assert [received.kind for received in stream.feed(encode_frame(kind, 1))] == [kind]
         else:
             with pytest.raises(errors.DecodeError, match=f"kind {kind.value} "):
                 list(stream.feed(encode_frame(kind, 1)))
@@ -207,12 +207,12 @@ def test_a_bound_that_is_raised_by_a_frame_counts_for_the_next(in_one_read: bool
     data = encode_frame(FrameKind.HELLO, 1, b"hello") + encode_frame(
         FrameKind.PUBLISH, 2, pattern(3 * limits.HELLO_BYTES_MAX)
     )
-    found = []
+    numbers = []
     for chunk in [data] if in_one_read else one_by_one(data):
-        for one in stream.feed(chunk):
-            found.append(one.number)
+        for received in stream.feed(chunk):
+            numbers.append(received.number)
             stream.frame_bytes_max, stream.kinds = limits.FRAME_BYTES_MIN, frame.FROM_CLIENT
-    assert found == [1, 2]
+    assert numbers == [1, 2]
 
 
 def test_without_that_the_same_frame_is_refused() -> None:
@@ -231,19 +231,19 @@ def test_without_that_the_same_frame_is_refused() -> None:
 def read_all(stream: FrameStream, data: bytes, read_bytes: int) -> tuple[list[Frame], int]:
     """In reads of this size; the frames, and the most memory that the stream held."""
     rest, most = memoryview(data), 0
-    found: list[Frame] = []
+    received: list[Frame] = []
     while rest:
         buffer = stream.get_buffer()
         count = min(len(buffer), len(rest), read_bytes)
         buffer[:count] = rest[:count]
         rest = rest[count:]
         most = max(most, stream.memory_bytes)
-        found += stream.received(count)
-    return found, most
+        received += stream.received(count)
+    return received, most
 
 
 @pytest.mark.parametrize("read_bytes", [1000, SMALL, LARGE, 1 << 20])
-def test_hazard_35_memory_follows_what_was_sent_and_comes_back(read_bytes: int) -> None:
+def test_hazard_35_memory_follows_the_received_bytes_and_is_released(read_bytes: int) -> None:
     stream = FrameStream()
     body = pattern(5_000_000)
     frames, most = read_all(stream, encode_frame(FrameKind.PUBLISH, 1, body), read_bytes)
@@ -254,7 +254,7 @@ def test_hazard_35_memory_follows_what_was_sent_and_comes_back(read_bytes: int) 
     assert len(stream.get_buffer()) == stream.memory_bytes == SMALL
 
 
-def test_hazard_35_a_claim_costs_nothing() -> None:
+def test_hazard_35_an_announced_length_allocates_nothing() -> None:
     stream = FrameStream()
     assert list(stream.feed(struct.pack("<IBBHQ", limits.FRAME_BYTES_MAX_DEFAULT, FrameKind.PUBLISH, 0, 0, 1))) == []
     stream.get_buffer()
@@ -287,7 +287,7 @@ def test_a_busy_connection_gets_a_large_buffer() -> None:
         count = min(len(buffer), len(rest))
         buffer[:count] = rest[:count]
         rest = rest[count:]
-        assert all(len(one.body) == 984 for one in stream.received(count))
+        assert all(len(received.body) == 984 for received in stream.received(count))
     assert sizes[0] == SMALL
     assert LARGE <= max(sizes) <= 2 * LARGE
 
@@ -297,10 +297,10 @@ def test_no_read_is_small_while_much_is_missing() -> None:
     data = encode_frame(FrameKind.PUBLISH, 1, pattern(100_000))
     assert list(stream.feed(data[: SMALL - 10])) == []
     assert len(stream.get_buffer()) >= SMALL
-    assert [one.body for one in stream.feed(data[SMALL - 10 :])] == [data[frame.HEAD.size :]]
+    assert [received.body for received in stream.feed(data[SMALL - 10 :])] == [data[frame.HEAD.size :]]
     assert list(stream.feed(GOOD[:-1])) == []
     assert len(stream.get_buffer()) > 0
-    assert [one.body for one in stream.feed(GOOD[-1:])] == [b"good"]
+    assert [received.body for received in stream.feed(GOOD[-1:])] == [b"good"]
 
 
 def test_frames_do_not_change_when_the_buffer_is_used_again() -> None:

@@ -27,7 +27,7 @@ async def test_the_system_clock_sleeps_for_real() -> None:
     assert clock.monotonic_ns() - before >= 9_000_000
 
 
-def test_the_simulated_clock_stands_still() -> None:
+def test_the_simulated_clock_does_not_run() -> None:
     clock = SimulatedClock(5)
     assert [(clock.wall_us(), clock.monotonic_ns()) for _ in range(3)] == [(5, 0)] * 3
 
@@ -67,7 +67,7 @@ async def test_a_simulated_sleeper_wakes_when_the_clock_has_moved_far_enough() -
 
 
 @pytest.mark.asyncio
-async def test_hazard_32_a_step_of_the_wall_clock_wakes_nobody() -> None:
+async def test_hazard_32_a_step_of_the_wall_clock_wakes_no_sleeper() -> None:
     clock = SimulatedClock(0)
     sleeper = asyncio.create_task(clock.sleep(10))
     await asyncio.sleep(0)
@@ -92,8 +92,8 @@ async def test_a_sleeper_that_was_cancelled_is_passed_over() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_sleep_of_no_time_only_lets_others_run() -> None:
-    """As asyncio.sleep(0): nobody has to move the clock for it."""
+async def test_a_sleep_of_zero_only_yields() -> None:
+    """As asyncio.sleep(0): it returns without an advance of the clock."""
     sleeper = asyncio.create_task(SimulatedClock().sleep(0))
     for _ in range(3):
         await asyncio.sleep(0)

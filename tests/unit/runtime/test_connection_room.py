@@ -19,7 +19,7 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.integers(1, 4), st.integers(0, 2))
-def test_the_least_useful_connection_goes_and_a_busy_one_never_does(
+def test_the_least_useful_connection_is_closed_and_never_a_busy_one(
     steps: list[tuple[str, int, Standing]], capacity: int, reserve: int
 ) -> None:
     room: ConnectionRoom[int] = ConnectionRoom("test", capacity, reserve)
@@ -27,7 +27,9 @@ def test_the_least_useful_connection_goes_and_a_busy_one_never_does(
     evicted = refused = 0
     for now, (step, index, standing) in enumerate(steps):
         if step == "open":
-            idle = sorted((s.value, since, name, kept) for s, since, name, kept in model if s is not Standing.BUSY)
+            idle = sorted(
+                (s.value, since, name, kept_name) for s, since, name, kept_name in model if s is not Standing.BUSY
+            )
             regular, kept_ones = [row for row in idle if not row[3]], [row for row in idle if row[3]]
             reserved = sum(row[3] for row in model)
             expected, is_admitted, is_reserved = None, True, False
@@ -45,10 +47,10 @@ def test_the_least_useful_connection_goes_and_a_busy_one_never_does(
             if is_admitted:
                 model.append((Standing.SILENT, now, now, is_reserved))
         elif model:
-            _, _, name, kept = model.pop(index % len(model))
+            _, _, name, kept_name = model.pop(index % len(model))
             if step == "move":
                 room.move(name, standing)
-                model.append((standing, now, name, kept))
+                model.append((standing, now, name, kept_name))
             else:
                 room.leave(name)
         busy = sum(1 for row in model if row[0] is Standing.BUSY)
@@ -57,7 +59,7 @@ def test_the_least_useful_connection_goes_and_a_busy_one_never_does(
         assert room.state.is_refusing <= room.state.is_crowded
 
 
-def test_a_connection_that_left_is_not_brought_back() -> None:
+def test_a_closed_connection_is_not_restored() -> None:
     room: ConnectionRoom[str] = ConnectionRoom("test", 2)
     room.admit("a")
     room.leave("a")
@@ -67,10 +69,10 @@ def test_a_connection_that_left_is_not_brought_back() -> None:
 
 
 @given(st.integers(-1, 1_000_000), st.integers(100, 10_000))
-def test_all_listeners_leave_descriptors_for_the_log(allowed: int, wanted: int) -> None:
-    bounds = [connections_within(allowed, wanted, share) for share in (0.35, 0.35, 0.1, 0.1)]
-    assert all(CONNECTIONS_MIN <= bound <= wanted for bound in bounds)
+def test_all_listeners_leave_descriptors_for_the_log(allowed: int, limit: int) -> None:
+    bounds = [connections_within(allowed, limit, share) for share in (0.35, 0.35, 0.1, 0.1)]
+    assert all(CONNECTIONS_MIN <= bound <= limit for bound in bounds)
     if allowed >= OWN + 10 * CONNECTIONS_MIN:
         assert sum(bounds) <= allowed - OWN
     if allowed < 0:
-        assert bounds == [wanted] * 4
+        assert bounds == [limit] * 4

@@ -29,7 +29,7 @@ print(oct(os.stat("folder").st_mode & 0o777), oct(os.stat("folder/file").st_mode
         ("all", "077", "0o700 0o600"),  # what the account forbids stays forbidden
     ],
 )
-def test_files_are_for_those_whom_the_setting_names(tmp_path: Path, access: str, umask: str, modes: str) -> None:
+def test_file_modes_follow_the_setting(tmp_path: Path, access: str, umask: str, modes: str) -> None:
     command = [sys.executable, "-c", PROGRAM, access, umask]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
     assert ran.stdout.strip() == modes

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from icestream import errors
 from icestream.runtime.files import Directory, LocalDirectory
 from icestream.runtime.simulated_disk import SimulatedDisk
-from tests.support.effort import HALF
+from tests.support.hypothesis_effort import HALF
 
 
 @pytest.fixture(params=["local", "simulated"])
@@ -31,7 +31,7 @@ def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Direct
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_written_is_read(directory: Directory) -> None:
+def test_written_bytes_are_read(directory: Directory) -> None:
     file = directory.create("a")
     assert (file.size(), file.read_at(0, 10)) == (0, b"")
     file.write_at(0, b"0123456789")
@@ -62,7 +62,7 @@ def test_a_hole_reads_as_zeros(directory: Directory) -> None:
     file.close()
 
 
-def test_writing_nothing_changes_nothing(directory: Directory) -> None:
+def test_an_empty_write_changes_nothing(directory: Directory) -> None:
     file = directory.create("a")
     file.write_at(0, b"ab")
     file.write_at(10, b"")
@@ -78,7 +78,7 @@ def test_a_large_write_is_complete(directory: Directory) -> None:
     file.close()
 
 
-def test_allocate_makes_room_and_changes_no_byte(directory: Directory) -> None:
+def test_allocate_reserves_space_and_changes_no_byte(directory: Directory) -> None:
     file = directory.create("a")
     file.write_at(0, b"ab")
     file.allocate(1_000)
@@ -99,14 +99,14 @@ def test_truncate_cuts_and_extends_with_zeros(directory: Directory, size: int) -
     file.close()
 
 
-def test_all_handles_of_a_file_see_the_same(directory: Directory) -> None:
-    one = directory.create("a")
+def test_all_handles_of_a_file_see_the_same_bytes(directory: Directory) -> None:
+    first = directory.create("a")
     two = directory.open("a")
-    one.write_at(0, b"x")
+    first.write_at(0, b"x")
     assert two.read_at(0, 5) == b"x"
     two.truncate(0)
-    assert one.size() == 0
-    one.close()
+    assert first.size() == 0
+    first.close()
     two.write_at(0, b"y")
     two.sync()
     assert two.read_at(0, 5) == b"y"
@@ -114,7 +114,7 @@ def test_all_handles_of_a_file_see_the_same(directory: Directory) -> None:
 
 
 def test_a_closed_file_is_closed(directory: Directory) -> None:
-    """Its descriptor may belong to another file by then: the simulated disk must show the mistake too."""
+    """The descriptor may belong to another file by then: the simulated disk must show the mistake too."""
     file = directory.create("a")
     file.close()
     file.close()  # twice is harmless
@@ -153,7 +153,7 @@ def test_names_are_sorted_and_complete(directory: Directory) -> None:
     assert directory.names() == ["a", "c"]
 
 
-def test_a_name_is_made_once(directory: Directory) -> None:
+def test_a_name_is_created_once(directory: Directory) -> None:
     make(directory, "a", b"first")
     with pytest.raises(FileExistsError):
         directory.create("a")
@@ -161,7 +161,7 @@ def test_a_name_is_made_once(directory: Directory) -> None:
 
 
 @pytest.mark.parametrize("call", ["open", "remove", "rename"])
-def test_a_file_that_is_not_there(directory: Directory, call: str) -> None:
+def test_a_missing_file_raises(directory: Directory, call: str) -> None:
     calls: dict[str, Callable[[], object]] = {
         "open": lambda: directory.open("a"),
         "remove": lambda: directory.remove("a"),
@@ -205,7 +205,7 @@ def test_free_bytes_is_a_number_of_bytes(directory: Directory) -> None:
     assert directory.free_bytes() > 0
 
 
-def test_a_person_can_find_the_file(directory: Directory) -> None:
+def test_describe_names_the_file(directory: Directory) -> None:
     assert directory.describe("log-1").endswith("log-1")
 
 
@@ -269,7 +269,7 @@ def run(directory: Directory, operations: list[tuple[Any, ...]]) -> list[object]
 
 @HALF
 @given(OPERATIONS)
-def test_any_run_looks_the_same_on_both(operations: list[tuple[Any, ...]]) -> None:
+def test_any_sequence_behaves_the_same_on_both_directories(operations: list[tuple[Any, ...]]) -> None:
     with tempfile.TemporaryDirectory() as path:
         local = LocalDirectory(Path(path))
         real = run(local, operations)
@@ -280,15 +280,15 @@ def test_any_run_looks_the_same_on_both(operations: list[tuple[Any, ...]]) -> No
 # --- the real one alone -----------------------------------------------------------------------------------------------
 
 
-def test_the_lock_is_held_against_other_directory_objects(tmp_path: Path) -> None:
-    one, two = LocalDirectory(tmp_path), LocalDirectory(tmp_path)
-    lock = one.lock("LOCK")
+def test_the_lock_excludes_other_directory_objects(tmp_path: Path) -> None:
+    first, two = LocalDirectory(tmp_path), LocalDirectory(tmp_path)
+    lock = first.lock("LOCK")
     with pytest.raises(errors.LogLocked, match="open") as caught:
         two.lock("LOCK")
     assert "data_dir" in caught.value.hint
     lock.close()
     two.lock("LOCK").close()
-    one.close()
+    first.close()
     two.close()
 
 
@@ -303,7 +303,7 @@ def test_a_real_file_has_a_descriptor_for_the_native_thread(tmp_path: Path) -> N
     directory.close()
 
 
-def test_a_read_only_directory_makes_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_read_only_directory_creates_and_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"as it was")
     directory = LocalDirectory(tmp_path, read_only=True)
     file = directory.open("a")

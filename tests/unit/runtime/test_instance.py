@@ -14,11 +14,11 @@ from icestream import errors
 from icestream.catalogs.rest_client import RestClient, RestOptions
 from icestream.observability.http_listener import HttpListener, Response
 from icestream.observability.http_request import Request
+from icestream.processes.broker_process import BrokerNode
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.http_probe import ProbeAnswer, parse_head, probe
 from icestream.runtime.instance import check_instance, new_instance
 from icestream.runtime.randomness import SystemRandomness
-from icestream.server import BrokerNode
 from tests.support.free_ports import free_ports
 from tests.support.local_broker import kept_link
 from tests.support.node_settings import node_settings
@@ -32,7 +32,9 @@ def test_each_start_has_an_instance_of_its_own() -> None:
     assert len(first) == len(bytes.fromhex(first)) * 2 == 32
 
 
-@pytest.mark.parametrize(("answered", "words"), [(OTHER, f"another broker (instance {OTHER})"), (None, "no part of")])
+@pytest.mark.parametrize(
+    ("answered", "words"), [(OTHER, f"another broker (instance {OTHER})"), (None, "does not belong to")]
+)
 def test_another_instance_is_an_error_that_names_the_port(answered: str | None, words: str) -> None:
     check_instance(OWN, OWN, "127.0.0.1:8181")
     check_instance("", answered, "127.0.0.1:8181")  # the own one is not known: nothing is compared
@@ -44,7 +46,7 @@ def test_another_instance_is_an_error_that_names_the_port(answered: str | None, 
 
 
 @pytest.mark.asyncio
-async def test_a_link_knows_the_instance_of_its_broker_and_learns_that_of_the_next_start(tmp_path: Path) -> None:
+async def test_a_connection_knows_the_instance_of_its_broker_and_of_the_next_start(tmp_path: Path) -> None:
     node = await BrokerNode.start(node_settings(tmp_path))
     first = node.services.instance
     try:
@@ -117,7 +119,7 @@ async def test_a_probe_of_a_port_that_does_not_answer_in_http_fails_within_its_t
         await left.wait()  # the connection is not left open
 
 
-def test_a_head_that_is_no_http_is_none() -> None:
+def test_a_response_that_is_no_http_has_no_instance() -> None:
     good = b"HTTP/1.1 200 OK\r\nicestream-INSTANCE:  " + OWN.encode() + b" \r\n\r\n"
     assert parse_head(good) == ProbeAnswer(200, OWN)
     for head in (b"", b"HTTP/1.1", b"HTTP/2 200", b"HTTP/1.1 abc\r\n\r\n", b"HTTP/1.1 \xb2\xb3\xb9 OK\r\n\r\n"):
@@ -130,15 +132,15 @@ def test_a_head_that_is_no_http_is_none() -> None:
 async def test_a_catalog_of_another_broker_is_refused_and_that_of_the_own_is_used() -> None:
     async with answering(OWN) as port:
         client = RestClient(RestOptions(f"http://127.0.0.1:{port}"), SystemClock(), lambda: OWN)
-        assert (await client.ask("GET", "config")).status == 200
+        assert (await client.send("GET", "config")).status == 200
         await client.close()
     for instance, status in ((OTHER, HTTPStatus.OK), ("", HTTPStatus.OK), (OTHER, HTTPStatus.MISDIRECTED_REQUEST)):
         async with answering(instance, status) as port:
             client = RestClient(RestOptions(f"http://127.0.0.1:{port}"), SystemClock(), lambda: OWN)
             with pytest.raises(errors.ForeignBroker, match=f"127.0.0.1:{port} is answered by"):
-                await client.ask("GET", "config")
+                await client.send("GET", "config")
             await client.close()
     async with answering("", HTTPStatus.SERVICE_UNAVAILABLE) as port:  # not connected to its broker yet
         client = RestClient(RestOptions(f"http://127.0.0.1:{port}"), SystemClock(), lambda: OWN)
-        assert (await client.ask("GET", "config")).status == 503
+        assert (await client.send("GET", "config")).status == 503
         await client.close()

@@ -1,4 +1,4 @@
-"""Why nobody can listen somewhere, in words."""
+"""Error texts for ports on which a process cannot listen."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from icestream.runtime.listening import RefusedPort, cannot_listen, cannot_liste
         (errno.ENOBUFS, os.strerror(errno.ENOBUFS), "ports.lake"),
     ],
 )
-def test_the_reason_and_what_helps(number: int, reason: str, hint: str) -> None:
-    found = cannot_listen("ports.lake", "127.0.0.1", 80, OSError(number, os.strerror(number)))
-    assert isinstance(found, errors.ConfigurationError)
-    assert found.message == f"cannot listen on 127.0.0.1:80: {reason}"
-    assert hint in found.hint
+def test_listen_errors_have_a_reason_and_a_hint(number: int, reason: str, hint: str) -> None:
+    error = cannot_listen("ports.lake", "127.0.0.1", 80, OSError(number, os.strerror(number)))
+    assert isinstance(error, errors.ConfigurationError)
+    assert error.message == f"cannot listen on 127.0.0.1:80: {reason}"
+    assert hint in error.hint
 
 
-def test_an_error_without_a_number_is_said_as_it_is() -> None:
+def test_an_error_without_a_number_is_shown_unchanged() -> None:
     assert cannot_listen("ports.lake", "nowhere", 80, OSError("who?")).message == "cannot listen on nowhere:80: who?"
 
 
 def test_all_ports_are_named_in_one_error() -> None:
-    taken = OSError(errno.EADDRINUSE, "in use")
+    in_use = OSError(errno.EADDRINUSE, "in use")
     error = cannot_listen_on(
         [
-            RefusedPort("ports.native", "127.0.0.1", 6651, taken),
+            RefusedPort("ports.native", "127.0.0.1", 6651, in_use),
             RefusedPort("ports.danube", "127.0.0.1", 80, OSError(errno.EACCES, "denied")),
-            RefusedPort("ports.lake", "127.0.0.1", 8181, taken, "abc"),
+            RefusedPort("ports.lake", "127.0.0.1", 8181, in_use, "abc"),
         ]
     )
     assert isinstance(error, errors.ForeignBroker)

@@ -1,4 +1,4 @@
-"""Chance: nobody's twice, or everybody's again from one seed."""
+"""Randomness: system tokens never repeat, seeded tokens repeat with their seed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def test_system_tokens_are_never_the_same() -> None:
 
 
 def test_the_same_seed_gives_the_same_tokens() -> None:
-    one, two, other = SeededRandomness(1), SeededRandomness(1), SeededRandomness(2)
-    first = [one.token(size) for size in (16, 8, 0, 5)]
+    same, two, other = SeededRandomness(1), SeededRandomness(1), SeededRandomness(2)
+    first = [same.token(size) for size in (16, 8, 0, 5)]
     assert first == [two.token(size) for size in (16, 8, 0, 5)]
     assert [len(token) for token in first] == [16, 8, 0, 5]
     assert other.token(16) != first[0]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from icestream import errors
 from icestream.runtime.simulated_disk import SECTOR, Crash, SimulatedDisk
-from tests.support.effort import HALF
+from tests.support.hypothesis_effort import HALF
 
 SEEDS = range(60)
 OLD, NEW = b"o" * (8 * SECTOR), b"n" * (8 * SECTOR)
@@ -29,20 +29,20 @@ def sectors(data: bytes) -> list[bytes]:
 
 
 def after_power_loss(action: Callable[[SimulatedDisk], object]) -> list[bytes]:
-    """What stands in file `a` after a power loss, for each seed."""
-    found = []
+    """The content of file `a` after a power loss, for each seed."""
+    contents = []
     for seed in SEEDS:
         disk = disk_with(seed=seed)
         action(disk)
         disk.power_loss()
-        found.append(disk.content("a"))
-    return found
+        contents.append(disk.content("a"))
+    return contents
 
 
 # --- forgetting, tearing, reordering ----------------------------------------------------------------------------------
 
 
-def test_what_is_synced_is_never_lost() -> None:
+def test_synced_bytes_are_never_lost() -> None:
     def write_and_sync(disk: SimulatedDisk) -> None:
         file = disk.open("a")
         file.write_at(0, NEW)
@@ -51,10 +51,10 @@ def test_what_is_synced_is_never_lost() -> None:
     assert set(after_power_loss(write_and_sync)) == {NEW}
 
 
-def test_what_is_not_synced_is_lost_or_kept_or_torn_by_sectors() -> None:
-    found = after_power_loss(lambda disk: disk.open("a").write_at(0, NEW))
-    assert {OLD, NEW} <= set(found)
-    torn = [content for content in found if content not in (OLD, NEW)]
+def test_unsynced_bytes_are_lost_kept_or_torn_by_sectors() -> None:
+    contents = after_power_loss(lambda disk: disk.open("a").write_at(0, NEW))
+    assert {OLD, NEW} <= set(contents)
+    torn = [content for content in contents if content not in (OLD, NEW)]
     assert torn
     for content in torn:
         assert set(sectors(content)) == {b"o" * SECTOR, b"n" * SECTOR}
@@ -62,10 +62,10 @@ def test_what_is_not_synced_is_lost_or_kept_or_torn_by_sectors() -> None:
 
 def test_sectors_land_in_any_order() -> None:
     """A later part is there while an earlier one is not, and the other way round."""
-    found = after_power_loss(lambda disk: disk.open("a").write_at(0, NEW))
-    landed = [[sector[:1] == b"n" for sector in sectors(content)] for content in found]
-    assert any(not one[0] and one[-1] for one in landed)
-    assert any(one[0] and not one[-1] for one in landed)
+    contents = after_power_loss(lambda disk: disk.open("a").write_at(0, NEW))
+    landed = [[sector[:1] == b"n" for sector in sectors(content)] for content in contents]
+    assert any(not sectors_landed[0] and sectors_landed[-1] for sectors_landed in landed)
+    assert any(sectors_landed[0] and not sectors_landed[-1] for sectors_landed in landed)
 
 
 def test_a_later_write_lands_without_an_earlier_one() -> None:
@@ -74,14 +74,14 @@ def test_a_later_write_lands_without_an_earlier_one() -> None:
         file.write_at(0, b"1" * SECTOR)
         file.write_at(SECTOR, b"2" * SECTOR)
 
-    found = {content[: 2 * SECTOR : SECTOR] for content in after_power_loss(two_writes)}
-    assert found == {b"oo", b"1o", b"o2", b"12"}
+    outcomes = {content[: 2 * SECTOR : SECTOR] for content in after_power_loss(two_writes)}
+    assert outcomes == {b"oo", b"1o", b"o2", b"12"}
 
 
 def test_a_sector_that_is_rewritten_keeps_the_bytes_around() -> None:
     """The assumption of hazard 42: only written bytes change."""
-    found = set(after_power_loss(lambda disk: disk.open("a").write_at(100, b"new")))
-    assert found == {OLD, OLD[:100] + b"new" + OLD[103:]}
+    outcomes = set(after_power_loss(lambda disk: disk.open("a").write_at(100, b"new")))
+    assert outcomes == {OLD, OLD[:100] + b"new" + OLD[103:]}
 
 
 def test_a_sync_covers_its_own_file_only() -> None:
@@ -97,8 +97,8 @@ def test_a_sync_covers_its_own_file_only() -> None:
 
 
 def test_a_truncation_is_lost_or_kept() -> None:
-    found = after_power_loss(lambda disk: disk.open("a").truncate(100))
-    assert {len(content) for content in found} == {100, len(OLD)}
+    contents = after_power_loss(lambda disk: disk.open("a").truncate(100))
+    assert {len(content) for content in contents} == {100, len(OLD)}
 
     def truncate_and_sync(disk: SimulatedDisk) -> None:
         file = disk.open("a")
@@ -108,7 +108,7 @@ def test_a_truncation_is_lost_or_kept() -> None:
     assert set(after_power_loss(truncate_and_sync)) == {OLD[:100]}
 
 
-def test_a_killed_process_loses_nothing_that_it_wrote() -> None:
+def test_a_killed_process_loses_no_written_bytes() -> None:
     disk = disk_with()
     disk.open("a").write_at(0, NEW)
     disk.create("b")
@@ -149,14 +149,14 @@ def change_names(disk: SimulatedDisk) -> list[list[str]]:
 
 
 def test_changes_of_names_land_as_a_prefix() -> None:
-    found = set()
+    outcomes = set()
     for seed in SEEDS:
         disk = disk_with(seed=seed)
         states = change_names(disk)
         disk.power_loss()
         assert disk.names() in states
-        found.add(tuple(disk.names()))
-    assert found == {tuple(state) for state in states}
+        outcomes.add(tuple(disk.names()))
+    assert outcomes == {tuple(state) for state in states}
 
 
 def test_changes_of_names_are_kept_after_the_directory_is_synced() -> None:
@@ -169,27 +169,27 @@ def test_changes_of_names_are_kept_after_the_directory_is_synced() -> None:
 
 
 def test_a_rename_happens_wholly_or_not_at_all() -> None:
-    found = set()
+    outcomes = set()
     for seed in SEEDS:
         disk = disk_with(seed=seed)
         disk.replace("b", NEW)
         disk.rename("a", "b")
         disk.power_loss()
-        found.add(tuple((name, disk.content(name)[:1]) for name in disk.names()))
-    assert found == {(("a", b"o"), ("b", b"n")), (("b", b"o"),)}
+        outcomes.add(tuple((name, disk.content(name)[:1]) for name in disk.names()))
+    assert outcomes == {(("a", b"o"), ("b", b"n")), (("b", b"o"),)}
 
 
 def test_a_synced_file_is_lost_with_a_name_that_was_not() -> None:
     """Why the log syncs the directory after it made a file."""
-    found = set()
+    outcomes = set()
     for seed in SEEDS:
         disk = SimulatedDisk(seed)
         file = disk.create("b")
         file.write_at(0, NEW)
         file.sync()
         disk.power_loss()
-        found.add(tuple(disk.names()))
-    assert found == {(), ("b",)}
+        outcomes.add(tuple(disk.names()))
+    assert outcomes == {(), ("b",)}
 
 
 # --- flips and replacements -------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def test_an_operation_that_failed_had_no_effect(operation: str, act: Callable[[S
     assert (disk.names(), disk.content("a")) == (["a"], OLD)
 
 
-def test_a_failed_write_leaves_a_part_of_its_bytes() -> None:
+def test_a_failed_write_writes_a_part_of_its_bytes() -> None:
     lengths = set()
     for seed in SEEDS:
         disk = disk_with(seed=seed)
@@ -264,7 +264,7 @@ def test_a_failed_write_leaves_a_part_of_its_bytes() -> None:
     assert len(lengths) > 10
 
 
-def test_a_failed_sync_of_the_directory_promises_nothing() -> None:
+def test_a_failed_directory_sync_promises_nothing() -> None:
     names = set()
     for seed in SEEDS:
         disk = disk_with(seed=seed)
@@ -285,7 +285,7 @@ def fail_to_sync(disk: SimulatedDisk) -> None:
         file.sync()
 
 
-def test_hazard_06_after_a_failed_sync_the_cache_has_what_the_platter_has_not() -> None:
+def test_hazard_06_after_a_failed_sync_the_cache_differs_from_the_platter() -> None:
     disk = disk_with()
     fail_to_sync(disk)
     disk.kill()
@@ -293,7 +293,7 @@ def test_hazard_06_after_a_failed_sync_the_cache_has_what_the_platter_has_not() 
     assert set(after_power_loss(fail_to_sync)) == {OLD}
 
 
-def test_hazard_06_a_later_sync_succeeds_and_still_does_not_bring_it_to_the_platter() -> None:
+def test_hazard_06_a_later_sync_succeeds_without_reaching_the_platter() -> None:
     """Linux marked the pages clean: the next fsync has nothing to do and says so (fsyncgate)."""
 
     def fail_then_sync(disk: SimulatedDisk) -> None:
@@ -303,7 +303,7 @@ def test_hazard_06_a_later_sync_succeeds_and_still_does_not_bring_it_to_the_plat
     assert set(after_power_loss(fail_then_sync)) == {OLD}
 
 
-def test_hazard_06_only_a_new_write_brings_it_to_the_platter() -> None:
+def test_hazard_06_only_a_new_write_reaches_the_platter() -> None:
     def fail_then_write_again(disk: SimulatedDisk) -> None:
         fail_to_sync(disk)
         file = disk.open("a")
@@ -340,7 +340,7 @@ def test_a_full_disk_refuses_and_accepts_again_when_space_returns() -> None:
     assert disk.free_bytes() == 0
 
 
-def test_a_write_that_did_not_fit_does_not_use_more_than_there_is() -> None:
+def test_a_write_that_does_not_fit_uses_no_more_than_the_free_space() -> None:
     for seed in SEEDS:
         disk = disk_with(bytes(1_000), seed=seed, capacity=1_500)
         with pytest.raises(OSError, match="No space"):
@@ -352,7 +352,7 @@ def test_a_write_that_did_not_fit_does_not_use_more_than_there_is() -> None:
 
 
 @pytest.mark.parametrize("passing", [0, 1, 2, 3])
-def test_a_crash_comes_after_so_many_operations_and_before_the_next_has_any_effect(passing: int) -> None:
+def test_a_crash_happens_after_the_given_number_of_operations(passing: int) -> None:
     disk = disk_with()
     file = disk.open("a")
     acts: list[Callable[[], Any]] = [
@@ -451,10 +451,10 @@ def play_one(disk: SimulatedDisk, count: int, what: str, arguments: list[Any]) -
 @HALF
 @given(st.integers(0, 99), STEPS)
 def test_the_same_seed_is_the_same_run(seed: int, steps: list[tuple[Any, ...]]) -> None:
-    one, seen = play(seed, steps)
+    first, seen = play(seed, steps)
     two, seen_again = play(seed, steps)
     assert seen == seen_again
-    assert one.operations == two.operations
+    assert first.operations == two.operations
 
 
 def test_another_seed_is_another_run() -> None:

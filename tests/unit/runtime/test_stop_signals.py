@@ -13,7 +13,7 @@ from icestream.runtime.stop_signals import stop_signals, stopping_by_signal
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-async def test_each_of_them_asks_for_a_stop(number: signal.Signals) -> None:
+async def test_each_signal_requests_a_stop(number: signal.Signals) -> None:
     stop = asyncio.Event()
     with stopping_by_signal(stop.set):
         os.kill(os.getpid(), number)
@@ -22,7 +22,7 @@ async def test_each_of_them_asks_for_a_stop(number: signal.Signals) -> None:
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
 
 
-def test_a_hangup_that_is_ignored_from_the_start_stays_ignored() -> None:
+def test_an_ignored_hangup_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         assert stop_signals() == (signal.SIGTERM, signal.SIGINT)

@@ -30,7 +30,7 @@ async def test_a_thread_runs_beside_the_loop() -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("offload", [ThreadOffload("test"), InlineOffload()], ids=["thread", "inline"])
-async def test_answers_and_errors_come_back(offload: Offload) -> None:
+async def test_results_and_errors_are_returned(offload: Offload) -> None:
     assert await offload.run(lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
         await offload.run(lambda: 1 // 0)
@@ -42,7 +42,7 @@ async def test_inline_happens_here_and_now() -> None:
     assert await InlineOffload().run(threading.get_ident) == threading.get_ident()
 
 
-class Short:
+class ShortOffloadHarness:
     """An offload whose calls take as long as a test says; 1 ms is too long."""
 
     def __init__(self) -> None:
@@ -56,19 +56,19 @@ class Short:
             self.clock.advance(seconds)
             return threading.current_thread() is threading.main_thread()
 
-        found = await self.subject.run(call)
+        is_inline = await self.subject.run(call)
         await asyncio.sleep(0)
-        return found
+        return is_inline
 
 
 @pytest.mark.asyncio
 async def test_short_calls_of_one_caller_happen_here_until_one_is_slow() -> None:
-    short = Short()
+    short = ShortOffloadHarness()
     assert await short.is_here()
     short.is_alone = False
     assert not await short.is_here()
     short.is_alone = True
-    assert await short.is_here(0.005), "nobody knew that this one would be slow"
+    assert await short.is_here(0.005), "the first slow call runs inline: its duration was not known"
     later = [await short.is_here() for _ in range(3)]
     assert later == [False, False, True], "its time is forgotten again"
     with pytest.raises(ZeroDivisionError):
@@ -80,10 +80,10 @@ async def test_short_calls_of_one_caller_happen_here_until_one_is_slow() -> None
 
 
 @pytest.mark.asyncio
-async def test_of_several_calls_at_once_one_happens_here() -> None:
-    short = Short()
-    found = await asyncio.gather(*(short.is_here() for _ in range(4)))
-    assert sorted(found) == [False, False, False, True]
+async def test_of_several_concurrent_calls_one_runs_inline() -> None:
+    short = ShortOffloadHarness()
+    results = await asyncio.gather(*(short.is_here() for _ in range(4)))
+    assert sorted(results) == [False, False, False, True]
     assert await short.is_here()
     short.threads.close()
 
@@ -108,7 +108,7 @@ async def test_a_task_that_fails_is_handed_over() -> None:
 
 
 @pytest.mark.asyncio
-async def test_stop_waits_until_everything_has_ended() -> None:
+async def test_stop_waits_for_all_tasks() -> None:
     failures: list[BaseException] = []
     ended: list[str] = []
     tasks = Tasks(failures.append)

@@ -23,24 +23,24 @@ def said():
     print(found.nice, found.runtime_ns)
 
 said()
-time_slice.come_first()
+time_slice.raise_priority()
 said()
 other = threading.Thread(target=said)
 other.start()
 other.join()
-time_slice.give_way(3)
+time_slice.lower_priority(3)
 said()
 """
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="time slices are Linux's")
 
 
-def told() -> list[tuple[int, int]]:
+def time_slices() -> list[tuple[int, int]]:
     done = subprocess.run([sys.executable, "-c", SAID], capture_output=True, text=True, check=True, timeout=60)
     return [(int(nice), int(slice_ns)) for nice, slice_ns in map(str.split, done.stdout.splitlines())]
 
 
-def test_a_broker_asks_for_short_slices_for_all_of_its_threads_and_a_child_takes_it_back() -> None:
-    usual, broker, thread, child = told()
+def test_a_broker_requests_short_slices_and_a_child_resets_them() -> None:
+    usual, broker, thread, child = time_slices()
     assert child[0] == usual[0] + 3
     assert [broker[0], thread[0]] == [usual[0], usual[0]]
     if not usual[1]:
@@ -49,9 +49,9 @@ def test_a_broker_asks_for_short_slices_for_all_of_its_threads_and_a_child_takes
     assert child[1] == usual[1]
 
 
-def test_a_machine_without_this_call_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_the_call_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[object] = []
     monkeypatch.setattr(time_slice, "_SCHED_SETATTR", {})
-    monkeypatch.setattr(ctypes, "CDLL", lambda *given, **_: loaded.append(given))
-    time_slice.come_first()
+    monkeypatch.setattr(ctypes, "CDLL", lambda *arguments, **_: loaded.append(arguments))
+    time_slice.raise_priority()
     assert loaded == []

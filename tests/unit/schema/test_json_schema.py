@@ -26,7 +26,7 @@ def record(required: str = "", **properties: Any) -> dict[str, Any]:
 
 
 def problems(last: Any, new: Any, mode: Compatibility) -> list[str]:
-    both = [define(SchemaType.JSON_SCHEMA, orjson.dumps(one)) for one in (last, new)]
+    both = [define(SchemaType.JSON_SCHEMA, orjson.dumps(schema)) for schema in (last, new)]
     return incompatible(both[0], both[1], mode)
 
 
@@ -51,7 +51,7 @@ NAME_MAYBE_AGE = record("name", name=STRING, age=INTEGER)
         (NAME, record("age", age=INTEGER), NONE, True),
     ],
 )
-def test_properties_that_come_and_go(last: Any, new: Any, mode: Compatibility, is_fine: bool) -> None:
+def test_properties_can_be_added_and_removed(last: Any, new: Any, mode: Compatibility, is_fine: bool) -> None:
     assert (not problems(last, new, mode)) == is_fine
 
 
@@ -75,7 +75,7 @@ def test_properties_that_come_and_go(last: Any, new: Any, mode: Compatibility, i
         ({"type": "integer", "multipleOf": 2}, {"type": "integer", "multipleOf": 4}),
     ],
 )  # fmt: skip
-def test_what_the_new_one_does_not_read_at_any_depth(last: Any, new: Any) -> None:
+def test_incompatible_changes_are_detected_at_any_depth(last: Any, new: Any) -> None:
     assert problems(last, new, BACKWARD)
     assert problems(new, last, FORWARD)
     assert problems(last, new, FULL)
@@ -96,12 +96,12 @@ def test_what_the_new_one_does_not_read_at_any_depth(last: Any, new: Any) -> Non
         ({"$ref": "#/$defs/t", "$defs": {"t": record(next={"$ref": "#/$defs/t"})}},) * 2,
     ],
 )
-def test_what_the_new_one_reads(last: Any, new: Any) -> None:
+def test_compatible_changes_are_accepted(last: Any, new: Any) -> None:
     assert problems(last, new, BACKWARD) == []
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'"x"', b'{"type": "strin"}', b'{"minimum": "x"}', b"\xff"])
-def test_what_is_no_schema(raw: bytes) -> None:
+def test_invalid_schemas_are_refused(raw: bytes) -> None:
     with pytest.raises(errors.InvalidInput):
         define(SchemaType.JSON_SCHEMA, raw)
 
@@ -115,7 +115,7 @@ LEAVES = st.sampled_from(
 def bigger(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     objects = st.builds(
         lambda properties, required, rest: {
-            "type": "object", "properties": properties, "required": [one for one in required if one in properties],
+            "type": "object", "properties": properties, "required": [name for name in required if name in properties],
             "additionalProperties": rest,
         },
         st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
@@ -136,7 +136,7 @@ VALUES = st.recursive(
 
 @settings(max_examples=150)
 @given(SCHEMAS, SCHEMAS, st.lists(VALUES, min_size=5, max_size=20))
-def test_what_is_called_readable_is_read(reader: Any, writer: Any, values: list[Any]) -> None:
+def test_schemas_called_readable_are_readable(reader: Any, writer: Any, values: list[Any]) -> None:
     """Schemas are closed here: that an open one may get a property is a rule of Danube's, not of logic."""
     if not unreadable(reader, writer):
         writes, reads = jsonschema_rs.validator_for(writer), jsonschema_rs.validator_for(reader)
@@ -145,7 +145,7 @@ def test_what_is_called_readable_is_read(reader: Any, writer: Any, values: list[
 
 
 def test_branches_within_branches_and_depth_without_end_are_refused() -> None:
-    """They would keep the loop of the broker busy for hours."""
+    """Such schemas would keep the event loop of the broker busy for hours."""
     wide: Any = STRING
     for _ in range(5):
         wide = {"anyOf": [{"type": "array", "items": wide, "minItems": number} for number in range(4)]}
@@ -153,6 +153,6 @@ def test_branches_within_branches_and_depth_without_end_are_refused() -> None:
         problems(wide, orjson.loads(orjson.dumps(wide).replace(b"string", b"integer")), BACKWARD)
     deep: list[Any] = [STRING, INTEGER]
     for _ in range(150):
-        deep = [{"items": one} for one in deep]
+        deep = [{"items": schema} for schema in deep]
     with pytest.raises(errors.InvalidInput, match="too deep"):
         problems(deep[0], deep[1], BACKWARD)

@@ -26,7 +26,7 @@ def message(*fields: str) -> str:
 
 
 def test_the_language() -> None:
-    found = parse(
+    file = parse(
         """
         // a comment
         syntax = "proto3"; /* another
@@ -45,14 +45,14 @@ def test_the_language() -> None:
         service S { rpc Call(Outer) returns (stream Outer) { option x = {a: 1}; } }
         """
     )
-    outer = found.messages["a.b.Outer"]
-    assert list(found.messages) == ["a.b.Outer", "a.b.Outer.Inner"]
-    assert found.enums == {"a.b.Outer.Kind"}
+    outer = file.messages["a.b.Outer"]
+    assert list(file.messages) == ["a.b.Outer", "a.b.Outer.Inner"]
+    assert file.enums == {"a.b.Outer.Kind"}
     assert sorted(outer.fields) == [1, 2, 3, 5, 9]
     assert (outer.fields[2].type, outer.fields[2].value_type, outer.fields[2].label) == ("string", "Inner", "repeated")
     assert outer.fields[3].oneof == "choice"
     assert outer.reserved == [(4, 4), (6, 8), (100, 2**29 - 1)]
-    assert found.resolve("Inner", "a.b.Outer") == "a.b.Outer.Inner"
+    assert file.resolve("Inner", "a.b.Outer") == "a.b.Outer.Inner"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_the_language() -> None:
     ["", "message", "message M {", "message M { int32 x = y; }", "message M { int32 a = 1; int32 b = 1; }", "\x00",
      "message M { int32 a = 0; }", "enum E { A = 0; }", "message M { map<string> a = 1; }"],
 )  # fmt: skip
-def test_what_is_no_file(text: str) -> None:
+def test_invalid_files_are_refused(text: str) -> None:
     with pytest.raises(errors.InvalidInput):
         define(SchemaType.PROTOBUF, text.encode())
 
@@ -85,7 +85,7 @@ def test_what_is_no_file(text: str) -> None:
         ("required int32 a = 1; required int32 b = 2;", "required int32 a = 1;", False),
     ],
 )
-def test_fields_are_known_by_their_numbers(reader: str, writer: str, is_fine: bool) -> None:
+def test_fields_are_identified_by_their_numbers(reader: str, writer: str, is_fine: bool) -> None:
     assert reads(message(reader), message(writer)) == is_fine
 
 
@@ -94,13 +94,13 @@ def test_fields_are_known_by_their_numbers(reader: str, writer: str, is_fine: bo
     ["N n = 1; message N {{ {} }}", "repeated N n = 1; message N {{ {} }}", "map<string, N> n = 1; message N {{ {} }}",
      "oneof o {{ N n = 1; }} message N {{ {} }}", "N n = 1; message N {{ O o = 1; message O {{ {} }} }}"],
 )  # fmt: skip
-def test_messages_within_messages_are_looked_at_too(around: str) -> None:
+def test_nested_messages_are_checked_too(around: str) -> None:
     last, wider, other = (message(around.format(f"{kind} x = 1;")) for kind in ("int32", "int64", "string"))
     assert reads(wider, last)
     assert not reads(other, last)
 
 
-def test_a_message_that_is_gone() -> None:
+def test_a_removed_message_is_incompatible() -> None:
     assert not reads("message A { int32 x = 1; }", "message A { int32 x = 1; } message B { int32 y = 1; }")
 
 
@@ -115,9 +115,9 @@ def test_payloads_are_messages_of_the_first_type() -> None:
 
 
 @given(st.builds(pb.SchemaReference, subject=st.text(), pinned_version=st.integers(0, 2**32 - 1)))
-def test_what_protobuf_writes_is_a_payload(found: pb.SchemaReference) -> None:
+def test_encoded_messages_are_valid_payloads(message: pb.SchemaReference) -> None:
     file = parse("message SchemaReference" + WIRE.split("message SchemaReference")[1].split("// ---")[0])
-    check_payload(file, found.SerializeToString())
+    check_payload(file, message.SerializeToString())
     assert next(iter(file.messages)) == "SchemaReference"
 
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, SecretStr
 
 from icestream import errors, limits
-from icestream.settings import KEYS, Problem, examine, load
+from icestream.settings import KEYS, SettingProblem, examine, load
 from icestream.settings.keys import Key, Keys
 from icestream.settings.layers import from_env
-from icestream.settings.problems import refusal, shown
+from icestream.settings.setting_problems import refusal, shown
 
 WAL = "storage.iceberg_config.wal"
 ENV_WAL = "ICESTREAM_STORAGE__ICEBERG_CONFIG__WAL"
@@ -24,7 +24,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "broker.yml"
 
 
-def problems_in(file: Path, text: str | bytes) -> list[Problem]:
+def problems_in(file: Path, text: str | bytes) -> list[SettingProblem]:
     file.write_bytes(text.encode() if isinstance(text, str) else text)
     return list(examine(file)[1])
 
@@ -97,7 +97,7 @@ def test_texts_of_the_environment_and_of_flags_become_values(name: str, text: st
         assert value == expected
 
 
-def test_names_in_a_file_stay_what_they_are(file: Path) -> None:
+def test_names_in_a_file_are_not_changed(file: Path) -> None:
     file.write_text(
         "storage:\n  iceberg_config:\n    namespace: no\nbackup: {iceberg: {table: 1.10, manifest_prefix: 007}}\n"
     )
@@ -148,7 +148,7 @@ def test_names_in_lower_case_are_not_silently_ignored() -> None:
     assert "ICESTREAM_LOG__LEVEL" in problem.message
 
 
-def test_service_links_of_kubernetes_are_no_settings() -> None:
+def test_kubernetes_service_variables_are_not_settings() -> None:
     links = {
         "ICESTREAM_SERVICE_HOST": "10.0.0.1",
         "ICESTREAM_SERVICE_PORT_MQTT": "1883",
@@ -194,13 +194,13 @@ def test_a_problem_names_value_origin_and_what_is_allowed() -> None:
     assert caught.value.hint
 
 
-def test_a_wrong_key_is_not_blamed_on_those_that_follow_from_it() -> None:
+def test_a_wrong_key_is_not_blamed_on_derived_ones() -> None:
     problems = examine(flags=["ports.lake=99999"])[1]
     assert [problem.path for problem in problems] == ["ports.lake"]
     assert [problem.path for problem in examine(flags=["data_dir="])[1]] == ["data_dir"]
 
 
-def test_a_rule_is_not_asked_about_a_key_that_is_wrong_by_itself() -> None:
+def test_a_rule_is_not_checked_for_an_invalid_key() -> None:
     problems = examine(flags=[f"{WAL}.max_file_size=lots", f"{WAL}.max_message_bytes=64MiB"])[1]
     assert [problem.path for problem in problems if "does not hold" in problem.message] == []
     assert f"{WAL}.max_file_size" in {problem.path for problem in problems}
@@ -274,7 +274,7 @@ def test_a_section_that_contains_itself_is_refused(file: Path) -> None:
 
 
 @pytest.mark.parametrize("make", ["missing", "directory"])
-def test_a_file_that_cannot_be_opened_is_a_configuration_error(tmp_path: Path, make: str) -> None:
+def test_an_unreadable_file_is_a_configuration_error(tmp_path: Path, make: str) -> None:
     path = tmp_path / "nowhere.yml" if make == "missing" else tmp_path
     with pytest.raises(errors.ConfigurationError, match="cannot be read") as caught:
         load(path)
@@ -345,5 +345,5 @@ def test_credentials_in_a_uri_are_refused_and_not_repeated() -> None:
 
 
 def test_a_single_problem_is_its_own_message_with_its_own_hint() -> None:
-    error = refusal([Problem("a.b", "must be x", hint="do y")])
+    error = refusal([SettingProblem("a.b", "must be x", hint="do y")])
     assert (error.message, error.hint) == ("a.b: must be x", "do y")

@@ -16,7 +16,7 @@ _KEY_LINE = re.compile(r"(?P<indent> *)(?P<off># )?(?P<name>[a-z_]+):(?: (?P<val
 
 def keys_of_example() -> list[tuple[str, bool, str]]:
     """(path, whether it is switched off by `# `, the line above) of every key and section in the file."""
-    found = []
+    keys = []
     stack: list[str] = []
     above = ""
     for line in EXAMPLE.read_text().splitlines():
@@ -25,9 +25,9 @@ def keys_of_example() -> list[tuple[str, bool, str]]:
             depth = len(match["indent"]) // 2
             stack[depth:] = [match["name"]]
             path = ".".join(stack)
-            found.append((path, match["off"] is not None, above))
+            keys.append((path, match["off"] is not None, above))
         above = line
-    return found
+    return keys
 
 
 def test_the_example_file_loads() -> None:
@@ -48,13 +48,13 @@ def test_every_key_of_the_example_file_has_a_comment_above_it() -> None:
         assert re.fullmatch(r" *# [A-Z`0-9].*[.?]", above), f"{path} has no sentence above it"
 
 
-def test_what_is_switched_on_in_the_example_file_is_what_loads() -> None:
+def test_enabled_lines_of_the_example_file_match_what_loads() -> None:
     origins = load(EXAMPLE).origins
     switched_on = {path for path, off, _ in keys_of_example() if not off and path in KEYS}
     assert {path for path, origin in origins.items() if origin.kind == "file"} == switched_on
 
 
-def test_what_is_switched_off_in_the_example_file_would_load_too(tmp_path: Path) -> None:
+def test_disabled_lines_of_the_example_file_load_too(tmp_path: Path) -> None:
     text = EXAMPLE.read_text()
     for name in {path.rpartition(".")[2] for path, off, _ in keys_of_example() if off}:
         text = re.sub(rf"^( *)# {name}:", rf"\1{name}:", text, flags=re.MULTILINE)
@@ -94,5 +94,5 @@ def test_the_reference_names_every_key_its_variable_and_its_default() -> None:
     assert "- Default: `wal` below `data_dir`" in text
 
 
-def test_the_reference_holds_no_path_of_the_machine_that_made_it() -> None:
+def test_the_reference_contains_no_path_of_this_machine() -> None:
     assert str(Path.cwd()) not in reference.markdown()

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from icestream import errors, limits
-from icestream.settings import KEYS, Settings, Wal, load
+from icestream.settings import KEYS, Settings, WalSection, load
 from icestream.settings.keys import SECRET_MASK, value_at
 
 WAL = "storage.iceberg_config.wal"
@@ -27,7 +27,7 @@ def refused(*flags: str) -> str:
     return str(caught.value)
 
 
-def test_without_anything_a_node_is_complete_and_local() -> None:
+def test_without_settings_a_node_is_complete_and_local() -> None:
     settings = Settings.default()
     assert settings.storage.type == "iceberg"
     assert settings.catalog_embedded
@@ -55,7 +55,7 @@ def test_the_ports_of_the_design() -> None:
     }
 
 
-def test_directories_follow_data_dir_unless_they_are_set(tmp_path: Path) -> None:
+def test_directories_follow_data_dir_unless_set(tmp_path: Path) -> None:
     settings = settings_with(f"data_dir={tmp_path}", f"meta_store.data_dir={tmp_path}/elsewhere")
     assert settings.wal.base_path == tmp_path / "wal"
     assert settings.meta_store.data_dir == tmp_path / "elsewhere"
@@ -84,13 +84,13 @@ def test_two_different_warehouses_are_refused_with_both() -> None:
     assert "s3://b/" in message
 
 
-def test_a_slash_at_the_end_makes_no_other_warehouse() -> None:
+def test_a_trailing_slash_is_the_same_warehouse() -> None:
     settings = settings_with(f"{ICEBERG}.warehouse=s3://a", f"{ICEBERG}.catalog.warehouse=s3://a/")
     assert settings.catalog.warehouse == "s3://a/"
 
 
 @pytest.mark.parametrize("warehouse", ["file:/w/h", "file:///w/h", "/w/h"])
-def test_a_local_store_lies_in_a_file_warehouse(warehouse: str) -> None:
+def test_a_local_store_has_a_file_warehouse(warehouse: str) -> None:
     assert settings_with(f"{ICEBERG}.warehouse={warehouse}").storage.iceberg_config.object_store.path == Path("/w/h")
 
 
@@ -118,7 +118,7 @@ def test_a_rest_uri_at_the_nodes_own_address_is_the_embedded_catalog(flags: tupl
     assert settings_with(*flags).catalog_embedded
 
 
-def test_the_default_address_of_the_catalog_is_one_that_a_client_can_use() -> None:
+def test_the_default_catalog_address_is_usable_by_a_client() -> None:
     everywhere = settings_with("node.bind_host=0.0.0.0", "node.allow_insecure_bind=true", "ports.lake=9000")
     assert everywhere.catalog.uri == "http://127.0.0.1:9000"
     assert settings_with("node.bind_host=::1").catalog.uri == "http://[::1]:8181"
@@ -153,7 +153,7 @@ def test_memory_is_for_tests(kind: str) -> None:
     assert settings_with(f"storage.type={kind}").storage.type == "memory"
 
 
-def test_a_file_must_hold_four_of_the_largest_messages_and_the_message_names_what_fits() -> None:
+def test_a_log_file_must_fit_four_of_the_largest_messages() -> None:
     message = refused(f"{WAL}.max_file_size=8MiB")
     assert "`max_file_size` 8MiB" in message
     assert "`max_message_bytes` 4MB" in message
@@ -168,7 +168,7 @@ def test_a_file_must_hold_four_of_the_largest_messages_and_the_message_names_wha
 
 
 def test_the_smallest_file_can_be_used_with_small_messages() -> None:
-    wal = Wal(base_path=Path("x"), max_file_size=limits.LOG_FILE_BYTES_MIN, max_message_bytes=8 * limits.KIB)
+    wal = WalSection(base_path=Path("x"), max_file_size=limits.LOG_FILE_BYTES_MIN, max_message_bytes=8 * limits.KIB)
     assert wal.max_file_size == 64 * limits.KIB
 
 
@@ -205,12 +205,12 @@ def test_binding_beyond_loopback_needs_the_explicit_flag(host: str) -> None:
     assert settings_with(f"node.bind_host={host}", "node.allow_insecure_bind=true").node.bind_host == host
 
 
-def test_two_services_cannot_share_a_port_except_for_any() -> None:
+def test_two_services_cannot_share_a_fixed_port() -> None:
     assert "`native` and `danube` both use port 6650" in refused("ports.native=6650")
     assert settings_with("ports.native=0", "ports.danube=0").ports.native == 0
 
 
-def test_what_a_kind_needs() -> None:
+def test_required_keys_of_each_kind_are_checked() -> None:
     assert "needs a `bucket`" in refused(f"{ICEBERG}.object_store.type=s3")
     assert "needs a `database`" in refused(f"{ICEBERG}.catalog.type=glue")
 
@@ -252,11 +252,11 @@ SECRETS = [
 
 @pytest.mark.parametrize("path", SECRETS)
 def test_credentials_are_never_shown(path: str) -> None:
-    given = "X-Key: hunter2" if path.endswith("headers") else "hunter2"
+    secret = "X-Key: hunter2" if path.endswith("headers") else "hunter2"
     pair = {"access_key_id": "secret_access_key", "secret_access_key": "access_key_id"}
     section, _, name = path.rpartition(".")
     more = [f"{section}.{pair[name]}=hunter2"] if name in pair else []
-    settings = settings_with(f"{path}={given}", *more)
+    settings = settings_with(f"{path}={secret}", *more)
     key, value = KEYS[path], value_at(settings, path)
     shown = [key.show(value), str(key.plain(value)), repr(settings), str(settings.model_dump_json())]
     assert not any("hunter2" in text for text in shown)
@@ -285,20 +285,20 @@ def test_a_kind_of_catalog_follows_from_its_address() -> None:
         ((f"{CATALOG}.headers=hunter2",), "a header such as"),
     ],
 )
-def test_what_is_missing_for_a_catalog_or_store_is_said(flags: tuple[str, ...], words: str) -> None:
-    said = refused(*flags)
-    assert words in said
-    assert "hunter2" not in said
+def test_missing_keys_of_a_catalog_or_store_are_reported(flags: tuple[str, ...], words: str) -> None:
+    message = refused(*flags)
+    assert words in message
+    assert "hunter2" not in message
 
 
-def test_a_catalog_elsewhere_is_told_of_a_warehouse_only_when_there_is_one() -> None:
+def test_a_foreign_catalog_gets_a_warehouse_only_if_configured() -> None:
     uri = f"{CATALOG}.uri=http://catalog.example.org"
     assert settings_with(uri).catalog.warehouse is None
     assert settings_with(uri, f"{ICEBERG}.warehouse=s3://b/").catalog.warehouse == "s3://b/"
     assert settings_with(uri, f"{CATALOG}.warehouse=lake").storage.iceberg_config.warehouse == "lake"
 
 
-def test_the_roots_of_buckets_are_in_the_words_of_iceberg() -> None:
+def test_bucket_roots_use_the_schemes_of_iceberg() -> None:
     def root(*flags: str) -> str:
         return settings_with(*flags, f"{STORE}.bucket=b").storage.iceberg_config.warehouse
 
@@ -307,6 +307,6 @@ def test_the_roots_of_buckets_are_in_the_words_of_iceberg() -> None:
     assert root(f"{STORE}.type=azure", f"{STORE}.account_name=a") == "abfss://b@a.dfs.core.windows.net/"
 
 
-def test_keys_are_shared_only_behind_tokens(tmp_path: Path) -> None:
+def test_keys_are_shared_only_with_tokens(tmp_path: Path) -> None:
     assert "would get the keys of the object store" in refused("lake.share_keys=true")
     assert settings_with("lake.share_keys=true", f"lake.token_file={tmp_path / 'tokens'}").lake.share_keys

@@ -94,12 +94,12 @@ def test_bounds_are_inclusive_and_named_in_the_message() -> None:
             quantity.read(outside)
 
 
-def test_an_unknown_unit_is_answered_with_the_known_ones() -> None:
+def test_an_unknown_unit_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="'M' is not a unit of it; known units: B, KiB, MiB"):
         SIZE.read("64M")
 
 
-def test_a_part_that_is_no_whole_unit_is_refused_and_not_rounded() -> None:
+def test_a_fraction_of_a_unit_is_refused_and_not_rounded() -> None:
     with pytest.raises(ValueError, match="'1500us' is not a whole number of ms"):
         MILLISECONDS.read("1500us")
 
@@ -124,7 +124,7 @@ def test_numbers_are_shown_in_their_largest_whole_unit(quantity: units.Quantity,
 
 
 @given(NUMBERS)
-def test_a_shown_number_reads_back_as_itself(number: int) -> None:
+def test_a_shown_number_parses_back(number: int) -> None:
     for quantity in (SIZE, MILLISECONDS, MICROSECONDS, units.count()):
         assert quantity.read(quantity.show(min(number, units.NUMBER_MAX))) == min(number, units.NUMBER_MAX)
 

@@ -41,7 +41,7 @@ def test_no_pause_up_to_the_slow_share(
 
 
 @given(st.integers(10, 2**50), st.integers(1, 100))
-def test_a_pause_begins_right_behind_the_slow_share(bytes_: int, percent: int) -> None:
+def test_a_pause_starts_right_above_the_slow_share(bytes_: int, percent: int) -> None:
     above = bytes_ * 4 // 5 + 1 + (bytes_ - bytes_ * 4 // 5 - 1) * percent // 100
     assume(above > bytes_ * 0.8)
     assert answer(Quota(bytes_, 2**60), above, 0, 0) > 0
@@ -68,7 +68,7 @@ def test_the_longest_pause_is_at_the_very_end(quota: int) -> None:
     assert answer(Quota(quota, quota), quota - 1, 0, 1) == limits.QUOTA_PAUSE_SECONDS_MAX
 
 
-def test_a_refusal_says_which_quota_and_can_be_retried() -> None:
+def test_a_refusal_names_the_quota_and_is_retryable() -> None:
     with pytest.raises(errors.NodeQuotaReached, match="90 of 100") as node:
         admit(Quota(100, 1_000), 90, 0, 11, "/default/a")
     with pytest.raises(errors.TopicQuotaReached, match="/default/a holds 90 of 100") as topic:

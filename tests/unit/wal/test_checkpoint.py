@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from icestream import errors, limits
 from icestream.model.block import Numbering
-from icestream.model.shard import Gap, GapState, ShardKey, TopicIdentity
+from icestream.model.shard import DeclaredGap, GapState, ShardKey, TopicIdentity
 from icestream.wal import format as wire
 from icestream.wal.checkpoint import (
     Checkpoint,
@@ -23,7 +23,7 @@ from icestream.wal.checkpoint import (
 )
 from icestream.wal.producer_sequences import Duplicate, SequenceWindow, StoredBatch
 from icestream.wal.state import LogState
-from tests.support.effort import HALF, QUARTER
+from tests.support.hypothesis_effort import HALF, QUARTER
 from tests.support.mutations import bit_flips, decoded_or_refused, mutated, truncations
 
 LOG_ID = bytes(range(16))
@@ -49,7 +49,7 @@ def states(draw: st.DrawFn) -> LogState:
         start = 0
         for _ in range(draw(st.integers(0, 2))):
             start += draw(st.integers(1, 9))
-            state.declare_gap(Gap(key, start, start + 3, 1, draw(TEXT), draw(st.sampled_from(GapState))))
+            state.declare_gap(DeclaredGap(key, start, start + 3, 1, draw(TEXT), draw(st.sampled_from(GapState))))
             start += 3
         for producer in draw(st.sets(st.integers(0, 2**63 - 1), max_size=2)):
             window = SequenceWindow(draw(st.integers(0, 2**31 - 1)), 0, draw(I64))
@@ -74,7 +74,7 @@ def encoded(checkpoint: Checkpoint) -> bytes:
     return encode_checkpoint(checkpoint, shards, windows, epochs, 5)
 
 
-def told(state: LogState) -> Any:
+def known_state(state: LogState) -> Any:
     """Everything a checkpoint keeps of a state."""
     shards = {
         key: (
@@ -89,7 +89,13 @@ def told(state: LogState) -> Any:
 def all_told(checkpoint: Checkpoint | None) -> Any:
     if checkpoint is None:
         return None
-    return checkpoint.lsn, checkpoint.log_id, checkpoint.next_file_number, checkpoint.clean, told(checkpoint.state)
+    return (
+        checkpoint.lsn,
+        checkpoint.log_id,
+        checkpoint.next_file_number,
+        checkpoint.clean,
+        known_state(checkpoint.state),
+    )
 
 
 def small_state() -> LogState:
@@ -99,7 +105,7 @@ def small_state() -> LogState:
     shard = state.shard(key)
     shard.epoch, shard.append_time_us, shard.floor, shard.reserved = 4, 1_234, 10, 500
     shard.synced = shard.written = shard.assigned = 100
-    state.declare_gap(Gap(key, 20, 30, 4, "why", GapState.LOST))
+    state.declare_gap(DeclaredGap(key, 20, 30, 4, "why", GapState.LOST))
     state.producers.restore(key, 9, SequenceWindow(1, 8, 99))
     state.producers.record(key, Numbering(9, 1, 0), 8, 40, LSN, 99, 0)
     return state
@@ -113,10 +119,15 @@ SMALL = encoded(picture(small_state()))
 
 @HALF
 @given(states())
-def test_hazard_04_what_was_known_comes_back(state: LogState) -> None:
-    found = decode_checkpoint(encoded(picture(state)))
-    assert (found.lsn, found.log_id, found.next_file_number, found.clean) == (LSN, LOG_ID, 77, False)
-    assert told(found.state) == told(state)
+def test_hazard_04_the_known_state_is_restored(state: LogState) -> None:
+    checkpoint = decode_checkpoint(encoded(picture(state)))
+    assert (checkpoint.lsn, checkpoint.log_id, checkpoint.next_file_number, checkpoint.clean) == (
+        LSN,
+        LOG_ID,
+        77,
+        False,
+    )
+    assert known_state(checkpoint.state) == known_state(state)
 
 
 @QUARTER
@@ -128,13 +139,15 @@ def test_a_checkpoint_of_a_checkpoint_is_the_same(state: LogState) -> None:
 
 @QUARTER
 @given(states())
-def test_hazard_03_a_clean_end_gives_the_reserved_numbers_back(state: LogState) -> None:
-    found = decode_checkpoint(encoded(picture(state, clean=True)))
-    assert found.clean
-    assert all(shard.reserved == shard.synced == state.shards[key].synced for key, shard in found.state.shards.items())
+def test_hazard_03_a_clean_stop_returns_the_reserved_offsets(state: LogState) -> None:
+    checkpoint = decode_checkpoint(encoded(picture(state, clean=True)))
+    assert checkpoint.clean
+    assert all(
+        shard.reserved == shard.synced == state.shards[key].synced for key, shard in checkpoint.state.shards.items()
+    )
 
 
-def test_hazard_04_only_what_is_synced_is_in_it() -> None:
+def test_hazard_04_a_checkpoint_contains_only_synced_state() -> None:
     """Offsets and windows of records above its LSN may never have been on disk."""
     state = small_state()
     key = ShardKey(5, 3)
@@ -142,11 +155,11 @@ def test_hazard_04_only_what_is_synced_is_in_it() -> None:
     shard.written, shard.assigned = 110, 120
     state.producers.record(key, Numbering(9, 1, 8), 5, 100, LSN + 1, 200, 0)
     state.producers.record(key, Numbering(10, 1, 0), 5, 105, LSN + 2, 200, 0)
-    found = decode_checkpoint(encoded(picture(state))).state
-    assert (found.shard(key).synced, found.shard(key).assigned) == (100, 100)
-    assert found.producers.check(key, Numbering(9, 1, 0), 8) == Duplicate(40, LSN)
-    assert found.producers.last_sequence(key, 9) == 7
-    assert found.producers.last_sequence(key, 10) is None
+    restored = decode_checkpoint(encoded(picture(state))).state
+    assert (restored.shard(key).synced, restored.shard(key).assigned) == (100, 100)
+    assert restored.producers.check(key, Numbering(9, 1, 0), 8) == Duplicate(40, LSN)
+    assert restored.producers.last_sequence(key, 9) == 7
+    assert restored.producers.last_sequence(key, 10) is None
 
 
 @QUARTER
@@ -157,34 +170,38 @@ def test_slices_of_any_size_are_the_same_windows(state: LogState, size: int) -> 
     assert len(slices) == -(-len(state.producers) // size)
 
 
-def test_hazard_04_what_is_stored_between_two_slices_is_not_in_the_checkpoint() -> None:
-    """The log goes on while the slices are made: a retry, a new producer, a new epoch, an eviction."""
+def test_hazard_04_changes_between_two_slices_are_not_in_the_checkpoint() -> None:
+    """Appends continue while the slices are built: a retry, a new producer, a new epoch, an eviction."""
     state = small_state()
     key = ShardKey(5, 3)
     for producer in (10, 11, 12):
         state.producers.record(key, Numbering(producer, 1, 0), 2, 50, LSN, 99, 0)
     before = b"".join(window_slices(state, LSN))
     slices = window_slices(state, LSN, 1)
-    found = next(slices)
+    encoded_windows = next(slices)
     state.producers.record(key, Numbering(10, 1, 2), 2, 100, LSN + 1, 200, 0)
     state.producers.record(key, Numbering(11, 2, 0), 2, 102, LSN + 2, 200, 0)
     state.producers.record(key, Numbering(13, 1, 0), 2, 104, LSN + 3, 200, 0)
-    found += b"".join(slices)
-    windows = decode_checkpoint(forged(WINDOWS=found)).state.producers
+    encoded_windows += b"".join(slices)
+    windows = decode_checkpoint(forged(WINDOWS=encoded_windows)).state.producers
     expected = decode_checkpoint(forged(WINDOWS=before)).state.producers
-    sent = {who: (window.producer_epoch, window.expected, list(window.sent)) for _, who, window in windows.windows()}
+    sent = {
+        producer_id: (window.producer_epoch, window.expected, list(window.sent))
+        for _, producer_id, window in windows.windows()
+    }
     assert sent == {
-        who: (window.producer_epoch, window.expected, list(window.sent)) for _, who, window in expected.windows()
+        producer_id: (window.producer_epoch, window.expected, list(window.sent))
+        for _, producer_id, window in expected.windows()
     }
 
 
-def test_in_always_the_promise_is_what_is_synced() -> None:
+def test_in_always_mode_the_reserved_offset_is_the_synced_one() -> None:
     state = small_state()
     state.shard(ShardKey(5, 3)).reserved = 0
     assert decode_checkpoint(encoded(picture(state))).state.shard(ShardKey(5, 3)).reserved == 100
 
 
-def test_a_checkpoint_is_byte_by_byte_what_the_page_says() -> None:
+def test_a_checkpoint_matches_the_documented_bytes() -> None:
     bodies = {
         32: LOG_ID + struct.pack("<QB7x", 77, 0),
         33: struct.pack("<qqH", 5, 2, 11) + "/default/ü".encode(),
@@ -211,9 +228,9 @@ def test_no_flip_is_believed() -> None:
     expected = all_told(decode_checkpoint(SMALL))
     passed = 0
     for bit, flipped in bit_flips(SMALL):
-        found = all_told(decoded_or_refused(decode_checkpoint, flipped))
-        assert found in (None, expected), bit
-        passed += found is not None
+        checkpoint = all_told(decoded_or_refused(decode_checkpoint, flipped))
+        assert checkpoint in (None, expected), bit
+        passed += checkpoint is not None
     header = wire.decode_header(SMALL, 0, 0)
     padding = header.record_bytes - header.header_bytes
     padding -= sum(entry.body_bytes for entry in wire.decode_entries(SMALL, 0, header))
@@ -251,8 +268,8 @@ every_section = pytest.mark.parametrize("kind", IN_CHECKPOINTS, ids=lambda kind:
 @given(data=st.data())
 def test_bodies_with_good_crcs_are_read_or_refused(kind: wire.SectionKind, data: st.DataObject) -> None:
     body = data.draw(st.one_of(st.binary(max_size=120), mutated(body_of(kind))))
-    found = decoded_or_refused(decode_checkpoint, forged(**{kind.name: body}))
-    assert found is None or found.lsn == LSN
+    checkpoint = decoded_or_refused(decode_checkpoint, forged(**{kind.name: body}))
+    assert checkpoint is None or checkpoint.lsn == LSN
 
 
 @every_section
@@ -266,17 +283,17 @@ def test_a_body_that_is_cut_off_is_refused(kind: wire.SectionKind) -> None:
 
 @every_section
 def test_a_missing_section_is_noticed(kind: wire.SectionKind) -> None:
-    kept = [
+    sections = [
         wire.RecordSection(0, 0, other, 0, 0, 0, 0, 0, 0, body_of(other))
         for other in IN_CHECKPOINTS
         if other is not kind
     ]
-    data = wire.encode_record(wire.RecordKind.CHECKPOINT, LSN, 0, LSN, 5, 0, 8, kept)
+    data = wire.encode_record(wire.RecordKind.CHECKPOINT, LSN, 0, LSN, 5, 0, 8, sections)
     with pytest.raises(errors.DecodeError):
         decode_checkpoint(data)
 
 
-def test_a_record_of_another_kind_is_no_checkpoint() -> None:
+def test_a_record_of_another_kind_is_not_a_checkpoint() -> None:
     sections = [wire.RecordSection(0, 0, kind, 0, 0, 0, 0, 0, 0, body_of(kind)) for kind in IN_CHECKPOINTS]
     data = wire.encode_record(wire.RecordKind.DATA, LSN, 0, LSN, 5, 0, 8, sections)
     with pytest.raises(errors.DecodeError, match="not a valid checkpoint"):

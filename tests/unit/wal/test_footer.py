@@ -16,11 +16,11 @@ from icestream.wal import format as wire
 from icestream.wal.appender import AppendBatch, Appender
 from icestream.wal.footer import load_index, read_footer, rebuild_footer
 from icestream.wal.index import FileIndex
+from icestream.wal.log_copy import LogFileBuilder
 from icestream.wal.log_file import Seal
 from icestream.wal.notes import topic_section
-from icestream.wal.rewrite import LogFileBuilder
 from icestream.wal.state import LogState
-from tests.support.effort import QUARTER
+from tests.support.hypothesis_effort import QUARTER
 from tests.support.mutations import bit_flips, mutated, truncations
 
 NUMBER = 4
@@ -45,7 +45,7 @@ def sealed_file(batches: list[list[tuple[int, int, bytes]]]) -> tuple[SimulatedF
     return disk.open("log"), seal
 
 
-def told(index: FileIndex) -> object:
+def comparable(index: FileIndex) -> object:
     """Everything a reader can learn from an index."""
     return index.topics, index.marks, {
         key: (
@@ -61,12 +61,12 @@ BATCH = st.tuples(st.sampled_from([1, 2]), st.integers(0, 9), st.integers(0, 70_
 
 
 @QUARTER
-@given(st.lists(st.lists(BATCH, min_size=1, max_size=2, unique_by=lambda one: one[0]), min_size=1, max_size=4))
-def test_hazard_20_a_footer_says_what_a_scan_would_find(batches: list[list[tuple[int, int, bytes]]]) -> None:
+@given(st.lists(st.lists(BATCH, min_size=1, max_size=2, unique_by=lambda batch: batch[0]), min_size=1, max_size=4))
+def test_hazard_20_a_footer_matches_a_scan(batches: list[list[tuple[int, int, bytes]]]) -> None:
     file, seal = sealed_file(batches)
     footer = read_footer(file, seal)
     assert footer is not None
-    assert told(footer) == told(rebuild_footer(file, seal))
+    assert comparable(footer) == comparable(rebuild_footer(file, seal))
     assert footer.topics == {topic.id: topic for topic in TOPICS}
 
 
@@ -80,7 +80,7 @@ def test_hazard_20_a_footer_says_what_a_scan_would_find(batches: list[list[tuple
     st.lists(st.sampled_from([1, 1_000, -1_000, -3_600_000_000]), min_size=5, max_size=5),
     st.sampled_from(SyncMode),
 )
-def test_hazard_20_the_footer_that_the_log_writes_says_what_a_scan_would_find(
+def test_hazard_20_the_footer_written_by_the_log_matches_a_scan(
     ticks: list[list[tuple[int, int, int]]], steps: list[int], mode: SyncMode
 ) -> None:
     """The appender keeps its index by hand while it builds records: its footer must be the one that a scan rebuilds."""
@@ -111,66 +111,66 @@ def test_hazard_20_the_footer_that_the_log_writes_says_what_a_scan_would_find(
     (sealed,) = appender.drain_sealed()
     footer = read_footer(file, sealed.seal)
     assert footer is not None
-    assert told(footer) == told(rebuild_footer(file, sealed.seal))
+    assert comparable(footer) == comparable(rebuild_footer(file, sealed.seal))
 
 
 def test_without_a_footer_the_records_are_scanned() -> None:
     file, seal = sealed_file(SMALL)
-    expected = told(load_index(file, seal))
+    expected = comparable(load_index(file, seal))
     bare = Seal(seal.number, seal.first_lsn, seal.last_lsn, seal.end_position, 0, 0)
     file.truncate(seal.end_position)
     assert read_footer(file, bare) is None
     assert read_footer(file, seal) is None
-    assert told(load_index(file, bare)) == told(load_index(file, seal)) == expected
+    assert comparable(load_index(file, bare)) == comparable(load_index(file, seal)) == expected
 
 
 def test_hazard_20_no_flip_in_a_footer_is_believed() -> None:
     file, seal = sealed_file(SMALL)
-    expected = told(load_index(file, seal))
+    expected = comparable(load_index(file, seal))
     footer = file.read_at(seal.footer_position, seal.footer_bytes)
     ignored = 0
     for bit, flipped in bit_flips(footer):
         file.write_at(seal.footer_position, flipped)
-        found = read_footer(file, seal)
-        ignored += found is None
-        assert found is None or told(found) == expected, bit
+        found_footer = read_footer(file, seal)
+        ignored += found_footer is None
+        assert found_footer is None or comparable(found_footer) == expected, bit
         if bit % 61 == 0:
-            assert told(load_index(file, seal)) == expected
+            assert comparable(load_index(file, seal)) == expected
     assert ignored > 0.9 * 8 * len(footer)
 
 
 @given(mutated(sealed_file(SMALL)[0].read_at(sealed_file(SMALL)[1].footer_position, 10_000)))
 def test_a_mutated_footer_is_rebuilt(footer: bytes) -> None:
     file, seal = sealed_file(SMALL)
-    expected = told(load_index(file, seal))
+    expected = comparable(load_index(file, seal))
     file.write_at(seal.footer_position, footer)
-    assert told(load_index(file, seal)) == expected
+    assert comparable(load_index(file, seal)) == expected
 
 
 def test_a_cut_footer_is_rebuilt() -> None:
     file, seal = sealed_file(SMALL)
-    expected = told(load_index(file, seal))
+    expected = comparable(load_index(file, seal))
     for cut in truncations(file.read_at(seal.footer_position, seal.footer_bytes)):
         file.truncate(seal.footer_position + len(cut))
         assert read_footer(file, seal) is None
-    assert told(load_index(file, seal)) == expected
+    assert comparable(load_index(file, seal)) == expected
 
 
-def test_the_footer_of_another_file_is_not_taken() -> None:
+def test_the_footer_of_another_file_is_not_accepted() -> None:
     """A recycled file: the old footer stands at the same place, good in itself."""
     file, seal = sealed_file(SMALL)
     other = Seal(NUMBER + 1, *(getattr(seal, name) for name in Seal.__slots__[1:]))
     assert read_footer(file, other) is None
 
 
-def test_a_record_that_is_no_footer_is_not_taken_for_one() -> None:
+def test_a_record_that_is_no_footer_is_not_accepted() -> None:
     file, seal = sealed_file(SMALL)
     first = wire.decode_header(file.read_at(wire.RECORDS_START, 4096), 0, wire.RECORDS_START)
     wrong = Seal(seal.number, 21, 23, seal.end_position, wire.RECORDS_START, first.record_bytes)
     assert read_footer(file, wrong) is None
 
 
-def test_damage_below_the_seal_is_reported_with_its_place() -> None:
+def test_damage_below_the_seal_is_reported_with_its_position() -> None:
     """Sealed means synced: a bad record there is never cut off."""
     file, seal = sealed_file(SMALL)
     entry = load_index(file, seal).shards[ShardKey(2, 0)].last_position

@@ -36,13 +36,13 @@ def record_of(sections: list[wire.RecordSection], position: int = 4096, align: i
 def read_back(data: bytes, position: int = 4096) -> list[tuple[wire.SectionEntry, bytes]] | None:
     """Entries and bodies of a record whose every CRC fits; None when the record is not good."""
     header = wire.decode_header(data, 0, position)
-    found = []
+    sections = []
     for entry in wire.decode_entries(data, 0, header):
         if not wire.check_section(data, 0, header, entry):
             return None
         start = entry.body_position - position
-        found.append((entry, data[start : start + entry.body_bytes]))
-    return found
+        sections.append((entry, data[start : start + entry.body_bytes]))
+    return sections
 
 
 def with_good_crcs(front: bytes, directory: bytes = b"") -> bytes:
@@ -63,7 +63,7 @@ def test_crc32_is_that_of_zlib(data: bytes, start: int) -> None:
 
 
 @pytest.mark.parametrize("encode", [wire.encode_record_python, wire.encode_record])
-def test_a_record_is_byte_by_byte_what_the_page_says(encode: Any) -> None:
+def test_a_record_matches_the_documented_bytes(encode: Any) -> None:
     body = b"12345678abc"
     entry = struct.pack("<QIBBHQqqIIIII", 17, 3, 1, 0, 0, 2, 100, 555, 2, 4096 + 128, len(body), 4711, 0)
     entry += struct.pack("<I", zlib.crc32(entry + body))
@@ -76,7 +76,7 @@ def test_a_record_is_byte_by_byte_what_the_page_says(encode: Any) -> None:
 
 
 def test_kinds_keep_their_numbers() -> None:
-    """They are on disk: a number is never used for anything else."""
+    """Record kinds are on disk: a number is never reused."""
     assert {kind.name: kind.value for kind in wire.RecordKind} == {"DATA": 1, "CHECKPOINT": 2, "FOOTER": 3, "REPAIR": 4}
     assert {kind.name: kind.value for kind in wire.SectionKind} == {
         "MESSAGES": 1, "TOPIC": 2, "RESERVE": 3, "GAP": 4, "PRODUCERS": 5, "QOS2_RELEASE": 6, "REAPPEND": 7,
@@ -96,10 +96,10 @@ def test_round_trip(
     assert header == wire.RecordHeader(kind, lsn, generation, synced, time_us, size, len(data), len(sections), position)
     assert header.end == position + len(data)
     assert len(data) % align == 0
-    found = read_back(data, position)
-    assert found is not None
+    decoded = read_back(data, position)
+    assert decoded is not None
     at = size
-    for number, (section, (entry, body)) in enumerate(zip(sections, found, strict=True)):
+    for number, (section, (entry, body)) in enumerate(zip(sections, decoded, strict=True)):
         assert entry[:8] == section[:8]
         assert (entry.previous, entry.body_bytes, body) == (section.previous, len(body), section.body)
         assert (entry.position, entry.body_position) == (position + 64 + 64 * number, position + at)
@@ -110,7 +110,7 @@ def test_round_trip(
 
 
 @given(st.lists(SECTIONS, max_size=3), st.integers(0, 40))
-def test_a_record_is_found_inside_other_bytes(sections: Any, before: int) -> None:
+def test_a_record_is_decoded_inside_other_bytes(sections: Any, before: int) -> None:
     data = bytes(before) + record_of(sections) + b"\xff" * 9
     for view in (data, memoryview(data)):
         header = wire.decode_header(view, before, 4096)
@@ -129,7 +129,7 @@ def test_a_body_in_parts_is_the_same_record() -> None:
 # --- what is not a record ---------------------------------------------------------------------------------------------
 
 
-def test_hazard_05_zeros_are_no_record() -> None:
+def test_hazard_05_zeros_are_not_a_record() -> None:
     """The CRC of nothing is 0: without the magic a zeroed header would be a good, empty record."""
     assert zlib.crc32(b"") == 0
     with pytest.raises(errors.DecodeError, match="magic"):
@@ -137,7 +137,7 @@ def test_hazard_05_zeros_are_no_record() -> None:
 
 
 def test_hazard_05_a_record_is_good_only_where_it_was_written() -> None:
-    """A copy of it, left elsewhere by a recycled or misdirected write, is none."""
+    """A copy of a record elsewhere, left by a recycled file or a misdirected write, is refused."""
     data = record_of(SMALL)
     assert read_back(data) is not None
     for position in (0, 4088, 4104, 8192, 2**32 + 4096):
@@ -151,15 +151,15 @@ def test_every_truncation_is_noticed() -> None:
         assert decoded_or_refused(read_back, cut) is None, len(cut)
 
 
-def test_hazard_05_no_flipped_bit_is_read_as_something_else() -> None:
+def test_hazard_05_no_flipped_bit_changes_the_meaning() -> None:
     """Only a flip in the padding, which says nothing, may pass; every length is under a CRC."""
     data = record_of(SMALL)
     original = read_back(data)
     passed = set()
     for bit, flipped in bit_flips(data):
-        found = decoded_or_refused(read_back, flipped)
-        if found is not None:
-            assert found == original, bit
+        decoded = decoded_or_refused(read_back, flipped)
+        if decoded is not None:
+            assert decoded == original, bit
             passed.add(bit >> 3)
     bodies = 64 + 64 * len(SMALL)
     assert passed == {*range(bodies + 11, bodies + 16), *range(bodies + 17, bodies + 24)}
@@ -181,8 +181,8 @@ def test_hazard_19_a_flip_in_one_section_leaves_the_others_readable() -> None:
 
 @given(mutated(record_of(SMALL)))
 def test_mutated_records_are_read_as_written_or_refused(data: bytes) -> None:
-    found = decoded_or_refused(read_back, data)
-    assert found is None or found == read_back(record_of(SMALL))
+    decoded = decoded_or_refused(read_back, data)
+    assert decoded is None or decoded == read_back(record_of(SMALL))
 
 
 @given(st.binary(max_size=300), st.booleans())

@@ -13,7 +13,7 @@ from icestream import errors, limits
 from icestream.model.shard import ShardKey, TopicIdentity
 from icestream.wal import format as wire
 from icestream.wal.index import FileIndex, ShardIndex, decode_index, index_entries
-from tests.support.effort import HALF, QUARTER
+from tests.support.hypothesis_effort import HALF, QUARTER
 from tests.support.mutations import bit_flips, decoded_or_refused, mutated, truncations
 
 STRIDE = limits.INDEX_STRIDE_BYTES
@@ -21,7 +21,7 @@ HOUR_US = 3_600_000_000
 YEAR_US = 365 * 24 * HOUR_US
 
 
-class Laid(NamedTuple):
+class LaidOutFile(NamedTuple):
     """One section as it lies in the file."""
 
     key: ShardKey
@@ -39,9 +39,9 @@ SIZES = st.one_of(st.integers(0, 200), st.integers(1, 3 * STRIDE), st.sampled_fr
 
 
 @st.composite
-def files(draw: st.DrawFn) -> list[Laid]:
+def files(draw: st.DrawFn) -> list[LaidOutFile]:
     """Sections of a few shards in one file, with holes between the offsets of a shard (declared gaps)."""
-    laid: list[Laid] = []
+    laid: list[LaidOutFile] = []
     position, time_us = wire.RECORDS_START + 64, 1_700_000_000_000_000
     next_offset = dict.fromkeys(KEYS, 0)
     for _ in range(draw(st.integers(1, 30))):
@@ -49,13 +49,13 @@ def files(draw: st.DrawFn) -> list[Laid]:
         time_us += draw(STEPS)
         base = next_offset[key] + draw(st.sampled_from([0, 0, 0, 7]))
         rows, size = draw(st.integers(1, 5)), draw(SIZES)
-        laid.append(Laid(key, base, rows, time_us, position, size))
+        laid.append(LaidOutFile(key, base, rows, time_us, position, size))
         next_offset[key] = base + rows
         position += wire.ENTRY_BYTES + wire.HEADER_BYTES + wire.padded(size)
     return laid
 
 
-def index_of(laid: list[Laid]) -> FileIndex:
+def index_of(laid: list[LaidOutFile]) -> FileIndex:
     index = FileIndex()
     for key in sorted({section.key for section in laid}):
         index.add_topic(TopicIdentity(key.topic_id, f"/default/{key.topic_id}"))
@@ -64,8 +64,8 @@ def index_of(laid: list[Laid]) -> FileIndex:
     return index
 
 
-def walked(laid: list[Laid], key: ShardKey, chain: tuple[int, int]) -> list[Laid]:
-    """The sections that a reader meets who goes back from the first position of the chain to the second."""
+def walked(laid: list[LaidOutFile], key: ShardKey, chain: tuple[int, int]) -> list[LaidOutFile]:
+    """The sections that a reader meets on its way back from the first position of the chain to the second."""
     start, stop = chain
     own = [section for section in laid if section.key == key]
     assert {start, stop} <= {section.position for section in own}
@@ -78,13 +78,13 @@ def footer_of(index: FileIndex) -> bytes:
 
 def decoded(footer: bytes) -> dict[ShardKey, ShardIndex]:
     header = wire.decode_header(footer, 0, 8192)
-    found = {}
+    indexes = {}
     for entry in wire.decode_entries(footer, 0, header):
         assert wire.check_section(footer, 0, header, entry)
         if entry.kind == wire.SectionKind.INDEX:
             body = footer[entry.body_position - 8192 :][: entry.body_bytes]
-            found[ShardKey(entry.topic_id, entry.shard)] = decode_index(entry, body)
-    return found
+            indexes[ShardKey(entry.topic_id, entry.shard)] = decode_index(entry, body)
+    return indexes
 
 
 # --- searches against a linear walk -----------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def decoded(footer: bytes) -> dict[ShardKey, ShardIndex]:
 
 @HALF
 @given(files(), st.booleans())
-def test_every_offset_is_in_the_stretch_that_the_search_gives(laid: list[Laid], sealed: bool) -> None:
+def test_every_offset_is_in_the_range_the_search_returns(laid: list[LaidOutFile], sealed: bool) -> None:
     index = index_of(laid)
     shards = decoded(footer_of(index)) if sealed else index.shards
     for section in laid:
@@ -102,33 +102,33 @@ def test_every_offset_is_in_the_stretch_that_the_search_gives(laid: list[Laid], 
 
 @HALF
 @given(files(), st.integers(-10, 200))
-def test_any_offset_gives_a_stretch_of_the_shard(laid: list[Laid], offset: int) -> None:
+def test_any_offset_gives_a_range_of_the_shard(laid: list[LaidOutFile], offset: int) -> None:
     """Below the first, inside a gap, behind the last: the walk still meets the next section that there is."""
     for key, shard in index_of(laid).shards.items():
-        found = walked(laid, key, shard.chain_for_offset(offset))
+        sections = walked(laid, key, shard.chain_for_offset(offset))
         following = [section for section in laid if section.key == key and section.base + section.rows > offset]
-        assert not following or following[0] in found
+        assert not following or following[0] in sections
 
 
 @HALF
 @given(files(), st.booleans(), st.sampled_from([-1, 0, 1, HOUR_US // 2]))
-def test_hazard_32_start_at_a_time_when_the_clock_steps(laid: list[Laid], sealed: bool, aside: int) -> None:
+def test_hazard_32_start_at_a_time_when_the_clock_steps(laid: list[LaidOutFile], sealed: bool, aside: int) -> None:
     index = index_of(laid)
     shards = decoded(footer_of(index)) if sealed else index.shards
     times = {section.time_us + aside for section in laid} | {-(2**63), 0, 2**63 - 1}
     for key, shard in shards.items():
         for time_us in times:
-            oracle = next((one for one in laid if one.key == key and one.time_us >= time_us), None)
+            oracle = next((section for section in laid if section.key == key and section.time_us >= time_us), None)
             chain = shard.chain_for_time(time_us)
             assert (chain is None) == (oracle is None)
             if chain is not None:
-                found = [one for one in walked(laid, key, chain) if one.time_us >= time_us]
-                assert found[0] == oracle
+                later = [section for section in walked(laid, key, chain) if section.time_us >= time_us]
+                assert later[0] == oracle
 
 
 @QUARTER
 @given(files())
-def test_hazard_20_points_are_bounded_by_the_bytes_and_stretches_by_the_stride(laid: list[Laid]) -> None:
+def test_hazard_20_points_are_bounded_by_the_bytes_and_stretches_by_the_stride(laid: list[LaidOutFile]) -> None:
     for key, shard in index_of(laid).shards.items():
         own = [section for section in laid if section.key == key]
         own_bytes = sum(section.body_bytes + wire.ENTRY_BYTES for section in own)
@@ -139,7 +139,7 @@ def test_hazard_20_points_are_bounded_by_the_bytes_and_stretches_by_the_stride(l
             base = next(section.base for section in own if section.position == position)
             stretch = walked(laid, key, shard.chain_for_offset(base))[:-1]
             assert shard.chain_for_offset(base)[1] == position  # and does not begin before it has to
-            assert sum(one.body_bytes + wire.ENTRY_BYTES for one in stretch) < STRIDE + largest
+            assert sum(section.body_bytes + wire.ENTRY_BYTES for section in stretch) < STRIDE + largest
 
 
 # --- what it remembers ------------------------------------------------------------------------------------------------
@@ -147,25 +147,25 @@ def test_hazard_20_points_are_bounded_by_the_bytes_and_stretches_by_the_stride(l
 
 @QUARTER
 @given(files())
-def test_the_footer_says_what_the_index_knew(laid: list[Laid]) -> None:
+def test_the_footer_matches_the_index(laid: list[LaidOutFile]) -> None:
     index = index_of(laid)
-    found = decoded(footer_of(index))
-    assert found.keys() == index.shards.keys()
-    for key, shard in found.items():
+    decoded_shards = decoded(footer_of(index))
+    assert decoded_shards.keys() == index.shards.keys()
+    for key, shard in decoded_shards.items():
         own = [section for section in laid if section.key == key]
-        kept = index.shards[key]
+        original = index.shards[key]
         assert (shard.base_offsets, shard.running_max, shard.positions) == (
-            kept.base_offsets, kept.running_max, kept.positions,
+            original.base_offsets, original.running_max, original.positions,
         )  # fmt: skip
         assert (shard.first_offset, shard.end_offset) == (own[0].base, own[-1].base + own[-1].rows)
         assert (shard.last_position, shard.append_time_us) == (own[-1].position, own[-1].time_us)
         assert shard.max_time_us == max(section.time_us for section in own)
-        assert (shard.epoch, shard.own_bytes) == (3, kept.own_bytes)
+        assert (shard.epoch, shard.own_bytes) == (3, original.own_bytes)
 
 
 @QUARTER
 @given(files())
-def test_live_bytes_are_counted_by_topic(laid: list[Laid]) -> None:
+def test_live_bytes_are_counted_by_topic(laid: list[LaidOutFile]) -> None:
     expected: dict[int, int] = {}
     for section in laid:
         topic = section.key.topic_id
@@ -175,8 +175,8 @@ def test_live_bytes_are_counted_by_topic(laid: list[Laid]) -> None:
 
 @QUARTER
 @given(files(), st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20), max_size=4))
-def test_the_footer_is_exactly_as_large_as_was_reserved(laid: list[Laid], names: list[str]) -> None:
-    """At every moment: what is reserved is what the seal will need, padding included."""
+def test_the_footer_is_exactly_as_large_as_was_reserved(laid: list[LaidOutFile], names: list[str]) -> None:
+    """At every moment the reserved bytes are those that the seal will need, padding included."""
     index = FileIndex()
     assert index.footer_bytes == len(footer_of(index))
     for number, name in enumerate(names):
@@ -188,7 +188,7 @@ def test_the_footer_is_exactly_as_large_as_was_reserved(laid: list[Laid], names:
 
 @QUARTER
 @given(files())
-def test_the_footer_never_needs_more_than_was_reserved(laid: list[Laid]) -> None:
+def test_the_footer_never_needs_more_than_was_reserved(laid: list[LaidOutFile]) -> None:
     """Less would be a file that grows beyond its capacity at its seal."""
     index = FileIndex()
     for section in laid:
@@ -205,7 +205,7 @@ def test_a_topic_is_named_once() -> None:
     assert index.footer_bytes == len(footer_of(index))
 
 
-def test_sections_stand_in_order_of_topic_and_shard() -> None:
+def test_sections_are_sorted_by_topic_and_shard() -> None:
     index = FileIndex()
     for topic_id, shard in ((3, 0), (1, 2), (1, 0), (2, 5)):
         index.add_topic(TopicIdentity(topic_id, "n"))
@@ -241,7 +241,7 @@ ENTRY = wire.SectionEntry(1, 0, int(wire.SectionKind.INDEX), 0, 3, 10, 5, 20, 0,
 BODY = struct.pack("<qQIIq", 30, 70_000, 5_000, 2, 99) + struct.pack("<qqqqII", 10, 25, -(2**63), 99, 4160, 4900)
 
 
-def test_an_index_section_is_byte_by_byte_what_the_page_says() -> None:
+def test_an_index_section_matches_the_documented_bytes() -> None:
     index = FileIndex()
     index.add(KEYS[0], 10, 15, 3, 99, 4160, STRIDE)
     index.add(KEYS[0], 25, 5, 3, 5, 4900, 100)
@@ -266,12 +266,12 @@ def test_an_index_without_a_point_is_refused() -> None:
 
 def test_every_flip_of_an_index_is_read_or_refused() -> None:
     for bit, flipped in bit_flips(BODY):
-        found = decoded_or_refused(lambda data: decode_index(ENTRY, data), flipped)
+        index = decoded_or_refused(lambda data: decode_index(ENTRY, data), flipped)
         is_count = 8 * 20 <= bit < 8 * 24
-        assert (found is None) == is_count, bit
+        assert (index is None) == is_count, bit
 
 
 @given(st.one_of(mutated(BODY), st.binary(max_size=120)))
 def test_hostile_index_sections_are_read_or_refused(body: bytes) -> None:
-    found = decoded_or_refused(lambda data: decode_index(ENTRY, data), body)
-    assert found is None or len(body) == 32 + 20 * len(found.positions)
+    index = decoded_or_refused(lambda data: decode_index(ENTRY, data), body)
+    assert index is None or len(body) == 32 + 20 * len(index.positions)

@@ -1,4 +1,4 @@
-"""What a look into a log shows, and that it changes nothing."""
+"""Inspection of a log shows its state, and changes nothing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from icestream.wal.damage import plan_repair
 from icestream.wal.format import RECORDS_START
 from icestream.wal.inspect import DAMAGED, LogView, records_of, view_log
 from icestream.wal.log_repair import apply_repair
-from tests.support.damage import Flip, Gone
-from tests.support.pictures import LOGS, picture
+from tests.support.damage import FlippedBit, MissingFile
+from tests.support.sample_logs import LOGS, picture
 from tests.support.small_log import A, B, contents, open_small
 
 
@@ -32,7 +32,7 @@ def test_an_empty_directory_is_an_empty_log() -> None:
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_a_look_agrees_with_a_start(name: str) -> None:
+def test_an_inspection_agrees_with_a_start(name: str) -> None:
     drawn = picture(name)
     seen = view(drawn.disk())
     log = asyncio.run(open_small(drawn.disk(), drawn.mode))
@@ -60,7 +60,7 @@ def test_files_are_shown_with_state_records_and_size() -> None:
 def test_shards_are_shown_with_topic_offsets_and_gaps() -> None:
     drawn = picture("stopped then killed")
     disk = drawn.disk()
-    Gone("log-0000000000000001.wal").do(disk)
+    MissingFile("log-0000000000000001.wal").do(disk)
     apply_repair(disk, SimulatedClock(), plan_repair(disk))
     first, second = view(disk).shards
     assert (first.key, first.topic, first.floor, first.end, first.epoch) == (A, "/default/a", 0, 9, 0)
@@ -86,8 +86,8 @@ def test_damage_is_shown_and_not_raised() -> None:
     assert [file.name for file in seen.files] == drawn.logs()
 
 
-def test_a_file_without_a_good_header_is_shown_as_damaged_in_its_place() -> None:
-    """Its own header and that of its first record, which would make up for it."""
+def test_a_file_without_a_valid_header_is_shown_as_damaged() -> None:
+    """Both the file's header and that of its first record, which could replace it, are damaged."""
     drawn = picture("killed often")
     disk = drawn.disk()
     disk.flip(drawn.logs()[1], 8 * 40)
@@ -97,8 +97,8 @@ def test_a_file_without_a_good_header_is_shown_as_damaged_in_its_place() -> None
     assert seen.damage is not None
 
 
-def test_a_sealed_file_whose_index_cannot_even_be_rebuilt_is_shown() -> None:
-    """Its footer is bad and its records too; the checkpoint covers them, so a start would meet them first here."""
+def test_a_sealed_file_whose_index_cannot_be_rebuilt_is_shown() -> None:
+    """Footer and records are damaged; a start reads the covered records only to rebuild the footer."""
     drawn = picture("stopped")
     disk = drawn.disk()
     disk.flip(drawn.logs()[0], 8 * (drawn.used(drawn.logs()[0]) - 20))
@@ -125,11 +125,11 @@ def test_records_are_listed_in_order() -> None:
     assert len({record.append_time_us for record in records}) == 1
 
 
-def test_records_behind_a_bad_one_are_listed_too() -> None:
+def test_records_after_a_bad_one_are_listed_too() -> None:
     drawn = picture("stopped then killed")
     disk = drawn.disk()
     second = next(place for place in drawn.places() if place.lsn == 2)
-    Flip(second.file, 8 * (second.record.start + 8)).do(disk)
+    FlippedBit(second.file, 8 * (second.record.start + 8)).do(disk)
     records = list(records_of(disk, second.file, 1))
     assert [(record.lsn, record.kind, record.state) for record in records] == [
         (1, "data", "good"),
@@ -143,7 +143,7 @@ def test_a_record_with_a_bad_section_is_marked() -> None:
     drawn = picture("stopped then killed")
     disk = drawn.disk()
     first = next(drawn.places())
-    Flip(first.file, 8 * first.body.start).do(disk)
+    FlippedBit(first.file, 8 * first.body.start).do(disk)
     assert [record.state for record in records_of(disk, first.file, 1)] == ["damaged", "good", "good"]
 
 
@@ -159,7 +159,7 @@ def test_an_empty_or_cut_file_has_no_records() -> None:
 
 
 class MovingDisk(SimulatedDisk):
-    """Files go away, or are half written, while somebody looks: as often as asked for."""
+    """Files disappear, or are half written, while the log is inspected: as often as the test sets."""
 
     gone = 0
     torn = 0
@@ -171,7 +171,7 @@ class MovingDisk(SimulatedDisk):
         return super().open(name)
 
     def names(self) -> list[str]:
-        """Each look begins with it. A torn look misses the file in the middle."""
+        """Each inspection begins with this call. A torn one misses the file in the middle."""
         names = super().names()
         if not self.torn:
             return names
@@ -187,26 +187,26 @@ def moving() -> MovingDisk:
     return disk
 
 
-def test_a_file_that_goes_away_during_a_look_is_looked_for_again() -> None:
+def test_a_file_removed_during_an_inspection_is_looked_up_again() -> None:
     disk = moving()
     disk.gone = 3
     assert view_log(disk).damage is None
 
 
-def test_what_looks_like_damage_once_is_not_damage() -> None:
+def test_transient_damage_is_not_reported() -> None:
     disk = moving()
     disk.torn = 2
     assert view_log(disk).damage is None
 
 
-def test_damage_that_stays_is_damage_also_when_files_move() -> None:
+def test_permanent_damage_is_reported_although_files_move() -> None:
     disk = moving()
     disk.torn = 2
     disk.flip("log-0000000000000006.wal", 8 * (RECORDS_START + 8))
     assert "log-0000000000000006.wal is damaged" in str(view_log(disk).damage)
 
 
-def test_files_that_never_stand_still_are_said_so() -> None:
+def test_files_that_keep_moving_are_reported() -> None:
     disk = moving()
     disk.gone = 1000
     with pytest.raises(errors.StaleRead, match="change faster"):

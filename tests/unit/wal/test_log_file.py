@@ -47,7 +47,7 @@ def test_seal_round_trip(seal: Seal) -> None:
     assert log_file.decode_seal(encoded, seal.number) == seal
 
 
-def test_both_are_byte_by_byte_what_the_page_says() -> None:
+def test_header_and_seal_match_the_documented_bytes() -> None:
     header = b"ICESTLOG" + struct.pack("<II", 1, 0) + bytes(range(16))
     header += struct.pack("<QQQqQ", 7, 6, 99, 1_700_000_000_000_000, 65_536)
     assert log_file.encode_header(HEADER) == sector(header)
@@ -109,7 +109,7 @@ def test_a_header_and_a_seal_do_not_pass_for_each_other() -> None:
 
 
 def test_a_newer_version_is_named_as_such() -> None:
-    """Not damage: nobody should try to repair it."""
+    """A newer format is not damage: its error must not suggest a repair."""
     data = bytearray(log_file.encode_header(HEADER)[:508])
     struct.pack_into("<I", data, 8, 2)
     with pytest.raises(errors.FormatUnknown, match="version 2"):
@@ -150,7 +150,7 @@ ALMOST = st.sampled_from(["log-", "spare-", "checkpoint-00000000000000000001-", 
 @example("checkpoint-00000000000000000001-00000001\n")
 @example("log-" + "\u0661" * 16 + ".wal")
 @example("checkpoint-00000000000000000001-00000001.tmp")
-def test_a_name_is_ours_only_when_we_would_write_it(name: str) -> None:
+def test_only_canonical_file_names_are_recognised(name: str) -> None:
     """Otherwise two files could claim one number."""
     for number_of, name_of in (
         (log_file.log_number, log_file.log_name),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import errors, limits
-from icestream.model.shard import Gap, GapState, ShardKey, TopicIdentity
+from icestream.model.shard import DeclaredGap, GapState, ShardKey, TopicIdentity
 from icestream.wal import format as wire
 from icestream.wal import notes
 from tests.support.mutations import bit_flips, decoded_or_refused, mutated, truncations
@@ -20,10 +20,10 @@ TOPICS = st.builds(TopicIdentity, st.integers(1, 2**63 - 1), TEXT.filter(bool), 
 KEYS = st.builds(ShardKey, st.integers(1, 2**63 - 1), st.integers(0, 2**31 - 1))
 RANGES = st.lists(st.integers(0, limits.OFFSET_MAX), min_size=2, max_size=2, unique=True).map(sorted)
 GAPS = st.builds(
-    lambda key, ends, epoch, reason, state: Gap(key, *ends, epoch, reason, state),
+    lambda key, ends, epoch, reason, state: DeclaredGap(key, *ends, epoch, reason, state),
     KEYS, RANGES, st.integers(0, 2**64 - 1), TEXT, st.sampled_from(GapState),
 )  # fmt: skip
-GAP = Gap(ShardKey(17, 3), 100, 250, 4, "unclean stop", GapState.UNUSED)
+GAP = DeclaredGap(ShardKey(17, 3), 100, 250, 4, "unclean stop", GapState.UNUSED)
 TOPIC = TopicIdentity(17, "/default/ü", 5)
 
 
@@ -42,7 +42,7 @@ def test_topics_round_trip(topic: TopicIdentity) -> None:
 
 
 @given(GAPS)
-def test_gaps_round_trip(gap: Gap) -> None:
+def test_gaps_round_trip(gap: DeclaredGap) -> None:
     assert notes.decode_gap(*through_a_record(notes.gap_section(gap))) == gap
 
 
@@ -53,7 +53,7 @@ def test_a_reserve_note_is_its_entry(key: ShardKey, epoch: int, reserved: int) -
     assert (entry.epoch, entry.base_offset, body) == (epoch, reserved, b"")
 
 
-def test_the_bodies_are_byte_by_byte_what_the_page_says() -> None:
+def test_the_bodies_match_the_documented_bytes() -> None:
     assert notes.topic_section(TOPIC).body == struct.pack("<q", 5) + "/default/ü".encode()
     assert notes.gap_section(GAP).body == struct.pack("<qB7x", 250, 1) + b"unclean stop"
     assert {state.name: state.value for state in GapState} == {
@@ -67,8 +67,8 @@ def entry_of(topic_id: int = 17, shard: int = 3, base_offset: int = 100) -> wire
 
 def test_truncations_are_read_or_refused() -> None:
     for cut in truncations(notes.topic_section(TOPIC).body):
-        found = decoded_or_refused(lambda body: notes.decode_topic(entry_of(), body), cut)
-        assert (found is None) == (len(cut) <= 8 or cut.endswith("ü".encode()[:1]))
+        topic = decoded_or_refused(lambda body: notes.decode_topic(entry_of(), body), cut)
+        assert (topic is None) == (len(cut) <= 8 or cut.endswith("ü".encode()[:1]))
     for cut in truncations(notes.gap_section(GAP).body):
         found_gap = decoded_or_refused(lambda body: notes.decode_gap(entry_of(), body), cut)
         assert (found_gap is None) == (len(cut) < 16)
@@ -121,4 +121,4 @@ def test_hazard_09_a_topic_that_cannot_be_stored_is_refused(id_: int, name: str,
 @pytest.mark.parametrize(("start", "end"), [(-1, 5), (5, 5), (6, 5), (0, limits.OFFSET_MAX + 1)])
 def test_a_gap_is_a_range_of_offsets(start: int, end: int) -> None:
     with pytest.raises(errors.InvalidInput):
-        Gap(ShardKey(1, 0), start, end, 0, "", GapState.LOST)
+        DeclaredGap(ShardKey(1, 0), start, end, 0, "", GapState.LOST)

@@ -63,7 +63,7 @@ def test_a_prepared_file_survives_a_power_loss_whole(seed: int) -> None:
 
 
 def test_hazard_36_a_recycled_file_keeps_its_old_bytes_but_not_its_seal() -> None:
-    """It is not zeroed again; the number in every record makes that safe."""
+    """The file is not zeroed again; the file number in every record makes that safe."""
     disk = SimulatedDisk(1)
     old_file(disk, log_file.spare_name(3))
     _, capacity = provisioner(disk, {log_file.spare_name(3): FILE_BYTES}).prepare(6, 99)
@@ -84,49 +84,49 @@ def test_a_larger_spare_is_used_to_its_end() -> None:
 
 @pytest.mark.parametrize("recycled", [False, True])
 @pytest.mark.parametrize("operation", ["allocate", "write", "sync", "rename"])
-def test_hazard_16_a_full_disk_leaves_nothing_behind(operation: str, recycled: bool) -> None:
+def test_hazard_16_a_full_disk_leaves_no_file(operation: str, recycled: bool) -> None:
     disk = SimulatedDisk(1)
     if recycled:
         old_file(disk, log_file.spare_name(3))
-    made = provisioner(disk, {log_file.spare_name(3): FILE_BYTES} if recycled else {})
+    files = provisioner(disk, {log_file.spare_name(3): FILE_BYTES} if recycled else {})
     disk.fail(operation, errno.ENOSPC)
     with pytest.raises(OSError, match="No space"):
-        made.prepare(6, 0)
+        files.prepare(6, 0)
     assert disk.names() == []
-    made.prepare(7, 0)
+    files.prepare(7, 0)
     check_prepared(disk, 7, 0)
 
 
-def test_hazard_16_a_disk_too_small_for_the_file_says_so_before_any_record() -> None:
+def test_hazard_16_a_disk_too_small_for_the_file_is_reported_before_any_record() -> None:
     disk = SimulatedDisk(1, capacity=FILE_BYTES - 1)
     with pytest.raises(OSError, match="No space"):
         provisioner(disk).prepare(1, 0)
     assert disk.used_bytes() == 0
 
 
-def test_a_name_whose_directory_could_not_be_synced_is_taken_back() -> None:
-    """The caller goes on with another number: nobody would ever use or free this file."""
+def test_a_name_whose_directory_could_not_be_synced_is_removed() -> None:
+    """The caller continues with another number: this file would never be used or freed."""
     disk = SimulatedDisk(1)
-    made = provisioner(disk)
+    files = provisioner(disk)
     disk.fail("sync_directory", errno.EIO)
     with pytest.raises(OSError, match="error"):
-        made.prepare(6, 0)
+        files.prepare(6, 0)
     assert disk.names() == []
 
 
 @pytest.mark.parametrize("recycled", [False, True])
 @pytest.mark.parametrize("power", [False, True])
-def test_a_crash_at_any_moment_leaves_no_file_with_a_name_and_no_header(recycled: bool, power: bool) -> None:
+def test_a_crash_at_any_step_leaves_no_named_file_without_a_header(recycled: bool, power: bool) -> None:
     finished = 0
     for moment in range(12):
         for seed in range(6):
             disk = SimulatedDisk(seed)
             if recycled:
                 old_file(disk, log_file.spare_name(3))
-            made = provisioner(disk, {log_file.spare_name(3): FILE_BYTES} if recycled else {})
+            files = provisioner(disk, {log_file.spare_name(3): FILE_BYTES} if recycled else {})
             disk.crash_after(moment)
             try:
-                made.prepare(6, 42)
+                files.prepare(6, 42)
                 finished += 1
             except Crash:
                 pass
@@ -147,66 +147,66 @@ def test_a_crash_at_any_moment_leaves_no_file_with_a_name_and_no_header(recycled
 
 def test_a_freed_file_becomes_a_spare_and_the_next_file() -> None:
     disk = SimulatedDisk(1)
-    made = provisioner(disk)
-    made.prepare(5, 0)
-    made.recycle([log_file.log_name(5)])
+    files = provisioner(disk)
+    files.prepare(5, 0)
+    files.recycle([log_file.log_name(5)])
     assert disk.names() == [log_file.spare_name(5)]
-    made.prepare(6, 3)
+    files.prepare(6, 3)
     assert disk.names() == [log_file.log_name(6)]
     check_prepared(disk, 6, 3)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_freed_file_has_lost_its_name_durably_before_it_may_be_used_again(seed: int) -> None:
+def test_a_freed_file_has_durably_lost_its_name_before_reuse(seed: int) -> None:
     disk = SimulatedDisk(seed)
-    made = provisioner(disk)
+    files = provisioner(disk)
     for number in (1, 2, 3):
-        made.prepare(number, 0)
-    made.recycle([log_file.log_name(1), log_file.log_name(2)])
+        files.prepare(number, 0)
+    files.recycle([log_file.log_name(1), log_file.log_name(2)])
     disk.power_loss()
     assert disk.names() == [log_file.log_name(3), log_file.spare_name(1), log_file.spare_name(2)]
 
 
 def test_several_files_cost_one_sync_of_the_directory() -> None:
     disk = SimulatedDisk(1)
-    made = provisioner(disk)
+    files = provisioner(disk)
     for number in (1, 2, 3):
-        made.prepare(number, 0)
+        files.prepare(number, 0)
     disk.operations.clear()
-    made.recycle([log_file.log_name(number) for number in (1, 2, 3)])
+    files.recycle([log_file.log_name(number) for number in (1, 2, 3)])
     assert [operation for operation, _ in disk.operations] == ["rename", "rename", "rename", "sync_directory"]
 
 
 def test_a_file_that_is_too_small_is_deleted() -> None:
-    """One that was trimmed at a clean end, or made for a smaller setting."""
+    """Such a file was trimmed at a clean stop, or created under a smaller setting."""
     disk = SimulatedDisk(1)
     old_file(disk, log_file.log_name(3), size=FILE_BYTES - 512)
-    made = provisioner(disk)
-    made.recycle([log_file.log_name(3)])
-    assert (disk.names(), made.spares) == ([], [])
+    files = provisioner(disk)
+    files.recycle([log_file.log_name(3)])
+    assert (disk.names(), files.spares) == ([], [])
 
 
 def test_hazard_36_free_files_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SPARE_BYTES_MAX", 3 * FILE_BYTES)
     disk = SimulatedDisk(1)
-    made = provisioner(disk)
+    files = provisioner(disk)
     names = [log_file.log_name(number) for number in range(1, 7)]
     for name in names:
         old_file(disk, name)
-    made.recycle(names)
+    files.recycle(names)
     assert disk.names() == [log_file.spare_name(number) for number in (1, 2, 3)]
-    assert disk.names() == sorted(made.spares)
+    assert disk.names() == sorted(files.spares)
 
 
-def test_hazard_36_spares_found_at_the_start_are_bounded_and_large_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hazard_36_spares_found_at_start_are_bounded_and_large_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SPARE_BYTES_MAX", 2 * FILE_BYTES)
     disk = SimulatedDisk(1)
     sizes = {log_file.spare_name(number): FILE_BYTES - (number == 2) for number in range(1, 6)}
     for name, size in sizes.items():
         disk.replace(name, bytes(size))
-    made = provisioner(disk, sizes)
+    files = provisioner(disk, sizes)
     assert disk.names() == [log_file.spare_name(1), log_file.spare_name(3)]
-    assert sorted(made.spares) == disk.names()
+    assert sorted(files.spares) == disk.names()
 
 
 # --- zeroed spares ----------------------------------------------------------------------------------------------------
@@ -215,36 +215,36 @@ def test_hazard_36_spares_found_at_the_start_are_bounded_and_large_enough(monkey
 def test_hazard_36_a_spare_is_zeroed_in_slices_each_on_disk_before_the_next() -> None:
     disk = SimulatedDisk(1)
     size = 2 * limits.ZERO_SLICE_BYTES + 4096
-    made = provisioner(disk, file_bytes=size)
+    files = provisioner(disk, file_bytes=size)
     steps = 0
-    for _ in made.zero_spare(4):
+    for _ in files.zero_spare(4):
         steps += 1
-        assert made.spares == []  # nobody may take it yet
+        assert files.spares == []  # it must not be used before it is synced
     assert steps == 3
-    assert disk.names() == made.spares == [log_file.spare_name(4)]
+    assert disk.names() == files.spares == [log_file.spare_name(4)]
     content = disk.content(log_file.spare_name(4))
     assert (len(content), any(content)) == (size, False)
     writes = [operation for operation, _ in disk.operations]
     assert writes == ["create", *["write", "sync"] * 3, "rename", "sync_directory"]
 
 
-def test_spares_are_wanted_up_to_the_setting() -> None:
+def test_spares_are_prepared_up_to_the_setting() -> None:
     disk = SimulatedDisk(1)
-    made = provisioner(disk, spare_files=2)
+    files = provisioner(disk, spare_files=2)
     for number in (1, 2):
-        assert made.needs_spare
-        assert list(made.zero_spare(number))
-    assert not made.needs_spare
-    made.prepare(3, 0)
-    assert made.needs_spare
+        assert files.needs_spare
+        assert list(files.zero_spare(number))
+    assert not files.needs_spare
+    files.prepare(3, 0)
+    assert files.needs_spare
     assert not provisioner(disk, spare_files=0).needs_spare
 
 
 @pytest.mark.parametrize("operation", ["write", "sync", "rename"])
-def test_hazard_16_a_spare_that_cannot_be_made_leaves_nothing(operation: str) -> None:
+def test_hazard_16_a_failed_spare_leaves_no_file(operation: str) -> None:
     disk = SimulatedDisk(1)
-    made = provisioner(disk)
+    files = provisioner(disk)
     disk.fail(operation, errno.ENOSPC)
     with pytest.raises(OSError, match="No space"):
-        list(made.zero_spare(4))
-    assert (disk.names(), made.spares) == ([], [])
+        list(files.zero_spare(4))
+    assert (disk.names(), files.spares) == ([], [])

@@ -1,4 +1,4 @@
-"""A receipt tells once, at once, and to everybody who asks."""
+"""A receipt reports its outcome once, synchronously, to every callback."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ pytestmark = pytest.mark.asyncio
 RESULTS: list[Result] = [Placed(7, 1)]
 
 
-async def test_it_calls_back_in_the_moment_in_which_it_is_known() -> None:
-    receipt, told = Receipt(), []
-    receipt.add_done_callback(lambda one: told.append(one.result()))
+async def test_callbacks_run_as_soon_as_the_outcome_is_known() -> None:
+    receipt, results = Receipt(), []
+    receipt.add_done_callback(lambda settled: results.append(settled.result()))
     assert not receipt.done()
     receipt.settle(RESULTS)
-    assert told == [RESULTS]
+    assert results == [RESULTS]
     assert (receipt.done(), receipt.exception()) == (True, None)
 
 
-async def test_whoever_asks_late_is_told_at_once() -> None:
-    receipt, told = Receipt(), []
+async def test_a_late_callback_runs_immediately() -> None:
+    receipt, reported = Receipt(), []
     receipt.fail(errors.DiskFull("full"))
-    receipt.add_done_callback(lambda one: told.append(one.exception()))
-    assert [type(error) for error in told] == [errors.DiskFull]
+    receipt.add_done_callback(lambda settled: reported.append(settled.exception()))
+    assert [type(error) for error in reported] == [errors.DiskFull]
     with pytest.raises(errors.DiskFull):
         receipt.result()
 
@@ -41,7 +41,7 @@ async def test_it_can_be_awaited_before_and_after() -> None:
     assert await receipt == RESULTS
 
 
-async def test_who_gives_up_waiting_takes_nothing_from_others() -> None:
+async def test_a_cancelled_waiter_affects_no_other() -> None:
     receipt = Receipt()
     first, second = (asyncio.ensure_future(asyncio.wait_for(receipt, 5)) for _ in range(2))
     await asyncio.sleep(0)
@@ -51,17 +51,17 @@ async def test_who_gives_up_waiting_takes_nothing_from_others() -> None:
     assert await second == RESULTS
 
 
-async def test_nobody_is_told_what_is_not_known() -> None:
+async def test_no_callback_runs_before_the_outcome() -> None:
     with pytest.raises(asyncio.InvalidStateError):
         Receipt().result()
 
 
-async def test_one_who_fails_disturbs_nobody_and_the_loop_is_told() -> None:
-    told: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
-    receipt, heard = Receipt(), []
+async def test_a_failing_callback_affects_no_other_and_is_reported_to_the_loop() -> None:
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["exception"]))
+    receipt, notified = Receipt(), []
     receipt.add_done_callback(lambda _: 1 // 0)
-    receipt.add_done_callback(heard.append)
+    receipt.add_done_callback(notified.append)
     receipt.settle(RESULTS)
-    assert heard == [receipt]
-    assert [type(error) for error in told] == [ZeroDivisionError]
+    assert notified == [receipt]
+    assert [type(error) for error in reported] == [ZeroDivisionError]

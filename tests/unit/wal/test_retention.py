@@ -28,17 +28,17 @@ def dropped(retention: Retention, now_us: int = 0, held_bytes: int = 450, share:
     return len(gone)
 
 
-def test_without_a_retention_everything_stays() -> None:
+def test_without_retention_everything_is_kept() -> None:
     assert dropped(Retention(), now_us=2**62) == 0
 
 
 @pytest.mark.parametrize(("bytes_max", "count"), [(450, 0), (351, 0), (350, 1), (151, 2), (150, 3), (50, 4), (1, 4)])
-def test_by_size_at_least_as_much_stays_as_is_allowed(bytes_max: int, count: int) -> None:
+def test_by_size_at_least_the_allowed_bytes_are_kept(bytes_max: int, count: int) -> None:
     assert dropped(Retention(bytes_max=bytes_max)) == count
 
 
 @pytest.mark.parametrize(("now_us", "count"), [(0, 0), (110, 0), (111, 1), (140, 3), (141, 4), (2**62, 4)])
-def test_by_age_a_file_goes_when_its_newest_message_is_too_old(now_us: int, count: int) -> None:
+def test_by_age_a_file_is_dropped_when_its_newest_message_is_too_old(now_us: int, count: int) -> None:
     assert dropped(Retention(age_max_us=100), now_us) == count
 
 
@@ -54,7 +54,7 @@ def test_either_bound_is_enough() -> None:
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.01, 1), (0.4, 1), (0.45, 2), (0.5, 2), (0.9, 4)])
-def test_hazard_32_one_step_drops_by_age_at_most_a_share_but_one_file(share: float, count: int) -> None:
+def test_hazard_32_one_step_drops_by_age_at_most_a_share(share: float, count: int) -> None:
     assert dropped(Retention(age_max_us=1), now_us=2**62, share=share) == count
     assert dropped(Retention(bytes_max=1), now_us=2**62, share=share) == 4, "sizes do not come from a clock"
 
@@ -67,21 +67,21 @@ def test_hazard_32_one_step_drops_by_age_at_most_a_share_but_one_file(share: flo
     now_us=st.integers(-50, 150),
     share=st.floats(0.01, 1.0),
 )
-def test_what_stays_is_enough_and_what_goes_had_to(
+def test_enough_is_kept_and_only_necessary_files_are_dropped(
     sizes: list[int], active: int, bytes_max: int, age: int, now_us: int, share: float
 ) -> None:
     files = [stretch(size, at) for at, size in enumerate(sizes)]
-    held = sum(sizes) + active
-    gone = len(to_drop(Retention(bytes_max, age), held, files, now_us, share))
+    log_bytes = sum(sizes) + active
+    gone = len(to_drop(Retention(bytes_max, age), log_bytes, files, now_us, share))
     for at in range(gone):
-        left = held - sum(sizes[: at + 1])
+        left = log_bytes - sum(sizes[: at + 1])
         assert (bytes_max and left >= bytes_max) or (age and at < now_us - age)
     if gone < len(files):
-        left = held - sum(sizes[: gone + 1])
+        left = log_bytes - sum(sizes[: gone + 1])
         assert not bytes_max or left < bytes_max
 
 
-def test_hazard_32_a_clock_that_jumps_forward_makes_nothing_older() -> None:
+def test_hazard_32_a_forward_clock_jump_makes_nothing_older() -> None:
     clock = SimulatedClock()
     calendar = BoundedWallClock(clock)
     start = calendar.now_us()

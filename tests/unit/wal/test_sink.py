@@ -21,7 +21,7 @@ from icestream.runtime.native import native
 from icestream.runtime.simulated_disk import SimulatedDisk
 from icestream.wal.appender import PlannedWrite
 from icestream.wal.sink import InlineSink, NativeSink, Sink, SinkError, SinkProgress, contiguous_runs
-from tests.support.effort import QUARTER
+from tests.support.hypothesis_effort import QUARTER
 
 WAIT_SECONDS = 60
 HOUR_US = 3_600_000_000
@@ -32,11 +32,11 @@ def writes_of(
     *sizes: int, number: int = 1, ticket: int = 1, position: int = 0, sync: bool = True
 ) -> list[PlannedWrite]:
     """Writes that follow each other; the data says which ticket it is."""
-    made = []
+    writes = []
     for count, size in enumerate(sizes):
-        made.append(PlannedWrite(ticket + count, number, position, bytes([ticket + count]) * size, sync))
+        writes.append(PlannedWrite(ticket + count, number, position, bytes([ticket + count]) * size, sync))
         position += size
-    return made
+    return writes
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -47,26 +47,26 @@ PLANS = st.lists(st.tuples(st.integers(1, 2), st.integers(0, 3), st.integers(0, 
 def planned(plan: list[tuple[int, int, int, bool]]) -> list[PlannedWrite]:
     """Writes in two files, some with a hole before them."""
     ends = {1: 0, 2: 0}
-    made = []
+    writes = []
     for ticket, (number, hole, size, sync) in enumerate(plan, 1):
         position = ends[number] + hole
         ends[number] = position + size
-        made.append(PlannedWrite(ticket, number, position, bytes([ticket]) * size, sync))
-    return made
+        writes.append(PlannedWrite(ticket, number, position, bytes([ticket]) * size, sync))
+    return writes
 
 
 @given(PLANS)
 def test_runs_are_the_longest_stretches_without_a_hole(plan: list[tuple[int, int, int, bool]]) -> None:
     writes = planned(plan)
-    found = contiguous_runs(writes)
-    assert [write for run in found for write in run] == writes
-    for run in found:
+    runs = contiguous_runs(writes)
+    assert [write for run in runs for write in run] == writes
+    for run in runs:
         start = run[0].position
         for write in run:
             assert (write.number, write.position) == (run[0].number, start)
             start += len(write.data)
-    for one, other in pairwise(found):
-        last, first = one[-1], other[0]
+    for earlier, other in pairwise(runs):
+        last, first = earlier[-1], other[0]
         assert (last.number, last.position + len(last.data)) != (first.number, first.position)
 
 
@@ -75,11 +75,11 @@ def test_runs_are_the_longest_stretches_without_a_hole(plan: list[tuple[int, int
 
 @pytest.fixture
 def disk() -> SimulatedDisk:
-    made = SimulatedDisk(1)
+    simulated = SimulatedDisk(1)
     for name in ("1", "2"):
-        made.replace(name, b"")
-    made.operations.clear()
-    return made
+        simulated.replace(name, b"")
+    simulated.operations.clear()
+    return simulated
 
 
 def test_inline_writes_and_syncs_before_it_returns(disk: SimulatedDisk) -> None:
@@ -93,7 +93,7 @@ def test_inline_writes_and_syncs_before_it_returns(disk: SimulatedDisk) -> None:
     assert sink.fileno() == -1
 
 
-def test_inline_does_not_claim_a_sync_that_nobody_asked_for(disk: SimulatedDisk) -> None:
+def test_inline_reports_no_sync_that_was_not_requested(disk: SimulatedDisk) -> None:
     sink = InlineSink()
     file = disk.open("1")
     sink.submit(writes_of(3, sync=False), {1: file})
@@ -104,7 +104,7 @@ def test_inline_does_not_claim_a_sync_that_nobody_asked_for(disk: SimulatedDisk)
     assert disk.operations == [("write", "1"), ("sync", "1")]
 
 
-def test_hazard_05_the_next_file_gets_nothing_before_the_one_before_it_is_synced(disk: SimulatedDisk) -> None:
+def test_hazard_05_the_next_file_is_written_only_after_the_previous_is_synced(disk: SimulatedDisk) -> None:
     sink = InlineSink()
     files = {1: disk.open("1"), 2: disk.open("2")}
     footer, seal = writes_of(4, position=4096), writes_of(4, ticket=2, position=512)
@@ -134,7 +134,7 @@ def test_hazard_16_nothing_is_written_after_a_failed_write(disk: SimulatedDisk, 
 
 
 @pytest.mark.parametrize("after", [0, 1, 2])
-def test_hazard_51_what_was_synced_before_a_failed_sync_stays_reported(disk: SimulatedDisk, after: int) -> None:
+def test_hazard_51_syncs_before_a_failed_one_stay_reported(disk: SimulatedDisk, after: int) -> None:
     sink = InlineSink()
     writes = [write for number in range(4) for write in writes_of(8, ticket=1 + number, position=100 * number)]
     disk.fail("sync", errno.EIO, after)
@@ -154,7 +154,7 @@ def test_a_requested_sync_that_fails_is_reported_and_the_first_error_counts(disk
     assert sink.progress().error == SinkError(1, "sync", errno.EIO)
 
 
-def test_inline_goes_on_after_a_restart(disk: SimulatedDisk) -> None:
+def test_inline_continues_after_a_restart(disk: SimulatedDisk) -> None:
     sink = InlineSink()
     disk.fail("write", errno.ENOSPC)
     sink.submit(writes_of(8), {1: disk.open("1")})
@@ -170,39 +170,39 @@ def test_inline_goes_on_after_a_restart(disk: SimulatedDisk) -> None:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[LocalDirectory]:
-    made = LocalDirectory(tmp_path)
-    yield made
-    made.close()
+    local_directory = LocalDirectory(tmp_path)
+    yield local_directory
+    local_directory.close()
 
 
 @pytest.fixture
 def file(directory: LocalDirectory) -> Iterator[LocalFile]:
-    made = directory.create("1")
-    yield made
-    made.close()
+    created = directory.create("1")
+    yield created
+    created.close()
 
 
 @pytest.fixture
 def full() -> Iterator[LocalFile]:
-    made = LocalFile(os.open("/dev/full", os.O_RDWR))
-    yield made
-    made.close()
+    full_file = LocalFile(os.open("/dev/full", os.O_RDWR))
+    yield full_file
+    full_file.close()
 
 
 @pytest.fixture
 def threaded() -> Iterator[NativeSink]:
     """Never inline."""
-    made = NativeSink(SystemClock(), 0)
-    yield made
-    made.close()
+    sink = NativeSink(SystemClock(), 0)
+    yield sink
+    sink.close()
 
 
 @pytest.fixture
 def eager() -> Iterator[NativeSink]:
     """Inline as soon as it may."""
-    made = NativeSink(SystemClock(), HOUR_US)
-    yield made
-    made.close()
+    sink = NativeSink(SystemClock(), HOUR_US)
+    yield sink
+    sink.close()
 
 
 def wait(sink: Sink, done: Callable[[SinkProgress], bool]) -> SinkProgress:
@@ -226,7 +226,7 @@ def test_the_thread_writes_and_syncs(threaded: NativeSink, file: LocalFile) -> N
 
 
 @needs_native
-def test_the_first_write_goes_to_the_thread_and_short_syncs_bring_the_next_inline(
+def test_the_first_write_uses_the_thread_and_short_syncs_make_the_next_inline(
     eager: NativeSink, file: LocalFile
 ) -> None:
     """Nothing is known of the disk before the first sync was measured (docs/adr/0004)."""
@@ -255,7 +255,7 @@ def test_only_a_single_small_write_on_an_idle_disk_is_inline(eager: NativeSink, 
 
 
 @needs_native
-def test_while_somebody_keeps_the_disk_busy_no_sync_is_waited_for(eager: NativeSink, file: LocalFile) -> None:
+def test_no_sync_is_inline_while_the_disk_is_busy(eager: NativeSink, file: LocalFile) -> None:
     eager.submit(writes_of(1), {1: file})
     wait_synced(eager, 1)
     eager.is_disk_busy = True
@@ -266,7 +266,7 @@ def test_while_somebody_keeps_the_disk_busy_no_sync_is_waited_for(eager: NativeS
 
 
 @needs_native
-def test_a_sync_that_takes_longer_than_the_bound_sends_the_next_ones_to_the_thread(file: LocalFile) -> None:
+def test_a_slow_sync_moves_the_next_ones_to_the_thread(file: LocalFile) -> None:
     sink = NativeSink(SystemClock(), 0)
     try:
         for number in range(3):
@@ -287,7 +287,7 @@ def test_a_requested_sync_is_done_in_the_background(threaded: NativeSink, file: 
 
 @needs_native
 def test_large_unsynced_writes_start_their_write_back(threaded: NativeSink, file: LocalFile) -> None:
-    """In `periodic` and `none`: what is asked of the kernel changes nothing of what is written."""
+    """In `periodic` and `none`: requesting write-back does not change the written bytes."""
     size, position = 3 * 1024 * 1024, 0
     for ticket in range(1, 5):
         threaded.submit(writes_of(size, ticket=ticket, position=position, sync=False), {1: file})
@@ -298,7 +298,7 @@ def test_large_unsynced_writes_start_their_write_back(threaded: NativeSink, file
 
 @needs_native
 @pytest.mark.parametrize("inline_below_us", [0, HOUR_US], ids=["thread", "inline"])
-def test_hazard_16_a_failed_write_is_reported_and_a_restart_goes_on(
+def test_hazard_16_a_failed_write_is_reported_and_a_restart_continues(
     inline_below_us: int, file: LocalFile, full: LocalFile
 ) -> None:
     sink = NativeSink(SystemClock(), inline_below_us)
@@ -334,7 +334,7 @@ def test_hazard_16_writes_submitted_before_the_error_was_noticed_are_dropped(
 
 
 @needs_native
-def test_a_failed_sync_is_told_from_a_failed_write(threaded: NativeSink, file: LocalFile) -> None:
+def test_a_failed_sync_is_distinguished_from_a_failed_write(threaded: NativeSink, file: LocalFile) -> None:
     """/dev/null takes every write and no sync."""
     null = LocalFile(os.open("/dev/null", os.O_RDWR))
     try:
@@ -346,7 +346,7 @@ def test_a_failed_sync_is_told_from_a_failed_write(threaded: NativeSink, file: L
 
 
 @needs_native
-def test_close_finishes_what_was_submitted(file: LocalFile) -> None:
+def test_close_finishes_submitted_writes(file: LocalFile) -> None:
     sink = NativeSink(SystemClock(), 0)
     sink.submit(writes_of(5), {1: file})
     sink.close()
@@ -356,7 +356,7 @@ def test_close_finishes_what_was_submitted(file: LocalFile) -> None:
 @needs_native
 @QUARTER
 @given(st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), min_size=1, max_size=5))
-def test_both_sinks_leave_the_same_bytes(groups: list[list[int]]) -> None:
+def test_both_sinks_write_the_same_bytes(groups: list[list[int]]) -> None:
     contents = []
     for kind in ("inline", "thread", "eager"):
         sink: Sink = InlineSink() if kind == "inline" else NativeSink(SystemClock(), HOUR_US * (kind == "eager"))

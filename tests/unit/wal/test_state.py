@@ -1,4 +1,4 @@
-"""What the log knows is what its records said, one after the other."""
+"""The state of the log is the result of its records, applied one after the other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from icestream import errors, limits
 from icestream.model import envelope
 from icestream.model.block import ConstantColumn, Numbering, encode_block
-from icestream.model.shard import Gap, GapState, ShardKey, TopicIdentity
+from icestream.model.shard import DeclaredGap, GapState, ShardKey, TopicIdentity
 from icestream.wal import format as wire
 from icestream.wal import notes
 from icestream.wal.producer_sequences import Duplicate
@@ -42,15 +42,17 @@ def messages(
     return wire.RecordSection(*key, wire.SectionKind.MESSAGES, 0, 2, base, time_us, rows, 0, body)
 
 
-def gap(start: int, end: int, reason: str = "unclean stop", state: GapState = GapState.UNUSED, epoch: int = 0) -> Gap:
-    return Gap(KEY, start, end, epoch, reason, state)
+def gap(
+    start: int, end: int, reason: str = "unclean stop", state: GapState = GapState.UNUSED, epoch: int = 0
+) -> DeclaredGap:
+    return DeclaredGap(KEY, start, end, epoch, reason, state)
 
 
 @pytest.fixture
 def state() -> LogState:
-    made = LogState()
-    made.declare_topic(TOPIC)
-    return made
+    log_state = LogState()
+    log_state.declare_topic(TOPIC)
+    return log_state
 
 
 def offsets(shard: Shard) -> tuple[int, int, int, int]:
@@ -112,7 +114,7 @@ def test_hazard_32_the_bound_is_five_seconds(back_us: int, is_clamped: bool) -> 
     assert (shard.stamp(2 * 10**15 - back_us) == 2 * 10**15) == is_clamped
 
 
-def test_a_shard_takes_any_first_time() -> None:
+def test_a_shard_accepts_any_first_timestamp() -> None:
     assert Shard(TOPIC, 0, Usage()).stamp(-(2**63)) == -(2**63)
 
 
@@ -139,7 +141,7 @@ def test_a_hole_between_offsets_is_damage(state: LogState, base: int) -> None:
 @pytest.mark.parametrize(
     "section", [messages(KEY, 0, 1), notes.reserve_section(KEY, 0, 10), notes.gap_section(gap(0, 9))]
 )
-def test_hazard_04_a_topic_id_that_nothing_names_stops_the_start(section: wire.RecordSection) -> None:
+def test_hazard_04_an_unnamed_topic_id_stops_the_start(section: wire.RecordSection) -> None:
     with pytest.raises(errors.LogDamaged, match="topic id 1 is used, but no record of the log names it"):
         apply(LogState(), 1, section)
 
@@ -160,7 +162,7 @@ def test_hazard_03_a_promise_is_kept_and_never_lowered(state: LogState) -> None:
     assert offsets(shard) == (2_005, 2_005, 2_005, 2_005)
 
 
-def test_hazard_00_messages_go_on_behind_a_declared_gap(state: LogState) -> None:
+def test_hazard_00_messages_continue_after_a_declared_gap(state: LogState) -> None:
     apply(state, 1, messages(KEY, 0, 5))
     apply(state, 2, notes.gap_section(gap(5, 100)))
     assert offsets(state.shard(KEY)) == (100, 100, 100, 100)
@@ -169,7 +171,7 @@ def test_hazard_00_messages_go_on_behind_a_declared_gap(state: LogState) -> None
     assert state.shard(KEY).assigned == 101
 
 
-def test_a_gap_below_the_end_moves_nothing(state: LogState) -> None:
+def test_a_gap_below_the_end_changes_nothing(state: LogState) -> None:
     apply(state, 1, messages(KEY, 0, 50))
     apply(state, 2, notes.gap_section(gap(10, 20, state=GapState.LOST)))
     assert offsets(state.shard(KEY)) == (50, 50, 50, 50)
@@ -190,7 +192,7 @@ def test_hazard_07_numbered_blocks_of_a_section_fill_the_windows(state: LogState
 
 # 5, 6 and 7 have their names already, and nothing in this version that would do what they say.
 @pytest.mark.parametrize("kind", [5, 6, 7, 8, 31, 50, 255])
-def test_an_unknown_kind_stops_the_start_unless_it_is_optional(state: LogState, kind: int) -> None:
+def test_an_unknown_mandatory_kind_stops_the_start(state: LogState, kind: int) -> None:
     with pytest.raises(errors.FormatUnknown, match=f"kind {kind}"):
         apply(state, 1, wire.RecordSection(1, 0, kind, 0, 0, 0, 0, 0, 0, b"?"))
     apply(state, 2, wire.RecordSection(1, 0, kind, wire.OPTIONAL, 0, 0, 0, 0, 0, b"?"))
@@ -210,7 +212,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_hazard_00_the_offsets_of_a_shard_stay_in_order(steps: list[tuple[str, int, int]]) -> None:
+def test_hazard_00_the_offset_marks_of_a_shard_stay_ordered(steps: list[tuple[str, int, int]]) -> None:
     """Any history: synced = written = assigned <= reserved, each offset is a message or in a gap."""
     state = LogState()
     state.declare_topic(TOPIC)
@@ -224,31 +226,31 @@ def test_hazard_00_the_offsets_of_a_shard_stay_in_order(steps: list[tuple[str, i
             section = notes.reserve_section(key, 0, start + 10 * size)
         else:
             ends[number] = start + size
-            found = Gap(key, start, start + size, 0, "unclean stop", GapState.UNUSED)
-            section = messages(key, start, size) if what == "messages" else notes.gap_section(found)
+            declared_gap = DeclaredGap(key, start, start + size, 0, "unclean stop", GapState.UNUSED)
+            section = messages(key, start, size) if what == "messages" else notes.gap_section(declared_gap)
             holes[number] |= set(range(start, start + size)) if what == "gap" else set()
         apply(state, lsn, section)
         shard = state.shard(key)
         assert offsets(shard) == (*[ends[number]] * 3, max(promised[number], ends[number]))
     for number, missing in holes.items():
         gaps = state.gaps.get(ShardKey(1, number), [])
-        assert {offset for one in gaps for offset in range(one.start, one.end)} == missing
-        assert all(one.end < other.start for one, other in pairwise(gaps))
+        assert {offset for entry in gaps for offset in range(entry.start, entry.end)} == missing
+        assert all(entry.end < other.start for entry, other in pairwise(gaps))
 
 
 # --- gaps -------------------------------------------------------------------------------------------------------------
 
 
-def test_gaps_that_touch_and_say_the_same_are_one(state: LogState) -> None:
-    for one in (gap(0, 5), gap(5, 9), gap(9, 10)):
-        state.declare_gap(one)
+def test_adjacent_equal_gaps_are_merged(state: LogState) -> None:
+    for entry in (gap(0, 5), gap(5, 9), gap(9, 10)):
+        state.declare_gap(entry)
     assert state.gaps[KEY] == [gap(0, 10)]
 
 
 @pytest.mark.parametrize(
     "other", [gap(5, 9, reason="else"), gap(5, 9, state=GapState.LOST), gap(5, 9, epoch=1), gap(6, 9)]
 )
-def test_gaps_that_differ_stay_apart(state: LogState, other: Gap) -> None:
+def test_different_gaps_are_not_merged(state: LogState, other: DeclaredGap) -> None:
     state.declare_gap(gap(0, 5))
     state.declare_gap(other)
     assert state.gaps[KEY] == [gap(0, 5), other]
@@ -270,9 +272,9 @@ def test_a_reader_steps_over_every_gap(ranges: list[tuple[int, int, bool]], offs
     missing = {number for start, size, _ in ranges for number in range(start, start + size)}
     expected = next(number for number in range(offset, 100) if number not in missing)
     assert state.step_over(KEY, offset) == expected
-    found = state.gap_at(KEY, offset)
-    assert (found is not None) == (offset in missing)
-    assert found is None or found.start <= offset < found.end
+    gap_there = state.gap_at(KEY, offset)
+    assert (gap_there is not None) == (offset in missing)
+    assert gap_there is None or gap_there.start <= offset < gap_there.end
     assert state.step_over(ShardKey(1, 1), offset) == offset
 
 
@@ -280,9 +282,9 @@ def test_a_reader_steps_over_every_gap(ranges: list[tuple[int, int, bool]], offs
 def test_gaps_above_the_floor_are_never_forgotten(state: LogState, floor: int) -> None:
     state.shard(KEY).floor = floor
     declared = [gap(4 * number, 4 * number + 1) for number in range(limits.GAPS_PER_SHARD_MAX + 5)]
-    for one in declared:
-        state.declare_gap(one)
-    kept: Any = state.gaps[KEY]
-    assert [one for one in kept if one.end > floor] == [one for one in declared if one.end > floor]
-    above = sum(one.end > floor for one in declared)
-    assert len(kept) <= max(limits.GAPS_PER_SHARD_MAX, above)
+    for entry in declared:
+        state.declare_gap(entry)
+    remaining: Any = state.gaps[KEY]
+    assert [entry for entry in remaining if entry.end > floor] == [entry for entry in declared if entry.end > floor]
+    above = sum(entry.end > floor for entry in declared)
+    assert len(remaining) <= max(limits.GAPS_PER_SHARD_MAX, above)

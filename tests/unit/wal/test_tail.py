@@ -20,7 +20,7 @@ def offsets(tail: Tail, key: ShardKey, start: int) -> list[int]:
     return [section.base_offset for section in tail.read(key, start, 1_000, limits.MIB)]
 
 
-def test_chunks_older_than_the_time_to_live_are_dropped_when_the_next_one_arrives() -> None:
+def test_expired_chunks_are_dropped_when_the_next_one_arrives() -> None:
     tail = Tail(ttl_ms=100)
     tail.add(FIRST, chunk(0, time_ms=0))
     tail.add(SECOND, chunk(0, time_ms=50))

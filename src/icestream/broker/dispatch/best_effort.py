@@ -21,13 +21,13 @@ from icestream.broker.dispatch.instruction import Deliver, Dropped, Instruction
 from icestream.broker.dispatch.key_shared import UNWANTED, KeySharedDispatcher
 from icestream.broker.rate_limit import TokenBucket
 from icestream.model.cursor import AckedOffsets
-from icestream.model.subscription import FailurePolicy, SubscriptionType
+from icestream.model.subscription_options import FailurePolicy, SubscriptionType
 
 NO_ROOM = "no consumer had room"
 
 
 class BestEffortDispatcher(Dispatcher):
-    """Exclusive, failover and shared."""
+    """Non-reliable dispatch of exclusive, failover and shared subscriptions."""
 
     def __init__(
         self,
@@ -41,14 +41,17 @@ class BestEffortDispatcher(Dispatcher):
         self.kept_below = kept_below
 
     def seek(self, position: int, now_ms: int) -> list[Instruction]:
-        self.kept_below = self.end
+        self.kept_below = self.end  # everything that is stored now was requested by the seek
         return super().seek(position, now_ms)
 
     def _deliver_new(self, now_ms: int) -> None:
         while (new := self._next_new()) is not None:
             start, end = new
+            # No window: a delivery is acked at once, so only credit and rate bound it.
             stop = self._assign(start, end, 0, now_ms, limits.OFFSET_MAX)
             self._advance_to(stop)
+            # The rest waits if the rate is reached, or if it is history; otherwise it is skipped. Live messages behind
+            # history are not skipped before it: that would reorder them.
             if self.throttle.wake_ms is not None or stop < min(end, self.kept_below):
                 return
             if stop < end:
@@ -57,6 +60,7 @@ class BestEffortDispatcher(Dispatcher):
                 self._advance_to(end)
 
     def _deliver(self, member: Member, start: int, end: int, attempt: int, now_ms: int) -> None:
+        # Acked instead of put in flight: there is no deadline, no failure and no redelivery.
         self.consumers.on_delivered(member, end - start)
         self.throttle.spend(end - start)
         self.acked.add(start, end)
@@ -64,7 +68,10 @@ class BestEffortDispatcher(Dispatcher):
 
 
 class KeySharedBestEffortDispatcher(KeySharedDispatcher):
-    """Each key goes to its owner, if that consumer has credit."""
+    """Non-reliable dispatch of key-shared subscriptions: each key goes to its owner, if that consumer has credit.
+
+    Messages are delivered or dropped as their keys arrive, so the look-ahead is always empty.
+    """
 
     def __init__(
         self,
@@ -83,6 +90,7 @@ class KeySharedBestEffortDispatcher(KeySharedDispatcher):
 
     @property
     def needed_keys(self) -> tuple[int, int]:
+        # Empty while the next message must wait: reading further keys would be for nothing.
         must_wait = self.throttle.wake_ms is not None or self._must_keep(self.next)
         return (self.next, self.next) if must_wait else super().needed_keys
 
@@ -128,7 +136,7 @@ class KeySharedBestEffortDispatcher(KeySharedDispatcher):
         # Without consumers the driver reads no keys, so live messages are dropped here.
         if len(self.ring):
             if self.next < self.end:
-                self.throttle.allowed(now_ms)
+                self.throttle.allowed(now_ms)  # sets `wake_ms` if the rate is reached
             return
         while (new := self._next_new()) is not None and not self._must_keep(new[0]):
             self._out.append(Dropped(*new, 0, NO_ROOM))

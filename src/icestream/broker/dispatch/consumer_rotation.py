@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
 
 class Credit:
-    """The number of messages that a consumer still takes, in all shards together. Only the consumer raises it."""
+    """The number of messages that a consumer still takes, in all shards together. Only the consumer raises it.
+
+    One object is shared by the dispatchers of all shards. A shard that finds it used up calls `wait`, so that new
+    credit brings the consumer back into that shard's rotation without a search over all shards.
+    """
 
     __slots__ = ("_messages", "_waiting", "id", "messages_per_key", "unacked_max")
 
@@ -47,6 +51,7 @@ class Credit:
     def messages(self, count: int) -> None:
         self._messages = count
         if count > 0 and self._waiting:
+            # Replaced before the calls: a rotation that finds the credit used up again registers once more.
             waiting, self._waiting = self._waiting, []
             for resume in waiting:
                 resume()
@@ -74,10 +79,9 @@ class Member:
         self.is_queued = False  # in the queue of the rotation
         self.is_waiting = False  # has no credit, and returns to the queue when it gets some
         self.deliveries: list[InFlightDelivery] = []  # those in flight, and some that are settled
-        self.lanes: OrderedDict[KeyLane, None] = (
-            OrderedDict()
-        )  # key-shared: the lanes of its keys whose next message can be sent
-        self._sweep_at = 16
+        # Key-shared: the lanes of its keys whose next message can be sent.
+        self.lanes: OrderedDict[KeyLane, None] = OrderedDict()
+        self._sweep_at = 16  # the number of tracked deliveries at which settled ones are removed
 
     @property
     def room(self) -> int:
@@ -85,14 +89,16 @@ class Member:
         return self.credit.unacked_max - self.unacked
 
     def track(self, delivery: InFlightDelivery) -> None:
+        """Remembers a delivery, so that a departure finds the messages of this consumer without a search."""
         self.deliveries.append(delivery)
+        # Settled deliveries are removed by a sweep at twice the live ones, not at each ack: constant cost per delivery.
         if len(self.deliveries) > self._sweep_at:
             self.deliveries = [tracked for tracked in self.deliveries if not tracked.is_over]
             self._sweep_at = 2 * len(self.deliveries) + 16
 
 
 class ConsumerRotation:
-    """All consumers, in order of arrival."""
+    """All consumers of a subscription in one shard, in order of arrival. Subclasses choose the next one."""
 
     def __init__(self) -> None:
         self._members: dict[int, Member] = {}
@@ -102,8 +108,10 @@ class ConsumerRotation:
         self._members[member.id] = member
 
     def leave(self, consumer_id: int) -> Member | None:
+        """Removes a consumer and returns it; None if it is not present."""
         member = self._members.pop(consumer_id, None)
         if member is not None:
+            # A callback of its credit may still refer to it: it must not be queued again.
             member.is_connected = False
         return member
 
@@ -132,7 +140,7 @@ class ConsumerRotation:
         return min(free, member.room)
 
     def on_delivered(self, member: Member, count: int) -> None:
-        """Accounts for `count` messages that the chosen consumer has got."""
+        """Accounts for `count` messages that were sent to the chosen consumer."""
         member.credit.spend(count)
 
 
@@ -141,6 +149,7 @@ class SingleActive(ConsumerRotation):
 
     @property
     def active(self) -> Member | None:
+        """The consumer that gets everything; None without consumers."""
         return next(iter(self._members.values()), None)
 
     def choose(self, free: int) -> Member | None:
@@ -162,6 +171,7 @@ class QueuedRotation(ConsumerRotation):
         return member
 
     def enqueue(self, member: Member) -> None:
+        """Adds a consumer to the end of the queue, unless it is there, waits for credit, or has left."""
         if member.is_connected and not member.is_queued and not member.is_waiting:
             member.is_queued = True
             self.queue.append(member)
@@ -172,6 +182,7 @@ class QueuedRotation(ConsumerRotation):
         member.is_queued = False
 
     def wait_for_credit(self, member: Member) -> None:
+        """Takes the first consumer out of the queue until it gets credit."""
         self.dequeue(member)
         member.is_waiting = True
         member.credit.wait(partial(self._resume, member))
@@ -197,6 +208,7 @@ class RoundRobin(QueuedRotation):
         self.enqueue(member)
 
     def turn_size(self, waiting: int) -> int:
+        # Bounded, so that one consumer does not take a long backlog in one piece while others are about to join.
         return max(1, min(limits.SHARED_TURN_MAX, waiting // (len(self.queue) or 1)))
 
     def choose(self, free: int) -> Member | None:
@@ -207,13 +219,17 @@ class RoundRobin(QueuedRotation):
                 self.wait_for_credit(member)
             elif self.share(member, free) > 0:
                 self.are_all_at_share = False
-                return member
-            else:
+                return member  # stays first: `on_delivered` rotates the queue
+            else:  # at its share: unlike credit, a share changes with every ack, so the consumer stays in the queue
                 self.queue.rotate(-1)
                 skipped += 1
         self.are_all_at_share = bool(self.queue)
         return None
 
     def share(self, member: Member, free: int) -> int:
-        """Each message makes `free` one less and the consumer's unacked messages one more, hence the division."""
+        """How many of the `free` slots may go to this consumer, so that it stays within its share of the window.
+
+        A message may be sent while unacked < UNACKED_SHARE * free. Each one makes `free` one less and the consumer's
+        unacked messages one more, so n of them may be sent if unacked + n - 1 < UNACKED_SHARE * (free - n + 1).
+        """
         return min(member.room, -((member.unacked - limits.UNACKED_SHARE * free) // (limits.UNACKED_SHARE + 1)))

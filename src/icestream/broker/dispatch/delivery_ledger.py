@@ -17,6 +17,14 @@ present policy allows never becomes ready: the poison policy is applied.
 
 Offsets without a message count as acked when nothing new is before them, not earlier: far ahead they would be a range
 of the cursor, with a hole before it that cannot be closed yet.
+
+Invariants:
+
+    position <= next <= end                  `position` is the cursor's: everything below is acked
+    below `next`                             an offset is acked or in exactly one of in flight, delayed, ready,
+                                             settling, blocked (key-shared: or waiting in the lane of its key)
+    unacked <= unacked_max                   new deliveries stop at it; a lowered bound is reached by acks
+    the cursor can always be stored          new deliveries stop before the acked ranges could exceed its bounds
 """
 
 from __future__ import annotations
@@ -28,7 +36,7 @@ from icestream.broker.dispatch.instruction import DeadLetter, Dropped, Instructi
 from icestream.broker.dispatch.timed_runs import InFlightDelivery, RedeliveryDelay, TimedRuns
 from icestream.model.cursor import AckedOffsets
 from icestream.model.run_set import RunSet
-from icestream.model.subscription import FailurePolicy, PoisonPolicy
+from icestream.model.subscription_options import FailurePolicy, PoisonPolicy
 
 NACK = "nack"
 ACK_TIMEOUT = "ack timeout"
@@ -36,11 +44,15 @@ FAILED_BEFORE = "failed too often before"  # before a restart, or under a policy
 
 
 class DeliveryFailure(NamedTuple):
+    """How often a message has failed, and why it failed last."""
+
     attempt: int
     reason: str
 
 
 class DeliveryLedger:
+    """The offsets of one subscription in one shard, by state. Dispatchers extend it: they choose consumers."""
+
     def __init__(
         self, policy: FailurePolicy, acked: AckedOffsets, attempts: Iterable[tuple[int, int, int]], unacked_max: int
     ) -> None:
@@ -62,7 +74,7 @@ class DeliveryLedger:
         self.failures = 0  # rises with every failure: the cursor must be stored then
         for start, end, failures in attempts:
             for low, high in acked.missing(start, end):
-                self._failed.take(low, high)
+                self._failed.take(low, high)  # the last one counts if ranges overlap
                 self._failed.add(low, high, failures)
 
     # --- state ---
@@ -91,6 +103,7 @@ class DeliveryLedger:
 
     def _next_new(self) -> tuple[int, int] | None:
         """The first range of new messages that can be read; moves `next` to its start. None if there is none."""
+        # After a restart the cursor has acked ranges above `next`: they are not new.
         unacked = self.acked.first_missing(self.next, self.end)
         if unacked is None:
             self.next = max(self.next, self.end)
@@ -105,6 +118,8 @@ class DeliveryLedger:
         """
         pending = self._pending
         room = self.unacked_max - pending
+        # A message that closes a hole can only make the cursor smaller. Bounding it as well would be a deadlock: the
+        # cursor is full because of the hole, and the hole cannot be closed because the cursor is full.
         return room if start < self.acked.end else min(room, self._acked_room(pending, start))
 
     def _acked_room(self, unacked: int, start: int) -> int:
@@ -113,7 +128,7 @@ class DeliveryLedger:
         Offsets without a message do not count: after a crash a gap may be wider than the cursor's bound.
         """
         if self._gaps.size:
-            self._gaps.take(0, self.acked.position)
+            self._gaps.take(0, self.acked.position)  # passed: they do not count any more
             start -= sum(gap.end - gap.start for gap in self._gaps.within(self.acked.position, start))
         return self.acked.room(unacked, start)
 
@@ -146,6 +161,7 @@ class DeliveryLedger:
             self._skip_empty()
 
     def _skip_empty(self) -> None:
+        """Counts offsets without a message as acked, as far as nothing new is before them."""
         while self._empty.size:
             start, end, _ = self._empty.first()
             if self.acked.first_missing(self.next, start) is not None:
@@ -157,6 +173,7 @@ class DeliveryLedger:
     # --- transitions ---
 
     def _expire(self, now_ms: int) -> None:
+        """Fails messages that missed their ack deadline; makes messages ready after their delay."""
         if self.in_flight.is_due(now_ms):
             for late in self.in_flight.take_due(now_ms):
                 self._fail(late.start, late.end, DeliveryFailure(late.value.attempt + 1, ACK_TIMEOUT), now_ms)
@@ -165,6 +182,10 @@ class DeliveryLedger:
                 self._redeliver(run.start, run.end, DeliveryFailure(run.value.attempt, run.value.reason))
 
     def _fail(self, start: int, end: int, failure: DeliveryFailure, now_ms: int, requested_ms: int = 0) -> None:
+        """Applies a failure: a delay before the redelivery, or the poison policy if it failed too often.
+
+        `requested_ms`: the delay that a nack requested.
+        """
         self.failures += 1
         if failure.attempt > self.policy.max_redelivery_count:
             self._apply_poison_policy(start, end, failure)
@@ -182,6 +203,8 @@ class DeliveryLedger:
         return delay.since_ms + max(self.policy.delay_ms(delay.attempt, delay.requested_ms), delay.least_ms)
 
     def _redeliver(self, start: int, end: int, failure: DeliveryFailure) -> None:
+        """Makes messages ready, without a new failure; applies the poison policy to those that failed too often."""
+        # Compared again although `_fail` has compared: the policy may have changed during the delay.
         if failure.attempt > self.policy.max_redelivery_count:
             self._apply_poison_policy(start, end, failure)
         else:
@@ -195,6 +218,7 @@ class DeliveryLedger:
             self.settling.add(start, end, failure)
             self._out.append(DeadLetter(start, end, failure.attempt, failure.reason))
         elif self.policy.poison is PoisonPolicy.DROP:
+            # `_settle` and not only an ack: the key-shared dispatcher extends it, so that the lane forgets the message.
             self._settle(start, end)
             self._out.append(Dropped(start, end, failure.attempt, failure.reason))
         else:
@@ -204,6 +228,8 @@ class DeliveryLedger:
         """Acks [start, end), all of it below `next`, in whatever state it is."""
         if start >= end:
             return
+        # Nearly every ack is of messages in flight, and then the other four sets are empty: they are searched only if
+        # they hold something.
         if self.in_flight.size:
             self.in_flight.take(start, end)
         if self._pending > self.in_flight.size:
@@ -214,7 +240,10 @@ class DeliveryLedger:
     # --- seek and policy ---
 
     def _begin_at(self, position: int) -> None:
-        """Resets the state: everything from `position` on is new."""
+        """Resets the state: everything from `position` on is new, without the failures counted before.
+
+        Messages in flight stay with their consumers, but their acks carry an older generation and are ignored.
+        """
         self.acked = AckedOffsets(position)
         self.next = position
         self.in_flight.clear()
@@ -231,6 +260,8 @@ class DeliveryLedger:
         self.in_flight.retime(lambda delivery: delivery.since_ms + self.policy.ack_timeout_ms)
         self.delayed.retime(self._delay_end_ms)
         for run in list(self.blocked):
+            # Through `_fail` with the count unchanged: the new policy may redeliver the message, write its dead letter,
+            # drop it, or block it again.
             self.blocked.take(run.start, run.end)
             self._fail(run.start, run.end, run.value, now_ms)
         for poison in [run for run in self.ready if run.value > self.policy.max_redelivery_count]:

@@ -4,6 +4,26 @@ out.
 delivery_ledger.py has the state of every message; this module decides which consumer gets which messages, and when.
 First deliveries are in order; failed messages are redelivered after their delay, before anything new.
 
+    event                      effect on the messages (states: delivery_ledger.py)
+    join, give_credit          new and ready messages may go to the consumer
+    leave                      its messages in flight -> ready, without a failure
+    ack, ack_through           below `next`, in any state -> acked
+    nack                       in flight -> delayed, or the poison policy
+    readable                   the end moves up: there are more new messages
+    skip                       offsets without a message -> acked
+    tick                       missed ack deadlines -> delayed, ended delays -> ready
+    settled, not_settled       settling -> acked, or delayed
+    seek                       all offsets from the position on -> new; the generation rises
+    set_policy, set_rate       deadlines, delays and the rate are computed again
+
+    instruction                the driver (shard_delivery.py)
+    Deliver                    sends the offsets to the consumer
+    DeadLetter                 publishes the messages, then calls `settled` or `not_settled`
+    Dropped                    counts the messages
+
+Every event ends in `_dispatch`, which returns the instructions. So the caller never has to ask whether an event made
+something deliverable.
+
 Acks are by offset, whichever consumer sends them: a consumer that acks after its deadline has done the work, so the
 message is not redelivered. Only acks of deliveries before a seek are ignored: each delivery carries its `generation`
 (hazard 48).
@@ -25,7 +45,7 @@ from icestream.broker.dispatch.instruction import Deliver, Instruction
 from icestream.broker.dispatch.timed_runs import InFlightDelivery
 from icestream.broker.rate_limit import Throttle, TokenBucket
 from icestream.model.cursor import AckedOffsets
-from icestream.model.subscription import FailurePolicy, SubscriptionType
+from icestream.model.subscription_options import FailurePolicy, SubscriptionType
 
 
 class Pause(Enum):
@@ -39,6 +59,8 @@ class Pause(Enum):
 
 
 class Dispatcher(DeliveryLedger):
+    """Reliable dispatch of exclusive, failover and shared subscriptions; the base of the other dispatchers."""
+
     def __init__(
         self,
         kind: SubscriptionType,
@@ -64,6 +86,7 @@ class Dispatcher(DeliveryLedger):
 
     def join(self, credit: Credit, now_ms: int) -> list[Instruction]:
         """Adds a consumer. If it is present already, its messages in flight are redelivered."""
+        # A consumer that connects again keeps its id, so the former one may still hold messages under it.
         self._remove(credit.id, now_ms)
         self.consumers.join(Member(credit))
         return self._dispatch(now_ms)
@@ -74,9 +97,12 @@ class Dispatcher(DeliveryLedger):
         return self._dispatch(now_ms)
 
     def _remove(self, consumer_id: int, now_ms: int) -> Member | None:
+        """Removes a consumer and makes its messages in flight ready; returns it, None if it is not present."""
         member = self.consumers.leave(consumer_id)
         for delivery in member.deliveries if member is not None else ():
             for run in self.in_flight.take_rest(delivery):
+                # The same attempt, not the next: a departure is not a failure of the message. The poison policy can
+                # apply nevertheless, if the policy allows fewer failures than when the message was delivered.
                 self._redeliver(run.start, run.end, DeliveryFailure(delivery.attempt, FAILED_BEFORE))
         return member
 
@@ -90,6 +116,7 @@ class Dispatcher(DeliveryLedger):
         """Acks ranges of offsets; those that were not delivered yet are ignored."""
         if generation == self.generation:
             for start, end in ranges:
+                # Cut at `next`: an ack of offsets that were never delivered (hazard 17) must not move the cursor.
                 self._settle(max(start, self.acked.position), min(end, self.next))
         return self._dispatch(now_ms)
 
@@ -117,6 +144,7 @@ class Dispatcher(DeliveryLedger):
         """Fails messages in flight; `consumer_id`: only those of this consumer. `reason`: for their dead letters."""
         if generation == self.generation:
             for start, end in ranges:
+                # Messages that are delayed or ready already have their failure: a second nack does not count.
                 for delivery in self.in_flight.within(start, end):
                     if consumer_id in (None, delivery.value.consumer):
                         self.in_flight.take(delivery.start, delivery.end)
@@ -132,7 +160,7 @@ class Dispatcher(DeliveryLedger):
     # --- events: the log, the clock, the dead letters ---
 
     def readable(self, end: int, now_ms: int) -> list[Instruction]:
-        """Extends the readable offsets to `end`."""
+        """Extends the readable offsets to `end`; a lower end than the present one is ignored."""
         self.end = max(self.end, end)
         return self._dispatch(now_ms)
 
@@ -164,10 +192,12 @@ class Dispatcher(DeliveryLedger):
     def seek(self, position: int, now_ms: int) -> list[Instruction]:
         """Restarts at `position`, at most at the end. Acks of earlier deliveries are ignored from now on."""
         self.generation += 1
+        # At most at the end: the next message must not be stored below a cursor.
         self._begin_at(min(max(position, 0), self.end))
         return self._dispatch(now_ms)
 
     def set_policy(self, policy: FailurePolicy, now_ms: int) -> list[Instruction]:
+        """Replaces the failure policy; it applies at once to messages that were delivered before."""
         self.policy = policy
         self._apply_policy(now_ms)
         return self._dispatch(now_ms)
@@ -181,6 +211,10 @@ class Dispatcher(DeliveryLedger):
 
     @property
     def pause(self) -> Pause | None:
+        """Why nothing new is sent; None if only messages or credit are lacking.
+
+        The reason that an operator has to act on comes first, one that ends by itself last.
+        """
         if self.blocked:
             return Pause.BLOCKED
         if self._pending >= self.unacked_max:
@@ -205,7 +239,9 @@ class Dispatcher(DeliveryLedger):
     # --- dispatch ---
 
     def _dispatch(self, now_ms: int) -> list[Instruction]:
+        """Brings every state up to `now_ms`, assigns what can be assigned, and returns the instructions."""
         self.throttle.wake_ms = None
+        # Before any delivery: a message at the end of its delay goes before everything new.
         self._expire(now_ms)
         self._deliver_all(now_ms)
         instructions, self._out = self._out, []
@@ -218,9 +254,12 @@ class Dispatcher(DeliveryLedger):
             self._deliver_new(now_ms)
 
     def _deliver_ready(self, now_ms: int) -> None:
+        """Redelivers, lowest offset first, until no consumer can take a message."""
         while self.ready.size:
             start, end, attempt = self.ready.first()
-            free = max(self._room(self.next), 0) + self.ready.size  # a redelivery reuses its slot
+            # A redelivery reuses its slot of the in-flight window, so the window bounds new messages only: a full
+            # window must not keep failed messages from being sent again.
+            free = max(self._room(self.next), 0) + self.ready.size
             stop = self._assign(start, end, attempt, now_ms, free)
             if stop == start:  # all consumers with credit are at their share: redeliver to one of them
                 stop = self._assign(start, end, attempt, now_ms, limits.OFFSET_MAX)
@@ -229,6 +268,9 @@ class Dispatcher(DeliveryLedger):
             self.ready.take(start, stop)
 
     def _deliver_new(self, now_ms: int) -> None:
+        """Delivers new messages in order, as far as the in-flight window and the consumers allow."""
+        # Not past messages that are ready, because a redelivery goes first, and not while a message is blocked: the
+        # policy `block` promises that nothing after it is delivered.
         while not self.ready.size and not self.blocked.size and (new := self._next_new()) is not None:
             start, end = new
             room = self._room(start)
@@ -236,13 +278,13 @@ class Dispatcher(DeliveryLedger):
             if start >= end:
                 return
             end, attempt = self._with_failures(start, end) if self._failed.size else (end, 0)
-            if attempt > self.policy.max_redelivery_count:
+            if attempt > self.policy.max_redelivery_count:  # it failed too often before a restart: it is not sent again
                 self._advance_to(end)
                 self._apply_poison_policy(start, end, DeliveryFailure(attempt, FAILED_BEFORE))
                 continue
             stop = self._assign(start, end, attempt, now_ms, room)
             self._advance_to(stop)
-            if stop < end or stop >= self.end:
+            if stop < end or stop >= self.end:  # no consumer can take more, or nothing more can be read
                 return
 
     def _assign(self, start: int, end: int, attempt: int, now_ms: int, free: int) -> int:
@@ -250,6 +292,7 @@ class Dispatcher(DeliveryLedger):
 
         `free`: how many more messages may be in flight.
         """
+        # Computed once for the range: all consumers get equally large pieces of it.
         turn_size = self.consumers.turn_size(end - start)
         while start < end and (member := self.consumers.choose(free)) is not None:
             count = min(turn_size, member.credit.messages, end - start, self.consumers.share(member, free))
@@ -263,6 +306,7 @@ class Dispatcher(DeliveryLedger):
         return start
 
     def _deliver(self, member: Member, start: int, end: int, attempt: int, now_ms: int) -> None:
+        """Puts [start, end) in flight with a consumer and emits the instruction."""
         self.consumers.on_delivered(member, end - start)
         self.throttle.spend(end - start)
         delivery = InFlightDelivery(start, end, now_ms + self.policy.ack_timeout_ms, member, attempt, now_ms)

@@ -23,7 +23,10 @@ def ring_point(data: bytes) -> int:
 
 
 class KeyFilter:
-    """Glob patterns over keys: `*` matches any bytes, `?` one byte. Without patterns every key is accepted."""
+    """Glob patterns over keys: `*` matches any bytes, `?` one byte. Without patterns every key is accepted.
+
+    Raises InvalidInput for too many, too long or undecodable patterns.
+    """
 
     __slots__ = ("_pattern", "patterns")
 
@@ -45,7 +48,9 @@ def _encode(pattern: str) -> bytes:
     try:
         return pattern.encode()
     except UnicodeEncodeError:
-        raise errors.InvalidInput(f"key filter {pattern!a} is not valid Unicode") from None
+        raise errors.InvalidInput(
+            f"key filter {pattern!a} is not valid Unicode", hint="it contains a lone surrogate: remove it"
+        ) from None
 
 
 def _translate(pattern: bytes) -> bytes:
@@ -90,8 +95,10 @@ class FilterRing:
         return new_points
 
     def remove(self, consumer_id: int) -> None:
+        """Removes the points of a consumer."""
         points, owners, start = [], [], 0
         for point in _points_of(consumer_id):
+            # Two consumers may have the same point, in any order: the owner tells which entry is meant.
             stop = self._owners.index(consumer_id, bisect_left(self._points, point, start))
             points += self._points[start:stop]
             owners += self._owners[start:stop]
@@ -103,6 +110,7 @@ class FilterRing:
         return len(self._points)
 
     def owner_of(self, point: int) -> KeyOwner:
+        """The owner of the next point at or after this one, around the ring."""
         index = bisect_left(self._points, point)
         index = index if index < len(self._points) else 0
         return KeyOwner((self._points[index] - point) % _RING_SIZE, self._owners[index])
@@ -126,9 +134,11 @@ def _points_of(consumer_id: int) -> list[int]:
 
 
 class HashRing:
+    """The owner of every key among the consumers of a key-shared subscription."""
+
     def __init__(self) -> None:
-        self._filters: dict[int, KeyFilter] = {}
-        self._rings: dict[tuple[str, ...], FilterRing] = {}
+        self._filters: dict[int, KeyFilter] = {}  # by consumer
+        self._rings: dict[tuple[str, ...], FilterRing] = {}  # by the patterns of the filter
         self.version = 0  # rises whenever the owners of keys may have changed
 
     def join(self, consumer_id: int, keys: KeyFilter) -> list[int]:
@@ -138,6 +148,7 @@ class HashRing:
         return self._rings.setdefault(keys.patterns, FilterRing(keys)).add(consumer_id)
 
     def leave(self, consumer_id: int) -> KeyFilter | None:
+        """Removes a consumer and returns its filter; None if it is not in the ring."""
         keys = self._filters.pop(consumer_id, None)
         if keys is not None:
             self.version += 1
@@ -152,6 +163,8 @@ class HashRing:
 
     def owner(self, key: bytes, point: int) -> KeyOwner | None:
         """The owner of a key, whose point is `ring_point(key)`; None if no consumer's filter accepts it."""
+        # The nearest over all rings is the owner that one common ring would have, if points of consumers that do not
+        # accept the key were left out of it.
         nearest: KeyOwner | None = None
         for ring in self._rings.values():
             if ring.keys.accepts(key):
@@ -168,7 +181,7 @@ class DepartedFilters:
         self._until: dict[tuple[str, ...], tuple[int, KeyFilter]] = {}  # by pattern: until when, in order of time
 
     def add(self, keys: KeyFilter, now_ms: int) -> None:
-        self._until.pop(keys.patterns, None)
+        self._until.pop(keys.patterns, None)  # so that it moves to the end: the order is that of the times
         self._until[keys.patterns] = (now_ms + self._grace_ms, keys)
         if len(self._until) > limits.KEY_ABSENT_FILTERS_MAX:
             del self._until[next(iter(self._until))]

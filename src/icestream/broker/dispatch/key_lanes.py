@@ -24,6 +24,8 @@ _LANES_MIN: Final = 4
 
 
 class KeyLane:
+    """The messages of one key in the look-ahead, in order of their offsets."""
+
     __slots__ = (
         "_is_unsorted", "_ring_owner", "_ring_version", "consumer", "distance", "holder", "key", "pending", "point",
         "retried", "waiting",
@@ -57,6 +59,8 @@ class KeyLane:
     def run_room(self) -> int:
         """How many more messages the consumer of its pending ones may have; 0 or less: none until they are settled."""
         holder = self.holder
+        # A message may follow pending ones only if the order of the key holds: none of them was retried (the messages
+        # behind a failed one wait until it is acked), and it is newer than all of them (one that was put back is not).
         if (
             holder is None
             or self.retried
@@ -125,7 +129,10 @@ class KeyLanes:
         return lane.start()
 
     def start_all(self, lanes: Iterable[KeyLane], holder: Member) -> list[int]:
-        """Makes the oldest message of each free lane pending with the consumer that the lanes were assigned to."""
+        """Makes the oldest message of each free lane pending with the consumer that the lanes were assigned to.
+
+        Returns the offsets. Equal to `start` for each lane, without a call for each: this is the hot path.
+        """
         offsets = []
         for lane in lanes:
             offset = lane.waiting.popleft()
@@ -142,6 +149,7 @@ class KeyLanes:
 
     def within(self, start: int, end: int) -> list[int]:
         """The offsets of the look-ahead in [start, end), in order."""
+        # By the range or by the look-ahead, whichever is shorter: a cumulative range may be far longer than both.
         if end - start == 1:
             return [start] if start in self._by_offset else []
         if end - start <= len(self._by_offset):
@@ -180,16 +188,22 @@ class LaneRoundRobin(QueuedRotation):
     """Round robin over the consumers that have credit and an assigned lane."""
 
     def assign(self, lane: KeyLane, member: Member) -> None:
+        """Assigns a lane to a consumer, which takes turns from now on."""
         lane.consumer = member
         member.lanes[lane] = None
         self.enqueue(member)
 
     def withdraw(self, lane: KeyLane) -> None:
+        """Ends the assignment of a lane; its consumer leaves the queue when its turn comes without a lane."""
         if lane.consumer is not None:
             lane.consumer.lanes.pop(lane, None)
             lane.consumer = None
 
     def choose_lane(self) -> tuple[Member, KeyLane] | None:
+        """The next consumer in turn, and the lane assigned to it for the longest time; None if none can take more.
+
+        The counterpart of RoundRobin.choose: there any consumer can take a message, here it needs a lane.
+        """
         skipped = 0
         while skipped < len(self.queue):
             member = self.queue[0]
@@ -204,8 +218,8 @@ class LaneRoundRobin(QueuedRotation):
                 return member, next(iter(member.lanes))
         return None
 
-    def waiting_lanes(self, messages_max: int) -> list[Member] | None:
-        """The consumers in the queue, if all of their lanes together are at most `messages_max`.
+    def bulk_members(self, messages_max: int) -> list[Member] | None:
+        """The consumers that may take all of their lanes at once, because `messages_max` is enough for all of them.
 
         Then the order of turns does not matter. None if it does, if a consumer takes several messages of a key, or if
         each has few lanes.

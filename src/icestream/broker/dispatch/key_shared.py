@@ -36,12 +36,20 @@ from icestream.broker.dispatch.key_lanes import KeyLane, KeyLanes, LaneRoundRobi
 from icestream.broker.dispatch.timed_runs import InFlightDelivery
 from icestream.broker.rate_limit import TokenBucket
 from icestream.model.cursor import AckedOffsets
-from icestream.model.subscription import FailurePolicy, SubscriptionType
+from icestream.model.subscription_options import FailurePolicy, SubscriptionType
 
 UNWANTED = "no consumer takes its key"
 
 
 class KeySharedDispatcher(Dispatcher):
+    """Dispatches the messages of each key in order to one consumer.
+
+    A message of the look-ahead waits in the lane of its key (key_lanes.py) until it is delivered. Afterwards its state
+    is that of the ledger, except `ready`: a message that is to be redelivered goes back to the front of its lane.
+    `_changed` collects the lanes whose assignment an event may have changed, so that an event costs as much as the
+    lanes that it touches, not as the look-ahead.
+    """
+
     def __init__(
         self,
         policy: FailurePolicy,
@@ -52,7 +60,7 @@ class KeySharedDispatcher(Dispatcher):
         rate: TokenBucket | None = None,
         generation: int = 0,
     ) -> None:
-        self.turns = LaneRoundRobin()
+        self.turns = LaneRoundRobin()  # before the base class, which calls `_consumers_for`
         super().__init__(SubscriptionType.KEY_SHARED, policy, acked, attempts, unacked_max, rate, generation)
         self.look_ahead = look_ahead
         self.ring = HashRing()
@@ -70,12 +78,15 @@ class KeySharedDispatcher(Dispatcher):
     # --- events ---
 
     def join_with(self, credit: Credit, keys: KeyFilter, now_ms: int) -> list[Instruction]:
+        """Adds a consumer that takes the keys which its filter accepts."""
         self._remove(credit.id, now_ms)
         is_first = not len(self.ring)
         if is_first:
+            # As if a consumer of all keys had just left: no key becomes unwanted before the others had time to return.
             self._departed.add(KeyFilter(), now_ms)
         self.consumers.join(Member(credit))
         points = self.ring.join(credit.id, keys)
+        # Only lanes whose nearest point is one of the new consumer's move to it.
         for lane in self.lanes.sendable:
             is_closer = lane.consumer is None or ring_distance(lane.point, points) < lane.distance
             if is_first or (is_closer and keys.accepts(lane.key)):
@@ -86,6 +97,7 @@ class KeySharedDispatcher(Dispatcher):
         return self.join_with(credit, KeyFilter(), now_ms)
 
     def _remove(self, consumer_id: int, now_ms: int) -> Member | None:
+        # From the ring first: its messages go back to their lanes below, and must be assigned to the next owner.
         keys = self.ring.leave(consumer_id)
         if keys is not None:
             self._departed.add(keys, now_ms)
@@ -117,7 +129,8 @@ class KeySharedDispatcher(Dispatcher):
     def add_keys(self, start: int, keys: Sequence[bytes], now_ms: int) -> list[Instruction]:
         """Adds messages from `start` on with their keys to the look-ahead; keys that are not needed are ignored."""
         first, end = self.needed_keys
-        if start == first:
+        if start == first:  # else a seek or a gap has moved on since the keys were requested
+            # The common case without `_add_key`: no failure counts and no gaps from before, so only `next` moves.
             lanes, changed, is_plain = self.lanes, self._changed, not self._failed.size and not self._empty.size
             for offset, key in zip(range(start, end), keys, strict=False):
                 if lanes.key_bytes >= limits.KEY_LOOK_AHEAD_BYTES_MAX:
@@ -135,6 +148,7 @@ class KeySharedDispatcher(Dispatcher):
         """Acks messages of the look-ahead; those that were not delivered are ignored."""
         if generation == self.generation:
             delivered: list[int] = []
+            # Below `next` is not enough here: a message of the look-ahead may be waiting and never have been sent.
             for start, end in ranges:
                 offsets = self.lanes.within(max(start, self.acked.position), min(end, self.next))
                 delivered += [offset for offset in offsets if self.lanes.is_pending(offset) or offset in self._returned]
@@ -149,6 +163,7 @@ class KeySharedDispatcher(Dispatcher):
         return super().seek(position, now_ms)
 
     def set_policy(self, policy: FailurePolicy, now_ms: int) -> list[Instruction]:
+        # The lanes of failed messages: under the new policy such a message may have failed too often.
         for offset in self._failures:
             lane = self.lanes.get(offset)
             if lane is not None:
@@ -163,10 +178,12 @@ class KeySharedDispatcher(Dispatcher):
 
     @property
     def undelivered(self) -> int:
+        # The waiting messages of the look-ahead are below `next`, but were not delivered either.
         return self.end - self.next + self.lanes.messages - self._pending
 
     @property
     def pause(self) -> Pause | None:
+        # A blocked message is not a reason here: it holds back the messages of its key alone.
         if self._pending >= self.unacked_max:
             return Pause.UNACKED_FULL
         if (
@@ -202,6 +219,7 @@ class KeySharedDispatcher(Dispatcher):
     # --- dispatch ---
 
     def _add_key(self, offset: int, key: bytes) -> None:
+        """Adds a message to the lane of its key, with the failures that it had before a restart."""
         if self._failed.size and (failed := self._failed.first_within(offset, offset + 1)) is not None:
             self._failures[offset] = failed.value
         self._advance_to(offset + 1)
@@ -210,8 +228,11 @@ class KeySharedDispatcher(Dispatcher):
             self._changed[lane] = None
 
     def _deliver_all(self, now_ms: int) -> None:
-        """Everything in the look-ahead is in the lane of its key, new messages and redeliveries alike."""
-        while self._changed:
+        """Assigns the changed lanes, skips unwanted keys, then delivers in turn.
+
+        Everything in the look-ahead is in the lane of its key, new messages and redeliveries alike.
+        """
+        while self._changed:  # a poison policy that is applied below settles a message, which changes its lane again
             changed, self._changed = self._changed, {}
             for lane in changed:
                 if lane.consumer is not None or self._unowned:
@@ -237,6 +258,8 @@ class KeySharedDispatcher(Dispatcher):
             lane.retried.add(offset)
             self._apply_poison_policy(offset, offset + 1, DeliveryFailure(failures, FAILED_BEFORE))
             return
+        # By the ring of this moment: an owner that joined after the message arrived gets it, because nothing of the key
+        # is pending and the order cannot break.
         owner = lane.owner_in(self.ring)
         member = self.consumers.get(owner.consumer_id) if owner is not None else None
         if owner is not None and member is not None:
@@ -258,6 +281,7 @@ class KeySharedDispatcher(Dispatcher):
             self.turns.assign(lane, lane.holder)
 
     def _skip_unwanted(self, now_ms: int) -> None:
+        """Acks and drops the messages of keys that no consumer accepts, once their grace has ended."""
         if not self._unowned or not len(self.ring) or now_ms < self._skip_ms:
             return
         unwanted = [lane for lane, until_ms in self._unowned.items() if until_ms <= now_ms]
@@ -270,7 +294,9 @@ class KeySharedDispatcher(Dispatcher):
         """Sends messages of assigned lanes. What goes to a consumer in one moment and never failed is one delivery."""
         waves: dict[Member, list[int]] = {}
         free, is_open = self.unacked_max - self._pending, self.throttle.is_open
-        members = self.turns.waiting_lanes(free) if is_open and not self._failures else None
+        # First all lanes of a consumer at once, if the result is the same as in turns: enough room for all of them, no
+        # rate, no failure counts. Then one lane at a time what is left.
+        members = self.turns.bulk_members(free) if is_open and not self._failures else None
         for member in members or ():
             offsets = self.lanes.start_all(self.turns.take_lanes(member), member)
             if offsets:
@@ -288,6 +314,7 @@ class KeySharedDispatcher(Dispatcher):
             self.turns.withdraw(lane)
             lane.holder = member
             if self._failures and (attempt := self._failures.get(lane.waiting[0], 0)):
+                # A redelivery is a delivery of its own: deliveries of one wave share their attempt.
                 offset = self._start(lane)
                 lane.retried.add(offset)
                 self._deliver(member, offset, offset + 1, attempt, now_ms)
@@ -314,6 +341,7 @@ class KeySharedDispatcher(Dispatcher):
         return offsets
 
     def _deliver_wave(self, member: Member, offsets: list[int], now_ms: int) -> None:
+        """Puts the offsets in flight with a consumer, as one delivery."""
         # Of one key the lower offset is the older message, so the order by offset keeps the order of every key.
         offsets.sort()
         ranges = list(_runs(offsets))
@@ -324,6 +352,7 @@ class KeySharedDispatcher(Dispatcher):
         self._out += [Deliver(member.id, start, end, 0) for start, end in ranges]
 
     def _start(self, lane: KeyLane) -> int:
+        """Makes the oldest message of a lane pending; returns its offset."""
         offset = self.lanes.start(lane)
         if self._failures:
             self._failures.pop(offset, None)
@@ -357,6 +386,7 @@ class KeySharedDispatcher(Dispatcher):
     def _settle_all(self, offsets: list[int]) -> None:
         """As `_settle`, for many messages of the look-ahead at once, in rising order."""
         ranges = list(_runs(offsets))
+        # Many keys make single offsets, one key makes ranges: each by the cheaper operation.
         if len(offsets) <= 2 * len(ranges):
             self.in_flight.take_offsets(offsets)
         else:
@@ -372,6 +402,7 @@ class KeySharedDispatcher(Dispatcher):
             self._forget(offset)
 
     def _forget(self, offset: int) -> None:
+        """Removes a settled message from its lane; the next message of the lane may be assigned then."""
         lane = self.lanes.forget(offset)
         if self._failures:
             self._failures.pop(offset, None)

@@ -4,7 +4,8 @@
     RedeliveryDelay    offsets that failed, due when they may be sent again
 
 One value is shared by all runs that remain of its offsets, and counts how many were removed. Heap entries of values
-without remaining offsets stay in the heap until they are due or outnumber the others.
+without remaining offsets stay in the heap until they are due or outnumber the others: an ack costs no search in the
+heap, and the heap stays at most about twice as large as the runs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from icestream.model.run_set import OffsetRun, RunSet
+from icestream.model.run_set import RunSet, ValueRun
 
 
 @dataclass(slots=True, eq=False)
@@ -50,8 +51,10 @@ class Holder(Protocol):
 
 @dataclass(slots=True, eq=False)
 class InFlightDelivery(TimedRange):
+    """Offsets that were sent to a consumer in one moment; due at the ack deadline."""
+
     holder: Holder
-    attempt: int
+    attempt: int  # how many deliveries of these messages have failed before
     since_ms: int
 
     @property
@@ -59,12 +62,15 @@ class InFlightDelivery(TimedRange):
         return self.holder.id
 
     def remove(self, count: int) -> None:
+        # Every way out of flight (ack, nack, deadline, seek) passes here, so the consumer's count cannot drift.
         self.removed += count
         self.holder.unacked -= count
 
 
 @dataclass(slots=True, eq=False)
 class RedeliveryDelay(TimedRange):
+    """Offsets that failed in one moment; due when they may be sent again. Keeps what a changed policy computes from."""
+
     attempt: int
     reason: str
     since_ms: int
@@ -95,33 +101,33 @@ class TimedRuns(RunSet[Value]):
         self._push(value)
 
     def _push(self, value: Value) -> None:
-        self._number += 1
+        self._number += 1  # breaks ties: values have no order
         heapq.heappush(self._heap, (value.due_ms, self._number, value))
         if len(self._heap) > 2 * len(self) + 64:
             self._rebuild_heap()
 
-    def take(self, start: int, end: int) -> list[OffsetRun[Value]]:
+    def take(self, start: int, end: int) -> list[ValueRun[Value]]:
         runs = super().take(start, end)
         for run in runs:
             run.value.remove(run.end - run.start)
         return runs
 
-    def take_offsets(self, offsets: Sequence[int]) -> list[OffsetRun[Value]]:
+    def take_offsets(self, offsets: Sequence[int]) -> list[ValueRun[Value]]:
         runs = super().take_offsets(offsets)
         for run in runs:
             run.value.remove(run.end - run.start)
         return runs
 
-    def take_rest(self, value: Value) -> list[OffsetRun[Value]]:
+    def take_rest(self, value: Value) -> list[ValueRun[Value]]:
         """Removes and returns the remaining runs of a value. Other values may have some of its offsets by now."""
         if value.is_over:
             return []
         runs = [run for run in self.within(value.start, value.end) if run.value is value]
         return [part for run in runs for part in self.take(run.start, run.end)]
 
-    def take_due(self, now_ms: int) -> list[OffsetRun[Value]]:
+    def take_due(self, now_ms: int) -> list[ValueRun[Value]]:
         """Removes and returns the runs that are due, in the order of their due times."""
-        runs: list[OffsetRun[Value]] = []
+        runs: list[ValueRun[Value]] = []
         while self._heap and self._heap[0][0] <= now_ms:
             runs += self.take_rest(heapq.heappop(self._heap)[2])
         return runs
@@ -131,7 +137,7 @@ class TimedRuns(RunSet[Value]):
 
     @property
     def wake_ms(self) -> int | None:
-        """The earliest due time."""
+        """The earliest due time; None if there is none."""
         while self._heap and self._heap[0][2].is_over:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
@@ -148,6 +154,6 @@ class TimedRuns(RunSet[Value]):
 
     def clear(self) -> None:
         super().clear()
-        for _, _, value in self._heap:
+        for _, _, value in self._heap:  # the consumers' counts of unacked messages follow
             value.remove(value.remaining)
         self._heap = []

@@ -7,7 +7,7 @@
 
 It sleeps until the first of these is due, or until a table is purged or a topic deleted; retired files are looked for
 twice an hour. At work it pauses after every few hundred files, so that reads and commits are not delayed. Correctness
-does not depend on it: what fails is logged and tried again.
+does not depend on it: a failure is logged and retried with backoff.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ _log = get_logger("catalog.cleanup")
 
 
 class CatalogCleanup:
+    """Runs all kinds of clean-up, one after the other."""
+
     def __init__(
         self,
         store: MetadataStore,
@@ -82,12 +84,13 @@ class CatalogCleanup:
                 await self._clock.sleep(limits.CATALOG_UPKEEP_PAUSE_SECONDS)
 
     async def work(self) -> AsyncGenerator[None]:
-        """Does all that is due, a file or table at a time."""
+        """Does all work that is due; yields after each file or table, so that the caller can pause."""
         async for _ in self._deleted_topics.work():
             yield
         async for _ in self._retired.remove_due(self._now_ms()):
             yield
         if self._orphans_due_ms is not None and self._orphans_due_ms <= self._now_ms():
+            # Once for each start: only a crash leaves orphans, and each crash is followed by a start.
             async for _ in self._orphans.work(self._now_ms()):
                 yield
             self._orphans_due_ms = None
@@ -95,6 +98,7 @@ class CatalogCleanup:
             yield
 
     async def _seconds_to_next(self) -> float:
+        """Returns the seconds until the next file or table is due."""
         now_ms = self._now_ms()
         # Retired files have no watch, which would be notified of every commit. A busy table has some due all the time:
         # a pass lists all of them, so passes keep a distance.
@@ -105,6 +109,7 @@ class CatalogCleanup:
         return max(due_ms - now_ms, 0) / 1000 + limits.CATALOG_UPKEEP_PAUSE_SECONDS
 
     async def _sleep(self, seconds: float) -> None:
+        """Sleeps for so long, or until a watch wakes it."""
         waits = {
             asyncio.ensure_future(self._wake_up.wait()),
             asyncio.ensure_future(self._clock.sleep(seconds)),

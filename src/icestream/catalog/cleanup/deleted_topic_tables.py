@@ -24,18 +24,22 @@ _log = get_logger("catalog.deleted_topics")
 
 
 class DeletedTopicTables:
+    """Ends the tables of deleted topics as their policies say."""
+
     def __init__(self, store: MetadataStore, topics: TopicOperations, tables: TableOperations) -> None:
         self._store = store
         self._topics = topics
         self._tables = tables
 
     async def work(self) -> AsyncIterator[None]:
+        """Detaches, drops or purges the table of each deleted topic; yields after each."""
         for key, entry in await self._store.list_all(catalog_keys.DELETED_TOPICS):
             topic_id = int(key.removeprefix(catalog_keys.DELETED_TOPICS))
             end = catalog_records.decode(DeletedTableRecord, key, entry).end
             table = await self._topics.table_of(topic_id)  # it may have been renamed since
             if table is not None:
                 await (self._detach(table) if end is DeletedTablePolicy.KEEP else self._drop(table, end))
+            # Last: a crash before it repeats the work, which finds that the table is no longer the topic's.
             await self._store.txn([], [cmd.Delete(catalog_keys.detached_key(topic_id)), cmd.Delete(key)])
             yield
 

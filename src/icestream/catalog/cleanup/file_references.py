@@ -22,7 +22,8 @@ OnDamaged = Callable[[str, errors.IcestreamError], None]  # receives the path of
 
 
 async def manifests_of(table: TableMetadata, manifests: ManifestSource, on_damaged: OnDamaged) -> AsyncIterator[str]:
-    """The manifests of all snapshots, each once. A missing manifest list counts as empty: no engine can read it."""
+    """Yields the manifests of all snapshots, each once. A missing manifest list counts as empty: no engine can read
+    it."""
     yielded: set[str] = set()
     for snapshot in table.snapshots:
         paths: list[str] = list(snapshot.get("manifests") or ())
@@ -40,7 +41,7 @@ async def manifests_of(table: TableMetadata, manifests: ManifestSource, on_damag
 
 
 async def files_of(manifest: str, manifests: ManifestSource, on_damaged: OnDamaged) -> list[str]:
-    """The data and delete files of a manifest; none of a manifest that is missing or damaged."""
+    """Returns the data and delete files of a manifest; none of a manifest that is missing or damaged."""
     try:
         return await manifests.file_paths(manifest)
     except errors.MetadataFileMissing:
@@ -57,7 +58,7 @@ def lists_of(table: TableMetadata) -> Iterator[str]:
 
 
 def document_references(table: TableMetadata) -> Iterator[str]:
-    """The files that the document itself names, apart from snapshots: old metadata files and statistics."""
+    """Yields the files that the document itself names, apart from snapshots: old metadata files and statistics."""
     for entry in table.metadata_log:
         yield entry["metadata-file"]
     for name in ("statistics", "partition-statistics"):

@@ -31,8 +31,8 @@ _log = get_logger("catalog.files_in_use")
 
 
 async def current_metadata_files(store: MetadataStore) -> set[str]:
-    """The metadata files that tables and views point to now. They are never removed: one file may be registered under
-    two names, and what one table retires, or takes for its orphan, may be what the other points to."""
+    """Returns the metadata files that tables and views point to now. They are never removed: one file may be registered
+    under two names, and what one table retires, or takes for its orphan, may be what the other points to."""
     locations: set[str] = set()
     after = ""
     while page := await store.list(catalog_keys.RELATIONS, after):
@@ -73,6 +73,8 @@ class FilesInUse:
 
 
 class FilesInUseScan:
+    """Scans all tables. Remembers manifests that need not be read in the next scan."""
+
     def __init__(self, store: MetadataStore, documents: Documents, manifests: ManifestSource) -> None:
         self._store = store
         self._documents = documents
@@ -101,6 +103,7 @@ class FilesInUseScan:
             in_use.add_unreadable(key, record.location, error)
 
     async def _scan_references(self, key: str, table: TableMetadata, in_use: FilesInUse) -> AsyncIterator[None]:
+        """Adds the files that a table refers to; reads those manifests that may name a file below the locations."""
         table_location = normalize(table.location)
         overlaps = in_use.overlaps(table_location)
 

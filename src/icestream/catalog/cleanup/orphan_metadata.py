@@ -40,12 +40,15 @@ _log = get_logger("catalog.orphans")
 
 
 class OrphanMetadata:
+    """Finds and removes orphan metadata files, once."""
+
     def __init__(self, store: MetadataStore, documents: Documents, files: TableFiles) -> None:
         self._store = store
         self._documents = documents
         self._files = files
 
     async def work(self, now_ms: int) -> AsyncIterator[None]:
+        """Scans the metadata directories of all tables that this catalog created; yields after each file."""
         after = ""
         locations = await current_metadata_files(self._store)
         tables_per_directory = Counter(location.rpartition("/")[0] for location in locations)
@@ -74,6 +77,7 @@ class OrphanMetadata:
     async def _scan_table(
         self, record: TableRecord, now_ms: int, tables_per_directory: Counter[str], retired: set[str]
     ) -> AsyncIterator[None]:
+        """Removes the orphans of one table."""
         try:
             table = await self._documents.read_table(record.location)
         except errors.MetadataFileMissing:
@@ -97,6 +101,7 @@ class OrphanMetadata:
         """`history`: the current metadata file and those of the metadata log."""
         version = metadata_file.version_of(location)
         versions = {metadata_file.version_of(file) for file in history}
+        # The transaction that points to it may still be in flight.
         if version > record.version:
             return False
         if version < min(versions):

@@ -53,7 +53,7 @@ _log = get_logger("catalog.purge")
 
 
 @dataclass(frozen=True, slots=True)
-class PendingPurge:
+class DuePurge:
     """A purge that is due, with its table as its last metadata file says."""
 
     key: str
@@ -68,6 +68,8 @@ class PendingPurge:
 
 
 class Purges:
+    """Carries out the purges that are due."""
+
     def __init__(
         self,
         store: MetadataStore,
@@ -101,9 +103,10 @@ class Purges:
             for key, entry, record in records
             if record.time_ms + limits.CATALOG_FILE_GRACE_MS <= now_ms
         ]
+        # A purge whose storage fails must not keep the others waiting in every pass.
         due.sort(key=lambda item: item[0] in self._failed_keys)
         failures: list[errors.PersistentStorageError] = []
-        pending: dict[str, PendingPurge] = {}
+        pending: dict[str, DuePurge] = {}
         for key, entry, record in due[: limits.CATALOG_PURGES_AT_ONCE]:
             with self._collecting(key, failures):
                 if (purge := await self._read(key, entry, record)) is not None:
@@ -119,11 +122,14 @@ class Purges:
             raise failures[0]
 
     async def _purge_all(
-        self, pending: dict[str, PendingPurge], in_use: FilesInUse, failures: list[errors.PersistentStorageError]
+        self, pending: dict[str, DuePurge], in_use: FilesInUse, failures: list[errors.PersistentStorageError]
     ) -> AsyncIterator[None]:
+        """Purges these tables, except those that were registered again meanwhile. Raises the error of a table that
+        cannot be read."""
         for uuid in in_use.uuids & pending.keys():
             purge = pending.pop(uuid)
             await self._end(purge.key, "purge cancelled: the table is registered again", table=purge.location)
+        # No purge goes on while a table cannot be read: it might use any of the files.
         for error in in_use.unreadable.values():
             raise error
         for purge in pending.values():
@@ -141,7 +147,8 @@ class Purges:
             self._failed_keys.add(key)
             _log.warning("purge failed, it is retried", uuid=key.removeprefix(catalog_keys.PURGES), reason=str(error))
 
-    async def _purge(self, purge: PendingPurge, in_use: set[str]) -> AsyncIterator[None]:
+    async def _purge(self, purge: DuePurge, in_use: set[str]) -> AsyncIterator[None]:
+        """Removes the files of one table, except those in use by others."""
         if not await self._begin(purge):
             return
         damaged: dict[str, str] = {}
@@ -159,13 +166,13 @@ class Purges:
 
     # --- read ---
 
-    async def _read(self, key: str, entry: Entry, record: PurgeRecord) -> PendingPurge | None:
+    async def _read(self, key: str, entry: Entry, record: PurgeRecord) -> DuePurge | None:
         """Reads the table of a purge; None if there is nothing to purge, and the record is deleted."""
         try:
             table = await self._documents.read_table(record.location)
             location = normalize(table.location)
         except errors.MetadataFileMissing:
-            # It is removed last, so everything else was removed before.
+            # The metadata file is removed last: everything else was removed before.
             await self._end(key, "purge was done before: its metadata file is removed", file=record.location)
             return None
         except (errors.MetadataFileDamaged, errors.InvalidInput) as error:
@@ -178,7 +185,7 @@ class Purges:
         if not as_flag(table.properties, GC_ENABLED, True):
             await self._end(key, "purge cancelled: the table says gc.enabled=false", table=location)
             return None
-        return PendingPurge(key, entry, record, table, location)
+        return DuePurge(key, entry, record, table, location)
 
     async def _end(self, key: str, message: str, **fields: object) -> None:
         await self._store.delete(key)
@@ -187,7 +194,7 @@ class Purges:
 
     # --- begin, remove ---
 
-    async def _begin(self, purge: PendingPurge) -> bool:
+    async def _begin(self, purge: DuePurge) -> bool:
         """Marks the purge as begun, after which the table cannot be registered. False if it was registered before."""
         if purge.record.is_begun:
             return True
@@ -195,7 +202,7 @@ class Purges:
         comparison = cmd.AtRevision(purge.key, purge.entry.mod_revision)
         return (await self._store.txn([comparison], [cmd.Put(purge.key, catalog_records.encode(begun))])).held
 
-    async def _remove(self, purge: PendingPurge, in_use: set[str], damaged: dict[str, str]) -> AsyncIterator[None]:
+    async def _remove(self, purge: DuePurge, in_use: set[str], damaged: dict[str, str]) -> AsyncIterator[None]:
         """Removes the files of a table. `damaged` receives manifest lists and manifests that cannot be read, with the
         reason: they stay."""
 

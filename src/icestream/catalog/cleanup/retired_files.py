@@ -23,6 +23,8 @@ _log = get_logger("catalog.retired")
 
 
 class RetiredFiles:
+    """Removes the files of retirement records that are due."""
+
     def __init__(self, store: MetadataStore, documents: Documents) -> None:
         self._store = store
         self._documents = documents
@@ -42,6 +44,7 @@ class RetiredFiles:
                 if due_ms > now_ms:
                     self.next_due_ms = min(due_ms, self.next_due_ms or due_ms)
                     continue
+                # Read once, and only if something is due: it lists all tables of the catalog.
                 if in_use is None:
                     in_use = await current_metadata_files(self._store)
                 for location in record.locations:

@@ -26,18 +26,22 @@ LOCATION: Final = "location"
 
 
 class NamePage(NamedTuple):
+    """One page of a listing."""
+
     names: list[str]
     token: str | None  # of the next page; None: this is the last one
 
 
 class NamespaceOperations:
+    """The operations of clients on namespaces."""
+
     def __init__(self, runner: TransactionRunner, warehouse: str) -> None:
         self._runner = runner
         self._store = runner.store
         self._warehouse = warehouse
 
     async def load(self, namespace: Namespace) -> dict[str, str]:
-        """The properties of a namespace, with its location. Raises UnknownNamespace."""
+        """Returns the properties of a namespace, with its location. Raises UnknownNamespace."""
         entry = await self._store.get(catalog_keys.namespace_key(namespace))
         return self._with_location(namespace, namespace_plans.existing(namespace, entry).properties)
 
@@ -45,7 +49,7 @@ class NamespaceOperations:
         return {LOCATION: namespace_location(self._warehouse, namespace), **properties}
 
     async def list(self, parent: Namespace, token: str | None, size: int | None) -> NamePage:
-        """The names of the namespaces directly in `parent`; () is the root. Without a token: all of them."""
+        """Returns the names of the namespaces directly in `parent`; () is the root. Without a token: all of them."""
         if parent:
             await self.load(parent)
         prefix = catalog_keys.namespaces_in(parent)
@@ -77,6 +81,8 @@ class NamespaceOperations:
         removals: Sequence[str],
         request: IdempotentRequest | None = None,
     ) -> PropertyChanges:
+        """Sets and removes properties; returns which were set, removed, and missing. Raises UnknownNamespace,
+        Contradiction."""
         key = catalog_keys.namespace_key(namespace)
 
         async def plan() -> Attempt[PropertyChanges]:
@@ -97,8 +103,8 @@ class NamespaceOperations:
         return await self._runner.run_until_applied([key], plan, request, answer_repeat)
 
     def _were_properties_changed(self, namespace: Namespace, before: Entry | None) -> Callable[[], Awaitable[bool]]:
-        """A check after a lost reply: False if the record has the old value, so that only its revision was raised by
-        what was created in the namespace since."""
+        """Returns a check after a lost reply: False if the record has the old value, so that only its revision was
+        raised by what was created in the namespace since."""
 
         async def check() -> bool:
             entry = await self._store.get(catalog_keys.namespace_key(namespace))
@@ -132,8 +138,8 @@ class NamespaceOperations:
 
 
 def table_base(namespace: Namespace, properties: Mapping[str, str], warehouse: str, roots: Sequence[str]) -> str:
-    """The location below which new tables of a namespace lie: the `location` property of the namespace if that is
-    inside one of the roots, else its place in the warehouse."""
+    """Returns the location below which new tables of a namespace lie: the `location` property of the namespace if that
+    is inside one of the roots, else its place in the warehouse."""
     location = normalize_or_none(properties.get(LOCATION, ""))
     if location is not None and any(is_inside(location, root) for root in roots):
         return location
@@ -141,12 +147,13 @@ def table_base(namespace: Namespace, properties: Mapping[str, str], warehouse: s
 
 
 async def read_page(store: MetadataStore, prefix: str, token: str | None, size: int | None) -> NamePage:
-    """One page of the names below a prefix; without a token all of them."""
+    """Returns one page of the names below a prefix; without a token all of them."""
     if token is None:
         return NamePage([catalog_keys.last_name(prefix, key) for key, _ in await store.list_all(prefix)], None)
     count_max = page_size(size)
     names: list[str] = []
     after = catalog_keys.key_after(prefix, token)
+    # The store returns pages of bounded size, which may be smaller than the page of the client.
     while len(names) < count_max:
         entries = await store.list(prefix, after, min(count_max - len(names), limits.METADATA_LIST_MAX))
         names += (catalog_keys.last_name(prefix, key) for key, _ in entries)

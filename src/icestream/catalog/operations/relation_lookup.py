@@ -18,6 +18,8 @@ Document = TypeVar("Document")
 
 
 class RelationLookup:
+    """What the operations on tables and on views share."""
+
     def __init__(self, runner: TransactionRunner) -> None:
         self._runner = runner
         self._store = runner.store
@@ -46,7 +48,8 @@ class RelationLookup:
                 location = new_location
 
     def was_dropped(self, identifier: Identifier, before: Entry | None) -> Callable[[], Awaitable[bool]]:
-        """A check after a lost reply to a drop or rename: False if the name still leads to what was read before."""
+        """Returns a check after a lost reply to a drop or rename: False if the name still leads to what was read
+        before."""
 
         async def check() -> bool:
             entry = await self.entry(identifier)
@@ -83,6 +86,9 @@ class RelationLookup:
         is_forced: bool = False,
         request: IdempotentRequest | None = None,
     ) -> None:
+        """Renames a table or view. Raises AlreadyExists, UnknownTable or UnknownView, UnknownNamespace of the
+        target."""
+
         async def plan() -> Attempt[None]:
             entry, namespace = await self.entry(source), await self.namespace(target.namespace)
             target_entry = await self.entry(target)

@@ -16,6 +16,7 @@ from icestream import errors, limits
 from icestream.catalog import catalog_keys
 from icestream.catalog.catalog_records import TableRecord
 from icestream.catalog.idempotency import RELOAD_HINT, IdempotentRequest, RequestResult
+from icestream.catalog.operations.file_changes import FileChangesReader
 from icestream.catalog.operations.relation_lookup import RelationLookup
 from icestream.catalog.plans import commit_plans, namespace_plans, relation_plans
 from icestream.catalog.plans.commit_plans import PlannedChange
@@ -23,10 +24,10 @@ from icestream.catalog.plans.planned_transaction import PlannedTransaction
 from icestream.catalog.plans.snapshot_mark_plans import MarkWrites
 from icestream.catalog.snapshot_map import SnapshotMap
 from icestream.catalog.topic_rules import commit_rules, snapshot_mark, topic_properties
-from icestream.catalog.topic_rules.claim import CLAIM_TYPE, lease_of
+from icestream.catalog.topic_rules.claim import lease_of
 from icestream.catalog.topic_rules.commit_rules import CommitDecision, CommitRequest, TableState
 from icestream.catalog.transactions import Attempt, TransactionRunner
-from icestream.iceberg import metadata_file, requirements, table_commit, values
+from icestream.iceberg import metadata_file, table_commit, values
 from icestream.iceberg import updates as update
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.location import check_inside
@@ -48,10 +49,12 @@ class CommittedTable(NamedTuple):
 
     location: str  # of its metadata file
     table: TableMetadata
-    repeated: int | None = None  # the snapshot of a round that was committed before
+    repeated: int | None = None  # the snapshot of a round or rewrite that was committed before
 
 
 class LoadedState(NamedTuple):
+    """A table as it was read: its entry, its record, and what commits are judged by."""
+
     entry: Entry
     record: TableRecord
     state: TableState
@@ -78,7 +81,7 @@ class JudgedChange(NamedTuple):
         return self.loaded.record.version + 1 if self.loaded else 0
 
     def change(self, location: str) -> PlannedChange:
-        """The change to plan once the metadata file at `location` is written."""
+        """Returns the change to plan once the metadata file at `location` is written."""
         loaded, decision = self.loaded, self.decision
         uuid, is_registered = decision.table.uuid or "", loaded is not None and loaded.record.is_registered
         record = commit_plans.record_of(decision, uuid, location, self.version, is_registered=is_registered)
@@ -91,9 +94,19 @@ CommitResults = dict[Identifier, CommittedTable]
 
 
 class TableCommits:
-    def __init__(self, runner: TransactionRunner, relations: RelationLookup, roots: Sequence[str]) -> None:
+    """Loads tables, and commits to them."""
+
+    def __init__(
+        self,
+        runner: TransactionRunner,
+        relations: RelationLookup,
+        file_changes: FileChangesReader,
+        roots: Sequence[str],
+    ) -> None:
+        """`file_changes`: of rewrites, whose files are compared with those of the table."""
         self._runner = runner
         self._relations = relations
+        self._file_changes = file_changes
         self._roots = roots
         self._write_slots = asyncio.Semaphore(limits.CATALOG_WRITES_AT_ONCE)
         self._snapshots = SnapshotMap(runner.store)
@@ -131,7 +144,7 @@ class TableCommits:
         """Commits to all tables or none. Each table is judged by itself; a conflict of one refuses all of them
         (hazards 14, 47).
 
-        Raises CommitConflict, whose `details` name the tables in conflict; RangeRefused for the claim of a round;
+        Raises CommitConflict, whose `details` name the tables in conflict; RangeRefused for a round or rewrite;
         OutcomeUnknown if the reply was lost and the outcome could not be determined.
         """
         if not 0 < len(commits) <= limits.CATALOG_TRANSACTION_TABLES_MAX:
@@ -139,20 +152,17 @@ class TableCommits:
                 f"commit to {len(commits)} tables", hint=f"1 to {limits.CATALOG_TRANSACTION_TABLES_MAX} are possible"
             )
         commits = {identifier: self._check_locations(commit) for identifier, commit in commits.items()}
-        claims = [
-            requirement
-            for commit in commits.values()
-            for requirement in commit.requirements
-            if requirements.kind(requirement) == CLAIM_TYPE
-        ]
+        claims = [claim for commit in commits.values() for claim in commit_rules.pipeline_claims(commit.requirements)]
         lease_key = catalog_keys.lease_key(lease_of(claims))
         is_first = True
 
         async def plan() -> Attempt[CommitResults]:
             nonlocal is_first
+            # Read anew for each attempt: after a conflict another driver may have it.
             lease_entry = await self._runner.store.get(lease_key) if claims else None
             lease = commit_plans.DriverLeaseEntry(lease_key, lease_entry) if lease_entry is not None else None
             lease_epoch = commit_plans.lease_epoch(lease)
+            # From memory in the first attempt only: a conflict proves that the memory is outdated.
             judged = await self._judge_from_memory(commits, lease_epoch) if is_first else None
             is_first = False
             if judged is None:
@@ -171,8 +181,8 @@ class TableCommits:
         return await self._runner.run_until_applied(lock_keys, plan, request, answer_repeat)
 
     def _check_locations(self, commit: CommitRequest) -> CommitRequest:
-        """The commit with normalized locations. Raises InvalidInput if it moves the table, or what will be written to
-        it, out of the warehouse."""
+        """Returns the commit with normalized locations. Raises InvalidInput if it moves the table, or what will be
+        written to it, out of the warehouse."""
         table_commit.check_size(commit.requirements, commit.updates)
         return commit._replace(updates=[self._check_update(table_update) for table_update in commit.updates])
 
@@ -214,7 +224,10 @@ class TableCommits:
             loaded = {changed[0]: await self.load(changed[0], cached_entry=entries.get(changed[0]))}
         else:
             loaded = await self._load_all(changed, entries)
-        pairs = {identifier: (table.state, commits[identifier]) for identifier, table in loaded.items()}
+        pairs = {
+            identifier: (table.state, await self._with_file_changes(table.state, commits[identifier], lease_epoch))
+            for identifier, table in loaded.items()
+        }
         if len(commits) == 1 and pairs:  # the error of a single table does not list tables
             ((identifier, (state, commit)),) = pairs.items()
             decisions = {identifier: commit_rules.judge_commit(state, commit, lease_epoch, now_ms)}
@@ -224,6 +237,15 @@ class TableCommits:
             JudgedChange(identifier, loaded[identifier], None, decision) for identifier, decision in decisions.items()
         ]
         return judged + [await self._judge_create(identifier, commits[identifier], now_ms) for identifier in created]
+
+    async def _with_file_changes(
+        self, state: TableState, commit: CommitRequest, lease_epoch: int | None
+    ) -> CommitRequest:
+        """Returns the commit with what it changes in the files of the table, if the decision depends on that."""
+        if not commit_rules.reads_files(state, commit, lease_epoch):
+            return commit
+        file_changes = await self._file_changes.read(state.table, commit_rules.added_snapshot(commit.updates))
+        return commit._replace(file_changes=file_changes)
 
     async def _load_all(
         self, identifiers: Sequence[Identifier], entries: Mapping[Identifier, Entry]
@@ -271,7 +293,7 @@ class TableCommits:
             raise
 
     async def _plan_marks(self, changed: Sequence[JudgedChange], commits: Commits) -> dict[int, MarkWrites]:
-        """The marks, by topic id, of the snapshots that this commit removes from topic tables."""
+        """Returns the marks, by topic id, of the snapshots that this commit removes from topic tables."""
         writes: dict[int, MarkWrites] = {}
         for change in changed:
             binding = change.loaded.record.binding if change.loaded and change.decision.binding else None
@@ -292,6 +314,7 @@ class TableCommits:
 
         if len(documents) == 1:
             return [await write(*documents[0])]
+        # All are awaited, also after the first error: a file that is written later would never be removed.
         results = await asyncio.gather(*(write(table, version) for table, version in documents), return_exceptions=True)
         written = [location for location in results if isinstance(location, str)]
         for result in results:
@@ -315,6 +338,8 @@ class TableCommits:
         changes = [change.change(locations[change.identifier]) for change in judged if change.identifier in locations]
         request_result = RequestResult([results[identifier].table.uuid or "" for identifier in sorted(results)])
         if not changes:
+            # A repeat or an empty commit writes nothing, but its answer holds only as long as the tables are what was
+            # judged.
             unchanged = [
                 cmd.AtRevision(catalog_keys.relation_key(change.identifier), change.loaded.entry.mod_revision)
                 for change in judged
@@ -340,8 +365,8 @@ class TableCommits:
     def _remember(
         self, transaction: PlannedTransaction, changes: Sequence[PlannedChange], marks: Mapping[int, MarkWrites]
     ) -> Callable[[int], None]:
-        """A callback that caches the entries this transaction wrote: the next commit to these tables is judged by them
-        without a read."""
+        """Returns a callback that caches the entries this transaction wrote: the next commit to these tables is judged
+        by them without a read."""
 
         def remember(revision: int) -> None:
             puts = {
@@ -360,7 +385,8 @@ class TableCommits:
         return remember
 
     def _was_applied(self, change: PlannedChange) -> Callable[[], Awaitable[bool]]:
-        """A check whether the pointer had our metadata file before other commits: their metadata logs name it."""
+        """Returns a check whether the pointer had our metadata file before other commits: their metadata logs name
+        it."""
 
         async def check() -> bool:
             loaded = await self.load(change.identifier)
@@ -373,6 +399,8 @@ class TableCommits:
                 raise errors.OutcomeUnknown(
                     f"commit outcome unknown: {change.identifier} is another table now", hint=RELOAD_HINT
                 )
+            # The log is cut at a length. Only if it reaches back to our version, its silence proves that our file was
+            # never current.
             if not 0 <= loaded.record.version - change.record.version <= len(log):
                 raise errors.OutcomeUnknown(
                     f"commit outcome unknown: the metadata log of {change.identifier} does not reach back to it",

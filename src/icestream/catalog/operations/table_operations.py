@@ -24,6 +24,8 @@ from icestream.iceberg.values import Object
 
 
 class TableOperations:
+    """The operations of clients on tables, apart from commits."""
+
     def __init__(
         self,
         runner: TransactionRunner,
@@ -58,7 +60,8 @@ class TableOperations:
     # --- new tables ---
 
     async def stage(self, identifier: Identifier, definition: Object) -> TableMetadata:
-        """A table as it would be created, and an empty directory for it. A commit with `assert-create` creates it."""
+        """Returns a table as it would be created, and creates an empty directory for it. A commit with `assert-create`
+        creates it."""
         base = await self._base(identifier.namespace)
         relation_plans.check_free(identifier, await self._relations.entry(identifier), relation_plans.TABLE)
         table = self._new_table(identifier, definition, base)
@@ -77,9 +80,8 @@ class TableOperations:
             table, uuid = new_table, str(new_table.uuid)
             namespace = await self._relations.namespace(identifier.namespace)
             entry = await self._relations.entry(identifier)
-            relation_plans.create(
-                identifier, TableRecord(uuid, "", 0), namespace, entry
-            )  # refused before it is written
+            # Planned once without a file: a refusal then leaves no file behind.
+            relation_plans.create(identifier, TableRecord(uuid, "", 0), namespace, entry)
             (location,) = await self._commits.write_all([(table, 0)])
             transaction = relation_plans.create(identifier, TableRecord(uuid, location, 0), namespace, entry)
             return Attempt(
@@ -103,12 +105,12 @@ class TableOperations:
         return answer_repeat
 
     async def _base(self, namespace: Namespace) -> str:
-        """The location below which new tables of a namespace lie. Raises UnknownNamespace."""
+        """Returns the location below which new tables of a namespace lie. Raises UnknownNamespace."""
         record = namespace_plans.existing(namespace, await self._relations.namespace(namespace))
         return table_base(namespace, record.properties, self._warehouse, self._roots)
 
     def _new_table(self, identifier: Identifier, definition: Object, base: str) -> TableMetadata:
-        """The metadata of a new table. `base`: the location of its namespace."""
+        """Returns the metadata of a new table. `base`: the location of its namespace."""
         table_properties = values.optional_text_map(definition, "properties")
         topic_properties.check_new(table_properties)
         metadata_file.check_places(table_properties, self._roots)
@@ -136,6 +138,8 @@ class TableOperations:
             if not is_overwriting or entry is None:
                 relation_plans.check_free(identifier, entry, relation_plans.TABLE)
             table = await refusing_links(location, self._runner.documents.table(location))
+            # By UUID, not by name: the same table could be registered under a second name, and the pipeline would write
+            # to one while engines change the other.
             bound = await self._runner.store.get(catalog_keys.bound_key(table.uuid or ""))
             relation_plans.check_registrable(table.uuid, bound)
             places = metadata_file.data_places(table.location, table.properties)

@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 from icestream import errors, limits
 from icestream.catalog import catalog_keys, catalog_records
-from icestream.catalog.catalog_records import DetachedRecord, TableRecord, TopicRecord
+from icestream.catalog.catalog_records import DetachedRecord, TableRecord, TopicTableRecord
 from icestream.catalog.operations.namespace_operations import table_base
 from icestream.catalog.operations.relation_lookup import RelationLookup
 from icestream.catalog.operations.table_commits import CommittedTable, TableCommits
 from icestream.catalog.plans import commit_plans, namespace_plans, relation_plans
 from icestream.catalog.plans.commit_plans import FirstTable
 from icestream.catalog.topic_bindings import TopicBindings, table_identifier
-from icestream.catalog.topic_rules import adopt, bind, recreate, rewind, undo
+from icestream.catalog.topic_rules import adopt, bind, recreate, rewind
 from icestream.catalog.topic_rules.binding import Binding
 from icestream.catalog.topic_rules.commit_rules import CommitDecision, TableState
 from icestream.catalog.topic_rules.operation_preview import Consent, OperationPreview, TopicLog
@@ -60,7 +60,9 @@ class LostTable(NamedTuple):
     topic_entry: Entry
 
 
-class OperationResult(NamedTuple):
+class TopicOperationResult(NamedTuple):
+    """The effects of an operation, and the table after it."""
+
     preview: OperationPreview
     committed: CommittedTable | None  # None: it was a dry run
 
@@ -69,6 +71,8 @@ CreatedTables = dict[int, tuple[CommittedTable, Binding]]  # by topic id
 
 
 class TopicOperations:
+    """The operations on tables of topics."""
+
     def __init__(
         self, runner: TransactionRunner, relations: RelationLookup, commits: TableCommits, warehouse: str
     ) -> None:
@@ -88,7 +92,7 @@ class TopicOperations:
         return await self._bindings.is_released(topic_id)
 
     async def find_detached(self, topic_id: int) -> DetachedRecord | None:
-        """The table that a topic without a table had before."""
+        """Returns the table that a topic without a table had before."""
         return await self._bindings.find_detached(topic_id)
 
     # --- a table and its topic ---
@@ -115,7 +119,7 @@ class TopicOperations:
 
     async def bind_empty(
         self, table: Identifier, log: TopicLog, consents: Collection[Consent] = (), is_dry: bool = False
-    ) -> OperationResult:
+    ) -> TopicOperationResult:
         """`icestream lake bind`: binds a table without rows to a topic without a table."""
 
         async def decide(state: TableState, consents: Collection[Consent]) -> Rebinding:
@@ -144,7 +148,9 @@ class TopicOperations:
         consents: Collection[Consent] = (),
         positions: Mapping[int, int] | None = None,
         is_dry: bool = False,
-    ) -> OperationResult:
+    ) -> TopicOperationResult:
+        """`icestream lake adopt`: a table with rows becomes the table of a topic without one (topic_rules/adopt.py)."""
+
         async def decide(state: TableState, consents: Collection[Consent]) -> Rebinding:
             former = await self._former_table(log.topic, log.topic_id)
             return adopt.adopt(state, log, former, consents, self._runner.now_ms(), positions)
@@ -158,32 +164,35 @@ class TopicOperations:
         consents: Collection[Consent] = (),
         snapshot_id: int | None = None,
         is_dry: bool = False,
-    ) -> OperationResult:
+    ) -> TopicOperationResult:
+        """`icestream lake rewind`: sets main and the committed offsets back to a snapshot (topic_rules/rewind.py)."""
+
         async def decide(state: TableState, consents: Collection[Consent]) -> Rebinding:
             return rewind.rewind(state, log, consents, self._runner.now_ms(), snapshot_id)
 
         return await self._rebind(table, decide, consents, is_dry)
 
-    async def undo_round(self, table: Identifier, log: TopicLog, snapshot_id: int) -> OperationResult:
-        """Undoes the round that made `snapshot_id`, which must be main (topic_rules/undo.py)."""
+    async def undo_round(self, table: Identifier, log: TopicLog, snapshot_id: int) -> TopicOperationResult:
+        """Undoes the round that made `snapshot_id`, which must be main (topic_rules/rewind.py)."""
 
         async def decide(state: TableState, _consents: Collection[Consent]) -> Rebinding:
-            return undo.undo_round(state, log, snapshot_id, self._runner.now_ms())
+            return rewind.undo_round(state, log, snapshot_id, self._runner.now_ms())
 
         return await self._rebind(table, decide, (), is_dry=False)
 
     async def _former_table(self, topic: str, topic_id: int) -> FormerTable:
-        """What the topic had before. Raises AlreadyExists for a topic that has a table."""
+        """Returns what the topic had before. Raises AlreadyExists for a topic that has a table."""
         store = self._runner.store
         commit_plans.check_unbound(topic, topic_id, await store.get(catalog_keys.topic_key(topic_id)))
         return commit_plans.former_table(topic_id, await store.get(catalog_keys.detached_key(topic_id)))
 
     async def _rebind(
         self, table: Identifier, decide: Decide, consents: Collection[Consent], is_dry: bool
-    ) -> OperationResult:
+    ) -> TopicOperationResult:
+        """Runs a decision about the binding of a table, or previews it as if every consent were given."""
         if is_dry:
             loaded = await self._commits.load(table)
-            return OperationResult((await decide(loaded.state, [*Consent])).preview, None)
+            return TopicOperationResult((await decide(loaded.state, [*Consent])).preview, None)
         previews: list[OperationPreview] = []  # of the last attempt
 
         async def decide_attempt(state: TableState) -> CommitDecision:
@@ -192,7 +201,7 @@ class TopicOperations:
             return rebinding.decision
 
         committed = await self._commits.rebind(table, decide_attempt)
-        return OperationResult(previews[0], committed)
+        return TopicOperationResult(previews[0], committed)
 
     # --- a fresh table ---
 
@@ -203,7 +212,7 @@ class TopicOperations:
         consents: Collection[Consent] = (),
         is_dry: bool = False,
         layout: Object | None = None,
-    ) -> OperationResult:
+    ) -> TopicOperationResult:
         """Creates an empty table `table` for a topic without one, bound in the same transaction.
 
         Also replaces a table whose metadata file is missing or damaged; `table` must then be its name. The pipeline
@@ -226,9 +235,9 @@ class TopicOperations:
             return rebinding, lost
 
         if is_dry:
-            return OperationResult((await decide([*Consent]))[0].preview, None)
+            return TopicOperationResult((await decide([*Consent]))[0].preview, None)
 
-        async def plan() -> Attempt[OperationResult]:
+        async def plan() -> Attempt[TopicOperationResult]:
             rebinding, lost = await decide(consents)
             namespace = await self._relations.namespace(table.namespace)
             entry = await self._relations.entry(table)
@@ -242,7 +251,7 @@ class TopicOperations:
                 if lost is None
                 else commit_plans.replace_lost(table, record, lost.entry, lost.record, lost.topic_entry)
             )
-            result = OperationResult(rebinding.preview, CommittedTable(file, decision.table))
+            result = TopicOperationResult(rebinding.preview, CommittedTable(file, decision.table))
             return Attempt(transaction.checked(), result, [file], is_create=True)
 
         return await self._runner.run_until_applied([catalog_keys.relation_key(table)], plan)
@@ -262,6 +271,7 @@ class TopicOperations:
             for table, decision, location in zip(new_tables, decisions, locations, strict=True)
         ]
         created: CreatedTables = {}
+        # The files of all batches were made durable together, before the first transaction.
         for begin in range(0, len(written), limits.NEW_TABLES_MAX):
             batch = written[begin : begin + limits.NEW_TABLES_MAX]
             lock_keys = [catalog_keys.relation_key(entry.table.name) for entry in batch]
@@ -277,13 +287,14 @@ class TopicOperations:
         return created
 
     async def _base(self, namespace: Namespace) -> str:
-        """The location below which tables of the namespace lie: its own if that is inside the warehouse, because the
-        pipeline writes nowhere else. A namespace that does not exist is refused by the transaction."""
+        """Returns the location below which tables of the namespace lie: its own if that is inside the warehouse,
+        because the pipeline writes nowhere else. A namespace that does not exist is refused by the transaction."""
         entry = await self._relations.namespace(namespace)
         properties = namespace_plans.existing(namespace, entry).properties if entry is not None else {}
         return table_base(namespace, properties, self._warehouse, [self._warehouse])
 
     def _decide_first(self, new_table: NewTopicTable, base: str) -> CommitDecision:
+        """Returns the decision for the first table of a topic, under a fresh UUID and location."""
         uuid = self._runner.documents.new_uuid()
         location = new_location(base, new_table.name.name, uuid)
         # What a retention dropped before there was a table is a declared gap of the log already.
@@ -322,13 +333,13 @@ class TopicOperations:
         return plan
 
     async def _find_lost(self, log: TopicLog) -> LostTable | None:
-        """The topic's table if its record exists and its metadata file is missing or damaged; None if it has no table.
-        Raises AlreadyExists for a table that can be read."""
+        """Returns the topic's table if its record exists and its metadata file is missing or damaged; None if it has no
+        table. Raises AlreadyExists for a table that can be read."""
         key = catalog_keys.topic_key(log.topic_id)
         topic_entry = await self._runner.store.get(key)
         if topic_entry is None:
             return None
-        table = table_identifier(catalog_records.decode(TopicRecord, key, topic_entry))
+        table = table_identifier(catalog_records.decode(TopicTableRecord, key, topic_entry))
         try:
             await self._commits.load(table)
         except _UNREADABLE:

@@ -30,6 +30,8 @@ class LoadedView(NamedTuple):
 
 
 class ViewOperations:
+    """The operations of clients on views."""
+
     def __init__(
         self, runner: TransactionRunner, relations: RelationLookup, warehouse: str, roots: Sequence[str]
     ) -> None:
@@ -67,6 +69,7 @@ class ViewOperations:
     async def create(
         self, identifier: Identifier, definition: Object, request: IdempotentRequest | None = None
     ) -> LoadedView:
+        """Creates a view. Raises AlreadyExists, UnknownNamespace."""
         requested = values.optional_text(definition, "location")
         uuid = self._runner.documents.new_uuid()
         location = (
@@ -79,7 +82,8 @@ class ViewOperations:
         async def plan() -> Attempt[LoadedView]:
             namespace = await self._relations.namespace(identifier.namespace)
             entry = await self._relations.entry(identifier)
-            relation_plans.create(identifier, ViewRecord(uuid, "", 0), namespace, entry)  # refused before it is written
+            # Planned once without a file: a refusal then leaves no file behind.
+            relation_plans.create(identifier, ViewRecord(uuid, "", 0), namespace, entry)
             file = await self._runner.documents.write(view, view.properties, 0)
             transaction = relation_plans.create(identifier, ViewRecord(uuid, file, 0), namespace, entry)
             return Attempt(
@@ -95,6 +99,8 @@ class ViewOperations:
         updates: Sequence[Object],
         request: IdempotentRequest | None = None,
     ) -> LoadedView:
+        """Applies updates to a view if its requirements hold. Raises UnknownView, CommitConflict."""
+
         async def plan() -> Attempt[LoadedView]:
             entry, record, loaded = await self._load(identifier)
             view = commit(loaded.view, requirements, updates, self._runner.now_ms())
@@ -120,7 +126,8 @@ class ViewOperations:
     def _was_replaced(
         self, identifier: Identifier, before: Entry, new_record: ViewRecord
     ) -> Callable[[], Awaitable[bool]]:
-        """A check after a lost reply: False if the file in force has the version of ours, which then never was."""
+        """Returns a check after a lost reply: False if the file in force has the version of ours, which then never
+        was."""
 
         async def check() -> bool:
             entry, record = relation_plans.view_of(identifier, await self._relations.entry(identifier))
@@ -133,6 +140,7 @@ class ViewOperations:
     async def register(
         self, identifier: Identifier, location: str, request: IdempotentRequest | None = None
     ) -> LoadedView:
+        """Registers a view from an existing metadata file, which is made durable first."""
         location = check_inside(location, self._roots)
 
         async def plan() -> Attempt[LoadedView]:
@@ -164,6 +172,8 @@ class ViewOperations:
     async def _run(
         self, identifier: Identifier, plan: Plan[LoadedView], request: IdempotentRequest | None
     ) -> LoadedView:
+        """Runs a change of a view; a repeat is answered with the view as it is now."""
+
         async def answer_repeat(request_result: RequestResult) -> LoadedView:
             loaded = await self.load(identifier)
             request_result.check([loaded.view.uuid])

@@ -1,1 +1,4 @@
-"""Plans of transactions: entries that were read in, comparisons and operations out. Pure; `transactions` runs them."""
+"""Plans of transactions: entries that were read in, comparisons and operations out. Pure.
+
+They own which keys of the metadata store a change compares and writes; `transactions` runs them.
+"""

@@ -18,7 +18,7 @@ from icestream.catalog.catalog_records import (
     LeaseRecord,
     RetiredFilesRecord,
     TableRecord,
-    TopicRecord,
+    TopicTableRecord,
 )
 from icestream.catalog.plans import relation_plans
 from icestream.catalog.plans.planned_transaction import PlannedTransaction
@@ -62,7 +62,7 @@ def lease_epoch(lease: DriverLeaseEntry | None) -> int | None:
 def check_unbound(topic: str, topic_id: int, entry: Entry | None) -> None:
     """Raises AlreadyExists for a topic that has a table. `entry`: at the topic's key."""
     if entry is not None:
-        record = catalog_records.decode(TopicRecord, catalog_keys.topic_key(topic_id), entry)
+        record = catalog_records.decode(TopicTableRecord, catalog_keys.topic_key(topic_id), entry)
         raise errors.AlreadyExists(
             f"topic {topic} has a table: {join_levels((*record.namespace, record.name))}",
             hint="detach it first: `icestream lake detach`",
@@ -89,7 +89,7 @@ def check_name(topic: str, identifier: Identifier, entry: Entry | None) -> None:
 
 
 def former_table(topic_id: int, entry: Entry | None) -> FormerTable:
-    """What the former table of a topic held. `entry`: at the topic's key of detached tables."""
+    """Returns what the former table of a topic held. `entry`: at the topic's key of detached tables."""
     if entry is None:
         return NO_FORMER_TABLE
     record = catalog_records.decode(DetachedRecord, catalog_keys.detached_key(topic_id), entry)
@@ -112,6 +112,7 @@ def commit(
         raise errors.InvalidInput(
             f"commit to {len(changes)} tables exceeds the limit of {limits.CATALOG_TRANSACTION_TABLES_MAX}"
         )
+    # The first table's record stands for all: one transaction has one outcome.
     transaction, *others = (_plan_change(change) for change in changes)
     for other in others:
         transaction = transaction.with_more(other.comparisons, other.operations)
@@ -121,6 +122,8 @@ def commit(
         transaction = transaction.with_more([], [_retire(changes[0].record, retired_files, now_ms)])
     if any(change.is_round for change in changes):
         assert lease is not None  # judged with it
+        # Compared in the same transaction: a driver whose lease was taken over since cannot commit, however late its
+        # request arrives (hazard 10).
         transaction = transaction.with_more([cmd.HasValue(lease.key, lease.entry.value)], [])
     return transaction.checked()
 
@@ -138,6 +141,7 @@ def _retire(record: TableRecord, files: Sequence[str], now_ms: int) -> cmd.Put:
 
 
 def _plan_change(change: PlannedChange) -> PlannedTransaction:
+    """Plans the pointer of one table, with the records of its topic if the commit binds or detaches it."""
     if change.before is None:
         return relation_plans.create(change.identifier, change.record, change.namespace, None)
     transaction = relation_plans.swap_pointer(change.identifier, change.before, change.record)
@@ -198,7 +202,7 @@ def replace_lost(
 ) -> PlannedTransaction:
     """Plans a fresh table in place of the table of the same topic whose metadata file is lost."""
     assert record.binding is not None
-    topic_record = TopicRecord([*identifier.namespace], identifier.name, record.uuid)
+    topic_record = TopicTableRecord([*identifier.namespace], identifier.name, record.uuid)
     bound_record = BoundRecord(record.binding.topic, record.binding.topic_id)
     key = catalog_keys.topic_key(record.binding.topic_id)
     transaction = relation_plans.swap_pointer(identifier, before, record).with_more(
@@ -215,10 +219,10 @@ def replace_lost(
 def _with_binding(
     transaction: PlannedTransaction, identifier: Identifier, uuid: str, binding: Binding
 ) -> PlannedTransaction:
-    """The transaction, which also binds the table to its topic. Neither may have another: a topic has one table, and a
-    table one topic."""
+    """Returns the transaction, which also binds the table to its topic. Neither may have another: a topic has one
+    table, and a table one topic."""
     topic_key, bound_key = catalog_keys.topic_key(binding.topic_id), catalog_keys.bound_key(uuid)
-    topic_record = TopicRecord([*identifier.namespace], identifier.name, uuid)
+    topic_record = TopicTableRecord([*identifier.namespace], identifier.name, uuid)
     return transaction.with_more(
         [cmd.Absent(topic_key), cmd.Absent(bound_key)],
         [

@@ -14,7 +14,7 @@ import msgspec
 
 from icestream import errors
 from icestream.catalog import catalog_keys, catalog_records
-from icestream.catalog.catalog_records import NamespaceRecord
+from icestream.catalog.catalog_records import CatalogNamespaceRecord
 from icestream.catalog.plans.planned_transaction import PlannedTransaction
 from icestream.iceberg.identifier import Namespace, join_levels
 from icestream.iceberg.values import short_repr
@@ -30,23 +30,26 @@ class PropertyChanges(NamedTuple):
     missing: list[str]
 
 
-def existing(namespace: Namespace, entry: Entry | None) -> NamespaceRecord:
-    """The record of a namespace. Raises UnknownNamespace."""
+def existing(namespace: Namespace, entry: Entry | None) -> CatalogNamespaceRecord:
+    """Returns the record of a namespace. Raises UnknownNamespace."""
     if entry is None:
         raise errors.UnknownNamespace(f"Namespace does not exist: {join_levels(namespace)}")
-    return catalog_records.decode(NamespaceRecord, catalog_keys.namespace_key(namespace), entry)
+    return catalog_records.decode(CatalogNamespaceRecord, catalog_keys.namespace_key(namespace), entry)
 
 
 def touch(namespace: Namespace, entry: Entry | None) -> tuple[cmd.Compare, cmd.Operation]:
-    """The comparison and the put that go with everything that is created in a namespace. Raises UnknownNamespace."""
+    """Returns the comparison and the put that go with everything that is created in a namespace. Raises
+    UnknownNamespace."""
     existing(namespace, entry)
     assert entry is not None
     key = catalog_keys.namespace_key(namespace)
+    # The same value is written again: that raises the revision of the namespace, so a drop that read it before fails.
+    # The value is compared, not the revision, so that two creations do not conflict.
     return cmd.HasValue(key, entry.value), cmd.Put(key, entry.value)
 
 
 def fence(namespace: Namespace, entry: Entry | None) -> cmd.Operation:
-    """An operation after which no transaction that compares the present value can be applied."""
+    """Returns an operation after which no transaction that compares the present value can be applied."""
     record = existing(namespace, entry)
     fenced = msgspec.structs.replace(record, generation=record.generation + 1)
     return cmd.Put(catalog_keys.namespace_key(namespace), catalog_records.encode(fenced))
@@ -63,7 +66,7 @@ def create(
     if entry is not None:
         raise errors.AlreadyExists(f"Namespace already exists: {join_levels(namespace)}")
     key = catalog_keys.namespace_key(namespace)
-    value = catalog_records.encode(NamespaceRecord(new_id, dict(properties)))
+    value = catalog_records.encode(CatalogNamespaceRecord(new_id, dict(properties)))
     transaction = PlannedTransaction(
         [cmd.Absent(key)],
         [cmd.Put(key, value)],
@@ -72,6 +75,8 @@ def create(
         lambda current: _has_id(key, current, new_id),
         cmd.Put(key, value),
     )
+    # A namespace at the root has no other record that a fence could change: its fence is its own creation, whose
+    # success is the same as that of the transaction.
     if len(namespace) == 1:
         return transaction.checked()
     parent = namespace[:-1]
@@ -81,7 +86,7 @@ def create(
 
 
 def _has_id(key: str, entry: Entry | None, namespace_id: str) -> bool:
-    return entry is not None and catalog_records.decode(NamespaceRecord, key, entry).id == namespace_id
+    return entry is not None and catalog_records.decode(CatalogNamespaceRecord, key, entry).id == namespace_id
 
 
 def change_properties(

@@ -28,6 +28,8 @@ IsAppliedIn = Callable[[Entry | None], bool]
 
 
 class PlannedTransaction(NamedTuple):
+    """A transaction, and how to find out whether it was applied."""
+
     comparisons: list[cmd.Compare]
     operations: list[cmd.Operation]
     key: str  # of the record that shows whether the transaction was applied
@@ -50,13 +52,15 @@ class PlannedTransaction(NamedTuple):
 
 
 class TransactionOutcome(Enum):
+    """What became of a transaction."""
+
     COMMITTED = auto()
     CONFLICT = auto()  # not applied, and it never will be
     SUPERSEDED = auto()  # another transaction changed the record; this one may have been applied before it
 
 
 def outcome_from_record(transaction: PlannedTransaction, entry: Entry | None) -> TransactionOutcome | None:
-    """The outcome as far as the record at the transaction's key tells; None if it is undetermined."""
+    """Returns the outcome by the record at the transaction's key; None if it is undetermined."""
     if transaction.is_applied_in(entry):
         return TransactionOutcome.COMMITTED
     revision = entry.mod_revision if entry else 0

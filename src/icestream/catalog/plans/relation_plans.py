@@ -15,7 +15,7 @@ from icestream.catalog.catalog_records import (
     PurgeRecord,
     Relation,
     TableRecord,
-    TopicRecord,
+    TopicTableRecord,
     ViewRecord,
 )
 from icestream.catalog.plans import namespace_plans
@@ -44,7 +44,7 @@ def decode_relation_entry(identifier: Identifier, entry: Entry | None) -> Relati
 
 
 def table_of(identifier: Identifier, entry: Entry | None) -> tuple[Entry, TableRecord]:
-    """The entry and record of a table. Raises UnknownTable, also for a view of that name."""
+    """Returns the entry and record of a table. Raises UnknownTable, also for a view of that name."""
     relation = decode_relation_entry(identifier, entry)
     if relation is None or not isinstance(relation.record, TableRecord):
         raise errors.UnknownTable(f"Table does not exist: {identifier}")
@@ -52,7 +52,7 @@ def table_of(identifier: Identifier, entry: Entry | None) -> tuple[Entry, TableR
 
 
 def view_of(identifier: Identifier, entry: Entry | None) -> tuple[Entry, ViewRecord]:
-    """The entry and record of a view. Raises UnknownView, also for a table of that name."""
+    """Returns the entry and record of a view. Raises UnknownView, also for a table of that name."""
     relation = decode_relation_entry(identifier, entry)
     if relation is None or not isinstance(relation.record, ViewRecord):
         raise errors.UnknownView(f"View does not exist: {identifier}")
@@ -91,7 +91,7 @@ def create(
 
 
 def _has_uuid(key: str, entry: Entry | None, uuid: str) -> bool:
-    """Whether the entry is of the table or view with that UUID, whatever was committed to it since."""
+    """Returns whether the entry is of the table or view with that UUID, whatever was committed to it since."""
     return entry is not None and catalog_records.decode_relation(key, entry).uuid == uuid
 
 
@@ -111,10 +111,11 @@ def check_registrable(uuid: str | None, bound: Entry | None) -> None:
 
 
 def cancel_purge(transaction: PlannedTransaction, key: str, purge: Entry | None) -> PlannedTransaction:
-    """The registration of a table, which also cancels its purge. `purge`: the entry at `key`. Raises InvalidInput if
-    the purge has begun to remove files."""
+    """Returns the registration of a table, which also cancels its purge. `purge`: the entry at `key`. Raises
+    InvalidInput if the purge has begun to remove files."""
     if purge is None:
         return transaction.with_more([cmd.Absent(key)], []).checked()
+    # The purge compares its record when it begins, and so does this registration: one of the two fails.
     if catalog_records.decode(PurgeRecord, key, purge).is_begun:
         raise errors.InvalidInput(
             "Cannot register a table that is being purged: some of its files are removed",
@@ -140,6 +141,7 @@ def swap_pointer(identifier: Identifier, before: Entry, record: Relation) -> Pla
         key,
         before.mod_revision,
         lambda current: _points_to(key, current, record.location),
+        # The fence: the same value again raises the revision that the transaction compares.
         cmd.Put(key, before.value),
     )
 
@@ -155,6 +157,7 @@ def drop_table(
         _check_forced(identifier, record, is_forced, "dropped")
         transaction = transaction.with_more([], detach_operations(identifier, record, record.binding))
     if purge_time_ms is not None:
+        # In the transaction of the drop: a crash leaves either the table, or the order to remove its files.
         purge = PurgeRecord(record.location, purge_time_ms)
         put = cmd.Put(catalog_keys.purge_key(record.uuid), catalog_records.encode(purge))
         transaction = transaction.with_more([], [put])
@@ -162,7 +165,7 @@ def drop_table(
 
 
 def detach_operations(identifier: Identifier, record: TableRecord, binding: Binding) -> list[cmd.Operation]:
-    """The operations that go with every change that leaves a topic without its table."""
+    """Returns the operations that go with every change that leaves a topic without its table."""
     detached = DetachedRecord(
         binding.topic,
         [*identifier.namespace],
@@ -186,6 +189,7 @@ def drop_view(identifier: Identifier, entry: Entry | None) -> PlannedTransaction
 
 
 def _drop(identifier: Identifier, before: Entry, uuid: str) -> PlannedTransaction:
+    """Plans the removal of a pointer."""
     key = catalog_keys.relation_key(identifier)
     return PlannedTransaction(
         [cmd.AtRevision(key, before.mod_revision)],
@@ -231,7 +235,7 @@ def rename(
     )
     if isinstance(record, TableRecord) and record.binding is not None:
         _check_forced(source, record, is_forced, "renamed")
-        topic_record = TopicRecord([*target.namespace], target.name, record.uuid)
+        topic_record = TopicTableRecord([*target.namespace], target.name, record.uuid)
         put = cmd.Put(catalog_keys.topic_key(record.binding.topic_id), catalog_records.encode(topic_record))
         transaction = transaction.with_more([], [put])
     return transaction.checked()

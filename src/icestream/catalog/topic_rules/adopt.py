@@ -33,7 +33,7 @@ from icestream.catalog.topic_rules.snapshot_progress import (
 )
 from icestream.iceberg.table_metadata import TableMetadata
 
-ON_WORD = "only the operator says what the table holds, no snapshot does"
+UNVERIFIED_POSITIONS = "the positions are the operator's, no snapshot confirms them"
 
 
 def adopt(
@@ -45,7 +45,9 @@ def adopt(
     positions: Mapping[int, int] | None = None,
 ) -> Rebinding:
     """Decides to adopt a table. `positions`: per shard the first offset that it lacks, if the operator states them."""
-    rebinding.check_free(state, "it needs no adopting; `icestream lake rewind` moves its topic to where main stands")
+    rebinding.check_free(
+        state, "adopt is for tables without a topic; `icestream lake rewind` sets its topic to what main holds"
+    )
     rebinding.check_fits(state)
     current = state.table.current_snapshot_id
     progress = snapshot_progress(state.table, current, log.topic_id, None)
@@ -55,19 +57,23 @@ def adopt(
         )
     if positions is None and (not progress.is_known or not progress.last_round.committed):
         raise errors.TopicTableConflict(
-            f"no snapshot in the history of main says what the table holds of topic {log.topic} (id {log.topic_id})",
+            f"no snapshot in the history of main states the offsets of topic {log.topic} (id {log.topic_id})",
             hint="state it with --position SHARD=OFFSET, the first offset that the table does not have",
         )
     next_offsets = progress.last_round.committed if positions is None else positions
-    doubts = rebinding.foreign_rows(progress) if positions is None else (ON_WORD,)
-    losses = _given_up(state.table, log, progress, former) if positions is None else _skipped(positions, former)
+    # A snapshot is evidence; the word of an operator is not, so it needs consent and makes every row suspect.
+    doubts = rebinding.foreign_rows(progress) if positions is None else (UNVERIFIED_POSITIONS,)
+    losses = (
+        _lost_offsets(state.table, log, progress, former) if positions is None else _skipped_offsets(positions, former)
+    )
     preview = OperationPreview("adopt", log.topic, shard_previews(next_offsets, log, former.committed), doubts, losses)
     preview.check(consents)
     if positions is None:
         binding = rebinding.resume_binding(preview, log, {}, former.pipeline_epoch)
         removals = rebinding.missing(preview, state.table, log, progress, progress.last_round, current, now_ms)
         return Rebinding(rebinding.rebinding_decision(state, binding, removals, now_ms), preview)
-    adopted_progress = TopicProgress(dict(positions), _suspect(positions, current, now_ms))
+    # Stored with the binding: older snapshots state nothing about this topic, and are never asked again.
+    adopted_progress = TopicProgress(dict(positions), _possibly_missing(positions, current, now_ms))
     binding = rebinding.resume_binding(preview, log, {}, former.pipeline_epoch, AdoptionBase(current, adopted_progress))
     removals = rebinding.missing(
         preview, state.table, log, progress._replace(since=[]), adopted_progress, current, now_ms
@@ -75,13 +81,15 @@ def adopt(
     return Rebinding(rebinding.rebinding_decision(state, binding, removals, now_ms), preview)
 
 
-def _given_up(table: TableMetadata, log: TopicLog, progress: SnapshotProgress, former: FormerTable) -> tuple[str, ...]:
+def _lost_offsets(
+    table: TableMetadata, log: TopicLog, progress: SnapshotProgress, former: FormerTable
+) -> tuple[str, ...]:
     """Losses: missing rows of offsets that the topic had not committed; the pipeline will not write them."""
     missing = removals_after_snapshots(
         progress.last_round.removals, table, progress.since, log.topic_id, progress.last_round.committed, 0
     )
     return tuple(
-        f"offsets of shard {shard} from {former.committed[shard]} on are given up: {removal.operation} of "
+        f"offsets of shard {shard} from {former.committed[shard]} on will not be written: {removal.operation} of "
         f"{removal.snapshot_words}"
         for removal in missing
         for shard, (_, end) in removal.ranges.items()
@@ -89,7 +97,7 @@ def _given_up(table: TableMetadata, log: TopicLog, progress: SnapshotProgress, f
     )
 
 
-def _skipped(positions: Mapping[int, int], former: FormerTable) -> tuple[str, ...]:
+def _skipped_offsets(positions: Mapping[int, int], former: FormerTable) -> tuple[str, ...]:
     """Losses by stated positions: offsets that were never committed and will be skipped."""
     return tuple(
         f"offsets {former.committed[shard]} to {end - 1} of shard {shard} were never committed, and will not be"
@@ -98,7 +106,7 @@ def _skipped(positions: Mapping[int, int], former: FormerTable) -> tuple[str, ..
     )
 
 
-def _suspect(positions: Mapping[int, int], snapshot_id: int, now_ms: int) -> tuple[Removal, ...]:
+def _possibly_missing(positions: Mapping[int, int], snapshot_id: int, now_ms: int) -> tuple[Removal, ...]:
     """An inexact removal of everything below the stated positions: a position that is too high hides missing rows."""
     ranges = {shard: (0, end) for shard, end in positions.items() if end}
     return (Removal("adopt", snapshot_id, now_ms, ranges, False),) if ranges else ()

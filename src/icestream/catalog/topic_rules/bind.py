@@ -1,7 +1,8 @@
 """Binds a table to a topic, and detaches it again. Pure: plans/ stores the result.
 
-begin     a table without rows becomes the table of a topic that has none. It gets what the log holds; what the log
-          no longer has is a declared gap, which needs consent. A table with rows is adopted (adopt.py)
+begin     a table without rows becomes the table of a topic that has none. The messages of the log are written to it;
+          offsets that the log no longer has are a declared gap, which needs consent. A table with rows is adopted
+          (adopt.py)
 bind      the same with positions that the caller knows to be right
 widen     adds the shards that a topic got since its table was bound
 detach    makes it an ordinary table. Its rows and the summaries of its snapshots stay: adopted again, it resumes where
@@ -28,7 +29,7 @@ def bind(
     state: TableState, topic: str, topic_id: int, shards: Mapping[int, tuple[int, int]], now_ms: int
 ) -> CommitDecision:
     """Decides to bind the table. `shards`: the epoch of each, and the first offset that the table gets."""
-    rebinding.check_free(state, "`icestream lake detach` parts them")
+    rebinding.check_free(state, "detach it first: `icestream lake detach`")
     rebinding.check_fits(state)
     return rebinding.rebinding_decision(state, new_binding(topic, topic_id, shards), (), now_ms)
 
@@ -37,12 +38,12 @@ def begin(
     state: TableState, log: TopicLog, former: FormerTable, consents: Collection[Consent], now_ms: int
 ) -> Rebinding:
     """Decides to bind a table without rows. `former`: the former table of the topic."""
-    rebinding.check_free(state, "`icestream lake detach` parts them")
+    rebinding.check_free(state, "detach it first: `icestream lake detach`")
     rebinding.check_fits(state)
     if state.table.current_snapshot_id is not None:
         raise errors.TopicTableConflict(
             "the table has rows",
-            hint="`icestream lake adopt` adopts a table with rows, and finds out which offsets it holds",
+            hint="`icestream lake adopt` adopts a table with rows: it reads from its snapshots which offsets it has",
         )
     preview = OperationPreview("bind", log.topic, shard_previews({}, log, former.committed))
     preview.check(consents)
@@ -55,7 +56,7 @@ def widen(state: TableState, topic_id: int, shards: Mapping[int, tuple[int, int]
     binding = state.binding
     if binding is None or binding.topic_id != topic_id:
         raise errors.TopicTableConflict(
-            "the table does not belong to the topic", hint="`icestream lake describe` shows whose it is"
+            "the table does not belong to the topic", hint="`icestream lake describe` names its topic"
         )
     new = {
         shard: (OffsetRun(epoch, start, start),)

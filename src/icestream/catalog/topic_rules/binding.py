@@ -7,6 +7,7 @@ people and engines; no decision depends on them.
     pipeline_epoch     the highest lease of a driver that committed: an older one is refused
     runs               per shard (offset_run.py)
     rounds             the last committed rounds: id, snapshot, and a checksum over the claimed ranges
+    rewrites           the last committed rewrites (rewrite.py): id, snapshot, and a checksum over their files
     base               the progress of the table when it was adopted on an operator's word (adopt.py), else none: its
                        older snapshots say nothing about this topic
     is_rewound         the committed offsets went back once, or the table was adopted: a snapshot may be ahead of them
@@ -26,17 +27,23 @@ from icestream.model.topic_name import TopicName
 
 
 class CommittedRound(msgspec.Struct, frozen=True, array_like=True):
+    """A round, or a rewrite, that is in the table."""
+
     id: bytes
     snapshot_id: int
-    claimed: int  # checksum over its ranges: the same id with other ranges is not a repeat
+    claimed: int  # checksum over its ranges or files: the same id with others is not a repeat
 
 
 class AdoptionBase(msgspec.Struct, frozen=True):
+    """The snapshot at which a table was adopted, and the progress that the operator stated for it."""
+
     snapshot_id: int
     progress: TopicProgress
 
 
 class Binding(msgspec.Struct, frozen=True):
+    """The binding of one table; the head of the module explains each field."""
+
     topic: str
     topic_id: int
     runs: dict[int, OffsetRuns]
@@ -44,6 +51,7 @@ class Binding(msgspec.Struct, frozen=True):
     rounds: tuple[CommittedRound, ...] = ()
     base: AdoptionBase | None = None
     is_rewound: bool = False
+    rewrites: tuple[CommittedRound, ...] = ()
 
     def __post_init__(self) -> None:
         TopicName.parse(self.topic)
@@ -53,7 +61,9 @@ class Binding(msgspec.Struct, frozen=True):
             offset_run.check_runs(runs)
 
     def find_round(self, round_id: bytes) -> CommittedRound | None:
-        return next((committed_round for committed_round in self.rounds if committed_round.id == round_id), None)
+        """The round or rewrite of this id; None if none of the last ones has it."""
+        committed = (*self.rounds, *self.rewrites)
+        return next((committed_round for committed_round in committed if committed_round.id == round_id), None)
 
     def committed(self) -> dict[int, int]:
         """The committed offsets: per shard the first offset that is not in the table."""
@@ -89,5 +99,13 @@ def with_round(
 ) -> Binding:
     """The binding after a round, which extends the runs of its shards to these ends."""
     runs = binding.runs | {shard: offset_run.extended(binding.runs[shard], end) for shard, end in ends.items()}
+    # A repeat comes within the time that a driver retries a request, so the last few rounds are enough.
     rounds = (*binding.rounds, committed_round)[-limits.CATALOG_ROUNDS_KEPT :]
     return msgspec.structs.replace(binding, runs=runs, pipeline_epoch=pipeline_epoch, rounds=rounds)
+
+
+def with_rewrite(binding: Binding, pipeline_epoch: int, rewrite: CommittedRound) -> Binding:
+    """The binding after a rewrite: every run stays as it is. The epoch counts like that of a round: files of a lower
+    one can no longer be committed, and the clean-up may remove them."""
+    rewrites = (*binding.rewrites, rewrite)[-limits.CATALOG_REWRITES_KEPT :]
+    return msgspec.structs.replace(binding, pipeline_epoch=pipeline_epoch, rewrites=rewrites)

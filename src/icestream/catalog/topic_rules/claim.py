@@ -26,6 +26,8 @@ _LEASE: Final = re.compile(r"[0-9a-f]{16}")
 
 
 class ClaimedRange(NamedTuple):
+    """Offsets [start, end) of a shard, under the epoch of its owner."""
+
     shard: int
     epoch: int
     start: int
@@ -33,6 +35,8 @@ class ClaimedRange(NamedTuple):
 
 
 class RoundClaim(NamedTuple):
+    """A round: which pipeline commits it, and which offsets it adds."""
+
     round_id: bytes
     topic_id: int
     pipeline_epoch: int
@@ -51,18 +55,18 @@ def read_claim(requirement: Object) -> RoundClaim:
     if not ranges or len({claimed.shard for claimed in ranges}) < len(ranges):
         raise errors.InvalidInput("a round claims exactly one range per shard, and at least one")
     return RoundClaim(
-        _read_round_id(values.text(requirement, "round-id")),
+        read_round_id(values.text(requirement, "round-id")),
         values.long(requirement, "topic-id"),
-        _not_negative(requirement, "pipeline-epoch"),
+        not_negative(requirement, "pipeline-epoch"),
         tuple(ranges),
-        _read_lease(requirement),
+        read_lease(requirement),
     )
 
 
 def lease_of(requirements: Iterable[Object]) -> str:
-    """The lease of all rounds in one commit; empty for the lease of a single node. Raises InvalidInput if they
-    differ."""
-    leases = {_read_lease(requirement) for requirement in requirements}
+    """The lease of all rounds and rewrites in one commit; empty for the lease of a single node. Raises InvalidInput if
+    they differ."""
+    leases = {read_lease(requirement) for requirement in requirements}
     if len(leases) > 1:
         raise errors.InvalidInput(
             "rounds under different leases in one commit", hint="commit those of each lease separately"
@@ -70,7 +74,8 @@ def lease_of(requirements: Iterable[Object]) -> str:
     return leases.pop() if leases else ""
 
 
-def _read_lease(requirement: Object) -> str:
+def read_lease(requirement: Object) -> str:
+    """The name of the lease; empty for that of a single node. Raises InvalidInput."""
     lease = values.optional_text(requirement, "lease") or ""
     if lease and not _LEASE.fullmatch(lease):
         raise errors.InvalidInput(f"lease must be 16 hex digits, got {short_repr(lease)}")
@@ -78,20 +83,22 @@ def _read_lease(requirement: Object) -> str:
 
 
 def _read_range(entry: Object) -> ClaimedRange:
-    claimed = ClaimedRange(*(_not_negative(entry, name) for name in ClaimedRange._fields))
+    claimed = ClaimedRange(*(not_negative(entry, name) for name in ClaimedRange._fields))
     if not claimed.start < claimed.end <= limits.OFFSET_MAX:
         raise errors.InvalidInput(f"[{claimed.start}, {claimed.end}) is not a range of offsets")
     return claimed
 
 
-def _read_round_id(text: str) -> bytes:
+def read_round_id(text: str) -> bytes:
+    """Raises InvalidInput for a text that is not a UUID."""
     try:
         return uuid.UUID(text).bytes
     except ValueError:
         raise errors.InvalidInput(f"round-id is not a UUID: {short_repr(text)}") from None
 
 
-def _not_negative(holder: Object, name: str) -> int:
+def not_negative(holder: Object, name: str) -> int:
+    """The number of this name. Raises InvalidInput for one below 0."""
     value = values.long(holder, name)
     if value < 0:
         raise errors.InvalidInput(f"{name} must not be negative, got {value}")

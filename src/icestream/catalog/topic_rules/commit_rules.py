@@ -1,10 +1,12 @@
 """Decides the next version of a table for a commit: Iceberg's rules, and those of topics. Pure.
 
-1. The claim of a round (claim.py) is checked against the binding (claim_check.py). A repeat ends here: nothing changes.
+1. The claim of a round (claim.py) or rewrite (rewrite.py) is checked against the binding (claim_check.py). A repeat
+   ends here: nothing changes.
 2. The requirements of the protocol must hold.
-3. The updates are applied. Snapshot and properties of a round get what the server writes (topic_properties.py).
-4. A round may only append to main. A foreign commit to a topic's table is checked by foreign_changes.py, and what it
-   removes from main is recorded.
+3. The updates are applied. Snapshot and properties of a round or rewrite get what the server writes
+   (topic_properties.py).
+4. A round may only append to main. A rewrite may only replace files by others with the same rows (rewrite_check.py). A
+   foreign commit to a topic's table is checked by foreign_changes.py, and what it removes from main is recorded.
 
 In a transaction each table is judged by itself: repeats change nothing; a conflict refuses all tables and names those
 in conflict.
@@ -12,15 +14,18 @@ in conflict.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 from icestream import errors
 from icestream.catalog.topic_rules import foreign_changes, topic_properties
-from icestream.catalog.topic_rules.binding import Binding
+from icestream.catalog.topic_rules.binding import Binding, CommittedRound, with_rewrite
 from icestream.catalog.topic_rules.claim import CLAIM_TYPE, RoundClaim, read_claim
-from icestream.catalog.topic_rules.claim_check import Accepted, Repeated, check_claim, range_refused
+from icestream.catalog.topic_rules.claim_check import Repeated, check_claim, check_driver, range_refused
 from icestream.catalog.topic_rules.removal import Removals
+from icestream.catalog.topic_rules.rewrite import JOB_TYPE, RewriteClaim, read_rewrite
+from icestream.catalog.topic_rules.rewrite_check import check_files
+from icestream.catalog.topic_rules.rewritten_rows import FileChanges
 from icestream.catalog.topic_rules.snapshot_progress import check_not_ahead, removals_after_commit
 from icestream.iceberg import requirements as requirement
 from icestream.iceberg import snapshots, table_commit, values
@@ -29,6 +34,8 @@ from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 
 Name = TypeVar("Name", bound=Hashable)
+_PIPELINE_TYPES: Final = frozenset((CLAIM_TYPE, JOB_TYPE))
+_SUBJECTS: Final = {"append": "a round", "replace": "a rewrite"}  # by the operation of their snapshots
 
 
 class TableState(NamedTuple):
@@ -41,9 +48,12 @@ class TableState(NamedTuple):
 
 
 class CommitRequest(NamedTuple):
+    """A commit to one table. `is_forced`: the client accepts that the table is detached from its topic."""
+
     requirements: Sequence[Object]
     updates: Sequence[Object]
     is_forced: bool = False
+    file_changes: FileChanges | None = None  # of a rewrite: read by the catalog, never sent by a client
 
 
 class CommitDecision(NamedTuple):
@@ -52,8 +62,13 @@ class CommitDecision(NamedTuple):
     table: TableMetadata
     binding: Binding | None
     removals: Removals
-    repeated: int | None = None  # the snapshot of the round that was committed before
-    is_round: bool = False  # the pipeline synced its files
+    repeated: int | None = None  # the snapshot of the round or rewrite that was committed before
+    is_round: bool = False  # a commit of the pipeline: it synced its files, and its lease is compared
+
+
+def pipeline_claims(requirements: Iterable[Object]) -> list[Object]:
+    """The requirements by which the pipeline commits: at most one of a commit that is accepted."""
+    return [entry for entry in requirements if requirement.kind(entry) in _PIPELINE_TYPES]
 
 
 def judge_commit(state: TableState, request: CommitRequest, lease_epoch: int | None, now_ms: int) -> CommitDecision:
@@ -62,20 +77,25 @@ def judge_commit(state: TableState, request: CommitRequest, lease_epoch: int | N
     Raises CommitConflict, RangeRefused, TopicTableConflict and InvalidInput.
     """
     table_commit.check_size(request.requirements, request.updates)
-    claims = [entry for entry in request.requirements if requirement.kind(entry) == CLAIM_TYPE]
-    others = [entry for entry in request.requirements if requirement.kind(entry) != CLAIM_TYPE]
+    claims = pipeline_claims(request.requirements)
     if len(claims) > 1:
-        raise errors.InvalidInput(f"a commit has at most one {CLAIM_TYPE}, got {len(claims)}")
-    if claims:
-        return _judge_round(state, read_claim(claims[0]), others, request.updates, lease_epoch, now_ms)
-    table_commit.check_requirements(state.table, others)
-    is_bound = state.binding is not None
-    topic_properties.check_untouched(request.updates, state.table.properties, is_bound)
-    after = table_commit.apply_updates(state.table, state.location, request.updates, now_ms)
-    return _judge_foreign(state, after, request, now_ms)
+        kinds = " or ".join(sorted({requirement.kind(entry) for entry in claims}))
+        raise errors.InvalidInput(
+            f"a commit has at most one {kinds}, got {len(claims)}", hint="it either adds offsets or replaces files"
+        )
+    if not claims:
+        table_commit.check_requirements(state.table, request.requirements)
+        is_bound = state.binding is not None
+        topic_properties.check_untouched(request.updates, state.table.properties, is_bound)
+        after = table_commit.apply_updates(state.table, state.location, request.updates, now_ms)
+        return _judge_foreign(state, after, request, now_ms)
+    others = [entry for entry in request.requirements if entry is not claims[0]]
+    if requirement.kind(claims[0]) == JOB_TYPE:
+        return _judge_rewrite(state, read_rewrite(claims[0]), others, request, lease_epoch, now_ms)
+    return _judge_round(state, read_claim(claims[0]), others, request.updates, lease_epoch, now_ms)
 
 
-# --- rounds -----------------------------------------------------------------------------------------------------------
+# --- commits of the pipeline ------------------------------------------------------------------------------------------
 
 
 def _judge_round(
@@ -86,46 +106,114 @@ def _judge_round(
     lease_epoch: int | None,
     now_ms: int,
 ) -> CommitDecision:
+    """Decides about the commit of a round. Raises RangeRefused, CommitConflict, TopicTableConflict, InvalidInput."""
     if state.binding is None:
-        raise range_refused(None, "not_bound", "the table does not belong to a topic")
+        raise _not_bound()
+    # The claim comes first: a repeat of a committed round is answered as done, although its other requirements no
+    # longer hold, since main has moved on with the first copy.
     verdict = check_claim(state.binding, claim, lease_epoch)
     if isinstance(verdict, Repeated):
         return CommitDecision(state.table, state.binding, state.removals, verdict.snapshot_id, True)
     table_commit.check_requirements(state.table, others)
     topic_properties.check_untouched(updates, state.table.properties, is_bound=True)
-    binding, written = _written_by_server(state, verdict, claim, updates)
+    binding = verdict.binding(state.binding, claim, _added_snapshot_id(updates))
+    offsets = {claimed.shard: (claimed.start, claimed.end) for claimed in claim.ranges}
+    summary = topic_properties.summary(binding, offsets, state.removals)
+    return _apply(state, binding, summary, "append", updates, now_ms)
+
+
+def reads_files(state: TableState, request: CommitRequest, lease_epoch: int | None) -> bool:
+    """True if the decision about a commit depends on `CommitRequest.file_changes`: for a rewrite that is built on main,
+    unless it is a repeat or is refused for its driver. The manifests of such a rewrite may be gone: merged into others
+    since it landed, or removed by the driver that took over."""
+    claims = [entry for entry in request.requirements if requirement.kind(entry) == JOB_TYPE]
+    if len(claims) != 1 or state.binding is None:
+        return False
+    try:
+        is_repeat = check_driver(state.binding, read_rewrite(claims[0]), lease_epoch) is not None
+    except errors.RangeRefused:
+        return False  # `judge_commit` raises it
+    parent_id = added_snapshot(request.updates).get("parent-snapshot-id")
+    return not is_repeat and parent_id is not None and parent_id == state.table.current_snapshot_id
+
+
+def _judge_rewrite(
+    state: TableState,
+    claim: RewriteClaim,
+    others: Sequence[Object],
+    request: CommitRequest,
+    lease_epoch: int | None,
+    now_ms: int,
+) -> CommitDecision:
+    """Decides about a rewrite. The committed offsets and the removals stay as they are."""
+    if state.binding is None:
+        raise _not_bound()
+    if (repeated := check_driver(state.binding, claim, lease_epoch)) is not None:
+        return CommitDecision(state.table, state.binding, state.removals, repeated.snapshot_id, True)
+    table_commit.check_requirements(state.table, others)
+    topic_properties.check_untouched(request.updates, state.table.properties, is_bound=True)
+    snapshot_id = _added_snapshot_id(request.updates)
+    binding = with_rewrite(state.binding, claim.pipeline_epoch, CommittedRound(claim.round_id, snapshot_id, claim.sum))
+    summary = topic_properties.rewrite_summary(binding, state.removals)
+    decision = _apply(state, binding, summary, "replace", request.updates, now_ms)
+    # Last: `_apply` has made sure that the snapshot is built on main, and the changes are those from main to it.
+    if request.file_changes is None:
+        raise errors.InvalidInput("a rewrite needs a manifest list in its snapshot and in the one before it")
+    check_files(claim, request.file_changes, state.binding)
+    return decision
+
+
+def _not_bound() -> errors.RangeRefused:
+    return range_refused(None, "not_bound", "the table does not belong to a topic")
+
+
+def added_snapshot(updates: Sequence[Object]) -> Object:
+    """The snapshot that a commit of the pipeline adds. Raises InvalidInput unless it adds exactly one."""
+    added = [table_update for table_update in updates if update.action(table_update) == "add-snapshot"]
+    if len(added) != 1:
+        raise errors.InvalidInput(f"a round or rewrite must add exactly one snapshot, got {len(added)}")
+    return values.as_object(values.required(added[0], "snapshot"), "snapshot")
+
+
+def _added_snapshot_id(updates: Sequence[Object]) -> int:
+    return values.long(added_snapshot(updates), "snapshot-id")
+
+
+def _apply(
+    state: TableState,
+    binding: Binding,
+    reserved_summary: Mapping[str, str],
+    operation: str,
+    updates: Sequence[Object],
+    now_ms: int,
+) -> CommitDecision:
+    """The decision to apply a commit of the pipeline, with the summary and the properties that the server adds. Raises
+    InvalidInput unless its snapshot has this operation and becomes main; CommitConflict if main has changed."""
+    snapshot = added_snapshot(updates)
+    summary = values.optional_text_map(snapshot, "summary") | dict(reserved_summary)
+    amended = {"action": "add-snapshot", "snapshot": {**snapshot, "summary": summary}}
+    written = [
+        *(amended if update.action(table_update) == "add-snapshot" else table_update for table_update in updates),
+        *topic_properties.set_written(state.table.properties, binding),
+    ]
     after = table_commit.apply_updates(state.table, state.location, written, now_ms)
-    _check_appends(state.table, after, binding.rounds[-1].snapshot_id)
+    _check_extends_main(state.table, after, _added_snapshot_id(updates), operation)
     if (objection := foreign_changes.objection(state.table, after, updates)) is not None:
         raise objection
     return CommitDecision(after, binding, state.removals, None, True)
 
 
-def _written_by_server(
-    state: TableState, verdict: Accepted, claim: RoundClaim, updates: Sequence[Object]
-) -> tuple[Binding, list[Object]]:
-    """The binding after the round, and the updates of the round with the summary and properties that the server
-    adds."""
-    assert state.binding is not None
-    added = [table_update for table_update in updates if update.action(table_update) == "add-snapshot"]
-    if len(added) != 1:
-        raise errors.InvalidInput(f"a round must add exactly one snapshot, got {len(added)}")
-    snapshot = values.as_object(values.required(added[0], "snapshot"), "snapshot")
-    binding = verdict.binding(state.binding, claim, values.long(snapshot, "snapshot-id"))
-    offsets = {table_update.shard: (table_update.start, table_update.end) for table_update in claim.ranges}
-    summary = values.optional_text_map(snapshot, "summary") | topic_properties.summary(binding, offsets, state.removals)
-    amended = {"action": "add-snapshot", "snapshot": {**snapshot, "summary": summary}}
-    amended_updates = [amended if table_update is added[0] else table_update for table_update in updates]
-    return binding, [*amended_updates, *topic_properties.set_written(state.table.properties, binding)]
-
-
-def _check_appends(before: TableMetadata, after: TableMetadata, snapshot_id: int) -> None:
-    """Raises InvalidInput unless the round's snapshot appends to main; CommitConflict if main has changed."""
+def _check_extends_main(before: TableMetadata, after: TableMetadata, snapshot_id: int, operation: str) -> None:
+    """Raises InvalidInput unless the snapshot has this operation and is main; CommitConflict unless its parent was main
+    before. The protocol lets a commit leave out the requirement about main; a round or rewrite may not."""
     added = after.snapshots.find(snapshot_id)
     if after.current_snapshot_id != snapshot_id or added is None:
-        raise errors.InvalidInput("a round must set main to the snapshot that it adds")
-    if snapshots.operation(added) != "append":
-        raise errors.InvalidInput(f"a round must append, got a snapshot with operation {snapshots.operation(added)}")
+        raise errors.InvalidInput("a round or rewrite must set main to the snapshot that it adds")
+    if snapshots.operation(added) != operation:
+        raise errors.InvalidInput(
+            f"{_SUBJECTS[operation]} must {operation}, got a snapshot with operation {snapshots.operation(added)}"
+        )
+    # A snapshot built on another one would drop the rows that were committed in between.
     if added.get("parent-snapshot-id") != before.current_snapshot_id:
         raise errors.CommitConflict(
             f"Requirement failed: branch main has changed: expected id {added.get('parent-snapshot-id')} "
@@ -137,6 +225,7 @@ def _check_appends(before: TableMetadata, after: TableMetadata, snapshot_id: int
 
 
 def _judge_foreign(state: TableState, after: TableMetadata, request: CommitRequest, now_ms: int) -> CommitDecision:
+    """Decides about the commit of another engine. A forced one that the topic cannot live with detaches the table."""
     if state.binding is None:
         return CommitDecision(after, None, state.removals)
     objection = foreign_changes.objection(state.table, after, request.updates)
@@ -147,6 +236,7 @@ def _judge_foreign(state: TableState, after: TableMetadata, request: CommitReque
         return CommitDecision(after, state.binding, removals)
     if not request.is_forced:
         raise objection
+    # A forced commit is the operator's will, but the offsets can no longer be vouched for: the table leaves its topic.
     detaching = [*request.updates, *topic_properties.set_written(after.properties, None)]
     return CommitDecision(table_commit.apply_updates(state.table, state.location, detaching, now_ms), None, ())
 
@@ -174,6 +264,7 @@ def judge_transaction(
 
 
 def conflict_of(conflicts: Mapping[Name, errors.CommitConflict]) -> errors.CommitConflict:
+    """Returns one conflict that names every table in conflict, so that the client can send the others again."""
     details = [
         {"table": str(name), "message": conflict.message, **conflict.details} for name, conflict in conflicts.items()
     ]

@@ -1,12 +1,12 @@
-"""What other engines may do to the table of a topic (hazard 21).
+"""The commits of other engines that the table of a topic refuses (hazard 21).
 
-    refused unless forced    the envelope's columns dropped, renamed or of another type; other columns that must have a
-                             value, because no message has one; the table replaced, or left without a current snapshot;
-                             a format version that the pipeline cannot write
-    allowed                  everything else. Rows that go are recorded (removal.py)
+    refused unless forced    dropping, renaming or retyping columns of the envelope; new required columns, because no
+                             message has a value for them; replacing the table, or leaving it without a current
+                             snapshot; a format version that the pipeline cannot write
+    allowed                  everything else. Removed rows are recorded (removal.py)
 
-Dropping, renaming and registering a topic's table again are refused where those are planned. What is forced parts the
-table from its topic, because the pipeline could not go on with it.
+Dropping, renaming and registering a topic's table are refused where they are planned (plans/relation_plans.py). A
+forced commit detaches the table from its topic, because the pipeline could no longer write to it.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def objection(
     if after.format_version > max(INGEST_FORMAT_VERSION_MAX, before.format_version):
         return _refusal(f"the pipeline cannot write format version {after.format_version}")
     had_rows = before.current_snapshot_id is not None
+    # `CREATE OR REPLACE TABLE` of an engine drops the branch main and its snapshot in one commit.
     if had_rows and (after.current_snapshot_id is None or any(_drops_main(table_update) for table_update in updates)):
         return _refusal("the table of a topic cannot be replaced")
     return _schema_objection(before.current_schema, after.current_schema)

@@ -19,6 +19,8 @@ from icestream import errors, limits
 
 
 class OffsetRun(msgspec.Struct, frozen=True, array_like=True):
+    """Committed offsets [start, next) of a shard under one epoch. Raises InvalidInput for a range that is none."""
+
     epoch: int
     start: int
     next: int  # the first offset that is not committed
@@ -46,6 +48,7 @@ def taken_over(runs: OffsetRuns, epoch: int, start: int) -> OffsetRuns:
             f"a run of epoch {epoch} from {start} cannot follow epoch {last.epoch} up to {last.next}",
             hint="a takeover raises the epoch and begins beyond what the old owner may have assigned",
         )
+    # The oldest runs are dropped: a commit needs the last one, older ones only explain gaps to readers.
     closed = msgspec.structs.replace(last, is_closed=True)
     return (*runs[:-1], closed, OffsetRun(epoch, start, start))[-limits.CATALOG_RUNS_PER_SHARD_MAX :]
 

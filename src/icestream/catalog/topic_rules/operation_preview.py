@@ -25,6 +25,8 @@ from icestream.observability.words import counted
 
 
 class Consent(StrEnum):
+    """An effect that an operator must accept, by the name of its command line option."""
+
     GAP = "accept-gap"
     DUPLICATES = "accept-duplicates"
 
@@ -70,6 +72,8 @@ class ShardPreview(NamedTuple):
 
 
 class OperationPreview(NamedTuple):
+    """The effects of an operation on a topic's table, and the consents that it needs."""
+
     operation: str
     topic: str
     shards: tuple[ShardPreview, ...]
@@ -124,12 +128,13 @@ def shard_previews(held: Mapping[int, int], log: TopicLog, committed: Mapping[in
             hint="it is the table of another topic",
         )
     return tuple(
-        _fate(shard, held.get(shard, 0), shard_log.checked(), committed.get(shard))
+        _shard_preview(shard, held.get(shard, 0), shard_log.checked(), committed.get(shard))
         for shard, shard_log in sorted(log.shards.items())
     )
 
 
-def _fate(shard: int, held: int, log: ShardLog, committed: int | None) -> ShardPreview:
+def _shard_preview(shard: int, held: int, log: ShardLog, committed: int | None) -> ShardPreview:
+    # A table that is ahead of its log holds other messages under these offsets: writing on would mix two histories.
     if held > log.end:
         raise errors.InvalidInput(
             f"the table holds offsets of shard {shard} up to {held}, but the log of the topic ends at {log.end}",

@@ -2,9 +2,10 @@
 
 the table     holds everything below `held`, apart from the removals in the summaries of its snapshots
 the topic     resumes at the first offset from there that the log has, under the epoch of the shard's owner
-rounds        are forgotten: the claim of an old one begins elsewhere and is refused, or begins here and is welcome. If
-              it were remembered, a round that is no longer in main would be answered as a repeat, and its rows lost
-removals      get what is missing now, for `verify` and readers
+rounds        are forgotten. A round that main no longer has would otherwise be answered as a repeat, and its rows lost.
+              Forgetting is safe: the claim of an old round begins at another offset and is refused, or begins exactly
+              here and is valid
+removals      record what is missing now, for `verify` and readers
 """
 
 from __future__ import annotations

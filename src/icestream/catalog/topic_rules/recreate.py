@@ -29,6 +29,7 @@ def recreate(
     preview = OperationPreview("recreate", log.topic, shard_previews({}, log, former.committed))
     preview.check(consents)
     binding = rebinding.resume_binding(preview, log, {}, former.pipeline_epoch, is_fresh=True)
+    # The schema last: a layout must not replace the columns of the envelope.
     definition: Object = {**(layout or {}), "schema": topic_schema.new_schema()}
     table = apply_updates(
         new_table_metadata(definition, location, uuid, now_ms), None, topic_properties.set_written({}, binding), now_ms

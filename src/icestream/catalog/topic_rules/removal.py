@@ -20,6 +20,8 @@ _AND: Final = " and "
 
 
 class Removal(msgspec.Struct, frozen=True, array_like=True):
+    """Committed rows that main lacks since one operation, or since several that were merged."""
+
     operation: str  # rollback, set-current, delete, overwrite, or one of ours; several, merged: joined by " and "
     snapshot_id: int  # of the last such operation; 0: the table had none
     time_ms: int
@@ -46,7 +48,7 @@ class Removal(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def names_several(self) -> bool:
-        """Whether the operation shows that removals were merged; merged ones of the same operation do not."""
+        """True if the operation shows that removals were merged; merged ones of the same operation do not."""
         return self._names != self.operation or _AND in self.operation
 
     @property
@@ -72,12 +74,14 @@ def bounded(removals: Removals) -> Removals:
     exact = [removal for removal in removals if removal.is_exact]
     inexact = [removal for removal in removals if not removal.is_exact]
     surplus = len(exact) - limits.CATALOG_REMOVALS_KEPT
+    # The oldest exact ones become inexact: readers then know that rows are missing, not which.
     if surplus > 0:
         inexact, exact = exact[:surplus] + inexact, exact[surplus:]
     return (*exact, _merge(inexact)) if inexact else tuple(exact)
 
 
 def _merge(removals: list[Removal]) -> Removal:
+    """Returns one inexact removal that covers all of these."""
     if len(removals) == 1 and not removals[0].is_exact:
         return removals[0]
     ranges: dict[int, tuple[int, int]] = {}
@@ -176,7 +180,7 @@ def _as_text(value: object) -> str:
 
 
 def progress_of(snapshot: Object, topic_id: int) -> TopicProgress | None:
-    """The progress in the summary of a snapshot; None if no round of this topic made it."""
+    """The progress in the summary of a snapshot; None if no round or rewrite of this topic made it."""
     summary = snapshot.get("summary") or {}
     if summary.get(TOPIC_ID) != str(topic_id):
         return None

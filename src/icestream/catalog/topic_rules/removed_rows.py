@@ -45,6 +45,7 @@ def count_removed_rows(snapshot: Object) -> int | None:
     added_rows, deleted_rows, by_position, by_value, vectors, old_vectors, old_by_position = (
         count or 0 for count in counts
     )
+    # Equality deletes state how many values they delete, not how many rows match them.
     if by_value or (vectors and not by_position):
         return None
     return max(0, deleted_rows - added_rows + by_position - (old_by_position if old_vectors else 0))

@@ -48,6 +48,7 @@ from icestream.catalog.topic_rules.snapshot_progress import (
     removals_after_snapshots,
     snapshot_progress,
 )
+from icestream.iceberg import table_commit
 from icestream.iceberg.snapshots import MAIN
 from icestream.iceberg.snapshots import operation as snapshot_operation
 from icestream.iceberg.values import Object
@@ -107,6 +108,39 @@ def rewind(
     after = rebinding.resume_binding(preview, log, binding.runs, binding.pipeline_epoch, binding.base)
     removals = rebinding.missing(preview, state.table, log, progress, progress.last_round, target, now_ms)
     return Rebinding(rebinding.rebinding_decision(state, after, removals, now_ms, _pointing(state, target)), preview)
+
+
+def undo_round(state: TableState, log: TopicLog, snapshot_id: int, now_ms: int) -> Rebinding:
+    """Decides to undo the newest round, which made `snapshot_id`: main and the committed offsets go back to before it.
+
+    For a round whose files were removed around its commit: another engine took them for orphans while the commit that
+    names them was in flight. The log still has the offsets, and they are written again (docs/adr/0042). Only the round
+    that is main can be undone: what other engines did since must stay. Its snapshot is removed from the table, because
+    it cannot be read.
+
+    Raises CommitConflict if main is another snapshot, and TopicTableConflict if the log lacks some of the round's
+    offsets, or the content of the snapshot before it is unknown.
+    """
+    binding, snapshot = state.binding, state.table.snapshots.find(snapshot_id)
+    if binding is None or binding.topic_id != log.topic_id:
+        raise errors.TopicTableConflict(f"the table does not belong to topic {log.topic} any more")
+    if snapshot is None or state.table.current_snapshot_id != snapshot_id:
+        raise errors.CommitConflict(f"main is no longer at snapshot {snapshot_id}")
+    remove_snapshot: Object = {"action": "remove-snapshots", "snapshot-ids": [snapshot_id]}
+    if (parent := snapshot.get("parent-snapshot-id")) is not None:
+        decision, preview = rewind(state, log, (), now_ms, parent)
+        return Rebinding(
+            decision._replace(table=table_commit.apply_updates(decision.table, None, [remove_snapshot], now_ms)),
+            preview,
+        )
+    first_offsets = {shard: runs[0].start for shard, runs in binding.runs.items()}
+    preview = OperationPreview("undo", log.topic, shard_previews(first_offsets, log, binding.committed()))
+    preview.check(())
+    after = rebinding.resume_binding(preview, log, binding.runs, binding.pipeline_epoch, binding.base)
+    remove_main: Object = {"action": "remove-snapshot-ref", "ref-name": MAIN}
+    return Rebinding(
+        rebinding.rebinding_decision(state, after, state.removals, now_ms, [remove_main, remove_snapshot]), preview
+    )
 
 
 def default_target(state: TableState, log: TopicLog) -> int | None:
@@ -194,6 +228,7 @@ def _log_has_some(removal: Removal, log: TopicLog) -> bool:
 
 
 def _stays_missing(removal: Removal, shard: int, log: TopicLog) -> str:
+    """Returns the sentence about rows that a rewind cannot restore."""
     start, end = removal.ranges[shard]
     if removal.is_exact:
         begins = f": the log begins at {log.shards[shard].earliest}" if shard in log.shards else ""

@@ -24,6 +24,8 @@ from icestream.iceberg.values import Object
 
 
 class SnapshotMark(NamedTuple):
+    """The offsets that one snapshot held; the head of the module explains each field."""
+
     snapshot_id: int
     time_ms: int
     committed: Mapping[int, int]
@@ -33,6 +35,7 @@ def marks_of_removed(
     before: TableMetadata, updates: Sequence[Object], topic_id: int, base: AdoptionBase | None
 ) -> list[SnapshotMark]:
     """The marks of the snapshots that these updates remove from the table, the oldest first."""
+    # Only updates can remove a snapshot, so the two documents need not be compared.
     removed_ids = {
         snapshot_id
         for table_update in updates

@@ -1,8 +1,8 @@
 """The progress of a snapshot: which offsets of a topic it holds, and which rows main lacks (hazard 21). Pure.
 
-It follows from the last round in the snapshot's lineage, whose summary has the committed offsets and what was missing
-then (topic_properties.py), or from the snapshot at which the table was adopted (`Binding.base`), and from the snapshots
-since:
+It follows from the last round or rewrite of the pipeline in the snapshot's lineage, whose summary has the committed
+offsets and what was missing then (topic_properties.py), or from the snapshot at which the table was adopted
+(`Binding.base`), and from the snapshots since:
 
     missing = what the summary of that round says
             + the offsets that were committed after it, if main was moved back to it: exact
@@ -43,6 +43,8 @@ from icestream.iceberg.values import Object
 
 
 class SnapshotProgress(NamedTuple):
+    """The progress of a snapshot: its last round, and the snapshots since."""
+
     last_round: TopicProgress  # in the snapshot's lineage; empty if there is none
     since: list[Object]  # the snapshots after that round, the newest first
     is_known: bool  # False: the lineage is cut off by expiry, and `last_round` says nothing
@@ -59,6 +61,8 @@ def snapshot_progress(
         if (progress := progress_of(snapshot, topic_id)) is not None:
             return SnapshotProgress(progress, since, True)
         since.append(snapshot)
+    # A lineage that ends at a snapshot without a parent is whole: no round is hidden behind it. With a base, only the
+    # base states what the table holds.
     is_whole = not since or since[-1].get("parent-snapshot-id") is None
     return SnapshotProgress(TopicProgress({}), since, is_whole and (base is None or snapshot_id is None))
 
@@ -82,7 +86,9 @@ def check_not_ahead(before: TableMetadata, after: TableMetadata, binding: Bindin
     if new_id == before.current_snapshot_id or new_id is None:
         return None
     progress = snapshot_progress(after, new_id, binding.topic_id, binding.base)
-    if not progress.is_known and binding.is_rewound and not _goes_on_from(before.current_snapshot_id, progress):
+    # Only after a rewind or an adoption can a snapshot be ahead of the committed offsets: an unknown one is refused
+    # then.
+    if not progress.is_known and binding.is_rewound and not _descends_from(before.current_snapshot_id, progress):
         return errors.TopicTableConflict(
             f"the history of snapshot {new_id} is cut off: it may hold offsets that would be written again",
             hint="detach it first: `icestream lake detach`; `icestream lake adopt` then takes positions",
@@ -116,8 +122,8 @@ def removals_after_commit(
     if old == new or old is None or new is None:
         return removals
     progress = snapshot_progress(after, new, binding.topic_id, binding.base)
-    if _goes_on_from(old, progress):
-        since = _behind(old, progress.since)
+    if _descends_from(old, progress):
+        since = _after(old, progress.since)
         return removals_after_snapshots(removals, after, since, binding.topic_id, binding.committed(), time_ms)
     operation = ROLLBACK if any(snapshot["snapshot-id"] == new for snapshot in lineage(before, old)) else SET_CURRENT
     lost = _lost(operation, new, time_ms, progress.last_round.committed, binding.committed(), progress.is_known)
@@ -139,12 +145,12 @@ def _has_round_before(table: TableMetadata, added: Object, topic_id: int) -> boo
     return any(progress_of(snapshot, topic_id) is not None for snapshot in before)
 
 
-def _goes_on_from(old: int | None, progress: SnapshotProgress) -> bool:
+def _descends_from(old: int | None, progress: SnapshotProgress) -> bool:
     """Whether main was moved to a descendant of snapshot `old`, without a round in between."""
     return old is not None and old in {snapshot.get("parent-snapshot-id") for snapshot in progress.since}
 
 
-def _behind(old: int, since: list[Object]) -> list[Object]:
+def _after(old: int, since: list[Object]) -> list[Object]:
     """The snapshots after `old`."""
     ids = [snapshot["snapshot-id"] for snapshot in since]
     return since[: ids.index(old)] if old in ids else since
@@ -177,12 +183,12 @@ def _lost(
     operation: str,
     snapshot_id: int,
     time_ms: int,
-    there: Mapping[int, int],
+    held: Mapping[int, int],
     committed: Mapping[int, int],
     is_exact: bool,
 ) -> Removals:
     """A removal of the committed offsets that the snapshot does not hold."""
-    ranges = {shard: (there.get(shard, 0), end) for shard, end in committed.items()}
+    ranges = {shard: (held.get(shard, 0), end) for shard, end in committed.items()}
     lost = {shard: (start, end) for shard, (start, end) in ranges.items() if start < end}
     return (Removal(operation, snapshot_id, time_ms, lost, is_exact),) if lost else ()
 

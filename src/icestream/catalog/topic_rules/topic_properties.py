@@ -2,6 +2,7 @@
 
     in the properties of the table      topic, topic-id, pipeline-epoch, round, committed
     in the summary of each snapshot that a round made      topic-id, round, committed, added, removed
+    in the summary of each snapshot that a rewrite made    topic-id, round, committed, removed
 
 `committed` is JSON: per shard the first offset that is not in the table. `added`: per shard the offsets [start, end)
 that the round added. The summary tells what is missing if main is moved to the snapshot, and which rows are restored if
@@ -42,6 +43,13 @@ def summary(binding: Binding, added: Ranges, removals: Removals) -> dict[str, st
     return progress | removal.added_summary(added) | _round(binding)
 
 
+def rewrite_summary(binding: Binding, removals: Removals) -> dict[str, str]:
+    """The reserved part of the summary of the last rewrite of this binding. It repeats the progress of the table: the
+    rounds before it may expire, and then nothing else in the table's history would say which offsets it holds."""
+    progress = removal.as_summary(binding.topic_id, binding.committed(), removals)
+    return progress | {ROUND: str(uuid.UUID(bytes=binding.rewrites[-1].id))}
+
+
 def _round(binding: Binding) -> dict[str, str]:
     return {ROUND: str(uuid.UUID(bytes=binding.rounds[-1].id))}
 
@@ -49,6 +57,7 @@ def _round(binding: Binding) -> dict[str, str]:
 def set_written(properties: Mapping[str, str], binding: Binding | None) -> list[Object]:
     """The updates that set the reserved properties of a table by its binding; without a binding they are removed."""
     reserved = written(binding) if binding else {}
+    # A property that the binding no longer has, such as the round after a rewind, must go: tools read them.
     obsolete = [name for name in properties if name.startswith(PREFIX) and name not in reserved]
     updates: list[Object] = [{"action": "remove-properties", "removals": obsolete}] if obsolete else []
     if reserved:

@@ -32,7 +32,7 @@ COLUMNS: Final[dict[str, str]] = {
 
 
 HINT: Final = (
-    "a topic's table has all columns of the envelope (docs/lake.md); `icestream lake recreate TOPIC` makes such a table"
+    "a topic's table needs all columns of the envelope (docs/lake.md); `icestream lake recreate TOPIC` creates one"
 )
 OPTIONAL_HINT: Final = "make it optional"
 _FIRST: Final = ("shard", "offset", "publish_time", "append_time")

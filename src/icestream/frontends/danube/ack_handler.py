@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from icestream import errors, limits
+from icestream.broker.broker_subscription import unknown_subscription
 from icestream.broker.service import Broker
 from icestream.broker.shard_delivery import ShardDelivery
-from icestream.broker.subscription import unknown_subscription
 from icestream.frontends.danube.consumer_registry import ConsumerRegistry, DeliveryKey
 from icestream.frontends.danube.handlers import Call, CallFailed, decode, status_number
 from icestream.frontends.danube.messages import INTEGER, TEXT

@@ -2,6 +2,9 @@
 
 Topics with partitions are listed by partition, as in Danube; they are created and deleted as a whole. A subscription
 belongs to the whole topic, whichever of its partitions is named. Cluster and security calls return UNIMPLEMENTED.
+
+The messages are Danube's, so they are not derived from admin_api. Policies of topics are: their declaration has the
+name that Danube gives them (model/topic_policies.py).
 """
 
 from __future__ import annotations
@@ -12,16 +15,22 @@ from dataclasses import dataclass
 from typing import Final
 
 from icestream import errors
-from icestream.broker.records import TopicPolicies
+from icestream.broker.broker_topic import BrokerTopic
 from icestream.broker.service import Broker
-from icestream.broker.topic import Topic
 from icestream.frontends.danube.handlers import Call, CallFailed, HandlerTable, decode
 from icestream.frontends.danube.partition_names import base_name, parse_partition, wire_name
 from icestream.frontends.danube.schema_handlers import check_reference
 from icestream.frontends.danube.wire import admin_pb2 as pb
 from icestream.frontends.danube.wire.danube_pb2 import SchemaReference
-from icestream.model.subscription import DispatchMode, FailurePolicy, PoisonPolicy, RedeliveryBackoff, SubscriptionType
+from icestream.model.subscription_options import (
+    DispatchMode,
+    FailurePolicy,
+    PoisonPolicy,
+    RedeliveryBackoff,
+    SubscriptionType,
+)
 from icestream.model.topic_name import TopicName, check_namespace
+from icestream.model.topic_policies import POLICIES, PolicyValues
 
 # In the order of their numbers in the client protocol.
 TYPES: Final = tuple(SubscriptionType)
@@ -53,6 +62,8 @@ class BrokerAddresses:
 
 
 class AdminHandlers:
+    """The calls of Danube's admin tools, each from an encoded request to an encoded response."""
+
     def __init__(self, broker: Broker, addresses: BrokerAddresses) -> None:
         self._broker = broker
         self._addresses = addresses
@@ -87,11 +98,12 @@ class AdminHandlers:
     # --- the broker ---
 
     async def brokers(self, raw: bytes, call: Call) -> bytes:
+        """This node alone: Danube's tools see every node as a broker of its own."""
         addresses = self._addresses
         info = pb.BrokerInfo(
             broker_id=addresses.name,
             broker_addr=addresses.address,
-            broker_role="Cluster_Leader",
+            broker_role="Cluster_Leader",  # tools send changes to the leader; this node accepts them
             admin_addr=addresses.admin_address,
             metrics_addr=addresses.metrics_address,
             broker_status="active",
@@ -114,7 +126,7 @@ class AdminHandlers:
         name = decode(pb.NamespaceRequest, raw).name
         self._check_namespace(name)
         policies = self._broker.namespace(name).policies
-        return pb.PolicyResponse(policies=json.dumps(_policies(policies))).SerializeToString()
+        return pb.PolicyResponse(policies=json.dumps(danube_policies(policies))).SerializeToString()
 
     async def create_namespace(self, raw: bytes, call: Call) -> bytes:
         await self._broker.create_namespace(decode(pb.NamespaceRequest, raw).name)
@@ -131,12 +143,12 @@ class AdminHandlers:
         if check_namespace(name) not in self._broker.namespaces():
             raise CallFailed("NOT_FOUND", errors.UnknownNamespace(f"there is no namespace {name}"))
 
-    def _topics_in(self, namespace: str) -> list[tuple[str, Topic]]:
+    def _topics_in(self, namespace: str) -> list[tuple[str, BrokerTopic]]:
         self._check_namespace(namespace)
         return self._names([topic for topic in self._broker.list_topics() if topic.name.namespace == namespace])
 
     @staticmethod
-    def _names(topics: list[Topic]) -> list[tuple[str, Topic]]:
+    def _names(topics: list[BrokerTopic]) -> list[tuple[str, BrokerTopic]]:
         in_order = sorted(topics, key=lambda topic: topic.name)
         return [(wire_name(topic, shard), topic) for topic in in_order for shard in range(topic.record.shards)]
 
@@ -154,7 +166,7 @@ class AdminHandlers:
             raise CallFailed("NOT_FOUND", error)
         return self._topic_list(self._names(self._broker.list_topics()))
 
-    def _topic_list(self, topics: list[tuple[str, Topic]]) -> bytes:
+    def _topic_list(self, topics: list[tuple[str, BrokerTopic]]) -> bytes:
         infos = [
             pb.TopicInfo(name=name, broker_id=self._addresses.name, delivery=DELIVERY[topic.record.dispatch])
             for name, topic in topics
@@ -175,7 +187,9 @@ class AdminHandlers:
         dispatch, create = _dispatch(request.dispatch_strategy), self._broker.create_partitioned_topic
         return await self._create(name, subject, lambda: create(name, count, dispatch))
 
-    async def _create(self, name: TopicName, subject: str, create: Callable[[], Awaitable[Topic]]) -> bytes:
+    async def _create(self, name: TopicName, subject: str, create: Callable[[], Awaitable[BrokerTopic]]) -> bytes:
+        """`subject`: that of the topic's schema; empty without one. It is checked first: a topic that was created must
+        not remain without its schema."""
         if subject:
             await check_reference(self._broker, SchemaReference(subject=subject))
         await create()
@@ -211,7 +225,7 @@ class AdminHandlers:
                 response.schema_version, response.schema_type = subject.latest.version, subject.latest.type.value
         return response.SerializeToString()
 
-    def _topic(self, name: str) -> Topic:
+    def _topic(self, name: str) -> BrokerTopic:
         return self._broker.topic(base_name(name))
 
     # --- subscriptions ---
@@ -229,6 +243,7 @@ class AdminHandlers:
         request = decode(pb.SetFailurePolicyRequest, raw)
         topic = self._reliable(request.topic)
         policy = _failure_policy(request.failure_policy)
+        # Danube's operators set the policy before the first consumer creates the subscription.
         await self._broker.set_failure_policy(topic.name, request.subscription, policy, is_ahead=True)
         return _success()
 
@@ -238,11 +253,11 @@ class AdminHandlers:
         pending = await self._broker.pending_subscription(topic, request.subscription)
         if pending is not None and pending.failure is not None:
             return pb.GetFailurePolicyResponse(
-                failure_policy=_failure_policy_message(pending.failure.policy())
+                failure_policy=_failure_policy_message(pending.failure)
             ).SerializeToString()
         record = self._broker.subscription(topic, request.subscription).record
         return pb.GetFailurePolicyResponse(
-            failure_policy=_failure_policy_message(record.failure.policy()), subscription_type=TYPES.index(record.type)
+            failure_policy=_failure_policy_message(record.failure), subscription_type=TYPES.index(record.type)
         ).SerializeToString()
 
     async def set_dispatch(self, raw: bytes, call: Call) -> bytes:
@@ -263,7 +278,8 @@ class AdminHandlers:
         config = pb.DispatchConfig(max_unacked_messages=count)
         return pb.GetDispatchConfigResponse(dispatch_config=config).SerializeToString()
 
-    def _reliable(self, name: str) -> Topic:
+    def _reliable(self, name: str) -> BrokerTopic:
+        """The topic. Raises TopicMismatch for one without redelivery, on which these settings would have no effect."""
         topic = self._topic(name)
         if topic.record.dispatch is not DispatchMode.RELIABLE:
             raise errors.TopicMismatch(f"topic {topic.name} is not reliable", hint="its messages are never redelivered")
@@ -307,18 +323,9 @@ def _dispatch(strategy: pb.DispatchStrategy) -> DispatchMode:
     return dispatch
 
 
-def _policies(policies: TopicPolicies) -> dict[str, int]:
-    """The policies under Danube's names; 0 means unlimited."""
-    values = {
-        "max_producers_per_topic": policies.max_producers,
-        "max_subscriptions_per_topic": policies.max_subscriptions,
-        "max_consumers_per_topic": policies.max_consumers_per_topic,
-        "max_consumers_per_subscription": policies.max_consumers_per_subscription,
-        "max_publish_rate": policies.max_publish_rate,
-        "max_subscription_dispatch_rate": policies.max_dispatch_rate,
-        "max_message_size": policies.max_message_bytes,
-    }
-    return {name: value or 0 for name, value in values.items()}
+def danube_policies(policies: PolicyValues) -> dict[str, int]:
+    """The policies that Danube has, under its names; 0 means unlimited."""
+    return {policy.danube: getattr(policies, name) or 0 for name, policy in POLICIES.items() if policy.danube}
 
 
 def _unimplemented(name: str) -> Callable[[bytes, Call], Awaitable[bytes]]:

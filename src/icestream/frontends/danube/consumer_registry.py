@@ -25,7 +25,7 @@ from icestream.frontends.danube.handlers import Call, OutStream, decode
 from icestream.frontends.danube.id_registry import CONSUMERS, IdRegistry, RegisteredConsumer
 from icestream.frontends.danube.partition_names import resolve_partition
 from icestream.frontends.danube.wire import danube_pb2 as pb
-from icestream.model.subscription import SubscriptionStart, SubscriptionType
+from icestream.model.subscription_options import SubscriptionStart, SubscriptionType
 from icestream.runtime.clock import Clock
 
 TYPES: Final = {
@@ -38,6 +38,8 @@ DeliveryKey = tuple[int, int, str]  # topic id, shard, subscription
 
 
 class ConsumerRegistry:
+    """The consumers of Danube's clients that are part of a subscription on this node."""
+
     def __init__(self, broker: Broker, ids: IdRegistry, clock: Clock, address: str, message_bytes_max: int) -> None:
         self._broker = broker
         self._ids = ids
@@ -54,6 +56,7 @@ class ConsumerRegistry:
     # --- calls ---
 
     async def subscribe(self, raw: bytes, call: Call) -> bytes:
+        """Handles Subscribe: joins the subscription, and registers the id for ReceiveMessages."""
         request = decode(pb.ConsumerRequest, raw)
         subscription_type = TYPES.get(request.subscription_type)
         if subscription_type is None:
@@ -67,6 +70,7 @@ class ConsumerRegistry:
         )
         text = call.metadata.get(START)
         consumer = await self._join(registration, call.peer, parse_start(text) if text is not None else None)
+        # Before the reply: the client uses the id at once, perhaps after a restart of the broker.
         await self._ids.keep(CONSUMERS, consumer.id, registration)
         response = pb.ConsumerResponse(
             request_id=request.request_id, consumer_id=consumer.id, consumer_name=request.consumer_name
@@ -74,12 +78,15 @@ class ConsumerRegistry:
         return response.SerializeToString()
 
     async def receive(self, raw: bytes, call: Call, stream: OutStream) -> None:
+        """Handles ReceiveMessages until the consumer ends. Raises the reason, which clients see in the status."""
         request = decode(pb.ReceiveRequest, raw)
         try:
             consumer = await self._consumer_for_stream(request.consumer_id, call)
         except errors.IcestreamError:
             await self._delay_failure()
             raise
+        # The consumer leaves with its stream, however it ends: a consumer without one would hold its unacked messages
+        # until their deadline.
         try:
             consumer.begin(stream)
             if self._closing.is_set():  # a client that reconnected while the others were being closed
@@ -102,8 +109,10 @@ class ConsumerRegistry:
         registration = await self._ids.consumer(id_)
         if registration is None:
             raise no_such_consumer(id_)
+        # Without creating: the subscription was deleted on purpose, and a client that only reopens its stream must not
+        # bring it back.
         rejoined = await self._join(registration, call.peer, None, create=False)
-        if rejoined.id != id_:
+        if rejoined.id != id_:  # the name expired and has a new id, which belongs to a later client
             rejoined.leave()
             raise no_such_consumer(id_)
         await self._ids.renew(CONSUMERS, id_)
@@ -112,6 +121,7 @@ class ConsumerRegistry:
     async def _join(
         self, registration: RegisteredConsumer, peer: str, start: SubscriptionStart | None, *, create: bool = True
     ) -> DanubeConsumer:
+        """Adds a consumer to its subscription, and registers it here until it ends. Raises the broker's refusal."""
         partition = resolve_partition(self._broker, registration.topic)
         sink = DanubeConsumer(
             partition, registration.subscription, peer, self._address, self._message_bytes_max, self._ids.now_ms
@@ -129,6 +139,7 @@ class ConsumerRegistry:
         )
         sink.joined(subscription, consumer)
         self._consumers[sink.id] = sink
+        # Two indexes: streams and health checks name a consumer by its id, acks only topic and subscription.
         key = (partition.topic.record.id, partition.shard, registration.subscription)
         self._by_delivery.setdefault(key, set()).add(sink)
         sink.ended.add_done_callback(lambda _: self._forget(key, sink))
@@ -147,10 +158,12 @@ class ConsumerRegistry:
     # --- registered consumers ---
 
     def _leave(self, consumer: DanubeConsumer) -> None:
+        """Removes a consumer after the end of its stream; the topic may have been deleted meanwhile."""
         with contextlib.suppress(errors.IcestreamError):
             consumer.leave()
 
     def _forget(self, key: DeliveryKey, consumer: DanubeConsumer) -> None:
+        """Removes an ended consumer from the indexes; another one may have its id by now."""
         consumers = self._by_delivery.get(key)
         if consumers is not None:
             consumers.discard(consumer)
@@ -166,7 +179,7 @@ class ConsumerRegistry:
             consumer.acked(count)
 
     async def is_known(self, id_: int) -> bool:
-        """Whether the id belongs to a consumer whose subscription exists; renews it. For health checks."""
+        """True if the id belongs to a consumer whose subscription exists; renews it. For health checks."""
         if id_ in self._consumers:
             await self._ids.renew(CONSUMERS, id_)
             return True
@@ -188,7 +201,7 @@ class ConsumerRegistry:
 
     def close(self) -> None:
         """Ends every stream, also those whose failure is being delayed."""
-        self._closing.set()
+        self._closing.set()  # first: a stream that begins from now on ends itself
         for consumer in list(self._consumers.values()):
             _end_for_shutdown(consumer)
 

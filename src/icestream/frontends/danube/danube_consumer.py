@@ -14,16 +14,16 @@ from collections.abc import Callable
 from typing import Final
 
 from icestream import errors, limits
-from icestream.broker.consumer import Consumer
+from icestream.broker.broker_consumer import BrokerConsumer
+from icestream.broker.broker_subscription import BrokerSubscription
+from icestream.broker.broker_topic import BrokerTopic
 from icestream.broker.stall import RESUMED, STALLED
-from icestream.broker.subscription import Subscription
-from icestream.broker.topic import Topic
 from icestream.frontends.danube.handlers import OutStream
 from icestream.frontends.danube.messages import messages_of, subscription_field
 from icestream.frontends.danube.partition_names import PartitionRef, wire_name
 from icestream.frontends.danube.stall_watch import StallWatch
-from icestream.model.shard import Gap
-from icestream.model.subscription import DispatchMode
+from icestream.model.shard import DeclaredGap
+from icestream.model.subscription_options import DispatchMode
 from icestream.observability.log import get_logger
 from icestream.wal.tail import SectionRead
 
@@ -50,7 +50,8 @@ class AckWindow:
         self._since_ms = now_ms
 
     def acked(self, count: int, now_ms: int) -> bool:
-        """Counts acks; returns whether the window has changed."""
+        """Counts acks; True if the window has changed."""
+        # Measured over steps, not per ack: single acks come in bursts.
         self._acks += count
         elapsed_ms = now_ms - self._since_ms
         if elapsed_ms < limits.DANUBE_WINDOW_STEP_MS:
@@ -63,7 +64,7 @@ class AckWindow:
 
 
 class DanubeConsumer:
-    """Implements the broker's ConsumerSink."""
+    """One consumer of a Danube client; implements the broker's ConsumerSink."""
 
     def __init__(
         self,
@@ -74,31 +75,31 @@ class DanubeConsumer:
         message_bytes_max: int,
         now_ms: Callable[[], int],
     ) -> None:
-        self.topic: Topic = partition.topic
+        self.topic: BrokerTopic = partition.topic
         self.shard = partition.shard
         self.peer = peer
         self.since_ms = now_ms()
         self._now_ms = now_ms
-        self._suffix = subscription_field(subscription)
+        self._suffix = subscription_field(subscription)  # the last field of each encoded message
         self._wire_name = wire_name(partition.topic, partition.shard)
         self._address = address
         self._message_bytes_max = message_bytes_max + limits.DANUBE_DELIVERY_BYTES_EXTRA
         self._loop = asyncio.get_running_loop()
-        self._subscription: Subscription | None = None
-        self._consumer: Consumer | None = None
+        self._subscription: BrokerSubscription | None = None
+        self._consumer: BrokerConsumer | None = None
         self._stream: OutStream | None = None
         self._queued: list[bytes] = []  # messages that wait for the stream
         self._queued_bytes = 0
-        self._used_credit = 0
+        self._used_credit = 0  # messages that were delivered and for which no credit was given again
         self.window = AckWindow(self.since_ms)
-        self.ended: asyncio.Future[str] = (
-            self._loop.create_future()
-        )  # the reason, or the error that the stream ends with
+        # The reason, or the error that the stream ends with.
+        self.ended: asyncio.Future[str] = self._loop.create_future()
         subject = f"subscription {subscription} of {self._wire_name}"
         self._stall_watch = StallWatch(subject, self._has_unacked, self._fail)
 
     @property
     def id(self) -> int:
+        """The consumer id in the protocol: that of the broker's consumer."""
         assert self._consumer is not None
         return self._consumer.id
 
@@ -113,13 +114,16 @@ class DanubeConsumer:
 
     # --- lifecycle ---
 
-    def joined(self, subscription: Subscription, consumer: Consumer) -> None:
+    def joined(self, subscription: BrokerSubscription, consumer: BrokerConsumer) -> None:
+        """Connects it to the broker's consumer. A non-reliable topic delivers at once, because what is not delivered
+        now would be skipped."""
         self._subscription, self._consumer = subscription, consumer
         consumer.credit.unacked_max = self.window.size
         if self.topic.record.dispatch is DispatchMode.NON_RELIABLE:
             subscription.give_credit(consumer, limits.DANUBE_WAITING_MESSAGES_MAX)
 
     def begin(self, stream: OutStream) -> None:
+        """Starts the stream: first what waits for it, then everything that the broker dispatches."""
         assert self._subscription is not None
         assert self._consumer is not None
         self._stream = stream
@@ -127,11 +131,13 @@ class DanubeConsumer:
         queued, self._queued, self._queued_bytes = self._queued, [], 0
         if queued:
             stream.push(queued)
+        # All of it: Danube's clients grant no credit. The AckWindow and the stream's own bound limit what is sent.
         self._subscription.give_credit(self._consumer, limits.CREDIT_MAX)
         self._consumer.drained()
         self._stall_watch.begin()
 
     def leave(self) -> None:
+        """Leaves the subscription and ends the stream, if there is one. May be called again."""
         if self._subscription is not None and self._consumer is not None:
             self._subscription.leave(self._consumer)
         self._end("the consumer left")
@@ -146,6 +152,7 @@ class DanubeConsumer:
             self.ended.set_exception(error)
 
     def _has_unacked(self) -> bool:
+        """True if the client has messages that it has not acked."""
         if self._subscription is None or self._consumer is None:
             return False
         return self._subscription.delivery(self.shard).has_unacked(self._consumer)
@@ -164,9 +171,11 @@ class DanubeConsumer:
     def deliver(
         self, shard: int, generation: int, attempt: int, section: SectionRead, first_row: int, rows: int
     ) -> None:
+        """Encodes the messages and pushes them to the stream; without a stream they wait for it."""
         accepted: list[bytes] = []
         for offset, message in messages_of(section, first_row, rows, self._wire_name, self._address):
             if len(message) + len(self._suffix) > self._message_bytes_max:
+                # In the next turn: the dispatcher is the caller of this one.
                 self._loop.call_soon(self._nack_too_large, offset, generation, len(message))
             else:
                 accepted.append(message + self._suffix)
@@ -187,14 +196,16 @@ class DanubeConsumer:
             self._subscription.delivery(self.shard).nack([(offset, offset + 1)], generation, 0, self.id, TOO_LARGE)
 
     def _top_up(self) -> None:
+        """Gives the used credit again, in large steps: a call for each message would cost more than it delivers."""
         used_credit, self._used_credit = self._used_credit, 0
         if self._subscription is not None and self._consumer is not None:
             self._subscription.give_credit(self._consumer, used_credit)
 
-    def gap(self, shard: int, generation: int, gap: Gap) -> None:
+    def gap(self, shard: int, generation: int, gap: DeclaredGap) -> None:
         """Ignored: Danube's protocol has no gaps; the next message has the next existing offset."""
 
     def event(self, event: str, details: dict[str, object]) -> None:
+        """Handles an event of the broker; Danube's protocol has a message for none of them."""
         if event == "closed":
             self._end(str(details.get("reason", "")))
         elif event == STALLED:
@@ -208,9 +219,11 @@ class DanubeConsumer:
         """Counts messages that were acked or nacked, which may change the window."""
         if self._consumer is not None and self.window.acked(count, self._now_ms()):
             self._consumer.credit.unacked_max = self.window.size
+            # The dispatcher does not watch the bound: a larger window takes effect with the next event otherwise.
             if self._subscription is not None and not self.ended.done():
                 self._subscription.delivery(self.shard).resume()
 
 
 def no_such_consumer(consumer_id: int) -> errors.UnknownSubscription:
+    """The error for a consumer id that is not registered, or whose subscription is gone."""
     return errors.UnknownSubscription(f"unknown consumer id {consumer_id}", hint="subscribe again")

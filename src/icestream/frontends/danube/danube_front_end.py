@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 
 class DanubeFrontEnd(FrontEnd):
+    """Two gRPC listeners: one for clients, one for admin tools."""
+
     name = "danube"
 
     def __init__(self, settings: Settings, node: NodeView) -> None:
@@ -76,6 +78,7 @@ class DanubeFrontEnd(FrontEnd):
 
         settings, broker = self._settings, self._node.broker
         tls = _tls(settings)
+        # Bound before it serves: replies contain the advertised address, and port 0 is known only then.
         listener = _listener("ports.danube", limits.OPEN_FILES_MESSAGE_SHARE)
         port = await listener.bind(settings.node.bind_host, settings.ports.danube, tls)
         self.url = f"{'http' if tls is None else 'https'}://{_address(settings, port)}"
@@ -83,11 +86,12 @@ class DanubeFrontEnd(FrontEnd):
             broker, self._node.store, SystemClock(), DanubeOptions(self.url, settings.danube.max_message_bytes)
         )
         await listener.serve(self._service.table())
-        self._listener = listener
+        self._listener = listener  # after it serves: `open_ports` shows ports that answer
         self._service.start()
         await self._listen_for_admin(broker, self._service.schemas, port)
 
     async def _listen_for_admin(self, broker: Broker, schemas: SchemaHandlers, port: int) -> None:
+        """Opens the admin listener. It needs the ports of the others, which it reports to admin tools."""
         from icestream.frontends.danube.admin_handlers import AdminHandlers, BrokerAddresses
         from icestream.frontends.danube.handlers import HandlerTable
 
@@ -102,6 +106,7 @@ class DanubeFrontEnd(FrontEnd):
 
     async def close(self) -> None:
         """Ends the streams, waits for calls in flight, and closes the listeners."""
+        # Streams first: they never end by themselves, so a listener would wait for them until its timeout.
         if self._service is not None:
             self._service.leave()
         listeners = [listener for listener in (self._listener, self._admin) if listener is not None]
@@ -140,6 +145,7 @@ def _silence_grpc() -> None:
 
 
 def _tls(settings: Settings) -> TlsFiles | None:
+    """The certificates that the settings name; None for plain text."""
     from icestream.frontends.danube.danube_tls import TlsFiles
 
     danube = settings.danube
@@ -149,4 +155,5 @@ def _tls(settings: Settings) -> TlsFiles | None:
 
 
 def _address(settings: Settings, port: int) -> str:
+    """The address under which clients reach a port of this broker."""
     return advertised_address(settings, port, settings.danube.advertised_host)

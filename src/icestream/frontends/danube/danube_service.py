@@ -27,15 +27,20 @@ _log = get_logger("danube")
 
 @dataclass(frozen=True, slots=True)
 class DanubeOptions:
+    """The settings of the Danube front end, as values."""
+
     url: str  # the advertised address of this broker
     message_bytes_max: int = limits.DANUBE_MESSAGE_BYTES_MAX_DEFAULT
 
     @property
     def address(self) -> str:
+        """Host and port of the URL: the form that messages carry."""
         return self.url.partition("://")[2]
 
 
 class DanubeService:
+    """Composes the handlers of Danube's client services, and removes idle producers and consumers."""
+
     def __init__(self, broker: Broker, store: MetadataStore, clock: Clock, options: DanubeOptions) -> None:
         """`store`: for the records of this front end alone, the ids of its clients."""
         self._tasks = Tasks(self._task_failed)
@@ -53,6 +58,7 @@ class DanubeService:
         _log.error("a background task of the Danube front end failed", error=repr(error))
 
     def table(self) -> HandlerTable:
+        """The handler of each method. The two hot methods also take many requests at once."""
         return HandlerTable(
             {
                 **self.schemas.table().unary,
@@ -73,6 +79,7 @@ class DanubeService:
         )
 
     def start(self) -> None:
+        """Starts the periodic removal of idle producers and consumers."""
         self._sweep = self._loop.call_later(limits.DANUBE_SWEEP_SECONDS, self._sweep_idle)
 
     def _sweep_idle(self) -> None:
@@ -88,5 +95,6 @@ class DanubeService:
         self.consumers.close()
 
     async def close(self) -> None:
+        """Ends the background tasks, after the listeners are closed."""
         self.producers.close()
         await self._tasks.stop()

@@ -19,6 +19,7 @@ class TlsFiles:
     client_ca: Path | None = None
 
     def read(self) -> Pem:
+        """The contents of the files. Raises ConfigurationError."""
         authorities = None if self.client_ca is None else _read(self.client_ca)
         return _read(self.certificate), _read(self.key), authorities, authorities is not None
 

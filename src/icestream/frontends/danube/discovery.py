@@ -19,6 +19,8 @@ _log = get_logger("danube")
 
 
 class Discovery:
+    """Handlers of the services Discovery and HealthCheck."""
+
     def __init__(self, broker: Broker, producers: ProducerRegistry, consumers: ConsumerRegistry, url: str) -> None:
         self._broker = broker
         self._producers = producers
@@ -26,13 +28,14 @@ class Discovery:
         self._url = url
 
     async def lookup(self, raw: bytes, call: Call) -> bytes:
+        """Handles TopicLookup: this broker, or a redirect to the node that serves the topic. Raises UnknownTopic."""
         request = decode(pb.TopicLookupRequest, raw)
         response_type, url = pb.TopicLookupResponse.Connect, self._url
         try:
             await self._broker.locate_topic(base_name(request.topic))
         except errors.TopicElsewhere as error:
             response_type, url = pb.TopicLookupResponse.Redirect, error.details.get("danube", "")
-            if not url:
+            if not url:  # that node has no Danube port, or is gone: the error says so, a redirect could not
                 raise
         if not wire_names(self._broker, request.topic):
             raise errors.UnknownTopic(f"there is no topic {request.topic}", hint="TopicPartitions lists its partitions")
@@ -42,11 +45,13 @@ class Discovery:
         return response.SerializeToString()
 
     async def partitions(self, raw: bytes, call: Call) -> bytes:
+        """Handles TopicPartitions: the partitions of a topic; empty for a topic that does not exist."""
         request = decode(pb.TopicLookupRequest, raw)
         names = wire_names(self._broker, request.topic)
         return pb.TopicPartitionsResponse(request_id=request.request_id, partitions=names).SerializeToString()
 
     async def health(self, raw: bytes, call: Call) -> bytes:
+        """Handles HealthCheck: CLOSE tells the client to create its producer or consumer again."""
         request = decode(pb.HealthCheckRequest, raw)
         if request.client not in pb.HealthCheckRequest.ClientType.values():
             raise errors.InvalidInput(f"unknown client type {request.client}", hint="0: a producer, 1: a consumer")
@@ -55,6 +60,7 @@ class Discovery:
         try:
             is_known = await registry.is_known(request.id)
         except errors.IcestreamError as error:
+            # CLOSE would make every client register again while the metadata store is away.
             _log.warning("health check: cannot look up the id, answered OK", id=request.id, error=str(error))
             is_known = True
         status = pb.HealthCheckResponse.OK if is_known else pb.HealthCheckResponse.CLOSE

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from icestream import errors, limits
-from icestream.model.subscription import StartAt, SubscriptionStart
+from icestream.model.subscription_options import StartAt, SubscriptionStart
 
 START: Final = "x-icestream-start"
 SEQUENCE: Final = "x-icestream-sequence"
@@ -24,11 +24,14 @@ _NUMBER: Final = re.compile(r"-?[0-9]{1,16}", re.ASCII)
 
 
 class ProducerSequence(NamedTuple):
+    """The sequence number of a message, within one run of the producer's process."""
+
     incarnation: str
     number: int
 
 
 def parse_sequence(text: str) -> ProducerSequence:
+    """Parses x-icestream-sequence. Raises InvalidInput."""
     parts = _SEQUENCE.fullmatch(text)
     if parts is None or len(parts["incarnation"].encode()) > limits.DANUBE_INCARNATION_BYTES_MAX:
         raise errors.InvalidInput(
@@ -36,12 +39,13 @@ def parse_sequence(text: str) -> ProducerSequence:
             hint="an incarnation identifies one run of the producer's process, such as its start time",
         )
     number = int(parts["number"])
-    if number >= 2**63 - 1:
+    if number >= 2**63 - 1:  # the next one must fit too
         raise errors.InvalidInput(f"{SEQUENCE} {number} does not fit 63 bits", hint="count from 1")
     return ProducerSequence(parts["incarnation"], number)
 
 
 def parse_start(text: str) -> SubscriptionStart:
+    """Parses x-icestream-start. Raises InvalidInput."""
     at, _, value = text.strip().partition(":")
     if at == "offset" and _NUMBER.fullmatch(value):
         return SubscriptionStart(StartAt.OFFSET, int(value))
@@ -53,6 +57,7 @@ def parse_start(text: str) -> SubscriptionStart:
 
 
 def _time_us(text: str) -> int:
+    """The microseconds since 1970 of a time. Raises InvalidInput."""
     if _NUMBER.fullmatch(text):
         return int(text) * 1000
     try:
@@ -61,6 +66,7 @@ def _time_us(text: str) -> int:
         raise _bad_start(f"time:{text}") from None
     time = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
     since = time - datetime(1970, 1, 1, tzinfo=UTC)
+    # By integers: the float of `timestamp()` would round microseconds.
     return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 

@@ -46,7 +46,8 @@ class OutStream(Protocol):
 
     on_drained: Callable[[], None]  # called when the stream was full and has room again
 
-    def push(self, messages: Sequence[bytes]) -> None: ...
+    def push(self, messages: Sequence[bytes]) -> None:
+        """Queues encoded messages. Always accepted: `is_full` asks the caller to stop, it does not force it."""
 
     @property
     def is_full(self) -> bool:
@@ -58,6 +59,8 @@ Streaming = Callable[[bytes, Call, OutStream], Awaitable[None]]
 
 
 class HandlerTable(NamedTuple):
+    """The handlers of some services by method path, such as `/danube.Discovery/TopicLookup`."""
+
     unary: Mapping[str, Unary]
     streams: Mapping[str, Streaming] = {}
     batched: Mapping[str, BatchedMethod] = {}
@@ -92,13 +95,14 @@ def status_number(error: Exception) -> tuple[int, str]:
 
 
 def malformed_request(kind: type[Message]) -> errors.InvalidInput:
+    """The error for a request that cannot be decoded."""
     return errors.InvalidInput(
         f"malformed request: not a {kind.DESCRIPTOR.name}", hint="strings are UTF-8, fields as in Danube's protocol"
     )
 
 
 def decode(kind: type[Request], raw: bytes) -> Request:
-    """Raises InvalidInput for bytes that are not a message of this kind."""
+    """Decodes a request. Raises InvalidInput for bytes that are not a message of this kind."""
     try:
         return kind.FromString(raw)
     except DecodeError:

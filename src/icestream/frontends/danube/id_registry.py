@@ -16,7 +16,7 @@ from icestream import limits
 from icestream.broker import records
 from icestream.broker.name_registry import put_name
 from icestream.metadata.store import MetadataStore
-from icestream.model.subscription import SubscriptionType
+from icestream.model.subscription_options import SubscriptionType
 from icestream.runtime.clock import Clock
 
 PRODUCERS = "/danube/producers/"
@@ -24,11 +24,15 @@ CONSUMERS = "/danube/consumers/"
 
 
 class RegisteredProducer(msgspec.Struct, frozen=True):
+    """What is needed to open a producer again by its id alone."""
+
     topic: str  # without a partition: a producer may send to all
     name: str
 
 
 class RegisteredConsumer(msgspec.Struct, frozen=True):
+    """What is needed to join a subscription again by a consumer id alone."""
+
     topic: str  # as the client named it: with the partition
     subscription: str
     name: str
@@ -37,9 +41,12 @@ class RegisteredConsumer(msgspec.Struct, frozen=True):
 
 
 class IdRegistry:
+    """Stores and renews the ids of Danube's clients."""
+
     def __init__(self, store: MetadataStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
+        # When this process wrote each key: an id is used with every message, and must not be read or written each time.
         self._written_ms: dict[str, int] = {}
 
     def now_ms(self) -> int:
@@ -58,6 +65,7 @@ class IdRegistry:
         await self.renew_key(f"{prefix}{id_}")
 
     async def renew_key(self, key: str) -> None:
+        """Extends the time to live of a key, if it was not written recently and still exists."""
         if self._is_renewal_due(key):
             entry = await self._store.get(key)
             if entry is not None:
@@ -76,11 +84,13 @@ class IdRegistry:
         self._written_ms.pop(key, None)
 
     async def producer(self, id_: int) -> RegisteredProducer | None:
+        """The registration of a producer id; None if it is not registered, or has expired."""
         key = f"{PRODUCERS}{id_}"
         entry = await self._store.get(key)
         return records.decode(RegisteredProducer, key, entry.value) if entry is not None else None
 
     async def consumer(self, id_: int) -> RegisteredConsumer | None:
+        """The registration of a consumer id; None if it is not registered, or has expired."""
         key = f"{CONSUMERS}{id_}"
         entry = await self._store.get(key)
         return records.decode(RegisteredConsumer, key, entry.value) if entry is not None else None

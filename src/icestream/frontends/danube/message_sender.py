@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 from icestream import errors, limits
+from icestream.broker.broker_topic import BrokerProducer
 from icestream.broker.publish_result import PublishResult
 from icestream.broker.service import Broker
-from icestream.broker.topic import Producer
 from icestream.frontends.danube.extensions import SEQUENCE, parse_sequence
 from icestream.frontends.danube.handlers import Call, decode, malformed_request, status_number
 from icestream.frontends.danube.messages import Fields, Row, fields_of, fields_of_batch, row_of
@@ -45,7 +45,7 @@ class SendOutcome(Protocol):
 class PendingMessage(NamedTuple):
     """A message that is not stored yet, and the outcome of its call."""
 
-    producer: Producer
+    producer: BrokerProducer
     shard: int
     row: Row
     number: int | None  # the sequence number that the client gave it
@@ -228,7 +228,9 @@ class MessageSender:
         except errors.IcestreamError as error:
             self._refuse(group, error)
 
-    def _publish(self, producer: Producer, shard: int, block: bytes, on_done: Callable[[PublishResult], None]) -> None:
+    def _publish(
+        self, producer: BrokerProducer, shard: int, block: bytes, on_done: Callable[[PublishResult], None]
+    ) -> None:
         if producer.window(shard).is_refused:
             self._broker.reset_producer(producer, shard)
         self._broker.publish(producer, shard, block).add_done_callback(on_done)

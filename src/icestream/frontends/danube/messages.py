@@ -66,6 +66,7 @@ class Fields(NamedTuple):
 
 
 def fields_of(message: pb.StreamMessage) -> Fields:
+    """The fields of a decoded message."""
     message_id = message.msg_id
     return Fields(
         message.request_id,
@@ -106,6 +107,7 @@ def fields_of_batch(batch: RequestBatch) -> Iterator[Fields | None]:
         attributes: Mapping[str, str] = {}
         if row[ATTRIBUTES]:
             try:
+                # The column has the encoded map entries as they came: read as a message, they are its only field.
                 attributes = pb.StreamMessage.FromString(row[ATTRIBUTES]).attributes
             except DecodeError:
                 yield None
@@ -118,6 +120,7 @@ def fields_of_batch(batch: RequestBatch) -> Iterator[Fields | None]:
 
 
 def _utf8_bytes(text: str) -> int:
+    """The size of a text in UTF-8; without encoding it in the usual case."""
     return len(text) if text.isascii() else len(text.encode())
 
 
@@ -147,6 +150,7 @@ def row_of(fields: Fields) -> Row:
 
 
 def _signed(name: str, value: int, maximum: int = SIGNED_MAX) -> int:
+    """The value, which fits its signed column. Raises InvalidInput."""
     if value > maximum:
         raise errors.InvalidInput(f"{name} {value} does not fit its column", hint=f"maximum: {maximum}")
     return value
@@ -154,7 +158,9 @@ def _signed(name: str, value: int, maximum: int = SIGNED_MAX) -> int:
 
 def _attributes(attributes: dict[str, str]) -> dict[str, str]:
     if len(attributes) > limits.HEADERS_MAX:
-        raise errors.InvalidInput(f"message with {len(attributes)} attributes, limit {limits.HEADERS_MAX}")
+        raise errors.InvalidInput(
+            f"message with {len(attributes)} attributes, limit {limits.HEADERS_MAX}", hint="send fewer attributes"
+        )
     return attributes
 
 
@@ -171,6 +177,7 @@ def messages_of(
 ) -> Iterator[tuple[int, bytes]]:
     """Offset and encoded bytes of `rows` messages from `first_row` on."""
     offset = section.base_offset + first_row
+    # Blocks are decoded as a whole: of a large section only the rows that go to this consumer are copied first.
     body = section.body if not first_row and rows == section.rows else select_rows(section.body, first_row, rows)
     encoder = _MessageEncoder(topic_name, address)
     for block in iter_blocks(body):
@@ -186,8 +193,9 @@ _DELIVERED_COLUMNS: Final = (
 
 
 def _rows(block: Block) -> Iterator[tuple[Value, ...]]:
+    """The delivered columns of each row of a block."""
     columns = [block.values(column) for column in _DELIVERED_COLUMNS]
-    if block.numbering is not None:
+    if block.numbering is not None:  # of native producers: their id is in the head of the block, not in a column
         columns[2] = [block.numbering.producer_id if id_ is None else id_ for id_ in columns[2]]
     return zip(*columns, strict=True)
 
@@ -202,6 +210,7 @@ class _MessageEncoder:
         self._was_plain = True
 
     def encode(self, row: tuple[Any, ...], offset: int) -> bytes:
+        """The bytes of a message without its subscription name. Negative numbers, which Danube lacks, become 0."""
         payload, request_id, producer_id, publish_us, producer_name, key, schema_id, schema_version, headers = row
         message = self._message
         message.request_id = max(request_id or 0, 0)
@@ -212,6 +221,8 @@ class _MessageEncoder:
             self._producer = (producer_id, producer_name)
             self._message_id.producer_id = max(producer_id or 0, 0)
             message.producer_name = producer_name or ""
+        # Setting and clearing four optional fields costs more than the rest of a small message: skipped between two
+        # messages that have none of them.
         is_plain = key is None and schema_id is None and schema_version is None and not headers
         if not (is_plain and self._was_plain):
             self._set_optional_fields(key, schema_id, schema_version, headers or {})
@@ -235,6 +246,7 @@ class _MessageEncoder:
 
 
 def _set_key(message: pb.StreamMessage, key: bytes) -> None:
+    """Sets the routing key; a key that is not UTF-8 becomes an attribute."""
     try:
         message.routing_key = key.decode()
     except UnicodeDecodeError:

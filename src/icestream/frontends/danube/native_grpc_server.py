@@ -23,7 +23,7 @@ from icestream.frontends.danube.handlers import STATUSES, Call, HandlerTable, St
 from icestream.frontends.danube.request_batch import RequestBatch
 from icestream.observability.log import get_logger
 from icestream.runtime.connection_room import RoomState
-from icestream.runtime.listening import cannot_listen
+from icestream.runtime.listening import cannot_listen, listening_socket
 from icestream.runtime.native import native
 
 _log = get_logger("danube")
@@ -31,7 +31,6 @@ _log = get_logger("danube")
 BATCH, UNARY, STREAM, STREAM_GONE, STREAM_LOW, METADATA, CONNECTION, CONNECTION_GONE = range(8)
 METADATA_KEYS: Final = ("x-icestream-start",)
 OK: Final = 0
-BACKLOG: Final = 512
 
 
 def has_native_wire() -> bool:
@@ -59,7 +58,7 @@ class NativeGrpcListener:
         """Returns the port."""
         self._pem = None if tls is None else tls.read()
         try:
-            self._socket = _listening_socket(host, port)
+            self._socket = listening_socket(host, port)
         except OSError as error:
             raise cannot_listen(self._setting, host, port, error) from None
         self.port = self._socket.getsockname()[1]
@@ -79,19 +78,6 @@ class NativeGrpcListener:
             await server.close()
         elif self._socket is not None:
             self._socket.close()
-
-
-def _listening_socket(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 class NativeGrpcServer:

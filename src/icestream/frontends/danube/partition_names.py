@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from icestream.broker.broker_topic import BrokerTopic
 from icestream.broker.danube_partitions import check_partition, unknown_partition
 from icestream.broker.service import Broker
-from icestream.broker.topic import Topic
 from icestream.model.topic_name import TopicName, parse_shard
 
 parse_partition = lru_cache(4096)(parse_shard)  # cached: every message and ack carries such a name
@@ -16,11 +16,12 @@ parse_partition = lru_cache(4096)(parse_shard)  # cached: every message and ack 
 class PartitionRef(NamedTuple):
     """A shard as a client named it: `part` is None for the name of a topic."""
 
-    topic: Topic
+    topic: BrokerTopic
     part: int | None
 
     @property
     def shard(self) -> int:
+        """The number of the shard; 0 for a topic that is not partitioned."""
         return self.part or 0
 
 
@@ -34,7 +35,8 @@ def resolve_partition(broker: Broker, name: str) -> PartitionRef:
     return PartitionRef(topic, part)
 
 
-def wire_name(topic: Topic, shard: int) -> str:
+def wire_name(topic: BrokerTopic, shard: int) -> str:
+    """The name of a shard for Danube's clients."""
     record = topic.record
     return topic.name.shard_name(shard, record.shards, is_partitioned=record.is_partitioned)
 
@@ -44,6 +46,7 @@ def wire_names(broker: Broker, name: str) -> list[str]:
 
     Names match exactly.
     """
+    # By the record, not by the served topic: clients ask any node for the partitions, then connect to the owner.
     topic_name, part = parse_partition(name)
     record = broker.find_topic_record(topic_name)
     if record is None or (part is not None and not record.is_named_by_shard):

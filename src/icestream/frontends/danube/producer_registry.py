@@ -25,10 +25,10 @@ import msgspec
 
 from icestream import errors, limits
 from icestream.broker import records
+from icestream.broker.broker_topic import BrokerProducer
 from icestream.broker.danube_partitions import PartitionRequest
 from icestream.broker.name_registry import put_name
 from icestream.broker.service import Broker
-from icestream.broker.topic import Producer
 from icestream.frontends.danube.handlers import Call, decode
 from icestream.frontends.danube.id_registry import PRODUCERS, IdRegistry, RegisteredProducer
 from icestream.frontends.danube.messages import OWN_COLUMNS
@@ -36,7 +36,7 @@ from icestream.frontends.danube.partition_names import parse_partition
 from icestream.frontends.danube.schema_handlers import check_reference
 from icestream.frontends.danube.wire import danube_pb2 as pb
 from icestream.metadata.store import MetadataStore
-from icestream.model.subscription import DispatchMode
+from icestream.model.subscription_options import DispatchMode
 from icestream.model.topic_name import TopicName
 
 DISPATCH: Final = {pb.NonReliable: DispatchMode.NON_RELIABLE, pb.Reliable: DispatchMode.RELIABLE}
@@ -51,18 +51,22 @@ class Incarnations(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False)
 class DanubeProducer:
+    """A producer id that was used recently, with the broker's producers that store its messages."""
+
     id: int
     topic: TopicName
     name: str
-    plain: Producer
+    plain: BrokerProducer  # for messages without sequence numbers
     active_ms: int  # time of its last request
-    numbered: Producer | None = None
+    numbered: BrokerProducer | None = None  # for messages with sequence numbers, of `incarnation`
     incarnation: str = ""
     stored_before: dict[int, int] = field(default_factory=dict)  # last sequence of each shard under older epochs
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class ProducerRegistry:
+    """The producers of Danube's clients on this node."""
+
     def __init__(self, broker: Broker, store: MetadataStore, ids: IdRegistry) -> None:
         """`store`: for the incarnations of producers, which are records of this front end."""
         self._broker = broker
@@ -75,6 +79,7 @@ class ProducerRegistry:
         return len(self._connected)
 
     async def create(self, raw: bytes, call: Call) -> bytes:
+        """Handles CreateProducer. Raises SchemaMismatch and the broker's refusals."""
         request = decode(pb.ProducerRequest, raw)
         name, part = parse_partition(request.topic_name)
         dispatch = DISPATCH.get(request.dispatch_strategy)
@@ -87,16 +92,16 @@ class ProducerRegistry:
         if has_schema:
             await check_reference(self._broker, request.schema_ref)
             self._check_subject(name, request.schema_ref.subject)
-        opened = await self._broker.open_producer(
+        broker_producer = await self._broker.open_producer(
             name, request.producer_name, partition=PartitionRequest(part, dispatch)
         )
-        opened.peer = call.peer
-        if has_schema:
+        broker_producer.peer = call.peer
+        if has_schema:  # after the topic exists; a concurrent producer with another subject is refused here
             await self._broker.schemas.bind(name, request.schema_ref.subject)
-        producer = self._connect(opened.id, opened)
-        await self._ids.keep(PRODUCERS, producer.id, RegisteredProducer(str(name), opened.name))
+        producer = self._connect(broker_producer.id, broker_producer)
+        await self._ids.keep(PRODUCERS, producer.id, RegisteredProducer(str(name), broker_producer.name))
         response = pb.ProducerResponse(
-            request_id=request.request_id, producer_id=opened.id, producer_name=request.producer_name
+            request_id=request.request_id, producer_id=broker_producer.id, producer_name=request.producer_name
         )
         return response.SerializeToString()
 
@@ -111,11 +116,15 @@ class ProducerRegistry:
                 f"topic {topic} has the subject {schema.subject}, not {subject}", hint="use its subject"
             )
 
-    def _connect(self, id_: int, opened: Producer) -> DanubeProducer:
-        opened.columns = OWN_COLUMNS
+    def _connect(self, id_: int, broker_producer: BrokerProducer) -> DanubeProducer:
+        """Makes this the connected producer of an id. Keeps the numbered producer of the former one: a second client
+        of the name, or a repeated CreateProducer, must not fence it."""
+        broker_producer.columns = OWN_COLUMNS
         old = self._connected.pop(id_, None)
-        producer = DanubeProducer(id_, opened.topic.name, opened.name, opened, self._ids.now_ms())
-        if old is not None and old.plain.topic is opened.topic:
+        producer = DanubeProducer(
+            id_, broker_producer.topic.name, broker_producer.name, broker_producer, self._ids.now_ms()
+        )
+        if old is not None and old.plain.topic is broker_producer.topic:
             producer.numbered, producer.incarnation, producer.opening = old.numbered, old.incarnation, old.opening
             producer.stored_before = old.stored_before
         self._connected[id_] = producer
@@ -138,29 +147,32 @@ class ProducerRegistry:
         producer = self.find(id_)
         if producer is not None:
             return producer
+        # After a restart every message of a busy producer comes here at once: opening it for each of them would fence
+        # the one before.
         task = self._recalls.get(id_)
         if task is None:
             task = self._recalls[id_] = asyncio.get_running_loop().create_task(self._recall(id_))
             task.add_done_callback(lambda _: self._recalls.pop(id_, None))
-        recalled = await asyncio.shield(task)
-        if recalled is None:
+        recalled_producer = await asyncio.shield(task)
+        if recalled_producer is None:
             raise errors.UnknownProducer(f"unknown producer id {id_}", hint="create the producer again")
-        return recalled
+        return recalled_producer
 
     async def _recall(self, id_: int) -> DanubeProducer | None:
+        """Opens a registered producer again; None if it is not registered, or its topic was deleted."""
         registration = await self._ids.producer(id_)
         if registration is None:
             return None
         try:
-            opened = await self._broker.open_producer(
+            broker_producer = await self._broker.open_producer(
                 TopicName.parse(registration.topic), registration.name, create=False
             )
         except errors.UnknownTopic:
             return None
-        return self._connect(id_, opened)
+        return self._connect(id_, broker_producer)
 
     async def is_known(self, id_: int) -> bool:
-        """Whether the id belongs to a producer whose topic exists; renews it. For health checks."""
+        """True if the id belongs to a producer whose topic exists; renews it. For health checks."""
         producer = self.find(id_)
         if producer is not None:
             await self._ids.renew(PRODUCERS, id_)
@@ -173,32 +185,33 @@ class ProducerRegistry:
 
     # --- sequence numbers ---
 
-    async def numbered(self, producer: DanubeProducer, incarnation: str) -> Producer:
+    async def numbered(self, producer: DanubeProducer, incarnation: str) -> BrokerProducer:
         """The broker's producer that stores the numbered messages of this incarnation."""
         if producer.incarnation == incarnation and _is_open(producer.numbered):
             assert producer.numbered is not None
             return producer.numbered
-        async with producer.opening:
+        async with producer.opening:  # compared again inside: another message may have opened it while this one waited
             if producer.incarnation != incarnation or not _is_open(producer.numbered):
                 resumes = await self._register_incarnation(producer, incarnation)
-                opened = await self._broker.open_internal_producer(
+                broker_producer = await self._broker.open_internal_producer(
                     producer.topic, f"danube/{producer.name}", incarnation, resumes=resumes
                 )
-                opened.columns = OWN_COLUMNS
+                broker_producer.columns = OWN_COLUMNS
                 # Batches of the former epoch are stored or rolled back then: only now its sequence numbers are final.
                 await self._broker.wait_durable()
-                producer.numbered, producer.incarnation = opened, incarnation
-                producer.stored_before = self._last_sequences(opened) if resumes else {}
+                producer.numbered, producer.incarnation = broker_producer, incarnation
+                producer.stored_before = self._last_sequences(broker_producer) if resumes else {}
             assert producer.numbered is not None
             return producer.numbered
 
-    def _last_sequences(self, opened: Producer) -> dict[int, int]:
-        shards = range(opened.topic.record.shards)
-        sequences = {shard: self._broker.last_sequence(opened, shard) for shard in shards}
+    def _last_sequences(self, broker_producer: BrokerProducer) -> dict[int, int]:
+        """The last stored sequence number of each shard that has one, by all epochs of this incarnation."""
+        shards = range(broker_producer.topic.record.shards)
+        sequences = {shard: self._broker.last_sequence(broker_producer, shard) for shard in shards}
         return {shard: last for shard, last in sequences.items() if last is not None}
 
     async def _register_incarnation(self, producer: DanubeProducer, incarnation: str) -> bool:
-        """Returns whether this incarnation is the latest registered one; registers a new one.
+        """Registers a new incarnation. True if this one was the latest before: it continues.
 
         Raises ProducerFenced for an older incarnation.
         """
@@ -210,6 +223,8 @@ class ProducerRegistry:
                 f"producer {producer.name} is fenced by incarnation {incarnations[-1]}",
                 hint=f"{incarnation} must stop sending",
             )
+        # The older ones are remembered by name, because incarnations have no order: a delayed message of a former run
+        # would otherwise look like a new one and fence the present.
         if not incarnations or incarnations[-1] != incarnation:
             names = (*incarnations, incarnation)[-limits.DANUBE_INCARNATIONS_MAX :]
             await self._store.txn([], [put_name(key, records.encode(Incarnations(names)))])
@@ -221,7 +236,7 @@ class ProducerRegistry:
     def sweep(self) -> None:
         """Closes producers that have been idle for DANUBE_PRODUCER_IDLE_MS; their ids stay registered."""
         oldest = self._ids.now_ms() - limits.DANUBE_PRODUCER_IDLE_MS
-        while self._connected and next(iter(self._connected.values())).active_ms < oldest:
+        while self._connected and next(iter(self._connected.values())).active_ms < oldest:  # in order of last use
             id_, idle = self._connected.popitem(last=False)
             self._broker.close_producer(idle.plain)
             self._ids.forget(PRODUCERS, id_)
@@ -230,9 +245,10 @@ class ProducerRegistry:
                 self._ids.forget_key(records.producer_key(idle.topic, idle.numbered.name))
 
     def close(self) -> None:
+        """Cancels the lookups in flight."""
         for task in self._recalls.values():
             task.cancel()
 
 
-def _is_open(producer: Producer | None) -> bool:
+def _is_open(producer: BrokerProducer | None) -> bool:
     return producer is not None and producer.closed is None

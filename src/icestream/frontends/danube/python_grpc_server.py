@@ -54,18 +54,18 @@ class PythonGrpcListener:
 
     @property
     def room(self) -> RoomState | None:
-        """None: gRPC does not expose its connections."""
+        """Always None: gRPC does not expose its connections."""
         return None
 
     async def bind(self, host: str, port: int, tls: TlsFiles | None = None) -> int:
-        """Returns the port."""
+        """Binds to an address; returns the port. Raises ConfigurationError."""
         server = aio.server(
             options=(*OPTIONS, ("grpc.max_allowed_incoming_connections", self._connections_max)),
             maximum_concurrent_rpcs=limits.DANUBE_CALLS_MAX,
         )
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            _check_port_free(host, port)
+            _check_port_free(host, port)  # gRPC's own error does not say why a port cannot be used
             if tls is None:
                 self.port = server.add_insecure_port(address)
             else:
@@ -77,6 +77,7 @@ class PythonGrpcListener:
         return self.port
 
     async def serve(self, table: HandlerTable) -> None:
+        """Starts to serve. Batched methods of the table are served by their unary handlers here."""
         assert self._server is not None
         self._server.add_generic_rpc_handlers((_Handlers(table, self._streams),))
         await self._server.start()
@@ -107,6 +108,8 @@ def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
 
 
 class _Handlers(grpc.GenericRpcHandler):
+    """A handler table in the form that grpc takes."""
+
     def __init__(self, table: HandlerTable, streams: Streams) -> None:
         self._methods: dict[str, Any] = {}
         for path, unary in table.unary.items():
@@ -120,11 +123,14 @@ class _Handlers(grpc.GenericRpcHandler):
 
 
 def _call(context: Any) -> Call:
+    """The caller and the metadata of our extensions."""
     metadata = {key: value for key, value in context.invocation_metadata() or () if key.startswith(_METADATA_PREFIX)}
     return Call(context.peer(), metadata)
 
 
 def _unary(handler: Unary) -> Callable[[bytes, Any], Any]:
+    """A unary handler in the form that grpc calls."""
+
     async def serve(raw: bytes, context: Any) -> bytes:
         try:
             return await handler(raw, _call(context))
@@ -136,6 +142,8 @@ def _unary(handler: Unary) -> Callable[[bytes, Any], Any]:
 
 
 def _stream(handler: Streaming, streams: Streams) -> Callable[[bytes, Any], Any]:
+    """A streaming handler in the form that grpc calls; its task is in `streams` while it runs."""
+
     async def serve(raw: bytes, context: Any) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -156,6 +164,7 @@ def _stream(handler: Streaming, streams: Streams) -> Callable[[bytes, Any], Any]
 
 
 async def _abort(context: Any, error: Exception) -> None:
+    """Ends a call with the status of the error."""
     try:
         name, text = status_of(error)
     except Exception:  # noqa: BLE001 (an unexpected exception is logged, and the client gets a status)
@@ -178,6 +187,7 @@ class AioStream:
     @property
     def is_full(self) -> bool:
         full = len(self._pending) >= limits.DANUBE_STREAM_MESSAGES_MAX or self._bytes >= limits.DANUBE_STREAM_BYTES_MAX
+        # Remembered when it is asked for: only a caller that has heard of it waits for `on_drained`.
         self._was_full = self._was_full or full
         return full
 
@@ -187,6 +197,7 @@ class AioStream:
         self._more.set()
 
     async def write(self) -> None:
+        """Writes the pushed messages, until cancelled or the client disconnects."""
         while True:
             await self._more.wait()
             self._more.clear()

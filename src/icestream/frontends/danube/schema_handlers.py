@@ -14,6 +14,8 @@ from icestream.schema.kinds import compatibility, schema_type, validation_policy
 
 
 class SchemaHandlers:
+    """Handlers of the service SchemaRegistry: each decodes its request, calls the registry and encodes the result."""
+
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._registry = broker.schemas
@@ -154,7 +156,7 @@ class SchemaHandlers:
         name = base_name(request.topic_name)
         schema = self._registry.of_topic(name)
         if schema is None:
-            self._broker.topic(name)
+            self._broker.topic(name)  # raises UnknownTopic: another error than a topic without a schema
             raise errors.UnknownSchema(f"topic {name} has no schema", hint="configure a schema, or produce with one")
         return pb.GetTopicSchemaConfigResponse(
             schema_subject=schema.subject,
@@ -183,8 +185,12 @@ async def check_reference(broker: Broker, reference: danube_pb2.SchemaReference)
     if kind == "pinned_version":
         subject = await broker.schemas.subject(reference.subject)
         if subject.version(reference.pinned_version) is None:
-            raise errors.SchemaMismatch(f"subject {reference.subject} has no version {reference.pinned_version}")
+            raise errors.SchemaMismatch(
+                f"subject {reference.subject} has no version {reference.pinned_version}",
+                hint=f"the latest is {latest}; ListVersions lists all",
+            )
     if kind == "min_version" and latest < reference.min_version:
         raise errors.SchemaMismatch(
-            f"the latest version of {reference.subject} is {latest}, below {reference.min_version}"
+            f"the latest version of {reference.subject} is {latest}, below {reference.min_version}",
+            hint="register a newer version, or lower min_version",
         )

@@ -22,10 +22,12 @@ Details = dict[str, object]
 
 
 class StallWatch:
+    """The stalls of one consumer, and the timer that ends its stream."""
+
     def __init__(
         self, subject: str, has_unacked: Callable[[], bool], end_stream: Callable[[errors.IcestreamError], None]
     ) -> None:
-        """`subject`: subscription and topic, for the error. `has_unacked`: whether the client has unacked messages."""
+        """`subject`: subscription and topic, for the error. `has_unacked`: True if the client has unacked messages."""
         self._subject = subject
         self._has_unacked = has_unacked
         self._end_stream = end_stream
@@ -37,6 +39,7 @@ class StallWatch:
 
     @property
     def is_stalled(self) -> bool:
+        """True while a stall lasts."""
         return bool(self._stalls)
 
     def begin(self) -> None:
@@ -45,18 +48,22 @@ class StallWatch:
         self._schedule()
 
     def stalled(self, details: Details) -> None:
+        """Handles the broker's event `stalled`: a new stall, or other details of a present one."""
         self._stalls[str(details.get("kind", ""))] = details
         self._schedule()
 
     def resumed(self, details: Details) -> None:
+        """Handles the broker's event `resumed`."""
         self._stalls.pop(str(details.get("kind", "")), None)
         if not self._stalls:
             self.close()
 
     def delivered(self) -> None:
+        """Notes that messages were sent: the stream is of use, and is not ended at the next timeout."""
         self._has_delivered = True
 
     def close(self) -> None:
+        """Stops the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -70,8 +77,9 @@ class StallWatch:
             self._timer = self._loop.call_later(seconds, self._on_timeout)
 
     def _on_timeout(self) -> None:
+        """Ends the stream, unless it has carried messages or its end would cause redeliveries."""
         self._timer = None
-        if self._has_delivered or self._has_unacked():
+        if self._has_delivered or self._has_unacked():  # looked at again after the same time
             self._schedule()
         elif self._stalls:
             details = next(iter(self._stalls.values()))

@@ -36,7 +36,8 @@ class ClientCounts:
 
 
 async def client_counts(broker: Broker) -> ClientCounts:
-    """Yields to the event loop every METRICS_SLICE_TOPICS topics: many topics must not delay acks."""
+    """Counts over all topics. Yields to the event loop every METRICS_SLICE_TOPICS of them: a scrape must not delay
+    acks."""
     counts = ClientCounts()
     for number, topic in enumerate(broker.list_topics(), 1):
         counts.producers += len(topic.producers)
@@ -54,6 +55,7 @@ async def client_counts(broker: Broker) -> ClientCounts:
 
 
 async def broker_families(broker: Broker) -> list[GaugeMetricFamily]:
+    """The gauges of topics, clients and lag. Only the largest lags are named: labels must be bounded."""
     counts = await client_counts(broker)
     largest_lags = heapq.nlargest(limits.METRICS_SUBSCRIPTIONS_MAX, counts.lags)
     return [
@@ -70,6 +72,7 @@ async def broker_families(broker: Broker) -> list[GaugeMetricFamily]:
 
 
 async def log_families(log: WriteAheadLog, now_us: int) -> list[GaugeMetricFamily]:
+    """The gauges of the log and of its backlog for the pipeline."""
     lag = await log.backlog.lag()
     oldest_age_us = max(0, now_us - lag.oldest_us) if lag.oldest_us is not None else 0
     modes = {mode.value: float(mode is log.appender.mode) for mode in SyncMode}
@@ -94,6 +97,7 @@ async def log_families(log: WriteAheadLog, now_us: int) -> list[GaugeMetricFamil
 
 
 def metadata_families(machine: StateMachine) -> list[GaugeMetricFamily]:
+    """The gauges of the metadata store's state."""
     return [
         metrics.METADATA_REVISION.family(machine.revision),
         metrics.METADATA_KEYS.family(len(machine.entries)),
@@ -102,6 +106,7 @@ def metadata_families(machine: StateMachine) -> list[GaugeMetricFamily]:
 
 
 def raft_families(store: NodeStore, ticker: Ticker | None) -> list[GaugeMetricFamily]:
+    """The gauges of consensus. `ticker`: None for a single node, which has no elections."""
     node, log, status = store.node, store.snapshots.log, store.node.status()
     families = [
         metrics.RAFT_TERM.family(status["term"]),

@@ -25,11 +25,12 @@ CONTENT_TYPE = "application/octet-stream"
 
 
 async def log_range(ingest: PipelineService | None, request: Request) -> Response:
-    """The service is None while the broker starts, and for a broker in memory."""
+    """Answers a request for bytes of a log file. `ingest`: None while the broker starts, and for a broker in memory."""
     if ingest is None:
         return _response(HTTPStatus.SERVICE_UNAVAILABLE, "no log is open")
     if not _is_allowed(request, ingest.location.token):
         return _response(HTTPStatus.FORBIDDEN, "missing or wrong token: it is part of the pipeline's backlog")
+    # ASCII digits only, and few enough for 64 bits: `int` alone accepts signs, spaces and other digits.
     number = request.path.removeprefix("/wal/")
     if not number.isascii() or not number.isdigit() or len(number) > 18:
         return _response(HTTPStatus.NOT_FOUND, "not the number of a log file")
@@ -49,14 +50,18 @@ async def log_range(ingest: PipelineService | None, request: Request) -> Respons
 
 
 def _is_allowed(request: Request, token: str) -> bool:
+    """True if the request has the token. Compared in constant time: an attacker must not find it byte by byte."""
     scheme, _, presented_token = request.headers.get("authorization", "").partition(" ")
     return scheme.lower() == "bearer" and hmac.compare_digest(presented_token.strip().encode(), token.encode())
 
 
 def _position(request: Request, name: str) -> int:
+    """A position in the file from the query. Raises InvalidInput."""
     text = request.query.get(name, [""])[-1]
     if not text.isascii() or not text.isdigit() or len(text) > 18:
-        raise errors.InvalidInput(f"`{name}` is not a position in the file")
+        raise errors.InvalidInput(
+            f"`{name}` is not a position in the file: {text[:40]!r}", hint="0 or a positive number of bytes"
+        )
     return int(text)
 
 

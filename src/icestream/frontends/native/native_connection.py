@@ -14,22 +14,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from typing import Any, cast
 
 from icestream import errors, limits
+from icestream.broker.broker_topic import BrokerProducer
 from icestream.broker.service import Broker
-from icestream.broker.topic import Producer
 from icestream.frontends.native.native_consumer import NativeConsumer
 from icestream.frontends.native.notifier import Notifier
 from icestream.frontends.native.outbox import Outbox
 from icestream.frontends.native.public_calls import PUBLIC, CallTable
 from icestream.frontends.native.publish_responses import PendingResponse, PublishResponses
 from icestream.frontends.native.send_budget import SendBudget
+from icestream.frontends.native.wire_connection import WireConnection
 from icestream.observability.log import get_logger
 from icestream.rpc import document, frame, handshake
 from icestream.rpc.frame import Frame, FrameKind, PublishPart
-from icestream.rpc.stream import FrameStream
+from icestream.rpc.stream import FrameStream, head_error
 from icestream.runtime.connection_room import Standing
 from icestream.runtime.keep_alive import keep_alive
 from icestream.runtime.tasks import Tasks
@@ -56,13 +57,19 @@ class NativeConnection(asyncio.BufferedProtocol):
         handshake_server: handshake.HandshakeServer,
         connections: SendBudget,
         call_table: CallTable = PUBLIC,
+        wire: WireConnection | None = None,
     ) -> None:
+        """`wire`: its socket on the native wire; None if an asyncio transport reads the socket."""
         self.broker = broker
         self._handshake = handshake_server
         self._call_table = call_table
         self._connections = connections
         self._loop = asyncio.get_running_loop()
-        self._stream = FrameStream(limits.HELLO_BYTES_MAX, frame.FIRST_FROM_CLIENT)
+        self._wire = wire
+        # The native wire cuts frames off by itself: then the stream, and the buffer that it holds, is not needed.
+        self._stream = FrameStream(limits.HELLO_BYTES_MAX, frame.FIRST_FROM_CLIENT) if wire is None else None
+        self._frame_bytes_max = limits.HELLO_BYTES_MAX
+        self._kinds: Collection[int] = frame.FIRST_FROM_CLIENT
         self._buffer_bytes = 0  # of the buffer that is being read into
         self._discard_buffer: bytearray | None = None  # for bytes that arrive after our ERROR frame
         self._transport: asyncio.Transport | None = None
@@ -80,18 +87,18 @@ class NativeConnection(asyncio.BufferedProtocol):
         self.lost = asyncio.Event()
         self.leaving = asyncio.Event()  # ends calls that only wait
         self.peer = ""
-        self.producers: dict[int, Producer] = {}
+        self.producers: dict[int, BrokerProducer] = {}
         self.consumers: dict[int, NativeConsumer] = {}
         self.watches: dict[int, asyncio.Task[None]] = {}
         self._last_handle = 0
-        self.responses = PublishResponses(self.out.send_frame)
+        self.responses = PublishResponses(self.out.send_frame if wire is None else wire.send_published)
 
     # --- the socket ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's transport has the methods, not the base class
         self.out.attach(self._transport)
-        self.peer = str(transport.get_extra_info("peername") or "local")
+        self.peer = _address_text(transport.get_extra_info("peername"))
         admission = self._connections.room.admit(self)
         if admission.evicted is not None:
             admission.evicted.make_room()
@@ -104,12 +111,14 @@ class NativeConnection(asyncio.BufferedProtocol):
             return
         self._connections.add(self)
         self._deadline = self._loop.call_later(limits.HELLO_SECONDS_MAX, self._on_hello_timeout)
-        # Without keep-alive, the consumers of a client whose machine died would hold their messages for ever.
+        # Without keep-alive, the consumers of a client whose machine died would hold their messages for ever. (The
+        # native wire sets it when it accepts.)
         keep_alive(transport, limits.KEEP_ALIVE_SECONDS)
 
     def get_buffer(self, sizehint: int) -> memoryview | bytearray:
         if self._discard_buffer is not None:
             return self._discard_buffer
+        assert self._stream is not None
         buffer = self._stream.get_buffer()
         self._buffer_bytes = len(buffer)
         return buffer
@@ -117,16 +126,36 @@ class NativeConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, count: int) -> None:
         if self._discard_buffer is not None:
             return
+        assert self._stream is not None
         if count == self._buffer_bytes:
             self._yield_to_other_connections()
         try:
             for received in self._stream.received(count):
                 self._on_frame(received)
         except errors.IcestreamError as error:
-            if self._is_waiting:
-                self._queued_failure = error  # raised once the frames before it have been dispatched
-            else:
-                self._fail(error)
+            self._on_invalid(error)
+
+    def frame_received(self, received: Frame) -> None:
+        """Called by the native wire for each frame that it does not hand over in a group."""
+        try:
+            self._on_frame(received)
+        except errors.IcestreamError as error:
+            self._on_invalid(error)
+
+    def publish_received(self, received: Frame, last_publish_number: int) -> None:
+        """Called by the native wire for a PUBLISH; `last_publish_number`: of the one before it, handed over or not."""
+        self._last_publish_number = last_publish_number
+        self.frame_received(received)
+
+    def head_received(self, size: int, kind: int) -> None:
+        """Called by the native wire for a frame head that is invalid; nothing follows."""
+        self._on_invalid(head_error(size, kind, self._frame_bytes_max, self._kinds))
+
+    def _on_invalid(self, error: errors.IcestreamError) -> None:
+        if self._is_waiting:
+            self._queued_failure = error  # raised once the frames before it have been dispatched
+        else:
+            self._fail(error)
 
     def _yield_to_other_connections(self) -> None:
         """Stops reading until the next loop tick, after a full buffer.
@@ -240,6 +269,8 @@ class NativeConnection(asyncio.BufferedProtocol):
             self.responses.abandon(self._publish_in_progress.response)
             self._publish_in_progress = None
         await self.responses.finish()
+        if self._wire is not None:
+            await self._wire.groups_settled()
         await self._call_finished.wait_while(lambda: self._calls_in_flight > 0)
         self.close(error, limits.CLOSE_SECONDS_MAX)
         await self.lost.wait()
@@ -274,8 +305,11 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     def _on_hello(self, hello: Frame) -> None:
         agreed, body = self._handshake.agree(hello)
-        self._stream.frame_bytes_max = agreed.frame_bytes_max
-        self._stream.kinds = frame.FROM_CLIENT
+        self._frame_bytes_max, self._kinds = agreed.frame_bytes_max, frame.FROM_CLIENT
+        if self._stream is not None:
+            self._stream.frame_bytes_max, self._stream.kinds = self._frame_bytes_max, self._kinds
+        if self._wire is not None:
+            self._wire.open(agreed.frame_bytes_max)
         self.out.send_frame(FrameKind.WELCOME, hello.number, body)
         self.out.agreed = agreed
         self._update_standing()
@@ -389,7 +423,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._publish_in_progress = None
         self.responses.end(publish.response, publish.delay_ms)
 
-    def _has_to_wait(self, producer: Producer, part: PublishPart) -> bool:
+    def _has_to_wait(self, producer: BrokerProducer, part: PublishPart) -> bool:
         """True if the part cannot be published now; publishing then resumes by itself."""
         size = len(part.block)
         if self.responses.is_full or producer.is_full(part.shard):
@@ -398,11 +432,13 @@ class NativeConnection(asyncio.BufferedProtocol):
             )
         elif not self.broker.has_room(size):
             self._wait(self.broker.wait_for_room(size), has_room=True)
+        elif self._wire is not None and self._wire.has_waiting_groups(producer, part.shard):
+            self._wait(self._wire.groups_published(producer, part.shard))
         else:
             return False
         return True
 
-    def _publish_part(self, publish: _PublishInProgress, producer: Producer | None, part: PublishPart) -> None:
+    def _publish_part(self, publish: _PublishInProgress, producer: BrokerProducer | None, part: PublishPart) -> None:
         try:
             if producer is None:
                 raise errors.UnknownHandle(f"producer {part.producer} is closed", hint="open it again")
@@ -410,6 +446,8 @@ class NativeConnection(asyncio.BufferedProtocol):
         except errors.IcestreamError as error:
             self.responses.add(publish.response, PublishResponses.refused(error))
         else:
+            if self._wire is not None:
+                self._wire.declare_producer(part.producer, producer, part.shard)
             publish.delay_ms = max(publish.delay_ms, result.pause_ms)
             self.responses.add(publish.response, result)
 
@@ -460,7 +498,7 @@ class NativeConnection(asyncio.BufferedProtocol):
                 hint="close some of them",
             )
 
-    def register_producer(self, producer: Producer) -> int:
+    def register_producer(self, producer: BrokerProducer) -> int:
         """Returns a handle for the producer.
 
         Raises ConnectionLost if the client disconnected while the producer was being opened.
@@ -472,8 +510,22 @@ class NativeConnection(asyncio.BufferedProtocol):
         self.producers[handle] = producer
         return handle
 
+    def unregister_producer(self, handle: int) -> BrokerProducer | None:
+        """Returns the producer that had the handle, which belongs to none from now on."""
+        if self._wire is not None:
+            self._wire.forget_producer(handle)
+        return self.producers.pop(handle, None)
+
 
 def _check_number(request: Frame) -> None:
     """Raises InvalidInput for number 0: an ERROR frame with that number closes the connection."""
     if not request.number:
         raise errors.InvalidInput("CALL or PING with the number 0", hint="requests are numbered from 1")
+
+
+def _address_text(address: tuple[Any, ...] | str | None) -> str:
+    """`host:port` of a TCP address, as asyncio or the native wire has it; "local" for the local socket."""
+    if isinstance(address, tuple):
+        host, port = address[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return address or "local"

@@ -10,9 +10,9 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from icestream import errors, limits
-from icestream.broker.consumer import Consumer
-from icestream.broker.subscription import Subscription
-from icestream.model.shard import Gap
+from icestream.broker.broker_consumer import BrokerConsumer
+from icestream.broker.broker_subscription import BrokerSubscription
+from icestream.model.shard import DeclaredGap
 from icestream.rpc import document, frame, handshake
 from icestream.rpc.blocks import select_rows
 from icestream.rpc.frame import CUMULATIVE, DELIVER, SIZE_MIN, AckRanges, FrameKind, GapNotice
@@ -30,12 +30,12 @@ class NativeConsumer:
         self._messages_per_key = messages_per_key
         self._takes_picks = takes_picks
         self.handle = connection.new_handle()
-        self._subscription: Subscription | None = None
-        self._consumer: Consumer | None = None
+        self._subscription: BrokerSubscription | None = None
+        self._consumer: BrokerConsumer | None = None
         self._queued_frames: list[tuple[FrameKind, int, bytes]] | None = []
         self._is_closed = False
 
-    def joined(self, subscription: Subscription, consumer: Consumer) -> None:
+    def joined(self, subscription: BrokerSubscription, consumer: BrokerConsumer) -> None:
         """Called when the broker has added the consumer to the subscription.
 
         Raises ConnectionLost if the client disconnected meanwhile.
@@ -137,7 +137,7 @@ class NativeConsumer:
         self.event("closed", {"reason": f"offset {section.base_offset} does not fit a frame of {frame_bytes} bytes"})
         self.leave()
 
-    def gap(self, shard: int, generation: int, gap: Gap) -> None:
+    def gap(self, shard: int, generation: int, gap: DeclaredGap) -> None:
         gap_frame = GapNotice(self.handle, shard, generation, gap.state, gap.start, gap.end, gap.reason)
         self._send(FrameKind.GAP, 0, frame.encode_gap(gap_frame))
 

@@ -10,7 +10,7 @@ from icestream.frontends.front_end import FrontEnd, local_address
 from icestream.frontends.native.native_listener import NativeListener
 from icestream.frontends.native.public_calls import CALLS, PORTS, CallTable
 from icestream.rpc import handshake
-from icestream.rpc.compression import Compression
+from icestream.rpc.body_compression import Compression
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.connection_room import RoomState
 from icestream.runtime.open_files import connections_allowed

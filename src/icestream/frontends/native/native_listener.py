@@ -7,12 +7,14 @@ from pathlib import Path
 
 from icestream import errors, limits
 from icestream.broker.service import Broker
+from icestream.frontends.native.frame_wire import FrameWire, has_frame_wire
 from icestream.frontends.native.native_connection import NativeConnection
 from icestream.frontends.native.public_calls import PUBLIC, CallTable
 from icestream.frontends.native.send_budget import SendBudget
+from icestream.frontends.native.wire_connection import WireConnection
 from icestream.rpc import handshake, local_socket
 from icestream.runtime.connection_room import RoomState
-from icestream.runtime.listening import cannot_listen
+from icestream.runtime.listening import cannot_listen, listening_socket
 
 
 class NativeListener:
@@ -23,8 +25,15 @@ class NativeListener:
         call_table: CallTable = PUBLIC,
         name: str = "native",
         connections_max: int = limits.CONNECTIONS_MAX,
+        *,
+        uses_wire: bool | None = None,
     ) -> None:
-        """`name` identifies the listener in metrics and readiness checks."""
+        """`name` identifies the listener in metrics and readiness checks.
+
+        `uses_wire`: whether TCP connections are served by the native wire; None: if there is a native build.
+        """
+        self._uses_wire = has_frame_wire() if uses_wire is None else uses_wire
+        self._wire: FrameWire | None = None
         self._broker = broker
         self._handshake = handshake_server
         self._call_table = call_table
@@ -32,11 +41,16 @@ class NativeListener:
         self._server: asyncio.Server | None = None
         self.port = 0
 
-    def _new_connection(self) -> NativeConnection:
-        return NativeConnection(self._broker, self._handshake, self._connections, self._call_table)
+    def _new_connection(self, wire: WireConnection | None = None) -> NativeConnection:
+        return NativeConnection(self._broker, self._handshake, self._connections, self._call_table, wire)
 
     async def listen(self, host: str, port: int) -> None:
         try:
+            if self._uses_wire:
+                listener = listening_socket(host, port)
+                self.port = listener.getsockname()[1]
+                self._wire = FrameWire(self._broker, listener, self._new_connection)
+                return
             self._server = await asyncio.get_running_loop().create_server(
                 self._new_connection, host, port, backlog=1024
             )
@@ -67,6 +81,8 @@ class NativeListener:
         """
         if self._server is not None:
             self._server.close()
+        if self._wire is not None:
+            self._wire.stop_listening()
         reason = errors.ShuttingDown("the broker is shutting down", hint="connect again in a moment")
         departures = [asyncio.ensure_future(connection.leave(reason)) for connection in self._connections]
         if departures:
@@ -76,3 +92,5 @@ class NativeListener:
         for departure in departures:
             departure.cancel()
         await asyncio.gather(*departures, return_exceptions=True)
+        if self._wire is not None:
+            await self._wire.close()

@@ -9,12 +9,31 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from icestream import errors, limits
-from icestream.broker import records
-from icestream.broker.topic import Producer, Topic
+from icestream.admin_api.admin_call import Answer, answer_document
+from icestream.admin_api.subscription_api import SeekResult, SeekSubscription, SubscriptionOnly
+from icestream.admin_api.topic_api import (
+    ChangeTopicPolicies,
+    CreateTopic,
+    DeleteTopic,
+    DeletionReport,
+    EffectivePolicies,
+    ListTopics,
+    ShardTakeover,
+    TakeoverReport,
+    TopicNames,
+    TopicOnly,
+    TopicOutline,
+)
+from icestream.broker.broker_topic import BrokerProducer, BrokerTopic
 from icestream.frontends.native.native_consumer import NativeConsumer
-from icestream.model.subscription import DispatchMode, StartAt, SubscriptionStart, SubscriptionType
-from icestream.model.topic_deletion_policy import DeletedRestPolicy, DeletedTablePolicy
+from icestream.model.subscription_options import (
+    FailurePolicy,
+    StartAt,
+    SubscriptionStart,
+    SubscriptionType,
+)
 from icestream.model.topic_name import TopicName
+from icestream.model.topic_policies import PolicyValues
 
 if TYPE_CHECKING:
     from icestream.frontends.native.native_connection import NativeConnection
@@ -49,56 +68,15 @@ class Subscribe(msgspec.Struct):
     start: StartAt = StartAt.LATEST
     start_value: int = 0
     key_patterns: list[str] = []
-    failure: records.FailurePolicyRecord | None = None
+    failure: FailurePolicy | None = None
     messages_per_key: int = 1
     picks: bool = False
 
 
-class SeekSubscription(msgspec.Struct):
-    topic: str
-    subscription: str
-    start: StartAt
-    start_value: int = 0
-    shard: int | None = None
-
-
-class CreateTopic(msgspec.Struct):
-    topic: str
-    shards: int = 1
-    dispatch: DispatchMode = DispatchMode.RELIABLE
-    policies: records.TopicPolicies = records.TopicPolicies()
-
-
-class ChangeTopicPolicies(msgspec.Struct):
-    topic: str
-    policies: dict[str, Any] = {}
-
-
-class ListTopics(msgspec.Struct):
-    after: str = ""
-
-
-class TopicOnly(msgspec.Struct):
-    topic: str
-
-
-class DeleteTopic(msgspec.Struct):
-    """`table` and `rest` default to the topic's policies."""
-
-    topic: str
-    table: DeletedTablePolicy | None = None
-    rest: DeletedRestPolicy | None = None
-
-
-class TopicAndSubscription(msgspec.Struct):
-    topic: str
-    subscription: str
-
-
 # Arguments whose unknown fields are refused: a misspelt policy must not be ignored silently.
 _STRICT_ARGUMENTS: Final[dict[str, type[msgspec.Struct]]] = {
-    "policies": records.TopicPolicies,
-    "failure": records.FailurePolicyRecord,
+    "policies": PolicyValues,
+    "failure": FailurePolicy,
 }
 
 
@@ -159,14 +137,14 @@ async def open_producer(connection: NativeConnection, arguments: Document) -> Do
     }
 
 
-def recent_batches(connection: NativeConnection, producer: Producer, shard: int) -> list[int]:
+def recent_batches(connection: NativeConnection, producer: BrokerProducer, shard: int) -> list[int]:
     """Sequence, message count and base offset of the producer's last batches in the shard, as one flat list."""
     batches = connection.broker.recent_batches(producer, shard)
     return [number for batch in batches[-limits.PRODUCER_WINDOW_BATCHES :] for number in batch]
 
 
 async def close_producer(connection: NativeConnection, arguments: Document) -> Document:
-    producer = connection.producers.pop(decode_arguments(Handle, arguments).handle, None)
+    producer = connection.unregister_producer(decode_arguments(Handle, arguments).handle)
     if producer is not None:
         connection.broker.close_producer(producer)
     return {}
@@ -197,7 +175,7 @@ async def subscribe(connection: NativeConnection, arguments: Document) -> Docume
         sink,
         SubscriptionStart(request.start, request.start_value),
         request.key_patterns,
-        request.failure.policy() if request.failure else None,
+        request.failure,
     )
     sink.joined(subscription, consumer)
     return {
@@ -237,10 +215,12 @@ async def seek(connection: NativeConnection, arguments: Document) -> Document:
     name, start = TopicName.parse(request.topic), SubscriptionStart(request.start, request.start_value)
     await connection.broker.seek(name, request.subscription, start, request.shard)
     subscription = connection.broker.subscription(name, request.subscription)
-    return {
-        "generations": [delivery.generation for delivery in subscription.deliveries],
-        "positions": [delivery.dispatcher.acked.position for delivery in subscription.deliveries],
-    }
+    return _document(
+        SeekResult(
+            generations=[delivery.generation for delivery in subscription.deliveries],
+            positions=[delivery.dispatcher.acked.position for delivery in subscription.deliveries],
+        )
+    )
 
 
 async def create_topic(connection: NativeConnection, arguments: Document) -> Document:
@@ -252,19 +232,21 @@ async def create_topic(connection: NativeConnection, arguments: Document) -> Doc
 async def delete_topic(connection: NativeConnection, arguments: Document) -> Document:
     request = decode_arguments(DeleteTopic, arguments)
     deletion = await connection.broker.delete_topic(TopicName.parse(request.topic), request.table, request.rest)
-    return {
-        "table": deletion.table,
-        "table_end": deletion.end,
-        "rest": deletion.rest,
-        "rest_messages": deletion.messages,
-        "lost_with": deletion.lost_with,
-    }
+    return _document(
+        DeletionReport(
+            table=deletion.table,
+            table_end=deletion.end,
+            rest=deletion.rest,
+            rest_messages=deletion.messages,
+            lost_with=deletion.lost_with,
+        )
+    )
 
 
 async def takeover_topic(connection: NativeConnection, arguments: Document) -> Document:
     takeover = await connection.broker.take_over_topic(TopicName.parse(decode_arguments(TopicOnly, arguments).topic))
-    shards = [{"shard": gap.key.shard, "gap_start": gap.start, "gap_end": gap.end} for gap in takeover.gaps]
-    return {"former": takeover.former_node, "shards": shards}
+    shards = [ShardTakeover(shard=gap.key.shard, gap_start=gap.start, gap_end=gap.end) for gap in takeover.gaps]
+    return _document(TakeoverReport(former=takeover.former_node, shards=shards))
 
 
 async def describe_topic(connection: NativeConnection, arguments: Document) -> Document:
@@ -278,39 +260,38 @@ async def topic_policies(connection: NativeConnection, arguments: Document) -> D
     if request.policies:
         await connection.broker.change_topic_policies(name, request.policies)
     topic = connection.broker.topic(name)
-    return {
-        "policies": policies_document(topic.record.policies),
-        "effective_policies": policies_document(topic.policies),
-    }
-
-
-def policies_document(policies: records.TopicPolicies) -> Document:
-    """All policies by name; nil where a policy is not set."""
-    return {name: getattr(policies, name) for name in policies.__struct_fields__}
+    return _document(EffectivePolicies(policies=topic.record.policies, effective_policies=topic.policies))
 
 
 async def list_topics(connection: NativeConnection, arguments: Document) -> Document:
     """A page of topics in name order; `next` is the last topic of the page, nil on the last page."""
     after = decode_arguments(ListTopics, arguments).after
     page = await connection.broker.page_topics("", after, limits.TOPICS_PAGE_MAX)
-    return {"topics": [str(name) for name in page.names], "next": page.next_after}
+    return _document(TopicNames(topics=[str(name) for name in page.names], next=page.next_after))
 
 
 async def delete_subscription(connection: NativeConnection, arguments: Document) -> Document:
-    request = decode_arguments(TopicAndSubscription, arguments)
+    request = decode_arguments(SubscriptionOnly, arguments)
     await connection.broker.delete_subscription(TopicName.parse(request.topic), request.subscription)
     return {}
 
 
-def describe(topic: Topic) -> Document:
-    return {
-        "topic": str(topic.name),
-        "id": topic.record.id,
-        "shards": topic.record.shards,
-        "dispatch": topic.record.dispatch.value,
-        "producers": len(topic.producers),
-        "subscriptions": sorted(topic.subscriptions),
-    }
+def describe(topic: BrokerTopic) -> Document:
+    return _document(
+        TopicOutline(
+            topic=str(topic.name),
+            id=topic.record.id,
+            shards=topic.record.shards,
+            dispatch=topic.record.dispatch,
+            producers=len(topic.producers),
+            subscriptions=sorted(topic.subscriptions),
+        )
+    )
+
+
+def _document(answer: Answer) -> Document:
+    document: Document = answer_document(answer)
+    return document
 
 
 Call = Callable[["NativeConnection", Document], Awaitable[Document]]

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 from icestream import errors, limits
+from icestream.broker.publish_group import RejectedBatch
 from icestream.broker.publish_result import PublishOutcome, PublishResult
 from icestream.frontends.native.notifier import Notifier
 from icestream.rpc import document, frame
@@ -116,7 +117,18 @@ def _encode(parts: list[Part]) -> bytes:
     return frame.encode_part_results([part if isinstance(part, PartResult) else _wire_outcome(part) for part in parts])
 
 
-def _wire_outcome(result: PublishResult) -> PartResult:
+def encode_outcome(result: PublishResult | RejectedBatch) -> bytes:
+    """The result of one batch as a part of a PUBLISHED frame."""
+    return frame.encode_part_results([_wire_outcome(result)])
+
+
+def encode_refusal(error: errors.IcestreamError) -> bytes:
+    """The outcome of a batch that was refused, or whose outcome is unknown, as a part of a PUBLISHED frame."""
+    outcome = PublishOutcome.UNKNOWN if isinstance(error, errors.OutcomeUnknown) else PublishOutcome.REFUSED
+    return encode_outcome(RejectedBatch(outcome, error=error))
+
+
+def _wire_outcome(result: PublishResult | RejectedBatch) -> PartResult:
     """The result of one batch in the form of the wire."""
     error = result.error
     if error is not None:

@@ -19,9 +19,8 @@ from icestream.catalog.tokens import Tokens
 from icestream.lake.guard import Guard, GuardPolicy
 from icestream.lake.iceberg import responses, routes
 from icestream.lake.iceberg.access import NO_ACCESS, Access
-from icestream.lake.iceberg.compression import compress
 from icestream.lake.iceberg.request import IcebergRequest
-from icestream.lake.iceberg.responses import IcebergResponse
+from icestream.lake.iceberg.responses import IcebergResponse, compress
 from icestream.lake.request_metrics import RequestMetrics
 from icestream.observability.log import get_logger
 

@@ -6,8 +6,10 @@ levels of a namespace are separated by 0x1F.
 
 from __future__ import annotations
 
+import json
+import re
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from icestream import errors
@@ -15,12 +17,12 @@ from icestream.catalog.idempotency import IdempotentRequest
 from icestream.iceberg import values
 from icestream.iceberg.identifier import SEPARATOR, Identifier, Namespace, check_namespace, identifier
 from icestream.iceberg.values import Object, short_repr
-from icestream.lake.iceberg import body
 from icestream.lake.iceberg.access import HEADER, NO_ACCESS, Access, TableAccess
 
 FORCE: Final = "icestream-force"
 _QUERY_FIELDS_MAX: Final = 32
 _PAGE_DIGITS_MAX: Final = 9
+_KEY_END: Final = re.compile(rb'"[ \t\r\n]*:')
 
 
 class IcebergRequest:
@@ -108,7 +110,7 @@ class IcebergRequest:
     # --- the body ---
 
     def document(self) -> Object:
-        return body.decode(self.raw)
+        return decode_body(self.raw)
 
 
 @lru_cache(1024)
@@ -142,3 +144,43 @@ def _parse_query(raw: bytes) -> dict[str, str]:
         return dict(parse_qsl(raw.decode("ascii"), True, errors="strict", max_num_fields=_QUERY_FIELDS_MAX))
     except ValueError:
         raise errors.InvalidInput(f"malformed query string: {short_repr(raw)}") from None
+
+
+def decode_body(raw: bytes) -> Object:
+    """The JSON object in a body. Raises InvalidInput, also for an object with the same key twice.
+
+    Parsers differ in which of two equal keys they use, so a body could pass a check with one value and be applied with
+    the other.
+    """
+    document = values.decode(raw)
+    # The fast parser does not report duplicates. But every key in the text ends with a quote and a colon: if the text
+    # has as many of these as the result has keys, there is no duplicate. Otherwise (rare: a string may contain the same
+    # characters) a slower parser checks key by key.
+    if _count_keys(document) != len(_KEY_END.findall(raw)):
+        try:
+            json.loads(raw, object_pairs_hook=_reject_duplicates)
+        except (RecursionError, ValueError):
+            raise errors.InvalidInput("Cannot parse JSON: nested too deeply, or a number is too long") from None
+    return document
+
+
+def _count_keys(document: Object) -> int:
+    """The number of keys of all objects in the document. Iterative: a document may be nested deeply."""
+    count = 0
+    pending: list[Any] = [document]
+    while pending:
+        value = pending.pop()
+        if type(value) is dict:
+            count += len(value)
+            pending += value.values()
+        elif type(value) is list:
+            pending += value
+    return count
+
+
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> None:
+    names = set[str]()
+    for name, _ in pairs:
+        if name in names:
+            raise errors.InvalidInput(f"Cannot parse JSON: duplicate field {short_repr(name)} in an object")
+        names.add(name)

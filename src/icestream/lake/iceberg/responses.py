@@ -8,13 +8,15 @@ topic's table).
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import orjson
 
-from icestream import error_codes, errors
+from icestream import error_codes, errors, limits
 from icestream.catalog.operations.table_commits import CommittedTable
 from icestream.catalog.operations.view_operations import LoadedView
 from icestream.iceberg.identifier import Identifier
@@ -25,6 +27,8 @@ from icestream.lake.iceberg.access import NO_TABLE_ACCESS, TableAccess
 Header = tuple[bytes, bytes]
 
 _JSON: Final[Header] = (b"content-type", b"application/json")
+_GZIP_LEVEL: Final = 1  # the fastest level removes most of the redundancy
+_GZIP_HEADERS: Final = ((b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
 _RETRY_AFTER: Final[Header] = (b"retry-after", b"1")
 # Iceberg's exceptions for errors of HTTP itself.
 _TYPES: Final = {
@@ -149,3 +153,31 @@ def _error_document(
 def _text(message: str) -> str:
     """The message with lone surrogates escaped: input of a client that it quotes may contain them."""
     return message.encode("utf-8", "backslashreplace").decode()
+
+
+async def compress(response: IcebergResponse, accepted: str | None) -> IcebergResponse:
+    """The response as it is sent to a client with this Accept-Encoding header: with gzip if it is large, because the
+    metadata of a table grows with its snapshots."""
+    size = len(response.body)
+    # Compressing a small response would not save a packet.
+    if size < limits.CATALOG_GZIP_BYTES_MIN or not accepts_gzip(accepted):
+        return response
+    if size < limits.CATALOG_GZIP_INLINE_BYTES_MAX:
+        body = gzip.compress(response.body, _GZIP_LEVEL, mtime=0)
+    else:
+        # A large body would block the event loop.
+        body = await asyncio.to_thread(gzip.compress, response.body, _GZIP_LEVEL, mtime=0)
+    return response._replace(body=body, headers=(*response.headers, *_GZIP_HEADERS))
+
+
+def accepts_gzip(accepted: str | None) -> bool:
+    """Whether an Accept-Encoding header names gzip (or everything) with a weight above 0."""
+    weights: dict[str, float] = {}
+    for part in (accepted or "").lower().split(","):
+        coding, _, parameter = part.partition(";")
+        name, _, value = parameter.strip().partition("=")
+        try:
+            weights[coding.strip()] = float(value) if name.strip() == "q" else 1.0
+        except ValueError:
+            return False
+    return weights.get("gzip", weights.get("*", 0.0)) > 0

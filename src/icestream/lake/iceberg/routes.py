@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from icestream import limits
 from icestream.catalog.catalog import Catalog
 from icestream.iceberg.values import Object
-from icestream.lake.iceberg import commit_routes, namespace_routes, table_routes, view_routes
+from icestream.lake.iceberg import namespace_routes, table_routes, view_routes
 from icestream.lake.iceberg.request import IcebergRequest
 from icestream.lake.iceberg.responses import IcebergResponse, json_response
 
@@ -36,12 +36,12 @@ ROUTES: Final[dict[tuple[str, str], Handler]] = {
     ("POST", f"{_NAMESPACE}/register"): table_routes.register_table,
     ("GET", _TABLE): table_routes.load_table,
     ("HEAD", _TABLE): table_routes.table_exists,
-    ("POST", _TABLE): commit_routes.commit_table,
+    ("POST", _TABLE): table_routes.commit_table,
     ("DELETE", _TABLE): table_routes.drop_table,
     ("POST", f"{_TABLE}/metrics"): table_routes.report_metrics,
     ("GET", f"{_TABLE}/credentials"): table_routes.load_credentials,
     ("POST", "/v1/tables/rename"): table_routes.rename_table,
-    ("POST", "/v1/transactions/commit"): commit_routes.commit_transaction,
+    ("POST", "/v1/transactions/commit"): table_routes.commit_transaction,
     ("GET", f"{_NAMESPACE}/views"): view_routes.list_views,
     ("POST", f"{_NAMESPACE}/views"): view_routes.create_view,
     ("POST", f"{_NAMESPACE}/register-view"): view_routes.register_view,

@@ -6,11 +6,14 @@ Operations work for every catalog; the other routes need the embedded one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
+import msgspec
 from fastapi import APIRouter, Depends, Query, Request
 
 from icestream import errors, limits
+from icestream.admin_api import table_api as api
+from icestream.admin_api.admin_call import Listing
 from icestream.catalog import catalog_keys, catalog_records
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.catalog_records import PurgeRecord
@@ -19,23 +22,8 @@ from icestream.iceberg import file_listing
 from icestream.iceberg.identifier import Identifier, check_namespace, identifier
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.lake.broker_calls import PREFIX, BrokerDep, BrokerLink, PageDep
-from icestream.lake.lake_models import (
-    AdoptRequest,
-    BindRequest,
-    DataFile,
-    DropRequest,
-    OperationRequest,
-    OperationResult,
-    PendingPurge,
-    RecreateRequest,
-    RewindRequest,
-    TableDetails,
-    TableName,
-    TableRequest,
-    TopicTableView,
-)
-from icestream.lake.models import Listing
-from icestream.lake.operations import ReadLog, TableOperations
+from icestream.lake.http_models import body, model_of
+from icestream.lake.operations import ReadLog, TopicTableOperations
 from icestream.lake.topic_log import read_topic_log, run_operation
 from icestream.lake.unknown_table import hint_on_unknown_table
 
@@ -52,8 +40,8 @@ def get_catalog(request: Request) -> Catalog:
     return catalog
 
 
-def get_operations(request: Request) -> TableOperations:
-    operations: TableOperations | None = request.app.state.operations
+def get_operations(request: Request) -> TopicTableOperations:
+    operations: TopicTableOperations | None = request.app.state.operations
     if operations is None:
         raise errors.InvalidInput("no catalog configured", hint="start the process with the settings of its broker")
     return operations
@@ -72,113 +60,134 @@ def table_query(
 
 
 CatalogDep = Annotated[Catalog, Depends(get_catalog)]
-OperationsDep = Annotated[TableOperations, Depends(get_operations)]
+OperationsDep = Annotated[TopicTableOperations, Depends(get_operations)]
 ManifestsDep = Annotated[ManifestReader, Depends(get_manifests)]
+OperationRequest = api.TableOperationRequest | api.RecreateRequest
 TableDep = Annotated[Identifier, Depends(table_query)]
 
 
-def _identifier(request: TableRequest) -> Identifier:
+def _identifier(request: api.TableRequest) -> Identifier:
     return identifier(check_namespace(request.namespace), request.table)
 
 
 # --- read-only --------------------------------------------------------------------------------------------------------
 
 
-@router.get("/tables", response_model=TableDetails, summary="Show a table: topic, committed offsets, missing rows")
-async def describe_table(catalog: CatalogDep, table: TableDep) -> Any:
+@router.get(
+    "/tables",
+    response_model=model_of(api.TableDetails),
+    summary="Show a table: topic, committed offsets, missing rows",
+)
+async def describe_table(catalog: CatalogDep, table: TableDep) -> api.TableDetails:
     async with hint_on_unknown_table(catalog, table):
         record = (await catalog.commits.load(table)).record
     binding = record.binding
-    return {
-        **_table_fields(table),
-        "uuid": record.uuid,
-        "metadata_file": record.location,
-        "version": record.version,
-        "topic": binding.topic if binding else None,
-        "topic_id": binding.topic_id if binding else None,
-        "is_topic_deleted": binding is not None and await catalog.topics.is_deleted(binding.topic_id),
-        "pipeline_epoch": binding.pipeline_epoch if binding else None,
-        "runs": [
-            {"shard": shard, "epoch": run.epoch, "start": run.start, "next": run.next, "is_closed": run.is_closed}
+    return api.TableDetails(
+        namespace=[*table.namespace],
+        table=table.name,
+        uuid=record.uuid,
+        metadata_file=record.location,
+        version=record.version,
+        topic=binding.topic if binding else None,
+        topic_id=binding.topic_id if binding else None,
+        is_topic_deleted=binding is not None and await catalog.topics.is_deleted(binding.topic_id),
+        pipeline_epoch=binding.pipeline_epoch if binding else None,
+        runs=[
+            api.ShardRun(shard=shard, epoch=run.epoch, start=run.start, next=run.next, is_closed=run.is_closed)
             for shard, runs in sorted(binding.runs.items() if binding else ())
             for run in runs
         ],
-        "removals": [
-            {
-                "operation": removal.operation,
-                "snapshot_id": removal.snapshot_id,
-                "first_snapshot_id": removal.first_snapshot_id,
-                "time_ms": removal.time_ms,
-                "is_exact": removal.is_exact,
-                "rows": removal.rows_at_most,
-                "ranges": {str(shard): offsets for shard, offsets in removal.ranges.items()},
-            }
+        removals=[
+            api.RowRemoval(
+                operation=removal.operation,
+                snapshot_id=removal.snapshot_id,
+                first_snapshot_id=removal.first_snapshot_id,
+                time_ms=removal.time_ms,
+                is_exact=removal.is_exact,
+                rows=removal.rows_at_most,
+                ranges={str(shard): offsets for shard, offsets in removal.ranges.items()},
+            )
             for removal in record.removals
         ],
-    }
+    )
 
 
-@router.get("/files", response_model=Listing[DataFile], summary="List the files of a table, or of one of its snapshots")
+@router.get(
+    "/files",
+    response_model=model_of(Listing[api.TableFile]),
+    summary="List the files of a table, or of one of its snapshots",
+)
 async def list_files(
     catalog: CatalogDep, manifests: ManifestsDep, table: TableDep, page: PageDep, snapshot: int | None = None
-) -> Any:
+) -> Listing[api.TableFile]:
     async with hint_on_unknown_table(catalog, table):
         metadata = (await catalog.tables.load(table)).table
-    return await file_listing.list_files(metadata, manifests, snapshot, page["after"], page["limit"])
+    files = await file_listing.list_files(metadata, manifests, snapshot, page.after, page.limit)
+    return msgspec.convert(files, Listing[api.TableFile])
 
 
-@router.get("/topics", response_model=TopicTableView, summary="Show the table of a topic")
-async def table_of_topic(catalog: CatalogDep, broker: BrokerDep, topic: str) -> Any:
+@router.get("/topics", response_model=model_of(api.TopicTableView), summary="Show the table of a topic")
+async def table_of_topic(catalog: CatalogDep, broker: BrokerDep, topic: str) -> api.TopicTableView:
     log = await read_topic_log(broker, topic)
     table, detached = await catalog.topics.table_of(log.topic_id), await catalog.topics.find_detached(log.topic_id)
     committed: Mapping[int, int] = detached.committed if detached else {}
     if table is not None:
         binding = (await catalog.commits.load(table)).record.binding
         committed = binding.committed() if binding else {}
-    return {
-        "topic": log.topic,
-        "topic_id": log.topic_id,
-        "table": _table_fields(table) if table else None,
-        "parted": {"namespace": detached.namespace, "table": detached.name} if detached else None,
-        "committed": {str(shard): end for shard, end in committed.items()},
-    }
+    return api.TopicTableView(
+        topic=log.topic,
+        topic_id=log.topic_id,
+        table=_table_name(table) if table else None,
+        parted=api.TableName(namespace=[*detached.namespace], table=detached.name) if detached else None,
+        committed={str(shard): end for shard, end in committed.items()},
+    )
 
 
-@router.get("/purges", response_model=Listing[PendingPurge], summary="List dropped tables whose files will be deleted")
-async def list_purges(catalog: CatalogDep, page: PageDep) -> Any:
-    after = catalog_keys.PURGES + page["after"] if page["after"] else ""
-    entries = await catalog.store.list(catalog_keys.PURGES, after, page["limit"])
+@router.get(
+    "/purges",
+    response_model=model_of(Listing[api.DroppedTable]),
+    summary="List dropped tables whose files will be deleted",
+)
+async def list_purges(catalog: CatalogDep, page: PageDep) -> Listing[api.DroppedTable]:
+    after = catalog_keys.PURGES + page.after if page.after else ""
+    entries = await catalog.store.list(catalog_keys.PURGES, after, page.limit)
     items = [
-        _purge(key.removeprefix(catalog_keys.PURGES), catalog_records.decode(PurgeRecord, key, entry))
+        _dropped_table(key.removeprefix(catalog_keys.PURGES), catalog_records.decode(PurgeRecord, key, entry))
         for key, entry in entries
     ]
-    return {"items": items, "next": items[-1]["uuid"] if len(items) == page["limit"] else None}
+    return Listing(items=items, next=items[-1].uuid if len(items) == page.limit else None)
 
 
-def _purge(uuid: str, record: PurgeRecord) -> dict[str, Any]:
+def _dropped_table(uuid: str, record: PurgeRecord) -> api.DroppedTable:
     due_ms = record.time_ms + limits.CATALOG_FILE_GRACE_MS
-    return {"uuid": uuid, "metadata_file": record.location, "due_ms": due_ms, "is_begun": record.is_begun}
+    return api.DroppedTable(uuid=uuid, metadata_file=record.location, due_ms=due_ms, is_begun=record.is_begun)
 
 
 # --- operations -------------------------------------------------------------------------------------------------------
 
 
-@router.post("/bind", response_model=OperationResult, summary="Bind an empty table to a topic")
-async def bind(operations: OperationsDep, broker: BrokerDep, request: BindRequest) -> Any:
+@router.post("/bind", response_model=model_of(api.OperationOutcome), summary="Bind an empty table to a topic")
+async def bind(
+    operations: OperationsDep, broker: BrokerDep, request: Annotated[api.BindRequest, body(api.BindRequest)]
+) -> api.OperationOutcome:
     table, consents = _identifier(request), _consents(request)
 
     async def step(log: ReadLog, is_dry: bool) -> OperationPreview:
         return await operations.bind(table, log, consents, is_dry)
 
-    return _operation_response(
+    return _operation_outcome(
         table, request, await run_operation(broker, request.topic, consents, request.dry_run, step)
     )
 
 
 @router.post(
-    "/adopt", response_model=OperationResult, summary="Bind a table with rows to a topic, which resumes where they end"
+    "/adopt",
+    response_model=model_of(api.OperationOutcome),
+    summary="Bind a table with rows to a topic, which resumes where they end",
 )
-async def adopt(operations: OperationsDep, broker: BrokerDep, request: AdoptRequest) -> Any:
+async def adopt(
+    operations: OperationsDep, broker: BrokerDep, request: Annotated[api.AdoptRequest, body(api.AdoptRequest)]
+) -> api.OperationOutcome:
     table, consents = _identifier(request), _consents(request)
     positions = (
         None if request.positions is None else {_parse_shard(shard): end for shard, end in request.positions.items()}
@@ -187,25 +196,29 @@ async def adopt(operations: OperationsDep, broker: BrokerDep, request: AdoptRequ
     async def step(log: ReadLog, is_dry: bool) -> OperationPreview:
         return await operations.adopt(table, log, consents, positions, is_dry)
 
-    return _operation_response(
+    return _operation_outcome(
         table, request, await run_operation(broker, request.topic, consents, request.dry_run, step)
     )
 
 
 @router.post(
-    "/rewind", response_model=OperationResult, summary="Resume a topic at the state of a snapshot of its table"
+    "/rewind",
+    response_model=model_of(api.OperationOutcome),
+    summary="Resume a topic at the state of a snapshot of its table",
 )
-async def rewind(operations: OperationsDep, broker: BrokerDep, request: RewindRequest) -> Any:
+async def rewind(
+    operations: OperationsDep, broker: BrokerDep, request: Annotated[api.RewindRequest, body(api.RewindRequest)]
+) -> api.OperationOutcome:
     table, consents = _identifier(request), _consents(request)
     topic = await _topic_of(operations, broker, table)
 
     async def step(log: ReadLog, is_dry: bool) -> OperationPreview:
         return await operations.rewind(table, log, consents, request.snapshot, is_dry)
 
-    return _operation_response(table, request, await run_operation(broker, topic, consents, request.dry_run, step))
+    return _operation_outcome(table, request, await run_operation(broker, topic, consents, request.dry_run, step))
 
 
-async def _topic_of(operations: TableOperations, broker: BrokerLink, table: Identifier) -> str:
+async def _topic_of(operations: TopicTableOperations, broker: BrokerLink, table: Identifier) -> str:
     owner = await operations.owner(table)
     if owner is None:
         raise errors.TopicTableConflict(f"{table} belongs to no topic", hint="`icestream lake adopt` binds it")
@@ -222,8 +235,14 @@ async def _topic_of(operations: TableOperations, broker: BrokerLink, table: Iden
     return owner.topic
 
 
-@router.post("/recreate", response_model=OperationResult, summary="Create a new table for a topic whose table is lost")
-async def recreate(operations: OperationsDep, broker: BrokerDep, request: RecreateRequest) -> Any:
+@router.post(
+    "/recreate",
+    response_model=model_of(api.OperationOutcome),
+    summary="Create a new table for a topic whose table is lost",
+)
+async def recreate(
+    operations: OperationsDep, broker: BrokerDep, request: Annotated[api.RecreateRequest, body(api.RecreateRequest)]
+) -> api.OperationOutcome:
     tables: list[Identifier | None] = [None]
     if request.namespace is not None and request.table is not None:
         tables = [identifier(check_namespace(request.namespace), request.table)]
@@ -234,22 +253,24 @@ async def recreate(operations: OperationsDep, broker: BrokerDep, request: Recrea
 
     preview = await run_operation(broker, request.topic, _consents(request), request.dry_run, step)
     assert tables[0] is not None
-    return _operation_response(tables[0], request, preview)
+    return _operation_outcome(tables[0], request, preview)
 
 
-@router.post("/detach", response_model=TableName, summary="Detach a table from its topic")
-async def detach(operations: OperationsDep, request: TableRequest) -> Any:
+@router.post("/detach", response_model=model_of(api.TableName), summary="Detach a table from its topic")
+async def detach(
+    operations: OperationsDep, request: Annotated[api.TableRequest, body(api.TableRequest)]
+) -> api.TableName:
     table = _identifier(request)
     await operations.detach(table)
-    return _table_fields(table)
+    return _table_name(table)
 
 
-@router.post("/drop", response_model=TableName, summary="Drop a table")
-async def drop(catalog: CatalogDep, request: DropRequest) -> Any:
+@router.post("/drop", response_model=model_of(api.TableName), summary="Drop a table")
+async def drop(catalog: CatalogDep, request: Annotated[api.DropRequest, body(api.DropRequest)]) -> api.TableName:
     table = _identifier(request)
     async with hint_on_unknown_table(catalog, table):
         await catalog.tables.drop(table, request.purge, request.force)
-    return _table_fields(table)
+    return _table_name(table)
 
 
 def _parse_shard(text: str) -> int:
@@ -262,20 +283,21 @@ def _consents(request: OperationRequest) -> list[Consent]:
     return [Consent(word) for word in request.accept]
 
 
-def _table_fields(table: Identifier) -> dict[str, Any]:
-    return {"namespace": [*table.namespace], "table": table.name}
+def _table_name(table: Identifier) -> api.TableName:
+    return api.TableName(namespace=[*table.namespace], table=table.name)
 
 
-def _operation_response(table: Identifier, request: OperationRequest, preview: OperationPreview) -> dict[str, Any]:
-    return {
-        "operation": preview.operation,
-        "topic": preview.topic,
-        **_table_fields(table),
-        "dry_run": request.dry_run,
-        "needs": sorted(preview.needed),
-        "shards": [
-            {**shard._asdict(), "missing": shard.missing, "written_again": shard.written_again}
+def _operation_outcome(table: Identifier, request: OperationRequest, preview: OperationPreview) -> api.OperationOutcome:
+    return api.OperationOutcome(
+        operation=preview.operation,
+        topic=preview.topic,
+        namespace=[*table.namespace],
+        table=table.name,
+        dry_run=request.dry_run,
+        needs=[consent.value for consent in sorted(preview.needed)],
+        shards=[
+            api.ShardOutcome(**shard._asdict(), missing=shard.missing, written_again=shard.written_again)
             for shard in preview.shards
         ],
-        "words": preview.words(),
-    }
+        words=preview.words(),
+    )

@@ -2,78 +2,97 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated
 from urllib.parse import quote
 
 from fastapi import APIRouter, Response
 
+from icestream.admin_api import subscription_api as api
+from icestream.admin_api.admin_call import Listing
+from icestream.admin_api.topic_api import PageOfTopic
 from icestream.lake.broker_calls import PREFIX, BrokerDep, PageDep
-from icestream.lake.models import (
-    Consumer,
-    Listing,
-    NewSubscription,
-    Seek,
-    SeekResult,
-    Subscription,
-    SubscriptionChange,
-    SubscriptionSummary,
-)
+from icestream.lake.http_models import body, extend, model_of
 
 router = APIRouter(prefix=PREFIX + "/namespaces/{namespace}/topics/{topic}/subscriptions", tags=["subscriptions"])
+_SUBSCRIPTION = model_of(api.SubscriptionDetails)
 
 
 @router.get(
-    "", response_model=Listing[SubscriptionSummary], summary="List the subscriptions of a topic, with their lag"
+    "",
+    response_model=model_of(Listing[api.SubscriptionSummary]),
+    summary="List the subscriptions of a topic, with their lag",
 )
-async def list_subscriptions(broker: BrokerDep, namespace: str, topic: str, page: PageDep) -> Any:
-    return await broker("page_subscriptions", topic=f"/{namespace}/{topic}", **page)
+async def list_subscriptions(
+    broker: BrokerDep, namespace: str, topic: str, page: PageDep
+) -> Listing[api.SubscriptionSummary]:
+    return await broker(api.PAGE_SUBSCRIPTIONS, extend(PageOfTopic, page, topic=f"/{namespace}/{topic}"))
 
 
-@router.post("", response_model=Subscription, status_code=201, summary="Create a subscription without a consumer")
+@router.post("", response_model=_SUBSCRIPTION, status_code=201, summary="Create a subscription without a consumer")
 async def create_subscription(
-    broker: BrokerDep, namespace: str, topic: str, new: NewSubscription, response: Response
-) -> Any:
-    subscription = await broker("create_subscription", topic=f"/{namespace}/{topic}", **new.model_dump())
+    broker: BrokerDep,
+    namespace: str,
+    topic: str,
+    new: Annotated[api.NewSubscription, body(api.NewSubscription)],
+    response: Response,
+) -> api.SubscriptionDetails:
+    request = extend(api.CreateSubscription, new, topic=f"/{namespace}/{topic}")
+    subscription = await broker(api.CREATE_SUBSCRIPTION, request)
     path = "/".join(map(quote, ("namespaces", namespace, "topics", topic, "subscriptions", new.subscription)))
     response.headers["Location"] = f"{PREFIX}/{path}"
     return subscription
 
 
 @router.get(
-    "/{subscription}", response_model=Subscription, summary="Show a subscription: positions, gaps in acks, pauses"
+    "/{subscription}", response_model=_SUBSCRIPTION, summary="Show a subscription: positions, gaps in acks, pauses"
 )
-async def inspect_subscription(broker: BrokerDep, namespace: str, topic: str, subscription: str) -> Any:
-    return await broker("inspect_subscription", topic=f"/{namespace}/{topic}", subscription=subscription)
+async def inspect_subscription(
+    broker: BrokerDep, namespace: str, topic: str, subscription: str
+) -> api.SubscriptionDetails:
+    return await broker(api.INSPECT_SUBSCRIPTION, api.SubscriptionOnly(f"/{namespace}/{topic}", subscription))
 
 
-@router.patch("/{subscription}", response_model=Subscription, summary="Change failure policy or dispatch rate, live")
+@router.patch("/{subscription}", response_model=_SUBSCRIPTION, summary="Change failure policy or dispatch rate, live")
 async def change_subscription(
-    broker: BrokerDep, namespace: str, topic: str, subscription: str, change: SubscriptionChange
-) -> Any:
-    fields = change.model_dump(include=change.model_fields_set)
-    if fields.get("failure", ...) is None:
-        del fields["failure"]  # null: unchanged
-    return await broker("change_subscription", topic=f"/{namespace}/{topic}", subscription=subscription, **fields)
+    broker: BrokerDep,
+    namespace: str,
+    topic: str,
+    subscription: str,
+    change: Annotated[api.SubscriptionChange, body(api.SubscriptionChange)],
+) -> api.SubscriptionDetails:
+    request = extend(api.ChangeSubscription, change, topic=f"/{namespace}/{topic}", subscription=subscription)
+    return await broker(api.CHANGE_SUBSCRIPTION, request)
 
 
 @router.delete("/{subscription}", status_code=204, summary="Delete a subscription and its cursors")
 async def delete_subscription(broker: BrokerDep, namespace: str, topic: str, subscription: str) -> None:
-    await broker("delete_subscription", topic=f"/{namespace}/{topic}", subscription=subscription)
+    await broker(api.DELETE_SUBSCRIPTION, api.SubscriptionOnly(f"/{namespace}/{topic}", subscription))
 
 
 @router.post(
-    "/{subscription}/seek", response_model=SeekResult, summary="Move a subscription, with or without consumers"
+    "/{subscription}/seek",
+    response_model=model_of(api.SeekResult),
+    summary="Move a subscription, with or without consumers",
 )
-async def seek(broker: BrokerDep, namespace: str, topic: str, subscription: str, to: Seek) -> Any:
-    return await broker("seek", topic=f"/{namespace}/{topic}", subscription=subscription, **to.model_dump())
+async def seek(
+    broker: BrokerDep, namespace: str, topic: str, subscription: str, to: Annotated[api.Seek, body(api.Seek)]
+) -> api.SeekResult:
+    request = extend(api.SeekSubscription, to, topic=f"/{namespace}/{topic}", subscription=subscription)
+    return await broker(api.SEEK, request)
 
 
-@router.get("/{subscription}/consumers", response_model=Listing[Consumer], summary="List the consumers, with credit")
-async def list_consumers(broker: BrokerDep, namespace: str, topic: str, subscription: str, page: PageDep) -> Any:
-    return await broker("page_consumers", topic=f"/{namespace}/{topic}", subscription=subscription, **page)
+@router.get(
+    "/{subscription}/consumers",
+    response_model=model_of(Listing[api.ConnectedConsumer]),
+    summary="List the consumers, with credit",
+)
+async def list_consumers(
+    broker: BrokerDep, namespace: str, topic: str, subscription: str, page: PageDep
+) -> Listing[api.ConnectedConsumer]:
+    request = extend(api.PageOfSubscription, page, topic=f"/{namespace}/{topic}", subscription=subscription)
+    return await broker(api.PAGE_CONSUMERS, request)
 
 
 @router.delete("/{subscription}/consumers/{consumer}", status_code=204, summary="Disconnect a consumer")
 async def disconnect_consumer(broker: BrokerDep, namespace: str, topic: str, subscription: str, consumer: str) -> None:
-    name = f"/{namespace}/{topic}"
-    await broker("disconnect_consumer", topic=name, subscription=subscription, consumer=consumer)
+    await broker(api.DISCONNECT_CONSUMER, api.ConsumerOnly(f"/{namespace}/{topic}", subscription, consumer))

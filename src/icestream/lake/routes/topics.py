@@ -2,86 +2,94 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Response
 
+from icestream.admin_api import topic_api as api
+from icestream.admin_api.admin_call import Listing
 from icestream.lake.broker_calls import PREFIX, BrokerDep, PageDep
-from icestream.lake.models import (
-    DeletedTopic,
-    GapRange,
-    Listing,
-    NewTopic,
-    Producer,
-    RestEnd,
-    TableEnd,
-    Topic,
-    TopicPolicies,
-    TopicSummary,
-)
+from icestream.lake.http_models import body, extend, model_of
+from icestream.model.topic_deletion_policy import DeletedRestPolicy, DeletedTablePolicy
+from icestream.model.topic_policies import PolicyValues
 
 all_topics_router = APIRouter(prefix=PREFIX, tags=["topics"])
 router = APIRouter(prefix=PREFIX + "/namespaces/{namespace}/topics", tags=["topics"])
+_TOPIC, _TOPICS = model_of(api.TopicDetails), model_of(Listing[api.TopicSummary])
 
 
-@all_topics_router.get("/topics", response_model=Listing[TopicSummary], summary="List the topics of all namespaces")
-async def list_all_topics(broker: BrokerDep, page: PageDep) -> Any:
-    return await broker("page_topics", **page)
+@all_topics_router.get("/topics", response_model=_TOPICS, summary="List the topics of all namespaces")
+async def list_all_topics(broker: BrokerDep, page: PageDep) -> Listing[api.TopicSummary]:
+    return await broker(api.PAGE_TOPICS, extend(api.PageTopics, page))
 
 
-@router.get("", response_model=Listing[TopicSummary], summary="List the topics of a namespace")
-async def list_topics(broker: BrokerDep, namespace: str, page: PageDep) -> Any:
-    return await broker("page_topics", namespace=namespace, **page)
+@router.get("", response_model=_TOPICS, summary="List the topics of a namespace")
+async def list_topics(broker: BrokerDep, namespace: str, page: PageDep) -> Listing[api.TopicSummary]:
+    return await broker(api.PAGE_TOPICS, extend(api.PageTopics, page, namespace=namespace))
 
 
-@router.post("", response_model=Topic, status_code=201, summary="Create a topic")
-async def create_topic(broker: BrokerDep, namespace: str, new: NewTopic, response: Response) -> Any:
+@router.post("", response_model=_TOPIC, status_code=201, summary="Create a topic")
+async def create_topic(
+    broker: BrokerDep, namespace: str, new: Annotated[api.NewTopic, body(api.NewTopic)], response: Response
+) -> api.TopicDetails:
     topic = f"/{namespace}/{new.name}"
-    fields = new.model_dump(exclude={"name"})
-    await broker("create_topic", topic=topic, **fields)
+    request = api.CreateTopic(topic=topic, shards=new.shards, dispatch=new.dispatch, policies=new.policies)
+    await broker(api.CREATE_TOPIC, request)
     response.headers["Location"] = f"{PREFIX}/namespaces/{quote(namespace)}/topics/{quote(new.name)}"
-    return await broker("inspect_topic", topic=topic)
+    return await broker(api.INSPECT_TOPIC, api.TopicOnly(topic))
 
 
-@router.get("/{topic}", response_model=Topic, summary="Show a topic: policies, offsets, gaps, usage")
-async def inspect_topic(broker: BrokerDep, namespace: str, topic: str) -> Any:
-    return await broker("inspect_topic", topic=f"/{namespace}/{topic}")
+@router.get("/{topic}", response_model=_TOPIC, summary="Show a topic: policies, offsets, gaps, usage")
+async def inspect_topic(broker: BrokerDep, namespace: str, topic: str) -> api.TopicDetails:
+    return await broker(api.INSPECT_TOPIC, api.TopicOnly(f"/{namespace}/{topic}"))
 
 
-@router.get("/{topic}/shards/{shard}/gaps", response_model=Listing[GapRange], summary="List all gaps of a shard")
-async def list_gaps(broker: BrokerDep, namespace: str, topic: str, shard: int, page: PageDep) -> Any:
-    return await broker("page_gaps", topic=f"/{namespace}/{topic}", shard=shard, **page)
+@router.get(
+    "/{topic}/shards/{shard}/gaps", response_model=model_of(Listing[api.GapRange]), summary="List all gaps of a shard"
+)
+async def list_gaps(broker: BrokerDep, namespace: str, topic: str, shard: int, page: PageDep) -> Listing[api.GapRange]:
+    return await broker(api.PAGE_GAPS, extend(api.PageOfShard, page, topic=f"/{namespace}/{topic}", shard=shard))
 
 
-@router.delete("/{topic}", response_model=DeletedTopic, summary="Delete a topic and its subscriptions")
+@router.delete("/{topic}", response_model=model_of(api.DeletedTopic), summary="Delete a topic and its subscriptions")
 async def delete_topic(
     broker: BrokerDep,
     namespace: str,
     topic: str,
     table: Annotated[
-        TableEnd | None, Query(description="Whether to keep its table; default: as its policies say.")
+        DeletedTablePolicy | None, Query(description="Whether to keep its table; default: as its policies say.")
     ] = None,
     rest: Annotated[
-        RestEnd | None, Query(description="Whether to commit uncommitted messages; default: as its policies say.")
+        DeletedRestPolicy | None,
+        Query(description="Whether to commit uncommitted messages; default: as its policies say."),
     ] = None,
-) -> Any:
+) -> api.DeletedTopic:
     name = f"/{namespace}/{topic}"
-    return {"deleted": name, **await broker("delete_topic", topic=name, table=table, rest=rest)}
+    deletion = await broker(api.DELETE_TOPIC, api.DeleteTopic(name, table, rest))
+    return extend(api.DeletedTopic, deletion, deleted=name)
 
 
-@router.put("/{topic}/policies", response_model=Topic, summary="Set the policies of a topic")
-async def set_topic_policies(broker: BrokerDep, namespace: str, topic: str, policies: TopicPolicies) -> Any:
-    return await broker("set_topic_policies", topic=f"/{namespace}/{topic}", policies=policies.model_dump())
+@router.put("/{topic}/policies", response_model=_TOPIC, summary="Set the policies of a topic")
+async def set_topic_policies(
+    broker: BrokerDep, namespace: str, topic: str, policies: Annotated[PolicyValues, body(PolicyValues)]
+) -> api.TopicDetails:
+    return await broker(api.SET_TOPIC_POLICIES, api.SetTopicPolicies(f"/{namespace}/{topic}", policies))
 
 
-@router.get("/{topic}/producers", response_model=Listing[Producer], summary="List the connected producers")
-async def list_producers(broker: BrokerDep, namespace: str, topic: str, page: PageDep) -> Any:
-    return await broker("page_producers", topic=f"/{namespace}/{topic}", **page)
+@router.get(
+    "/{topic}/producers",
+    response_model=model_of(Listing[api.ConnectedProducer]),
+    summary="List the connected producers",
+)
+async def list_producers(
+    broker: BrokerDep, namespace: str, topic: str, page: PageDep
+) -> Listing[api.ConnectedProducer]:
+    return await broker(api.PAGE_PRODUCERS, extend(api.PageOfTopic, page, topic=f"/{namespace}/{topic}"))
 
 
 @router.delete(
     "/{topic}/producers/{producer}", status_code=204, summary="Disconnect a producer, which has to reconnect"
 )
 async def disconnect_producer(broker: BrokerDep, namespace: str, topic: str, producer: str) -> None:
-    await broker("disconnect_producer", topic=f"/{namespace}/{topic}", producer=producer)
+    await broker(api.DISCONNECT_PRODUCER, api.ProducerOnly(f"/{namespace}/{topic}", producer))

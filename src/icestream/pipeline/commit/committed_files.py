@@ -18,6 +18,8 @@ from icestream.iceberg.table_metadata import TableMetadata
 
 
 class CommittedFiles:
+    """Looks for the files of commits."""
+
     def __init__(self, files: TableFiles, manifests: ManifestCache) -> None:
         self._files = files
         self._manifests = manifests

@@ -25,7 +25,7 @@ from icestream.iceberg.manifests import EncodedEntry
 from icestream.iceberg.snapshots import MAIN
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
-from icestream.pipeline.commit import manifest_merge, schema_compat
+from icestream.pipeline.commit import manifest_merge, rewrite_draft, schema_compat
 from icestream.pipeline.commit.committed_files import CommittedFiles
 from icestream.pipeline.commit.file_presence import FilePresenceCheck
 from icestream.pipeline.commit.offset_ledger import OffsetLedger, TopicCommit
@@ -39,8 +39,10 @@ from icestream.runtime.randomness import Randomness
 
 
 class CommittedSnapshot(NamedTuple):
+    """The commit is in the table, as this snapshot."""
+
     snapshot_id: int
-    is_repeat: bool = False  # the catalog had committed this round before
+    is_repeat: bool = False  # the catalog had committed this round or rewrite before
 
 
 class NotCommitted(NamedTuple):
@@ -63,6 +65,8 @@ class CommitDraft(NamedTuple):
 
 
 class Committer:
+    """Commits to the tables of one catalog. Remembers the manifests of its last commits."""
+
     def __init__(
         self,
         catalog: TableCatalog,
@@ -84,7 +88,7 @@ class Committer:
         self._randomness = randomness
         self._tag_retention = tag_retention
         self._file_presence = file_presence
-        self._committed_files = CommittedFiles(files, manifests)
+        self.committed_files = CommittedFiles(files, manifests)
         self._metadata_files: dict[int, list[str]] = {}  # by topic id: manifests and list of its last commit
         self._unavailable: errors.StorageUnavailable | None = None
         self.retries = 0  # since the start
@@ -96,6 +100,7 @@ class Committer:
         driver took over.
         """
         alone: list[TopicCommit] = []
+        # One transaction of the catalog has a bound on its size (hazard 10).
         for begin in range(0, len(commits), limits.COMMIT_TABLES_MAX):
             batch = commits[begin : begin + limits.COMMIT_TABLES_MAX]
             pending = [commit for commit in batch if commit.table.topic_id not in results]
@@ -136,16 +141,12 @@ class Committer:
 
     async def _missing(self, locations: Sequence[str]) -> list[str] | errors.IcestreamError:
         try:
-            missing = await self._committed_files.missing(locations)
+            missing = await self.committed_files.missing(locations)
         except errors.StorageUnavailable:
             raise
         except errors.IcestreamError as error:
             return error
         return [location for location in locations if location in missing]
-
-    async def missing_files_of_newest(self, table: TableMetadata) -> dict[int, list[str]]:
-        """Returns the missing files that the newest snapshots of a table added, by snapshot id."""
-        return await self._committed_files.missing_of_newest(table)
 
     async def _commit_alone(self, commit: TopicCommit) -> Result | None:
         """Retries a commit to a table that others changed, on the table as it is now. None: catalog unreachable."""
@@ -158,6 +159,8 @@ class Committer:
             except errors.IcestreamError as error:
                 return StopReason(error.message, error.hint or "")
             commit = commit._replace(table=table)
+            # The offsets may be in the table by now: from another driver, or from our own first copy, whose reply was
+            # lost. Sending them again would duplicate rows in a catalog that does not check claims.
             if any(table.positions.get(claim.shard, (-1, -1))[1] != claim.start for claim in commit.claims):
                 return NotCommitted("the table was advanced by another commit")
             if reason := schema_compat.incompatibility(table.table, commit.files):
@@ -180,13 +183,23 @@ class Committer:
         drafts: dict[Identifier, CommitDraft] = {}
         for commit in commits:
             try:
+                if commit.is_rewrite and (snapshot_id := await self._find_rewrite(commit)) is not None:
+                    results[commit.table.topic_id] = CommittedSnapshot(snapshot_id, is_repeat=True)
+                    continue
                 drafts[commit.table.identifier] = await self._draft(commit)
-            except errors.StorageUnavailable:
+            except (errors.StorageUnavailable, errors.LeaseLost):
                 raise
             except errors.IcestreamError as error:
-                results[commit.table.topic_id] = StopReason(error.message, error.hint or "")
+                if commit.is_rewrite and isinstance(error, errors.CommitConflict):
+                    # Another commit was faster. The topic itself is fine: nothing about it needs a decision.
+                    commit.table.is_stale = True
+                    results[commit.table.topic_id] = NotCommitted(error.message)
+                else:
+                    results[commit.table.topic_id] = StopReason(error.message, error.hint or "")
         if not drafts:
             return []
+        # Durable before the catalog hears of them: a table never refers to a file that a crash could take away (hazard
+        # 11).
         await self._files.create_all(
             [(file.location, file.chunks) for draft in drafts.values() for file in draft.snapshot.files]
         )
@@ -202,9 +215,18 @@ class Committer:
             return await self._send_one_by_one(drafts.values(), results)
         return [(drafts[name], outcome) for name, outcome in outcomes.items()]
 
+    async def _find_rewrite(self, commit: TopicCommit) -> int | None:
+        """The snapshot of a rewrite that is in its table already; None if it is not, and may be sent."""
+        if commit.table.is_stale:
+            # An earlier attempt has no known outcome, and the table in memory may be the one before it. A draft on that
+            # would be refused, and leave manifests behind that nothing removes in another catalog.
+            await self._ledger.refresh(commit.table)
+        return await self._ledger.check_rewrite(commit)
+
     async def _send_one_by_one(
         self, drafts: Iterable[CommitDraft], results: dict[int, Result]
     ) -> list[tuple[CommitDraft, CommitOutcome]]:
+        """Commits each table by itself; `results` gets the tables that the catalog refuses for what they are."""
         outcomes: list[tuple[CommitDraft, CommitOutcome]] = []
         for draft in drafts:
             table = draft.commit.table
@@ -222,6 +244,8 @@ class Committer:
         return outcomes
 
     def _apply_outcome(self, draft: CommitDraft, outcome: CommitOutcome, results: dict[int, Result]) -> OutcomeVerdict:
+        """Records the result of a commit that is decided; returns the verdict, by which the caller retries the others.
+        Raises LeaseLost."""
         table, outcome_verdict = draft.commit.table, verdict(outcome)
         match outcome_verdict:
             case OutcomeVerdict.DONE:
@@ -260,16 +284,19 @@ class Committer:
         return self._clock.wall_us() // 1000
 
     async def _draft(self, commit: TopicCommit) -> CommitDraft:
+        """Builds the snapshot of a commit, with the manifests that it merges, and the request that adds it."""
         table = commit.table
         if self._file_presence is not None:
             await self._file_presence.check(commit.files)
+        # Kept from commit to commit, so that a commit reads nothing while no other engine commits.
         if table.manifests is None:
             table.manifests = await self._manifests.current_manifests(table.table)
         changes = [
             self._manifest_change(commit, spec_id) for spec_id in sorted({file.spec_id for file in commit.files})
         ]
-        if commit.removed_files:
-            changes = await self._with_removals(commit, changes)
+        if commit.is_rewrite:
+            await rewrite_draft.check_rewrite(commit, self._manifests)
+            changes = await rewrite_draft.with_removals(commit, changes, self._manifests)
         merged = [manifest for change in changes for manifest in change.merged]
         entries: dict[str, Sequence[EncodedEntry]] = {}
         for change in changes:
@@ -292,6 +319,8 @@ class Committer:
         return CommitDraft(commit, snapshot, table_change, [manifest.path for manifest in merged])
 
     def _manifest_change(self, commit: TopicCommit, spec_id: int) -> ManifestChange:
+        """Returns the new manifest for the files of one partition spec. Raises CommitConflict if the table lost the
+        spec or the schema of the files."""
         table = commit.table.table
         added = [file for file in commit.files if file.spec_id == spec_id]
         spec = values.find(table.fields["partition-specs"], "spec-id", spec_id)
@@ -305,29 +334,6 @@ class Committer:
             check_partition(file, layout.partition)
         merged = manifest_merge.select_merged(commit.table.manifests or (), spec_id, len(added))
         return ManifestChange(layout, added, merged)
-
-    async def _with_removals(self, commit: TopicCommit, changes: Sequence[ManifestChange]) -> list[ManifestChange]:
-        """Has each change rewrite the manifests that hold removed files of its spec. Raises CommitConflict if a removed
-        file is not in the table any more: another engine has rewritten it."""
-        remaining = set(commit.removed_files)
-        extended = []
-        for change in changes:
-            merged, removed = list(change.merged), set()
-            for manifest in commit.table.manifests or ():
-                if manifest.spec_id != change.layout.spec_id or not manifest_merge.is_ours(manifest):
-                    continue
-                entries = (await self._manifests.entries(change.layout, [manifest]))[manifest.path]
-                matches = remaining.intersection(entry.file_path for entry in entries)
-                if matches and manifest not in merged:
-                    merged.append(manifest)
-                removed |= matches
-                remaining -= matches
-            extended.append(change._replace(merged=merged, removed=frozenset(removed)))
-        if remaining:
-            raise errors.CommitConflict(
-                f"{commit.table.identifier}: {min(remaining)} is not in a manifest of the pipeline any more"
-            )
-        return extended
 
     def new_snapshot_id(self) -> int:
         return int.from_bytes(self._randomness.token(8), "big") >> 1 or 1

@@ -19,6 +19,8 @@ from icestream.model.task_messages import WrittenFile
 
 
 class FilePresenceCheck:
+    """Checks that local files are on this machine."""
+
     def __init__(self, files: TableFiles) -> None:
         self._files = files
 

@@ -37,6 +37,7 @@ def select_merged(manifests: Sequence[ManifestFile], spec_id: int, added: int) -
     while True:
         magnitude = _magnitude(total_files)
         end = count
+        # Smaller ones, too: a later merge would otherwise stop at them.
         while end < len(candidates) and _magnitude(candidates[end].live_files) <= magnitude:
             end += 1
         merged_files = total_files + sum(manifest.live_files for manifest in candidates[count:end])

@@ -5,9 +5,12 @@ ForeignLedger    any other catalog: the snapshot records the next offsets of the
                  metadata store. Before each retry and after each unknown outcome, both and the column bounds of the
                  files are compared (hazards 13, 21)
 
-A commit that adds no offsets, such as a rewrite that replaces files, has no claims. It leaves the next offsets of its
-table as they are, and requires like every commit that main is the snapshot that it was built on: so it never undoes,
-repeats or hides an append that landed in between.
+A rewrite adds no offsets and has no claims: it leaves the next offsets of its table as they are. Like every commit it
+requires that main is the snapshot that it was built on, so it never undoes, repeats or hides an append that landed in
+between; it is built again on the new main then. Whether it still may be committed is decided again before each attempt:
+
+EmbeddedLedger   the commit names its job, its files and its epoch, and the catalog judges it (hazard 75)
+ForeignLedger    `check_rewrite` looks for it in the history of main, and compares lease and epoch (hazard 96)
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import NamedTuple, Protocol
 
 from icestream.catalog.topic_rules.claim import CLAIM_TYPE
 from icestream.catalog.topic_rules.operation_preview import ShardLog
+from icestream.catalog.topic_rules.rewrite import JOB_TYPE, REWRITE_KIND, RewriteClaim
 from icestream.iceberg.values import Object
 from icestream.model.backlog_messages import TopicBacklog
 from icestream.model.task_messages import WrittenFile
@@ -39,6 +43,10 @@ class TopicCommit(NamedTuple):
     removed_files: Sequence[str] = ()  # locations of data files in the table whose rows are in `files` now
 
     @property
+    def is_rewrite(self) -> bool:
+        return self.operation is Operation.REPLACE
+
+    @property
     def ends(self) -> dict[int, int]:
         return {claim.shard: claim.end for claim in self.claims}
 
@@ -48,6 +56,8 @@ class TopicCommit(NamedTuple):
 
 
 class OffsetLedger(Protocol):
+    """The tables of topics in one catalog, and their committed offsets."""
+
     @property
     def is_embedded(self) -> bool:
         """True for our own catalog: it takes all tables of a round in one request."""
@@ -75,6 +85,10 @@ class OffsetLedger(Protocol):
     def requirements(self, commit: TopicCommit) -> list[Object]:
         """What the commit requires beyond the requirements of every commit."""
 
+    async def check_rewrite(self, commit: TopicCommit) -> int | None:
+        """Checks a rewrite against its table as last loaded, before each attempt. Returns the snapshot of the rewrite
+        if it is in the table already, else None. Raises LeaseLost if another driver took over."""
+
     def summary(self, commit: TopicCommit) -> Mapping[str, str]:
         """The entries that the ledger needs in the summary of the snapshot."""
 
@@ -94,4 +108,24 @@ def claim_requirement(commit: TopicCommit) -> Object:
             {"shard": claim.shard, "epoch": claim.epoch, "start": claim.start, "end": claim.end}
             for claim in commit.claims
         ],
+    }
+
+
+def rewrite_claim(commit: TopicCommit) -> RewriteClaim:
+    """The claim of a rewrite, as our own catalog reads it from the requirement."""
+    added = frozenset(file.location for file in commit.files)
+    return RewriteClaim(commit.round_id, commit.table.topic_id, commit.epoch, frozenset(commit.removed_files), added)
+
+
+def rewrite_requirement(commit: TopicCommit) -> Object:
+    """The requirement by which our own catalog judges a rewrite (catalog/topic_rules/rewrite.py)."""
+    claim = rewrite_claim(commit)
+    return {
+        "type": JOB_TYPE,
+        "kind": REWRITE_KIND,
+        "topic-id": claim.topic_id,
+        "round-id": str(uuid.UUID(bytes=claim.round_id)),
+        "pipeline-epoch": claim.pipeline_epoch,
+        "replaced": sorted(claim.replaced),
+        "added": sorted(claim.added),
     }

@@ -67,6 +67,7 @@ def _check_same(written: WrittenFile, field: PartitionField, value: Any, lower: 
     """Bounds of long values are truncated, so that only their common prefix can be compared."""
     if not isinstance(value, bytes):
         return
+    # An upper bound that was truncated has its last byte raised, so only the bytes before that are compared.
     if not value.startswith(lower) or (upper != value and not value.startswith(upper[:-1])):
         raise _contradiction(written, f"{field.name} is {value!r}, but the rows are from {lower!r} to {upper!r}")
     if written.null_counts.get(field.source_id, 0):

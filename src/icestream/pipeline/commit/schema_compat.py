@@ -33,6 +33,7 @@ def incompatibility(table: TableMetadata, files: Sequence[WrittenFile]) -> str:
 
 
 def _unreadable(file_schema: Object, current_schema: Object) -> str:
+    """Returns why the current schema cannot read files of another schema; empty if it can."""
     file_fields = {field["id"]: field for field in file_schema["fields"]}
     for field in current_schema["fields"]:
         file_field = file_fields.get(field["id"])

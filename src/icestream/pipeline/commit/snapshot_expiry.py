@@ -62,6 +62,8 @@ def expired(table: TableMetadata, now_ms: int, removed_tags: Collection[str] = (
     candidates = [*untagged, *reversed(history[min_kept - 1 :])]
     expired_ids = [aged.snapshot_id for aged in candidates if aged.since_ms < now_ms - age_ms]
     surplus = len(table.snapshots) + 1 - limits.SNAPSHOTS_MAX
+    # Too many snapshots make every metadata file, and so every commit, larger: younger ones expire, too, down to the
+    # age at which a query may still read them.
     if surplus > len(expired_ids) and not _number(table, MAX_AGE):
         limit_ms = now_ms - limits.SNAPSHOT_AGE_MS_MIN
         expired_ids = [aged.snapshot_id for aged in candidates if aged.since_ms < limit_ms][:surplus]
@@ -69,6 +71,8 @@ def expired(table: TableMetadata, now_ms: int, removed_tags: Collection[str] = (
 
 
 class _AgedSnapshot(NamedTuple):
+    """A snapshot, and the time from which its age counts."""
+
     snapshot_id: int
     since_ms: int  # the time of its successor
 
@@ -101,6 +105,7 @@ def tag_updates(table: TableMetadata, retention: TagRetention, now_ms: int) -> l
     ):
         parent_ms = parent["timestamp-ms"]
         name = tag_name(prefix, parent_ms)
+        # The parent is tagged once a later period has begun: only then it is known to be the last one of its period.
         is_period_over = parent_ms // period_ms < now_ms // period_ms
         if is_period_over and retention_ms and parent_ms > now_ms - retention_ms and name not in table.references:
             updates.append(_set_tag(name, parent["snapshot-id"], retention_ms))

@@ -15,6 +15,8 @@ from icestream.rpc.link_keeper import LinkKeeper
 
 
 class BrokerApi(Protocol):
+    """What the driver asks of its broker."""
+
     async def backlog(self, wait_ms: int, passed_over: Collection[int] = ()) -> Backlog:
         """Returns what is in no table yet; waits up to `wait_ms` for something. `passed_over`: ids of halted topics, of
         which only sums are returned and for which the call does not wait."""
@@ -34,6 +36,8 @@ class BrokerApi(Protocol):
 
 
 class BrokerClient:
+    """The broker over its local socket."""
+
     def __init__(self, keeper: LinkKeeper) -> None:
         self._keeper = keeper
 
@@ -58,7 +62,7 @@ class BrokerClient:
             await self._keeper.call("pipeline_reopen", {"positions": batch})
 
     async def lease_name(self) -> str:
-        """The name of the lease of this broker's driver: in a cluster the id of its node."""
+        """Returns the name of the lease of this broker's driver: in a cluster the id of its node."""
         await self._keeper.wait_connected()
         return document.text_of(await self._keeper.call("pipeline_name", {}), "name", limits.NAME_BYTES_MAX)
 

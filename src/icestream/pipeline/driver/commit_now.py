@@ -21,6 +21,7 @@ async def watch_requests(store: MetadataStore, clock: Clock, expedite: Callable[
     """Calls `expedite` for each request, until it is cancelled. A watch that fails is started again."""
     while True:
         try:
+            # The revision first: a request that is written between the two reads is seen by the watch.
             revision = await store.revision()
             if await store.get(KEY) is not None:
                 expedite()

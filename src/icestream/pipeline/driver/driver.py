@@ -34,6 +34,8 @@ _log = get_logger("pipeline")
 
 
 class Driver:
+    """The loop of the pipeline process."""
+
     def __init__(
         self,
         broker: BrokerApi,
@@ -89,6 +91,7 @@ class Driver:
                 await self._unless_stopped(stop, self._clock.sleep(pause))
 
     async def _unless_stopped(self, stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+        """Runs work until it is done or the driver is stopped, which cancels it."""
         task = asyncio.ensure_future(work)
         stopping = asyncio.ensure_future(stop.wait())
         try:
@@ -113,6 +116,7 @@ class Driver:
             backlog = await self._broker.backlog(0 if is_expedited else self._backlog_wait_ms, halted_ids)
         self.report.set_backlog(backlog, self._clock.wall_us())
         self._tables.drop_finished_halts(backlog, halted_ids)
+        # Cleared before the round: a request that arrives while it runs starts another one.
         self._expedite.clear()
         try:
             turn = await self.round(backlog, is_expedited)
@@ -120,6 +124,7 @@ class Driver:
             if is_expedited:  # nothing of it was committed: the next turn tries again
                 self._expedite.set()
             raise
+        # One round has a budget. A request for commit-now lasts until everything that it covers is committed.
         if turn.has_more_expedited:
             self._expedite.set()
         if not backlog.topics:
@@ -159,9 +164,12 @@ class Driver:
         turn = Turn(backlog, self._expedite_requested_us if is_expedited else None, report, self._clock)
         plans: list[tuple[Job[Any, Any], Any]] = []
         has_lease = False
+        # All jobs are planned before the first one runs: whether the clean-up is due depends on what ingest has
+        # planned.
         for job in self.jobs:
             if not job.is_due(turn):
                 continue
+            # With the first job that is due, and not before: a turn without work writes nothing to the metadata store.
             if not has_lease:
                 await self._acquire_lease()
                 has_lease = True

@@ -37,6 +37,7 @@ class RoundReport:
         self.bytes += sum(file.size_bytes for file in commit.files)
 
     def as_document(self) -> dict[str, Any]:
+        """The figures as they are logged and reported to the broker."""
         return {
             "time_ms": self.time_ms,
             "topics": self.topics,
@@ -49,6 +50,8 @@ class RoundReport:
 
 
 class DriverReport:
+    """The state of the driver, kept up to date by its parts."""
+
     def __init__(self, master: str, pid: int, port: int) -> None:
         """`master`: Spark's. `port`: where the pipeline serves its metrics."""
         self._fixed = {"master": master, "pid": pid, "metrics_port": port}
@@ -97,6 +100,7 @@ class DriverReport:
         self._first_snapshots.append(entry)
 
     def add_round(self, report: RoundReport) -> None:
+        """Counts a round that is over, in the report and in the metrics."""
         self.rounds += 1
         self.rows += report.rows
         self.last_round = report
@@ -109,6 +113,7 @@ class DriverReport:
             metrics.PIPELINE_STEP_SECONDS.labels(name).inc(value)
 
     def as_document(self) -> dict[str, Any]:
+        """Returns the state as the broker keeps it, for `icestream pipeline status`."""
         # Bounded, because the broker keeps the whole document as one value.
         halts = islice(self.halted.values(), limits.REPORTED_TOPICS_MAX)
         stopped = [{"topic": halt.topic, "reason": halt.stopped.reason, "hint": halt.stopped.hint} for halt in halts]

@@ -20,6 +20,8 @@ VARIABLE: Final = "_ICESTREAM_PIPELINE_FAULT"
 
 
 class Effect(StrEnum):
+    """One external effect of a round."""
+
     ASK = "ask"  # the broker syncs its log and returns the backlog
     TAKE_LEASE = "take_lease"  # /pipeline/lease
     MAKE_TABLE = "make_table"  # create it and bind it to its topic
@@ -35,12 +37,16 @@ class Effect(StrEnum):
 
 
 class Fault(NamedTuple):
+    """The place at which a test stops the driver."""
+
     is_before: bool
     effect: Effect
     number: int = 1  # the occurrence of the effect, counted from 1
 
 
 class Effects:
+    """Counts effects, and stops the driver at the fault of a test. Without a fault it does nothing else."""
+
     def __init__(
         self, fault: Fault | None = None, strike: Callable[[], None] | None = None, fault_file: Path | None = None
     ) -> None:
@@ -69,7 +75,7 @@ class Effects:
             self._strike()
 
     def _claim_fault_file(self, effect: Effect, is_before: bool) -> bool:
-        """Whether the file names this place; it is removed, so that only one driver stops."""
+        """Returns whether the file names this place; it is removed, so that only one driver stops."""
         if self._fault_file is None:
             return False
         try:

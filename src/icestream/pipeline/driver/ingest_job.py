@@ -64,6 +64,8 @@ class IngestPlan(NamedTuple):
 
 
 class IngestJob(Job[IngestPlan, list[TopicTaskResult]]):
+    """The job that writes messages into tables."""
+
     name: ClassVar[str] = "ingest"
 
     def __init__(
@@ -100,6 +102,7 @@ class IngestJob(Job[IngestPlan, list[TopicTaskResult]]):
     # --- planning ---
 
     async def plan(self, turn: Turn) -> IngestPlan | None:
+        """Plans a round from tables that are in line with the broker; halts topics that cannot be planned."""
         with turn.timed("tables"):
             await self._round_commit.retry_unresolved(turn.report)
             plan = await self._plan_round(turn)
@@ -128,7 +131,7 @@ class IngestJob(Job[IngestPlan, list[TopicTaskResult]]):
         return budget if turn.expedited_us is None else msgspec.structs.replace(budget, age_due_ms=0)
 
     def _has_more_expedited(self, turn: Turn, plan: RoundPlan) -> bool:
-        """Whether commit-now needs another round.
+        """Returns whether commit-now needs another round.
 
         Commit-now covers the messages up to the time of the request. Rounds take the topics that waited longest first,
         so another round is needed while a round still contained such messages and something did not fit. Messages that
@@ -151,6 +154,8 @@ class IngestJob(Job[IngestPlan, list[TopicTaskResult]]):
         async def renew() -> None:
             while True:
                 await self._clock.sleep(ttl_ms / 3000)
+                # The hold has a time to live, which bridges a short absence of the broker. If it expires, tasks find
+                # recycled files, report them as stale, and the offsets are planned again.
                 with contextlib.suppress(errors.ConnectionLost):
                     await self._broker.hold(plan.hold_name, epoch, files, ttl_ms)
 
@@ -167,11 +172,15 @@ class IngestJob(Job[IngestPlan, list[TopicTaskResult]]):
                 await self._broker.hold(plan.hold_name, epoch, [], 0)
 
     async def run(self, turn: Turn, plan: IngestPlan) -> list[TopicTaskResult]:
+        """Writes the data files of the round: one Spark job, in a thread of its own."""
+        # The files get the epoch of the lease into their names: the clean-up of a later driver knows by it that no
+        # commit of theirs can be accepted any more.
         leased = plan.round.leased(plan.hold_name, self._lease.epoch)
         with turn.timed("write"), self._effects.happens(Effect.WRITE):
             return await self._offload.run(lambda: self.writer.write(leased))
 
     async def commit(self, turn: Turn, plan: IngestPlan, result: list[TopicTaskResult]) -> None:
+        """Commits what may be committed of the round, then advances the committed offsets of the broker."""
         verdicts = judge_round(plan.round, result)
         self._report.set_phase("committing")
         rows = sum(file.rows for verdict in verdicts for file in verdict.files)

@@ -7,7 +7,8 @@ The driver calls each job that is due, in the order of the registry:
     plan     decides what to do; nothing that a reader could see changes. None: nothing after all
     hold     keeps what the plan depends on in place while it runs, such as log files
     run      the long part: writes files that no table refers to yet
-    commit   makes the result visible, in one commit for each table
+    commit   makes the result visible, in one commit for each table: new offsets by round_commit.py, replaced files by
+             rewrite_commit.py
     metrics  `Turn.timed` counts the seconds of each step; other metrics are declared in observability/metrics.py
 
 Any step can be cut off anywhere, by kill -9 too, and the next driver does the work again: a plan holds no state that
@@ -53,11 +54,13 @@ class Turn:
 
 
 class Job(ABC, Generic[PlanT, ResultT]):
+    """One kind of work on tables. `PlanT`: what `plan` decides; `ResultT`: what `run` returns for `commit`."""
+
     name: ClassVar[str]
 
     @abstractmethod
     def is_due(self, turn: Turn) -> bool:
-        """Whether to plan this job in this turn. Jobs before it in the registry have been planned already."""
+        """Returns whether to plan this job in this turn. Jobs before it in the registry have been planned already."""
 
     @abstractmethod
     async def plan(self, turn: Turn) -> PlanT | None:

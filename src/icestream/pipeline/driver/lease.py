@@ -32,6 +32,8 @@ COUNTER = "pipeline-epoch"
 
 
 class DriverLease:
+    """The lease of one driver. `check` is called before each effect that only the holder may have."""
+
     def __init__(
         self,
         store: MetadataStore,
@@ -83,6 +85,8 @@ class DriverLease:
             return False
         epoch = await self._store.allocate_id(COUNTER)
         value = catalog_records.encode(LeaseRecord(epoch, self._owner))
+        # Measured from before the request is sent: the store counts from a later moment, so this driver considers its
+        # lease lost before the store gives it to another one.
         sent_ns = self._clock.monotonic_ns()
         revision = await self._put(comparison, value)
         if revision is None:
@@ -93,7 +97,7 @@ class DriverLease:
         return True
 
     async def _acquirable(self) -> cmd.Compare | None:
-        """The comparison under which the lease can be written; None while another driver holds it."""
+        """Returns the comparison under which the lease can be written; None while another driver holds it."""
         entry = await self._store.get(self._key)
         if entry is None:
             return cmd.Absent(self._key)
@@ -105,6 +109,8 @@ class DriverLease:
         try:
             reply = await self._store.put_lease(comparison, value, self._ttl_ms)
         except errors.OutcomeUnknown:
+            # The reply was lost. The value has an epoch that no other attempt has, so the record shows whether it was
+            # written.
             entry = await self._store.get(self._key)
             return entry.mod_revision if entry is not None and entry.value == value else None
         return reply.revision if reply.held else None
@@ -118,6 +124,7 @@ class DriverLease:
                 is_ours = await self._store.renew(self._key, revision)
             except errors.IcestreamError as error:
                 _log.warning("pipeline lease not renewed", reason=error.message)
+                # The lease is held until its time to live is over: retry until then.
                 if self._clock.monotonic_ns() >= self._until_ns:
                     return
                 continue
@@ -130,6 +137,7 @@ class DriverLease:
     async def release(self) -> None:
         """Gives the lease up, so that the next driver need not wait. A lease that another driver holds stays. Can be
         called again after a cancellation."""
+        # First of all, and also if the release below fails or is cancelled: no commit may begin from here on.
         self._until_ns = 0
         if self._renewing is not None:
             self._renewing.cancel()

@@ -57,6 +57,8 @@ def find_divergence(backlog: Backlog, positions: Mapping[int, Mapping[int, int]]
 
 
 class OffsetSync:
+    """Compares broker and tables before a round, and advances the broker after it."""
+
     def __init__(self, broker: BrokerApi, tables: TopicTableSet, effects: Effects, verify_files: VerifyFiles) -> None:
         """`verify_files`: returns the positions, of tables that another driver wrote, whose files exist."""
         self._broker = broker
@@ -72,6 +74,7 @@ class OffsetSync:
             with self._effects.happens(Effect.ADVANCE):
                 await self._broker.reopen(divergence.broker_ahead)
             with self._effects.happens(Effect.ASK):
+                # The reopened messages are backlog again: the round is planned from a backlog that contains them.
                 backlog = await self._broker.backlog(0, self._tables.halted_ids())
             tables, divergence = await self._compare(backlog)
         self._reopenings = backlog.reopenings
@@ -85,9 +88,12 @@ class OffsetSync:
         return backlog, tables
 
     async def _compare(self, backlog: Backlog) -> tuple[list[TopicTable], OffsetDivergence]:
+        """Opens the tables and compares them with the broker; tables that differ are reloaded and compared again."""
         tables = await self._tables.open_all(backlog.topics)
         divergence = find_divergence(backlog, self._tables.positions(tables))
         if divergence.topic_ids:
+            # The positions in memory may be older than the tables. Only a table that was loaded now proves a
+            # divergence, and moving committed offsets down must never follow from an outdated one.
             self._tables.mark_stale(divergence.topic_ids)
             tables = await self._tables.open_all(backlog.topics)
             divergence = find_divergence(backlog, self._tables.positions(tables))

@@ -45,6 +45,8 @@ class HaltCause(StrEnum):
 
 
 class Halt(NamedTuple):
+    """A topic that is not written until `retry_at_ns`."""
+
     topic: str
     stopped: StopReason
     retry_at_ns: int  # monotonic clock
@@ -59,6 +61,8 @@ class _Failure(NamedTuple):
 
 
 class TopicTableSet:
+    """The tables that the driver has loaded, and the halted topics."""
+
     def __init__(
         self,
         ledger: OffsetLedger,
@@ -104,6 +108,7 @@ class TopicTableSet:
         seconds: float = limits.TOPIC_HALT_SECONDS,
     ) -> None:
         """Does not write this topic for so many seconds."""
+        # Loaded anew when the topic is retried: the cause may be in the table, and may be gone by then.
         self._tables.pop(topic_id, None)
         before = self.halted.get(topic_id)
         if before is None or before.stopped != stop_reason:
@@ -118,6 +123,7 @@ class TopicTableSet:
         """An attempt failed. `is_stuck`: nothing of it was committed; otherwise some was, and the topic is halted only
         when the same failure happens again."""
         last = self._failures.get(topic_id, _Failure(StopReason(""), 0))
+        # A topic that makes progress is not halted for its first failure: the next round writes the rest.
         if not is_stuck and last.stopped != stop_reason:
             self._failures[topic_id] = _Failure(stop_reason, 0)
             return
@@ -184,11 +190,14 @@ class TopicTableSet:
         """Creates the tables of new topics together, because each by itself costs several syncs. An error of one topic
         is met and reported when that topic is opened by itself."""
         self._created.clear()
+        # Other catalogs create one table with each request, so nothing is gained there.
         if len(topics) > 1 and self._ledger.is_embedded:
             with self._effects.happens(Effect.MAKE_TABLE):
                 self._created.update(await self._ledger.create_all(topics))
 
     async def _open(self, topic: TopicBacklog) -> TopicTable | None:
+        """Returns the table of a topic, loaded, evolved to its policy, and with all shards; None if the topic was
+        halted."""
         table = self._tables.get(topic.topic_id) or self._created.get(topic.topic_id)
         try:
             if table is None:
@@ -196,6 +205,8 @@ class TopicTableSet:
                     table = await self._ledger.open(topic)
             elif table.is_stale:
                 table = await self._ledger.refresh(table)
+            # A table is evolved when its topic's policy changed, and once after each load: columns of a newer release
+            # may be missing.
             if table.policy != topic.policy or table.topic_id not in self._tables:
                 table.policy = topic.policy
                 table = await self._evolve(table)
@@ -232,7 +243,7 @@ class TopicTableSet:
         return await self._ledger.refresh(table)
 
     def positions(self, tables: Iterable[TopicTable]) -> dict[int, dict[int, int]]:
-        """The next offset of each shard, by topic id."""
+        """Returns the next offset of each shard, by topic id."""
         return {table.topic_id: table.next_offsets for table in tables}
 
     def targets(self, tables: Iterable[TopicTable]) -> dict[int, TableTarget]:

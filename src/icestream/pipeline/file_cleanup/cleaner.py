@@ -36,7 +36,7 @@ from icestream.observability import metrics
 from icestream.observability.log import get_logger
 from icestream.pipeline.commit.snapshot_builder import metadata_folder
 from icestream.pipeline.file_cleanup.referenced_files import ReferencedFiles
-from icestream.pipeline.file_cleanup.removal_rule import Candidate, TableState, may_remove
+from icestream.pipeline.file_cleanup.removal_rule import Candidate, CleanedTable, may_remove
 from icestream.pipeline.file_cleanup.watched_table import PendingRemoval, WatchedTable, statistics_of
 from icestream.pipeline.tables.table_policy import data_folder
 from icestream.pipeline.tables.topic_table import TopicTable
@@ -58,6 +58,8 @@ class LiveTable(NamedTuple):
 
 
 class RemovableFile(NamedTuple):
+    """A file that seems to be unneeded."""
+
     location: str
     bytes: int | None  # None: not known yet
     was_committed: bool
@@ -73,6 +75,8 @@ class RemovalPlan(NamedTuple):
 
 
 class FileCleaner:
+    """Cleans the tables of a driver, in small steps."""
+
     def __init__(
         self,
         store: MetadataStore,
@@ -155,6 +159,8 @@ class FileCleaner:
                         table.check_by(due_ns)
 
     async def _clean_table(self, table: WatchedTable) -> AsyncGenerator[None]:
+        """Looks at one table: what expired since the last time, orphans in its folders now and then, and files that are
+        due."""
         # The epoch first, then the table: every commit under a lower epoch was accepted before, and is in the table.
         epoch = await self._committed_epoch(table)
         if epoch is None:
@@ -177,7 +183,7 @@ class FileCleaner:
             table.drop(due)
 
     async def _committed_epoch(self, table: WatchedTable) -> int | None:
-        """The epoch of the last commit; None if it is not the topic's table any more."""
+        """Returns the epoch of the last commit; None if it is not the topic's table any more."""
         key = catalog_keys.relation_key(table.identifier)
         entry = await self._store.get(key)
         record = None if entry is None else catalog_records.decode_relation(key, entry)
@@ -215,6 +221,8 @@ class FileCleaner:
                 continue
             for name, _ in await self._files.names(location):
                 file_name = parse_pipeline_file(name)
+                # Only files of lower epochs: a commit of the current epoch may be in flight, and its files are in no
+                # table yet.
                 if file_name is not None and file_name.epoch < live.epoch:
                     candidates[file_name.kind].add(f"{location}/{name}")
             yield
@@ -235,11 +243,12 @@ class FileCleaner:
     async def _remove_due(
         self, table: WatchedTable, live: LiveTable, due: Sequence[PendingRemoval]
     ) -> AsyncGenerator[None]:
+        """Removes the files that are due, if the table as it is now still does not need them."""
         manifests: set[str] = set()
         async for _ in self._collect_manifests(live.lists, table.pending_lists(besides=due), manifests):
             yield
         referenced = live.lists | live.statistics | manifests
-        state = TableState(True, live.epoch, {}, live.metadata.current_snapshot_id, referenced)
+        state = CleanedTable(True, live.epoch, {}, live.metadata.current_snapshot_id, referenced)
         plan = RemovalPlan({}, {}, [], set())
         for pending in due:
             file = RemovableFile(pending.location, None, pending.was_committed)
@@ -254,6 +263,7 @@ class FileCleaner:
                 is_manifest = file_name is not None and file_name.kind is PipelineFileKind.MANIFEST
                 (plan.manifests if is_manifest else plan.data).setdefault(pending.location, file)
         unreferenced = set(plan.data)
+        # A data file may be in several manifests: it goes only if none of those that stay has it.
         async for _ in self._subtract_live_files(unreferenced, manifests):
             yield
         data = [
@@ -261,11 +271,12 @@ class FileCleaner:
             for file in plan.data.values()
             if file.location in unreferenced and _may_remove(file, state, live.folder)
         ]
+        # The order matters after a crash: whatever is left is still named by a manifest or list that is left, too.
         async for _ in self._remove(live, [*data, *plan.manifests.values(), *plan.lists]):
             yield
 
     async def _plan_list(
-        self, pending: PendingRemoval, state: TableState, folder: str, plan: RemovalPlan
+        self, pending: PendingRemoval, state: CleanedTable, folder: str, plan: RemovalPlan
     ) -> AsyncGenerator[None]:
         """Adds the manifests of a list that is removed; and their files, unless a later list has them all."""
         for manifest in await self._references.manifests(pending.location):
@@ -283,6 +294,7 @@ class FileCleaner:
                     plan.data.setdefault(data_file.location, removable)
 
     async def _remove(self, live: LiveTable, files: Sequence[RemovableFile]) -> AsyncGenerator[None]:
+        """Removes files in this order, a few at a time."""
         total_bytes = 0
         for begin in range(0, len(files), limits.CLEAN_UP_FILES_AT_ONCE):
             batch = files[begin : begin + limits.CLEAN_UP_FILES_AT_ONCE]
@@ -304,6 +316,8 @@ class FileCleaner:
 def _live_table(table: WatchedTable, metadata: TableMetadata, epoch: int) -> LiveTable | None:
     """None if the table is not ours to clean."""
     folder = normalize(metadata.location)
+    # The catalog puts the UUID of a table into its folder. Another folder was chosen by a client, and may hold files of
+    # other tables.
     has_own_folder = metadata.uuid == table.uuid and folder.endswith(f"-{table.uuid}")
     if not has_own_folder or not as_flag(metadata.properties, GC_ENABLED, True):
         return None
@@ -312,7 +326,7 @@ def _live_table(table: WatchedTable, metadata: TableMetadata, epoch: int) -> Liv
     return LiveTable(metadata, folder, epoch, lists, frozenset(statistics_of(metadata)))
 
 
-def _may_remove(file: RemovableFile, state: TableState, folder: str) -> bool:
+def _may_remove(file: RemovableFile, state: CleanedTable, folder: str) -> bool:
     file_name = parse_pipeline_file(file.location)
     epoch = _UNKNOWN_EPOCH if file_name is None else file_name.epoch
     candidate = Candidate(file.location, epoch, was_committed=file.was_committed)

@@ -29,7 +29,7 @@ class FileCleanupJob(Job[Literal[True], None]):
         return not turn.backlog.topics and self._cleaner.is_due
 
     async def plan(self, turn: Turn) -> Literal[True]:
-        """The cleaner keeps its own list of files and takes as many as one step allows."""
+        """Plans nothing itself: the cleaner keeps its own list of files, and takes as many as one step allows."""
         return True
 
     async def run(self, turn: Turn, plan: Literal[True]) -> None:

@@ -14,11 +14,15 @@ from icestream.iceberg.manifests import ManifestEntry
 
 
 class ReferencedFile(NamedTuple):
+    """A file that a manifest list or manifest refers to."""
+
     location: str
     bytes: int
 
 
 class ReferencedFiles:
+    """Reads manifest lists and manifests."""
+
     def __init__(self, reader: ManifestReader) -> None:
         self._reader = reader
         self._lists: OrderedDict[str, tuple[str, ...]] = OrderedDict()
@@ -40,14 +44,15 @@ class ReferencedFiles:
         return locations
 
     async def manifests_in_unreferenced(self, manifest_list: str) -> tuple[str, ...]:
-        """The same for a list that no snapshot refers to any more: empty if another engine has removed it."""
+        """Like `manifests_in`, for a list that no snapshot refers to any more; empty if another engine has removed
+        it."""
         try:
             return await self.manifests_in(manifest_list)
         except (errors.MetadataFileMissing, errors.MetadataFileDamaged):
             return ()
 
     async def live_files(self, manifest: str) -> list[ReferencedFile]:
-        """The files of a manifest that readers read."""
+        """Returns the live files of a manifest."""
         return await self._reader.select_entries(manifest, lambda entries: list(_files(entries)))
 
     async def manifests(self, manifest_list: str) -> list[ReferencedFile]:
@@ -58,7 +63,7 @@ class ReferencedFiles:
             return []
 
     async def files(self, manifest: str) -> list[ReferencedFile]:
-        """All files of a manifest, those that it records as deleted too; empty if it cannot be read."""
+        """Returns all files of a manifest, those that it records as deleted too; empty if it cannot be read."""
         try:
             return await self._reader.select_entries(manifest, lambda entries: list(_files(entries, with_deleted=True)))
         except (errors.MetadataFileMissing, errors.MetadataFileDamaged):

@@ -7,13 +7,14 @@ own, and only files that
     no snapshot of the table refers to, whichever branch or tag leads to it, and
     any catalog          were in the table once: the offsets of their round are committed, and their commit was built on
                          a main that is past. They went with the last snapshot that referred to them
-    our own catalog      were written under an epoch below the one that the table was last committed under: a claim of
-                         such an epoch is refused for ever
+    our own catalog      were written under an epoch below the one that the table was last committed under: a round
+                         or rewrite of such an epoch is refused for ever
     another catalog      belong to a round all of whose offsets are in the table, and whose commit was built on a main
-                         that is not the current one: its requirement can never hold again
+                         that is not the current one: its requirement can never hold again. The files of a rewrite
+                         stay: it has no offsets, and is built again on any main (hazard 96)
 
 Every attempt writes under a new random name, so no file is needed twice. All orders of events are searched by
-tests/unit/pipeline/test_clean_up_model.py.
+tests/unit/pipeline/test_file_cleanup_model.py.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from typing import NamedTuple
 
 
 class Candidate(NamedTuple):
+    """A file that the rule judges."""
+
     location: str
     epoch: int  # of the pipeline when it was written, or the highest possible one
     ends: Mapping[int, int] | None = None  # the end offsets of its round by shard; None: not known any more
@@ -30,7 +33,7 @@ class Candidate(NamedTuple):
     was_committed: bool = False  # a snapshot of the table referred to it
 
 
-class TableState(NamedTuple):
+class CleanedTable(NamedTuple):
     """The table, loaded after a commit of our own."""
 
     is_embedded: bool  # in our own catalog
@@ -40,8 +43,8 @@ class TableState(NamedTuple):
     referenced: Collection[str]  # locations that any snapshot refers to
 
 
-def may_remove(file: Candidate, table: TableState, is_holder: bool) -> bool:
-    """`is_holder`: the caller holds the lease."""
+def may_remove(file: Candidate, table: CleanedTable, is_holder: bool) -> bool:
+    """True if the file can never be needed again. `is_holder`: the caller holds the lease."""
     if not is_holder or file.location in table.referenced:
         return False
     if file.was_committed:

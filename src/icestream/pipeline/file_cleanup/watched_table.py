@@ -25,12 +25,16 @@ _APPEND = "append"
 
 
 class WatchedSnapshot(NamedTuple):
+    """What is needed of a snapshot once it has expired."""
+
     manifest_list: str
     parent_id: int | None
     operation: str
 
 
 class PendingRemoval(NamedTuple):
+    """A file that is removed when its delay is over, if the table still does not need it."""
+
     due_ns: int
     location: str
     is_list: bool = False
@@ -40,6 +44,8 @@ class PendingRemoval(NamedTuple):
 
 @dataclass
 class WatchedTable:
+    """One table between two checks."""
+
     topic_id: int
     identifier: Identifier
     uuid: str
@@ -91,7 +97,7 @@ class WatchedTable:
         self.pending.extend(removal for removal in removals if removal.location not in locations)
 
     def due(self, now_ns: int) -> list[PendingRemoval]:
-        """A few files whose delay is over. They stay pending until `drop`."""
+        """Returns a few files whose delay is over. They stay pending until `drop`."""
         return [pending for pending in self.pending if pending.due_ns <= now_ns][: limits.CLEAN_UP_LISTS_AT_ONCE]
 
     def drop(self, removals: Sequence[PendingRemoval]) -> None:
@@ -119,7 +125,7 @@ def _watched(snapshot: Object) -> WatchedSnapshot | None:
 
 
 def statistics_of(table: TableMetadata) -> list[str]:
-    """The locations of the table's statistics files."""
+    """Returns the locations of the table's statistics files."""
     names = ("statistics", "partition-statistics")
     locations = [
         normalize_or_none(entry["statistics-path"]) for name in names for entry in table.fields.get(name) or ()

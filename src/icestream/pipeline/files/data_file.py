@@ -55,8 +55,8 @@ def encode_parquet(table: Any, layout: ParquetLayout, codec: str, level: int | N
 
 
 def _group_rows(table: Any) -> int:
-    """The number of rows in a row group, so that it stays small when decoded, however often its values repeat. Small
-    files are not measured."""
+    """Returns the number of rows in a row group, so that it stays small when decoded, however often its values repeat.
+    Small files are not measured."""
     if table.num_rows <= _FEW_ROWS and table.nbytes <= _ROW_GROUP_BYTES:
         return _FEW_ROWS
     row_bytes = sum(_decoded_bytes(column) for column in table.columns) / max(table.num_rows, 1)
@@ -64,6 +64,7 @@ def _group_rows(table: Any) -> int:
 
 
 def _decoded_bytes(column: Any) -> int:
+    """Returns the size of a column once it is decoded: values of a dictionary count for each row."""
     if not pa.types.is_dictionary(column.type):
         return int(column.nbytes)
     return sum(
@@ -75,6 +76,7 @@ def _decoded_bytes(column: Any) -> int:
 
 
 def _metrics(table: Any, layout: ParquetLayout, metadata: Any) -> ColumnMetrics:
+    """Returns the column metrics of a written file, from the writer's metadata."""
     metrics = ColumnMetrics({}, {}, {}, {}, {}, [])
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     metrics.split_offsets.extend(_offset(group.column(0)) for group in groups)
@@ -113,6 +115,7 @@ def _add_map(
 
 
 def _add_bounds(metrics: ColumnMetrics, column: ParquetColumn, chunks: list[Any]) -> None:
+    """Adds lower and upper bound of a column, if every chunk with values has statistics."""
     statistics = [chunk.statistics for chunk in chunks]
     complete = [chunk for chunk in statistics if chunk is not None and chunk.has_min_max]
     has_values = [chunk is None or chunk.num_values > 0 for chunk in statistics]

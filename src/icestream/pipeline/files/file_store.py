@@ -27,6 +27,8 @@ _durable_folders: set[Path] = set()
 
 
 class FileStore(Protocol):
+    """Writes the data files of one task: see the head of the module."""
+
     def put(self, location: str, data: Any) -> None: ...
 
     def settle(self) -> Failures: ...
@@ -45,6 +47,8 @@ class FolderStore:
         self._failures: Failures = {}
 
     def put(self, location: str, data: Any) -> None:
+        """Writes a file; it is synced in a thread, or with its whole disk at the end. Failures are returned by
+        `settle`."""
         path = Path(normalize(location).removeprefix("file:"))
         self._files += 1
         try:
@@ -58,6 +62,7 @@ class FolderStore:
             self._failures[location] = f"{path}: {error.strerror}"
             return
         self._folders.setdefault(path.parent, []).append(location)
+        # Closed without a sync: the whole disk is synced once, at the end.
         if self._is_many:
             os.close(descriptor)
         else:
@@ -68,6 +73,8 @@ class FolderStore:
         return self._files > limits.FILES_SYNCED_APART_MAX
 
     def settle(self) -> Failures:
+        """Waits until all files and folders are durable. A file whose sync failed is a failure, even if it can be
+        read."""
         for location, sync in self._syncs.items():
             try:
                 sync.result()
@@ -85,6 +92,7 @@ class FolderStore:
         return self._failures
 
     def _sync_folders(self) -> None:
+        """Syncs the folders of new files, and the parents of new folders."""
         below = {folder: [*self._folders.get(folder, ())] for folder in (*self._folders, *self._above)}
         for folder in self._above:  # the files in a new folder are lost with its directory entry
             below[folder] += [
@@ -108,6 +116,7 @@ class FolderStore:
                 self._failures |= dict.fromkeys(all_locations, f"the disk: {error.strerror}")
 
     def _create(self, path: Path) -> int:
+        # O_EXCL: names are fresh, and a file that exists is never overwritten (hazard 1).
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         if path.parent not in self._folders:
             self._make_folder(path.parent)
@@ -167,6 +176,7 @@ class BucketStore:
         return asyncio.run(self._upload())
 
     async def _upload(self) -> Failures:
+        """Uploads all files, a few at a time."""
         files = self._open()
         failures: Failures = {}
         gate = asyncio.Semaphore(limits.DATA_FILE_UPLOADS)

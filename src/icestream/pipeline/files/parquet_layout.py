@@ -37,6 +37,8 @@ ARROW: Final = {
 
 @dataclass(frozen=True)
 class ParquetColumn:
+    """One column of the envelope in the table."""
+
     name: str
     field_id: int
     type: str  # Iceberg's; "map" for headers
@@ -56,6 +58,8 @@ class ParquetColumn:
 
 @dataclass(frozen=True)
 class ParquetLayout:
+    """The columns of the envelope in the order of the table's schema."""
+
     schema_id: int
     columns: tuple[ParquetColumn, ...]
 
@@ -88,12 +92,13 @@ def writer_options(table: Any) -> dict[str, Any]:
 
 
 def layout_of(target: TableTarget) -> ParquetLayout:
-    """The layout of the envelope's columns; other columns of the table stay null. Raises InvalidInput."""
+    """Returns the layout of the envelope's columns; other columns of the table stay null. Raises InvalidInput."""
     return _layout(msgspec.json.encode(target.schema))
 
 
 @cache
 def _layout(schema: bytes) -> ParquetLayout:
+    """Returns the layout of a schema, computed once. Raises InvalidInput for one that cannot hold messages."""
     document = msgspec.json.decode(schema)
     columns: list[ParquetColumn] = []
     for field in document["fields"]:

@@ -21,11 +21,15 @@ Value = int | bool | bytes | str | None
 
 
 class PartitionGroup(NamedTuple):
+    """The rows of one partition value."""
+
     values: list[Value]  # one for each field of the spec
     rows: Any  # which rows, in their order; None: all
 
 
 class PartitionedRows(NamedTuple):
+    """Rows by partition value."""
+
     groups: list[PartitionGroup]
     taken: Any  # which rows, rising: the front of each shard; None: all
 
@@ -55,9 +59,11 @@ def group_by_partition(table: Any, spec: dict[str, Any], names: dict[int, str]) 
 
 
 def _codes(columns: list[Any], rows: int) -> Ints:
-    """A number for each row: the same for the same values, from 0 without a hole."""
+    """Returns a number for each row: the same for the same values, from 0 without a hole."""
     codes: Ints = np.zeros(rows, np.int64)
     for column in columns:
+        # Combined one column at a time and renumbered, so that the codes stay below rows times values and never
+        # overflow.
         coded = column.dictionary_encode(null_encoding="encode")
         codes = codes * len(coded.dictionary) + coded.indices.to_numpy()
         _, codes = np.unique(codes, return_inverse=True)
@@ -65,18 +71,20 @@ def _codes(columns: list[Any], rows: int) -> Ints:
 
 
 def _front(table: Any, codes: Ints, values_max: int) -> Ints:
-    """The rows with these many values. Shards take turns, so that none waits for all of another."""
+    """Returns the rows with these many values. Shards take turns, so that none waits for all of another."""
     shard, offset = (table.column(name).to_numpy() for name in ("shard", "offset"))
     by_shard = np.lexsort((offset, shard))
     first = np.searchsorted(shard[by_shard], shard[by_shard])  # where its shard begins
     turn = np.empty(len(codes), np.int64)
     turn[by_shard] = np.arange(len(codes)) - first
+    # By turn, then shard: the first row of every shard, then the second of every shard, and so on.
     order = np.lexsort((shard, turn))
     _, first_seen = np.unique(codes[order], return_index=True)
     return np.sort(order[: np.sort(first_seen)[values_max]])
 
 
 def _values(table: Any, field: dict[str, Any], names: dict[int, str]) -> Any:
+    """Returns the partition value of each row for one field of the spec. Raises InvalidInput for an unknown column."""
     name = names.get(field["source-id"])
     if name is None:
         raise errors.InvalidInput(

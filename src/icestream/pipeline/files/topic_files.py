@@ -19,6 +19,8 @@ from icestream.pipeline.rows.topic_rows import TopicRows
 
 
 class TopicFiles(NamedTuple):
+    """The files that a task wrote for one topic."""
+
     files: list[WrittenFile]
     ends: dict[int, int] | None = None  # the end of each shard with rows in the files; None: all rows were written
 
@@ -82,6 +84,7 @@ def _rows_of(table: Any, group: PartitionGroup) -> Any:
 
 def _sized(table: Any, target_bytes: int) -> Iterator[Any]:
     """Yields slices that are not larger than the target even if nothing can be compressed."""
+    # By the size in memory, an upper bound of the file: compression is known only after encoding.
     count = max(1, -(-table.nbytes // max(target_bytes, 1)))
     rows = -(-table.num_rows // count)
     for start in range(0, table.num_rows, rows):
@@ -89,8 +92,8 @@ def _sized(table: Any, target_bytes: int) -> Iterator[Any]:
 
 
 def _covered(rows: Any, metrics: ColumnMetrics, ids: Mapping[str, int]) -> list[CoveredRange]:
-    """The first to the last offset of each shard; in a partitioned table other files may have offsets in between. Most
-    files have one shard: then the column bounds are used."""
+    """Returns the first to the last offset of each shard; in a partitioned table other files may have offsets in
+    between. Most files have one shard: then the column bounds are used."""
     low, high = (_bound(bounds, ids["shard"]) for bounds in (metrics.lower_bounds, metrics.upper_bounds))
     if low == high:
         offset = ids["offset"]

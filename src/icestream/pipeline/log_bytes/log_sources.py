@@ -21,14 +21,18 @@ from icestream.wal.format import RECORDS_START
 
 
 class LogReadSource(Protocol):
+    """A source of log bytes."""
+
     def read(self, number: int, start: int, end: int) -> bytes | TaskError:
         """Returns the bytes [start, end) of a log file; fewer are an error."""
 
     def has_file(self, number: int) -> bool:
-        """Whether the log still has the file of this number."""
+        """Returns whether the log still has the file of this number."""
 
 
 class LogFolder:
+    """The log of this machine."""
+
     def __init__(self, folder: Path, log_id: bytes) -> None:
         self._folder = folder
         self._log_id = log_id
@@ -39,6 +43,8 @@ class LogFolder:
         except OSError as error:
             return TaskError(TaskErrorKind.STALE, f"{self._path(number)}: {error.strerror}")
         try:
+            # Checked after the file is open: a file that is recycled keeps its descriptor, and gets another number in
+            # its header.
             if not self._is_ours(file, number):
                 return TaskError(TaskErrorKind.STALE, f"{self._path(number)} was recycled")
             data = _read(file, start, end - start)
@@ -92,6 +98,8 @@ def _read(file: int, start: int, size: int) -> bytes:
 
 
 class LogOwner:
+    """The log of a broker, over HTTP."""
+
     def __init__(self, source: LogSource, piece_bytes: int = limits.LOG_RANGE_BYTES_MAX) -> None:
         self._source = source
         self._piece_bytes = piece_bytes
@@ -119,6 +127,7 @@ class LogOwner:
 
     def _piece(self, number: int, start: int, end: int) -> bytes | TaskError:
         """Reads a piece. Reconnects once if the connection was closed meanwhile."""
+        # An idle connection may have been closed by the broker: that is not a failure, connect anew once.
         if self._connection is not None:
             try:
                 return self._request(number, start, end)
@@ -131,6 +140,7 @@ class LogOwner:
             return TaskError(TaskErrorKind.UNREACHABLE, f"{self._source.address}: {type(error).__name__} {error}")
 
     def _request(self, number: int, start: int, end: int) -> bytes | TaskError:
+        """Sends one request for a piece of a log file."""
         if self._connection is None:
             address = urlsplit(self._source.address if "//" in self._source.address else f"//{self._source.address}")
             connection_type = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection

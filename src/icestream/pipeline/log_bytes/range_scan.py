@@ -21,6 +21,8 @@ _DATA: Final = (wire.RecordKind.DATA, wire.RecordKind.REPAIR)
 
 @dataclass(frozen=True)
 class RangeScan:
+    """The good sections of a range, and where the others are."""
+
     sections: list[Sections]
     bad_topics: dict[int, int] = field(default_factory=dict)  # by topic id: the position of its first bad section
     bad_from: int | None = None  # the position from which on nothing can be read
@@ -42,6 +44,8 @@ def scan_range(data: bytes, start: int, number: int, lsn: int) -> RangeScan:
             sections.append(sections_of(data, start, records))
         if stop == end:
             break
+        # The fast scanner stops at the first record that is not good. If only a section is bad, its header still tells
+        # where the next record begins.
         header = decode_good_header(data, stop - start, stop, number)
         if header is None or header.kind not in _DATA or header.lsn < lsn or header.end > end:
             return RangeScan(sections, bad_topics, stop)

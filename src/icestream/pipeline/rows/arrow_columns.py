@@ -3,7 +3,8 @@
 A column's *elements* are its stored values: one per block if it has the same value in all rows (CONSTANT), else one per
 row. `Elements` has the position of each element in the bytes, and the element of each row. Values of variable length
 are taken by Arrow from one array over the bytes themselves, in which every second item is an element and the others are
-what lies between two of them: 34 ns for each value, whatever the blocks are like.
+what lies between two of them: 34 ns for each value, whatever the blocks are like. Columns of large blocks, and headers,
+have their own, faster ways (below).
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from icestream.model.block import CONSTANT, VARIABLE
 from icestream.pipeline.rows.block_columns import Blocks, StoredColumn
 from icestream.pipeline.rows.log_sections import Ints
 
-_OFFSET_MAX: Final = 2**31 - 1
+_OFFSET_MAX: Final = 2**31 - 1  # of an Arrow array with 32-bit offsets
+# With fewer rows per block, copying block by block costs more than it saves.
+_ROWS_PER_BLOCK_MIN: Final = 64
 
 
 class Elements:
@@ -44,10 +47,11 @@ class Elements:
             self.end = self.start + width
         self.row = _row(blocks, stored, is_constant, self.first)
         if stored.has_nulls.any():
-            self._forget_nulls(blocks, stored, number)
+            self._clear_nulls(blocks, stored, number)
 
-    def _forget_nulls(self, blocks: Blocks, stored: StoredColumn, number: Ints) -> None:
-        # a column without nulls has no bitmap, and an empty one may lie behind the last byte: its value is ignored
+    def _clear_nulls(self, blocks: Blocks, stored: StoredColumn, number: Ints) -> None:
+        # Blocks without nulls have no bitmap: for them the byte that is read is meaningless, may even lie behind the
+        # last byte, and is ignored below.
         byte = np.minimum(np.repeat(stored.start, self.count) + (number >> 3), len(blocks.octets) - 1)
         is_set = (blocks.octets[byte] >> (number & 7).astype(np.uint8)) & 1
         is_null = (is_set == 0) & np.repeat(stored.has_nulls, self.count)
@@ -69,7 +73,7 @@ def _variable(
     count: Ints,
     number: Ints,
 ) -> tuple[Ints, Ints]:
-    """u32 ends[rows + 1], then the bytes; a constant is its bytes alone."""
+    """Returns start and end of each element: u32 ends[rows + 1], then the bytes; a constant is its bytes alone."""
     stop = stored.start + stored.size
     heads = np.where(is_constant, 0, 4 * (rows + 1))
     _check(data + heads <= stop)
@@ -79,6 +83,7 @@ def _variable(
     start = body + np.where(constant, 0, blocks.halves[at])
     end = np.where(constant, np.repeat(stop, count), body + blocks.halves[at + 1])
     last = np.cumsum(count) - 1
+    # Every length is checked here, because Arrow follows offsets without looking: a wrong one reads foreign memory.
     _check(end >= start)
     _check(start[last - count + 1] == (data + heads))
     _check(end[last] == stop)
@@ -86,7 +91,7 @@ def _variable(
 
 
 def _row(blocks: Blocks, stored: StoredColumn, is_constant: NDArray[np.bool_], first: Ints) -> Ints:
-    """The element of each row of all blocks; -1 in blocks without the column."""
+    """Returns the element of each row of all blocks; -1 in blocks without the column."""
     base = np.full(len(blocks), -1, np.int64)
     step = np.zeros(len(blocks), np.int64)
     base[stored.block] = first
@@ -121,3 +126,104 @@ def numbers_taken(blocks: Blocks, elements: Elements, indices: Ints, width: int)
     values = source[elements.start // width][np.maximum(indices, 0)]
     signed = values.view({8: np.int64, 4: np.int32, 1: np.uint8}[width])
     return signed, is_null if is_null.any() else None
+
+
+# --- large blocks: the values of a block are contiguous, so they are copied block by block, without an index per row
+# -----
+
+
+def is_large(blocks: Blocks, stored: StoredColumn, encoding: int) -> bool:
+    """True if every block has the column, with a value for each row in `encoding`, and blocks have many rows."""
+    return (
+        len(stored.block) == len(blocks)
+        and blocks.row_count >= _ROWS_PER_BLOCK_MIN * len(blocks)
+        and not stored.has_nulls.any()
+        and bool(np.all(stored.encoding == encoding))
+    )
+
+
+def numbers_copied(blocks: Blocks, stored: StoredColumn, width: int) -> NDArray[Any]:
+    """Returns the numbers of a column of large blocks. Raises DecodeError."""
+    if np.any(stored.size != width * blocks.rows):
+        raise errors.DecodeError("a column has another number of values than its block has messages")
+    source = blocks.viewed(width)
+    first = (stored.start // width).tolist()
+    parts = [source[at : at + rows] for at, rows in zip(first, blocks.rows.tolist(), strict=True)]
+    return np.concatenate(parts).view({8: np.int64, 4: np.int32, 1: np.uint8}[width])
+
+
+def bytes_copied(blocks: Blocks, stored: StoredColumn, kind: Any) -> Any | None:
+    """Returns the values of a column of large blocks; None if they are too large for one array of 32-bit offsets.
+    Raises DecodeError."""
+    heads = 4 * (blocks.rows + 1)
+    sizes = stored.size - heads
+    if np.any(sizes < 0):
+        raise errors.DecodeError("a column has another number of values than its block has messages")
+    total = int(sizes.sum())
+    if total > _OFFSET_MAX:
+        return None
+    ends = np.zeros(blocks.row_count + 1, np.int32)
+    view = memoryview(blocks.data)
+    bodies: list[memoryview] = []
+    row = before = 0
+    for start, rows, size in zip(stored.start.tolist(), blocks.rows.tolist(), sizes.tolist(), strict=True):
+        value_ends = blocks.halves[start >> 2 : (start >> 2) + rows + 1]
+        if value_ends[0] or value_ends[-1] != size:
+            raise errors.DecodeError("the value ends of a column do not rise to its size")
+        np.add(value_ends[1:], before, out=ends[row + 1 : row + 1 + rows], casting="unsafe")
+        body = start + 4 * (rows + 1)
+        bodies.append(view[body : body + size])
+        row, before = row + rows, before + size
+    if np.any(ends[1:] < ends[:-1]):
+        raise errors.DecodeError("the value ends of a column fall")
+    return pa.Array.from_buffers(kind, blocks.row_count, [None, pa.py_buffer(ends), pa.py_buffer(b"".join(bodies))])
+
+
+# --- headers: maps of many values at a time, header by header. A value is u16 count, then for each header u16 key
+# bytes, key, u32 value bytes, value (model/block.py)
+
+
+def header_maps(blocks: Blocks, elements: Elements) -> Any:
+    """Returns an Arrow map for each element. Raises DecodeError."""
+    octets, at = blocks.octets, elements.start
+    is_short = elements.end - at < 2
+    counts = np.where(is_short, 0, _number(octets, np.minimum(at, len(octets) - 2), 2))
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+    keys = np.empty((2, int(offsets[-1])), np.int64)
+    values = np.empty((2, int(offsets[-1])), np.int64)
+    place, at, which = offsets[:-1], at + 2, np.arange(len(counts))
+    for number in range(int(counts.max()) if len(counts) else 0):
+        more = counts[which] > number
+        which, at = which[more], at[more]
+        slot = place[which] + number
+        stop = elements.end[which]
+        keys[:, slot] = _piece(octets, at, 2, stop)
+        values[:, slot] = _piece(octets, keys[1, slot], 4, stop)
+        at = values[1, slot]
+    _check_ends(elements, counts, offsets, values)
+    texts = [bytes_taken(blocks.data, bounds[0], bounds[1], None, pa.utf8()) for bounds in (keys, values)]
+    return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), *texts)
+
+
+def _number(octets: Any, at: Ints, width: int) -> Ints:
+    value: Ints = octets[at].astype(np.int64)
+    for byte in range(1, width):
+        value |= octets[at + byte].astype(np.int64) << (8 * byte)
+    return value
+
+
+def _piece(octets: Any, at: Ints, width: int, stop: Ints) -> tuple[Ints, Ints]:
+    """Returns start and end of a key or value whose length is at `at`."""
+    if np.any(at + width > stop):
+        raise errors.DecodeError("headers end before their declared length")
+    start = at + width
+    end = start + _number(octets, at, width)
+    if np.any(end > stop):
+        raise errors.DecodeError("headers end before their declared length")
+    return start, end
+
+
+def _check_ends(elements: Elements, counts: Ints, offsets: Ints, values: Any) -> None:
+    has_any = counts > 0
+    if np.any(values[1, offsets[1:][has_any] - 1] != elements.end[has_any]):
+        raise errors.DecodeError("headers do not end with their element")

@@ -40,6 +40,8 @@ class Blocks:
         self.data = sections.data
         self.section, self.start = _block_starts(sections)
         at = self.start >> 3
+        # The 64-bit words of a block head (model/block.py): 0 rows, bytes | 1 producer id | 2 producer epoch, column
+        # count, flags | 3 first sequence. A directory entry is one word: id, encoding, flags, size.
         head = self.words[at]
         self.rows: Ints = (head & _LOW).astype(np.int64)
         self.end = self.start + (head >> _HALF).astype(np.int64)
@@ -73,7 +75,7 @@ class Blocks:
         return np.frombuffer(self.data, np.uint8)
 
     def viewed(self, width: int) -> NDArray[Any]:
-        """The bytes as unsigned numbers of this width."""
+        """Returns the bytes as unsigned numbers of this width."""
         views: dict[int, NDArray[Any]] = {8: self.words, 4: self.halves, 1: self.octets}
         return views[width]
 
@@ -97,7 +99,8 @@ class Blocks:
         }
 
     def _data_starts(self, block: Ints, size: Ints, first_entry: Ints) -> Ints:
-        """Where each column's data starts: after the directory, one after the other, each at a multiple of 8."""
+        """Returns where each column's data starts: after the directory, one after the other, each at a multiple of
+        8."""
         space = (size + 7) & ~7
         before = np.cumsum(space) - space
         has_any = self.column_count > 0
@@ -120,6 +123,7 @@ def _block_starts(sections: Sections) -> tuple[Ints, Ints]:
         raise errors.DecodeError("a section does not lie in its bytes")
     words = np.frombuffer(sections.data, "<u8", len(sections.data) // 8)
     is_single = (words[sections.start >> 3] >> _HALF).astype(np.int64) == sections.size
+    # The common case without a loop: a batch is usually one block, and a section one batch.
     if is_single.all():
         return np.arange(len(sections)), sections.start
     numbers: list[int] = []

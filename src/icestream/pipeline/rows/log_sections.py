@@ -24,6 +24,8 @@ _FIELDS: Final = ("topic_id", "shard", "epoch", "base", "time_us", "rows", "star
 
 @dataclass(frozen=True)
 class Sections:
+    """Sections of many topics, as columns over one buffer."""
+
     data: Any  # bytes, or a buffer of them, padded to a multiple of 8
     topic_id: Ints
     shard: Ints
@@ -64,6 +66,8 @@ def sections_of(data: Any, position: int, records: Sequence[tuple[int, ...]]) ->
     entries = first + ENTRY_BYTES * _count_up(places[:, 1])
     words = np.frombuffer(data, "<u8", len(data) // 8)
     at = entries >> 3
+    # The 64-bit words of a section entry (wal/format.py): 0 topic id | 1 shard, kind, flags | 2 epoch | 3 base offset |
+    # 4 append time | 5 rows, position of the body | 6 bytes of the body, previous.
     kinds = (words[at + 1] >> _HIGH) & np.uint64(0xFF)
     at = at[kinds == SectionKind.MESSAGES]
     rows_and_place, size = words[at + 5], words[at + 6] & _LOW
@@ -137,5 +141,6 @@ def unpack(data: bytes) -> Sections:
     columns = np.frombuffer(data, "<i8", count * len(_FIELDS), 8).reshape(len(_FIELDS), count)
     start = 8 + columns.nbytes
     fields = [columns[number] for number in range(len(_FIELDS))]
+    # Bodies were packed from 0 on; here they follow the columns in the same buffer.
     fields[-2] = fields[-2] + start
     return Sections(data, *fields)

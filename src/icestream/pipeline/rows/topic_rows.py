@@ -17,10 +17,16 @@ from icestream.model import envelope
 from icestream.model.arrow_types import ARROW_TYPES
 from icestream.model.block import FIXED, NOT_NUMBERED, VARIABLE
 from icestream.model.envelope import COLUMN_BY_ID, ColumnKind, EnvelopeColumn
-from icestream.pipeline.rows.arrow_columns import Elements, bytes_taken, numbers_taken
+from icestream.pipeline.rows.arrow_columns import (
+    Elements,
+    bytes_copied,
+    bytes_taken,
+    header_maps,
+    is_large,
+    numbers_copied,
+    numbers_taken,
+)
 from icestream.pipeline.rows.block_columns import Blocks, StoredColumn
-from icestream.pipeline.rows.headers import header_maps
-from icestream.pipeline.rows.large_blocks import bytes_copied, is_large, numbers_copied
 from icestream.pipeline.rows.log_sections import Ints, Sections, indices_of
 
 _WIDTHS: Final = {ColumnKind.INT32: 4, ColumnKind.INT64: 8, ColumnKind.TIMESTAMP_US: 8, ColumnKind.BOOLEAN: 1}
@@ -28,6 +34,8 @@ _NUMBERS: Final = (envelope.PRODUCER_ID, envelope.SEQUENCE)
 
 
 class TopicRows(NamedTuple):
+    """The rows of one topic."""
+
     topic_id: int
     columns: dict[str, Any]  # Arrow arrays by name; text that repeats is dictionary-encoded
     rows: int
@@ -63,6 +71,7 @@ def _order(sections: Sections, blocks: Blocks, spans: Sequence[Span]) -> tuple[I
     keys = np.array([span[:2] for span in spans], np.int64).reshape(-1, 2)
     bounds = np.array([span[2:] for span in spans], np.int64).reshape(-1, 2)
     span = indices_of(keys, np.stack((sections.topic_id, sections.shard), axis=1))[blocks.section]
+    # Blocks are sorted instead of rows: within a block offsets rise already.
     by = np.lexsort((blocks.base, span))
     by = by[span[by] >= 0]
     low = np.maximum(blocks.base, bounds[span, 0])[by]
@@ -81,6 +90,9 @@ def _ranges(first: Ints, count: Ints, row_count: int) -> Ints | None:
 
 
 def _columns(sections: Sections, blocks: Blocks, order: Ints | None) -> dict[str, Any]:
+    """Returns the columns of all rows, in this order, with the columns that come from the section: shard, offset and
+    append time."""
+
     def placed(values: Any) -> Any:
         return values if order is None else values[order]
 
@@ -104,6 +116,7 @@ def _columns(sections: Sections, blocks: Blocks, order: Ints | None) -> dict[str
 
 
 def _column(blocks: Blocks, column: EnvelopeColumn, stored: StoredColumn, order: Ints | None) -> Any:
+    """Returns one column of all rows as an Arrow array; text is dictionary-encoded. Raises DecodeError."""
     width = _WIDTHS.get(column.kind)
     if column.kind is not ColumnKind.HEADERS and is_large(blocks, stored, FIXED if width else VARIABLE):
         whole = _large_column(blocks, column, stored, width)
@@ -118,6 +131,7 @@ def _column(blocks: Blocks, column: EnvelopeColumn, stored: StoredColumn, order:
     if column.kind is ColumnKind.HEADERS:
         maps = header_maps(blocks, elements)
         return maps.take(pa.array(which, pa.int64(), mask=which < 0))
+    # Text is dictionary-encoded once for all topics: names repeat, and the encoding costs less than writing each value.
     words = bytes_taken(blocks.data, elements.start, elements.end, None, pa.utf8()).dictionary_encode()
     codes = words.indices.to_numpy()[np.maximum(which, 0)] if len(words) else which.astype(np.int32)
     return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32(), mask=which < 0), words.dictionary)
@@ -159,7 +173,7 @@ def _slice(topic_id: int, columns: dict[str, Any], start: int, end: int) -> Topi
 
 
 def _own_dictionary(part: Any) -> Any:
-    """Reduces the dictionary to the words that these rows use: those of other topics do not belong into the file."""
+    """Returns the column with a dictionary of its own values: those of other topics must not get into its file."""
     if len(part.dictionary) == 1:
         return part
     codes = part.indices

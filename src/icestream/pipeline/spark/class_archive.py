@@ -1,9 +1,9 @@
 """The classes of a Spark session, archived for the next one: Java loads them from the archive instead of from jars.
 
-The session that makes the archive (first_session.py) writes it when it ends, to a temporary file, which is renamed once
-Java has exited cleanly. Writing takes seconds, so that no session with other work does it: a broker that stops must not
-wait. An archive is for one Java, one PySpark in one place and one set of options. If it does not fit, Java runs
-without it.
+The session that makes the archive (`writer.archive_classes`) writes it when it ends, to a temporary file, which is
+renamed once Java has exited cleanly. Writing takes seconds, so that no session with other work does it: a broker that
+stops must not wait. An archive is for one Java, one PySpark in one place and one set of options. If it does not fit,
+Java runs without it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ PLAIN_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 class ClassArchive:
+    """The class archive of one installation."""
+
     def __init__(self, install: SparkInstall, cache: Path, *, is_archiving: bool = False) -> None:
         """`is_archiving`: the session writes the archive if there is none."""
         parts = (str(install.java_home), install.java.version, install.pyspark, str(install.spark_home), PLAIN_OPTIONS)
@@ -37,6 +39,7 @@ class ClassArchive:
         return self._is_supported and not self._path.is_file()
 
     def java_options(self) -> str:
+        """Returns the options of Java for a session: with the archive if there is one, else writing it if asked to."""
         if not self._is_supported:
             return PLAIN_OPTIONS
         if self._path.is_file():

@@ -17,6 +17,7 @@ from typing import Any
 
 
 def main() -> None:
+    """Runs the parent of the workers: imports what tasks need, then forks a worker for each connection of Java."""
     sys.path[:] = [path for path in sys.path if not path.endswith((".zip", ".jar"))]
     import pyarrow.parquet  # type: ignore[import-untyped]  # noqa: F401
     from pyspark import daemon

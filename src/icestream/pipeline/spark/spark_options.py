@@ -9,21 +9,17 @@ from pathlib import Path
 
 from icestream import errors
 from icestream.pipeline.spark.jvm_log import LOG_OPTION
-from icestream.settings import Settings
 
 _LOCAL = re.compile(r"local(?:\[(\*|\d{1,4})(?:,\s*\d{1,4})?\])?")
 
 
 @dataclass(frozen=True)
 class SparkOptions:
+    """The settings of the session."""
+
     master: str = "local[*]"
     conf: dict[str, str] = field(default_factory=dict)
     scratch: Path | None = None  # for shuffles; None: Spark's own choice
-
-    @classmethod
-    def of(cls, settings: Settings) -> SparkOptions:
-        spark = settings.pipeline.spark
-        return cls(spark.master, parse_conf(spark.conf))
 
     @property
     def is_local(self) -> bool:
@@ -52,7 +48,8 @@ def parse_conf(entries: tuple[str, ...]) -> dict[str, str]:
 
 
 def spark_conf(options: SparkOptions, java_options: str) -> dict[str, str]:
-    """The configuration of the session. The user's entries override ours, except for those that a round relies on."""
+    """Returns the configuration of the session. The user's entries override ours, except for those that a round relies
+    on."""
     conf = {
         "spark.app.name": "icestream-pipeline",
         "spark.ui.enabled": "false",

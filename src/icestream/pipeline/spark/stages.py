@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from icestream.pipeline.task import job as jobs
+from icestream.pipeline.task import task_jobs as jobs
 from icestream.pipeline.task.task_run import WRITTEN, read_bundle, write_handed
 
 Input = tuple[bytes, list[tuple[int, bytes]]]
@@ -19,7 +19,7 @@ _WRITTEN: Final = b"W"
 
 
 def read_only(inputs: Iterable[Input]) -> Iterator[bytes]:
-    """The only stage of a round in which no topic is gathered."""
+    """Yields the results of the only stage of a round in which no topic is gathered."""
     for read_job, _ in inputs:
         for _, result in read_bundle(read_job):
             yield result
@@ -38,6 +38,7 @@ def partition_of(writer: int) -> int:
 
 
 def write(messages: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
+    """The second stage: writes the gathered topics of one writer; results of the first stage pass through."""
     job = b""
     handed: list[bytes] = []
     for _, data in messages:

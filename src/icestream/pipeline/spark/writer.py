@@ -15,7 +15,9 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from socketserver import BaseServer
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from icestream import errors, limits
 from icestream.errors import MissingPart
@@ -23,18 +25,17 @@ from icestream.model.task_messages import TopicTaskResult
 from icestream.observability.log import get_logger
 from icestream.pipeline.round_plan import RoundPlan
 from icestream.pipeline.spark import jvm_log, stages
-from icestream.pipeline.spark.accumulator_server import ignore_java_disconnect
 from icestream.pipeline.spark.class_archive import PLAIN_OPTIONS, ClassArchive
 from icestream.pipeline.spark.spark_options import SparkOptions, spark_conf
 from icestream.pipeline.spark_setup import python_packages
 from icestream.pipeline.spark_setup.spark_install import JAVA_HINT, SetupPaths, SparkInstall, examine, install_spark
-from icestream.pipeline.task import job as jobs
-from icestream.settings import Settings
+from icestream.pipeline.task import task_jobs as jobs
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
 _log = get_logger("pipeline")
+DISCONNECTS: Final = (EOFError, ConnectionError)
 SETUP_HINT = "`icestream pipeline setup` installs what is missing; then start the broker again"
 
 
@@ -46,6 +47,8 @@ class SparkRuntime(NamedTuple):
 
 
 class SparkWriter:
+    """Writes rounds with one Spark session at a time."""
+
     def __init__(self, options: SparkOptions, prepare: Callable[[], SparkRuntime]) -> None:
         """`prepare` is called once, before the first session: it may have to install parts of Spark."""
         self.master = options.master
@@ -91,6 +94,7 @@ class SparkWriter:
                 raise _engine_failed(error) from None
 
     def _started_context(self) -> SparkContext:
+        """Returns the running session, started if there is none. Raises EngineFailed."""
         if self._context is None:
             try:
                 self._context = self._start()
@@ -102,6 +106,7 @@ class SparkWriter:
         return self._context
 
     def _start(self) -> SparkContext:
+        """Starts Java and a session. The first start may install parts of Spark."""
         if self._runtime is None:
             _log.info("starting Spark", master=self.master)
             self._runtime = self._prepare()
@@ -157,6 +162,8 @@ def run_round(context: SparkContext, plan: RoundPlan) -> list[bytes]:
     if not read_jobs:
         return []
     write_jobs = [(number, jobs.encode(job)) for number, job in enumerate(jobs.write_jobs(plan))]
+    # Write jobs travel with the inputs of the first stage, spread over its partitions; the shuffle brings each to its
+    # writer together with the rows.
     inputs = [(job, write_jobs[number :: len(read_jobs)]) for number, job in enumerate(read_jobs)]
     rows: Any = context.parallelize(inputs, len(inputs))
     results: list[bytes]
@@ -171,9 +178,9 @@ def run_round(context: SparkContext, plan: RoundPlan) -> list[bytes]:
 # --- composition ------------------------------------------------------------------------------------------------------
 
 
-def check_requirements(settings: Settings) -> None:
+def check_spark_installed(paths: SetupPaths) -> None:
     """Raises MissingPart if Spark cannot run on this machine. Installs nothing."""
-    parts = examine(SetupPaths.of(settings, os.environ))
+    parts = examine(paths)
     if fault := python_packages.pyspark_fault(parts.pyspark):
         raise MissingPart(fault, hint=SETUP_HINT)
     if parts.java.java is None:
@@ -182,18 +189,33 @@ def check_requirements(settings: Settings) -> None:
 
 
 @contextlib.contextmanager
-def open_writer(settings: Settings) -> Iterator[SparkWriter]:
+def open_writer(options: SparkOptions, paths: SetupPaths) -> Iterator[SparkWriter]:
     """The writer of the pipeline process. Raises MissingPart at once if Spark cannot run here."""
-    check_requirements(settings)
+    check_spark_installed(paths)
 
     def prepare() -> SparkRuntime:
-        paths = SetupPaths.of(settings, os.environ)
         install = install_spark(paths, say=_log.info)
         return SparkRuntime(install, ClassArchive(install, paths.cache))
 
-    writer = SparkWriter(SparkOptions.of(settings), prepare)
+    writer = SparkWriter(options, prepare)
     try:
         yield writer
+    finally:
+        writer.close()
+
+
+def archive_classes(install: SparkInstall, cache: Path, say: Callable[[str], None]) -> None:
+    """Starts Spark once at set-up: proves that it runs here, and archives its classes for later starts.
+
+    Does nothing if there is an archive already. Raises EngineFailed if Spark does not run.
+    """
+    archive = ClassArchive(install, cache, is_archiving=True)
+    if not archive.is_missing:
+        return
+    say("setup: starting Spark once, so that each later start takes a quarter of the time")
+    writer = SparkWriter(SparkOptions("local[1]"), lambda: SparkRuntime(install, archive))
+    try:
+        writer.run_empty_job()
     finally:
         writer.close()
 
@@ -201,11 +223,27 @@ def open_writer(settings: Settings) -> Iterator[SparkWriter]:
 # --- errors and the end of Java ---------------------------------------------------------------------------------------
 
 
+def ignore_java_disconnect(server: BaseServer) -> None:
+    """Makes PySpark's server for accumulator updates ignore that Java disconnects.
+
+    Java disconnects at each end of a session, orderly or not, and PySpark prints a traceback about it. It carries no
+    information: a round that was cut off fails by itself. All other errors of the server are reported as before.
+    """
+    report_error = server.handle_error
+
+    def handle_error(request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), DISCONNECTS):
+            report_error(request, client_address)
+
+    server.handle_error = handle_error  # type: ignore[method-assign]
+
+
 def _is_not_py4j(record: logging.LogRecord) -> bool:
     return "py4j" not in record.pathname
 
 
 def _engine_failed(error: Exception) -> errors.EngineFailed:
+    """Returns the error for a failure of Spark, with the first lines of its message."""
     java_error = getattr(error, "java_exception", None)
     try:
         text = str(error) if java_error is None else str(java_error.toString())

@@ -52,6 +52,7 @@ def choose_copy(jar: PinnedJar, copies: Iterable[JarCopy]) -> JarChoice:
         if not reason:
             return JarChoice(copy, tuple(refused))
         refused.append(reason)
+        # Put there on purpose: using another copy silently would hide that it is the wrong file.
         if copy.origin is JarOrigin.SETTING:
             return JarChoice(None, tuple(refused), is_final=True)
     return JarChoice(None, tuple(refused))

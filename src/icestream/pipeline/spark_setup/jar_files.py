@@ -69,7 +69,7 @@ def fetch(jar: PinnedJar, cache: Path, spark_home: Path, environment: Mapping[st
 
 
 def by_hand(jar: PinnedJar) -> str:
-    """The hint for machines from which Maven cannot be reached."""
+    """Returns the hint for machines from which Maven cannot be reached."""
     return (
         f"without a way to Maven from here: bring {jar.file_name} (SHA-256 {jar.sha256[:12]}…) by other means "
         "and name its folder in ICESTREAM_JARS"
@@ -100,11 +100,13 @@ def _run(command: list[str], environment: Mapping[str, str], work: Path) -> str:
 
 
 def _install(jar: PinnedJar, path: Path, origin: JarOrigin, cache: Path) -> Path:
+    """Moves a jar into the cache. Raises MissingPart if it is not the tested file."""
     reason = fault(jar, read_copy(jar, path, origin))
     if reason:
         raise MissingPart(f"refused: {reason}", hint=f"the server is not Maven Central; {by_hand(jar)}")
     target = cached(jar, cache)
     target.parent.mkdir(parents=True, exist_ok=True)
+    # Synced before the rename: after a crash the cache has the whole file, or none.
     with path.open("rb") as file:
         os.fsync(file.fileno())
     path.replace(target)

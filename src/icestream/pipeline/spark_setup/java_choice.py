@@ -60,6 +60,7 @@ def choose_java(installs: Iterable[JavaInstall]) -> JavaChoice:
         if not reason:
             return JavaChoice(java, tuple(refused))
         refused.append(reason)
+        # Asked for by the settings: using another Java silently would hide that it cannot be used.
         if java.origin is JavaOrigin.SETTING:
             break
     return JavaChoice(None, tuple(refused))
@@ -82,7 +83,7 @@ def refusal(java: JavaInstall) -> str:
 
 
 def major(version: str) -> int | None:
-    """The major version: 17 for 17.0.15, 8 for 1.8.0_392; None if it cannot be parsed."""
+    """Returns the major version: 17 for 17.0.15, 8 for 1.8.0_392; None if it cannot be parsed."""
     numbers = re.match(r"(?:1\.)?([0-9]{1,4})(?![0-9])", version)
     return int(numbers[1]) if numbers else None
 
@@ -101,7 +102,8 @@ def read_version_output(text: str) -> str:
 
 
 def shim(java: Path, trust_store: Path) -> str:
-    """A `java` command that drops the option for the missing module, and trusts the certificates of this machine."""
+    """Returns a `java` command that drops the option for the missing module, and trusts the certificates of this
+    machine."""
     trust_option = shlex.quote(f"-Djavax.net.ssl.trustStore={trust_store}")
     return (
         "#!/bin/sh\n"

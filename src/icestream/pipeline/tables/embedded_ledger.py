@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from icestream import errors
 from icestream.catalog import catalog_keys, catalog_records
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.catalog_records import DetachedRecord, TableRecord, TopicRecord
+from icestream.catalog.catalog_records import DetachedRecord, TableRecord, TopicTableRecord
 from icestream.catalog.operations.topic_operations import NewTopicTable
 from icestream.catalog.topic_rules.binding import Binding
 from icestream.catalog.topic_rules.operation_preview import Consent, ShardLog, TopicLog
@@ -28,7 +28,12 @@ from icestream.iceberg.values import Object
 from icestream.metadata.store import MetadataStore
 from icestream.model.backlog_messages import TopicBacklog
 from icestream.model.topic_name import TopicName
-from icestream.pipeline.commit.offset_ledger import TopicCommit, claim_requirement
+from icestream.pipeline.commit.offset_ledger import (
+    TopicCommit,
+    claim_requirement,
+    rewrite_claim,
+    rewrite_requirement,
+)
 from icestream.pipeline.tables import table_policy
 from icestream.pipeline.tables.topic_table import Position, TopicTable
 
@@ -36,6 +41,8 @@ REBIND_HINT = "`icestream lake adopt`, `bind` or `recreate` gives the topic a ta
 
 
 class EmbeddedLedger:
+    """The ledger of our own catalog."""
+
     is_embedded = True
 
     def __init__(
@@ -72,6 +79,8 @@ class EmbeddedLedger:
             return {}
 
     async def _create_together(self, topics: Sequence[TopicBacklog]) -> dict[int, TopicTable]:
+        """Creates the tables of those topics that have none, if they are at least two. Raises the error of the first
+        that fails."""
         bound_tables = await asyncio.gather(*(self._bound_table(topic.topic_id) for topic in topics))
         new_topics = {topic.topic_id: topic for topic, bound in zip(topics, bound_tables, strict=True) if bound is None}
         if len(new_topics) < 2:
@@ -109,10 +118,16 @@ class EmbeddedLedger:
         await self._catalog.topics.undo_round(table.identifier, log, snapshot_id)
 
     def requirements(self, commit: TopicCommit) -> list[Object]:
-        if not commit.claims:  # a rewrite: it adds no offsets
-            return []
-        claim = claim_requirement(commit)
+        claim = rewrite_requirement(commit) if commit.is_rewrite else claim_requirement(commit)
         return [claim | {"lease": self._lease_name} if self._lease_name else claim]
+
+    async def check_rewrite(self, commit: TopicCommit) -> int | None:
+        """Looks for the rewrite in the binding. The catalog would recognise it too, but the snapshot that it has to be
+        sent with cannot be built: the replaced files are gone. The lease is compared by the catalog."""
+        binding = await self._binding(commit.table.identifier)
+        committed = None if binding is None else binding.find_round(commit.round_id)
+        is_same = committed is not None and committed.claimed == rewrite_claim(commit).sum
+        return committed.snapshot_id if committed is not None and is_same else None
 
     def summary(self, commit: TopicCommit) -> Mapping[str, str]:
         """Nothing: the catalog writes the progress of a round itself (catalog/topic_rules/topic_properties.py)."""
@@ -125,28 +140,35 @@ class EmbeddedLedger:
     # --- loading ---
 
     async def _bound_table(self, topic_id: int) -> Identifier | None:
-        """The table that the topic is bound to; None if it has none."""
+        """Returns the table that the topic is bound to; None if it has none."""
         key = catalog_keys.topic_key(topic_id)
         entry = await self._store.get(key)
         if entry is None:
             return None
-        record = catalog_records.decode(TopicRecord, key, entry)
+        record = catalog_records.decode(TopicTableRecord, key, entry)
         return identifier_of(check_namespace(record.namespace), record.name)
 
     async def _load(self, topic_id: int, topic: str, identifier: Identifier) -> TopicTable:
         # Positions first: if the table changes in between, its metadata is newer than they are, and the next commit
         # conflicts. The other way round old metadata would be paired with new positions.
+        binding = await self._binding(identifier)
+        if binding is None or binding.topic_id != topic_id:
+            raise errors.TopicTableConflict(f"{identifier} does not belong to topic {topic} any more", hint=REBIND_HINT)
+        loaded = await self._table_catalog.load(identifier)
+        return TopicTable(topic_id, topic, identifier, tables.load(loaded.metadata), _positions(binding))
+
+    async def _binding(self, identifier: Identifier) -> Binding | None:
+        """Returns the binding beside the table's pointer; None if there is no such table, or it belongs to no topic."""
         key = catalog_keys.relation_key(identifier)
         entry = await self._store.get(key)
         record = None if entry is None else catalog_records.decode_relation(key, entry)
-        if not isinstance(record, TableRecord) or record.binding is None or record.binding.topic_id != topic_id:
-            raise errors.TopicTableConflict(f"{identifier} does not belong to topic {topic} any more", hint=REBIND_HINT)
-        loaded = await self._table_catalog.load(identifier)
-        return TopicTable(topic_id, topic, identifier, tables.load(loaded.metadata), _positions(record.binding))
+        return record.binding if isinstance(record, TableRecord) else None
 
     # --- creating ---
 
     async def _create(self, topic: TopicBacklog) -> Identifier:
+        """Creates and binds the table of a topic. Raises TopicTableConflict for a topic that had one before, or whose
+        name is taken."""
         key = catalog_keys.detached_key(topic.topic_id)
         if (entry := await self._store.get(key)) is not None:
             detached = catalog_records.decode(DetachedRecord, key, entry)

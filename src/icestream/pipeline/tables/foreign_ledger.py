@@ -21,13 +21,15 @@ from typing import Final, NamedTuple
 import msgspec
 
 from icestream import errors, limits
-from icestream.catalog.catalog_keys import foreign_table_key
+from icestream.catalog import catalog_records
+from icestream.catalog.catalog_keys import foreign_table_key, lease_key
+from icestream.catalog.catalog_records import LeaseRecord
 from icestream.catalog.snapshot_map import SnapshotMap
 from icestream.catalog.topic_rules import topic_schema
 from icestream.catalog.topic_rules.operation_preview import ShardLog
-from icestream.catalog.topic_rules.removal import Removals, added_summary, as_summary
+from icestream.catalog.topic_rules.removal import TOPIC_ID, Removals, added_summary, as_summary
 from icestream.catalog.topic_rules.snapshot_mark import SnapshotMark, marks_of_added
-from icestream.catalog.topic_rules.snapshot_progress import main_progress, missing_from_main
+from icestream.catalog.topic_rules.snapshot_progress import lineage, main_progress, missing_from_main
 from icestream.catalogs import topic_table_name
 from icestream.catalogs.highest_offset import highest_offset
 from icestream.catalogs.mirror import ForeignTableRecord, decode_foreign_table
@@ -60,6 +62,8 @@ class _MirrorState(NamedTuple):
 
 
 class ForeignLedger:
+    """The ledger of another catalog. Remembers the mirrors that it has read or written."""
+
     is_embedded = False
 
     def __init__(
@@ -68,7 +72,10 @@ class ForeignLedger:
         catalog: TableCatalog,
         manifest_reader: ManifestReader,
         fixed_namespace: tuple[str, ...] | None,
+        lease_name: str = "",
     ) -> None:
+        """`lease_name`: of the driver's lease."""
+        self._lease_key = lease_key(lease_name)
         self._store = store
         self._catalog = catalog
         self._manifest_reader = manifest_reader
@@ -143,15 +150,38 @@ class ForeignLedger:
     def requirements(self, commit: TopicCommit) -> list[Object]:
         return []
 
+    async def check_rewrite(self, commit: TopicCommit) -> int | None:
+        """Does what our own catalog does in the transaction of a commit. A request that is sent after this check and
+        arrives late is refused by its requirement as soon as the next driver has committed, which moves main; until
+        then it does no harm, because nothing removes files of a table in another catalog."""
+        table, round_id = commit.table, commit.round_id.hex()
+        epoch = 0
+        for snapshot in lineage(table.table, table.table.current_snapshot_id):
+            summary = snapshot.get("summary") or {}
+            if summary.get(TOPIC_ID) != str(table.topic_id):
+                continue
+            if summary.get(ROUND) == round_id:
+                return int(snapshot["snapshot-id"])
+            epoch = max(epoch, _epoch_of(summary))
+        lease_entry = await self._store.get(self._lease_key)
+        lease = None if lease_entry is None else catalog_records.decode(LeaseRecord, self._lease_key, lease_entry)
+        if epoch > commit.epoch or lease is None or lease.epoch != commit.epoch:
+            raise errors.LeaseLost(
+                f"a rewrite of pipeline epoch {commit.epoch} is not committed: another pipeline has taken over",
+                hint="its files stay in no table; the next driver plans the rewrite again",
+            )
+        return None
+
     def summary(self, commit: TopicCommit) -> Mapping[str, str]:
-        if not commit.claims:  # a rewrite: the progress of the last round in the history of main stays valid
-            return {}
+        """Returns the progress of the round, by which any reader of the table knows the committed offsets."""
         table = commit.table
         # With the rows that the table lacks, because older snapshots, which say so too, expire.
         removals = self._removals(table.topic_id, table.table, table.next_offsets)
         progress = as_summary(table.topic_id, table.next_offsets | commit.ends, removals)
-        added = added_summary({claim.shard: (claim.start, claim.end) for claim in commit.claims})
-        return progress | added | {ROUND: commit.round_id.hex(), EPOCH: str(commit.epoch)}
+        pipeline = {ROUND: commit.round_id.hex(), EPOCH: str(commit.epoch)}
+        if commit.is_rewrite:
+            return progress | pipeline
+        return progress | added_summary({claim.shard: (claim.start, claim.end) for claim in commit.claims}) | pipeline
 
     def _mirror_state(self, topic_id: int) -> _MirrorState:
         return self._mirrors.get(topic_id, _MirrorState())
@@ -185,6 +215,7 @@ class ForeignLedger:
         }
         for map_change in map_changes.values():
             comparisons, operations = comparisons + map_change.comparisons, operations + map_change.operations
+        # All mirrors or none: a single changed one is found by recording the commits one by one (`record`).
         reply = await self._store.txn(comparisons, operations)
         if not reply.held:
             return False
@@ -197,7 +228,8 @@ class ForeignLedger:
         return True
 
     def _new_marks(self, commit: TopicCommit) -> list[SnapshotMark]:
-        """The snapshots since the last record: our own, also one whose record was lost, and those of other engines."""
+        """Returns the snapshots since the last record: our own, also one whose record was lost, and those of other
+        engines."""
         table = commit.table
         marks = self._marks_since_mirror(table.topic_id, table.table)
         if any(mark.snapshot_id == commit.snapshot_id for mark in marks):
@@ -213,7 +245,8 @@ class ForeignLedger:
         return marks_of_added(table, mirrored_id, limits.SNAPSHOT_MARKS_PER_BLOCK, topic_id, base)
 
     def _mirror_after(self, commit: TopicCommit) -> ForeignTableRecord:
-        """The mirror with this commit. An operator's decision in it stays: the history of main may lead back to it."""
+        """Returns the mirror with this commit. An operator's decision in it stays: the history of main may lead back to
+        it."""
         table, before = commit.table, self._mirror_state(commit.table.topic_id).mirror
         identifier = table.identifier
         return ForeignTableRecord(
@@ -251,6 +284,7 @@ class ForeignLedger:
         epochs = self._epochs.get(topic_id, {})
         positions = {shard: Position(epochs.get(shard, 0), offset) for shard, offset in next_offsets.items()}
         self._checked_snapshots[topic_id] = table.current_snapshot_id
+        # No mirror yet: the table is new, or was created by an attempt that ended before it recorded a commit.
         mirror = mirror or ForeignTableRecord(
             [*identifier.namespace], identifier.name, table_progress.uuid, {}, 0, topic
         )
@@ -280,8 +314,8 @@ class ForeignLedger:
             self._snapshot_map.remember(topic_id, map_change, reply.revision)
 
     async def _highest_unchecked_offset(self, topic_id: int, table: TableMetadata) -> int | None:
-        """The highest offset in the files of main; None if there are no rows, or if main was checked or written by this
-        driver before."""
+        """Returns the highest offset in the files of main; None if there are no rows, or if main was checked or written
+        by this driver before."""
         snapshot_id = table.current_snapshot_id
         if self._checked_snapshots.get(topic_id, 0) == snapshot_id:
             return None
@@ -290,6 +324,7 @@ class ForeignLedger:
     # --- creating ---
 
     async def _create(self, identifier: Identifier, topic: TopicBacklog) -> LoadedTable:
+        """Creates the table and its namespaces; loads it if it exists by now."""
         for depth in range(1, len(identifier.namespace) + 1):
             try:
                 await self._catalog.create_namespace(identifier.namespace[:depth], {})
@@ -299,7 +334,14 @@ class ForeignLedger:
         try:
             return await self._catalog.create(identifier, request)
         except errors.AlreadyExists:
+            # Another attempt of this driver created it, or the reply was lost: `_check` decides whether it is ours.
             return await self._catalog.load(identifier)
+
+
+def _epoch_of(summary: Mapping[str, str]) -> int:
+    """Returns the pipeline epoch in the summary of a snapshot; 0 if it is not there."""
+    text = summary.get(EPOCH, "")
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def _table_gone(identifier: Identifier, topic: str) -> errors.TopicTableConflict:

@@ -63,6 +63,8 @@ def next_offsets_of(
             raise _disagreement(
                 topic, f"main holds shard {shard} up to {progress.committed.get(shard, 0)}, and {end} was committed"
             )
+    # By offset alone, over all shards: bounds of files are not kept by shard. A row beyond all committed offsets proves
+    # that rows were added that no snapshot of ours accounts for.
     highest_committed = max(progress.committed.values(), default=0)
     decided_rows = mirror.rows_up_to if mirror is not None else -1
     if progress.highest_offset is not None and progress.highest_offset >= max(highest_committed, decided_rows + 1):

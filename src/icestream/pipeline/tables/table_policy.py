@@ -27,21 +27,21 @@ _PROPERTIES: Final = {"format-version": "2", "write.metadata.delete-after-commit
 
 
 def new_layout(policy: Mapping[str, str]) -> Object:
-    """The partition spec and properties of a new table."""
+    """Returns the partition spec and properties of a new table."""
     properties = _PROPERTIES | _policy_properties(policy)
     spec = partition(policy.get("partitioning", "none"), topic_schema.new_schema())
     return {"partition-spec": spec, "properties": properties}
 
 
 def _policy_properties(policy: Mapping[str, str]) -> dict[str, str]:
-    """The table properties of a policy."""
+    """Returns the table properties of a policy."""
     codec, level = table_layout.codec_and_level(policy.get("compression", ""))
     properties = {CODEC: codec, LEVEL: level, TARGET: policy.get("target_file_bytes", "")}
     return {name: value for name, value in properties.items() if value}
 
 
 def partition(name: str, schema: Object) -> Object:
-    """The partition spec of this name, for a table of this schema. Raises InvalidInput for an unknown name."""
+    """Returns the partition spec of this name, for a table of this schema. Raises InvalidInput for an unknown name."""
     table_layout.check_partitioning(name)
     ids = {field["name"]: field["id"] for field in schema["fields"]}
     if name == "none":
@@ -70,12 +70,14 @@ def evolution(table: TableMetadata, policy: Mapping[str, str]) -> list[Object]:
     if partitioning_name is not None:
         spec = partition(partitioning_name, schema)
         current = default_spec(table)
+        # Compared by meaning, not by id: an engine may have set the same partitioning before.
         if not partitioning.same(spec, current):
             updates += [{"action": "add-spec", "spec": spec}, {"action": "set-default-spec", "spec-id": -1}]
     return updates + _properties(table.properties, policy)
 
 
 def _properties(properties: Mapping[str, str], policy: Mapping[str, str]) -> list[Object]:
+    """Returns the updates that bring the properties of a table in line with the policy."""
     policy_properties = _policy_properties(policy)
     updates: list[Object] = []
     if changed := {name: value for name, value in policy_properties.items() if properties.get(name) != value}:
@@ -117,6 +119,7 @@ def data_folder(table: TableMetadata) -> str:
 
 
 def target_of(table: TableMetadata, policy: Mapping[str, str], storage: Mapping[str, Any]) -> TableTarget:
+    """Returns how tasks write files for a table: the policy first, then the table's properties, then defaults."""
     codec, level = table_layout.codec_and_level(policy.get("compression", ""))
     properties = table.properties
     codec = codec or properties.get(CODEC) or "zstd"

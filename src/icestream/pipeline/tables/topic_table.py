@@ -16,6 +16,8 @@ from icestream.iceberg.table_metadata import TableMetadata
 
 
 class Position(NamedTuple):
+    """The next offset of a shard, and the epoch under which it is written."""
+
     epoch: int
     next: int  # the first offset that is not in the table
 
@@ -29,6 +31,8 @@ class StopReason(NamedTuple):
 
 @dataclass
 class TopicTable:
+    """One table in the memory of the driver."""
+
     topic_id: int
     topic: str
     identifier: Identifier
@@ -42,7 +46,9 @@ class TopicTable:
 
     @property
     def next_offsets(self) -> dict[int, int]:
+        """The first offset of each shard that is not in the table."""
         return {shard: position.next for shard, position in self.positions.items()}
 
     def advanced(self, ends: Mapping[int, int]) -> dict[int, Position]:
+        """Returns the positions after a commit of everything below `ends`, by shard; it changes nothing here."""
         return self.positions | {shard: self.positions[shard]._replace(next=end) for shard, end in ends.items()}

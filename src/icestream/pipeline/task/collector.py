@@ -7,21 +7,26 @@ cannot be written. The topic keeps the rows before the fault, and its result car
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from icestream import errors
 from icestream.model.task_messages import CoveredRange, TaskError, TaskErrorKind, TopicTaskResult
+from icestream.pipeline import offset_gaps
 from icestream.pipeline.files.file_store import FileStore
 from icestream.pipeline.files.topic_files import TopicFiles, write_topic
-from icestream.pipeline.round_plan import TableTarget
-from icestream.pipeline.rows.log_sections import Sections
+from icestream.pipeline.round_plan import ShardPlan, TableTarget
+from icestream.pipeline.rows.log_sections import Ints, Sections
 from icestream.pipeline.rows.topic_rows import Span, TopicRows, topic_rows
-from icestream.pipeline.task.continuity import Key, spans_of
-from icestream.pipeline.task.job import TopicJob
+from icestream.pipeline.task.task_jobs import TopicJob
+
+Key = tuple[int, int]  # topic id, shard
 
 
 class Collector:
+    """The rows of one task."""
+
     def __init__(self, topics: Sequence[TopicJob]) -> None:
         self._jobs = {job.plan.topic_id: job for job in topics}
         self._shards = {(job.plan.topic_id, shard.shard): shard for job in topics for shard in job.plan.shards}
@@ -34,6 +39,7 @@ class Collector:
     def add(self, range_number: int, sections: Sections, failed: Mapping[int, TaskError]) -> None:
         """Adds the sections of a range; called in the order of ranges. `failed`: errors of topics that are incomplete
         after these sections."""
+        # A topic with an error takes no more rows: what follows the error would leave a hole.
         active_ids = [topic_id for topic_id in self._jobs if topic_id not in self._errors]
         selected = sections.select(np.isin(sections.topic_id, active_ids))
         spans, broken = spans_of(selected, self._shards, self._ends)
@@ -82,6 +88,8 @@ class Collector:
             failures |= store.settle()
         for topic, topic_files in written.items():
             reasons = [failures[file.location] for file in topic_files.files if file.location in failures]
+            # A file that is not durable must not be committed, and the rows of a topic go together: all its files are
+            # withdrawn.
             if reasons:
                 self._errors[topic] = TaskError(TaskErrorKind.UNREACHABLE, reasons[0])
                 topic_files.files.clear()
@@ -94,6 +102,7 @@ class Collector:
         stores: dict[int, FileStore],
         name: Callable[[], str],
     ) -> TopicFiles:
+        """Writes the files of one topic. An error of any kind becomes that of the topic."""
         target = self._jobs[topic_id].target
         try:
             return write_topic(self._rows.pop(topic_id), target, _store(target, open_store, stores), name)
@@ -104,6 +113,7 @@ class Collector:
         return TopicFiles([])
 
     def _result(self, topic_id: int, written: TopicFiles | None) -> TopicTaskResult:
+        """Returns the result of a topic: the offsets that its files cover, and its error, if any."""
         files = written.files if written is not None else []
         ends = written.ends if written is not None and files else None
         covered = [
@@ -119,7 +129,46 @@ def _store(
     target: TableTarget, open_store: Callable[[TableTarget], FileStore], stores: dict[int, FileStore]
 ) -> FileStore:
     """Returns the store of the target; tables with the same storage options share one."""
+    # Tables of one catalog usually share their storage: one store, and one sync of its disk, serves all of them.
     key = hash(str(target.storage) + target.location.partition(":")[0])
     if key not in stores:
         stores[key] = open_store(target)
     return stores[key]
+
+
+def spans_of(
+    sections: Sections, shards: Mapping[Key, ShardPlan], ends: Mapping[Key, int]
+) -> tuple[list[Span], list[Key]]:
+    """Returns the offsets of each shard up to its first hole, by topic and shard, and the shards with a hole.
+
+    `ends`: where the sections of a shard that were read before end. Declared gaps are not holes. A task that reads the
+    middle of the log cannot know whether its first offset continues the table: the driver judges that
+    (round_judgement.py).
+    """
+    order = np.lexsort((sections.base, sections.shard, sections.topic_id))
+    topic, shard = sections.topic_id[order], sections.shard[order]
+    changes = 1 + np.flatnonzero((topic[1:] != topic[:-1]) | (shard[1:] != shard[:-1]))
+    bounds = [0, *changes.tolist(), len(order)] if len(order) else []
+    spans: list[Span] = []
+    broken: list[Key] = []
+    for first, stop in pairwise(bounds):
+        key = int(topic[first]), int(shard[first])
+        base, end = sections.base[order[first:stop]], sections.end[order[first:stop]]
+        plan = shards[key]
+        start = max(int(base[0]), plan.start)
+        if key in ends and start != offset_gaps.past(plan.gaps, ends[key]):
+            broken.append(key)
+            continue
+        last = _last_contiguous(base, end, plan)
+        if last < len(base) - 1:
+            broken.append(key)
+        spans.append(Span(*key, start, min(int(end[last]), plan.end)))
+    return spans, broken
+
+
+def _last_contiguous(base: Ints, end: Ints, plan: ShardPlan) -> int:
+    """Returns the index of the last section that continues the first one without a hole."""
+    for index in np.flatnonzero(base[1:] != end[:-1]).tolist():
+        if offset_gaps.past(plan.gaps, int(end[index])) != base[index + 1]:
+            return int(index)
+    return len(base) - 1

@@ -20,7 +20,7 @@ from icestream.pipeline.log_bytes.log_sources import LogOwner, sources_of
 from icestream.pipeline.log_bytes.range_scan import RangeScan, scan_range
 from icestream.pipeline.round_plan import LogRange, LogSource, TableTarget
 from icestream.pipeline.rows.log_sections import Sections, join, no_sections, pack, select_offsets, unpack
-from icestream.pipeline.task import job as jobs
+from icestream.pipeline.task import task_jobs as jobs
 from icestream.pipeline.task.collector import Collector
 
 WRITTEN: Final = -1
@@ -30,7 +30,7 @@ OpenStore = Callable[[TableTarget], FileStore]
 def open_store(target: TableTarget) -> FileStore:
     if target.location.startswith("file:") or "://" not in target.location:
         return FolderStore()
-    from icestream.catalogs.factory import open_files
+    from icestream.catalogs.object_files import open_files
     from icestream.catalogs.store_options import StoreOptions
 
     options = msgspec.convert(target.storage, StoreOptions)
@@ -44,6 +44,7 @@ def fresh_name() -> str:
 def read_bundle(
     data: bytes, open_store: OpenStore = open_store, name: Callable[[], str] = fresh_name
 ) -> Iterator[tuple[int, bytes]]:
+    """The first stage: reads the ranges of a bundle, hands on the rows of gathered topics, and writes the others."""
     job = jobs.decode_read_job(data)
     writers = {topic.plan.topic_id: topic.plan.writer for topic in job.topics}
     collector = Collector([topic for topic in job.topics if topic.plan.writer is None])
@@ -63,6 +64,7 @@ def read_bundle(
 def _handed(
     range_number: int, sections: Sections, failed: dict[int, TaskError], writers: dict[int, int | None]
 ) -> Iterator[jobs.Handed]:
+    """Yields the sections of a range for each writer, with the errors of its topics."""
     for writer in sorted({writer for writer in writers.values() if writer is not None}):
         topics = [topic_id for topic_id, topic_writer in writers.items() if topic_writer == writer]
         selected = sections.select(np.isin(sections.topic_id, topics))
@@ -88,6 +90,8 @@ def read_range(source: LogSource, log_range: LogRange, owner: LogOwner) -> tuple
     topics = {offsets.topic_id for offsets in log_range.offsets}
     data = first.read(number, start, end)
     scanned = None if isinstance(data, TaskError) else scan_range(data, start, number, log_range.lsn)
+    # The file may have been recycled or half copied while it was read. The broker reads it under the lease of the
+    # round.
     if scanned is None or not scanned.is_good:
         second_data = fallback.read(number, start, end)
         if not isinstance(second_data, TaskError):
@@ -105,6 +109,7 @@ def read_range(source: LogSource, log_range: LogRange, owner: LogOwner) -> tuple
 def _topic_errors(
     scanned: RangeScan, log_range: LogRange, topics: set[int], *, file_exists: bool
 ) -> dict[int, TaskError]:
+    """Returns the errors of topics that a damaged or recycled range affects."""
     # A file that was recycled meanwhile has records of another generation: that is no damage.
     trouble = TaskErrorKind.DAMAGED if file_exists else TaskErrorKind.STALE
     failed: dict[int, TaskError] = {}

@@ -20,6 +20,8 @@ from icestream.readers.verify.verify_report import Finding, ShardLogState, Weigh
 
 
 class DensityCheck:
+    """Explains missing offsets, and counts the rows that engines must have removed for that."""
+
     def __init__(self, view: TableView, log: Mapping[int, ShardLogState]) -> None:
         self._view = view
         self._log = log
@@ -32,7 +34,7 @@ class DensityCheck:
         end = self._view.end(shard)
         for start, stop in ranges:
             if stop > end:
-                yield failure("bounds", f"rows behind what was committed, {end}", shard, max(start, end), stop)
+                yield failure("bounds", f"rows at or beyond the committed offset {end}", shard, max(start, end), stop)
         position = 0
         for start, stop in [*ranges, (end, end)]:
             if position < min(start, end):
@@ -43,7 +45,7 @@ class DensityCheck:
         """Called after all shards, because engines count the removed rows of the whole table."""
         if self._removed is not None and self._suspected > self._removed:
             missing = f"{counted(self._suspected, 'row')} {are(self._suspected)} missing"
-            text = f"{missing} that engines may have removed, but they removed {self._removed}"
+            text = f"{missing} that engines may have removed, but the catalog recorded {self._removed} removed"
             yield failure("dense", text)
 
     def check_count(self, shards: Sequence[int], rows: int, deleted: int | None) -> Iterator[Finding]:
@@ -55,15 +57,16 @@ class DensityCheck:
         required = suspected + sum(
             finding.end - finding.start for finding, _ in findings if finding.weight is Weight.WRONG
         )
+        # Engines count removed rows, not offsets: that many of the suspected ones may be missing without being a loss.
         excused = suspected if self._removed is None else min(suspected, self._removed)
         if rows < required - excused:
             needed = counted(required - excused, "offset")
-            yield failure("dense", f"the files have {counted(rows, 'row')}, and {needed} must be there", one_shard)
+            yield failure("dense", f"the files have {counted(rows, 'row')}, but {needed} must have a row", one_shard)
         self._suspected += max(0, min(required - rows, suspected))
         committed = sum(self._view.end(shard) for shard in shards)
         if deleted is not None and rows - deleted > committed:
             ends = f"{counted(committed, 'offset')} {were(committed)} committed"
-            yield failure("unique", f"the files have {counted(rows, 'row')}, and {ends}", one_shard)
+            yield failure("unique", f"the files have {counted(rows, 'row')}, but only {ends}", one_shard)
 
     def _explain(self, shard: int, start: int, end: int) -> Iterator[Finding]:
         for finding, is_exact in self._explained(shard, start, end):
@@ -77,7 +80,10 @@ class DensityCheck:
         for part in undeclared:
             for gap in missing_offsets.explain(*part, shard, self._view.binding, self._view.record.removals):
                 if gap.cause is GapCause.UNEXPLAINED:
-                    yield failure("dense", "rows are missing, and nothing says why", shard, gap.start, gap.end), True
+                    yield (
+                        failure("dense", "rows are missing without a recorded reason", shard, gap.start, gap.end),
+                        True,
+                    )
                 else:
                     yield Finding("dense", Weight.KNOWN, gap.reason, shard, gap.start, gap.end), gap.is_exact
 

@@ -24,12 +24,16 @@ _UNREAD: Final = (errors.MetadataFileMissing, errors.MetadataFileDamaged, errors
 
 
 class NeededFile(NamedTuple):
+    """A file that a snapshot outside of main needs."""
+
     path: str
     snapshot_id: int  # a snapshot that needs it
     size_bytes: int = 0
 
 
 class HistoryCheck:
+    """Checks the files of all snapshots but main's current one."""
+
     def __init__(self, view: TableView, stored: StoredFiles, progress: ProgressCount) -> None:
         self._view = view
         self._stored = stored
@@ -40,6 +44,8 @@ class HistoryCheck:
             self._names.setdefault(int(reference["snapshot-id"]), label)
 
     def check(self) -> Iterator[VerifyEvent]:
+        """Yields a finding for each file that an older snapshot, branch or tag needs and that is missing or has another
+        size."""
         table = self._view.table
         if all(snapshot["snapshot-id"] == table.current_snapshot_id for snapshot in table.snapshots):
             return
@@ -78,6 +84,7 @@ class HistoryCheck:
             for path in paths:
                 manifests.setdefault(path, NeededFile(path, manifest_list.snapshot_id))
             yield self._progress.advance(1)
+        # Main's own manifests were read before; a second read would only repeat their findings.
         for path in main_paths:
             manifests.pop(path, None)
 
@@ -101,7 +108,7 @@ class HistoryCheck:
                     skipped += 1
             yield self._progress.advance(1)
         if skipped:
-            text = f"only {len(files)} of the files that older snapshots need were looked for, and {skipped} not"
+            text = f"checked {len(files)} of the files that older snapshots need, skipped {skipped}"
             yield Finding("files", Weight.BOUNDS_ONLY, text)
 
     def _snapshot_name(self, file: NeededFile) -> str:
@@ -129,18 +136,19 @@ class HistoryCheck:
     def _read(self, path: str) -> bytes:
         data = self._stored.read(path)
         if data is None:
-            raise errors.MetadataFileMissing(f"{path} is not there")
+            raise errors.MetadataFileMissing(f"{path} does not exist")
         return data
 
     def _file_problem(self, file: NeededFile) -> str:
+        """Returns what is wrong with a file: missing, or of another size; empty if nothing is."""
         try:
             size = self._stored.size(file.path)
         except errors.TableUnreadable as error:
             return error.message
         if size is None:
-            return f"{file.path} is not there"
+            return f"{file.path} does not exist"
         if size != file.size_bytes:
-            return f"{file.path} has {size} bytes, and its manifest says {file.size_bytes}"
+            return f"{file.path} has {size} bytes, its manifest states {file.size_bytes}"
         return ""
 
 

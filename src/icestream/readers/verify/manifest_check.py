@@ -1,5 +1,9 @@
-"""Tells from manifests alone which offsets a table has, where they say enough: files of one shard that do not overlap,
-with as many rows as offsets. Pure."""
+"""Finds the offsets that a table has by its manifests alone. Pure.
+
+The bounds of a file prove its offsets only if it has rows of one shard, no deletes, no overlap with another file, and
+as many rows as offsets. The pipeline writes such files; for other files `verify` reports that only `--deep` can check
+them.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,16 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 
 from icestream.observability.words import counted
-from icestream.readers.data_files import DataFile, SnapshotFiles
-from icestream.readers.verify.offset_ranges import ShardOffsets, append_ranges
+from icestream.readers.data_files import ScanDataFile, SnapshotFiles
+from icestream.readers.verify.offset_ranges import ShardOffsetRanges, append_ranges
 from icestream.readers.verify.verify_report import Finding, Weight, failure
 
 
-def check_shard(shard: int, files: Sequence[DataFile], has_deletes: bool, offsets: ShardOffsets) -> Iterator[Finding]:
-    """Fills `offsets` if the manifests tell them, and yields what is wrong or cannot be told."""
-    if not is_alone(shard, files) or any(None in file.offsets for file in files) or has_deletes:
+def check_shard(
+    shard: int, files: Sequence[ScanDataFile], has_deletes: bool, offsets: ShardOffsetRanges
+) -> Iterator[Finding]:
+    """Fills `offsets` if the manifests prove them; yields violations, and the reason if they prove nothing."""
+    if not has_one_shard(shard, files) or any(None in file.offsets for file in files) or has_deletes:
         yield _not_checked(shard, "files hold several shards, lack bounds, or have rows deleted")
         return
     ranges = sorted((_int(file.offsets.low), _int(file.offsets.high) + 1, file) for file in files)
@@ -35,7 +41,7 @@ def check_shard(shard: int, files: Sequence[DataFile], has_deletes: bool, offset
     offsets.is_known = True
 
 
-def is_alone(shard: int, files: Sequence[DataFile]) -> bool:
+def has_one_shard(shard: int, files: Sequence[ScanDataFile]) -> bool:
     """True if these files have rows of this shard only."""
     return all(file.shards == (shard, shard) for file in files)
 
@@ -53,7 +59,7 @@ def find_strays(shards: Collection[int], files: SnapshotFiles) -> Iterator[Findi
 
 
 def _not_checked(shard: int, reason: str) -> Finding:
-    text = f"{reason}: only `--deep` can tell whether rows are missing"
+    text = f"{reason}: only `--deep` can check whether rows are missing"
     return Finding("dense", Weight.BOUNDS_ONLY, text, shard)
 
 

@@ -15,8 +15,8 @@ NO_OFFSETS: Final = pa.array([], pa.int64())
 
 
 @dataclass
-class ShardOffsets:
-    """The offsets of a shard that the table has. A check fills it, and sets `is_known` if it could tell all."""
+class ShardOffsetRanges:
+    """The offsets of a shard that the table has. A check fills it, and sets `is_known` if `ranges` is complete."""
 
     ranges: Ranges
     is_known: bool = False
@@ -56,10 +56,12 @@ def append_ranges(ranges: Ranges, later: Ranges) -> None:
             ranges.append((start, end))
 
 
-def together(parts: list[Any]) -> Any:
+def concat_offsets(parts: list[Any]) -> Any:
+    """Returns the offsets of several row groups as one array."""
     chunks = [chunk for part in parts for chunk in (part.chunks if isinstance(part, pa.ChunkedArray) else [part])]
     return pa.concat_arrays([NO_OFFSETS, *chunks])
 
 
-def within(offsets: Any, start: int, stop: int) -> Any:
+def offsets_between(offsets: Any, start: int, stop: int) -> Any:
+    """Returns the offsets in [start, stop), in their order."""
     return offsets.filter(pc.and_(pc.greater_equal(offsets, start), pc.less(offsets, stop)))

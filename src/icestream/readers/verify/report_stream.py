@@ -29,13 +29,16 @@ _log = get_logger("verify")
 
 
 def summary(report: VerifyReport) -> dict[str, Any]:
+    """Returns the last line: the report with a count instead of its findings, which were sent before."""
     document = report._asdict()
     count = len(document.pop("findings"))
+    # As text: a snapshot id has 63 bits, more than a number of JavaScript.
     document["snapshot_id"] = None if report.snapshot_id is None else str(report.snapshot_id)
     return document | {"is_good": report.is_good, "is_complete": report.is_complete, "finding_count": count}
 
 
 async def lines(verifier: Verifier, deep: bool) -> AsyncIterator[bytes]:
+    """Yields the lines of one verification, in chunks. Closing the iterator ends the verification."""
     events = _encode_events(verifier, deep)
     try:
         while chunk := await asyncio.to_thread(_next_chunk, events):
@@ -73,6 +76,7 @@ def _encode_events(verifier: Verifier, deep: bool) -> Generator[bytes]:
 
 def _next_chunk(lines: Iterator[bytes]) -> bytes:
     """Returns the lines of the next VERIFY_LINES_SECONDS; empty at the end."""
+    # By time and by number: a switch of threads for each line would cost more than the check.
     deadline = time.monotonic() + limits.VERIFY_LINES_SECONDS
     chunk: list[bytes] = []
     for line in lines:

@@ -8,12 +8,16 @@ from typing import NamedTuple
 
 
 class Weight(StrEnum):
+    """How serious a finding is."""
+
     WRONG = "wrong"  # a violation
     KNOWN = "known"  # offsets without a row whose reason is recorded
     BOUNDS_ONLY = "bounds-only"  # not checked: manifests cannot tell, or such rows cannot be read here
 
 
 class Finding(NamedTuple):
+    """One result of a check."""
+
     check: str  # files, property, bounds, dense, unique, log, readers
     weight: Weight
     text: str
@@ -38,6 +42,8 @@ VerifyEvent = Finding | VerifyProgress
 
 
 class VerifyReport(NamedTuple):
+    """The findings about one table."""
+
     topic: str
     table: str
     snapshot_id: int | None

@@ -1,8 +1,8 @@
 """Non-reliable dispatch against a simple oracle (hazard 45).
 
 once       every message that can be read is delivered or skipped, exactly once, in order
-skipped    only when nobody who could get it had credit; never because of a rate
-history    what was there before the start or the seek waits while nobody has credit
+skipped    only when no consumer that could get it had credit; never because of a rate
+history    what was there before the start or the seek waits while no consumer has credit
 cursor     follows: nothing is in flight, nothing comes again, whatever is acked or nacked
 """
 
@@ -20,7 +20,7 @@ from icestream.broker.dispatch.instruction import Deliver, Dropped, Instruction
 from icestream.broker.dispatch.key_shared import KeySharedDispatcher
 from icestream.broker.rate_limit import TokenBucket
 from icestream.model.cursor import AckedOffsets
-from icestream.model.subscription import FailurePolicy, SubscriptionType
+from icestream.model.subscription_options import FailurePolicy, SubscriptionType
 
 KEYS = [b"a", b"b", b"ab", b"c"]
 FILTERS = {1: (), 2: ("a*",), 3: ("b",)}
@@ -33,10 +33,10 @@ def key_of(offset: int) -> bytes:
 class BestEffortModel(RuleBasedStateMachine):
     @initialize(
         kind=st.sampled_from(SubscriptionType), rate=st.sampled_from([0, 0, 10, 1000]), position=st.integers(0, 5),
-        kept=st.integers(0, 15),
+        kept_below=st.integers(0, 15),
     )  # fmt: skip
-    def begin(self, kind: SubscriptionType, rate: int, position: int, kept: int) -> None:
-        self.kept = kept
+    def begin(self, kind: SubscriptionType, rate: int, position: int, kept_below: int) -> None:
+        self.kept_below = kept_below
         self.kind, self.rate = kind, rate
         self.now, self.end, self.next = 0, position, position
         self.empty: set[int] = set()
@@ -45,10 +45,12 @@ class BestEffortModel(RuleBasedStateMachine):
         self.passed: list[int] = []  # when each delivery was
         if kind is SubscriptionType.KEY_SHARED:
             self.dispatcher: Dispatcher = KeySharedBestEffortDispatcher(
-                AckedOffsets(position), 7, TokenBucket(rate), kept_below=kept
+                AckedOffsets(position), 7, TokenBucket(rate), kept_below=kept_below
             )
         else:
-            self.dispatcher = BestEffortDispatcher(kind, AckedOffsets(position), TokenBucket(rate), kept_below=kept)
+            self.dispatcher = BestEffortDispatcher(
+                kind, AckedOffsets(position), TokenBucket(rate), kept_below=kept_below
+            )
 
     def follow(self, instructions: list[Instruction]) -> None:
         self.judge(instructions)
@@ -62,13 +64,13 @@ class BestEffortModel(RuleBasedStateMachine):
             assert has_gone_on or self.dispatcher.wake_ms is not None or self.is_kept(self.next)
 
     def judge(self, instructions: list[Instruction]) -> None:
-        for one in instructions:
-            for offset in range(one.start, one.end):
+        for instruction in instructions:
+            for offset in range(instruction.start, instruction.end):
                 self.step_over()
                 assert offset == self.next, "in order, and each once"
                 self.next += 1
                 takers = self.takers(offset)
-                match one:
+                match instruction:
                     case Deliver(consumer, _, _, attempt):
                         assert attempt == 0
                         assert consumer in takers
@@ -83,7 +85,7 @@ class BestEffortModel(RuleBasedStateMachine):
         able = list(self.left.values())
         if self.kind in (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER):
             able = able[:1]
-        return offset < self.kept and not any(able)
+        return offset < self.kept_below and not any(able)
 
     def step_over(self) -> None:
         while self.next in self.empty:
@@ -150,7 +152,7 @@ class BestEffortModel(RuleBasedStateMachine):
     @rule(position=st.integers(0, 60))
     def seek(self, position: int) -> None:
         self.next = min(position, self.dispatcher.end)
-        self.kept = self.dispatcher.end
+        self.kept_below = self.dispatcher.end
         self.empty.clear()
         self.follow(self.dispatcher.seek(position, self.now))
 

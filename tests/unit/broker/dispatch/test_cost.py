@@ -1,4 +1,4 @@
-"""What an event costs, counted in calls and not in time: work per range, and none for those who only stand by.
+"""What an event costs, counted in calls and not in time: work per range, and none for consumers that only stand by.
 
 Each case is run at a size and at four times that size. What must not depend on it costs the same; what goes through all
 of them once costs four times as much, and never sixteen.
@@ -16,7 +16,7 @@ from icestream.broker.dispatch.dispatcher import Dispatcher
 from icestream.broker.dispatch.hash_ring import KeyFilter
 from icestream.broker.dispatch.key_shared import KeySharedDispatcher
 from icestream.model.cursor import AckedOffsets
-from icestream.model.subscription import FailurePolicy, SubscriptionType
+from icestream.model.subscription_options import FailurePolicy, SubscriptionType
 
 
 def calls(work: Callable[[], object]) -> int:
@@ -53,7 +53,7 @@ def shared(consumers: int, credit: int = 0) -> Dispatcher:
     return dispatcher
 
 
-def test_the_size_of_a_range_costs_nothing() -> None:
+def test_the_cost_is_independent_of_the_size_of_a_range() -> None:
     def cost(size: int) -> int:
         dispatcher = Dispatcher(SubscriptionType.EXCLUSIVE, FailurePolicy(), AckedOffsets())
         dispatcher.join(Credit(1, size), 0)
@@ -66,7 +66,7 @@ def test_consumers_without_credit_cost_nothing() -> None:
     def cost(size: int) -> int:
         dispatcher = shared(size)
         dispatcher.join(Credit(-1, 10**6), 0)
-        dispatcher.readable(1, 0)  # now it knows who has none
+        dispatcher.readable(1, 0)  # now it knows which consumers have no credit
         return calls(lambda: [dispatcher.readable(end, 0) for end in range(2, 200)])
 
     check_constant(cost, 250)
@@ -89,17 +89,17 @@ def test_a_round_over_many_consumers_costs_one_step_each() -> None:
     check_linear(cost, 250)
 
 
-def test_a_consumer_that_dies_costs_what_it_had() -> None:
+def test_a_consumer_death_costs_as_much_as_its_deliveries() -> None:
     def cost(size: int) -> int:
         dispatcher = shared(size, 4)
         for end in range(1, 4 * size + 2):
-            dispatcher.readable(end, 0)  # with the last one it learns that nobody has credit any more
+            dispatcher.readable(end, 0)  # with the last one no consumer has credit any more
         return calls(lambda: dispatcher.leave(3, 0))
 
     check_constant(cost, 250)
 
 
-def test_single_acks_behind_a_hole_cost_the_same_however_many_ranges_there_are() -> None:
+def test_the_cost_of_single_acks_after_a_hole_is_independent_of_the_number_of_ranges() -> None:
     def cost(size: int) -> int:
         dispatcher = shared(1, 10**6)
         dispatcher.readable(2 * size + 200, 0)
@@ -120,7 +120,7 @@ def test_a_batch_of_acks_costs_one_step_for_each_range() -> None:
     check_linear(cost, 900)
 
 
-def test_many_deadlines_at_once_cost_one_step_each() -> None:
+def test_many_simultaneous_deadlines_cost_one_step_each() -> None:
     def cost(size: int) -> int:
         dispatcher = shared(10, 10**6)
         for end in range(1, size + 1):
@@ -130,7 +130,7 @@ def test_many_deadlines_at_once_cost_one_step_each() -> None:
     check_linear(cost, 1_000)
 
 
-def test_the_next_wake_up_costs_nothing_however_torn_the_deliveries_are() -> None:
+def test_the_next_wake_up_is_free_for_any_fragmentation() -> None:
     def cost(size: int) -> int:
         dispatcher = shared(1, 10**6)
         dispatcher.readable(size, 0)
@@ -140,7 +140,7 @@ def test_the_next_wake_up_costs_nothing_however_torn_the_deliveries_are() -> Non
     check_constant(cost, 1_000)
 
 
-def test_a_long_lane_costs_nothing_for_each_of_its_acks() -> None:
+def test_the_cost_of_an_ack_is_independent_of_the_lane_length() -> None:
     def cost(size: int) -> int:
         dispatcher = KeySharedDispatcher(FailurePolicy(), AckedOffsets())
         dispatcher.readable(size, 0)
@@ -151,7 +151,7 @@ def test_a_long_lane_costs_nothing_for_each_of_its_acks() -> None:
     check_constant(cost, 1_000)
 
 
-def test_idle_consumers_of_keys_cost_nothing() -> None:
+def test_idle_key_consumers_cost_nothing() -> None:
     def cost(size: int) -> int:
         dispatcher = KeySharedDispatcher(FailurePolicy(), AckedOffsets())
         for number in range(size):
@@ -162,7 +162,7 @@ def test_idle_consumers_of_keys_cost_nothing() -> None:
     check_constant(cost, 50)
 
 
-def test_filters_are_tried_once_for_each_kind_of_them() -> None:
+def test_each_distinct_filter_is_evaluated_once() -> None:
     def cost(size: int) -> int:
         dispatcher = KeySharedDispatcher(FailurePolicy(), AckedOffsets())
         for number in range(size):

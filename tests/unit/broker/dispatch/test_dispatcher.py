@@ -14,20 +14,24 @@ from icestream.broker.dispatch.dispatcher import Dispatcher, Pause
 from icestream.broker.dispatch.instruction import DeadLetter, Deliver, Dropped, Instruction
 from icestream.broker.rate_limit import TokenBucket
 from icestream.model.cursor import AckedOffsets
-from icestream.model.subscription import FailurePolicy, PoisonPolicy, SubscriptionType
+from icestream.model.subscription_options import FailurePolicy, PoisonPolicy, SubscriptionType
 
 EXCLUSIVE, SHARED, FAILOVER = SubscriptionType.EXCLUSIVE, SubscriptionType.SHARED, SubscriptionType.FAILOVER
 
 
 def dispatcher_of(kind: SubscriptionType = SHARED, end: int = 0, **policy: int | PoisonPolicy | str) -> Dispatcher:
-    found = Dispatcher(kind, FailurePolicy(**policy), AckedOffsets())  # type: ignore[arg-type]
-    found.readable(end, 0)
-    return found
+    dispatcher = Dispatcher(kind, FailurePolicy(**policy), AckedOffsets())  # type: ignore[arg-type]
+    dispatcher.readable(end, 0)
+    return dispatcher
 
 
 def sent(instructions: list[Instruction]) -> list[tuple[int, int, int]]:
-    assert all(isinstance(one, Deliver) for one in instructions)
-    return [(one.consumer, one.start, one.end) for one in instructions if isinstance(one, Deliver)]
+    assert all(isinstance(instruction, Deliver) for instruction in instructions)
+    return [
+        (instruction.consumer, instruction.start, instruction.end)
+        for instruction in instructions
+        if isinstance(instruction, Deliver)
+    ]
 
 
 # --- turns ------------------------------------------------------------------------------------------------------------
@@ -39,29 +43,29 @@ def test_a_backlog_is_shared_in_equal_parts(consumers: int, count: int) -> None:
     dispatcher.join(Credit(0), 0)
     for number in range(1, consumers):
         dispatcher.join(Credit(number), 0)
-    got: Counter[int] = Counter()
+    rows_by_consumer: Counter[int] = Counter()
     for _ in range(count):
         for number in range(consumers):
             for consumer, start, end in sent(dispatcher.give_credit(number, 1, 0)):
-                got[consumer] += end - start
-    assert sum(got.values()) == count
-    assert max(got.values()) - min(got[number] for number in range(consumers)) <= 1
+                rows_by_consumer[consumer] += end - start
+    assert sum(rows_by_consumer.values()) == count
+    assert max(rows_by_consumer.values()) - min(rows_by_consumer[number] for number in range(consumers)) <= 1
 
 
 @given(st.integers(1, 12), st.integers(1, 400))
-def test_what_comes_at_once_is_shared_in_equal_stretches(consumers: int, count: int) -> None:
+def test_a_burst_is_split_evenly(consumers: int, count: int) -> None:
     dispatcher = dispatcher_of()
     for number in range(consumers):
         dispatcher.join(Credit(number, 1_000), 0)
-    got: Counter[int] = Counter()
+    rows_by_consumer: Counter[int] = Counter()
     for consumer, start, end in sent(dispatcher.readable(count, 0)):
-        got[consumer] += end - start
+        rows_by_consumer[consumer] += end - start
     turn = max(1, min(limits.SHARED_TURN_MAX, count // consumers))
-    assert max(got.values()) - min(got[number] for number in range(consumers)) <= turn
+    assert max(rows_by_consumer.values()) - min(rows_by_consumer[number] for number in range(consumers)) <= turn
 
 
-def test_one_with_credit_is_served_whatever_the_others_do() -> None:
-    """A hundred consumers that take nothing disturb nobody."""
+def test_a_consumer_with_credit_is_served_whatever_the_others_do() -> None:
+    """A hundred consumers without credit do not affect the others."""
     dispatcher = dispatcher_of()
     for number in range(100):
         dispatcher.join(Credit(number), 0)
@@ -79,7 +83,7 @@ def test_a_credit_counts_in_all_shards_together() -> None:
     assert credit.messages == 4
 
 
-def test_credit_below_0_is_none() -> None:
+def test_negative_credit_is_ignored() -> None:
     dispatcher, credit = dispatcher_of(end=3), Credit(1)
     dispatcher.join(credit, 0)
     assert dispatcher.give_credit(1, -5, 0) == []
@@ -87,12 +91,12 @@ def test_credit_below_0_is_none() -> None:
     assert sent(dispatcher.give_credit(1, 1, 0)) == [(1, 0, 1)]
 
 
-def test_credit_for_one_that_is_gone_is_nothing() -> None:
+def test_credit_of_a_departed_consumer_is_ignored() -> None:
     assert dispatcher_of(end=3).give_credit(7, 5, 0) == []
 
 
 @pytest.mark.parametrize("kind", [EXCLUSIVE, FAILOVER])
-def test_the_first_to_come_keeps_its_place(kind: SubscriptionType) -> None:
+def test_consumers_are_promoted_in_order_of_arrival(kind: SubscriptionType) -> None:
     dispatcher = dispatcher_of(kind)
     for number in (5, 3, 9):
         dispatcher.join(Credit(number, 10), 0)
@@ -101,7 +105,7 @@ def test_the_first_to_come_keeps_its_place(kind: SubscriptionType) -> None:
     assert promoted == [[(5, 0, 1)], [(3, 0, 1)], [(9, 0, 1)]]
 
 
-def test_one_that_comes_again_gets_what_it_had() -> None:
+def test_a_returning_consumer_gets_its_deliveries_again() -> None:
     dispatcher = dispatcher_of(EXCLUSIVE, end=4)
     assert sent(dispatcher.join(Credit(1, 2), 0)) == [(1, 0, 2)]
     assert sent(dispatcher.join(Credit(1, 3), 0)) == [(1, 0, 2), (1, 2, 3)]
@@ -111,7 +115,7 @@ def test_one_that_comes_again_gets_what_it_had() -> None:
 # --- acks -------------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_not_delivered_cannot_be_acked() -> None:
+def test_undelivered_messages_cannot_be_acked() -> None:
     dispatcher = dispatcher_of(EXCLUSIVE, end=10)
     dispatcher.join(Credit(1, 2), 0)
     dispatcher.ack([(-5, 2**62)], 0, 0)
@@ -143,7 +147,7 @@ def test_a_backlog_of_any_size_is_delivered() -> None:
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_nack_may_name_who_gives_back() -> None:
+def test_a_nack_may_name_its_consumer() -> None:
     dispatcher = dispatcher_of(end=2)
     dispatcher.join(Credit(1, 1), 0)
     dispatcher.join(Credit(2, 1), 0)
@@ -152,8 +156,8 @@ def test_a_nack_may_name_who_gives_back() -> None:
     assert dispatcher.attempts == [(0, 1, 1)]
 
 
-def test_what_a_consumer_got_from_another_is_all_taken_back() -> None:
-    """Its deliveries lie inside of an older one's."""
+def test_redelivered_messages_are_all_taken_back_from_a_departed_consumer() -> None:
+    """The redelivered ranges lie inside a range of an older delivery."""
     dispatcher = dispatcher_of(end=10, base_delay_ms=0)
     dispatcher.join(Credit(1, 10), 0)
     dispatcher.join(Credit(2, 2), 0)
@@ -164,7 +168,7 @@ def test_what_a_consumer_got_from_another_is_all_taken_back() -> None:
     assert dispatcher.in_flight.size == 8
 
 
-def test_a_consumer_that_leaves_is_no_failure() -> None:
+def test_a_departing_consumer_is_not_a_failure() -> None:
     dispatcher = dispatcher_of(EXCLUSIVE, end=1, max_redelivery_count=0)
     for _ in range(20):
         assert sent(dispatcher.join(Credit(1, 1), 0)) == [(1, 0, 1)]
@@ -172,7 +176,7 @@ def test_a_consumer_that_leaves_is_no_failure() -> None:
     assert dispatcher.attempts == []
 
 
-def test_without_a_delay_it_comes_again_at_once_and_only_once_for_each_credit() -> None:
+def test_without_a_delay_redelivery_is_immediate_and_once_per_credit() -> None:
     dispatcher = dispatcher_of(EXCLUSIVE, end=1, base_delay_ms=0, max_redelivery_count=100)
     dispatcher.join(Credit(1, 3), 0)
     assert dispatcher.nack([(0, 1)], 0, 0) == [Deliver(1, 0, 1, 1)]
@@ -181,7 +185,7 @@ def test_without_a_delay_it_comes_again_at_once_and_only_once_for_each_credit() 
     assert dispatcher.attempts == [(0, 1, 3)]
 
 
-def test_a_dead_letter_that_cannot_be_stored_is_not_tried_all_the_time() -> None:
+def test_a_dead_letter_that_cannot_be_stored_is_retried_with_pauses() -> None:
     policy = {"max_redelivery_count": 0, "max_delay_ms": 0, "base_delay_ms": 0}
     dispatcher = dispatcher_of(
         EXCLUSIVE, end=1, **policy, poison=PoisonPolicy.DEAD_LETTER, dead_letter_topic="/default/dead"
@@ -193,8 +197,8 @@ def test_a_dead_letter_that_cannot_be_stored_is_not_tried_all_the_time() -> None
     assert dispatcher.tick(limits.DEAD_LETTER_RETRY_MS_MIN) == [DeadLetter(0, 1, 1, "nack")]
 
 
-def test_only_what_became_a_dead_letter_is_settled() -> None:
-    """A driver that names more than it was told acks nothing that is under way."""
+def test_only_stored_dead_letters_are_settled() -> None:
+    """A report that names offsets which were no dead letters acks no message in flight."""
     dispatcher = dispatcher_of(
         EXCLUSIVE, end=5, max_redelivery_count=0, poison=PoisonPolicy.DEAD_LETTER, dead_letter_topic="/default/dead"
     )
@@ -205,7 +209,7 @@ def test_only_what_became_a_dead_letter_is_settled() -> None:
     assert dispatcher.unacked == 2
 
 
-def test_a_policy_that_allows_less_gives_up_what_comes_back() -> None:
+def test_a_stricter_policy_dead_letters_returned_messages() -> None:
     dispatcher = dispatcher_of(EXCLUSIVE, end=1, base_delay_ms=0)
     dispatcher.join(Credit(1, 2), 0)
     dispatcher.nack([(0, 1)], 0, 0)
@@ -221,7 +225,7 @@ def test_stored_failures_that_overlap_do_no_harm() -> None:
     assert dispatcher.attempts == [(1, 3, 1), (3, 4, 3), (5, 6, 3), (6, 7, 2), (7, 10, 1), (100, 200, 1)]
 
 
-def test_failures_far_ahead_do_not_change_what_goes_out_now() -> None:
+def test_failures_far_ahead_do_not_affect_current_deliveries() -> None:
     dispatcher = Dispatcher(EXCLUSIVE, FailurePolicy(), AckedOffsets(), [(500, 501, 2)])
     dispatcher.join(Credit(1, 10), 0)
     assert dispatcher.readable(1_000, 0) == [Deliver(1, 0, 10, 0)]
@@ -232,7 +236,7 @@ def test_failures_far_ahead_do_not_change_what_goes_out_now() -> None:
 # --- bounds and rate --------------------------------------------------------------------------------------------------
 
 
-def test_what_is_unacked_is_bounded() -> None:
+def test_unacked_messages_are_bounded() -> None:
     dispatcher = Dispatcher(EXCLUSIVE, FailurePolicy(), AckedOffsets(), unacked_max=10)
     dispatcher.join(Credit(1, 100), 0)
     assert sent(dispatcher.readable(50, 0)) == [(1, 0, 10)]
@@ -243,18 +247,18 @@ def test_what_is_unacked_is_bounded() -> None:
 def test_shards_of_a_subscription_share_its_rate() -> None:
     bucket = TokenBucket(100)
     shards = [Dispatcher(EXCLUSIVE, FailurePolicy(), AckedOffsets(), rate=bucket) for _ in range(3)]
-    got = [0, 0, 0]
+    rows_by_consumer = [0, 0, 0]
     for shard in shards:
         shard.readable(10_000, 0)
         shard.join(Credit(1, 10_000), 0)
     for now in range(0, 10_000, 7):
         for number, shard in enumerate(shards):
-            got[number] += sum(end - start for _, start, end in sent(shard.tick(now)))
-    assert 980 <= sum(got) <= 1_020
-    assert min(got) > 300
+            rows_by_consumer[number] += sum(end - start for _, start, end in sent(shard.tick(now)))
+    assert 980 <= sum(rows_by_consumer) <= 1_020
+    assert min(rows_by_consumer) > 300
 
 
-def test_the_rate_wakes_only_who_has_something_to_send() -> None:
+def test_the_rate_wakes_only_dispatchers_with_messages() -> None:
     dispatcher = Dispatcher(EXCLUSIVE, FailurePolicy(), AckedOffsets(), rate=TokenBucket(10))
     dispatcher.join(Credit(1, 2), 0)
     dispatcher.readable(3, 0)
@@ -266,7 +270,7 @@ def test_the_rate_wakes_only_who_has_something_to_send() -> None:
     assert dispatcher.wake_ms is None
 
 
-def test_a_dispatcher_begins_in_the_generation_that_it_is_told() -> None:
+def test_a_dispatcher_starts_with_the_given_generation() -> None:
     dispatcher = Dispatcher(EXCLUSIVE, FailurePolicy(), AckedOffsets(), generation=7)
     dispatcher.join(Credit(1, 5), 0)
     dispatcher.readable(3, 0)
@@ -279,7 +283,7 @@ def test_a_dispatcher_begins_in_the_generation_that_it_is_told() -> None:
 # --- gaps -------------------------------------------------------------------------------------------------------------
 
 
-def test_gaps_far_ahead_are_no_ranges() -> None:
+def test_gaps_far_ahead_are_not_stored_as_ranges() -> None:
     """A log with many gaps, skipped when the subscription starts, neither fills the cursor nor stops it."""
     dispatcher = dispatcher_of(EXCLUSIVE)
     for start in range(100, 2_000_000, 400):
@@ -306,8 +310,8 @@ def test_gaps_that_touch_and_overlap_are_one() -> None:
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_a_gap_that_is_wider_than_the_span_of_acks_holds_nothing_back(restarts: bool) -> None:
-    """It holds no message; of what lies behind it as many go out as without it."""
+def test_a_gap_wider_than_the_ack_span_blocks_nothing(restarts: bool) -> None:
+    """A gap holds no message: the messages behind it are delivered as if it were not there."""
     dispatcher, wide = dispatcher_of(EXCLUSIVE), 3 * limits.ACKED_SPAN_OFFSETS_MAX
     dispatcher.skip(10, wide, 0)
     dispatcher.readable(wide + 10, 0)
@@ -321,7 +325,7 @@ def test_a_gap_that_is_wider_than_the_span_of_acks_holds_nothing_back(restarts: 
     dispatcher.ack([(wide + 5, wide + 10)], 0, 0)
     out = dispatcher.readable(2 * wide, 0)
     while out:
-        out = dispatcher.ack([(one.start, one.end) for one in out], 0, 0)
+        out = dispatcher.ack([(effect.start, effect.end) for effect in out], 0, 0)
     assert dispatcher.next == wide + limits.ACKED_SPAN_OFFSETS_MAX - 10
     assert dispatcher.pause is Pause.ACKED_FULL
 
@@ -330,27 +334,29 @@ def test_a_gap_that_is_wider_than_the_span_of_acks_holds_nothing_back(restarts: 
 
 
 @pytest.mark.parametrize("greedy", [1, 3])
-def test_consumers_that_take_everything_and_ack_nothing_leave_room_for_the_others(greedy: int) -> None:
+def test_consumers_that_never_ack_leave_capacity_for_others(greedy: int) -> None:
     dispatcher = dispatcher_of(SHARED, end=200_000, ack_timeout_ms=limits.FAILURE_POLICY_VALUE_MAX)
-    out = [one for number in range(greedy) for one in dispatcher.join(Credit(number, 10**6), 0)]
+    out = [effect for number in range(greedy) for effect in dispatcher.join(Credit(number, 10**6), 0)]
     out += dispatcher.join(Credit(99, 10**6), 0)
-    held = Counter[int]()
+    rows_by_consumer = Counter[int]()
     while out:
         fresh: list[Instruction] = []
-        for one in out:
-            assert isinstance(one, Deliver)
-            if one.consumer == 99:
-                fresh += dispatcher.ack([(one.start, one.end)], 0, 0)
+        for effect in out:
+            assert isinstance(effect, Deliver)
+            if effect.consumer == 99:
+                fresh += dispatcher.ack([(effect.start, effect.end)], 0, 0)
             else:
-                held[one.consumer] += one.end - one.start
+                rows_by_consumer[effect.consumer] += effect.end - effect.start
         out = fresh
-    assert dispatcher.next == 200_000, f"the one who works waits for those who do not: {held}"
+    assert dispatcher.next == 200_000, f"the consumer that acks waits for those that do not: {rows_by_consumer}"
     members = [dispatcher.consumers.get(number) for number in range(greedy)]
-    assert [member.unacked for member in members if member is not None] == [held[number] for number in range(greedy)]
+    assert [member.unacked for member in members if member is not None] == [
+        rows_by_consumer[number] for number in range(greedy)
+    ]
 
 
 @pytest.mark.parametrize("window", [1, 2, 9, 90, 1_000])
-def test_whoever_takes_all_leaves_a_ninth_to_who_comes_later(window: int) -> None:
+def test_a_consumer_that_takes_everything_leaves_a_ninth_for_later_ones(window: int) -> None:
     dispatcher = Dispatcher(SHARED, FailurePolicy(), AckedOffsets(), unacked_max=window)
     dispatcher.readable(10_000, 0)
     dispatcher.join(Credit(1, 10_000), 0)
@@ -366,7 +372,7 @@ def test_whoever_takes_all_leaves_a_ninth_to_who_comes_later(window: int) -> Non
     assert (first.unacked, second.unacked) == (0, dispatcher.unacked), "what it had goes to the other, all of it"
 
 
-def test_what_comes_again_goes_to_one_who_holds_little_and_if_there_is_none_to_anybody() -> None:
+def test_redeliveries_prefer_consumers_with_few_unacked_messages() -> None:
     dispatcher = Dispatcher(SHARED, FailurePolicy(base_delay_ms=0, max_delay_ms=0), AckedOffsets(), unacked_max=10)
     dispatcher.readable(100, 0)
     dispatcher.join(Credit(1, 100), 0)
@@ -380,7 +386,7 @@ def test_what_comes_again_goes_to_one_who_holds_little_and_if_there_is_none_to_a
 
 
 @pytest.mark.parametrize("kind", [EXCLUSIVE, FAILOVER, SHARED])
-def test_one_holds_no_more_than_it_may(kind: SubscriptionType) -> None:
+def test_unacked_messages_of_one_consumer_are_bounded(kind: SubscriptionType) -> None:
     dispatcher = dispatcher_of(kind, end=100, base_delay_ms=0)
     credit = Credit(1, 1000)
     credit.unacked_max = 5

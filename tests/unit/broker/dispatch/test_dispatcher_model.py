@@ -3,7 +3,7 @@
 one place     every offset is where the oracle has it, and nowhere else
 delivered     until it is acked: in the end, with willing consumers, everything is
 order         first deliveries in order; what comes again before what is new
-credit        never exceeded, and nobody who has some waits for something that could go out
+credit        never exceeded, and no consumer with credit waits for a message that could go out
 poison        nothing goes out that failed more often than the policy allows
 seek          acks of deliveries before it do not count
 restart       from what was stored: repeats what was not acked by then, loses nothing
@@ -32,9 +32,9 @@ from icestream.broker.dispatch.consumer_rotation import Credit, RoundRobin
 from icestream.broker.dispatch.dispatcher import Dispatcher
 from icestream.broker.dispatch.instruction import Instruction
 from icestream.model.cursor import AckedOffsets
-from icestream.model.subscription import FailurePolicy, PoisonPolicy, RedeliveryBackoff, SubscriptionType
-from tests.support.dispatch_oracle import Oracle
-from tests.support.effort import HALF, QUARTER
+from icestream.model.subscription_options import FailurePolicy, PoisonPolicy, RedeliveryBackoff, SubscriptionType
+from tests.support.dispatch_oracle import DispatchOracle
+from tests.support.hypothesis_effort import HALF, QUARTER
 
 CONSUMERS = st.integers(1, 4)
 END = 60
@@ -78,8 +78,8 @@ class DispatcherModel(RuleBasedStateMachine):
         for consumer in (1, 2):
             self.join(consumer, credit)
 
-    def new_oracle(self, policy: FailurePolicy, unacked_max: int) -> Oracle:
-        return Oracle(self.kind, policy, unacked_max)
+    def new_oracle(self, policy: FailurePolicy, unacked_max: int) -> DispatchOracle:
+        return DispatchOracle(self.kind, policy, unacked_max)
 
     def build(self, acked: AckedOffsets, attempts: list[tuple[int, int, int]]) -> Dispatcher:
         return Dispatcher(self.kind, self.oracle.policy, acked, attempts, self.oracle.unacked_max)
@@ -94,7 +94,7 @@ class DispatcherModel(RuleBasedStateMachine):
 
     @rule(consumer=CONSUMERS, credit=st.integers(0, 8))
     def join(self, consumer: int, credit: int) -> None:
-        """One that is here already comes anew."""
+        """A consumer that is already connected joins again."""
         self.oracle.leave(consumer, self.now)
         self.oracle.credit[consumer] = credit
         self.credits[consumer] = Credit(consumer, credit)
@@ -111,7 +111,7 @@ class DispatcherModel(RuleBasedStateMachine):
 
     @rule(consumer=CONSUMERS, count=st.integers(1, 8), elsewhere=st.integers(0, 8))
     def give_credit(self, consumer: int, count: int, elsewhere: int) -> None:
-        """Some of it is used up in other shards."""
+        """A consumer gets credit; some of it is used up in other shards."""
         if consumer in self.oracle.credit:
             used = min(self.credits[consumer].messages, elsewhere)
             self.credits[consumer].messages -= used
@@ -120,7 +120,7 @@ class DispatcherModel(RuleBasedStateMachine):
 
     @rule(data=st.data(), whole=st.booleans())
     def ack(self, data: st.DataObject, whole: bool) -> None:
-        """What is in flight, or any offsets at all."""
+        """Acks offsets in flight, or arbitrary offsets."""
         if self.oracle.held and not whole:
             offset = data.draw(st.sampled_from(sorted(self.oracle.held)))
             pairs = [(offset, offset + 1)]
@@ -134,7 +134,9 @@ class DispatcherModel(RuleBasedStateMachine):
     @precondition(lambda self: self.kind in (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER))
     @rule(offset=OFFSETS)
     def ack_through(self, offset: int) -> None:
-        self.oracle.settle({one for one in self.oracle.under_way if one <= offset})
+        self.oracle.settle(
+            {under_way_offset for under_way_offset in self.oracle.under_way if under_way_offset <= offset}
+        )
         self.follow(self.dispatcher.ack_through(offset, self.dispatcher.generation, self.now))
 
     @rule(data=st.data(), delay_ms=st.sampled_from([0, 0, 5, 1000]))
@@ -169,7 +171,7 @@ class DispatcherModel(RuleBasedStateMachine):
 
     @rule(start=OFFSETS, count=st.integers(1, 5))
     def skip(self, start: int, count: int) -> None:
-        """Also what cannot be read yet: the log knows its gaps before its readers do."""
+        """Skips a gap, also one that cannot be read yet: the log knows its gaps before its readers do."""
         self.gaps += 1
         self.oracle.skip(start, start + count)
         self.follow(self.dispatcher.skip(start, start + count, self.now))
@@ -276,8 +278,8 @@ class DispatcherModel(RuleBasedStateMachine):
     def what_waits_alike_is_one_run(self) -> None:
         """However often it was looked at."""
         for runs in (self.dispatcher.ready, self.dispatcher.settling, self.dispatcher.blocked):
-            found = list(runs)
-            assert all(left.end < right.start or left.value != right.value for left, right in pairwise(found))
+            ordered = list(runs)
+            assert all(left.end < right.start or left.value != right.value for left, right in pairwise(ordered))
 
     @property
     def bound(self) -> int:

@@ -17,7 +17,7 @@ from icestream.broker.dispatch.hash_ring import ring_point
 from icestream.broker.dispatch.instruction import Deliver, Instruction
 from icestream.broker.dispatch.key_shared import KeySharedDispatcher
 from icestream.model.cursor import AckedOffsets
-from icestream.model.subscription import FailurePolicy
+from icestream.model.subscription_options import FailurePolicy
 
 MESSAGES = 60
 KEYS = [b"a", b"b", b"c"]
@@ -27,8 +27,8 @@ def key_of(offset: int) -> bytes:
     return KEYS[(offset * 7 + offset // 4) % len(KEYS)]
 
 
-class Life:
-    """A dispatcher, what its consumers have, and the rules."""
+class KeyRunHarness:
+    """A dispatcher, the offsets that its consumers have in flight, and the invariants."""
 
     def __init__(self, per_key: list[int]) -> None:
         self.dispatcher = KeySharedDispatcher(FailurePolicy(1_000, 1_000, 10, 10), AckedOffsets(), look_ahead=25)
@@ -52,11 +52,11 @@ class Life:
     def leave(self, consumer: int) -> None:
         if consumer in self.here and len(self.here) > 1:
             self.here.discard(consumer)
-            self.hands = {offset: who for offset, who in self.hands.items() if who != consumer}
+            self.hands = {offset: holder for offset, holder in self.hands.items() if holder != consumer}
             self.follow(self.dispatcher.leave(consumer, self.now_ms))
 
     def settle(self, consumer: int, choice: int, count: int, is_ack: bool) -> None:
-        offsets = sorted(offset for offset, who in self.hands.items() if who == consumer)
+        offsets = sorted(offset for offset, holder in self.hands.items() if holder == consumer)
         chosen = offsets[choice % len(offsets) :][:count] if offsets else []
         for offset in chosen:
             del self.hands[offset]
@@ -81,17 +81,17 @@ class Life:
     def follow(self, instructions: list[Instruction]) -> None:
         pending = list(instructions)
         while pending or self.dispatcher.needed_keys[0] < self.dispatcher.needed_keys[1]:
-            for one in pending:
-                assert isinstance(one, Deliver)
-                for offset in range(one.start, one.end):
-                    self.check_delivery(one.consumer, offset, one.attempt)
+            for effect in pending:
+                assert isinstance(effect, Deliver)
+                for offset in range(effect.start, effect.end):
+                    self.check_delivery(effect.consumer, offset, effect.attempt)
             start, end = self.dispatcher.needed_keys
             keys = [key_of(offset) for offset in range(start, end)]
             pending = self.dispatcher.add_keys(start, keys, self.now_ms) if start < end else []
 
     def check_delivery(self, consumer: int, offset: int, attempt: int) -> None:
         key = key_of(offset)
-        with_key = {who for other, who in self.hands.items() if key_of(other) == key}
+        with_key = {holder for other, holder in self.hands.items() if key_of(other) == key}
         assert with_key <= {consumer}, f"{key!r} is in two hands"
         earlier = [other for other in self.failing if key_of(other) == key and other < offset]
         assert not earlier, f"{offset} overtakes {earlier}, which failed"
@@ -133,7 +133,7 @@ STEPS = st.lists(
 def test_any_history_keeps_keys_in_one_hand_and_in_order(
     per_key: list[int], steps: list[tuple[str, int, int, int]]
 ) -> None:
-    life = Life(per_key)
+    life = KeyRunHarness(per_key)
     for what, consumer, choice, count in steps:
         match what:
             case "ack" | "nack":
@@ -158,7 +158,7 @@ def started(messages: int, per_key: int, *, credit: int = 10**6) -> tuple[KeySha
     return dispatcher, dispatcher.add_keys(0, [b"same"] * messages, 0)
 
 
-def test_messages_of_one_key_go_out_as_one_range() -> None:
+def test_messages_of_one_key_are_delivered_as_one_range() -> None:
     dispatcher, out = started(1_000, 100)
     assert out == [Deliver(1, 0, 100, 0)]
     assert dispatcher.ack([(0, 60)], 0, 0) == [Deliver(1, 100, 160, 0)]
@@ -171,7 +171,7 @@ def test_credit_bounds_a_run_and_more_of_it_prolongs_the_run(credit: int) -> Non
     assert dispatcher.give_credit(1, 5, 0) == [Deliver(1, credit, credit + 5, 0)]
 
 
-def test_a_message_that_failed_comes_again_alone_when_the_others_of_its_key_are_settled() -> None:
+def test_a_failed_message_is_redelivered_alone_when_the_rest_of_its_key_is_settled() -> None:
     dispatcher, out = started(10, 4)
     assert out == [Deliver(1, 0, 4, 0)]
     assert dispatcher.nack([(1, 2)], 0, 0) == []
@@ -180,7 +180,7 @@ def test_a_message_that_failed_comes_again_alone_when_the_others_of_its_key_are_
     assert dispatcher.ack([(1, 2)], 0, 0) == [Deliver(1, 4, 8, 0)]
 
 
-def test_a_key_that_moves_to_another_consumer_goes_there_when_what_is_out_of_it_is_settled() -> None:
+def test_a_key_moves_to_another_consumer_when_its_deliveries_are_settled() -> None:
     dispatcher = KeySharedDispatcher(FailurePolicy(), AckedOffsets())
     dispatcher.readable(10, 0)
     for consumer in (1, 2):

@@ -14,7 +14,7 @@ from icestream.broker.dispatch.instruction import DeadLetter, Deliver, Dropped, 
 from icestream.broker.dispatch.key_shared import KeySharedDispatcher
 from icestream.broker.rate_limit import TokenBucket
 from icestream.model.cursor import AckedOffsets
-from icestream.model.subscription import FailurePolicy, PoisonPolicy
+from icestream.model.subscription_options import FailurePolicy, PoisonPolicy
 
 DROP = FailurePolicy(max_redelivery_count=0, poison=PoisonPolicy.DROP)
 
@@ -38,17 +38,17 @@ def started(keys: list[bytes], *, credit: int = 10**6, policy: FailurePolicy | N
 
 def count(out: list[Instruction]) -> int:
     """Messages that go to consumers."""
-    return sum(one.end - one.start for one in out if isinstance(one, Deliver))
+    return sum(effect.end - effect.start for effect in out if isinstance(effect, Deliver))
 
 
-def test_a_thousand_keys_go_out_together() -> None:
+def test_a_thousand_keys_are_delivered_together() -> None:
     keys = [b"%d" % (number % 1_000) for number in range(5_000)]
     dispatcher = started(keys)
     assert count(look_ahead(dispatcher, keys)) == 1_000
     assert dispatcher.unacked == 1_000
 
 
-def test_what_goes_out_in_one_moment_is_one_delivery_by_offset() -> None:
+def test_deliveries_of_one_moment_are_merged_by_offset() -> None:
     keys = [b"%d" % (number // 2) for number in range(200)]
     dispatcher = started(keys)
     out = look_ahead(dispatcher, keys)
@@ -61,18 +61,18 @@ def test_what_goes_out_in_one_moment_is_one_delivery_by_offset() -> None:
     assert dispatcher.unacked == 100
 
 
-def test_consumers_take_turns_where_the_rate_is_the_bound() -> None:
+def test_consumers_alternate_under_a_rate_limit() -> None:
     keys = [b"%d" % number for number in range(1_000)]
     dispatcher = KeySharedDispatcher(FailurePolicy(), AckedOffsets(), rate=TokenBucket(1_000))
     dispatcher.readable(len(keys), 0)
     for number in range(4):
         dispatcher.join(Credit(number, 1_000), 0)
-    got = Counter[int]()
-    for one in look_ahead(dispatcher, keys):
-        assert isinstance(one, Deliver)
-        got[one.consumer] += one.end - one.start
-    assert sum(got.values()) == 100
-    assert set(got.values()) == {25}
+    rows_by_consumer = Counter[int]()
+    for effect in look_ahead(dispatcher, keys):
+        assert isinstance(effect, Deliver)
+        rows_by_consumer[effect.consumer] += effect.end - effect.start
+    assert sum(rows_by_consumer.values()) == 100
+    assert set(rows_by_consumer.values()) == {25}
     assert dispatcher.pause is Pause.RATE_REACHED
     assert dispatcher.wake_ms == 10
 
@@ -85,13 +85,13 @@ def test_large_keys_are_bounded_by_their_bytes() -> None:
     assert dispatcher.lanes.key_bytes < limits.KEY_LOOK_AHEAD_BYTES_MAX + 2 * limits.MIB
     out = dispatcher.give_credit(1, 100, 0)
     assert count(out) == 16
-    for one in out:
-        dispatcher.ack([(one.start, one.end)], 0, 0)
+    for effect in out:
+        dispatcher.ack([(effect.start, effect.end)], 0, 0)
     assert dispatcher.lanes.key_bytes == 0
     assert count(look_ahead(dispatcher, keys)) == 16
 
 
-def test_one_large_key_is_held_once() -> None:
+def test_a_large_key_is_stored_once() -> None:
     keys = [bytes(limits.MIB)] * 1_000
     dispatcher = started(keys)
     look_ahead(dispatcher, keys)
@@ -100,18 +100,18 @@ def test_one_large_key_is_held_once() -> None:
 
 
 def test_many_poisoned_messages_of_one_key_after_a_restart() -> None:
-    """Each is given up when its key comes to it, one after the other and not inside of one another."""
+    """Poisoned messages are dropped one after the other as their key reaches them, not recursively."""
     keys = [b"same"] * 4_000
     dispatcher = KeySharedDispatcher(DROP, AckedOffsets(), [(0, 4_000, 1)])
     dispatcher.readable(4_000, 0)
     dispatcher.join(Credit(1, 10), 0)
     out = look_ahead(dispatcher, keys)
     assert len(out) == 4_000
-    assert {type(one) for one in out} == {Dropped}
+    assert {type(effect) for effect in out} == {Dropped}
     assert dispatcher.acked.position == 4_000
 
 
-def test_a_poisoned_message_after_a_restart_waits_for_those_before_it() -> None:
+def test_a_poison_message_after_a_restart_waits_for_earlier_messages() -> None:
     keys = [b"same"] * 3
     policy = FailurePolicy(max_redelivery_count=0, poison=PoisonPolicy.DEAD_LETTER, dead_letter_topic="/default/dead")
     dispatcher = KeySharedDispatcher(policy, AckedOffsets(), [(1, 2, 1)])
@@ -123,7 +123,7 @@ def test_a_poisoned_message_after_a_restart_waits_for_those_before_it() -> None:
     assert dispatcher.settled(1, 2, 0) == [Deliver(1, 2, 3, 0)]
 
 
-def test_a_policy_that_allows_less_gives_up_what_waits_for_a_consumer() -> None:
+def test_a_stricter_policy_dead_letters_waiting_messages() -> None:
     dispatcher = started([b"a", b"a"], credit=1, policy=FailurePolicy(base_delay_ms=0))
     assert look_ahead(dispatcher, [b"a", b"a"]) == [Deliver(1, 0, 1, 0)]
     assert dispatcher.nack([(0, 1)], 0, 0) == []
@@ -131,7 +131,7 @@ def test_a_policy_that_allows_less_gives_up_what_waits_for_a_consumer() -> None:
     assert dispatcher.give_credit(1, 1, 0) == [Deliver(1, 1, 2, 0)]
 
 
-def test_a_wide_ack_acks_only_what_was_delivered() -> None:
+def test_a_wide_ack_acks_only_delivered_messages() -> None:
     keys = [b"a", b"a", b"b", b"a"]
     dispatcher = started(keys)
     look_ahead(dispatcher, keys)
@@ -139,7 +139,7 @@ def test_a_wide_ack_acks_only_what_was_delivered() -> None:
     assert (dispatcher.acked.position, dispatcher.acked.ranges) == (1, [(2, 3)])
 
 
-def test_what_cannot_be_read_any_more_leaves_its_lane() -> None:
+def test_unreadable_messages_leave_their_lane() -> None:
     keys = [b"a"] * 10
     dispatcher = started(keys)
     look_ahead(dispatcher, keys)
@@ -148,7 +148,7 @@ def test_what_cannot_be_read_any_more_leaves_its_lane() -> None:
     assert dispatcher.ack([(1, 2)], 0, 0) == [Deliver(1, 5, 6, 0)]
 
 
-def test_a_gap_in_front_of_the_look_ahead_is_stepped_over() -> None:
+def test_a_gap_before_the_look_ahead_is_skipped() -> None:
     dispatcher = started([b"a"] * 10)
     dispatcher.skip(0, 4, 0)
     assert dispatcher.needed_keys == (4, 10)
@@ -158,14 +158,14 @@ def test_a_gap_in_front_of_the_look_ahead_is_stepped_over() -> None:
     assert dispatcher.needed_keys == (8, 10)
 
 
-def test_nothing_is_looked_at_without_a_consumer() -> None:
+def test_no_look_ahead_without_a_consumer() -> None:
     dispatcher = KeySharedDispatcher(FailurePolicy(), AckedOffsets())
     dispatcher.readable(10, 0)
     assert dispatcher.needed_keys == (0, 0)
 
 
 @pytest.mark.parametrize("patterns", [["nobody"], ["no*", "n?"]])
-def test_a_backlog_that_nobody_wants_is_passed_quickly(patterns: list[str]) -> None:
+def test_a_backlog_that_no_consumer_accepts_is_skipped_quickly(patterns: list[str]) -> None:
     """After the grace, one look-ahead after the other, without waiting again."""
     keys = [b"%d" % number for number in range(20_000)]
     dispatcher = KeySharedDispatcher(FailurePolicy(), AckedOffsets())
@@ -176,12 +176,12 @@ def test_a_backlog_that_nobody_wants_is_passed_quickly(patterns: list[str]) -> N
     assert dispatcher.wake_ms == limits.KEY_UNWANTED_GRACE_MS
     now = limits.KEY_UNWANTED_GRACE_MS
     out = dispatcher.tick(now) + look_ahead(dispatcher, keys, now)
-    assert sum(one.end - one.start for one in out if isinstance(one, Dropped)) == 20_000
+    assert sum(effect.end - effect.start for effect in out if isinstance(effect, Dropped)) == 20_000
     assert len(out) <= 6, "neighbours are one instruction"
     assert dispatcher.acked.position == 20_000
 
 
-def test_one_holds_no_more_than_it_may_and_leaves_the_keys_of_others_alone() -> None:
+def test_one_consumer_is_bounded_and_does_not_block_keys_of_others() -> None:
     dispatcher = KeySharedDispatcher(FailurePolicy(), AckedOffsets())
     credits_ = [Credit(number, 1000) for number in (1, 2)]
     credits_[0].unacked_max = 2
@@ -189,8 +189,8 @@ def test_one_holds_no_more_than_it_may_and_leaves_the_keys_of_others_alone() -> 
         dispatcher.join(credit, 0)
     dispatcher.readable(40, 0)
     keys = [b"key-%d" % number for number in range(40)]
-    held = [one.consumer for one in dispatcher.add_keys(0, keys, 0) if isinstance(one, Deliver)]
-    assert held.count(1) == 2
-    assert held.count(2) > 2
-    (mine,) = [one for one in dispatcher.ack([(0, 40)], 0, 0) if isinstance(one, Deliver)][:1]
+    consumers = [key.consumer for key in dispatcher.add_keys(0, keys, 0) if isinstance(key, Deliver)]
+    assert consumers.count(1) == 2
+    assert consumers.count(2) > 2
+    (mine,) = [effect for effect in dispatcher.ack([(0, 40)], 0, 0) if isinstance(effect, Deliver)][:1]
     assert mine.consumer == 1

@@ -5,8 +5,8 @@ What the model of the other types says, and of keys:
     one hand      never two messages of one key under way
     order         each delivery is the oldest message of its key that is not acked, redeliveries too
     owner         the consumer that the ring names, by an own and simpler ring
-    filters       a message goes only to one that takes its key; it is skipped only when nobody takes it, and nobody who
-                  took it was here a short while ago
+    filters       a message goes only to one that takes its key; it is skipped only when no consumer takes it,
+                  and none that took it was connected a short while ago
     look-ahead    bounded; a key that waits does not keep the others from going
 """
 
@@ -26,8 +26,8 @@ from icestream.broker.dispatch.hash_ring import KeyFilter, ring_point
 from icestream.broker.dispatch.instruction import Dropped, Instruction
 from icestream.broker.dispatch.key_shared import UNWANTED, KeySharedDispatcher
 from icestream.model.cursor import AckedOffsets
-from icestream.model.subscription import FailurePolicy, SubscriptionType
-from tests.support.dispatch_oracle import Oracle
+from icestream.model.subscription_options import FailurePolicy, SubscriptionType
+from tests.support.dispatch_oracle import DispatchOracle
 from tests.unit.broker.dispatch.test_dispatcher_model import DispatcherModel
 
 KEYS = [b"a", b"b", b"ab", b"ba", b"a", b"c", b"a", b"abc"]
@@ -44,7 +44,7 @@ def takes(patterns: tuple[str, ...], key: bytes) -> bool:
     return not patterns or any(fnmatch.fnmatchcase(key.decode(), pattern) for pattern in patterns)
 
 
-class KeyOracle(Oracle):
+class KeyOracle(DispatchOracle):
     def forget_consumers(self, seen: int) -> None:
         self.seen = seen  # everything below was looked at
         self.filters: dict[int, tuple[str, ...]] = {}
@@ -76,11 +76,11 @@ class KeyOracle(Oracle):
     @property
     def next_of_key(self) -> dict[bytes, int]:
         """Of each key of which nothing is under way, the message that goes next."""
-        found: dict[bytes, int] = {}
+        first_offsets: dict[bytes, int] = {}
         for offset in self.sight:
-            found.setdefault(key_of(offset), offset)
+            first_offsets.setdefault(key_of(offset), offset)
         busy = {key_of(offset) for offset in self.busy}
-        return {key: offset for key, offset in found.items() if key not in busy}
+        return {key: offset for key, offset in first_offsets.items() if key not in busy}
 
     @property
     def unwanted(self) -> list[bytes]:
@@ -114,13 +114,13 @@ class KeyOracle(Oracle):
 
     # --- instructions ---
 
-    def skip_unwanted(self, one: Dropped, now_ms: int) -> None:
-        for offset in range(one.start, one.end):
+    def skip_unwanted(self, dropped: Dropped, now_ms: int) -> None:
+        for offset in range(dropped.start, dropped.end):
             key = key_of(offset)
             assert offset in self.sight
             assert key in self.unwanted, f"{key!r} is taken"
             assert self.kept_until_ms(key) <= now_ms, f"{key!r} may be taken soon"
-        self.settle(set(range(one.start, one.end)))
+        self.settle(set(range(dropped.start, dropped.end)))
 
     def check_order(self, consumer: int, offset: int) -> None:
         key = key_of(offset)
@@ -132,7 +132,7 @@ class KeyOracle(Oracle):
         assert self.next_of_key.get(key_of(offset)) == offset
 
     def block_again(self) -> None:
-        """What failed too often before a restart is given up when its key comes to it."""
+        """A message that failed too often before a restart is dropped when its key reaches it."""
         for offset in self.next_of_key.values():
             if self.failures.get(offset, 0) > self.policy.max_redelivery_count:
                 self.ready.discard(offset)
@@ -171,7 +171,7 @@ class KeySharedModel(DispatcherModel):
     patterns: tuple[str, ...] = ()
     is_eager = True
 
-    def new_oracle(self, policy: FailurePolicy, unacked_max: int) -> Oracle:
+    def new_oracle(self, policy: FailurePolicy, unacked_max: int) -> DispatchOracle:
         return KeyOracle(self.kind, policy, unacked_max)
 
     def build(self, acked: AckedOffsets, attempts: list[tuple[int, int, int]]) -> Dispatcher:
@@ -181,11 +181,11 @@ class KeySharedModel(DispatcherModel):
     def follow(self, instructions: list[Instruction]) -> None:
         self.oracle.expire(self.now)
         others: list[Instruction] = []
-        for one in instructions:
-            if isinstance(one, Dropped) and one.reason == UNWANTED:
-                self.oracle.skip_unwanted(one, self.now)
+        for instruction in instructions:
+            if isinstance(instruction, Dropped) and instruction.reason == UNWANTED:
+                self.oracle.skip_unwanted(instruction, self.now)
             else:
-                others.append(one)
+                others.append(instruction)
         super().follow(others)
 
     @rule(patterns=FILTERS)
@@ -206,7 +206,7 @@ class KeySharedModel(DispatcherModel):
         self.follow(self.dispatcher.join_with(credit, KeyFilter(self.patterns), self.now))
 
     def join_willing(self) -> None:
-        """One that takes every key."""
+        """A consumer joins that takes every key."""
         self.patterns = ()
         super().join_willing()
 

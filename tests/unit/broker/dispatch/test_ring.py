@@ -24,25 +24,25 @@ def ring_of(*consumers: int) -> HashRing:
 
 
 def owners(ring: HashRing) -> dict[bytes, int]:
-    found = {key: ring.owner(key, ring_point(key)) for key in KEYS}
-    return {key: owner.consumer_id for key, owner in found.items() if owner is not None}
+    owner_by_key = {key: ring.owner(key, ring_point(key)) for key in KEYS}
+    return {key: owner.consumer_id for key, owner in owner_by_key.items() if owner is not None}
 
 
 # --- the ring ---------------------------------------------------------------------------------------------------------
 
 
-def test_nobody_has_a_key_where_nobody_is() -> None:
+def test_an_empty_ring_owns_no_key() -> None:
     assert HashRing().owner(b"a", ring_point(b"a")) is None
 
 
-def test_a_consumer_that_comes_takes_its_share_and_moves_nothing_else() -> None:
+def test_a_joining_consumer_takes_its_share_and_moves_nothing_else() -> None:
     before, after = owners(ring_of(1, 2, 3)), owners(ring_of(1, 2, 3, 4))
     moved = {key for key in KEYS if before[key] != after[key]}
     assert {after[key] for key in moved} == {4}
     assert 0.15 < len(moved) / len(KEYS) < 0.35
 
 
-def test_a_consumer_that_goes_leaves_its_share_to_the_others_and_moves_nothing_else() -> None:
+def test_a_leaving_consumer_gives_its_share_to_the_others_and_moves_nothing_else() -> None:
     ring = ring_of(1, 2, 3, 4)
     before = owners(ring)
     ring.leave(2)
@@ -58,7 +58,7 @@ def test_shares_are_even_enough() -> None:
 
 
 @given(st.permutations([1, 2, 3, 4, 5]), st.sets(st.integers(1, 5)))
-def test_the_order_of_coming_and_going_does_not_matter(order: list[int], gone: set[int]) -> None:
+def test_the_order_of_joins_and_leaves_does_not_matter(order: list[int], gone: set[int]) -> None:
     ring = ring_of(*order)
     for consumer in gone:
         ring.leave(consumer)
@@ -66,13 +66,13 @@ def test_the_order_of_coming_and_going_does_not_matter(order: list[int], gone: s
     assert len(ring) == 5 - len(gone)
 
 
-def test_one_that_is_not_there_may_go() -> None:
+def test_removing_an_unknown_consumer_is_allowed() -> None:
     ring = ring_of(1)
     assert ring.leave(2) is None
     assert set(owners(ring).values()) == {1}
 
 
-def test_a_key_goes_to_the_next_one_that_takes_it() -> None:
+def test_a_key_goes_to_the_next_consumer_that_accepts_it() -> None:
     ring = ring_of(1, 2)
     ring.join(3, KeyFilter(["key-1*"]))
     assert {key for key, owner in owners(ring).items() if owner == 3} <= {
@@ -87,7 +87,7 @@ def test_a_key_goes_to_the_next_one_that_takes_it() -> None:
 
 @given(st.integers(0, 2**64 - 1), st.lists(st.integers(0, 2**64 - 1), min_size=1))
 def test_the_circle_is_closed(place: int, places: list[int]) -> None:
-    assert ring_distance(place, sorted(places)) == min((one - place) % 2**64 for one in places)
+    assert ring_distance(place, sorted(places)) == min((other - place) % 2**64 for other in places)
 
 
 # --- filters ----------------------------------------------------------------------------------------------------------
@@ -104,19 +104,19 @@ def test_the_circle_is_closed(place: int, places: list[int]) -> None:
 @example(["\\?"], b"\\x")
 @example(["?"], b"\n")
 def test_filters_are_globs(patterns: list[str], key: bytes) -> None:
-    """As fnmatch has them, without its classes in brackets."""
+    """Patterns work as in fnmatch, without its character classes in brackets."""
     plain = [re.sub(r"\[", "[[]", pattern) for pattern in patterns]
     expected = any(fnmatch.fnmatchcase(key.decode("latin-1"), pattern) for pattern in plain)
     assert KeyFilter(patterns).accepts(key) == expected
 
 
-def test_without_a_pattern_everything_passes() -> None:
+def test_without_a_pattern_every_key_matches() -> None:
     assert KeyFilter().accepts(b"")
     assert KeyFilter().accepts(b"\xff\x00")
 
 
 @pytest.mark.parametrize("pattern", ["*a" * 100 + "b", "a*" * 100 + "b", "?*" * 100 + "b", "*" * 200 + "b"])
-def test_a_hostile_pattern_costs_no_more_than_a_friendly_one(pattern: str) -> None:
+def test_a_hostile_pattern_costs_no_more_than_an_ordinary_one(pattern: str) -> None:
     """Tried in all ways, the first of these takes longer than the universe is old."""
     assert not KeyFilter([pattern]).accepts(b"a" * 5_000 + b"c")
 
@@ -135,10 +135,10 @@ def test_filters_are_bounded(patterns: list[str]) -> None:
         KeyFilter(patterns)
 
 
-# --- those who are missed ---------------------------------------------------------------------------------------------
+# --- consumers that left ----------------------------------------------------------------------------------------------
 
 
-def test_what_one_took_is_kept_for_it_for_a_while() -> None:
+def test_keys_of_a_departed_filter_are_reserved_for_a_while() -> None:
     absent = DepartedFilters(100)
     absent.add(KeyFilter(["a*"]), 0)
     absent.add(KeyFilter(["*b"]), 50)
@@ -149,7 +149,7 @@ def test_what_one_took_is_kept_for_it_for_a_while() -> None:
     assert absent.until_ms(b"ab", 100) == 150
 
 
-def test_one_that_left_twice_is_missed_from_the_second_time() -> None:
+def test_a_filter_that_departed_twice_is_kept_from_the_second_time() -> None:
     absent = DepartedFilters(100)
     absent.add(KeyFilter(["a"]), 0)
     absent.add(KeyFilter(["b"]), 1)
@@ -157,7 +157,7 @@ def test_one_that_left_twice_is_missed_from_the_second_time() -> None:
     assert absent.until_ms(b"a", 60) == 150
 
 
-def test_no_more_are_missed_than_can_be_tried() -> None:
+def test_the_number_of_departed_filters_is_bounded() -> None:
     absent = DepartedFilters(100)
     for number in range(limits.KEY_ABSENT_FILTERS_MAX + 1):
         absent.add(KeyFilter([str(number)]), 0)

@@ -29,9 +29,9 @@ def test_each_offset_rings_once_and_at_its_time(steps: list[tuple[str, int, int,
                 runs.put(TimedRange(first, end, at))
                 due.update(dict.fromkeys(range(first, end), at))
         elif name == "take":
-            taken = {offset for run in runs.take(first, first + count) for offset in range(run.start, run.end)}
-            assert taken == {offset for offset in due if first <= offset < first + count}
-            due = {offset: when for offset, when in due.items() if offset not in taken}
+            taken_offsets = {offset for run in runs.take(first, first + count) for offset in range(run.start, run.end)}
+            assert taken_offsets == {offset for offset in due if first <= offset < first + count}
+            due = {offset: when for offset, when in due.items() if offset not in taken_offsets}
         elif name == "retime":
             runs.retime(lambda timed, shift=first: timed.due_ms + shift)  # type: ignore[misc]
             due = {offset: when + first for offset, when in due.items()}
@@ -47,7 +47,7 @@ def test_each_offset_rings_once_and_at_its_time(steps: list[tuple[str, int, int,
         assert runs.size == len(due)
 
 
-def test_alarms_of_what_is_gone_do_not_pile_up() -> None:
+def test_alarms_of_removed_runs_do_not_accumulate() -> None:
     runs: TimedRuns[TimedRange] = TimedRuns()
     for offset in range(10_000):
         runs.put(TimedRange(offset, offset + 1, 10**9 - offset))
@@ -56,8 +56,8 @@ def test_alarms_of_what_is_gone_do_not_pile_up() -> None:
     assert runs.wake_ms is None
 
 
-def test_only_the_rest_of_one_is_taken() -> None:
-    """Part of it went out again and belongs to another one by now."""
+def test_only_the_remainder_of_a_run_is_taken() -> None:
+    """Part of the run was sent again and belongs to another run by now."""
     runs: TimedRuns[TimedRange] = TimedRuns()
     first, second = TimedRange(0, 10, 5), TimedRange(3, 4, 5)
     runs.put(first)
@@ -69,7 +69,7 @@ def test_only_the_rest_of_one_is_taken() -> None:
     assert not second.is_over
 
 
-def test_nothing_of_a_cleared_set_is_left() -> None:
+def test_clearing_removes_everything() -> None:
     runs: TimedRuns[TimedRange] = TimedRuns()
     timed = TimedRange(0, 10, 5)
     runs.put(timed)

@@ -1,0 +1,77 @@
+"""`assert-icestream-job`: what a commit of the pipeline that adds no offsets does to a table (hazard 75).
+
+    {"type": "assert-icestream-job", "kind": "rewrite", "topic-id": 12, "round-id": "<UUID>", "pipeline-epoch": 3,
+     "replaced": ["file:/…/a.parquet", "file:/…/b.parquet"], "added": ["file:/…/c.parquet"],
+     "lease": "<id of a node>"}
+
+kind        `rewrite`: the added files hold the rows of the replaced ones. Others may follow (retention, erasure)
+replaced    data files that are live in the table before the commit, and in no later snapshot
+added       data files that are live after it. Their names carry `pipeline-epoch` (model/pipeline_file_name.py)
+lease       as in a claim (claim.py)
+
+It is a requirement of a commit, beside those of Iceberg's protocol. Without it the catalog takes a snapshot with the
+operation `replace` for the compaction of another engine: no lease is compared, and a repeat is not recognised.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from icestream import errors, limits
+from icestream.catalog.topic_rules.claim import not_negative, read_lease, read_round_id
+from icestream.iceberg import values
+from icestream.iceberg.values import Object, short_repr
+from icestream.runtime.checksum import crc32
+
+JOB_TYPE: Final = "assert-icestream-job"
+REWRITE_KIND: Final = "rewrite"
+
+
+class RewriteClaim(NamedTuple):
+    """A rewrite: which pipeline commits it, and which files it exchanges."""
+
+    round_id: bytes
+    topic_id: int
+    pipeline_epoch: int
+    replaced: frozenset[str]  # locations
+    added: frozenset[str]
+    lease: str = ""
+
+    @property
+    def sum(self) -> int:
+        """A checksum over topic and files, which tells a repeat from another commit with the same id."""
+        return crc32(repr((self.topic_id, REWRITE_KIND, sorted(self.replaced), sorted(self.added))).encode())
+
+
+def read_rewrite(requirement: Object) -> RewriteClaim:
+    """Raises InvalidInput for a requirement that could not hold for any table."""
+    kind = values.text(requirement, "kind")
+    if kind != REWRITE_KIND:
+        raise errors.InvalidInput(
+            f"unknown kind of job: {short_repr(kind)}", hint=f"this catalog knows {REWRITE_KIND!r} alone"
+        )
+    replaced, added = _locations(requirement, "replaced"), _locations(requirement, "added")
+    if common := replaced & added:
+        raise errors.InvalidInput(f"a rewrite both replaces and adds {min(common)}")
+    return RewriteClaim(
+        read_round_id(values.text(requirement, "round-id")),
+        values.long(requirement, "topic-id"),
+        not_negative(requirement, "pipeline-epoch"),
+        replaced,
+        added,
+        read_lease(requirement),
+    )
+
+
+def _locations(requirement: Object, name: str) -> frozenset[str]:
+    """The files of a list in the requirement. Raises InvalidInput for an empty, repeating or too long one."""
+    listed = values.texts(requirement, name)
+    locations = frozenset(listed)
+    if not locations or len(locations) < len(listed):
+        raise errors.InvalidInput(f"a rewrite names each file in {name!r} once, and at least one")
+    if len(locations) > limits.CATALOG_REWRITE_FILES_MAX:
+        raise errors.InvalidInput(
+            f"a rewrite of {len(locations)} files in {name!r}, at most {limits.CATALOG_REWRITE_FILES_MAX}",
+            hint="commit it in several parts",
+        )
+    return locations

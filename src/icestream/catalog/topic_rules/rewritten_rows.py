@@ -1,0 +1,228 @@
+"""Whether the files of a rewrite hold the rows of the files that they replace, as far as manifests tell. Pure.
+
+Files whose bounds overlap, of shards and then of offsets, form a *band*, replaced and added files alike. A rewrite
+moves rows only between the files of a band, so in each band the replaced and the added files must have
+
+    the same number of rows
+    the same lowest and highest shard, and the same lowest and highest offset
+
+    replaced    [0 …… 9] [10 …… 19]       [40 … 49]
+    added       [0 …………………………………… 19]       [40 … 49]        two bands: 20 rows from 0 to 19, 10 rows from 40 to 49
+
+That proves: no row is lost, doubled or moved to another range without another row taking its place in the same band. It
+does not prove that the rows of a band are the same rows: a task that drops one row and doubles another one of the same
+band, or that changes a payload, passes. That takes a digest of the rows, which ingest does not write yet (hazard 83,
+docs/adr/0055).
+
+A file without bounds is left alone: nothing could be proven about it. So is a file to which a delete file may apply:
+its rows are fewer than its manifest says, and a delete that names the file would not hit the file that replaces it
+(hazard 77).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from icestream import errors
+from icestream.iceberg.conversions import integer_from_bytes
+from icestream.iceberg.manifests import EQUALITY_DELETES_CONTENT, ManifestEntry
+from icestream.iceberg.table_metadata import TableMetadata
+from icestream.model.task_messages import WrittenFile
+
+_FILE_PATH_FIELD: Final = 2_147_483_546  # of position delete files: the path of the data file
+
+
+class Bounds(NamedTuple):
+    """The lowest and the highest value of a column, both included."""
+
+    low: int
+    high: int
+
+
+class DataFile(NamedTuple):
+    """A data file of a topic's table, as a manifest describes it."""
+
+    location: str
+    rows: int
+    shards: Bounds | None  # None: the manifest has no bounds
+    offsets: Bounds | None
+    sequence_number: int  # data sequence number; by it a delete file applies or does not
+
+
+class DeleteFile(NamedTuple):
+    """A delete file of a topic's table, as a manifest describes it."""
+
+    location: str
+    sequence_number: int
+    is_by_value: bool
+    paths: tuple[bytes, bytes] | None = None  # the lowest and highest data file that it names; None: any
+
+    def may_apply_to(self, file: DataFile) -> bool:
+        """True if it may delete rows of the file. Partitions are not compared: a wrong answer only delays a rewrite."""
+        # Iceberg's rule: deletes by value apply to files that are older, deletes by position also to files of the same
+        # commit.
+        if self.is_by_value:
+            return self.sequence_number > file.sequence_number
+        if self.sequence_number < file.sequence_number:
+            return False
+        return self.paths is None or self.paths[0] <= file.location.encode() <= self.paths[1]
+
+
+class FileChanges(NamedTuple):
+    """The files that a snapshot removes from those of its parent and adds to them."""
+
+    removed: Sequence[DataFile]
+    added: Sequence[DataFile]
+    deletes: Sequence[DeleteFile] = ()  # of the parent
+
+
+class BoundColumns(NamedTuple):
+    """The field ids of the columns that make a row's position."""
+
+    shard: int
+    offset: int
+
+
+def bound_columns(table: TableMetadata) -> BoundColumns:
+    field_ids = {field["name"]: field["id"] for field in table.current_schema["fields"]}
+    return BoundColumns(field_ids["shard"], field_ids["offset"])
+
+
+def data_file_of_entry(entry: ManifestEntry, columns: BoundColumns, manifest_sequence_number: int) -> DataFile:
+    """The data file of a manifest entry of any writer."""
+    lower, upper = entry.lower_bounds, entry.upper_bounds
+    return DataFile(
+        entry.file_path,
+        entry.record_count,
+        _bounds(lower.get(columns.shard), upper.get(columns.shard)),
+        _bounds(lower.get(columns.offset), upper.get(columns.offset)),
+        entry.sequence_number(manifest_sequence_number),
+    )
+
+
+def data_file_of_written(file: WrittenFile, columns: BoundColumns, sequence_number: int) -> DataFile:
+    """A file that a task wrote, as the manifest of the commit with this sequence number will describe it."""
+    lower, upper = file.lower_bounds, file.upper_bounds
+    return DataFile(
+        file.location,
+        file.rows,
+        _bounds(lower.get(columns.shard), upper.get(columns.shard)),
+        _bounds(lower.get(columns.offset), upper.get(columns.offset)),
+        sequence_number,
+    )
+
+
+def delete_file_of_entry(entry: ManifestEntry, manifest_sequence_number: int) -> DeleteFile:
+    """The delete file of a manifest entry of any writer, with the data files that it can name."""
+    number = entry.sequence_number(manifest_sequence_number)
+    if entry.content == EQUALITY_DELETES_CONTENT:
+        return DeleteFile(entry.file_path, number, True)
+    if entry.referenced_data_file is not None:
+        path = entry.referenced_data_file.encode()
+        return DeleteFile(entry.file_path, number, False, (path, path))
+    low, high = entry.lower_bounds.get(_FILE_PATH_FIELD), entry.upper_bounds.get(_FILE_PATH_FIELD)
+    return DeleteFile(entry.file_path, number, False, None if low is None or high is None else (low, high))
+
+
+def _bounds(low: bytes | None, high: bytes | None) -> Bounds | None:
+    lowest, highest = integer_from_bytes(low), integer_from_bytes(high)
+    return None if lowest is None or highest is None else Bounds(lowest, highest)
+
+
+# --- the rule ---------------------------------------------------------------------------------------------------------
+
+
+def find_delete(changes: FileChanges) -> tuple[DeleteFile, DataFile] | None:
+    """A delete file that may apply to a replaced file, and that file; None if there is none."""
+    for delete in changes.deletes:
+        for file in changes.removed:
+            if delete.may_apply_to(file):
+                return delete, file
+    return None
+
+
+def check_same_rows(changes: FileChanges) -> None:
+    """Raises Contradiction unless the added files hold, as far as their bounds tell, the rows of the removed ones."""
+    removed_rows, added_rows = _rows(changes.removed), _rows(changes.added)
+    if removed_rows != added_rows:
+        raise _contradiction(f"a rewrite removes {removed_rows} rows and adds {added_rows}")
+    for band in bands(changes):
+        removed_rows, added_rows = _rows(band.removed), _rows(band.added)
+        if removed_rows != added_rows:
+            raise _contradiction(
+                f"a rewrite removes {removed_rows} rows and adds {added_rows} in {_words(*_extent(band.files))}"
+            )
+        before, after = _extent(band.removed), _extent(band.added)
+        if before != after:
+            raise _contradiction(f"a rewrite moves rows from {_words(*before)} to {_words(*after)}")
+
+
+class Band(NamedTuple):
+    """The files of a rewrite whose bounds overlap, directly or by way of others."""
+
+    removed: list[DataFile]
+    added: list[DataFile]
+
+    @property
+    def files(self) -> list[DataFile]:
+        return self.removed + self.added
+
+
+def bands(changes: FileChanges) -> list[Band]:
+    """The bands of a rewrite. Raises Contradiction for a file without bounds."""
+    removed_locations = {file.location for file in changes.removed}
+    files = [*changes.removed, *changes.added]
+    by_shards = _overlapping(files, lambda file: _box(file)[0])
+    return [
+        Band(
+            [file for file in group if file.location in removed_locations],
+            [file for file in group if file.location not in removed_locations],
+        )
+        for shard_group in by_shards
+        for group in _overlapping(shard_group, lambda file: _box(file)[1])
+    ]
+
+
+def _overlapping(files: Iterable[DataFile], bounds_of: Callable[[DataFile], Bounds]) -> list[list[DataFile]]:
+    """The files in groups: two files whose bounds overlap are in the same group, and so is what overlaps either."""
+    groups: list[list[DataFile]] = []
+    highest = 0
+    for file in sorted(files, key=bounds_of):
+        bounds = bounds_of(file)
+        if groups and bounds.low <= highest:
+            groups[-1].append(file)
+            highest = max(highest, bounds.high)
+        else:
+            groups.append([file])
+            highest = bounds.high
+    return groups
+
+
+def _box(file: DataFile) -> tuple[Bounds, Bounds]:
+    if file.shards is None or file.offsets is None:
+        raise _contradiction(f"{file.location} has no bounds of shard and offset: its rows cannot be compared")
+    return file.shards, file.offsets
+
+
+def _extent(files: Iterable[DataFile]) -> tuple[Bounds, Bounds]:
+    boxes = [_box(file) for file in files]
+    return _union(shards for shards, _ in boxes), _union(offsets for _, offsets in boxes)
+
+
+def _union(bounds: Iterable[Bounds]) -> Bounds:
+    lows, highs = zip(*bounds, strict=True)
+    return Bounds(min(lows), max(highs))
+
+
+def _rows(files: Iterable[DataFile]) -> int:
+    return sum(file.rows for file in files)
+
+
+def _words(shards: Bounds, offsets: Bounds) -> str:
+    shard_words = f"shard {shards.low}" if shards.low == shards.high else f"shards {shards.low} to {shards.high}"
+    return f"{shard_words}, offsets {offsets.low} to {offsets.high}"
+
+
+def _contradiction(problem: str) -> errors.Contradiction:
+    return errors.Contradiction(problem, hint="the table is unchanged; its files stay as they are")

@@ -1,0 +1,381 @@
+"""Serves native connections by the native frame server: one wake-up for a burst of all connections, blocks in groups.
+
+`poll` of the server (native/src/wire/frames) returns what arrived, in the order in which it is decided:
+
+    a connection, a frame, the end of a connection    dispatched to its NativeConnection, one by one
+    a group: blocks for one shard that are as         one append, one answer to all (broker/publish_group.py). If the
+    declared, of any number of connections            broker wants to decide batch by batch, they are published one by
+                                                      one, and the answer is given when all of them are decided
+    a block that is alone in its shard                published by itself: the columns of a group would cost more
+
+A producer is declared for a shard with its first stored batch, which came as a frame. What does not fit the declaration
+comes as a frame again, so that every refusal is made by the same code, whichever way a batch arrives.
+
+    lane     a shard, as the server names it. If the log has no room for a group, the group and those behind it in its
+             lane wait in order, and the connections that they came from are not read
+    slot     a producer in a shard. A number is never used twice: a batch that arrives after its producer was closed
+             finds no slot
+
+Bounds: the server stops reading a connection, or all of them, at the bound of unanswered bytes; nothing is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from array import array
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from typing import Any, Final, NamedTuple
+
+from icestream import errors, limits
+from icestream.broker.block_validation import forbidden_columns
+from icestream.broker.broker_topic import BrokerProducer, BrokerTopic
+from icestream.broker.producer_window import ProducerWindow
+from icestream.broker.publish_group import PublishGroupResult
+from icestream.broker.publish_result import PublishOutcome, PublishResult
+from icestream.broker.service import Broker
+from icestream.frontends.native.native_connection import NativeConnection
+from icestream.frontends.native.notifier import Notifier
+from icestream.frontends.native.publish_responses import encode_outcome, encode_refusal
+from icestream.frontends.native.wire_connection import WireConnection, transport_of
+from icestream.model.block import NOT_NUMBERED, decode_block_head
+from icestream.model.block_group import BlockGroup
+from icestream.model.shard import ShardKey
+from icestream.observability.log import get_logger
+from icestream.rpc.frame import Frame, FrameKind
+from icestream.runtime.native import native
+from icestream.runtime.tasks import Tasks
+
+_log = get_logger("native")
+# The rows of `poll`: native/src/wire/frames/server.rs.
+CONNECTED, FRAME, MALFORMED, GONE, ROOM, ACCEPT_FAILED, GROUP, SINGLE = range(8)
+ACCEPT_PAUSE_SECONDS: Final = 0.1
+
+
+def has_frame_wire() -> bool:
+    return hasattr(native, "FrameServer")
+
+
+class PublishSlot(NamedTuple):
+    """A declared producer in one shard."""
+
+    connection: WireConnection
+    producer: BrokerProducer
+    window: ProducerWindow
+    shard: int
+    lane: int
+
+
+class ReceivedGroup(NamedTuple):
+    """A group as it arrived: its number in the server, its batches and their producers."""
+
+    batch: int
+    slots: list[PublishSlot | None]
+    group: BlockGroup
+    blocks: bytes
+    largest_block: int
+
+
+class PublishLane:
+    """A shard that some connection publishes to, and the groups that wait for room in the log."""
+
+    __slots__ = ("key", "number", "slots", "topic", "waiting")
+
+    def __init__(self, number: int, topic: BrokerTopic, key: ShardKey) -> None:
+        self.number = number
+        self.topic = topic
+        self.key = key
+        self.slots = 0  # declared producers
+        self.waiting: deque[ReceivedGroup] = deque()
+
+
+class FrameWire:
+    def __init__(
+        self, broker: Broker, listener: socket.socket, new_connection: Callable[[WireConnection], NativeConnection]
+    ) -> None:
+        """`listener` is given away."""
+        self._broker = broker
+        self._new_connection = new_connection
+        self._loop = asyncio.get_running_loop()
+        self._tasks = Tasks(self._task_failed)
+        self._connections: dict[int, tuple[NativeConnection, WireConnection]] = {}
+        self._slots: dict[int, PublishSlot] = {}
+        self._slot_numbers = count(1)
+        self._lanes: dict[int, PublishLane] = {}
+        self._lanes_by_key: dict[ShardKey, PublishLane] = {}
+        self._lane_numbers = count(1)
+        self.settled = Notifier()  # notifies with every answered group
+        assert native is not None
+        self._server: Any = native.FrameServer(
+            hello_bytes_max=limits.HELLO_BYTES_MAX,
+            connection_bytes_max=limits.CONNECTION_IN_FLIGHT_BYTES_MAX,
+            pending_bytes_max=limits.WIRE_PENDING_BYTES_MAX,
+            answer_bytes_max=limits.CONNECTION_ANSWER_BYTES_MAX,
+            parts_max=limits.PUBLISH_PARTS_MAX,
+            window_max=limits.PRODUCER_WINDOW_BATCHES,
+            row_bytes_max=broker.row_bytes_max,
+            rows_bytes_max=broker.batch_bytes_max,
+            unpacked_bytes_max=limits.BLOCK_UNPACKED_BYTES_MAX,
+        )
+        self._handlers: dict[int, Callable[..., None]] = {
+            CONNECTED: self._on_connected,
+            FRAME: self._on_frame,
+            MALFORMED: self._on_malformed,
+            GONE: self._on_gone,
+            ROOM: self._on_room,
+            ACCEPT_FAILED: self._on_accept_failed,
+            GROUP: self._on_group,
+            SINGLE: self._on_single,
+        }
+        listener.setblocking(False)
+        self._server.listen(listener.detach(), limits.KEEP_ALIVE_SECONDS)
+        self._loop.add_reader(self._server.fileno(), self._on_ready)
+
+    # --- the burst ---
+
+    def _on_ready(self) -> None:
+        for kind, *details in self._server.poll():
+            try:
+                self._handlers[kind](*details)
+            except Exception as error:  # noqa: BLE001 (a bug in one handler must not lose the rest of the burst)
+                context = {"message": "a row of the native wire was not handled", "exception": error}
+                self._loop.call_exception_handler(context)
+
+    def _on_connected(self, number: int, peer: str) -> None:
+        wire = WireConnection(self, self._server, number, peer)
+        connection = self._new_connection(wire)
+        wire.on_full, wire.on_drained = connection.pause_writing, connection.resume_writing
+        self._connections[number] = (connection, wire)
+        connection.connection_made(transport_of(wire))
+
+    def _on_frame(self, number: int, kind: int, flags: int, frame_number: int, body: bytes, last_publish: int) -> None:
+        if (entry := self._connections.get(number)) is None:
+            return
+        received = Frame(kind, flags, frame_number, body)
+        if kind == FrameKind.PUBLISH:
+            entry[0].publish_received(received, last_publish)
+        else:
+            entry[0].frame_received(received)
+
+    def _on_malformed(self, number: int, size: int, kind: int) -> None:
+        if (entry := self._connections.get(number)) is not None:
+            entry[0].head_received(size, kind)
+
+    def _on_gone(self, number: int) -> None:
+        connection, wire = self._connections.pop(number)
+        wire.lost()
+        connection.connection_lost(None)
+
+    def _on_room(self, number: int) -> None:
+        if (entry := self._connections.get(number)) is not None:
+            entry[1].drained()
+
+    def _on_accept_failed(self, errno: int) -> None:
+        """Pauses accepting: it would fail again at once, for instance while all descriptors are in use."""
+        _log.warning("cannot accept a connection; trying again in a moment", errno=errno)
+        self._server.set_accepting(False)
+        self._loop.call_later(ACCEPT_PAUSE_SECONDS, self._server.set_accepting, True)
+
+    # --- groups ---
+
+    def _on_group(
+        self,
+        batch: int,
+        lane: int,
+        slots: bytes,
+        ends: bytes,
+        rows: bytes,
+        sequences: bytes,
+        blocks: bytes,
+        largest: int,
+    ) -> None:
+        members = [*map(self._slots.get, array("I", slots))]
+        first_sequences = array("q", sequences)
+        ids, epochs = _numbering_columns(members)
+        group = BlockGroup(array("I", ends), array("I", rows), ids, epochs, first_sequences)
+        received = ReceivedGroup(batch, members, group, blocks, largest)
+        publish_lane = self._lanes.get(lane)
+        if publish_lane is None:
+            self._publish_one_by_one(received)
+        elif publish_lane.waiting or not self._broker.has_room(len(blocks)):
+            self._wait_for_room(publish_lane, received)
+        else:
+            self._publish(publish_lane, received)
+
+    def _on_single(self, batch: int, lane: int, slot_number: int, block: bytes) -> None:
+        slot, publish_lane = self._slots.get(slot_number), self._lanes.get(lane)
+        if slot is None or publish_lane is None or publish_lane.waiting or not self._broker.has_room(len(block)):
+            self._on_group(batch, lane, *_columns_of(slot_number, block))
+            return
+        try:
+            result = self._broker.publish(slot.producer, slot.shard, block)
+        except errors.IcestreamError as error:
+            self._settle(batch, 0, {0: encode_refusal(error)}, 0)
+        else:
+            result.add_done_callback(partial(self._on_single_done, batch))
+
+    def _on_single_done(self, batch: int, result: PublishResult) -> None:
+        if result.outcome is PublishOutcome.STORED and not result.pause_ms:
+            self._server.settle(batch, result.base_offset)
+            self.settled.notify()
+        else:
+            self._settle(batch, 0, {0: encode_outcome(result)}, result.pause_ms)
+
+    def _publish(self, lane: PublishLane, received: ReceivedGroup) -> None:
+        slots = received.slots
+        if None not in slots and self._broker.publish_group(
+            lane.topic,
+            lane.key,
+            [slot.window for slot in slots],  # type: ignore[union-attr]
+            received.blocks,
+            received.group,
+            received.largest_block,
+            partial(self._on_group_done, received.batch),
+        ):
+            return
+        self._publish_one_by_one(received)
+
+    def _on_group_done(self, batch: int, result: PublishGroupResult) -> None:
+        exceptions: dict[int, bytes] | None = None
+        if result.error is not None:
+            exceptions = dict.fromkeys(range(result.batches), encode_refusal(result.error))
+        elif result.rejected:
+            exceptions = {index: encode_outcome(rejected) for index, rejected in result.rejected.items()}
+        self._settle(batch, result.base_offset or 0, exceptions, result.pause_ms)
+
+    def _publish_one_by_one(self, received: ReceivedGroup) -> None:
+        outcomes = _Outcomes(len(received.group), partial(self._settle, received.batch, 0))
+        for index, slot in enumerate(received.slots):
+            try:
+                if slot is None:
+                    raise errors.UnknownHandle("the producer is closed", hint="open it again")
+                block = received.group.block(index, received.blocks)
+                result = self._broker.publish(slot.producer, slot.shard, block)
+            except errors.IcestreamError as error:
+                outcomes.add(index, encode_refusal(error))
+            else:
+                outcomes.pause_ms = max(outcomes.pause_ms, result.pause_ms)
+                result.add_done_callback(partial(outcomes.add_result, index))
+
+    def _settle(self, batch: int, base_offset: int, exceptions: dict[int, bytes] | None, pause_ms: int) -> None:
+        if pause_ms:
+            self._loop.call_later(pause_ms / 1000, self._settle, batch, base_offset, exceptions, 0)
+            return
+        self._server.settle(batch, base_offset, exceptions)
+        self.settled.notify()
+
+    def _wait_for_room(self, lane: PublishLane, received: ReceivedGroup) -> None:
+        for slot in received.slots:
+            if slot is not None:
+                slot.connection.hold()
+        lane.waiting.append(received)
+        if len(lane.waiting) == 1:
+            self._tasks.start(self._publish_waiting(lane), "native-room")
+
+    async def _publish_waiting(self, lane: PublishLane) -> None:
+        while lane.waiting:
+            received = lane.waiting[0]
+            try:
+                await self._broker.wait_for_room(len(received.blocks))
+            except errors.IcestreamError as error:
+                refusal = encode_refusal(error)
+                self._settle(received.batch, 0, dict.fromkeys(range(len(received.group)), refusal), 0)
+            else:
+                self._publish(lane, received)
+            lane.waiting.popleft()
+            for slot in received.slots:
+                if slot is not None:
+                    slot.connection.release()
+        self._drop_unused(lane)
+        self.settled.notify()
+
+    # --- producers ---
+
+    def declare(self, connection: WireConnection, handle: int, producer: BrokerProducer, shard: int) -> int:
+        """Returns the number of the slot."""
+        key = producer.topic.shard_key(shard)
+        lane = self._lanes_by_key.get(key)
+        if lane is None:
+            lane = PublishLane(next(self._lane_numbers), producer.topic, key)
+            self._lanes[lane.number] = self._lanes_by_key[key] = lane
+        lane.slots += 1
+        number = next(self._slot_numbers)
+        self._slots[number] = PublishSlot(connection, producer, producer.window(shard), shard, lane.number)
+        producer_id = producer.id if producer.is_numbered else NOT_NUMBERED
+        self._server.declare(
+            connection.number, handle, shard, number, lane.number, producer_id, producer.epoch,
+            forbidden_columns(producer),
+        )  # fmt: skip
+        return number
+
+    def forget(self, slot_number: int) -> None:
+        slot = self._slots.pop(slot_number)
+        lane = self._lanes[slot.lane]
+        lane.slots -= 1
+        self._drop_unused(lane)
+
+    def _drop_unused(self, lane: PublishLane) -> None:
+        if not lane.slots and not lane.waiting:
+            del self._lanes[lane.number]
+            del self._lanes_by_key[lane.key]
+
+    def has_waiting_groups(self, producer: BrokerProducer, shard: int) -> bool:
+        lane = self._lanes_by_key.get(producer.topic.shard_key(shard))
+        return lane is not None and bool(lane.waiting)
+
+    # --- end ---
+
+    def stop_listening(self) -> None:
+        self._server.stop_listening()
+
+    async def close(self) -> None:
+        """Closes every connection that is left."""
+        self._loop.remove_reader(self._server.fileno())
+        for number in list(self._connections):
+            self._on_gone(number)
+        await self._tasks.stop()
+        self._server.close()
+
+    def _task_failed(self, error: BaseException) -> None:
+        self._loop.call_exception_handler({"message": "a task of the native wire failed", "exception": error})
+
+
+class _Outcomes:
+    """The outcomes of the batches of a group that are published one by one."""
+
+    def __init__(self, batches: int, settle: Callable[[dict[int, bytes], int], None]) -> None:
+        self._missing = batches
+        self._settle = settle
+        self._parts: dict[int, bytes] = {}
+        self.pause_ms = 0
+
+    def add(self, index: int, part: bytes) -> None:
+        self._parts[index] = part
+        self._missing -= 1
+        if not self._missing:
+            self._settle(self._parts, self.pause_ms)
+
+    def add_result(self, index: int, result: PublishResult) -> None:
+        self.add(index, encode_outcome(result))
+
+
+def _numbering_columns(slots: list[PublishSlot | None]) -> tuple[list[int], list[int]]:
+    """Producer ids and epochs of the batches; those of a batch without a slot, which is refused, are not used."""
+    ids, epochs = [], []
+    for slot in slots:
+        producer = slot.producer if slot is not None else None
+        ids.append(producer.id if producer is not None else NOT_NUMBERED)
+        epochs.append(producer.epoch if producer is not None else 0)
+    return ids, epochs
+
+
+def _columns_of(slot: int, block: bytes) -> tuple[bytes, bytes, bytes, bytes, bytes, int]:
+    """The columns of a group of one block, as `poll` returns them."""
+    head = decode_block_head(block)
+    sequence = NOT_NUMBERED if head.numbering is None else head.numbering.first_sequence
+    columns = (array("I", [slot]), array("I", [len(block)]), array("I", [head.rows]))
+    slots, ends, rows = (column.tobytes() for column in columns)
+    return slots, ends, rows, array("q", [sequence]).tobytes(), block, len(block)

@@ -1,0 +1,84 @@
+"""Commits the rewrites of a job: files of topic tables are replaced by others with the same rows.
+
+    outcome                                  consequence
+    committed, or committed before           the other jobs hear of it
+    another commit was faster                the table is loaded again, and the job plans again
+    unknown                                  the same: a table that has the rewrite offers nothing to replace any more
+    wrong: rows would be lost or doubled     the table is unchanged; the job must leave these files alone
+
+Ingest continues in every case: a topic is not halted because its files could not be rewritten. No file is removed here,
+neither a replaced one nor a new one (hazard 1): the clean-up knows which files no snapshot needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from icestream.model.task_messages import WrittenFile
+from icestream.observability.log import get_logger
+from icestream.pipeline.commit.committer import CommittedSnapshot, Committer, NotCommitted, Result
+from icestream.pipeline.commit.offset_ledger import TopicCommit
+from icestream.pipeline.commit.snapshot_builder import Operation
+from icestream.pipeline.driver.commit_sequence import CommitSequence
+from icestream.pipeline.driver.job import JobRegistry
+from icestream.pipeline.driver.lease import DriverLease
+from icestream.pipeline.tables.topic_table import TopicTable
+
+_log = get_logger("pipeline")
+
+
+class TableRewrite(NamedTuple):
+    """Files of a table, written under the present epoch and synced, that hold the rows of other files of the table."""
+
+    table: TopicTable
+    replaced_files: Sequence[str]  # locations
+    files: Sequence[WrittenFile]
+
+
+class RewriteCommit:
+    """Commits rewrites under the driver's lease, by the same steps as ingest."""
+
+    def __init__(self, lease: DriverLease, committer: Committer, sequence: CommitSequence, jobs: JobRegistry) -> None:
+        """`jobs` hear of each commit, and of files that a commit left behind."""
+        self._lease = lease
+        self._committer = committer
+        self._sequence = sequence
+        self._jobs = jobs
+
+    async def commit(self, rewrites: Sequence[TableRewrite]) -> dict[int, Result]:
+        """Commits rewrites, at most one of each table. Returns the result of each, by topic id. Raises LeaseLost when
+        another driver took over."""
+        epoch, round_id = self._lease.check(), self._committer.new_round_id()
+        commits = [
+            TopicCommit(
+                rewrite.table,
+                round_id,
+                epoch,
+                (),
+                rewrite.files,
+                self._committer.new_snapshot_id(),
+                Operation.REPLACE,
+                rewrite.replaced_files,
+            )
+            for rewrite in rewrites
+        ]
+        retries_before = self._committer.retries
+        results = await self._sequence.run(commits)
+        is_first_attempt = self._committer.retries == retries_before
+        for commit in commits:
+            self._apply_result(commit, results.get(commit.table.topic_id), is_first_attempt=is_first_attempt)
+        return results
+
+    def _apply_result(self, commit: TopicCommit, result: Result | None, *, is_first_attempt: bool) -> None:
+        """Logs a rewrite that was not committed, and lets the other jobs know what became of its files."""
+        table = commit.table
+        if isinstance(result, CommittedSnapshot):
+            self._jobs.table_committed(table)
+        elif result is not None:
+            _log.warning("rewrite not committed", topic=table.topic, files=len(commit.files), reason=result.reason)
+        if isinstance(result, NotCommitted):
+            table.is_stale = True
+        # Every attempt writes manifests of its own, and only those of the last one can be in the table.
+        if not isinstance(result, CommittedSnapshot) or result.is_repeat or not is_first_attempt:
+            self._jobs.files_left_behind(table)

@@ -1,0 +1,93 @@
+"""A child process of a broker: `python -m icestream.processes.child_main lake|pipeline`. Users run `icestream lake
+serve` and `icestream pipeline run` instead.
+
+    1  ties its life to its parent's, before it imports anything that takes time (hazard 39)
+    2  gives way to the broker: a lower priority than its parent
+    3  reads its settings from the environment (child_settings.py)
+    4  runs the root of its process until its parent closes its stdin, or a signal
+
+It does not load the command line, which takes half of the start time. It reports to its parent by lines of JSON on
+stdout (node/child_processes.py): {"port": …} when it listens, {"missing": …} if it cannot run on this machine,
+{"refused": …} if its configuration cannot be used, {"connections": …} when its connections are all taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from icestream import limits
+from icestream.runtime.leave import leave
+from icestream.runtime.parent import die_with_parent
+from icestream.runtime.time_slice import lower_priority
+
+if TYPE_CHECKING:
+    from icestream.processes.child_settings import ChildSettings
+
+NICENESS: Final = {"lake": limits.LAKE_NICENESS, "pipeline": limits.PIPELINE_NICENESS}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m icestream.processes.child_main", description="A child process.")
+    parser.add_argument("name", choices=sorted(NICENESS))
+    parser.add_argument("--parent", type=int, required=True)
+    options = parser.parse_args(arguments)
+    die_with_parent(options.parent)
+    lower_priority(NICENESS[options.name])
+    return _run(options.name)
+
+
+def _run(name: str) -> int:
+    import asyncio
+
+    from icestream import error_codes, errors
+    from icestream.observability.log import get_logger, set_up_logging
+    from icestream.processes.child_settings import pop_child_settings
+    from icestream.runtime.loop import loop_factory
+
+    child = pop_child_settings(os.environ)
+    set_up_logging(child.settings.log.level, child.settings.log.format)
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(_run_lake(child) if name == "lake" else _run_pipeline(child))
+    except errors.MissingPart as error:
+        _report(missing=f"{error.message}; {error.hint}")
+        return error_codes.exit_code(error)
+    except errors.IcestreamError as error:
+        get_logger(name).error("child process cannot run", process=name, reason=str(error))
+        if isinstance(error, errors.ConfigurationError):
+            _report(refused=str(error))
+        return error_codes.exit_code(error)
+    return 0
+
+
+def _run_lake(child: ChildSettings) -> Coroutine[Any, Any, None]:
+    from icestream.processes.lake_process import run_lake
+
+    return run_lake(
+        child.settings,
+        lambda port: _report(port=port),
+        is_child=True,
+        node_token=child.node_token,
+        on_crowding=lambda room: _report(connections=room),
+    )
+
+
+def _run_pipeline(child: ChildSettings) -> Coroutine[Any, Any, None]:
+    from icestream.processes.pipeline_process import run_pipeline
+
+    return run_pipeline(child.settings, lambda port: _report(port=port), is_child=True)
+
+
+def _report(**line: object) -> None:
+    """Writes one line of JSON for the parent."""
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    leave(main())

@@ -1,0 +1,35 @@
+"""Derives the options of the pipeline from the settings; apart from component_options.py, which the broker imports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from icestream.pipeline.driver.driver_options import DriverOptions
+from icestream.pipeline.round_plan import RoundBudget
+from icestream.pipeline.spark.spark_options import SparkOptions, parse_conf
+from icestream.pipeline.spark_setup.spark_install import SetupPaths, cache_of
+from icestream.settings import Settings
+
+
+def driver_options(settings: Settings, tasks_max: int, storage: Mapping[str, Any]) -> DriverOptions:
+    """`tasks_max`: how many tasks of a round run at a time. `storage`: the store options that tasks get."""
+    iceberg = settings.storage.iceberg_config
+    budget = RoundBudget(
+        rows_due=iceberg.writer_batch_size,
+        bytes_due=iceberg.writer_max_memory_bytes,
+        age_due_ms=iceberg.writer_flush_interval_ms,
+        tasks_max=tasks_max,
+    )
+    return DriverOptions(budget, storage=storage)
+
+
+def spark_options(settings: Settings) -> SparkOptions:
+    """Raises ConfigurationError for entries of `pipeline.spark.conf` that are not settings of Spark."""
+    spark = settings.pipeline.spark
+    return SparkOptions(spark.master, parse_conf(spark.conf))
+
+
+def setup_paths(settings: Settings, environment: Mapping[str, str]) -> SetupPaths:
+    pipeline = settings.pipeline
+    return SetupPaths(pipeline.java_home, pipeline.jars, pipeline.cache_dir or cache_of(environment), environment)

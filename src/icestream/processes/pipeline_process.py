@@ -1,0 +1,178 @@
+"""The pipeline process: the driver with its jobs, which writes messages from the log to Iceberg tables.
+
+    parent, signals     first: a stop during the start is not lost
+    Spark               is only checked: a session starts with the first messages, an idle pipeline is one small process
+    metrics             from here on the process is reported as running
+    files, catalog      of the warehouse; the catalog commits without HTTP if it is the embedded one
+    background tasks    link to the broker, warehouse fence; the rest of the start waits for the broker
+    driver              lease, jobs (ingest, file clean-up), commit-now requests
+
+A stop closes them in reverse order: the driver ends its round, gives back its lease, background tasks end, then
+catalog, threads, metrics and Spark are closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable
+
+from icestream import limits
+from icestream.catalogs.embedded import EmbeddedCatalog
+from icestream.catalogs.object_files import open_files
+from icestream.catalogs.warehouse_fence import guard_files
+from icestream.iceberg.file_io import LocalFiles, open_inside, open_local
+from icestream.iceberg.manifest_cache import ManifestCache
+from icestream.iceberg.manifest_reader import ManifestReader
+from icestream.iceberg.shared_sync import LogDiskMonitor
+from icestream.metadata.remote_store import RemoteStore
+from icestream.observability.log import get_logger
+from icestream.observability.spans import set_up_spans
+from icestream.pipeline.commit.committer import Committer
+from icestream.pipeline.commit.file_presence import FilePresenceCheck
+from icestream.pipeline.commit.offset_ledger import OffsetLedger
+from icestream.pipeline.commit.snapshot_expiry import TagRetention
+from icestream.pipeline.driver.broker_api import BrokerClient
+from icestream.pipeline.driver.commit_now import watch_requests
+from icestream.pipeline.driver.driver import Driver
+from icestream.pipeline.driver.driver_report import DriverReport
+from icestream.pipeline.driver.effects import Effects
+from icestream.pipeline.driver.ingest_job import IngestJob, RoundWriter
+from icestream.pipeline.driver.job import JobRegistry
+from icestream.pipeline.driver.lease import DriverLease
+from icestream.pipeline.driver.metrics_port import metrics_listener
+from icestream.pipeline.driver.topic_table_set import TopicTableSet
+from icestream.pipeline.file_cleanup.cleaner import FileCleaner
+from icestream.pipeline.file_cleanup.cleanup_job import FileCleanupJob
+from icestream.pipeline.file_cleanup.referenced_files import ReferencedFiles
+from icestream.pipeline.tables.embedded_ledger import EmbeddedLedger
+from icestream.pipeline.tables.foreign_ledger import ForeignLedger
+from icestream.processes.component_options import fixed_namespace, object_warehouse, store_options, table_roots
+from icestream.processes.configured_catalog import open_catalog, open_embedded_catalog
+from icestream.processes.pipeline_options import driver_options, setup_paths, spark_options
+from icestream.rpc.link_keeper import LinkKeeper
+from icestream.runtime.clock import SystemClock
+from icestream.runtime.parent_pipe import watch_parent
+from icestream.runtime.randomness import SystemRandomness
+from icestream.runtime.stop_signals import stopping_by_signal
+from icestream.runtime.tasks import Offload, Tasks, ThreadOffload
+from icestream.settings import Settings
+
+_log = get_logger("pipeline")
+
+
+async def run_pipeline(settings: Settings, on_ready: Callable[[int], None], *, is_child: bool = False) -> None:
+    """Runs the pipeline until a signal, or until its parent closes its stdin if it `is_child`.
+
+    `on_ready` gets the port of the metrics. Raises MissingPart on a machine without Java or PySpark,
+    ConfigurationError for a port or a warehouse that cannot be used.
+    """
+    from icestream.pipeline.spark.writer import open_writer
+
+    set_up_spans("pipeline")
+    stop = asyncio.Event()
+    async with contextlib.AsyncExitStack() as closing:
+        if is_child:
+            closing.callback((await watch_parent(stop.set)).close)
+        closing.enter_context(stopping_by_signal(stop.set))
+        link = LinkKeeper(settings.local_socket.absolute(), "pipeline", SystemClock())
+        writer = closing.enter_context(open_writer(spark_options(settings), setup_paths(settings, os.environ)))
+        metrics = metrics_listener(link)
+        await metrics.listen(settings.node.bind_host, settings.ports.pipeline_metrics)
+        closing.push_async_callback(metrics.close)
+        on_ready(metrics.port)
+
+        background = Tasks(_log_failed_task)
+        driver, lease = await _open_driver(settings, link, writer, metrics.port, is_child, background, closing)
+        _log.info("the pipeline is ready", metrics_port=metrics.port)
+        await driver.run(stop)
+        # So that the next driver need not wait. After a failure the lease expires by itself.
+        await lease.release()
+
+
+async def _open_driver(
+    settings: Settings,
+    link: LinkKeeper,
+    writer: RoundWriter,
+    metrics_port: int,
+    is_child: bool,
+    background: Tasks,
+    closing: contextlib.AsyncExitStack,
+) -> tuple[Driver, DriverLease]:
+    """The driver with its jobs, when the broker has answered. What it uses is closed by `closing`."""
+    clock, randomness = SystemClock(), SystemRandomness()
+    warehouse_threads = ThreadOffload("warehouse", limits.CATALOG_WRITES_AT_ONCE)
+    manifest_thread, spark_thread = ThreadOffload("manifests"), ThreadOffload("spark")
+    for offload in (spark_thread, manifest_thread, warehouse_threads):
+        closing.callback(offload.close)
+    store = RemoteStore(link, clock, randomness)
+    files = open_files(store_options(settings), clock, randomness, local=_local_files(settings, warehouse_threads))
+    # The embedded catalog is a library over the metadata store: the driver commits without HTTP, and without the lake
+    # process.
+    own_catalog = open_embedded_catalog(settings, store, files, manifest_thread) if settings.catalog_embedded else None
+    catalog = (
+        open_catalog(settings, clock, randomness, files=files) if own_catalog is None else EmbeddedCatalog(own_catalog)
+    )
+    closing.push_async_callback(catalog.close)
+    closing.push_async_callback(background.stop)
+    background.start(link.run(), "link to the broker")
+    if warehouse := object_warehouse(settings):
+        background.start(guard_files(files, warehouse, link, clock).run(), "warehouse fence")
+
+    await store.ready()
+    broker = BrokerClient(link)
+    lease_name = await broker.lease_name()
+    effects = Effects.of(os.environ)
+    manifest_reader = ManifestReader(files, manifest_thread)
+    namespace = fixed_namespace(settings)
+    ledger: OffsetLedger = (
+        ForeignLedger(store, catalog, manifest_reader, namespace, lease_name)
+        if own_catalog is None
+        else EmbeddedLedger(store, catalog, own_catalog, namespace, lease_name)
+    )
+    # Tasks write to a local warehouse without any options.
+    storage = {} if store_options(settings).kind == "local" else dataclasses.asdict(store_options(settings))
+    tables = TopicTableSet(ledger, catalog, effects, clock, randomness, storage)
+    committer = Committer(
+        catalog,
+        ledger,
+        files,
+        ManifestCache(manifest_reader),
+        clock,
+        randomness,
+        TagRetention(settings.pipeline.hourly_tags_kept_ms, settings.pipeline.daily_tags_kept_ms),
+        # Executors on other machines may write to a directory that this machine does not share.
+        None if spark_options(settings).is_local else FilePresenceCheck(files),
+    )
+    # A child of a broker takes over its predecessor's lease at once: its parent has seen it die.
+    owner = f"{settings.node.name}/child" if is_child else ""
+    lease = DriverLease(store, clock, owner, name=lease_name)
+    report = DriverReport(writer.master, os.getpid(), metrics_port)
+    options = driver_options(settings, writer.tasks_max, storage)
+    jobs = JobRegistry()
+    jobs.add(
+        IngestJob(broker, lease, ledger, tables, committer, writer, spark_thread, effects, clock, options, report, jobs)
+    )
+    # Not for another catalog: only its owner knows which other readers need its files.
+    if settings.catalog_embedded and settings.pipeline.clean_up:
+        references = ReferencedFiles(manifest_reader)
+        cleaner = FileCleaner(store, catalog, files, references, clock, settings.pipeline.clean_up_delay_ms)
+        jobs.add(FileCleanupJob(cleaner, lease, effects))
+    driver = Driver(broker, lease, tables, jobs, effects, clock, options, report)
+    background.start(watch_requests(store, clock, driver.expedite), "commit-now requests")
+    return driver, lease
+
+
+def _local_files(settings: Settings, offload: Offload) -> LocalFiles:
+    """Files of this machine's disks. For the embedded catalog with the rules of the lake process: no symbolic link
+    leads out of the roots, and full syncs leave the disk of the log some rest."""
+    if not settings.catalog_embedded:
+        return LocalFiles(open_local, offload)
+    log_disk = LogDiskMonitor(settings.wal.base_path.absolute())
+    return LocalFiles(open_inside(table_roots(settings)), offload, SystemClock(), log_disk)
+
+
+def _log_failed_task(error: BaseException) -> None:
+    _log.error("a background task of the pipeline failed", error=repr(error), exc_info=error)

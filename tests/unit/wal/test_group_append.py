@@ -1,0 +1,151 @@
+"""Groups of blocks (model/block_group.py) are stored as if each of their batches had been appended alone."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from icestream import errors, limits
+from icestream.model import envelope
+from icestream.model.block import NOT_NUMBERED, Numbering, encode_block
+from icestream.model.block_group import BlockGroup
+from icestream.model.shard import ShardKey, TopicIdentity
+from icestream.model.sync_mode import SyncMode
+from icestream.wal.appender import AppendBatch, Appender, Placed, PlacedGroup, Result
+from icestream.wal.producer_sequences import Duplicate
+from icestream.wal.state import LogState
+
+KEY = ShardKey(1, 0)
+PRODUCERS = (11, 12)
+EPOCH = 1
+
+
+class Sent(NamedTuple):
+    """A batch as a producer sends it; `producer` None: without numbers."""
+
+    producer: int | None
+    first: int
+    rows: int
+
+    @property
+    def numbering(self) -> Numbering | None:
+        return None if self.producer is None else Numbering(self.producer, EPOCH, self.first)
+
+    @property
+    def block(self) -> bytes:
+        payloads = [f"{self.producer}:{self.first + row}".encode() for row in range(self.rows)]
+        return encode_block(self.rows, {envelope.PAYLOAD: payloads}, self.numbering)
+
+
+def new_appender() -> Appender:
+    state = LogState()
+    state.declare_topic(TopicIdentity(KEY.topic_id, "/default/a"))
+    for producer in PRODUCERS:
+        state.producers.open(producer, EPOCH)
+    appender = Appender(state, SyncMode.ALWAYS)
+    appender.file_ready(1, 64 * limits.MIB)
+    appender.rotate()
+    return appender
+
+
+def group_of(sent: Sequence[Sent]) -> tuple[BlockGroup, bytes]:
+    blocks = [batch.block for batch in sent]
+    ends = [sum(map(len, blocks[: index + 1])) for index in range(len(blocks))]
+    numberings = [batch.numbering or Numbering(NOT_NUMBERED, 0, NOT_NUMBERED) for batch in sent]
+    group = BlockGroup(
+        array("I", ends),
+        array("I", [batch.rows for batch in sent]),
+        [numbering.producer_id for numbering in numberings],
+        [numbering.producer_epoch for numbering in numberings],
+        array("q", [numbering.first_sequence for numbering in numberings]),
+    )
+    return group, b"".join(blocks)
+
+
+def append_alone(appender: Appender, sent: Sequence[Sent]) -> list[Result]:
+    shard = appender.state.shard(KEY)
+    return appender.append([AppendBatch(shard, batch.rows, batch.block, batch.numbering) for batch in sent], 1)
+
+
+def append_group(appender: Appender, sent: Sequence[Sent]) -> list[Result]:
+    """Appends a group; returns the result of each batch."""
+    group, blocks = group_of(sent)
+    shard = appender.state.shard(KEY)
+    (placed,) = appender.append([AppendBatch(shard, sum(group.rows), blocks, None, group)], 1)
+    assert isinstance(placed, PlacedGroup)
+    results: list[Result] = []
+    offset = placed.base_offset
+    for index, batch in enumerate(sent):
+        if index in placed.rejected:
+            results.append(placed.rejected[index])
+        else:
+            results.append(Placed(offset, placed.lsn))
+            offset += batch.rows
+    return results
+
+
+def comparable(results: Sequence[Result]) -> list[object]:
+    """Errors compare by identity, so their type and text stand for them."""
+    return [(type(result), str(result)) if isinstance(result, errors.IcestreamError) else result for result in results]
+
+
+BATCHES = st.lists(
+    st.builds(Sent, st.sampled_from([None, *PRODUCERS]), st.integers(0, 6), st.integers(1, 3)), min_size=1, max_size=8
+)
+
+
+@given(st.lists(BATCHES, min_size=1, max_size=4))
+def test_a_group_has_the_results_and_the_bytes_of_its_batches_alone(ticks: list[list[Sent]]) -> None:
+    alone, grouped = new_appender(), new_appender()
+    for sent in ticks:
+        assert comparable(append_group(grouped, sent)) == comparable(append_alone(alone, sent))
+        assert [write.data for write in grouped.drain_writes()] == [write.data for write in alone.drain_writes()]
+    assert list(grouped.state.producers.windows()) == list(alone.state.producers.windows())
+
+
+def test_producers_that_send_in_order_stay_known_beyond_their_window() -> None:
+    appender = new_appender()
+    batches = 3 * limits.PRODUCER_WINDOW_BATCHES
+    for number in range(batches):
+        (placed,) = append_group(appender, [Sent(11, number, 1)])
+        assert placed == Placed(number, number + 1)
+        ticket = appender.drain_writes()[-1].ticket
+        appender.progress(ticket, ticket)
+    (window,) = [window for _, _, window in appender.state.producers.windows()]
+    assert (window.expected, len(window.sent)) == (batches, limits.PRODUCER_WINDOW_BATCHES)
+    (repeated,) = append_group(appender, [Sent(11, batches - 1, 1)])
+    assert repeated == Duplicate(batches - 1, batches)
+
+
+def test_a_producer_with_a_full_window_in_flight_is_refused() -> None:
+    appender = new_appender()
+    for number in range(limits.PRODUCER_WINDOW_BATCHES):
+        append_group(appender, [Sent(11, number, 1)])
+    (refused,) = append_group(appender, [Sent(11, limits.PRODUCER_WINDOW_BATCHES, 1)])
+    assert isinstance(refused, errors.InFlightFull)
+
+
+def test_a_rolled_back_group_is_expected_again() -> None:
+    appender = new_appender()
+    append_group(appender, [Sent(11, 0, 2), Sent(12, 0, 1)])
+    appender.drain_writes()
+    appender.roll_back()
+    appender.file_ready(2, 64 * limits.MIB)
+    appender.rotate()
+    assert append_group(appender, [Sent(11, 0, 2), Sent(12, 0, 1)]) == [Placed(0, 1), Placed(2, 1)]
+
+
+@pytest.mark.parametrize("rejected", [{0}, {1}, {0, 2}, {0, 1, 2}])
+def test_the_blocks_without_the_rejected_ones_are_the_others_in_order(rejected: set[int]) -> None:
+    sent = [Sent(None, 0, 1), Sent(None, 5, 2), Sent(None, 9, 3)]
+    group, blocks = group_of(sent)
+    left = [batch for index, batch in enumerate(sent) if index not in rejected]
+    assert group.without(rejected, blocks) == (
+        sum(batch.rows for batch in left),
+        b"".join(batch.block for batch in left),
+    )
