@@ -57,6 +57,8 @@ WIRE_CODES: dict[type[errors.IcestreamError], WireCodes] = {
     errors.CommitConflict: WireCodes(http=409, iceberg=(409, "CommitFailedException")),
     errors.TopicTableConflict: WireCodes(http=403, iceberg=(403, "ForbiddenException")),
     errors.Contradiction: WireCodes(http=422, iceberg=(422, "UnprocessableEntityException")),
+    errors.Unauthenticated: WireCodes(15, 401, (401, "NotAuthorizedException"), "UNAUTHENTICATED"),
+    errors.PermissionDenied: WireCodes(16, 403, (403, "ForbiddenException"), "PERMISSION_DENIED"),
     errors.PersistentStorageError: WireCodes(iceberg=(503, "ServiceUnavailableException")),
     errors.Refused: WireCodes(5, 503, grpc="UNAVAILABLE"),
     errors.InFlightFull: WireCodes(http=429),

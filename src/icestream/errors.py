@@ -36,6 +36,8 @@
     │   ├── CommitConflict         commit_conflict   no    the table is not what the commit was made for: load it again
     │   │   └── RangeRefused       range_refused     no    a round or rewrite does not fit its table (hazards 14, 75)
     │   └── UnknownVersion         unknown_version   no    no version of the protocol that both sides speak
+    ├── Unauthenticated            unauthenticated   no    no credential, or one that is not (or no longer) valid
+    ├── PermissionDenied           permission_denied no    the principal may not do this; it says by which rule
     ├── PersistentStorageError     storage           no    the seed's name for what the storage facade runs into
     │   ├── Refused                refused           yes   nothing was stored; try again later
     │   │   ├── InFlightFull       in_flight_full    yes
@@ -253,6 +255,14 @@ class RangeRefused(CommitConflict, code="range_refused"):
 
 class UnknownVersion(InvalidInput, code="unknown_version"):
     """Broker and client have no version of the protocol in common."""
+
+
+class Unauthenticated(IcestreamError, code="unauthenticated"):
+    """A request has no credential, or one that is not valid; nothing was changed. One text for all reasons."""
+
+
+class PermissionDenied(IcestreamError, code="permission_denied"):
+    """The principal may not do this; nothing was changed."""
 
 
 class PersistentStorageError(IcestreamError, code="storage"):

@@ -1085,3 +1085,8 @@ SCHEMA_STEPS_MAX: Final = 10_000
 SCHEMA_DEPTH_MAX: Final = 100
 # Schemas that are kept parsed, for checks of payloads.
 SCHEMAS_PARSED_MAX: Final = 256
+
+# --- security ---
+
+# Open producers and consumers are decided again after a change of the policy, in slices between which the loop runs.
+ACCESS_SLICE_NS: Final = 1_000_000

@@ -1,0 +1,135 @@
+"""The decision: may this identity do this to that resource? Pure.
+
+    AccessPolicy   roles by name, grants, the revision of the metadata store at which they were read
+    AccessRole     a name and rules
+    AccessRule     actions and a pattern
+    Grant          a principal, and a role or a single rule; `is_parked` while its topic is deleted (hazard 117)
+
+Rules only allow; what no rule allows is denied. An identity has the roles and rules that are granted to its principal,
+the roles that its credential brings, and what is granted to `anonymous`. A rule with the action `admin` on the cluster
+allows every action on every resource, except on what belongs to the node itself: `/system/…` can be read, nothing else.
+
+While security is off (`AccessPolicy.is_enabled` is False) everything is allowed, as on a broker that was never secured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from icestream.security.action import Action
+from icestream.security.principal import ANONYMOUS, CallerIdentity, Principal
+from icestream.security.resource import CLUSTER, Pattern, Resource, ResourceKind
+
+SYSTEM_NAMESPACE: Final = "system"
+# What an administrator may do there: its topics are written by the broker alone (hazard 121).
+_SYSTEM_ACTIONS: Final = frozenset(
+    {Action.CONSUME, Action.DESCRIBE, Action.TABLE_READ, Action.QUERY, Action.BACKUP, Action.MAINTAIN}
+)
+
+
+class AccessRule(NamedTuple):
+    """Allows actions on the resources of a pattern."""
+
+    actions: frozenset[Action]
+    pattern: Pattern
+
+    def __str__(self) -> str:
+        return f"{','.join(sorted(action.value for action in self.actions))} on {self.pattern}"
+
+    def allows(self, action: Action, resource: Resource, claims: Mapping[str, str]) -> bool:
+        if Action.ADMIN in self.actions and self.pattern.kind is ResourceKind.CLUSTER:
+            return True
+        return action in self.actions and self.pattern.matches(resource, claims)
+
+
+class AccessRole(NamedTuple):
+    name: str
+    rules: tuple[AccessRule, ...]
+
+
+class Grant(NamedTuple):
+    """What a principal may do: the rules of a role, or one rule. Exactly one of `role` and `rule` is set."""
+
+    grant_id: str
+    principal: Principal
+    role: str = ""
+    rule: AccessRule | None = None
+    is_parked: bool = False
+
+    def __str__(self) -> str:
+        return f"grant {self.grant_id} of {self.principal}: {f'role {self.role}' if self.role else self.rule}"
+
+
+class Decision(NamedTuple):
+    """Whether it is allowed, and by what. `reason` names the deciding rule, never a secret."""
+
+    is_allowed: bool
+    reason: str
+
+
+class ConsideredRule(NamedTuple):
+    """A rule of an identity, and whether it allows: for `security explain`."""
+
+    source: str  # the grant or role that it comes from
+    rule: AccessRule
+    allows: bool
+
+
+@dataclass(frozen=True)
+class AccessPolicy:
+    is_enabled: bool = False
+    revision: int = 0
+    roles: Mapping[str, AccessRole] = field(default_factory=lambda: MappingProxyType({}))
+    grants: Mapping[Principal, tuple[Grant, ...]] = field(default_factory=lambda: MappingProxyType({}))
+
+    def rules_of(self, identity: CallerIdentity) -> Iterator[tuple[str, AccessRule]]:
+        """The rules that an identity has, each with the grant or role that it comes from."""
+        for principal in dict.fromkeys((identity.principal, ANONYMOUS)):
+            for grant in self.grants.get(principal, ()):
+                if grant.is_parked:
+                    continue
+                if grant.rule is not None:
+                    yield str(grant), grant.rule
+                elif (role := self.roles.get(grant.role)) is not None:
+                    yield from ((str(grant), rule) for rule in role.rules)
+        for name in identity.roles:
+            if (role := self.roles.get(name)) is not None:
+                yield from ((f"role {name} of the credential", rule) for rule in role.rules)
+
+
+OPEN_POLICY: Final = AccessPolicy()
+
+
+def decide(identity: CallerIdentity, action: Action, resource: Resource, policy: AccessPolicy) -> Decision:
+    """Whether the identity may do this. Not for internal principals, whose roles list calls instead of actions."""
+    if not policy.is_enabled:
+        return Decision(True, "security is off")
+    if (
+        resource.segments[:1] == (SYSTEM_NAMESPACE,)
+        and resource.kind is not ResourceKind.SCHEMA
+        and action not in _SYSTEM_ACTIONS
+    ):
+        return Decision(False, f"{resource} belongs to the broker")
+    for source, rule in policy.rules_of(identity):
+        if rule.allows(action, resource, identity.claims):
+            return Decision(True, f"{source} ({rule})")
+    return Decision(False, f"no rule of {identity.principal} allows {action.value} on {resource}")
+
+
+def explain(
+    identity: CallerIdentity, action: Action, resource: Resource, policy: AccessPolicy
+) -> tuple[Decision, list[ConsideredRule]]:
+    """The decision, and every rule of the identity with what it says about it."""
+    considered = [
+        ConsideredRule(source, rule, rule.allows(action, resource, identity.claims))
+        for source, rule in policy.rules_of(identity)
+    ]
+    return decide(identity, action, resource, policy), considered
+
+
+def is_administrator(identity: CallerIdentity, policy: AccessPolicy) -> bool:
+    """True if the identity may change security itself."""
+    return decide(identity, Action.ADMIN, CLUSTER, policy).is_allowed

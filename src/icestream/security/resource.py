@@ -1,0 +1,173 @@
+"""What is acted on: resources in canonical form, and the patterns of rules. Pure.
+
+    kind            segments                       text
+    cluster                                        cluster
+    namespace       namespace                      namespace:/shop
+    topic           namespace, name                topic:/shop/orders
+    subscription    namespace, topic, name         subscription:/shop/orders/billing
+    schema          subject                        schema:/orders-value
+    table           levels of namespace, name      table:/raw/clicks; only tables that are no topic's
+
+A resource is made from parsed values only (TopicName, Identifier), so the decision never sees the text of a client: the
+spellings of one resource decide alike (hazard 117). A table that is bound to a topic is the resource of that topic, on
+every protocol (hazard 110).
+
+A pattern has the same form. Each of its segments is a literal, `*` (one segment), `{claims.NAME}` (one segment, filled
+in from the identity), or, as the last one, `**` (one or more). A claim whose value is not a plain name fills nothing:
+the pattern then matches nothing, so that a claim `x/*` cannot widen a rule.
+
+A pattern of a topic also matches its subscriptions. A pattern of a namespace matches the namespace, not its topics:
+name them with `topic:/shop/*`.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Final, NamedTuple
+
+from icestream import errors, limits
+from icestream.model.topic_name import TopicName
+
+ANY: Final = "*"
+REST: Final = "**"
+_CLAIM: Final = re.compile(r"\{claims\.([A-Za-z0-9_.-]{1,100})\}")
+# What a claim may fill in, and what a literal of a pattern may have. Wildcards of every protocol are excluded.
+_PLAIN: Final = re.compile(r"[^\x00-\x1f\x7f/*+#${}\\%?]+")
+
+
+class ResourceKind(Enum):
+    CLUSTER = "cluster"
+    NAMESPACE = "namespace"
+    TOPIC = "topic"
+    SUBSCRIPTION = "subscription"
+    SCHEMA = "schema"
+    TABLE = "table"
+
+
+class Resource(NamedTuple):
+    kind: ResourceKind
+    segments: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return _text(self.kind, self.segments)
+
+
+CLUSTER: Final = Resource(ResourceKind.CLUSTER)
+
+
+def namespace_resource(namespace: str) -> Resource:
+    return Resource(ResourceKind.NAMESPACE, (namespace,))
+
+
+def topic_resource(name: TopicName) -> Resource:
+    return Resource(ResourceKind.TOPIC, (name.namespace, name.name))
+
+
+def subscription_resource(name: TopicName, subscription: str) -> Resource:
+    return Resource(ResourceKind.SUBSCRIPTION, (name.namespace, name.name, subscription))
+
+
+def schema_resource(subject: str) -> Resource:
+    return Resource(ResourceKind.SCHEMA, (subject,))
+
+
+def table_resource(levels: Sequence[str]) -> Resource:
+    """A table or view that is bound to no topic: the levels of its namespace, then its name."""
+    return Resource(ResourceKind.TABLE, tuple(levels))
+
+
+class Pattern(NamedTuple):
+    """The resources that a rule is about."""
+
+    kind: ResourceKind
+    segments: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Pattern:
+        """Parses the text form. `/shop/orders` alone is a topic, `*` everything of the kinds that have segments.
+
+        Raises InvalidInput.
+        """
+        if text == ResourceKind.CLUSTER.value:
+            return cls(ResourceKind.CLUSTER)
+        kind_text, separator, path = text.partition(":") if not text.startswith("/") else ("topic", ":", text)
+        kind = next((kind for kind in ResourceKind if kind.value == kind_text), None)
+        if not separator or kind is None or kind is ResourceKind.CLUSTER or not path.startswith("/"):
+            raise _invalid(text)
+        segments = tuple(path[1:].split("/"))
+        if not _fits(kind, segments) or not all(_is_segment(segment) for segment in segments):
+            raise _invalid(text)
+        return cls(kind, segments)
+
+    def __str__(self) -> str:
+        return _text(self.kind, self.segments)
+
+    def matches(self, resource: Resource, claims: Mapping[str, str]) -> bool:
+        """True if the rule is about the resource, for an identity with these claims."""
+        segments = resource.segments
+        if resource.kind is not self.kind:
+            if self.kind is not ResourceKind.TOPIC or resource.kind is not ResourceKind.SUBSCRIPTION:
+                return False
+            segments = segments[:2]  # the topic of the subscription
+        has_rest = bool(self.segments) and self.segments[-1] == REST
+        fixed = self.segments[:-1] if has_rest else self.segments
+        if len(segments) < len(fixed) + has_rest or (not has_rest and len(segments) > len(fixed)):
+            return False
+        return all(_segment_matches(own, other, claims) for own, other in zip(fixed, segments, strict=False))
+
+
+def _segment_matches(own: str, other: str, claims: Mapping[str, str]) -> bool:
+    if own == ANY:
+        return True
+    if (match := _CLAIM.fullmatch(own)) is not None:
+        value = claims.get(match[1], "")
+        return is_plain(value) and value == other
+    return own == other
+
+
+def is_plain(value: object) -> bool:
+    """True for a text that may stand for one segment: a name without separators and wildcards, in normal form."""
+    return (
+        isinstance(value, str)
+        and _PLAIN.fullmatch(value) is not None
+        and value not in (".", "..")
+        and len(value.encode()) <= limits.NAME_BYTES_MAX
+        and value == unicodedata.normalize("NFKC", value)
+    )
+
+
+def _is_segment(segment: str) -> bool:
+    return segment in (ANY, REST) or _CLAIM.fullmatch(segment) is not None or is_plain(segment)
+
+
+_LENGTHS: Final = {
+    ResourceKind.NAMESPACE: 1,
+    ResourceKind.TOPIC: 2,
+    ResourceKind.SUBSCRIPTION: 3,
+    ResourceKind.SCHEMA: 1,
+}
+
+
+def _fits(kind: ResourceKind, segments: tuple[str, ...]) -> bool:
+    """True if a pattern of these segments can match a resource of the kind."""
+    if REST in segments[:-1] or len(segments) > limits.CATALOG_LEVELS_MAX + 1:
+        return False
+    length = _LENGTHS.get(kind)
+    if length is None:  # tables: any number of levels
+        return len(segments) >= 2 or segments[-1] == REST
+    return len(segments) <= length if segments[-1] == REST else len(segments) == length
+
+
+def _text(kind: ResourceKind, segments: tuple[str, ...]) -> str:
+    return f"{kind.value}:/{'/'.join(segments)}" if segments else kind.value
+
+
+def _invalid(text: str) -> errors.InvalidInput:
+    return errors.InvalidInput(
+        f"{text[:200]!r} is not a resource",
+        hint="for example /shop/orders, topic:/shop/*, subscription:/shop/orders/billing, namespace:/shop, "
+        "schema:/orders-value, table:/raw/**, cluster",
+    )
