@@ -70,7 +70,7 @@ bench: $(STAMPS)/package $(STAMPS)/bench native byte-code engine-tried  ## measu
 
 .PHONY: chaos
 chaos: $(STAMPS)/dev $(STAMPS)/package native-tested byte-code  ## run the long crash and fault tests
-	@HYPOTHESIS_PROFILE=chaos exec $(BIN)/python -m pytest -m chaos --timeout 3600 -n $(PYTEST_WORKERS) $(ARGS)
+	@HYPOTHESIS_PROFILE=chaos exec $(BIN)/python -m pytest -m chaos --timeout 3600 -o faulthandler_timeout=4000 -n $(PYTEST_WORKERS) $(ARGS)
 
 .PHONY: conformance
 conformance: $(STAMPS)/dev $(STAMPS)/package native byte-code  ## judge the catalog by Iceberg's own compatibility kit (Maven, Java)
