@@ -1090,3 +1090,7 @@ SCHEMAS_PARSED_MAX: Final = 256
 
 # Open producers and consumers are decided again after a change of the policy, in slices between which the loop runs.
 ACCESS_SLICE_NS: Final = 1_000_000
+# Sessions that the lake process has open on its connection: one for each credential that is in use.
+SESSIONS_PER_CONNECTION_MAX: Final = 10_000
+# Rights that one call asks about: those of a page of a listing.
+DECISIONS_PER_CALL_MAX: Final = 1_000

@@ -19,6 +19,7 @@ from icestream.frontends.native.public_calls import CALLS
 from icestream.internal_api.admin_calls import AdminCalls
 from icestream.internal_api.cluster_calls import ClusterCalls
 from icestream.internal_api.implementation import implemented_calls
+from icestream.internal_api.session_calls import SessionCalls
 from icestream.lake.http_models import model_of
 from icestream.lake.routes import lake, namespaces, node, subscriptions, topics, verify
 from tests.tidy.tree import read, report
@@ -36,7 +37,7 @@ DECLARED = {
 
 
 def test_every_declared_call_is_implemented_once() -> None:
-    local = [*implemented_calls(AdminCalls), *implemented_calls(ClusterCalls)]
+    local = [name for group in (AdminCalls, ClusterCalls, SessionCalls) for name in implemented_calls(group)]
     assert sorted(local) == sorted(LOCAL_CALLS)
     public = set(ADMIN_CALLS) - LOCAL_CALLS
     assert public <= {*CALLS, node_api.PORTS.name}

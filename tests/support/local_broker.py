@@ -7,28 +7,35 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from icestream import limits
 from icestream.broker.broker_options import BrokerOptions
 from icestream.broker.memory_storage import MemoryStorage
 from icestream.broker.service import Broker
 from icestream.frontends.native.native_connection import NativeConnection
 from icestream.frontends.native.native_listener import NativeListener
-from icestream.frontends.native.public_calls import CALLS, CallTable
-from icestream.internal_api.metadata_calls import METADATA_CALLS
+from icestream.frontends.native.public_calls import CallTable
+from icestream.internal_api.implementation import local_call_table
+from icestream.internal_api.metadata_calls import MetadataCalls
 from icestream.metadata.store import MetadataStore
 from icestream.rpc import handshake
 from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import Clock, SystemClock
-
-LOCAL = CallTable({**CALLS, **METADATA_CALLS}, limits.LOCAL_CALL_BYTES_MAX)
+from icestream.security.access_control import AccessControl
 
 
 class LocalBroker:
     """A broker that can go away and come back, as a process does; its store stays."""
 
-    def __init__(self, path: Path, store: MetadataStore, clock: Clock | None, offered: CallTable) -> None:
+    def __init__(
+        self,
+        path: Path,
+        store: MetadataStore,
+        clock: Clock | None,
+        offered: CallTable | None,
+        access_control: AccessControl | None = None,
+    ) -> None:
         self.path = path
-        self._offered = offered
+        self._access_control = access_control
+        self._offered = offered or local_call_table(MetadataCalls(store))
         self.store = store
         self._clock = clock or SystemClock()
         self.broker = Broker(BrokerOptions(), store, MemoryStorage(store, self._clock, 10_000), self._clock)
@@ -36,7 +43,11 @@ class LocalBroker:
 
     async def listen(self) -> None:
         self.listener = NativeListener(
-            self.broker, handshake.HandshakeServer("test", self._clock.wall_us), self._offered
+            self.broker,
+            handshake.HandshakeServer("test", self._clock.wall_us),
+            self._offered,
+            "local",
+            access_control=self._access_control,
         )
         await self.listener.listen_locally(self.path)
 
@@ -52,9 +63,13 @@ class LocalBroker:
 
 @contextlib.asynccontextmanager
 async def local_broker(
-    path: Path, store: MetadataStore, clock: Clock | None = None, offered: CallTable = LOCAL
+    path: Path,
+    store: MetadataStore,
+    clock: Clock | None = None,
+    offered: CallTable | None = None,
+    access_control: AccessControl | None = None,
 ) -> AsyncIterator[LocalBroker]:
-    broker = LocalBroker(path, store, clock, offered)
+    broker = LocalBroker(path, store, clock, offered, access_control)
     await broker.listen()
     try:
         yield broker

@@ -22,6 +22,7 @@ from icestream.observability.health import Check
 from icestream.observability.http_listener import Response
 from icestream.observability.http_request import Request
 from icestream.runtime.connection_room import RoomState
+from icestream.security.access_control import AccessControl
 from icestream.settings import Settings
 
 
@@ -35,6 +36,10 @@ class NodeView(Protocol):
     @property
     def broker(self) -> Broker:
         """Available to front ends that are not early."""
+
+    @property
+    def access_control(self) -> AccessControl:
+        """Makes the sessions of clients. Available to front ends that are not early."""
 
     @property
     def store(self) -> MetadataStore:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from icestream import errors, limits
+from icestream import errors
 from icestream.admin_api import namespace_api, node_api, subscription_api, topic_api
 from icestream.admin_api.admin_call import EmptyAnswer, Listing, NoArguments, PageRequest
 from icestream.broker.broker_subscription import BrokerSubscription
@@ -18,15 +18,10 @@ from icestream.broker.broker_topic import BrokerTopic
 from icestream.broker.online_settings import OnlineSettings, setting
 from icestream.broker.service import Broker
 from icestream.broker.stall_detector import message_age_ms
-from icestream.frontends.native.public_calls import CALLS, CallTable, Document
+from icestream.frontends.native.public_calls import Call, Caller, Document
 from icestream.internal_api import admin_answers
-from icestream.internal_api.cluster_calls import ClusterCalls
-from icestream.internal_api.fence_calls import FenceCalls
 from icestream.internal_api.implementation import implements, native_calls
-from icestream.internal_api.metadata_calls import METADATA_CALLS
 from icestream.internal_api.paging import page_of
-from icestream.internal_api.pipeline_calls import PipelineCalls
-from icestream.internal_api.scan_calls import SCAN_CALLS
 from icestream.model.subscription_options import SubscriptionStart
 from icestream.model.topic_name import TopicName
 from icestream.observability.health import Check, failure
@@ -47,9 +42,6 @@ class AdminCalls:
         clock: Clock,
         checks: Callable[[], Awaitable[Sequence[Check]]],
         addresses: Callable[[], Document],
-        pipeline: PipelineCalls | None = None,
-        cluster: ClusterCalls | None = None,
-        fence: FenceCalls | None = None,
     ) -> None:
         self._broker = broker
         self._log = log
@@ -57,15 +49,9 @@ class AdminCalls:
         self._clock = clock
         self._checks = checks
         self._addresses = addresses
-        self._pipeline = pipeline or PipelineCalls(None)
-        self._cluster = cluster or ClusterCalls(None, clock)
-        self._fence = fence or FenceCalls(None)
 
-    def call_table(self) -> CallTable:
-        """Every call of the local socket."""
-        admin_calls = native_calls(self)
-        shared = {**CALLS, **METADATA_CALLS, **SCAN_CALLS, **self._pipeline.calls(), **self._cluster.calls()}
-        return CallTable({**shared, **self._fence.calls(), **admin_calls}, limits.LOCAL_CALL_BYTES_MAX)
+    def calls(self) -> dict[str, Call]:
+        return native_calls(self)
 
     def _topic(self, name: str) -> BrokerTopic:
         return self._broker.topic(TopicName.parse(name))
@@ -73,7 +59,7 @@ class AdminCalls:
     # --- namespaces ---
 
     @implements(namespace_api.LIST_NAMESPACES)
-    async def list_namespaces(self, request: PageRequest) -> Listing[namespace_api.NamespaceDetails]:
+    async def list_namespaces(self, caller: Caller, request: PageRequest) -> Listing[namespace_api.NamespaceDetails]:
         namespaces = self._broker.namespaces()
         return page_of(
             ((name, name) for name in namespaces),
@@ -82,31 +68,37 @@ class AdminCalls:
         )
 
     @implements(namespace_api.DESCRIBE_NAMESPACE)
-    async def describe_namespace(self, request: namespace_api.NamespaceOnly) -> namespace_api.NamespaceDetails:
+    async def describe_namespace(
+        self, caller: Caller, request: namespace_api.NamespaceOnly
+    ) -> namespace_api.NamespaceDetails:
         return self._namespace_details(request.namespace)
 
     def _namespace_details(self, name: str) -> namespace_api.NamespaceDetails:
         return admin_answers.namespace_details(name, self._broker.namespace(name))
 
     @implements(namespace_api.CREATE_NAMESPACE)
-    async def create_namespace(self, request: namespace_api.NewNamespace) -> namespace_api.NamespaceDetails:
+    async def create_namespace(
+        self, caller: Caller, request: namespace_api.NewNamespace
+    ) -> namespace_api.NamespaceDetails:
         await self._broker.create_namespace(request.namespace, request.policies)
         return self._namespace_details(request.namespace)
 
     @implements(namespace_api.DELETE_NAMESPACE)
-    async def delete_namespace(self, request: namespace_api.NamespaceOnly) -> EmptyAnswer:
+    async def delete_namespace(self, caller: Caller, request: namespace_api.NamespaceOnly) -> EmptyAnswer:
         await self._broker.delete_namespace(request.namespace)
         return EmptyAnswer()
 
     @implements(namespace_api.SET_NAMESPACE_POLICIES)
-    async def set_namespace_policies(self, request: namespace_api.NewNamespace) -> namespace_api.NamespaceDetails:
+    async def set_namespace_policies(
+        self, caller: Caller, request: namespace_api.NewNamespace
+    ) -> namespace_api.NamespaceDetails:
         await self._broker.set_namespace_policies(request.namespace, request.policies)
         return self._namespace_details(request.namespace)
 
     # --- topics ---
 
     @implements(topic_api.PAGE_TOPICS)
-    async def page_topics(self, request: topic_api.PageTopics) -> Listing[topic_api.TopicSummary]:
+    async def page_topics(self, caller: Caller, request: topic_api.PageTopics) -> Listing[topic_api.TopicSummary]:
         """Topics of one namespace or of all, in the key order of the metadata store.
 
         The cost of a page does not depend on the number of topics.
@@ -129,7 +121,7 @@ class AdminCalls:
         return admin_answers.remote_topic_summary(name, record)
 
     @implements(topic_api.INSPECT_TOPIC)
-    async def inspect_topic(self, request: topic_api.TopicOnly) -> topic_api.TopicDetails:
+    async def inspect_topic(self, caller: Caller, request: topic_api.TopicOnly) -> topic_api.TopicDetails:
         return self._topic_details(self._topic(request.topic))
 
     def _topic_details(self, topic: BrokerTopic) -> topic_api.TopicDetails:
@@ -139,34 +131,38 @@ class AdminCalls:
         return admin_answers.topic_details(topic, self._broker.shard_streams(topic), held_bytes, stalled_readers)
 
     @implements(topic_api.TOPIC_HISTORY)
-    async def topic_history(self, request: topic_api.TopicOnly) -> topic_api.TopicHistory:
+    async def topic_history(self, caller: Caller, request: topic_api.TopicOnly) -> topic_api.TopicHistory:
         """A call of its own, because the lake process calls `inspect_topic` and would wait for itself here."""
         return topic_api.TopicHistory(starts=await self._broker.history_starts(self._topic(request.topic)))
 
     @implements(topic_api.PAGE_GAPS)
-    async def page_gaps(self, request: topic_api.PageOfShard) -> Listing[topic_api.GapRange]:
+    async def page_gaps(self, caller: Caller, request: topic_api.PageOfShard) -> Listing[topic_api.GapRange]:
         gaps = self._broker.gaps(self._topic(request.topic), request.shard)
         return page_of(((f"{gap.start:019d}", gap) for gap in gaps), request, admin_answers.gap_range)
 
     @implements(topic_api.SET_TOPIC_POLICIES)
-    async def set_topic_policies(self, request: topic_api.SetTopicPolicies) -> topic_api.TopicDetails:
+    async def set_topic_policies(self, caller: Caller, request: topic_api.SetTopicPolicies) -> topic_api.TopicDetails:
         await self._broker.set_topic_policies(TopicName.parse(request.topic), request.policies)
         return self._topic_details(self._topic(request.topic))
 
     @implements(topic_api.PAGE_PRODUCERS)
-    async def page_producers(self, request: topic_api.PageOfTopic) -> Listing[topic_api.ConnectedProducer]:
+    async def page_producers(
+        self, caller: Caller, request: topic_api.PageOfTopic
+    ) -> Listing[topic_api.ConnectedProducer]:
         producers = self._topic(request.topic).producers
         return page_of(((producer.name, producer) for producer in producers), request, admin_answers.connected_producer)
 
     @implements(topic_api.DISCONNECT_PRODUCER)
-    async def disconnect_producer(self, request: topic_api.ProducerOnly) -> EmptyAnswer:
+    async def disconnect_producer(self, caller: Caller, request: topic_api.ProducerOnly) -> EmptyAnswer:
         self._broker.disconnect_producer(TopicName.parse(request.topic), request.producer)
         return EmptyAnswer()
 
     # --- subscriptions ---
 
     @implements(subscription_api.PAGE_SUBSCRIPTIONS)
-    async def page_subscriptions(self, request: topic_api.PageOfTopic) -> Listing[subscription_api.SubscriptionSummary]:
+    async def page_subscriptions(
+        self, caller: Caller, request: topic_api.PageOfTopic
+    ) -> Listing[subscription_api.SubscriptionSummary]:
         topic = self._topic(request.topic)
         return page_of(
             topic.subscriptions.items(),
@@ -176,7 +172,7 @@ class AdminCalls:
 
     @implements(subscription_api.INSPECT_SUBSCRIPTION)
     async def inspect_subscription(
-        self, request: subscription_api.SubscriptionOnly
+        self, caller: Caller, request: subscription_api.SubscriptionOnly
     ) -> subscription_api.SubscriptionDetails:
         topic = self._topic(request.topic)
         return await self._subscription_details(topic, self._broker.subscription(topic.name, request.subscription))
@@ -191,7 +187,7 @@ class AdminCalls:
 
     @implements(subscription_api.CREATE_SUBSCRIPTION)
     async def create_subscription(
-        self, request: subscription_api.CreateSubscription
+        self, caller: Caller, request: subscription_api.CreateSubscription
     ) -> subscription_api.SubscriptionDetails:
         start = SubscriptionStart(request.start, request.start_value)
         topic = self._topic(request.topic)
@@ -202,7 +198,7 @@ class AdminCalls:
 
     @implements(subscription_api.CHANGE_SUBSCRIPTION)
     async def change_subscription(
-        self, request: subscription_api.ChangeSubscription
+        self, caller: Caller, request: subscription_api.ChangeSubscription
     ) -> subscription_api.SubscriptionDetails:
         topic = self._topic(request.topic)
         if request.failure is not msgspec.UNSET:
@@ -213,7 +209,7 @@ class AdminCalls:
 
     @implements(subscription_api.PAGE_CONSUMERS)
     async def page_consumers(
-        self, request: subscription_api.PageOfSubscription
+        self, caller: Caller, request: subscription_api.PageOfSubscription
     ) -> Listing[subscription_api.ConnectedConsumer]:
         subscription = self._broker.subscription(TopicName.parse(request.topic), request.subscription)
         return page_of(
@@ -223,7 +219,7 @@ class AdminCalls:
         )
 
     @implements(subscription_api.DISCONNECT_CONSUMER)
-    async def disconnect_consumer(self, request: subscription_api.ConsumerOnly) -> EmptyAnswer:
+    async def disconnect_consumer(self, caller: Caller, request: subscription_api.ConsumerOnly) -> EmptyAnswer:
         self._broker.disconnect_consumer(TopicName.parse(request.topic), request.subscription, request.consumer)
         return EmptyAnswer()
 
@@ -237,41 +233,41 @@ class AdminCalls:
         return self._log
 
     @implements(node_api.INSPECT_WAL)
-    async def inspect_wal(self, _request: NoArguments) -> node_api.LogDetails:
+    async def inspect_wal(self, caller: Caller, _request: NoArguments) -> node_api.LogDetails:
         return admin_answers.log_details(self._log_on_disk(), self._online.current.wal.sync_mode)
 
     @implements(node_api.PAGE_WAL_FILES)
-    async def page_wal_files(self, request: PageRequest) -> Listing[node_api.LogFileDetails]:
+    async def page_wal_files(self, caller: Caller, request: PageRequest) -> Listing[node_api.LogFileDetails]:
         files = self._log_on_disk().lifecycle.files
         return page_of(((log_name(file.number), file) for file in files), request, admin_answers.log_file_details)
 
     # --- settings and health ---
 
     @implements(node_api.LIST_SETTINGS)
-    async def list_settings(self, _request: NoArguments) -> Listing[node_api.SettingDetails]:
+    async def list_settings(self, caller: Caller, _request: NoArguments) -> Listing[node_api.SettingDetails]:
         return Listing(items=[admin_answers.setting_details(self._online, key) for key in KEYS.values()], next=None)
 
     @implements(node_api.DESCRIBE_SETTING)
-    async def describe_setting(self, request: node_api.SettingOnly) -> node_api.SettingDetails:
+    async def describe_setting(self, caller: Caller, request: node_api.SettingOnly) -> node_api.SettingDetails:
         return admin_answers.setting_details(self._online, setting(request.key))
 
     @implements(node_api.SET_SETTING)
-    async def set_setting(self, request: node_api.SetSetting) -> node_api.SettingDetails:
+    async def set_setting(self, caller: Caller, request: node_api.SetSetting) -> node_api.SettingDetails:
         await self._online.set(request.key, request.value)
         return admin_answers.setting_details(self._online, setting(request.key))
 
     @implements(node_api.UNSET_SETTING)
-    async def unset_setting(self, request: node_api.SettingOnly) -> node_api.SettingDetails:
+    async def unset_setting(self, caller: Caller, request: node_api.SettingOnly) -> node_api.SettingDetails:
         await self._online.unset(request.key)
         return admin_answers.setting_details(self._online, setting(request.key))
 
     @implements(node_api.HEALTH)
-    async def health(self, _request: NoArguments) -> node_api.NodeHealth:
+    async def health(self, caller: Caller, _request: NoArguments) -> node_api.NodeHealth:
         checks = await self._checks()
         return node_api.NodeHealth(
             ready=failure(checks) is None, checks=[node_api.HealthCheck(**check._asdict()) for check in checks]
         )
 
     @implements(node_api.PLACES)
-    async def places(self, _request: NoArguments) -> Document:
+    async def places(self, caller: Caller, _request: NoArguments) -> Document:
         return self._addresses()

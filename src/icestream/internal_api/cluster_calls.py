@@ -25,7 +25,7 @@ from icestream.cluster.cluster_node import ClusterNode
 from icestream.cluster.members import NODES, NodeRecord, decode_record, id_of_key
 from icestream.cluster.node_info import NodeInfo, from_document
 from icestream.cluster.wire import ID
-from icestream.frontends.native.public_calls import Call, Document
+from icestream.frontends.native.public_calls import Call, Caller, Document
 from icestream.internal_api.implementation import implements, native_calls
 from icestream.metadata import command as cmd
 from icestream.rpc import document
@@ -53,7 +53,7 @@ class ClusterCalls:
     # --- reading ---
 
     @implements(cluster_api.CLUSTER_STATUS)
-    async def cluster_status(self, _request: NoArguments) -> ClusterState:
+    async def cluster_status(self, caller: Caller, _request: NoArguments) -> ClusterState:
         own = self._cluster.info()
         records, infos = self._records(), await self._infos()
         members = [*own.voters, *own.learners]
@@ -88,25 +88,25 @@ class ClusterCalls:
     # --- changing ---
 
     @implements(cluster_api.CLUSTER_ADD)
-    async def cluster_add(self, request: AddressOnly) -> JoiningNode:
+    async def cluster_add(self, caller: Caller, request: AddressOnly) -> JoiningNode:
         cluster = self._cluster
         reply = await cluster.peers.ask(request.address, "Invite", {"address": cluster.address})
         return JoiningNode(node=document.text_of(reply, "node", limits.NAME_BYTES_MAX))
 
     @implements(cluster_api.CLUSTER_PROMOTE)
-    async def cluster_promote(self, request: NodeOnly) -> EmptyAnswer:
+    async def cluster_promote(self, caller: Caller, request: NodeOnly) -> EmptyAnswer:
         """Makes a learner a voter, now."""
         await self._run_on_leader("Promote", self._id_of(request.node))
         return EmptyAnswer()
 
     @implements(cluster_api.CLUSTER_REMOVE)
-    async def cluster_remove(self, request: NodeOnly) -> EmptyAnswer:
+    async def cluster_remove(self, caller: Caller, request: NodeOnly) -> EmptyAnswer:
         """Removes a node for good: its id is never used again."""
         await self._run_on_leader("Remove", self._id_of(request.node))
         return EmptyAnswer()
 
     @implements(cluster_api.CLUSTER_TRANSFER)
-    async def cluster_transfer(self, request: OptionalNode) -> CurrentLeader:
+    async def cluster_transfer(self, caller: Caller, request: OptionalNode) -> CurrentLeader:
         """Transfers leadership to a voter. Raises NotReady if leadership does not move."""
         node, target = self._cluster.node, self._id_of(request.node) if request.node else ""
         old_leader = node.leader
@@ -126,13 +126,13 @@ class ClusterCalls:
         return CurrentLeader(leader=f"{node.leader:016x}")
 
     @implements(cluster_api.CLUSTER_SNAPSHOT)
-    async def cluster_snapshot(self, _request: NoArguments) -> MetadataSnapshot:
+    async def cluster_snapshot(self, caller: Caller, _request: NoArguments) -> MetadataSnapshot:
         await self._cluster.running.snapshots.take_now()
         info = self._cluster.info()
         return MetadataSnapshot(index=info.snapshot_index, digest=info.snapshot_digest)
 
     @implements(cluster_api.CLUSTER_VERIFY)
-    async def cluster_verify(self, _request: NoArguments) -> ClusterComparison:
+    async def cluster_verify(self, caller: Caller, _request: NoArguments) -> ClusterComparison:
         """Compares the states of all reachable nodes by the snapshots that they take at the same log index.
 
         A node that is busy with another snapshot misses a TakeSnapshot command, so the command is repeated, at growing

@@ -7,15 +7,12 @@ fence_report    cluster, replaced, successor, failure      nothing. A node that 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from icestream.catalogs.warehouse_fence_record import FenceReport, FenceTerms
-from icestream.frontends.native.public_calls import Call, Document, decode_arguments
-
-if TYPE_CHECKING:
-    from icestream.frontends.native.native_connection import NativeConnection
+from icestream.frontends.native.public_calls import Call, Caller, Document, decode_arguments
 
 FENCE_METHODS: Final = ("fence_terms", "fence_report")
 
@@ -35,12 +32,12 @@ class FenceCalls:
     def calls(self) -> dict[str, Call]:
         return {name: getattr(self, name) for name in FENCE_METHODS}
 
-    async def fence_terms(self, connection: NativeConnection, _: Document) -> Document:
+    async def fence_terms(self, caller: Caller, _: Document) -> Document:
         terms = await self._reports.terms() if self._reports is not None else FenceTerms()
         document: Document = msgspec.to_builtins(terms)
         return document
 
-    async def fence_report(self, connection: NativeConnection, arguments: Document) -> Document:
+    async def fence_report(self, caller: Caller, arguments: Document) -> Document:
         if self._reports is not None:
             await self._reports.report(decode_arguments(FenceReport, arguments))
         return {}

@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from icestream import errors, limits
-from icestream.frontends.native.public_calls import Call, Document, decode_arguments
+from icestream.frontends.native.public_calls import Call, Caller, Document, decode_arguments
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
+from icestream.metadata.store import MetadataStore
 from icestream.metadata.watch import Changes, Resync
 from icestream.rpc import document, frame
 from icestream.rpc.frame import FrameKind
@@ -38,6 +39,15 @@ if TYPE_CHECKING:
     from icestream.frontends.native.native_connection import NativeConnection
 
 _ENTRY_OVERHEAD_BYTES: Final = 64
+METADATA_METHODS: Final = (
+    "metadata_get",
+    "metadata_list",
+    "metadata_submit",
+    "metadata_renew",
+    "metadata_revision",
+    "metadata_watch",
+    "metadata_unwatch",
+)
 
 
 class MetadataGet(msgspec.Struct):
@@ -68,15 +78,53 @@ class MetadataUnwatch(msgspec.Struct):
     handle: int
 
 
-async def metadata_get(connection: NativeConnection, arguments: Document) -> Document:
-    return {"entry": await connection.broker.store.get(decode_arguments(MetadataGet, arguments).key)}
+class MetadataCalls:
+    """Its methods are those of METADATA_METHODS."""
 
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
 
-async def metadata_list(connection: NativeConnection, arguments: Document) -> Document:
-    request = decode_arguments(MetadataList, arguments)
-    entries = await connection.broker.store.list(request.prefix, request.after, request.limit)
-    page = _fitting_page(entries)
-    return {"entries": page, "more": len(page) < len(entries)}
+    def calls(self) -> dict[str, Call]:
+        return {name: getattr(self, name) for name in METADATA_METHODS}
+
+    async def metadata_get(self, caller: Caller, arguments: Document) -> Document:
+        return {"entry": await self._store.get(decode_arguments(MetadataGet, arguments).key)}
+
+    async def metadata_list(self, caller: Caller, arguments: Document) -> Document:
+        request = decode_arguments(MetadataList, arguments)
+        entries = await self._store.list(request.prefix, request.after, request.limit)
+        page = _fitting_page(entries)
+        return {"entries": page, "more": len(page) < len(entries)}
+
+    async def metadata_submit(self, caller: Caller, arguments: Document) -> Document:
+        request = cmd.decode_envelope(decode_arguments(MetadataSubmit, arguments).envelope)
+        answer = await self._store.submit(request.command, request.client, request.sequence)
+        return {"answer": msgspec.msgpack.encode(answer)}
+
+    async def metadata_renew(self, caller: Caller, arguments: Document) -> Document:
+        request = decode_arguments(MetadataRenew, arguments)
+        return {"held": await self._store.renew(request.key, request.revision)}
+
+    async def metadata_revision(self, caller: Caller, arguments: Document) -> Document:
+        return {"revision": await self._store.revision()}
+
+    async def metadata_watch(self, caller: Caller, arguments: Document) -> Document:
+        request = decode_arguments(MetadataWatch, arguments)
+        connection = caller.connection
+        if len(connection.watches) >= limits.METADATA_WATCHES_MAX:
+            raise errors.Refused(
+                f"this connection has the maximum of {len(connection.watches)} watches", hint="end one of them"
+            )
+        changes = self._store.watch(request.prefix, request.after)
+        handle = connection.new_handle()
+        connection.watches[handle] = asyncio.get_running_loop().create_task(_send_changes(connection, handle, changes))
+        return {"handle": handle}
+
+    async def metadata_unwatch(self, caller: Caller, arguments: Document) -> Document:
+        watch = caller.connection.watches.pop(decode_arguments(MetadataUnwatch, arguments).handle, None)
+        if watch is not None:
+            watch.cancel()
+        return {}
 
 
 def _fitting_page(entries: list[tuple[str, Entry]]) -> list[tuple[str, Entry]]:
@@ -87,40 +135,6 @@ def _fitting_page(entries: list[tuple[str, Entry]]) -> list[tuple[str, Entry]]:
         if number and size > limits.METADATA_ANSWER_BYTES_MAX:
             return entries[:number]
     return entries
-
-
-async def metadata_submit(connection: NativeConnection, arguments: Document) -> Document:
-    request = cmd.decode_envelope(decode_arguments(MetadataSubmit, arguments).envelope)
-    answer = await connection.broker.store.submit(request.command, request.client, request.sequence)
-    return {"answer": msgspec.msgpack.encode(answer)}
-
-
-async def metadata_renew(connection: NativeConnection, arguments: Document) -> Document:
-    request = decode_arguments(MetadataRenew, arguments)
-    return {"held": await connection.broker.store.renew(request.key, request.revision)}
-
-
-async def metadata_revision(connection: NativeConnection, arguments: Document) -> Document:
-    return {"revision": await connection.broker.store.revision()}
-
-
-async def metadata_watch(connection: NativeConnection, arguments: Document) -> Document:
-    request = decode_arguments(MetadataWatch, arguments)
-    if len(connection.watches) >= limits.METADATA_WATCHES_MAX:
-        raise errors.Refused(
-            f"this connection has the maximum of {len(connection.watches)} watches", hint="end one of them"
-        )
-    changes = connection.broker.store.watch(request.prefix, request.after)
-    handle = connection.new_handle()
-    connection.watches[handle] = asyncio.get_running_loop().create_task(_send_changes(connection, handle, changes))
-    return {"handle": handle}
-
-
-async def metadata_unwatch(connection: NativeConnection, arguments: Document) -> Document:
-    watch = connection.watches.pop(decode_arguments(MetadataUnwatch, arguments).handle, None)
-    if watch is not None:
-        watch.cancel()
-    return {}
 
 
 async def _send_changes(connection: NativeConnection, handle: int, changes: AsyncIterator[Changes | Resync]) -> None:
@@ -143,9 +157,3 @@ def encode_change(change: Changes | Resync) -> bytes:
         if size <= limits.METADATA_ANSWER_BYTES_MAX:
             return document.encode({"event": "changes", "revision": change.revision, "changes": pairs})
     return document.encode({"event": "resync", "revision": change.revision})
-
-
-_CALLS: Final = (
-    metadata_get, metadata_list, metadata_submit, metadata_renew, metadata_revision, metadata_watch, metadata_unwatch,
-)  # fmt: skip
-METADATA_CALLS: Final[dict[str, Call]] = {call.__name__: call for call in _CALLS}

@@ -12,18 +12,15 @@ pipeline_name                                      name: of the lease of this no
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from icestream import errors, limits
 from icestream.broker.online_settings import OnlineSettings
 from icestream.broker.pipeline_service import PipelineService
-from icestream.frontends.native.public_calls import Call, Document, decode_arguments
+from icestream.frontends.native.public_calls import Call, Caller, Document, decode_arguments
 from icestream.model.backlog_messages import encode_backlog
-
-if TYPE_CHECKING:
-    from icestream.frontends.native.native_connection import NativeConnection
 
 PIPELINE_METHODS: Final = (
     "pipeline_backlog",
@@ -86,10 +83,10 @@ class PipelineCalls:
             )
         return self._pipeline_service
 
-    async def pipeline_backlog(self, connection: NativeConnection, arguments: Document) -> Document:
+    async def pipeline_backlog(self, caller: Caller, arguments: Document) -> Document:
         request = decode_arguments(GetBacklog, arguments)
         backlog = await self._service.backlog(
-            request.wait_ms, request.files_max, connection.leaving, frozenset(request.passed_over)
+            request.wait_ms, request.files_max, caller.connection.leaving, frozenset(request.passed_over)
         )
         backlog = msgspec.structs.replace(backlog, changed_settings=self._changed_settings())
         return {"backlog": encode_backlog(backlog)}
@@ -102,25 +99,25 @@ class PipelineCalls:
         changed = [name for name in _FOLLOWED_SETTINGS if _SECTION + name in online.stored]
         return {name: getattr(online.current.storage.iceberg_config, name) for name in changed}
 
-    async def pipeline_lease(self, connection: NativeConnection, arguments: Document) -> Document:
+    async def pipeline_lease(self, caller: Caller, arguments: Document) -> Document:
         request = decode_arguments(LeaseFiles, arguments)
         self._service.lease(request.lease, request.epoch, request.files, request.ttl_ms)
         return {}
 
-    async def pipeline_name(self, connection: NativeConnection, arguments: Document) -> Document:
+    async def pipeline_name(self, caller: Caller, arguments: Document) -> Document:
         _ = self._service  # raises for a broker in memory
         return {"name": self._name}
 
-    async def pipeline_committed(self, connection: NativeConnection, arguments: Document) -> Document:
+    async def pipeline_committed(self, caller: Caller, arguments: Document) -> Document:
         request = decode_arguments(ReportCommitted, arguments)
         await self._service.committed(request.positions, request.reopenings)
         return {}
 
-    async def pipeline_reopen(self, connection: NativeConnection, arguments: Document) -> Document:
+    async def pipeline_reopen(self, caller: Caller, arguments: Document) -> Document:
         floors = await self._service.reopen(decode_arguments(ReopenOffsets, arguments).positions)
         return {"floors": [list(floor) for floor in floors]}
 
-    async def pipeline_state(self, connection: NativeConnection, arguments: Document) -> Document:
+    async def pipeline_state(self, caller: Caller, arguments: Document) -> Document:
         request = decode_arguments(ReportState, arguments)
         if request.state is not None:
             self._service.report(request.state)

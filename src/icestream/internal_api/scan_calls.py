@@ -18,12 +18,14 @@ import msgspec
 
 from icestream import errors
 from icestream.broker.scan_requests import ScanRequests
-from icestream.frontends.native.public_calls import Call, Document, decode_arguments
+from icestream.frontends.native.public_calls import Call, Caller, Document, decode_arguments
 from icestream.rpc import document, frame
 from icestream.rpc.frame import FrameKind
 
 if TYPE_CHECKING:
     from icestream.frontends.native.native_connection import NativeConnection
+
+SCAN_METHODS: Final = ("scan_serve", "scan_answer", "scan_failed")
 
 
 class ScanAnswer(msgspec.Struct):
@@ -39,20 +41,40 @@ class ScanFailure(msgspec.Struct):
     hint: str = ""
 
 
-def _scan_requests(connection: NativeConnection) -> ScanRequests:
-    scan_requests = connection.broker.scan_requests
-    if scan_requests is None:
-        raise errors.InvalidInput(
-            "this broker keeps its messages in memory and has no tables", hint="set `storage.type: iceberg`"
-        )
-    return scan_requests
+class ScanCalls:
+    """`scan_requests` is None for a broker without tables. Its methods are those of SCAN_METHODS."""
 
+    def __init__(self, scan_requests: ScanRequests | None) -> None:
+        self._requests = scan_requests
 
-async def scan_serve(connection: NativeConnection, arguments: Document) -> Document:
-    handle = connection.new_handle()
-    task = asyncio.get_running_loop().create_task(_send_requests(connection, handle, _scan_requests(connection)))
-    connection.watches[handle] = task  # cancelled when the connection is lost
-    return {"handle": handle}
+    def calls(self) -> dict[str, Call]:
+        return {name: getattr(self, name) for name in SCAN_METHODS}
+
+    @property
+    def _scan_requests(self) -> ScanRequests:
+        if self._requests is None:
+            raise errors.InvalidInput(
+                "this broker keeps its messages in memory and has no tables", hint="set `storage.type: iceberg`"
+            )
+        return self._requests
+
+    async def scan_serve(self, caller: Caller, arguments: Document) -> Document:
+        connection = caller.connection
+        handle = connection.new_handle()
+        task = asyncio.get_running_loop().create_task(_send_requests(connection, handle, self._scan_requests))
+        connection.watches[handle] = task  # cancelled when the connection is lost
+        return {"handle": handle}
+
+    async def scan_answer(self, caller: Caller, arguments: Document) -> Document:
+        request = decode_arguments(ScanAnswer, arguments)
+        self._scan_requests.accept_part(request.number, request.part, request.is_last)
+        return {}
+
+    async def scan_failed(self, caller: Caller, arguments: Document) -> Document:
+        request = decode_arguments(ScanFailure, arguments)
+        kind = errors.BY_CODE.get(request.code, errors.PersistentStorageError)
+        self._scan_requests.fail(request.number, kind(request.message, hint=request.hint))
+        return {}
 
 
 async def _send_requests(connection: NativeConnection, handle: int, scan_requests: ScanRequests) -> None:
@@ -66,19 +88,3 @@ async def _send_requests(connection: NativeConnection, handle: int, scan_request
         await connection.lost.wait()
     finally:
         scan_requests.detach_worker(send_event)
-
-
-async def scan_answer(connection: NativeConnection, arguments: Document) -> Document:
-    request = decode_arguments(ScanAnswer, arguments)
-    _scan_requests(connection).accept_part(request.number, request.part, request.is_last)
-    return {}
-
-
-async def scan_failed(connection: NativeConnection, arguments: Document) -> Document:
-    request = decode_arguments(ScanFailure, arguments)
-    kind = errors.BY_CODE.get(request.code, errors.PersistentStorageError)
-    _scan_requests(connection).fail(request.number, kind(request.message, hint=request.hint))
-    return {}
-
-
-SCAN_CALLS: Final[dict[str, Call]] = {call.__name__: call for call in (scan_serve, scan_answer, scan_failed)}

@@ -63,6 +63,7 @@ from icestream.runtime.garbage import calm_collector
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.simulated_disk import SimulatedDisk
 from icestream.runtime.stop_signals import stopping_by_signal
+from icestream.security.access_control import AccessControl
 from icestream.settings import Origin, Settings
 from icestream.wal.open_log import open_log, open_log_on
 from icestream.wal.sink import InlineSink
@@ -126,6 +127,7 @@ class BrokerNode:
         self.store = store
         self.cluster = cluster
         self.log = log
+        self.access_control = AccessControl(clock)
         self.broker = Broker(broker_options(settings), store, storage, clock, topic_owners(store, cluster))
         policy = self.broker.topics.table_policy
         self.ingest = PipelineService(log, clock, self._log_location(), policy) if log is not None else None

@@ -53,15 +53,20 @@ class AccessSession:
         """Whether it is allowed now. A denial is not recorded: for listings that show what is visible."""
         return self.closed is None and decide(self.identity, action, resource, self._policy()).is_allowed
 
-    def require(self, action: Action, *resources: Resource) -> None:
-        """Raises Unauthenticated or PermissionDenied unless the action is allowed on every resource."""
+    def decide(self, action: Action, resource: Resource) -> Decision:
+        """The decision of the present policy; a denial is recorded. Raises what ended the session."""
         if self.closed is not None:
             raise self.closed
-        policy = self._policy()
+        decision = decide(self.identity, action, resource, self._policy())
+        if not decision.is_allowed:
+            self._on_denied(self, action, resource, decision)
+        return decision
+
+    def require(self, action: Action, *resources: Resource) -> None:
+        """Raises Unauthenticated or PermissionDenied unless the action is allowed on every resource."""
         for resource in resources:
-            decision = decide(self.identity, action, resource, policy)
+            decision = self.decide(action, resource)
             if not decision.is_allowed:
-                self._on_denied(self, action, resource, decision)
                 raise denial(self.identity, action, resource, decision)
 
     def require_all(self, rights: Iterable[tuple[Action, Resource]]) -> None:

@@ -35,6 +35,14 @@ GROUPS: Final[dict[str, frozenset[Action]]] = {
 }
 
 
+def parse_action(name: str) -> Action:
+    """The action of this name. Raises InvalidInput."""
+    (action,) = parse_actions([name]) if name not in GROUPS else (None,)
+    if action is None:
+        raise errors.InvalidInput(f"{name} is a group of actions", hint="name one action")
+    return action
+
+
 def parse_actions(names: Iterable[str]) -> frozenset[Action]:
     """The actions of a rule; names of actions and of groups. Raises InvalidInput."""
     actions: set[Action] = set()

@@ -8,6 +8,8 @@
     schema          subject                        schema:/orders-value
     table           levels of namespace, name      table:/raw/clicks; only tables that are no topic's
 
+In a text, `/` and `%` of a segment are `%2F` and `%25`.
+
 A resource is made from parsed values only (TopicName, Identifier), so the decision never sees the text of a client: the
 spellings of one resource decide alike (hazard 117). A table that is bound to a topic is the resource of that topic, on
 every protocol (hazard 110).
@@ -53,6 +55,19 @@ class Resource(NamedTuple):
 
     def __str__(self) -> str:
         return _text(self.kind, self.segments)
+
+    @classmethod
+    def parse(cls, text: str) -> Resource:
+        """The resource of a text that `str` made. Raises InvalidInput."""
+        if text == ResourceKind.CLUSTER.value:
+            return CLUSTER
+        kind_text, _, path = text.partition(":/")
+        kind = next((kind for kind in ResourceKind if kind.value == kind_text), None)
+        segments = tuple(_unescaped(segment) for segment in path.split("/"))
+        length = _LENGTHS.get(kind, len(segments)) if kind is not None else 0
+        if kind is None or kind is ResourceKind.CLUSTER or len(segments) != length or not all(segments):
+            raise _invalid(text)
+        return cls(kind, segments)
 
 
 CLUSTER: Final = Resource(ResourceKind.CLUSTER)
@@ -162,7 +177,16 @@ def _fits(kind: ResourceKind, segments: tuple[str, ...]) -> bool:
 
 
 def _text(kind: ResourceKind, segments: tuple[str, ...]) -> str:
-    return f"{kind.value}:/{'/'.join(segments)}" if segments else kind.value
+    return f"{kind.value}:/{'/'.join(map(_escaped, segments))}" if segments else kind.value
+
+
+def _escaped(segment: str) -> str:
+    """A level of a table's namespace may have a slash: its text must not be that of two levels (hazard 117)."""
+    return segment.replace("%", "%25").replace("/", "%2F")
+
+
+def _unescaped(text: str) -> str:
+    return text.replace("%2F", "/").replace("%25", "%")
 
 
 def _invalid(text: str) -> errors.InvalidInput:

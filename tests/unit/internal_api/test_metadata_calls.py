@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from icestream import errors, limits
 from icestream.frontends.native.public_calls import PUBLIC
-from icestream.internal_api.metadata_calls import METADATA_CALLS
+from icestream.internal_api.metadata_calls import METADATA_METHODS
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Event
 from icestream.metadata.remote_store import RemoteStore
@@ -297,6 +297,6 @@ async def test_the_network_does_not_offer_the_metadata_store(tmp_path: Path) -> 
     path = tmp_path / "broker.sock"
     async with local_broker(path, MemoryStore(), offered=PUBLIC), kept_link(path) as keeper:
         assert await within(keeper.call("list_topics", {})) == {"topics": [], "next": None}
-        for method in METADATA_CALLS:
+        for method in METADATA_METHODS:
             with pytest.raises(errors.InvalidInput, match="unknown method"):
                 await within(keeper.call(method, {"key": "/", "prefix": "/", "after": 0}))

@@ -195,3 +195,14 @@ def test_a_principal_parses_from_its_own_text(text: str) -> None:
 def test_a_malformed_principal_is_refused(text: str) -> None:
     with pytest.raises(errors.InvalidInput):
         Principal.parse(text)
+
+
+@given(st.sampled_from(RESOURCES) | st.builds(table_resource, st.lists(st.text(min_size=1), min_size=2, max_size=4)))
+def test_the_text_of_a_resource_names_it_alone(resource: Resource) -> None:
+    assert Resource.parse(str(resource)) == resource
+
+
+@pytest.mark.parametrize("text", ["", "topic", "topic:", "topic:/a", "topic:/a/", "topic:/a/b/c", "cluster:/a", "x:/a"])
+def test_a_text_that_is_no_resource_is_refused(text: str) -> None:
+    with pytest.raises(errors.InvalidInput):
+        Resource.parse(text)

@@ -13,7 +13,7 @@ from that frame later: the client is slowed down, nothing is refused. Outgoing b
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Collection, Coroutine
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ from icestream.broker.service import Broker
 from icestream.frontends.native.native_consumer import NativeConsumer
 from icestream.frontends.native.notifier import Notifier
 from icestream.frontends.native.outbox import Outbox
-from icestream.frontends.native.public_calls import PUBLIC, CallTable
+from icestream.frontends.native.public_calls import PUBLIC, Caller, CallTable
 from icestream.frontends.native.publish_responses import PendingResponse, PublishResponses
 from icestream.frontends.native.send_budget import SendBudget
 from icestream.frontends.native.wire_connection import WireConnection
@@ -34,6 +34,9 @@ from icestream.rpc.stream import FrameStream, head_error
 from icestream.runtime.connection_room import Standing
 from icestream.runtime.keep_alive import keep_alive
 from icestream.runtime.tasks import Tasks
+from icestream.security.access_control import AccessControl
+from icestream.security.access_session import AccessSession, open_session
+from icestream.security.principal import ANONYMOUS_IDENTITY
 
 _log = get_logger("native")
 
@@ -56,6 +59,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         broker: Broker,
         handshake_server: handshake.HandshakeServer,
         connections: SendBudget,
+        access_control: AccessControl,
         call_table: CallTable = PUBLIC,
         wire: WireConnection | None = None,
     ) -> None:
@@ -64,6 +68,9 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._handshake = handshake_server
         self._call_table = call_table
         self._connections = connections
+        self._access_control = access_control
+        self._listener_name = connections.room.state.listener
+        self._sessions: OrderedDict[int, AccessSession] = OrderedDict()  # of forwarded calls, by last use
         self._loop = asyncio.get_running_loop()
         self._wire = wire
         # The native wire cuts frames off by itself: then the stream, and the buffer that it holds, is not needed.
@@ -91,6 +98,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self.consumers: dict[int, NativeConsumer] = {}
         self.watches: dict[int, asyncio.Task[None]] = {}
         self._last_handle = 0
+        self.session = open_session()
         self.responses = PublishResponses(self.out.send_frame if wire is None else wire.send_published)
 
     # --- the socket ---
@@ -99,6 +107,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's transport has the methods, not the base class
         self.out.attach(self._transport)
         self.peer = _address_text(transport.get_extra_info("peername"))
+        self.session = self._access_control.new_session(ANONYMOUS_IDENTITY, self.peer, self._listener_name)
         admission = self._connections.room.admit(self)
         if admission.evicted is not None:
             admission.evicted.make_room()
@@ -193,6 +202,9 @@ class NativeConnection(asyncio.BufferedProtocol):
         self.producers.clear()
         self.consumers.clear()
         self.watches.clear()
+        for session in (self.session, *self._sessions.values()):
+            self._access_control.close_session(session)
+        self._sessions.clear()
         self._stop_task = self._loop.create_task(self._tasks.stop())
 
     def pause_writing(self) -> None:
@@ -470,7 +482,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             call = self._call_table.calls.get(method)
             if call is None:
                 raise errors.InvalidInput(f"unknown method {method!r}", hint="docs/protocol.md lists them")
-            result = document.encode(await call(self, arguments))
+            result = document.encode(await call(self._caller(arguments), arguments))
         except errors.IcestreamError as error:
             self.out.send_frame(FrameKind.ERROR, number, document.encode_error(error))
         except Exception:
@@ -483,6 +495,34 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._calls_in_flight -= 1
             self._update_standing()
             self._call_finished.notify()
+
+    # --- sessions ---
+
+    def _caller(self, arguments: dict[str, Any]) -> Caller:
+        """Who makes a call: the client of this connection, or the one whose session the arguments name.
+
+        Raises UnknownHandle.
+        """
+        number = arguments.get("session")
+        session = self.session if number is None else self._sessions.get(number)
+        if session is None:
+            raise errors.UnknownHandle(f"this connection has no session {number}", hint="open it again")
+        if number is not None:
+            self._sessions.move_to_end(number)
+        return Caller(self, session, self.broker)
+
+    def add_session(self, session: AccessSession) -> int:
+        """Returns a handle for a session of a client on whose behalf this connection makes calls."""
+        if len(self._sessions) >= limits.SESSIONS_PER_CONNECTION_MAX:
+            self._access_control.close_session(self._sessions.popitem(last=False)[1])
+        handle = self.new_handle()
+        self._sessions[handle] = session
+        return handle
+
+    def close_session(self, handle: int) -> None:
+        session = self._sessions.pop(handle, None)
+        if session is not None:
+            self._access_control.close_session(session)
 
     # --- handles ---
 

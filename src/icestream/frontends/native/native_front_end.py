@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from icestream import limits
 from icestream.frontends.front_end import FrontEnd, local_address
 from icestream.frontends.native.native_listener import NativeListener
-from icestream.frontends.native.public_calls import CALLS, PORTS, CallTable
+from icestream.frontends.native.public_calls import CALLS, PORTS, Caller, CallTable
 from icestream.rpc import handshake
 from icestream.rpc.body_compression import Compression
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.connection_room import RoomState
 from icestream.runtime.open_files import connections_allowed
 from icestream.settings import Settings
-
-if TYPE_CHECKING:
-    from icestream.frontends.native.native_connection import NativeConnection
 
 
 class NativeFrontEnd(FrontEnd):
@@ -50,12 +46,17 @@ class NativeFrontEnd(FrontEnd):
         connections_max = connections_allowed(limits.CONNECTIONS_MAX, limits.OPEN_FILES_MESSAGE_SHARE)
         call_table = CallTable({**CALLS, PORTS: self._ports_call})
         listener = NativeListener(
-            self._node.broker, handshake_server, call_table, self.name, connections_max=connections_max
+            self._node.broker,
+            handshake_server,
+            call_table,
+            self.name,
+            connections_max=connections_max,
+            access_control=self._node.access_control,
         )
         self._listener = listener
         await listener.listen(settings.node.bind_host, settings.ports.native)
 
-    async def _ports_call(self, connection: NativeConnection, arguments: dict[str, object]) -> dict[str, object]:
+    async def _ports_call(self, caller: Caller, arguments: dict[str, object]) -> dict[str, object]:
         """The public call `ports`: a client that knows one port finds the others."""
         return self._node.ports()
 

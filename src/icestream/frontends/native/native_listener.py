@@ -13,8 +13,10 @@ from icestream.frontends.native.public_calls import PUBLIC, CallTable
 from icestream.frontends.native.send_budget import SendBudget
 from icestream.frontends.native.wire_connection import WireConnection
 from icestream.rpc import handshake, local_socket
+from icestream.runtime.clock import SystemClock
 from icestream.runtime.connection_room import RoomState
 from icestream.runtime.listening import cannot_listen, listening_socket
+from icestream.security.access_control import AccessControl
 
 
 class NativeListener:
@@ -27,10 +29,12 @@ class NativeListener:
         connections_max: int = limits.CONNECTIONS_MAX,
         *,
         uses_wire: bool | None = None,
+        access_control: AccessControl | None = None,
     ) -> None:
-        """`name` identifies the listener in metrics and readiness checks.
+        """`name` identifies the listener in metrics, readiness checks and sessions.
 
         `uses_wire`: whether TCP connections are served by the native wire; None: if there is a native build.
+        `access_control`: None if security is off for good, as for a broker in memory of a test.
         """
         self._uses_wire = has_frame_wire() if uses_wire is None else uses_wire
         self._wire: FrameWire | None = None
@@ -38,11 +42,15 @@ class NativeListener:
         self._handshake = handshake_server
         self._call_table = call_table
         self._connections = SendBudget(name, connections_max)
+        self._name = name
+        self._access_control = access_control or AccessControl(SystemClock())
         self._server: asyncio.Server | None = None
         self.port = 0
 
     def _new_connection(self, wire: WireConnection | None = None) -> NativeConnection:
-        return NativeConnection(self._broker, self._handshake, self._connections, self._call_table, wire)
+        return NativeConnection(
+            self._broker, self._handshake, self._connections, self._access_control, self._call_table, wire
+        )
 
     async def listen(self, host: str, port: int) -> None:
         try:

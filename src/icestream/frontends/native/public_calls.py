@@ -25,6 +25,7 @@ from icestream.admin_api.topic_api import (
     TopicOutline,
 )
 from icestream.broker.broker_topic import BrokerProducer, BrokerTopic
+from icestream.broker.service import Broker
 from icestream.frontends.native.native_consumer import NativeConsumer
 from icestream.model.subscription_options import (
     FailurePolicy,
@@ -34,6 +35,7 @@ from icestream.model.subscription_options import (
 )
 from icestream.model.topic_name import TopicName
 from icestream.model.topic_policies import PolicyValues
+from icestream.security.access_session import AccessSession
 
 if TYPE_CHECKING:
     from icestream.frontends.native.native_connection import NativeConnection
@@ -97,15 +99,23 @@ def _check_field_names(argument: str, fields: object, allowed: tuple[str, ...]) 
         )
 
 
-async def open_producer(connection: NativeConnection, arguments: Document) -> Document:
+class Caller(NamedTuple):
+    """Who makes a call: the connection, and the session by whose rights it is decided."""
+
+    connection: NativeConnection
+    session: AccessSession
+    broker: Broker
+
+
+async def open_producer(caller: Caller, arguments: Document) -> Document:
     request = decode_arguments(OpenProducer, arguments)
     if len(request.instance.encode()) > limits.NAME_BYTES_MAX:
         raise errors.InvalidInput(
             f"producer instance exceeds the limit of {limits.NAME_BYTES_MAX} bytes",
             hint="use a shorter instance",
         )
-    connection.check_handle_limit()
-    broker = connection.broker
+    caller.connection.check_handle_limit()
+    broker = caller.broker
     producer = await broker.open_producer(
         TopicName.parse(request.topic),
         request.producer,
@@ -114,7 +124,7 @@ async def open_producer(connection: NativeConnection, arguments: Document) -> Do
         instance=request.instance,
         resumes=request.resumes,
     )
-    producer.peer = connection.peer
+    producer.peer = caller.connection.peer
     try:
         if producer.epoch > 1:
             # Batches of the producer's previous epoch may be in flight; `last_sequences` is final once they settled.
@@ -122,7 +132,7 @@ async def open_producer(connection: NativeConnection, arguments: Document) -> Do
     except BaseException:
         broker.close_producer(producer)
         raise
-    handle = connection.register_producer(producer)
+    handle = caller.connection.register_producer(producer)
     shards = range(producer.topic.record.shards)
     last_sequence = broker.last_sequence if request.resumes else broker.last_sequence_of_name
     return {
@@ -131,43 +141,43 @@ async def open_producer(connection: NativeConnection, arguments: Document) -> Do
         "producer_epoch": producer.epoch,
         "shards": len(shards),
         "last_sequences": [last_sequence(producer, shard) for shard in shards],
-        "recent": [recent_batches(connection, producer, shard) for shard in shards] if request.resumes else [],
+        "recent": [recent_batches(caller.broker, producer, shard) for shard in shards] if request.resumes else [],
         "max_message_bytes": producer.topic.policies.max_message_bytes or 0,
         "max_batch_bytes": broker.batch_bytes_max,
     }
 
 
-def recent_batches(connection: NativeConnection, producer: BrokerProducer, shard: int) -> list[int]:
+def recent_batches(broker: Broker, producer: BrokerProducer, shard: int) -> list[int]:
     """Sequence, message count and base offset of the producer's last batches in the shard, as one flat list."""
-    batches = connection.broker.recent_batches(producer, shard)
+    batches = broker.recent_batches(producer, shard)
     return [number for batch in batches[-limits.PRODUCER_WINDOW_BATCHES :] for number in batch]
 
 
-async def close_producer(connection: NativeConnection, arguments: Document) -> Document:
-    producer = connection.unregister_producer(decode_arguments(Handle, arguments).handle)
+async def close_producer(caller: Caller, arguments: Document) -> Document:
+    producer = caller.connection.unregister_producer(decode_arguments(Handle, arguments).handle)
     if producer is not None:
-        connection.broker.close_producer(producer)
+        caller.broker.close_producer(producer)
     return {}
 
 
-async def reset_producer(connection: NativeConnection, arguments: Document) -> Document:
+async def reset_producer(caller: Caller, arguments: Document) -> Document:
     request = decode_arguments(ResetProducer, arguments)
-    producer = connection.producers.get(request.handle)
+    producer = caller.connection.producers.get(request.handle)
     if producer is None:
         raise errors.UnknownHandle(f"this connection has no producer {request.handle}")
-    connection.broker.reset_producer(producer, request.shard)
+    caller.broker.reset_producer(producer, request.shard)
     return {
-        "last_sequence": connection.broker.last_sequence(producer, request.shard),
-        "recent": recent_batches(connection, producer, request.shard),
+        "last_sequence": caller.broker.last_sequence(producer, request.shard),
+        "recent": recent_batches(caller.broker, producer, request.shard),
     }
 
 
-async def subscribe(connection: NativeConnection, arguments: Document) -> Document:
+async def subscribe(caller: Caller, arguments: Document) -> Document:
     request = decode_arguments(Subscribe, arguments)
-    connection.check_handle_limit()
+    caller.connection.check_handle_limit()
     _check_messages_per_key(request)
-    sink = NativeConsumer(connection, request.messages_per_key, takes_picks=request.picks)
-    subscription, consumer = await connection.broker.subscribe(
+    sink = NativeConsumer(caller.connection, request.messages_per_key, takes_picks=request.picks)
+    subscription, consumer = await caller.broker.subscribe(
         TopicName.parse(request.topic),
         request.subscription,
         request.type,
@@ -203,18 +213,18 @@ def _check_messages_per_key(request: Subscribe) -> None:
         )
 
 
-async def close_consumer(connection: NativeConnection, arguments: Document) -> Document:
-    consumer = connection.consumers.get(decode_arguments(Handle, arguments).handle)
+async def close_consumer(caller: Caller, arguments: Document) -> Document:
+    consumer = caller.connection.consumers.get(decode_arguments(Handle, arguments).handle)
     if consumer is not None:
         consumer.leave()
     return {}
 
 
-async def seek(connection: NativeConnection, arguments: Document) -> Document:
+async def seek(caller: Caller, arguments: Document) -> Document:
     request = decode_arguments(SeekSubscription, arguments)
     name, start = TopicName.parse(request.topic), SubscriptionStart(request.start, request.start_value)
-    await connection.broker.seek(name, request.subscription, start, request.shard)
-    subscription = connection.broker.subscription(name, request.subscription)
+    await caller.broker.seek(name, request.subscription, start, request.shard)
+    subscription = caller.broker.subscription(name, request.subscription)
     return _document(
         SeekResult(
             generations=[delivery.generation for delivery in subscription.deliveries],
@@ -223,15 +233,15 @@ async def seek(connection: NativeConnection, arguments: Document) -> Document:
     )
 
 
-async def create_topic(connection: NativeConnection, arguments: Document) -> Document:
+async def create_topic(caller: Caller, arguments: Document) -> Document:
     request = decode_arguments(CreateTopic, arguments)
     name = TopicName.parse(request.topic)
-    return describe(await connection.broker.create_topic(name, request.shards, request.dispatch, request.policies))
+    return describe(await caller.broker.create_topic(name, request.shards, request.dispatch, request.policies))
 
 
-async def delete_topic(connection: NativeConnection, arguments: Document) -> Document:
+async def delete_topic(caller: Caller, arguments: Document) -> Document:
     request = decode_arguments(DeleteTopic, arguments)
-    deletion = await connection.broker.delete_topic(TopicName.parse(request.topic), request.table, request.rest)
+    deletion = await caller.broker.delete_topic(TopicName.parse(request.topic), request.table, request.rest)
     return _document(
         DeletionReport(
             table=deletion.table,
@@ -243,36 +253,36 @@ async def delete_topic(connection: NativeConnection, arguments: Document) -> Doc
     )
 
 
-async def takeover_topic(connection: NativeConnection, arguments: Document) -> Document:
-    takeover = await connection.broker.take_over_topic(TopicName.parse(decode_arguments(TopicOnly, arguments).topic))
+async def takeover_topic(caller: Caller, arguments: Document) -> Document:
+    takeover = await caller.broker.take_over_topic(TopicName.parse(decode_arguments(TopicOnly, arguments).topic))
     shards = [ShardTakeover(shard=gap.key.shard, gap_start=gap.start, gap_end=gap.end) for gap in takeover.gaps]
     return _document(TakeoverReport(former=takeover.former_node, shards=shards))
 
 
-async def describe_topic(connection: NativeConnection, arguments: Document) -> Document:
-    return describe(connection.broker.topic(TopicName.parse(decode_arguments(TopicOnly, arguments).topic)))
+async def describe_topic(caller: Caller, arguments: Document) -> Document:
+    return describe(caller.broker.topic(TopicName.parse(decode_arguments(TopicOnly, arguments).topic)))
 
 
-async def topic_policies(connection: NativeConnection, arguments: Document) -> Document:
+async def topic_policies(caller: Caller, arguments: Document) -> Document:
     """Changes the named policies (nil unsets one) and returns all of them; changes nothing if none is named."""
     request = decode_arguments(ChangeTopicPolicies, arguments)
     name = TopicName.parse(request.topic)
     if request.policies:
-        await connection.broker.change_topic_policies(name, request.policies)
-    topic = connection.broker.topic(name)
+        await caller.broker.change_topic_policies(name, request.policies)
+    topic = caller.broker.topic(name)
     return _document(EffectivePolicies(policies=topic.record.policies, effective_policies=topic.policies))
 
 
-async def list_topics(connection: NativeConnection, arguments: Document) -> Document:
+async def list_topics(caller: Caller, arguments: Document) -> Document:
     """A page of topics in name order; `next` is the last topic of the page, nil on the last page."""
     after = decode_arguments(ListTopics, arguments).after
-    page = await connection.broker.page_topics("", after, limits.TOPICS_PAGE_MAX)
+    page = await caller.broker.page_topics("", after, limits.TOPICS_PAGE_MAX)
     return _document(TopicNames(topics=[str(name) for name in page.names], next=page.next_after))
 
 
-async def delete_subscription(connection: NativeConnection, arguments: Document) -> Document:
+async def delete_subscription(caller: Caller, arguments: Document) -> Document:
     request = decode_arguments(SubscriptionOnly, arguments)
-    await connection.broker.delete_subscription(TopicName.parse(request.topic), request.subscription)
+    await caller.broker.delete_subscription(TopicName.parse(request.topic), request.subscription)
     return {}
 
 
@@ -294,7 +304,7 @@ def _document(answer: Answer) -> Document:
     return document
 
 
-Call = Callable[["NativeConnection", Document], Awaitable[Document]]
+Call = Callable[[Caller, Document], Awaitable[Document]]
 CALLS: Final[dict[Any, Call]] = {
     call.__name__: call
     for call in (

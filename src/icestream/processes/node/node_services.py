@@ -30,7 +30,11 @@ from icestream.frontends.native.native_listener import NativeListener
 from icestream.internal_api.admin_calls import AdminCalls
 from icestream.internal_api.cluster_calls import ClusterCalls
 from icestream.internal_api.fence_calls import FenceCalls
+from icestream.internal_api.implementation import local_call_table
+from icestream.internal_api.metadata_calls import MetadataCalls
 from icestream.internal_api.pipeline_calls import PipelineCalls
+from icestream.internal_api.scan_calls import ScanCalls
+from icestream.internal_api.session_calls import SessionCalls
 from icestream.metadata.node_store import NodeStore
 from icestream.metadata.store import MetadataStore
 from icestream.observability import metrics
@@ -51,6 +55,7 @@ from icestream.runtime.instance import new_instance
 from icestream.runtime.open_files import connections_allowed
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import Tasks
+from icestream.security.access_control import AccessControl
 from icestream.settings import Origin, Settings
 
 if TYPE_CHECKING:
@@ -94,6 +99,11 @@ class NodeServices:
     def broker(self) -> Broker:
         assert self._node is not None, "the broker has not started yet"
         return self._node.broker
+
+    @property
+    def access_control(self) -> AccessControl:
+        assert self._node is not None, "the broker has not started yet"
+        return self._node.access_control
 
     @property
     def store(self) -> MetadataStore:
@@ -192,23 +202,22 @@ class NodeServices:
 
     async def _listen_locally(self, node: BrokerNode, online: OnlineSettings) -> None:
         self._settings.data_dir.mkdir(parents=True, exist_ok=True)
-        pipeline = PipelineCalls(node.ingest, online, f"{node.cluster.id:016x}" if node.cluster is not None else "")
-        admin_calls = AdminCalls(
-            node.broker,
-            node.log,
-            online,
-            self._clock,
-            self.checks,
-            self.places,
-            pipeline,
+        call_table = local_call_table(
+            AdminCalls(node.broker, node.log, online, self._clock, self.checks, self.places),
+            PipelineCalls(node.ingest, online, f"{node.cluster.id:016x}" if node.cluster is not None else ""),
             ClusterCalls(node.cluster, self._clock),
             FenceCalls(node.fence),
+            SessionCalls(node.access_control),
+            MetadataCalls(node.store),
+            ScanCalls(node.broker.scan_requests),
         )
         handshake_server = handshake.HandshakeServer(
             self._settings.node.name, self._clock.wall_us, instance=self.instance
         )
         connections_max = connections_allowed(limits.CONNECTIONS_MAX, limits.OPEN_FILES_OPERATOR_SHARE)
-        listener = NativeListener(node.broker, handshake_server, admin_calls.call_table(), "local", connections_max)
+        listener = NativeListener(
+            node.broker, handshake_server, call_table, "local", connections_max, access_control=node.access_control
+        )
         await listener.listen_locally(self._settings.local_socket)
         # Not before it listens: `close` removes the socket file, which might be that of another broker.
         self.local = listener

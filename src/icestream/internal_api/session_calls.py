@@ -1,0 +1,79 @@
+"""Sessions for clients of the lake process, and decisions for them: the implementations of admin_api/session_api.py.
+
+A session belongs to the connection that opened it and to no other. At SESSIONS_PER_CONNECTION_MAX the one that was used
+least recently is closed: its next call is refused with UnknownHandle, and the process opens a session again.
+"""
+
+from __future__ import annotations
+
+from icestream import errors, limits
+from icestream.admin_api import session_api
+from icestream.admin_api.admin_call import EmptyAnswer
+from icestream.admin_api.session_api import (
+    DecideRights,
+    OpenedSession,
+    OpenSession,
+    RightDecision,
+    RightDecisions,
+    SessionCredential,
+    SessionOnly,
+)
+from icestream.frontends.native.public_calls import Call, Caller
+from icestream.internal_api.implementation import implements, native_calls
+from icestream.security.access_control import AccessControl
+from icestream.security.action import parse_action
+from icestream.security.credential import BearerCredential, CertificateCredential, Credential, PasswordCredential
+from icestream.security.resource import Resource
+
+
+class SessionCalls:
+    def __init__(self, access_control: AccessControl) -> None:
+        self._access_control = access_control
+
+    def calls(self) -> dict[str, Call]:
+        return native_calls(self)
+
+    @implements(session_api.OPEN_SESSION)
+    async def open_session(self, caller: Caller, request: OpenSession) -> OpenedSession:
+        """Raises Unauthenticated, InvalidInput for a credential of two kinds."""
+        session = await self._access_control.authenticate(
+            _credential(request.credential), request.address, request.listener
+        )
+        return OpenedSession(
+            session=caller.connection.add_session(session),
+            principal=str(session.identity.principal),
+            expires_us=session.identity.expires_us,
+            is_enabled=self._access_control.is_enabled,
+        )
+
+    @implements(session_api.CLOSE_SESSION)
+    async def close_session(self, caller: Caller, request: SessionOnly) -> EmptyAnswer:
+        caller.connection.close_session(request.session)
+        return EmptyAnswer()
+
+    @implements(session_api.DECIDE_RIGHTS)
+    async def decide_rights(self, caller: Caller, request: DecideRights) -> RightDecisions:
+        """Each denial is recorded for the audit, as that of a request. Raises what ended the session."""
+        if len(request.rights) > limits.DECISIONS_PER_CALL_MAX:
+            raise errors.InvalidInput(
+                f"{len(request.rights)} rights in one call", hint=f"at most {limits.DECISIONS_PER_CALL_MAX}"
+            )
+        rights = [(parse_action(action), Resource.parse(resource)) for action, resource in request.rights]
+        decisions = [caller.session.decide(action, resource) for action, resource in rights]
+        return RightDecisions(
+            decisions=[RightDecision(is_allowed=each.is_allowed, reason=each.reason) for each in decisions],
+            revision=self._access_control.policy.revision,
+            is_enabled=self._access_control.is_enabled,
+        )
+
+
+def _credential(fields: SessionCredential) -> Credential | None:
+    """The credential of a request; None for none. Raises InvalidInput."""
+    kinds = [bool(fields.token), bool(fields.user or fields.password), bool(fields.certificate)]
+    if sum(kinds) > 1:
+        raise errors.InvalidInput("credential of more than one kind", hint="send a token, or a user and a password")
+    if fields.token:
+        return BearerCredential(fields.token)
+    if fields.certificate:
+        return CertificateCredential(fields.certificate)
+    return PasswordCredential(fields.user, fields.password) if kinds[1] else None

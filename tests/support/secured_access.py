@@ -1,0 +1,69 @@
+"""An access control with a policy written as text, and an authenticator that knows a token for each name.
+
+access = SecuredAccess({"alice": ["produce on /default/orders"]})     the token of alice is `token-of-alice`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from icestream import errors
+from icestream.runtime.clock import SystemClock
+from icestream.security.access_control import AccessControl
+from icestream.security.access_policy import AccessPolicy, AccessRule, Grant
+from icestream.security.action import parse_actions
+from icestream.security.credential import (
+    BearerCredential,
+    CertificateCredential,
+    Credential,
+    PasswordCredential,
+    ProcessCredential,
+)
+from icestream.security.principal import ANONYMOUS, CallerIdentity, Principal, PrincipalKind, local_user
+from icestream.security.resource import Pattern
+
+Rules = Mapping[str, Sequence[str]]
+
+
+class KnownNames:
+    """Accepts `token-of-NAME`, and `password-of-NAME` with the name, for any name."""
+
+    async def authenticate(self, credential: Credential, address: str, listener: str) -> CallerIdentity:
+        match credential:
+            case BearerCredential(token) if token.startswith("token-of-"):
+                return CallerIdentity(local_user(token.removeprefix("token-of-")))
+            case PasswordCredential(name, password) if password == f"password-of-{name}":
+                return CallerIdentity(local_user(name))
+            case CertificateCredential(certificate):
+                return CallerIdentity(Principal(PrincipalKind.CERTIFICATE, listener, certificate.decode()))
+            case ProcessCredential():
+                raise AssertionError("process secrets are not verified here")
+        raise errors.Unauthenticated("the credential is not valid", hint="send a valid token")
+
+
+def policy_of(rules: Rules, revision: int = 1) -> AccessPolicy:
+    """A policy with a grant for each text `ACTION,… on PATTERN`, by the name of a user or `anonymous`."""
+    grants: dict[Principal, tuple[Grant, ...]] = {}
+    for name, texts in rules.items():
+        principal = ANONYMOUS if name == "anonymous" else local_user(name)
+        parts = [text.split(" on ") for text in texts]
+        grants[principal] = tuple(
+            Grant(
+                f"{name}-{number}",
+                principal,
+                rule=AccessRule(parse_actions(actions.split(",")), Pattern.parse(pattern)),
+            )
+            for number, (actions, pattern) in enumerate(parts)
+        )
+    return AccessPolicy(is_enabled=True, revision=revision, grants=grants)
+
+
+class SecuredAccess(AccessControl):
+    """Security is on, with these rules; `change` replaces them."""
+
+    def __init__(self, rules: Rules) -> None:
+        super().__init__(SystemClock(), KnownNames())
+        self._policy = policy_of(rules)
+
+    async def change(self, rules: Rules) -> None:
+        await self.apply(policy_of(rules, self.policy.revision + 1))
