@@ -1039,8 +1039,6 @@ DANUBE_HANDSHAKE_MS_MAX: Final = 10_000
 DANUBE_IDLE_MS_MAX: Final = 300_000
 # A silent client is asked whether it is there: one whose machine is gone loses its stream, and others get its messages.
 DANUBE_KEEPALIVE_MS: Final = 20_000
-# Distinct sets of metadata that are remembered.
-DANUBE_METADATA_SETS_MAX: Final = 20_000
 # Bytes of messages that wait to be stored. Beyond it a call is refused, and comes again.
 DANUBE_IN_FLIGHT_BYTES_MAX: Final = 64 * MIB
 # A stream that cannot begin, or was taken over, ends so late: its client opens it again at once, without a pause.

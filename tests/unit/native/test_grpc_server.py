@@ -74,7 +74,9 @@ async def server() -> AsyncIterator[GrpcServerHarness]:
 
 @contextlib.asynccontextmanager
 async def connected(server: GrpcServerHarness) -> AsyncIterator[aio.Channel]:
-    async with aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+    # Else channels to the same address share one connection.
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with aio.insecure_channel(f"127.0.0.1:{server.port}", options=options) as channel:
         yield channel
 
 
@@ -191,9 +193,40 @@ async def test_repeated_metadata_is_passed_on_once(server: GrpcServerHarness) ->
         for token in ("a", "a", "b", "a"):
             await channel.unary_unary(ECHO)(b"", metadata=(("authorization", token), ("other", "x")))
         await channel.unary_unary(ECHO)(b"")
-    assert [news[2] for news in server.kinds(METADATA)] == [[("authorization", b"a")], [("authorization", b"b")]]
-    a, b = (news[1] for news in server.kinds(METADATA))
+    assert [news[3] for news in server.kinds(METADATA)] == [[("authorization", b"a")], [("authorization", b"b")]]
+    a, b = (news[2] for news in server.kinds(METADATA))
     assert [news[5] for news in server.kinds(UNARY)] == [a, a, b, a, 0]
+
+
+async def test_hazard_114_the_metadata_of_one_connection_does_not_push_out_that_of_another(
+    server: GrpcServerHarness,
+) -> None:
+    echo(server)
+    async with connected(server) as victim, connected(server) as flooding:
+        await victim.unary_unary(ECHO)(b"", metadata=(("authorization", "victim"),))
+        for number in range(30):
+            await flooding.unary_unary(ECHO)(b"", metadata=(("authorization", f"flood {number}"),))
+        await victim.unary_unary(ECHO)(b"", metadata=(("authorization", "victim"),))
+    sets = server.kinds(METADATA)
+    assert [news[3] for news in sets].count([("authorization", b"victim")]) == 1
+    (first, *_, last) = server.kinds(UNARY)
+    assert (first[4], first[5]) == (last[4], last[5])
+    # The ninth set of a connection replaces its oldest one.
+    assert [news[4] for news in sets if news[1] != first[4]] == [0] * 8 + list(range(1, 23))
+
+
+@pytest.mark.parametrize("metadata", [
+    (("authorization", "a"), ("authorization", "b")),
+    (("authorization", "a" * (8192 + 1)),),
+])  # fmt: skip
+async def test_hazard_114_a_call_whose_identity_is_in_doubt_fails(
+    server: GrpcServerHarness, metadata: tuple[tuple[str, str], ...]
+) -> None:
+    echo(server)
+    async with connected(server) as channel:
+        status, text = await status_of(channel.unary_unary(ECHO)(b"", metadata=metadata))
+        assert (status, text) == ("UNAUTHENTICATED", "authorization: one value of at most 8 KiB is allowed")
+        assert await channel.unary_unary(ECHO)(b"x", metadata=(("authorization", "a"),)) == b"x"
 
 
 @pytest.mark.parametrize("head", [b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", bytes(64)])

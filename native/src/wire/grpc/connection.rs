@@ -1,7 +1,7 @@
 //! One connection: its requests as they come, a ping now and then, and GOAWAY when the server drains.
 
 use super::body::Body;
-use super::inbox::{Inbox, News, Request};
+use super::inbox::{Inbox, MetadataSets, News, Request};
 use super::places::{Place, Standing};
 use super::push;
 use super::status::{self, Call, Failure, UNIMPLEMENTED};
@@ -86,7 +86,7 @@ where
         let _ = draining.wait_for(|draining| *draining).await;
     });
     let mut is_draining = false;
-    let mut requests = Requests { inbox, number, known: (vec![], 0) };
+    let mut requests = Requests { inbox, number, metadata: MetadataSets::default() };
     poll_fn(|context| {
         if !is_draining && drain.as_mut().poll(context).is_ready() {
             is_draining = true;
@@ -138,7 +138,7 @@ impl Heart {
 struct Requests {
     inbox: Arc<Inbox>,
     number: u32,
-    known: (Vec<u8>, u32),
+    metadata: MetadataSets,
 }
 
 impl Requests {
@@ -174,11 +174,18 @@ impl Requests {
             status::fail(&mut call, &Failure::new(UNIMPLEMENTED, "this port speaks gRPC"));
             return false;
         }
+        let metadata = match self.inbox.metadata(&head.headers, self.number, &mut self.metadata) {
+            Ok(metadata) => metadata,
+            Err(failure) => {
+                status::fail(&mut call, &failure);
+                return false;
+            }
+        };
         let request = Request {
             path: head.uri.path().to_owned(),
             body: Bytes::new(),
             connection: self.number,
-            metadata: self.inbox.metadata(&head.headers, &mut self.known),
+            metadata,
             deadline_ns: status::deadline(&head.headers),
         };
         let mut body = Body::new(body, self.inbox.clone());

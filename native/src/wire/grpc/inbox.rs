@@ -5,7 +5,7 @@
 
 use super::columns::{Columns, Echoes, Layout};
 use super::push::Queue;
-use super::status::{self, Call, Failure, INVALID_ARGUMENT};
+use super::status::{self, Call, Failure, INVALID_ARGUMENT, UNAUTHENTICATED};
 use crate::event::Event;
 use bytes::Bytes;
 use http::HeaderMap;
@@ -16,8 +16,10 @@ use std::task::Waker;
 
 /// What a request costs beside its bytes: its entries in columns and tables (hazard 73).
 pub const ROW_COST: usize = 64;
-/// Distinct sets of metadata that are remembered; beyond it all are forgotten and told again.
-const METADATA_SETS_MAX: usize = 10_000;
+/// Distinct sets of metadata that a connection has at a time. They are kept for each connection, so that the headers of one
+/// client cannot push out those of another (hazard 114).
+const METADATA_SETS_MAX: usize = 8;
+const METADATA_VALUE_BYTES_MAX: usize = 8 << 10;
 
 pub struct Options {
     pub layouts: Vec<Layout>,
@@ -44,7 +46,8 @@ pub enum News {
     Stream(u64, Request),
     StreamGone(u64),
     StreamLow(u64),
-    Metadata(u32, Vec<(String, Vec<u8>)>),
+    /// Connection, number in the connection, the set, and the number that it replaces (0: none).
+    Metadata(u32, u32, Vec<(String, Vec<u8>)>, u32),
     Connection(u32, String, Option<Vec<u8>>),
     ConnectionGone(u32),
 }
@@ -80,14 +83,39 @@ impl Batch {
     }
 }
 
+/// The sets of metadata that a connection used last, the newest at the end.
+#[derive(Default)]
+pub struct MetadataSets {
+    sets: Vec<(Vec<u8>, u32)>,
+    last: u32,
+}
+
+impl MetadataSets {
+    fn find(&mut self, encoded: &[u8]) -> Option<u32> {
+        let place = self.sets.iter().rposition(|(set, _)| set == encoded)?;
+        let number = self.sets[place].1;
+        if place + 1 != self.sets.len() {
+            let set = self.sets.remove(place);
+            self.sets.push(set);
+        }
+        Some(number)
+    }
+
+    /// The number of a new set, and of the one that it replaces (0: none).
+    fn add(&mut self, encoded: Vec<u8>) -> (u32, u32) {
+        let replaced = if self.sets.len() < METADATA_SETS_MAX { 0 } else { self.sets.remove(0).1 };
+        self.last = self.last.wrapping_add(1).max(1);
+        self.sets.push((encoded, self.last));
+        (self.last, replaced)
+    }
+}
+
 #[derive(Default)]
 struct State {
     news: Vec<News>,
     /// Ends of streams and connections: the last of what Python hears about them (hazard 55).
     gone: Vec<News>,
     open: Vec<Option<Open>>,
-    metadata: HashMap<Vec<u8>, u32>,
-    metadata_sets: u32,
     numbers: u64,
     calls: HashMap<u64, (Call, usize)>,
     batches: HashMap<u64, Batch>,
@@ -210,42 +238,33 @@ impl Inbox {
         open.calls.push(call);
     }
 
-    /// The number of the metadata that Python wants to see; 0: none of it is there. `known` is the last of the connection.
-    pub fn metadata(&self, headers: &HeaderMap, known: &mut (Vec<u8>, u32)) -> u32 {
-        let mut found = Vec::new();
+    /// The number of the metadata that Python wants to see, in its connection; 0: none of it is there. A key that comes
+    /// twice, or with a value that is too long, fails the call: there must be no doubt whose call it is.
+    pub fn metadata(&self, headers: &HeaderMap, connection: u32, sets: &mut MetadataSets) -> Result<u32, Failure> {
+        let mut encoded = Vec::new();
         for key in &self.options.metadata_keys {
-            for value in headers.get_all(key) {
-                found.extend_from_slice(key.as_bytes());
-                found.push(0);
-                found.extend_from_slice(value.as_bytes());
-                found.push(0);
+            let mut values = headers.get_all(key).iter();
+            let Some(value) = values.next() else { continue };
+            if values.next().is_some() || value.len() > METADATA_VALUE_BYTES_MAX {
+                return Err(Failure::new(UNAUTHENTICATED, &format!("{key}: one value of at most 8 KiB is allowed")));
             }
+            encoded.extend_from_slice(key.as_bytes());
+            encoded.push(0);
+            encoded.extend_from_slice(value.as_bytes());
+            encoded.push(0);
         }
-        if found.is_empty() {
-            return 0;
+        if encoded.is_empty() {
+            return Ok(0);
         }
-        if found != known.0 {
-            *known = (found.clone(), self.metadata_number(found, headers));
+        if let Some(number) = sets.find(&encoded) {
+            return Ok(number);
         }
-        known.1
-    }
-
-    fn metadata_number(&self, found: Vec<u8>, headers: &HeaderMap) -> u32 {
-        let mut state = lock(&self.state);
-        if let Some(&number) = state.metadata.get(&found) {
-            return number;
-        }
-        if state.metadata.len() >= METADATA_SETS_MAX {
-            state.metadata.clear();
-        }
-        state.metadata_sets = state.metadata_sets.wrapping_add(1).max(1);
-        let number = state.metadata_sets;
-        state.metadata.insert(found, number);
-        let pairs = self.options.metadata_keys.iter().flat_map(|key| {
-            headers.get_all(key).iter().map(|value| (key.clone(), value.as_bytes().to_vec()))
+        let (number, replaced) = sets.add(encoded);
+        let pairs = self.options.metadata_keys.iter().filter_map(|key| {
+            headers.get(key).map(|value| (key.clone(), value.as_bytes().to_vec()))
         });
-        state.news.push(News::Metadata(number, pairs.collect()));
-        number
+        lock(&self.state).news.push(News::Metadata(connection, number, pairs.collect(), replaced));
+        Ok(number)
     }
 
     /// All that came since the last time: the news, the method and batch of what was batched, and what has ended.

@@ -14,9 +14,12 @@
 //!     (2, stream, path, body, connection, metadata, deadline)      a stream was opened
 //!     (3, stream)                                                  it is gone, for whatever reason
 //!     (4, stream)                                                  what was pushed to it fell below the low mark
-//!     (5, metadata, [(key, value), …])                             a set of the metadata that Python asked to see
+//!     (5, connection, metadata, [(key, value), …], replaced)       a set of the metadata that Python asked to see; the
+//!                                                                  set `replaced` is not used behind this burst
 //!     (6, connection, peer, certificate)                           certificate: DER, or None
 //!     (7, connection)                                              it is gone
+//!
+//! `metadata` is the number of a set in its connection, 0 for none. A connection has at most 8 sets at a time.
 //!
 //! Numbers of rows are packed, little endian: `present` (a bit for each column), `connections` and `metadata` as u32,
 //! `deadlines` as u64 (nanoseconds of the monotonic clock, 0 for none). A column of integers is packed u64; of bytes,

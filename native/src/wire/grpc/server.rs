@@ -253,9 +253,9 @@ fn told(py: Python<'_>, news: News) -> PyResult<Bound<'_, PyAny>> {
         News::Stream(number, request) => asked(py, 2, number, request)?,
         News::StreamGone(stream) => (3, stream).into_pyobject(py)?.into_any(),
         News::StreamLow(stream) => (4, stream).into_pyobject(py)?.into_any(),
-        News::Metadata(number, pairs) => {
+        News::Metadata(connection, number, pairs, replaced) => {
             let pairs: Vec<_> = pairs.into_iter().map(|(key, value)| (key, PyBytes::new(py, &value))).collect();
-            (5, number, pairs).into_pyobject(py)?.into_any()
+            (5, connection, number, pairs, replaced).into_pyobject(py)?.into_any()
         }
         News::Connection(number, peer, certificate) => {
             (6, number, peer, certificate.map(|der| PyBytes::new(py, &der))).into_pyobject(py)?.into_any()

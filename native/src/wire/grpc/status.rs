@@ -11,6 +11,7 @@ pub const INVALID_ARGUMENT: u8 = 3;
 pub const UNIMPLEMENTED: u8 = 12;
 pub const INTERNAL: u8 = 13;
 pub const UNAVAILABLE: u8 = 14;
+pub const UNAUTHENTICATED: u8 = 16;
 
 /// A status that is not OK.
 pub struct Failure {

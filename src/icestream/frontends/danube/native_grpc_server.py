@@ -88,7 +88,8 @@ class NativeGrpcServer:
         self._peers: dict[int, str] = {}
         self._all_disconnected = asyncio.Event()
         self._all_disconnected.set()
-        self._metadata: dict[int, dict[str, str]] = {}
+        self._metadata: dict[int, dict[int, dict[str, str]]] = {}  # the sets of each connection, by their numbers
+        self._replaced_metadata: list[tuple[int, int]] = []  # dropped when the events of a wake-up are handled
         self._tasks: set[asyncio.Task[None]] = set()
         self._streams: dict[int, NativeStream] = {}
         assert native is not None
@@ -125,6 +126,10 @@ class NativeGrpcServer:
     def _on_wake_up(self) -> None:
         for kind, *details in self._wire.poll():
             self._event_handlers[kind](*details)
+        if self._replaced_metadata:
+            for connection, number in self._replaced_metadata:
+                self._metadata.get(connection, {}).pop(number, None)
+            self._replaced_metadata.clear()
 
     # --- events of the wire ---
 
@@ -134,14 +139,19 @@ class NativeGrpcServer:
 
     def _on_disconnected(self, connection: int) -> None:
         self._peers.pop(connection, None)
+        self._metadata.pop(connection, None)
         if not self._peers:
             self._all_disconnected.set()
 
-    def _on_metadata(self, number: int, pairs: Sequence[tuple[str, bytes]]) -> None:
-        """Remembers a set of metadata by its number, which later calls refer to; the oldest sets are dropped."""
-        if len(self._metadata) >= limits.DANUBE_METADATA_SETS_MAX:
-            del self._metadata[next(iter(self._metadata))]
-        self._metadata[number] = {key: value.decode("latin-1") for key, value in pairs}
+    def _on_metadata(self, connection: int, number: int, pairs: Sequence[tuple[str, bytes]], replaced: int) -> None:
+        """Remembers a set of metadata of a connection, which its calls refer to by number.
+
+        The native part bounds the sets of a connection. Requests of this burst may still name the replaced one.
+        """
+        metadata = {key: value.decode("latin-1") for key, value in pairs}
+        self._metadata.setdefault(connection, {})[number] = metadata
+        if replaced:
+            self._replaced_metadata.append((connection, replaced))
 
     def _on_batch(self, number: int, method: int, count: int, present: bytes, *rest: Any) -> None:
         columns = rest[-1]  # before them: connections, metadata, deadlines
@@ -197,7 +207,7 @@ class NativeGrpcServer:
             out.drained()
 
     def _call(self, connection: int, metadata: int) -> Call:
-        return Call(self._peers.get(connection, ""), self._metadata.get(metadata, {}))
+        return Call(self._peers.get(connection, ""), self._metadata.get(connection, {}).get(metadata, {}))
 
     def _start(self, running: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(running)
