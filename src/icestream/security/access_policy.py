@@ -8,6 +8,7 @@
 Rules only allow; what no rule allows is denied. An identity has the roles and rules that are granted to its principal,
 the roles that its credential brings, and what is granted to `anonymous`. A rule with the action `admin` on the cluster
 allows every action on every resource, except on what belongs to the node itself: `/system/…` can be read, nothing else.
+A rule that allows to describe something in a namespace allows to describe the namespace.
 
 While security is off (`AccessPolicy.is_enabled` is False) everything is allowed, as on a broker that was never secured.
 """
@@ -42,7 +43,11 @@ class AccessRule(NamedTuple):
     def allows(self, action: Action, resource: Resource, claims: Mapping[str, str]) -> bool:
         if Action.ADMIN in self.actions and self.pattern.kind is ResourceKind.CLUSTER:
             return True
-        return action in self.actions and self.pattern.matches(resource, claims)
+        if action not in self.actions:
+            return False
+        if self.pattern.matches(resource, claims):
+            return True
+        return action is Action.DESCRIBE and self.pattern.reaches_into(resource, claims)
 
 
 class AccessRole(NamedTuple):

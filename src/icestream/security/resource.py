@@ -2,7 +2,7 @@
 
     kind            segments                       text
     cluster                                        cluster
-    namespace       namespace                      namespace:/shop
+    namespace       levels                         namespace:/shop; the catalog has namespaces of several levels
     topic           namespace, name                topic:/shop/orders
     subscription    namespace, topic, name         subscription:/shop/orders/billing
     schema          subject                        schema:/orders-value
@@ -19,7 +19,8 @@ in from the identity), or, as the last one, `**` (one or more). A claim whose va
 the pattern then matches nothing, so that a claim `x/*` cannot widen a rule.
 
 A pattern of a topic also matches its subscriptions. A pattern of a namespace matches the namespace, not its topics:
-name them with `topic:/shop/*`.
+name them with `topic:/shop/*`. A pattern *reaches into* a namespace if it can match something below it: who may see a
+topic or table may see that the namespaces around it exist, else no engine would find it.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ class Resource(NamedTuple):
 CLUSTER: Final = Resource(ResourceKind.CLUSTER)
 
 
-def namespace_resource(namespace: str) -> Resource:
-    return Resource(ResourceKind.NAMESPACE, (namespace,))
+def namespace_resource(*levels: str) -> Resource:
+    return Resource(ResourceKind.NAMESPACE, levels)
 
 
 def topic_resource(name: TopicName) -> Resource:
@@ -133,6 +134,20 @@ class Pattern(NamedTuple):
             return False
         return all(_segment_matches(own, other, claims) for own, other in zip(fixed, segments, strict=False))
 
+    def reaches_into(self, namespace: Resource, claims: Mapping[str, str]) -> bool:
+        """True if the pattern can match a topic, subscription or table below a namespace."""
+        if self.kind not in _IN_NAMESPACES or namespace.kind is not ResourceKind.NAMESPACE:
+            return False
+        levels = namespace.segments
+        # A topic lies in a namespace of one level; only tables lie deeper.
+        if self.kind is not ResourceKind.TABLE and len(levels) > 1:
+            return False
+        has_rest = self.segments[-1] == REST
+        fixed = self.segments[:-1] if has_rest else self.segments
+        if not has_rest and len(fixed) <= len(levels):
+            return False
+        return all(_segment_matches(own, other, claims) for own, other in zip(fixed, levels, strict=False))
+
 
 def _segment_matches(own: str, other: str, claims: Mapping[str, str]) -> bool:
     if own == ANY:
@@ -158,8 +173,8 @@ def _is_segment(segment: str) -> bool:
     return segment in (ANY, REST) or _CLAIM.fullmatch(segment) is not None or is_plain(segment)
 
 
+_IN_NAMESPACES: Final = frozenset({ResourceKind.TOPIC, ResourceKind.SUBSCRIPTION, ResourceKind.TABLE})
 _LENGTHS: Final = {
-    ResourceKind.NAMESPACE: 1,
     ResourceKind.TOPIC: 2,
     ResourceKind.SUBSCRIPTION: 3,
     ResourceKind.SCHEMA: 1,
@@ -171,8 +186,8 @@ def _fits(kind: ResourceKind, segments: tuple[str, ...]) -> bool:
     if REST in segments[:-1] or len(segments) > limits.CATALOG_LEVELS_MAX + 1:
         return False
     length = _LENGTHS.get(kind)
-    if length is None:  # tables: any number of levels
-        return len(segments) >= 2 or segments[-1] == REST
+    if length is None:  # namespaces and tables: any number of levels
+        return len(segments) >= 2 or kind is ResourceKind.NAMESPACE or segments[-1] == REST
     return len(segments) <= length if segments[-1] == REST else len(segments) == length
 
 

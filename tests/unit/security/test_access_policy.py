@@ -28,9 +28,11 @@ from icestream.security.resource import (
 
 ALICE, BOB = local_user("alice"), local_user("bob")
 NAMES = ("a", "b", "orders")
+IN_NAMESPACES = (ResourceKind.TOPIC, ResourceKind.SUBSCRIPTION, ResourceKind.TABLE)
 RESOURCES: list[Resource] = [
     CLUSTER,
     *(namespace_resource(name) for name in NAMES),
+    *(namespace_resource(*pair) for pair in itertools.product(NAMES, repeat=2)),
     *(topic_resource(TopicName(*pair)) for pair in itertools.product(NAMES, repeat=2)),
     *(
         subscription_resource(TopicName(first, second), third)
@@ -44,6 +46,8 @@ SEGMENTS = st.sampled_from([*NAMES, "*", "{claims.team}"])
 PATTERNS = st.one_of(
     st.just("cluster"),
     st.builds("namespace:/{}".format, SEGMENTS),
+    st.builds("namespace:/{}/{}".format, SEGMENTS, SEGMENTS),
+    st.builds("namespace:/{}/**".format, SEGMENTS),
     st.builds("/{}/{}".format, SEGMENTS, SEGMENTS),
     st.builds("topic:/{}/**".format, SEGMENTS),
     st.builds("subscription:/{}/{}/{}".format, SEGMENTS, SEGMENTS, SEGMENTS),
@@ -65,6 +69,17 @@ def model_allows(rule: AccessRule, action: Action, resource: Resource, claims: d
         return True
     if action not in rule.actions:
         return False
+    if action is Action.DESCRIBE and resource.kind is ResourceKind.NAMESPACE and rule.pattern.kind in IN_NAMESPACES:
+        # Brute force: it matches one of many things below the namespace, whose names the pattern itself may choose.
+        below = [
+            Resource(kind, (*resource.segments, *rest))
+            for kind in IN_NAMESPACES
+            for count in (1, 2)
+            for rest in itertools.product(NAMES, repeat=count)
+            if kind is ResourceKind.TABLE
+            or (len(resource.segments) == 1 and count == (1 if kind is ResourceKind.TOPIC else 2))
+        ]
+        return any(model_allows(rule, action, inner, claims) for inner in below)
     text = str(resource)
     if rule.pattern.kind is ResourceKind.TOPIC and resource.kind is ResourceKind.SUBSCRIPTION:
         text = "topic:" + text.removeprefix("subscription:").rsplit("/", 1)[0]
@@ -170,7 +185,7 @@ def test_hazard_117_a_claim_that_is_no_plain_name_matches_nothing(value: str) ->
 @pytest.mark.parametrize(
     "text",
     ["", "orders", "/shop", "/shop/orders/x", "topic:shop/orders", "topic:/**/orders", "cluster:/x", "tables:/a/b",
-     "table:/a", "/shop/or*ders", "/shop/{claims.team}x", "/shop//", "/shop/..", "namespace:/a/b", "/shop/or#ders"],
+     "table:/a", "/shop/or*ders", "/shop/{claims.team}x", "/shop//", "/shop/..", "namespace:/a//b", "/shop/or#ders"],
 )  # fmt: skip
 def test_a_malformed_pattern_is_refused_with_examples(text: str) -> None:
     with pytest.raises(errors.InvalidInput, match="is not a resource") as refusal:
