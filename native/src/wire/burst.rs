@@ -8,13 +8,13 @@
 //!     connection b     PUBLISH 7    PUBLISH 8
 //!     segments         [groups: a1 b7 b8]    [events: ACK]    [groups: a2]
 //!
-//! The groups of a segment have one lane each (a shard); inside of a group rows stand in the order of their arrival.
-
-use std::collections::HashMap;
+//! A group has rows for any number of lanes (a lane is a shard), joined until a bound is reached. It is handed over lane by
+//! lane; the rows of a lane stay in the order of their arrival.
 
 /// A group is closed at this size, so that the log can store it in one record. One block may be larger.
 const GROUP_BYTES_MAX: usize = 1 << 20;
-const GROUP_ROWS_MAX: usize = 4096;
+/// A record has at most 2,048 shards (`_SHARDS_MAX` in `icestream/wal/appender.py`), and each row may be for another one.
+const GROUP_ROWS_MAX: usize = 2048;
 
 /// Something that Python decides by itself.
 pub enum Event {
@@ -40,27 +40,38 @@ pub struct Target {
     pub cost: usize,
 }
 
-/// Blocks for one shard, one behind the other, with a column for each fact that a decision needs.
-pub struct Group {
-    pub lane: u32,
-    pub targets: Vec<Target>,
-    pub ends: Vec<u32>,
-    pub sequences: Vec<i64>,
-    pub blocks: Vec<u8>,
-    pub largest: usize,
-}
-
 /// A block that fits the declaration of its producer.
 pub struct PublishRow<'a> {
     pub lane: u32,
     pub target: Target,
+    pub producer_id: i64,
+    pub producer_epoch: i32,
     pub sequence: i64,
     pub block: &'a [u8],
 }
 
+/// A row of a group: its facts, and where its block lies.
+pub struct GroupRow {
+    pub lane: u32,
+    pub target: Target,
+    pub producer_id: i64,
+    pub producer_epoch: i32,
+    pub sequence: i64,
+    start: u32,
+    end: u32,
+}
+
+/// Rows in the order of their arrival.
+#[derive(Default)]
+pub struct Group {
+    pub rows: Vec<GroupRow>,
+    blocks: Vec<u8>,
+    pub largest: usize,
+}
+
 enum Segment {
     Events(Vec<Event>),
-    Groups { groups: Vec<Group>, by_lane: HashMap<u32, usize> },
+    Groups(Vec<Group>),
 }
 
 /// The segments of a finished burst, in order.
@@ -91,46 +102,53 @@ impl Burst {
 
     pub fn add_row(&mut self, position: &mut usize, row: PublishRow<'_>) {
         let segments = &self.segments;
-        let index = (*position..segments.len()).find(|&index| matches!(segments[index], Segment::Groups { .. }));
+        let index = (*position..segments.len()).find(|&index| matches!(segments[index], Segment::Groups(_)));
         *position = index.unwrap_or_else(|| {
-            self.segments.push(Segment::Groups { groups: Vec::new(), by_lane: HashMap::new() });
+            self.segments.push(Segment::Groups(vec![Group::default()]));
             self.segments.len() - 1
         });
         self.bytes += row.target.cost;
-        if let Segment::Groups { groups, by_lane } = &mut self.segments[*position] {
-            let open = by_lane.get(&row.lane).copied().filter(|&open| groups[open].has_room(row.block.len()));
-            let open = open.unwrap_or_else(|| {
-                groups.push(Group::new(row.lane));
-                by_lane.insert(row.lane, groups.len() - 1);
-                groups.len() - 1
-            });
-            groups[open].add(row);
+        if let Segment::Groups(groups) = &mut self.segments[*position] {
+            if groups.last().is_none_or(|group| !group.has_room(row.block.len())) {
+                groups.push(Group::default());
+            }
+            groups.last_mut().expect("a group with room").add(row);
         }
     }
 
     pub fn into_parts(self) -> impl Iterator<Item = Part> {
         self.segments.into_iter().map(|segment| match segment {
             Segment::Events(events) => Part::Events(events),
-            Segment::Groups { groups, .. } => Part::Groups(groups),
+            Segment::Groups(groups) => Part::Groups(groups),
         })
     }
 }
 
 impl Group {
-    fn new(lane: u32) -> Group {
-        let (targets, ends, sequences, blocks) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Group { lane, targets, ends, sequences, blocks, largest: 0 }
-    }
-
+    /// A group without rows has room for a block of any size.
     fn has_room(&self, bytes: usize) -> bool {
-        self.blocks.len() + bytes <= GROUP_BYTES_MAX && self.targets.len() < GROUP_ROWS_MAX
+        self.rows.is_empty() || (self.blocks.len() + bytes <= GROUP_BYTES_MAX && self.rows.len() < GROUP_ROWS_MAX)
     }
 
     fn add(&mut self, row: PublishRow<'_>) {
-        self.blocks.extend_from_slice(row.block);
-        self.ends.push(self.blocks.len() as u32);
-        self.sequences.push(row.sequence);
-        self.largest = self.largest.max(row.block.len());
-        self.targets.push(row.target);
+        let PublishRow { lane, target, producer_id, producer_epoch, sequence, block } = row;
+        let start = self.blocks.len() as u32;
+        self.blocks.extend_from_slice(block);
+        let end = self.blocks.len() as u32;
+        self.largest = self.largest.max(block.len());
+        self.rows.push(GroupRow { lane, target, producer_id, producer_epoch, sequence, start, end });
+    }
+
+    /// Brings the rows into the order in which they are handed over.
+    pub fn sort_by_lane(&mut self) {
+        self.rows.sort_by_key(|row| row.lane);
+    }
+
+    pub fn size(&self) -> usize {
+        self.blocks.len()
+    }
+
+    pub fn block(&self, row: &GroupRow) -> &[u8] {
+        &self.blocks[row.start as usize..row.end as usize]
     }
 }

@@ -66,6 +66,7 @@ class BrokerTopic:
         self.published_messages = 0
         self.published_bytes = 0
         self.publish_rate = TokenBucket(policies.max_publish_rate or 0)
+        self.decides_about_batches = _decides_about_batches(policies)
 
     @property
     def identity(self) -> shards.TopicIdentity:
@@ -85,6 +86,7 @@ class BrokerTopic:
         # Lowered bounds apply to new clients only: which of the connected ones to drop would be a guess.
         self.record, self.policies = record, policies
         self.publish_rate.set_rate(policies.max_publish_rate or 0)
+        self.decides_about_batches = _decides_about_batches(policies)
         for subscription in self.subscriptions.values():
             subscription.set_rate(policies.max_dispatch_rate or 0)
 
@@ -130,3 +132,8 @@ class BrokerTopic:
         for producer in self.producers:
             producer.close(errors.UnknownTopic(reason, hint="open the producer again"))
         self.producers.clear()
+
+
+def _decides_about_batches(policies: PolicyValues) -> bool:
+    """True if a policy looks at single batches: a publish rate or a maximum size."""
+    return bool(policies.max_publish_rate or policies.max_message_bytes)

@@ -24,6 +24,7 @@ from icestream.observability import metrics
 from icestream.observability.log import get_logger
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Tasks
+from icestream.wal.appender import AppendGroup
 from icestream.wal.receipt import Receipt
 from icestream.wal.retention import Retention
 from icestream.wal.state import Shard
@@ -133,9 +134,18 @@ class IcebergStorage:
         self._check_open(shard)
         return self.log.submit([self.log.batch(self.stream(shard).shard, messages, head)])
 
-    def store_group(self, shard: ShardKey, blocks: bytes, group: BlockGroup) -> Receipt:
-        self._check_open(shard)
-        return self.log.submit([self.log.group_batch(self.stream(shard).shard, blocks, group)])
+    def takes_group(self, size: int, shards: int) -> bool:
+        return self.log.takes_group(size, shards)
+
+    def store_group(self, shards: Sequence[ShardKey], blocks: bytes, group: BlockGroup) -> Receipt:
+        if self.closed:
+            for key in shards:
+                self._check_open(key)
+        try:
+            streams = [*map(self._streams.__getitem__, shards)]
+        except KeyError:
+            streams = [*map(self.stream, shards)]  # raises for the one that is missing
+        return self.log.submit([AppendGroup([stream.shard for stream in streams], blocks, group)])
 
     def _check_open(self, shard: ShardKey) -> None:
         if self.closed and (error := self.closed.get(shard.topic_id)) is not None:

@@ -116,18 +116,22 @@ class MemoryStorage:
         self._loop.call_soon(receipt.settle, [result])
         return receipt
 
-    def store_group(self, shard: ShardKey, blocks: bytes, group: BlockGroup) -> Receipt:
+    def takes_group(self, size: int, shards: int) -> bool:
+        return size <= self.batch_bytes_max
+
+    def store_group(self, shards: Sequence[ShardKey], blocks: bytes, group: BlockGroup) -> Receipt:
         if self._is_closed:
             raise _closed_error()
         receipt = Receipt()
-        memory_shard = self._shard(shard)
-        base, rejected = memory_shard.visible, dict[int, Duplicate | errors.IcestreamError]()
-        for index in range(len(group)):
-            block = group.block(index, blocks)
-            result = self._store_block(memory_shard, block, decode_block_head(block))
-            if isinstance(result, Duplicate | errors.IcestreamError):
-                rejected[index] = result
-        results: list[Result] = [PlacedGroup(base, self._batches, rejected)]
+        memory_shards = [self._shard(shard) for shard in shards]
+        bases, rejected = [shard.visible for shard in memory_shards], dict[int, Duplicate | errors.IcestreamError]()
+        for shard, (start, end) in zip(memory_shards, group.shard_ranges(), strict=True):
+            for index in range(start, end):
+                block = group.block(index, blocks)
+                result = self._store_block(shard, block, decode_block_head(block))
+                if isinstance(result, Duplicate | errors.IcestreamError):
+                    rejected[index] = result
+        results: list[Result] = [PlacedGroup(bases, self._batches, rejected)]
         self._loop.call_soon(receipt.settle, results)
         return receipt
 

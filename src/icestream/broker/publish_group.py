@@ -1,19 +1,21 @@
 """The result of a published group (model/block_group.py): one value for many batches that arrived together.
 
-    is_done   base_offset             rejected                            error
-    False     None                    empty                               None; the group is in flight
-    True      of its first stored     by index: batches that were not     None
-              message                 stored now, each with its outcome
-    True      None                    empty                               why no batch of the group was stored, or
+    is_done   base_offsets            rejected                            error
+    False     empty                   empty                               None; the group is in flight
+    True      of each shard, of its   by index: batches that were not     None
+              first stored message    stored now, each with its outcome
+    True      empty                   empty                               why no batch of the group was stored, or
                                                                           OutcomeUnknown
 
-The batches that are not rejected have offsets one behind the other from `base_offset` on. Each batch counts in the
-window of its producer from the moment in which it is accepted to the moment in which its outcome is known.
+The batches of a shard that are not rejected have offsets one behind the other from its base offset on. Each batch
+counts in the window of its producer from the moment in which it is accepted to the moment in which its outcome is
+known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import sub
 from typing import NamedTuple
 
 from icestream import errors
@@ -42,29 +44,30 @@ class PublishGroupResult:
     """The outcome of a group; the table above has its states."""
 
     __slots__ = (
-        "_group", "_on_done", "_size_bytes", "_topic", "_windows", "base_offset", "error", "is_done", "pause_ms",
+        "_group", "_on_done", "_topics", "_windows", "base_offsets", "error", "is_done", "pause_ms",
         "rejected",
     )  # fmt: skip
 
     def __init__(
         self,
         receipt: Receipt,
-        topic: BrokerTopic,
+        topics: Sequence[BrokerTopic],
         windows: Sequence[ProducerWindow],
         group: BlockGroup,
-        size_bytes: int,
         on_done: Callable[[PublishGroupResult], object],
     ) -> None:
-        """`windows`: of the producer of each batch. `on_done` is called in the moment in which the outcome is known."""
+        """`topics`: of each shard; `windows`: of the producer of each batch.
+
+        `on_done` is called in the moment in which the outcome is known.
+        """
         self.is_done = False
-        self.base_offset: int | None = None
+        self.base_offsets: Sequence[int] = ()
         self.rejected = NONE_REJECTED
         self.error: errors.IcestreamError | None = None
         self.pause_ms = receipt.pause_ms
-        self._topic = topic
+        self._topics = topics
         self._windows = windows
         self._group = group
-        self._size_bytes = size_bytes
         self._on_done = on_done
         for window in windows:
             window.in_flight += 1
@@ -97,21 +100,28 @@ class PublishGroupResult:
 
     def _complete_placed(self, placed: PlacedGroup) -> None:
         """Counts what was stored, without the rejected batches."""
-        self.base_offset = placed.base_offset
-        rows, batches = sum(self._group.rows), len(self._windows)
+        self.base_offsets = placed.base_offsets
+        group, batches = self._group, len(self._windows)
+        # A rejected batch counts as 0 rows and 0 bytes.
+        rows: Sequence[int] = group.rows
+        sizes: Sequence[int] = [*map(sub, group.ends, (0, *group.ends))]
         if placed.rejected:
             self.rejected = {index: self._reject(index, result) for index, result in placed.rejected.items()}
-            rows -= sum([self._group.rows[index] for index in self.rejected])
+            rows = [0 if index in self.rejected else count for index, count in enumerate(rows)]
+            sizes = [0 if index in self.rejected else size for index, size in enumerate(sizes)]
             batches -= len(self.rejected)
+        if not group.is_one_by_one:
+            rows = [sum(rows[start:end]) for start, end in group.shard_ranges()]
+            sizes = [sum(sizes[start:end]) for start, end in group.shard_ranges()]
+        for topic, row_count, size_bytes in zip(self._topics, rows, sizes, strict=True):
+            topic.published_messages += row_count
+            topic.published_bytes += size_bytes
         metrics.PUBLISH_OUTCOMES.add("stored", batches)
-        self._topic.published_messages += rows
-        self._topic.published_bytes += self._size_bytes
-        metrics.PUBLISHED_MESSAGES.value += rows
-        metrics.PUBLISHED_BYTES.value += self._size_bytes
+        metrics.PUBLISHED_MESSAGES.value += sum(rows)
+        metrics.PUBLISHED_BYTES.value += sum(sizes)
 
     def _reject(self, index: int, result: Duplicate | errors.IcestreamError) -> RejectedBatch:
-        """Returns the outcome of a batch that was not stored now, and takes its bytes out of the count."""
-        self._size_bytes -= self._group.ends[index] - (self._group.ends[index - 1] if index else 0)
+        """Returns the outcome of a batch that was not stored now."""
         if isinstance(result, Duplicate):
             metrics.PUBLISH_OUTCOMES.add("duplicate")
             return RejectedBatch(PublishOutcome.DUPLICATE, result.base_offset)

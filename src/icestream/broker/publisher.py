@@ -147,39 +147,44 @@ class Publisher:
 
     def publish_group(
         self,
-        topic: BrokerTopic,
-        key: ShardKey,
+        topics: Sequence[BrokerTopic],
+        keys: Sequence[ShardKey],
         windows: Sequence[ProducerWindow],
         blocks: bytes,
         group: BlockGroup,
         largest_block: int,
         on_done: Callable[[PublishGroupResult], object],
     ) -> bool:
-        """Stores a group of valid blocks for one shard, and reports the outcome to `on_done`.
+        """Stores a group of valid blocks, and reports the outcome to `on_done`.
 
-        Returns False if the group has to be published batch by batch, because something about the topic (a schema, a
-        publish rate, a maximum size), the log (a quota, small files) or one of the producers needs a decision for each
-        of them. Then nothing was stored.
+        `topics`, `keys`: of the shards of the group; `windows`: of its batches. Returns False if the group has to be
+        published shard by shard, or batch by batch, because something about a topic (a schema, a publish rate, a
+        maximum size), the log (a quota, small files) or one of the producers needs a decision for each of them. Then
+        nothing was stored.
         """
-        message_bytes_max = topic.policies.max_message_bytes
-        if (
-            topic.publish_rate.per_second
-            # The log stores a batch in one record of one file: a group beyond the largest batch might never fit.
-            or len(blocks) > self._storage.batch_bytes_max
-            or (message_bytes_max and largest_block > message_bytes_max)
-            or tracing.is_on
-            or self._schemas.of_topic(topic.name) is not None
-        ):
+        # The log stores a group in one record of one file: one that is too large might never fit.
+        if tracing.is_on or not self._storage.takes_group(len(blocks), len(keys)):
+            return False
+        for topic in topics:
+            if topic.decides_about_batches and self._decides_about(topic, largest_block):
+                return False
+        if self._schemas.has_topics and any(self._schemas.of_topic(topic.name) is not None for topic in topics):
             return False
         for window in windows:
             if window.is_refused or window.is_closed:
                 return False
         try:
-            receipt = self._storage.store_group(key, blocks, group)
+            receipt = self._storage.store_group(keys, blocks, group)
         except errors.IcestreamError:
             return False  # each batch is refused by itself, with the same error
-        PublishGroupResult(receipt, topic, windows, group, len(blocks), on_done)
+        PublishGroupResult(receipt, topics, windows, group, on_done)
         return True
+
+    @staticmethod
+    def _decides_about(topic: BrokerTopic, largest_block: int) -> bool:
+        """True if a policy of the topic may refuse or delay a batch of at most `largest_block` bytes."""
+        message_bytes_max = topic.policies.max_message_bytes
+        return bool(topic.publish_rate.per_second or (message_bytes_max and largest_block > message_bytes_max))
 
     def _check_rate(self, topic: BrokerTopic, rows: int) -> None:
         """Raises MessageTooLarge or RateReached if the reply would be later than a producer waits for it."""

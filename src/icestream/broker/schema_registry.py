@@ -232,6 +232,11 @@ class SchemaRegistry:
 
     # --- topics ---
 
+    @property
+    def has_topics(self) -> bool:
+        """True if some topic of this node has a schema."""
+        return bool(self._of_topics)
+
     def of_topic(self, topic: TopicName) -> TopicSchema | None:
         """The schema of a topic of this node; None if it has none."""
         return self._of_topics.get(topic)

@@ -399,8 +399,8 @@ class Broker:
 
     def publish_group(
         self,
-        topic: BrokerTopic,
-        key: ShardKey,
+        topics: Sequence[BrokerTopic],
+        keys: Sequence[ShardKey],
         windows: Sequence[ProducerWindow],
         blocks: bytes,
         group: BlockGroup,
@@ -410,7 +410,7 @@ class Broker:
         """Stores a group of valid blocks of open producers; False: publish its batches one by one (Publisher)."""
         if self.is_closing:
             return False
-        return self._publisher.publish_group(topic, key, windows, blocks, group, largest_block, on_done)
+        return self._publisher.publish_group(topics, keys, windows, blocks, group, largest_block, on_done)
 
     def reset_producer(self, producer: BrokerProducer, shard: int) -> None:
         """Accepts blocks again after a refusal: the client knows about it and resends from there.

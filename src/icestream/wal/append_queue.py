@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from icestream import errors
-from icestream.wal.appender import AppendBatch, Placed, Result
+from icestream.wal.appender import AppendBatch, AppendGroup, Placed, Result
 from icestream.wal.receipt import Receipt
 
 
@@ -20,7 +20,7 @@ class AppendRequest(Receipt):
 
     __slots__ = ("batches", "lsn", "results", "size")
 
-    def __init__(self, batches: Sequence[AppendBatch], size: int) -> None:
+    def __init__(self, batches: Sequence[AppendBatch | AppendGroup], size: int) -> None:
         Receipt.__init__(self)  # once for every batch: super() costs a third of it
         self.batches = batches  # those without offsets
         self.size = size
@@ -28,7 +28,7 @@ class AppendRequest(Receipt):
         self.lsn = 0  # released with this record
 
 
-def total_block_bytes(batches: Sequence[AppendBatch]) -> int:
+def total_block_bytes(batches: Sequence[AppendBatch | AppendGroup]) -> int:
     """The bytes of the batches' blocks. One batch is the common case and costs no loop."""
     return len(batches[0].block) if len(batches) == 1 else sum([len(batch.block) for batch in batches])
 

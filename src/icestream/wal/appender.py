@@ -44,7 +44,14 @@ class AppendBatch(NamedTuple):
     rows: int
     block: bytes
     numbering: Numbering | None = None
-    members: BlockGroup | None = None  # `block` is a group: the blocks of several batches, one behind the other
+
+
+class AppendGroup(NamedTuple):
+    """Batches of any number of producers for some shards, as a group (model/block_group.py)."""
+
+    shards: Sequence[Shard]
+    block: bytes  # all blocks, one behind the other
+    group: BlockGroup
 
 
 class Placed(NamedTuple):
@@ -55,12 +62,13 @@ class Placed(NamedTuple):
 
 
 class PlacedGroup(NamedTuple):
-    """The batches of a group got offsets from `base_offset` on, one behind the other, but for the rejected ones.
+    """The batches of a group got offsets, one behind the other in each shard, but for the rejected ones.
 
-    `rejected`: by the index of the batch, its result. Released with record `lsn`, as `Placed`.
+    `base_offsets`: of each shard. `rejected`: by the index of the batch, its result. Released with record `lsn`, as
+    `Placed`.
     """
 
-    base_offset: int
+    base_offsets: Sequence[int]
     lsn: int
     rejected: dict[int, Duplicate | errors.IcestreamError]
 
@@ -139,6 +147,14 @@ _MARK_COST = wire.ENTRY_BYTES + MARK_BYTES
 _SHARDS_MAX = limits.RECORD_SECTIONS_MAX // 8
 _FOOTER_SECTIONS_MAX = limits.RECORD_SECTIONS_MAX - 2 * _SHARDS_MAX
 _RESERVE_COST = wire.ENTRY_BYTES
+# What a shard costs in addition that is new in the file: its topic's name, in the record and in the footer.
+_NEW_SHARD_COST = 2 * (wire.ENTRY_BYTES + wire.ALIGN + 8 + limits.TOPIC_NAME_BYTES_MAX)
+
+
+def group_cost_max(size: int, shards: int) -> int:
+    """The largest part of a file that a group of `size` bytes for so many shards may need."""
+    section_cost = _SECTION_COST + _RESERVE_COST + wire.ALIGN + _NEW_SHARD_COST
+    return size + shards * section_cost + _RECORD_COST + _MARK_COST
 
 
 class Appender:
@@ -238,7 +254,7 @@ class Appender:
 
     # --- append ---
 
-    def append(self, batches: Sequence[AppendBatch], now_us: int) -> list[Result]:
+    def append(self, batches: Sequence[AppendBatch | AppendGroup], now_us: int) -> list[Result]:
         """Assigns offsets to the batches and returns a result for each, in order.
 
         Returns fewer results than batches if no file has room for the rest. The loop is the hot path and is
@@ -249,6 +265,19 @@ class Appender:
         gathered_bytes = 0
         lsn = self.state.lsn + 1
         for batch in batches:
+            if isinstance(batch, AppendGroup):
+                cost = self._group_cost(batch)
+                if gathered_bytes + cost > limit or len(self._gathered) + len(batch.shards) > _SHARDS_MAX:
+                    self._close_record(now_us)
+                    gathered_bytes, cost = 0, self._group_cost(batch)
+                    if not self._make_room(cost):
+                        break
+                    cost = self._group_cost(batch)
+                    limit = max(self._record_limit(), cost)
+                    lsn = self.state.lsn + 1
+                results.append(self._gather_group(batch, lsn, now_us))
+                gathered_bytes += cost
+                continue
             shard, rows, block, numbering = batch.shard, batch.rows, batch.block, batch.numbering
             # Deduplication comes before the room check: a duplicate needs no room, and is answered even while no file
             # is ready.
@@ -273,15 +302,6 @@ class Appender:
                 limit = max(self._record_limit(), cost)
                 lsn = self.state.lsn + 1
             base = shard.assigned
-            if batch.members is not None:
-                rejected, lsn_max = self.state.producers.admit_group(
-                    shard.key, batch.members, base, lsn, now_us, self.synced_lsn, self.released_lsn
-                )
-                if rejected:
-                    rows, block = batch.members.without(rejected, block)
-                    if not rows:
-                        results.append(PlacedGroup(base, lsn_max, rejected))
-                        continue
             if not shard.rows:
                 self._gathered.append(shard)
             shard.blocks.append(block)
@@ -292,12 +312,35 @@ class Appender:
                 # Recorded now and not at the ack: a retry on another connection may arrive in the same tick. Its result
                 # carries the LSN of this record, so that neither of the two is acknowledged before it (hazard 7).
                 self.state.producers.record(shard.key, numbering, rows, base, lsn, now_us, self.synced_lsn)
-            if batch.members is not None:
-                results.append(PlacedGroup(base, lsn, rejected))
-            else:
-                results.append(new_tuple(Placed, (base, lsn)))
+            results.append(new_tuple(Placed, (base, lsn)))
         self._close_record(now_us)
         return results
+
+    def _group_cost(self, batch: AppendGroup) -> int:
+        """The bytes that a group adds to the record and to the footer, at most."""
+        cost = len(batch.block) + len(batch.shards) * (self._section_cost + wire.ALIGN)
+        number = self.file.number if self.file is not None else 0
+        new_shards = len([shard for shard in batch.shards if shard.entry_file != number])
+        return cost + new_shards * _NEW_SHARD_COST
+
+    def _gather_group(self, batch: AppendGroup, lsn: int, now_us: int) -> PlacedGroup:
+        """Assigns offsets to a group that the record has room for."""
+        shards, group = batch.shards, batch.group
+        bases = [shard.assigned for shard in shards]
+        rejected, lsn_max = self.state.producers.admit_group(
+            [shard.key for shard in shards], group, bases, lsn, now_us, self.synced_lsn, self.released_lsn
+        )
+        is_stored = False
+        gathered = self._gathered
+        for shard, rows, body in zip(shards, *group.stored(rejected, batch.block), strict=True):
+            if rows:
+                is_stored = True
+                if not shard.rows:
+                    gathered.append(shard)
+                shard.blocks.append(body)
+                shard.rows += rows
+                shard.assigned += rows
+        return PlacedGroup(bases, lsn if is_stored else lsn_max, rejected)
 
     def declare_gaps(self, gaps: Sequence[DeclaredGap], now_us: int) -> int:
         """Writes declared gaps, each as a note in a record of its own; returns how many the files had room for."""
@@ -327,7 +370,7 @@ class Appender:
         """The bytes that the first batch of a shard adds to a record and to the footer, beside its block."""
         if self.file is not None and shard.entry_file == self.file.number:
             return self._section_cost
-        return self._section_cost + 2 * (wire.ENTRY_BYTES + wire.ALIGN + 8 + limits.TOPIC_NAME_BYTES_MAX)
+        return self._section_cost + _NEW_SHARD_COST
 
     def _record_limit(self) -> int:
         room = 0 if self.file is None else self.file.room - _RECORD_COST - _MARK_COST - self._align

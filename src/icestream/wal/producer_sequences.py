@@ -30,7 +30,7 @@ one would be accepted as the first of its epoch.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -177,9 +177,9 @@ class ProducerSequences:
 
     def admit_group(
         self,
-        key: ShardKey,
+        keys: Sequence[ShardKey],
         group: BlockGroup,
-        base: int,
+        bases: Sequence[int],
         lsn: int,
         now_us: int,
         synced_lsn: int,
@@ -187,21 +187,26 @@ class ProducerSequences:
     ) -> tuple[dict[int, Duplicate | errors.IcestreamError], int]:
         """`check` and `record` for the batches of a group, in order; batches without numbers pass.
 
-        Returns the result of each batch that must not be stored, by its index, and the highest LSN that one of them
-        waits for. The offsets of the others follow each other from `base` on.
+        `keys`, `bases`: of the shards of the group. Returns the result of each batch that must not be stored, by its
+        index, and the highest LSN that one of them waits for. In each shard the offsets of the others follow each other
+        from its base on.
         """
         rejected: dict[int, Duplicate | errors.IcestreamError] = {}
-        lsn_max, offset = 0, base
+        lsn_max, offset, shard, shard_end, key = 0, 0, -1, 0, keys[0]
         windows, opened, epochs = self._windows, self._opened, self._epochs
         window_batches = limits.PRODUCER_WINDOW_BATCHES
         forgotten_lsn = synced_lsn if self.checkpoint_lsn is None else min(synced_lsn, self.checkpoint_lsn)
-        _, rows_of, ids, epochs_of, sequences = group
-        for index, first in enumerate(sequences):
-            rows = rows_of[index]
+        index = -1
+        for first, rows, producer_id, epoch in zip(
+            group.first_sequences, group.rows, group.producer_ids, group.producer_epochs, strict=True
+        ):
+            index += 1
+            if index == shard_end:
+                shard += 1
+                shard_end, key, offset = group.shard_ends[shard], keys[shard], bases[shard]
             if first == NOT_NUMBERED:
                 offset += rows
                 continue
-            producer_id, epoch = ids[index], epochs_of[index]
             slot = (key, producer_id)
             window = windows.get(slot)
             # The common case, written out: the next number of an open producer whose window has room.

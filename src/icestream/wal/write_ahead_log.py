@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from icestream import errors, limits
 from icestream.model.block import BlockHead, decode_block_head, new_tuple
-from icestream.model.block_group import BlockGroup
 from icestream.model.shard import DeclaredGap, ShardKey, TopicIdentity
 from icestream.model.sync_mode import SyncMode
 from icestream.observability import metrics
@@ -27,7 +26,7 @@ from icestream.runtime.tasks import Offload, Tasks
 from icestream.wal import log_file
 from icestream.wal.admission import Quota, admit, quota_of
 from icestream.wal.append_queue import AppendQueue, AppendRequest, total_block_bytes
-from icestream.wal.appender import AppendBatch, Appender, Result
+from icestream.wal.appender import AppendBatch, Appender, AppendGroup, Result, group_cost_max
 from icestream.wal.backlog_reader import BacklogReader
 from icestream.wal.ballast import Ballast, ballast_bytes, existing_ballast_bytes
 from icestream.wal.file_lifecycle import FileLifecycle
@@ -227,11 +226,13 @@ class WriteAheadLog:
         allowed = self._rows_bytes_max if rows > 1 else self._row_bytes_max
         if size > allowed:
             raise too_large(rows, size, allowed)
-        return new_tuple(AppendBatch, (shard, rows, block, numbering, None))
+        return new_tuple(AppendBatch, (shard, rows, block, numbering))
 
-    def group_batch(self, shard: Shard, blocks: bytes, group: BlockGroup) -> AppendBatch:
-        """Wraps a group of blocks as one batch. The caller has checked the size of each block."""
-        return AppendBatch(shard, sum(group.rows), blocks, None, group)
+    def takes_group(self, size: int, shards: int) -> bool:
+        """Whether a group of `size` bytes for so many shards fits one record of every file."""
+        options = self._options
+        record_bytes_max = options.file_bytes // limits.LOG_FILE_RECORDS_MIN - options.align_bytes
+        return size <= self._rows_bytes_max and group_cost_max(size, shards) <= record_bytes_max
 
     @property
     def row_bytes_max(self) -> int:
@@ -253,7 +254,7 @@ class WriteAheadLog:
 
     # --- append ---
 
-    async def append(self, batches: Sequence[AppendBatch]) -> list[Result]:
+    async def append(self, batches: Sequence[AppendBatch | AppendGroup]) -> list[Result]:
         """Stores the batches and returns a result for each once the sync mode allows the acknowledgement.
 
         Waits near a quota and while too many bytes are in flight. Raises Refused if nothing was stored, OutcomeUnknown
@@ -276,7 +277,7 @@ class WriteAheadLog:
         self._check_open()
         return self.has_room(size)
 
-    def submit(self, batches: Sequence[AppendBatch]) -> Receipt:
+    def submit(self, batches: Sequence[AppendBatch | AppendGroup]) -> Receipt:
         """Like `append`, but returns a receipt at once. Raises InFlightFull instead of waiting."""
         size = total_block_bytes(batches)
         pause = self._admit(batches, size)
@@ -290,7 +291,7 @@ class WriteAheadLog:
             receipt.pause_ms = int(1000 * pause)
         return receipt
 
-    def _enqueue(self, batches: Sequence[AppendBatch], size: int) -> Receipt:
+    def _enqueue(self, batches: Sequence[AppendBatch | AppendGroup], size: int) -> Receipt:
         self._check_open()
         request = AppendRequest(batches, size)
         self._requests.add(request)
@@ -313,7 +314,7 @@ class WriteAheadLog:
         in_flight = self._requests.queued_bytes + self.appender.in_flight_bytes
         return not in_flight or in_flight + size <= self._options.in_flight_bytes
 
-    def _admit(self, batches: Sequence[AppendBatch], size: int) -> float:
+    def _admit(self, batches: Sequence[AppendBatch | AppendGroup], size: int) -> float:
         """Seconds to wait before this append. Raises Refused at a quota."""
         total_bytes = self.lifecycle.used_bytes + self._requests.queued_bytes
         quota = self.quota
@@ -323,14 +324,17 @@ class WriteAheadLog:
         if used + size <= quota.slow_node_bytes:
             # The common case, far from every quota, costs no call.
             slow_topic_bytes = quota.slow_topic_bytes - size
-            for batch in batches:
-                if batch.shard.usage.held_bytes > slow_topic_bytes:
+            # What a topic holds is a part of what the log holds.
+            if total_bytes <= slow_topic_bytes:
+                return 0.0
+            for shard in _shards_of(batches):
+                if shard.usage.held_bytes > slow_topic_bytes:
                     break
             else:
                 return 0.0
         try:
             return max(
-                admit(quota, used, batch.shard.usage.held_bytes, size, batch.shard.topic.name) for batch in batches
+                admit(quota, used, shard.usage.held_bytes, size, shard.topic.name) for shard in _shards_of(batches)
             )
         except errors.Refused as error:
             metrics.APPENDS_REFUSED.labels(error.code).inc()
@@ -609,6 +613,15 @@ def _trace_append(requests: list[AppendRequest], batches: int) -> None:
     """Records a span for the tick when its last request is released."""
     start_ns, size_bytes = now_ns(), sum(request.size for request in requests)
     requests[-1].add_done_callback(lambda _: record("append", start_ns, batches=batches, bytes=size_bytes))
+
+
+def _shards_of(batches: Sequence[AppendBatch | AppendGroup]) -> Iterator[Shard]:
+    """The shards that the batches are for."""
+    for batch in batches:
+        if isinstance(batch, AppendGroup):
+            yield from batch.shards
+        else:
+            yield batch.shard
 
 
 def _closed_error() -> errors.LogClosed:

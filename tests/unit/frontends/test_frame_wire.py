@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -75,9 +76,9 @@ def groups_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     original = FrameWire._on_group
 
-    def count(self: FrameWire, batch: int, lane: int, slots: bytes, *rest: bytes) -> None:
+    def count(self: FrameWire, batch: int, lanes: bytes, slots: bytes, *rest: Any) -> None:
         sizes.append(len(slots) // 4)
-        original(self, batch, lane, slots, *rest)  # type: ignore[arg-type]
+        original(self, batch, lanes, slots, *rest)
 
     def count_single(self: FrameWire, *details: int) -> None:
         sizes.append(1)
@@ -119,6 +120,97 @@ async def test_a_frame_with_parts_for_many_topics_has_one_answer_in_the_order_of
         )
         results = await one.client.published(301)
     assert [result.base_offset for result in results] == [1, 1, 2, 3]
+
+
+async def topics_publishers(stack: AsyncExitStack, broker: TestBroker, topics: int) -> list[Publisher]:
+    """Producers of one connection, each for a topic of its own, and all declared."""
+    client = await stack.enter_async_context(raw_client(broker.address))
+    publishers = [
+        Publisher(client, await client.call("open_producer", topic=f"/default/t{number}", producer="p"))
+        for number in range(topics)
+    ]
+    results = await send_together(publishers, 1, [each.batch(b"first") for each in publishers])
+    assert {result.outcome for result in results} == {Outcome.STORED}
+    return publishers
+
+
+async def send_together(publishers: list[Publisher], number: int, parts: list[PublishPart]) -> list[PartResult]:
+    """Sends one frame with the parts; returns the result of each."""
+    await publishers[0].client.write(publish(number, *parts))
+    return await publishers[0].client.published(number)
+
+
+async def test_a_frame_for_many_topics_is_stored_as_one_group_in_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_wire(monkeypatch, is_used=True)
+    sizes = groups_of(monkeypatch)
+    async with icestream.testing.broker("disk") as broker, AsyncExitStack() as stack:
+        publishers = await topics_publishers(stack, broker, 20)
+        lsn = broker.node.log.state.lsn
+        parts = [each.batch(b"x", b"y") for each in publishers] + [each.batch(b"z") for each in publishers]
+        results = await send_together(publishers, 2, parts)
+        assert sizes == [40]
+        assert broker.node.log.state.lsn == lsn + 1
+        assert [stored(broker, f"/default/t{number}") for number in range(20)] == [4] * 20
+    assert [(result.outcome, result.base_offset) for result in results] == (
+        [(Outcome.STORED, 1)] * 20 + [(Outcome.STORED, 3)] * 20
+    )
+
+
+async def test_the_parts_of_a_frame_for_many_topics_are_refused_each_by_itself(broker: TestBroker) -> None:
+    """Hazard 37: a gap in the numbers of one producer holds back that producer and no other."""
+    async with AsyncExitStack() as stack:
+        publishers = await topics_publishers(stack, broker, 4)
+        gap, repeated, *others = publishers
+        parts = [gap.batch(b"gap", sequence=7), repeated.batch(b"first", sequence=0)]
+        results = await send_together(publishers, 2, [*parts, *(each.batch(b"x") for each in others)])
+        assert [result.outcome for result in results] == (
+            [Outcome.REFUSED, Outcome.DUPLICATE, Outcome.STORED, Outcome.STORED]
+        )
+        assert document.decode_error(results[0].text).code == errors.OutOfOrderSequence.code
+        assert results[1].base_offset == 0
+        results = await send_together(publishers, 3, [each.batch(b"y") for each in publishers])
+        assert [result.outcome for result in results] == [Outcome.AFTER_REFUSED, *[Outcome.STORED] * 3]
+    assert [stored(broker, f"/default/t{number}") for number in range(4)] == [1, 2, 3, 3]
+
+
+async def test_a_policy_of_one_topic_decides_about_its_parts_of_a_frame_alone(broker: TestBroker) -> None:
+    async with AsyncExitStack() as stack:
+        publishers = await topics_publishers(stack, broker, 3)
+        await publishers[1].client.call("topic_policies", topic="/default/t1", policies={"max_message_bytes": 1000})
+        results = await send_together(publishers, 2, [each.batch(bytes(2000)) for each in publishers])
+        assert [result.outcome for result in results] == [Outcome.STORED, Outcome.REFUSED, Outcome.STORED]
+        assert document.decode_error(results[1].text).code == errors.MessageTooLarge.code
+
+
+async def test_frames_for_many_topics_wait_for_room_in_the_order_of_each_topic(broker: TestBroker) -> None:
+    async with AsyncExitStack() as stack:
+        publishers = await topics_publishers(stack, broker, 3)
+        (connection,) = [each for each in broker.node.native._connections if each.producers]
+        number = 1
+        with held_log(broker.node.log) as hold:
+            while not is_stopped(connection):
+                number += 1
+                parts = [each.batch(bytes(40_000)) for each in publishers]
+                publishers[0].client.write_now(publish(number, *parts))
+                await asyncio.sleep(0)
+            hold.release()
+        for frame_number in range(2, number + 1):
+            results = await publishers[0].client.published(frame_number)
+            assert [(result.outcome, result.base_offset) for result in results] == (
+                [(Outcome.STORED, frame_number - 1)] * 3
+            )
+
+
+async def test_a_failed_write_has_an_unknown_outcome_in_every_topic_of_a_frame(broker: TestBroker) -> None:
+    async with AsyncExitStack() as stack:
+        publishers = await topics_publishers(stack, broker, 3)
+        with held_log(broker.node.log) as hold:
+            publishers[0].client.write_now(publish(2, *[each.batch(b"lost?") for each in publishers]))
+            await until(lambda: hold.is_waiting)
+            hold.fail()
+        assert [result.outcome for result in await publishers[0].client.published(2)] == [Outcome.UNKNOWN] * 3
+        results = await send_together(publishers, 3, [each.batch(b"behind it") for each in publishers])
+        assert [result.outcome for result in results] == [Outcome.AFTER_REFUSED] * 3
 
 
 async def test_a_repeated_batch_in_a_group_is_answered_with_its_first_offset(broker: TestBroker) -> None:

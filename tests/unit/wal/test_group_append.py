@@ -16,11 +16,11 @@ from icestream.model.block import NOT_NUMBERED, Numbering, encode_block
 from icestream.model.block_group import BlockGroup
 from icestream.model.shard import ShardKey, TopicIdentity
 from icestream.model.sync_mode import SyncMode
-from icestream.wal.appender import AppendBatch, Appender, Placed, PlacedGroup, Result
+from icestream.wal.appender import AppendBatch, Appender, AppendGroup, Placed, PlacedGroup, Result
 from icestream.wal.producer_sequences import Duplicate
 from icestream.wal.state import LogState
 
-KEY = ShardKey(1, 0)
+KEYS = (ShardKey(1, 0), ShardKey(1, 1), ShardKey(2, 0))
 PRODUCERS = (11, 12)
 EPOCH = 1
 
@@ -31,6 +31,7 @@ class Sent(NamedTuple):
     producer: int | None
     first: int
     rows: int
+    shard: int = 0  # index in KEYS
 
     @property
     def numbering(self) -> Numbering | None:
@@ -42,50 +43,58 @@ class Sent(NamedTuple):
         return encode_block(self.rows, {envelope.PAYLOAD: payloads}, self.numbering)
 
 
-def new_appender() -> Appender:
+def new_appender(mode: SyncMode = SyncMode.ALWAYS) -> Appender:
     state = LogState()
-    state.declare_topic(TopicIdentity(KEY.topic_id, "/default/a"))
+    for topic_id in {key.topic_id for key in KEYS}:
+        state.declare_topic(TopicIdentity(topic_id, f"/default/{topic_id}"))
     for producer in PRODUCERS:
         state.producers.open(producer, EPOCH)
-    appender = Appender(state, SyncMode.ALWAYS)
+    appender = Appender(state, mode)
     appender.file_ready(1, 64 * limits.MIB)
     appender.rotate()
     return appender
 
 
 def group_of(sent: Sequence[Sent]) -> tuple[BlockGroup, bytes]:
+    """The group of batches that stand shard by shard."""
     blocks = [batch.block for batch in sent]
     ends = [sum(map(len, blocks[: index + 1])) for index in range(len(blocks))]
     numberings = [batch.numbering or Numbering(NOT_NUMBERED, 0, NOT_NUMBERED) for batch in sent]
+    shards = [batch.shard for batch in sent]
     group = BlockGroup(
         array("I", ends),
         array("I", [batch.rows for batch in sent]),
         [numbering.producer_id for numbering in numberings],
         [numbering.producer_epoch for numbering in numberings],
         array("q", [numbering.first_sequence for numbering in numberings]),
+        [last for last in range(1, len(sent) + 1) if last == len(sent) or shards[last] != shards[last - 1]],
     )
     return group, b"".join(blocks)
 
 
 def append_alone(appender: Appender, sent: Sequence[Sent]) -> list[Result]:
-    shard = appender.state.shard(KEY)
-    return appender.append([AppendBatch(shard, batch.rows, batch.block, batch.numbering) for batch in sent], 1)
+    shards = [appender.state.shard(KEYS[batch.shard]) for batch in sent]
+    batches = [
+        AppendBatch(shard, batch.rows, batch.block, batch.numbering) for shard, batch in zip(shards, sent, strict=True)
+    ]
+    return appender.append(batches, 1)
 
 
 def append_group(appender: Appender, sent: Sequence[Sent]) -> list[Result]:
     """Appends a group; returns the result of each batch."""
     group, blocks = group_of(sent)
-    shard = appender.state.shard(KEY)
-    (placed,) = appender.append([AppendBatch(shard, sum(group.rows), blocks, None, group)], 1)
+    keys = [KEYS[sent[start].shard] for start, _ in group.shard_ranges()]
+    (placed,) = appender.append([AppendGroup([appender.state.shard(key) for key in keys], blocks, group)], 1)
     assert isinstance(placed, PlacedGroup)
     results: list[Result] = []
-    offset = placed.base_offset
-    for index, batch in enumerate(sent):
-        if index in placed.rejected:
-            results.append(placed.rejected[index])
-        else:
-            results.append(Placed(offset, placed.lsn))
-            offset += batch.rows
+    for base, (start, end) in zip(placed.base_offsets, group.shard_ranges(), strict=True):
+        offset = base
+        for index in range(start, end):
+            if index in placed.rejected:
+                results.append(placed.rejected[index])
+            else:
+                results.append(Placed(offset, placed.lsn))
+                offset += sent[index].rows
     return results
 
 
@@ -95,14 +104,23 @@ def comparable(results: Sequence[Result]) -> list[object]:
 
 
 BATCHES = st.lists(
-    st.builds(Sent, st.sampled_from([None, *PRODUCERS]), st.integers(0, 6), st.integers(1, 3)), min_size=1, max_size=8
+    st.builds(
+        Sent,
+        st.sampled_from([None, *PRODUCERS]),
+        st.integers(0, 6),
+        st.integers(1, 3),
+        st.integers(0, len(KEYS) - 1),
+    ),
+    min_size=1,
+    max_size=8,
 )
 
 
-@given(st.lists(BATCHES, min_size=1, max_size=4))
-def test_a_group_has_the_results_and_the_bytes_of_its_batches_alone(ticks: list[list[Sent]]) -> None:
-    alone, grouped = new_appender(), new_appender()
-    for sent in ticks:
+@given(st.lists(BATCHES, min_size=1, max_size=4), st.sampled_from(SyncMode))
+def test_a_group_has_the_results_and_the_bytes_of_its_batches_alone(ticks: list[list[Sent]], mode: SyncMode) -> None:
+    alone, grouped = new_appender(mode), new_appender(mode)
+    for batches in ticks:
+        sent = sorted(batches, key=lambda batch: batch.shard)
         assert comparable(append_group(grouped, sent)) == comparable(append_alone(alone, sent))
         assert [write.data for write in grouped.drain_writes()] == [write.data for write in alone.drain_writes()]
     assert list(grouped.state.producers.windows()) == list(alone.state.producers.windows())
@@ -140,12 +158,36 @@ def test_a_rolled_back_group_is_expected_again() -> None:
     assert append_group(appender, [Sent(11, 0, 2), Sent(12, 0, 1)]) == [Placed(0, 1), Placed(2, 1)]
 
 
-@pytest.mark.parametrize("rejected", [{0}, {1}, {0, 2}, {0, 1, 2}])
-def test_the_blocks_without_the_rejected_ones_are_the_others_in_order(rejected: set[int]) -> None:
-    sent = [Sent(None, 0, 1), Sent(None, 5, 2), Sent(None, 9, 3)]
+def test_a_group_without_room_in_any_file_gets_no_offsets() -> None:
+    appender = new_appender()
+    sent = [Sent(None, 0, 1, shard) for shard in range(len(KEYS))]
     group, blocks = group_of(sent)
-    left = [batch for index, batch in enumerate(sent) if index not in rejected]
-    assert group.without(rejected, blocks) == (
-        sum(batch.rows for batch in left),
-        b"".join(batch.block for batch in left),
+    shards = [appender.state.shard(key) for key in KEYS]
+    assert appender.file is not None
+    appender.file.position = appender.file.capacity - 1024
+    assert appender.append([AppendGroup(shards, blocks, group)], 1) == []
+    assert [shard.assigned for shard in shards] == [0, 0, 0]
+    appender.file_ready(2, 64 * limits.MIB)
+    assert append_group(appender, sent) == [Placed(0, 1)] * 3
+    assert appender.file.number == 2
+
+
+@pytest.mark.parametrize("rejected", [set(), {0}, {1}, {0, 2}, {3}, {0, 1, 2, 3}])
+def test_the_blocks_without_the_rejected_ones_are_the_others_in_order(rejected: set[int]) -> None:
+    sent = [Sent(None, 0, 1), Sent(None, 5, 2), Sent(None, 9, 3), Sent(None, 1, 1, 2)]
+    group, blocks = group_of(sent)
+    kept = [[batch for index, batch in enumerate(sent) if index not in rejected and batch.shard == n] for n in (0, 2)]
+    assert group.stored(rejected, blocks) == (
+        [sum(batch.rows for batch in shard) for shard in kept],
+        [b"".join(batch.block for batch in shard) for shard in kept],
     )
+
+
+def test_a_group_splits_into_the_groups_of_its_shards() -> None:
+    sent = [Sent(11, 0, 1), Sent(None, 5, 2), Sent(12, 9, 3, 1), Sent(11, 1, 1, 2), Sent(11, 2, 1, 2)]
+    parts = group_of(sent)[0].split(group_of(sent)[1])
+    for shard, (group, blocks) in enumerate(parts):
+        expected, expected_blocks = group_of([batch for batch in sent if batch.shard == shard])
+        assert [list(column) for column in group] == [list(column) for column in expected]
+        assert blocks == expected_blocks
+    assert len(parts) == 3

@@ -254,7 +254,14 @@ impl Connection {
                 rows: part.rows,
                 cost,
             };
-            let row = PublishRow { lane: producer.lane, target, sequence: part.sequence, block: part.block };
+            let row = PublishRow {
+                lane: producer.lane,
+                target,
+                producer_id: producer.producer_id,
+                producer_epoch: producer.epoch,
+                sequence: part.sequence,
+                block: part.block,
+            };
             self.pending += cost;
             burst.add_row(self.position(burst_number), row);
         }

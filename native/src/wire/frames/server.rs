@@ -8,15 +8,18 @@
 //!     (3, connection)                                              it is gone; the last row of a connection
 //!     (4, connection)                                              its queue has drained below a quarter of its bound
 //!     (5, errno)                                                   accepting failed
-//!     (6, batch, lane, slots, ends, rows, sequences, blocks, largest)    a group of blocks for one shard
+//!     (6, batch, lanes, slots, columns, blocks, largest)           a group of blocks for one shard or many
 //!     (7, batch, lane, slot, block)                                a group of one block
 //!
-//! The columns of a group are packed, little endian: slots, ends and rows as u32, sequences as i64 (-1: not numbered).
-//! `settle` answers a group.
+//! A group stands lane by lane: `lane ends` says how many blocks stand up to the end of each lane. Its columns are those of
+//! `icestream/model/block_group.py`, packed, little endian: ends and rows as u32, producer ids as i64, epochs as i32,
+//! sequences as i64 (-1: not numbered), lane ends as u32. Lanes and slots are u32. `settle` answers a group, `split` makes
+//! a group of each lane.
 //!
 //! Everything runs in the thread that calls; sockets are touched by `poll`, `send`, `published` and `settle` alone.
 
 use super::connection::{Bounds, Connection, Producer};
+use crate::buffer::Output;
 use crate::event::Event as Wake;
 use crate::wire::burst::{Burst, Event, Group, Part, Target};
 use crate::wire::epoll::{Epoll, READABLE, WRITABLE};
@@ -48,7 +51,7 @@ struct State {
     pending: usize,
     connections: HashMap<u64, Connection>,
     next_connection: u64,
-    batches: HashMap<u64, Vec<Target>>,
+    batches: HashMap<u64, Batch>,
     next_batch: u64,
     burst_number: u64,
     /// Connections with bytes that may be parsed now.
@@ -58,6 +61,13 @@ struct State {
     /// Of connections that were closed by Python.
     gone: Vec<u64>,
     scratch: Vec<u8>,
+}
+
+/// A group that is not answered yet.
+struct Batch {
+    targets: Vec<Target>,
+    /// How many targets there are up to the end of each lane.
+    lane_ends: Vec<u32>,
 }
 
 #[pyclass(frozen)]
@@ -220,11 +230,16 @@ impl FrameServer {
         state.unblock();
     }
 
-    /// Answers a group: its blocks were stored one behind the other from `base_offset` on, but for those in
-    /// `exceptions`, which have no offsets and whose part of the answer is given.
-    #[pyo3(signature = (batch, base_offset, exceptions=None))]
-    fn settle(&self, batch: u64, base_offset: i64, exceptions: Option<HashMap<usize, Vec<u8>>>) {
-        self.lock().settle(batch, base_offset, exceptions.unwrap_or_default());
+    /// Answers a group. The blocks of each lane were stored one behind the other from its base offset on, but for those
+    /// in `exceptions`, which have no offsets and whose part of the answer is given.
+    #[pyo3(signature = (batch, base_offsets, exceptions=None))]
+    fn settle(&self, batch: u64, base_offsets: Vec<i64>, exceptions: Option<HashMap<usize, Vec<u8>>>) {
+        self.lock().settle(batch, &base_offsets, exceptions.unwrap_or_default());
+    }
+
+    /// Makes a group of each lane of a group. Returns their numbers, in order.
+    fn split(&self, batch: u64) -> Vec<u64> {
+        self.lock().split(batch)
     }
 
     /// Bytes of rows of a connection that are not answered yet.
@@ -492,11 +507,15 @@ impl State {
         }
     }
 
-    fn settle(&mut self, batch: u64, base_offset: i64, mut exceptions: HashMap<usize, Vec<u8>>) {
-        let Some(targets) = self.batches.remove(&batch) else { return };
-        let mut next = base_offset;
-        let mut touched: Vec<u64> = Vec::with_capacity(targets.len());
+    fn settle(&mut self, batch: u64, base_offsets: &[i64], mut exceptions: HashMap<usize, Vec<u8>>) {
+        let Some(Batch { targets, lane_ends }) = self.batches.remove(&batch) else { return };
+        let (mut lane, mut next) = (0, base_offsets.first().copied().unwrap_or(-1));
+        let mut touched: Vec<u64> = Vec::with_capacity(1);
         for (index, target) in targets.iter().enumerate() {
+            if index == lane_ends[lane] as usize {
+                lane += 1;
+                next = base_offsets.get(lane).copied().unwrap_or(-1);
+            }
             let exception = if exceptions.is_empty() { None } else { exceptions.remove(&index) };
             let base = next;
             if exception.is_none() {
@@ -516,6 +535,9 @@ impl State {
                 touched.push(target.connection);
             }
         }
+        // A group is handed over lane by lane, so a connection may be touched once for each lane.
+        touched.sort_unstable();
+        touched.dedup();
         for number in touched {
             self.send_answers(number);
         }
@@ -552,29 +574,65 @@ impl State {
         }
     }
 
-    fn hand_over<'py>(&mut self, py: Python<'py>, group: Group) -> PyResult<Bound<'py, PyAny>> {
-        let batch = self.next_batch;
-        self.next_batch += 1;
-        if let [target] = &group.targets[..] {
-            let row = (7, batch, group.lane, target.slot, PyBytes::new(py, &group.blocks)).into_pyobject(py)?.into_any();
-            self.batches.insert(batch, group.targets);
-            return Ok(row);
+    fn hand_over<'py>(&mut self, py: Python<'py>, mut group: Group) -> PyResult<Bound<'py, PyAny>> {
+        if let [row] = &group.rows[..] {
+            let block = PyBytes::new(py, group.block(row));
+            let (lane, slot) = (row.lane, row.target.slot);
+            let targets = group.rows.into_iter().map(|row| row.target).collect();
+            let batch = self.add_batch(Batch { targets, lane_ends: vec![1] });
+            return Ok((7, batch, lane, slot, block).into_pyobject(py)?.into_any());
         }
-        let slots: Vec<u32> = group.targets.iter().map(|target| target.slot).collect();
-        let rows: Vec<u32> = group.targets.iter().map(|target| target.rows).collect();
-        let row = (
-            6,
-            batch,
-            group.lane,
-            packed(py, &slots),
-            packed(py, &group.ends),
-            packed(py, &rows),
-            packed(py, &group.sequences),
-            PyBytes::new(py, &group.blocks),
-            group.largest,
+        group.sort_by_lane();
+        let rows = &group.rows;
+        let mut blocks = Output::new(py, group.size())?;
+        let mut ends: Vec<u32> = Vec::with_capacity(rows.len());
+        let mut lanes: Vec<u32> = Vec::new();
+        let mut lane_ends: Vec<u32> = Vec::new();
+        for (index, row) in rows.iter().enumerate() {
+            blocks.put(group.block(row));
+            ends.push(blocks.filled().len() as u32);
+            if lanes.last() == Some(&row.lane) {
+                *lane_ends.last_mut().expect("an end") += 1;
+            } else {
+                lanes.push(row.lane);
+                lane_ends.push(index as u32 + 1);
+            }
+        }
+        let columns = (
+            packed(py, &ends),
+            packed(py, &rows.iter().map(|row| row.target.rows).collect::<Vec<_>>()),
+            packed(py, &rows.iter().map(|row| row.producer_id).collect::<Vec<_>>()),
+            packed(py, &rows.iter().map(|row| row.producer_epoch).collect::<Vec<_>>()),
+            packed(py, &rows.iter().map(|row| row.sequence).collect::<Vec<_>>()),
+            packed(py, &lane_ends),
         );
-        self.batches.insert(batch, group.targets);
-        Ok(row.into_pyobject(py)?.into_any())
+        let slots = packed(py, &rows.iter().map(|row| row.target.slot).collect::<Vec<_>>());
+        let (lanes, blocks) = (packed(py, &lanes), blocks.finish());
+        let largest = group.largest;
+        let targets = group.rows.into_iter().map(|row| row.target).collect();
+        let batch = self.add_batch(Batch { targets, lane_ends });
+        Ok((6, batch, lanes, slots, columns, blocks, largest).into_pyobject(py)?.into_any())
+    }
+
+    /// Returns the number of the batch, which is never used twice.
+    fn add_batch(&mut self, batch: Batch) -> u64 {
+        let number = self.next_batch;
+        self.next_batch += 1;
+        self.batches.insert(number, batch);
+        number
+    }
+
+    fn split(&mut self, batch: u64) -> Vec<u64> {
+        let Some(Batch { targets, lane_ends }) = self.batches.remove(&batch) else { return Vec::new() };
+        let mut targets = targets.into_iter();
+        let mut start = 0;
+        let mut numbers = Vec::with_capacity(lane_ends.len());
+        for end in lane_ends {
+            let targets = targets.by_ref().take((end - start) as usize).collect();
+            numbers.push(self.add_batch(Batch { targets, lane_ends: vec![end - start] }));
+            start = end;
+        }
+        numbers
     }
 }
 

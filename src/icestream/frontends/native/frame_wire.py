@@ -3,10 +3,11 @@
 `poll` of the server (native/src/wire/frames) returns what arrived, in the order in which it is decided:
 
     a connection, a frame, the end of a connection    dispatched to its NativeConnection, one by one
-    a group: blocks for one shard that are as         one append, one answer to all (broker/publish_group.py). If the
-    declared, of any number of connections            broker wants to decide batch by batch, they are published one by
-                                                      one, and the answer is given when all of them are decided
-    a block that is alone in its shard                published by itself: the columns of a group would cost more
+    a group: blocks that are as declared, of any      one append, one answer to all (broker/publish_group.py). If the
+    number of connections, for any number of shards   broker wants to decide about some of them, it is split: first
+                                                      into a group for each shard, then into batches that are
+                                                      published one by one, and answered when all are decided
+    a block that is alone in the burst                published by itself: the columns of a group would cost more
 
 A producer is declared for a shard with its first stored batch, which came as a frame. What does not fit the declaration
 comes as a frame again, so that every refusal is made by the same code, whichever way a batch arrives.
@@ -25,7 +26,7 @@ import asyncio
 import socket
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from typing import Any, Final, NamedTuple
@@ -52,6 +53,8 @@ from icestream.runtime.tasks import Tasks
 _log = get_logger("native")
 # The rows of `poll`: native/src/wire/frames/server.rs.
 CONNECTED, FRAME, MALFORMED, GONE, ROOM, ACCEPT_FAILED, GROUP, SINGLE = range(8)
+COLUMN_TYPES: Final = "IIqiqI"  # of the columns of a group
+NO_OFFSETS: Final = ()
 ACCEPT_PAUSE_SECONDS: Final = 0.1
 
 
@@ -73,7 +76,7 @@ class ReceivedGroup(NamedTuple):
     """A group as it arrived: its number in the server, its batches and their producers."""
 
     batch: int
-    slots: list[PublishSlot | None]
+    slots: Sequence[PublishSlot | None]
     group: BlockGroup
     blocks: bytes
     largest_block: int
@@ -107,6 +110,7 @@ class FrameWire:
         self._lanes: dict[int, PublishLane] = {}
         self._lanes_by_key: dict[ShardKey, PublishLane] = {}
         self._lane_numbers = count(1)
+        self._waiting_lanes = 0  # lanes with a group that waits for room in the log
         self.settled = Notifier()  # notifies with every answered group
         assert native is not None
         self._server: Any = native.FrameServer(
@@ -182,61 +186,65 @@ class FrameWire:
     # --- groups ---
 
     def _on_group(
-        self,
-        batch: int,
-        lane: int,
-        slots: bytes,
-        ends: bytes,
-        rows: bytes,
-        sequences: bytes,
-        blocks: bytes,
-        largest: int,
+        self, batch: int, lanes: bytes, slots: bytes, columns: Sequence[bytes], blocks: bytes, largest: int
     ) -> None:
-        members = [*map(self._slots.get, array("I", slots))]
-        first_sequences = array("q", sequences)
-        ids, epochs = _numbering_columns(members)
-        group = BlockGroup(array("I", ends), array("I", rows), ids, epochs, first_sequences)
-        received = ReceivedGroup(batch, members, group, blocks, largest)
-        publish_lane = self._lanes.get(lane)
-        if publish_lane is None:
+        group = BlockGroup(*map(array, COLUMN_TYPES, columns))
+        received = ReceivedGroup(batch, [*map(self._slots.get, array("I", slots))], group, blocks, largest)
+        self._publish_lanes([*map(self._lanes.get, array("I", lanes))], received)
+
+    def _publish_lanes(self, lanes: Sequence[PublishLane | None], received: ReceivedGroup) -> None:
+        """Publishes a group as one if nothing stands in the way, else lane by lane: each lane has its own order."""
+        if len(lanes) == 1:
+            self._publish_lane(lanes[0], received)
+            return
+        is_free = not self._waiting_lanes and self._broker.has_room(len(received.blocks))
+        if is_free and None not in lanes and self._publish(lanes, received):  # type: ignore[arg-type]
+            return
+        batches = self._server.split(received.batch)
+        starts = (0, *received.group.shard_ends)
+        groups = received.group.split(received.blocks)
+        for lane, batch, start, (group, blocks) in zip(lanes, batches, starts, groups, strict=False):
+            slots = received.slots[start : start + group.block_count]
+            self._publish_lane(lane, ReceivedGroup(batch, slots, group, blocks, received.largest_block))
+
+    def _publish_lane(self, lane: PublishLane | None, received: ReceivedGroup) -> None:
+        """Publishes a group for one shard, as one if possible, else batch by batch."""
+        if lane is not None and (lane.waiting or not self._broker.has_room(len(received.blocks))):
+            self._wait_for_room(lane, received)
+        elif lane is None or not self._publish((lane,), received):
             self._publish_one_by_one(received)
-        elif publish_lane.waiting or not self._broker.has_room(len(blocks)):
-            self._wait_for_room(publish_lane, received)
-        else:
-            self._publish(publish_lane, received)
 
     def _on_single(self, batch: int, lane: int, slot_number: int, block: bytes) -> None:
         slot, publish_lane = self._slots.get(slot_number), self._lanes.get(lane)
         if slot is None or publish_lane is None or publish_lane.waiting or not self._broker.has_room(len(block)):
-            self._on_group(batch, lane, *_columns_of(slot_number, block))
+            self._publish_lane(publish_lane, _group_of(batch, slot, block))
             return
         try:
             result = self._broker.publish(slot.producer, slot.shard, block)
         except errors.IcestreamError as error:
-            self._settle(batch, 0, {0: encode_refusal(error)}, 0)
+            self._settle(batch, NO_OFFSETS, {0: encode_refusal(error)}, 0)
         else:
             result.add_done_callback(partial(self._on_single_done, batch))
 
     def _on_single_done(self, batch: int, result: PublishResult) -> None:
         if result.outcome is PublishOutcome.STORED and not result.pause_ms:
-            self._server.settle(batch, result.base_offset)
+            self._server.settle(batch, (result.base_offset,))
             self.settled.notify()
         else:
-            self._settle(batch, 0, {0: encode_outcome(result)}, result.pause_ms)
+            self._settle(batch, NO_OFFSETS, {0: encode_outcome(result)}, result.pause_ms)
 
-    def _publish(self, lane: PublishLane, received: ReceivedGroup) -> None:
+    def _publish(self, lanes: Sequence[PublishLane], received: ReceivedGroup) -> bool:
+        """Publishes a group as one; False if the broker has to decide about its parts."""
         slots = received.slots
-        if None not in slots and self._broker.publish_group(
-            lane.topic,
-            lane.key,
+        return None not in slots and self._broker.publish_group(
+            [lane.topic for lane in lanes],
+            [lane.key for lane in lanes],
             [slot.window for slot in slots],  # type: ignore[union-attr]
             received.blocks,
             received.group,
             received.largest_block,
             partial(self._on_group_done, received.batch),
-        ):
-            return
-        self._publish_one_by_one(received)
+        )
 
     def _on_group_done(self, batch: int, result: PublishGroupResult) -> None:
         exceptions: dict[int, bytes] | None = None
@@ -244,10 +252,10 @@ class FrameWire:
             exceptions = dict.fromkeys(range(result.batches), encode_refusal(result.error))
         elif result.rejected:
             exceptions = {index: encode_outcome(rejected) for index, rejected in result.rejected.items()}
-        self._settle(batch, result.base_offset or 0, exceptions, result.pause_ms)
+        self._settle(batch, result.base_offsets, exceptions, result.pause_ms)
 
     def _publish_one_by_one(self, received: ReceivedGroup) -> None:
-        outcomes = _Outcomes(len(received.group), partial(self._settle, received.batch, 0))
+        outcomes = _Outcomes(received.group.block_count, partial(self._settle, received.batch, NO_OFFSETS))
         for index, slot in enumerate(received.slots):
             try:
                 if slot is None:
@@ -260,11 +268,14 @@ class FrameWire:
                 outcomes.pause_ms = max(outcomes.pause_ms, result.pause_ms)
                 result.add_done_callback(partial(outcomes.add_result, index))
 
-    def _settle(self, batch: int, base_offset: int, exceptions: dict[int, bytes] | None, pause_ms: int) -> None:
+    def _settle(
+        self, batch: int, base_offsets: Sequence[int], exceptions: dict[int, bytes] | None, pause_ms: int
+    ) -> None:
+        """Answers a group. `base_offsets`: of each lane; of no use where all of its batches are exceptions."""
         if pause_ms:
-            self._loop.call_later(pause_ms / 1000, self._settle, batch, base_offset, exceptions, 0)
+            self._loop.call_later(pause_ms / 1000, self._settle, batch, base_offsets, exceptions, 0)
             return
-        self._server.settle(batch, base_offset, exceptions)
+        self._server.settle(batch, base_offsets, exceptions)
         self.settled.notify()
 
     def _wait_for_room(self, lane: PublishLane, received: ReceivedGroup) -> None:
@@ -273,6 +284,7 @@ class FrameWire:
                 slot.connection.hold()
         lane.waiting.append(received)
         if len(lane.waiting) == 1:
+            self._waiting_lanes += 1
             self._tasks.start(self._publish_waiting(lane), "native-room")
 
     async def _publish_waiting(self, lane: PublishLane) -> None:
@@ -281,14 +293,16 @@ class FrameWire:
             try:
                 await self._broker.wait_for_room(len(received.blocks))
             except errors.IcestreamError as error:
-                refusal = encode_refusal(error)
-                self._settle(received.batch, 0, dict.fromkeys(range(len(received.group)), refusal), 0)
+                refusals = dict.fromkeys(range(received.group.block_count), encode_refusal(error))
+                self._settle(received.batch, NO_OFFSETS, refusals, 0)
             else:
-                self._publish(lane, received)
+                if not self._publish((lane,), received):
+                    self._publish_one_by_one(received)
             lane.waiting.popleft()
             for slot in received.slots:
                 if slot is not None:
                     slot.connection.release()
+        self._waiting_lanes -= 1
         self._drop_unused(lane)
         self.settled.notify()
 
@@ -362,20 +376,9 @@ class _Outcomes:
         self.add(index, encode_outcome(result))
 
 
-def _numbering_columns(slots: list[PublishSlot | None]) -> tuple[list[int], list[int]]:
-    """Producer ids and epochs of the batches; those of a batch without a slot, which is refused, are not used."""
-    ids, epochs = [], []
-    for slot in slots:
-        producer = slot.producer if slot is not None else None
-        ids.append(producer.id if producer is not None else NOT_NUMBERED)
-        epochs.append(producer.epoch if producer is not None else 0)
-    return ids, epochs
-
-
-def _columns_of(slot: int, block: bytes) -> tuple[bytes, bytes, bytes, bytes, bytes, int]:
-    """The columns of a group of one block, as `poll` returns them."""
+def _group_of(batch: int, slot: PublishSlot | None, block: bytes) -> ReceivedGroup:
+    """A group of one block."""
     head = decode_block_head(block)
-    sequence = NOT_NUMBERED if head.numbering is None else head.numbering.first_sequence
-    columns = (array("I", [slot]), array("I", [len(block)]), array("I", [head.rows]))
-    slots, ends, rows = (column.tobytes() for column in columns)
-    return slots, ends, rows, array("q", [sequence]).tobytes(), block, len(block)
+    producer_id, epoch, sequence = head.numbering or (NOT_NUMBERED, 0, NOT_NUMBERED)
+    group = BlockGroup((len(block),), (head.rows,), (producer_id,), (epoch,), (sequence,), (1,))
+    return ReceivedGroup(batch, [slot], group, block, len(block))
