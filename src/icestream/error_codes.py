@@ -38,7 +38,14 @@ WIRE_CODES: dict[type[errors.IcestreamError], WireCodes] = {
     errors.UnknownNamespace: WireCodes(http=404, iceberg=(404, "NoSuchNamespaceException"), grpc="UNAVAILABLE"),
     errors.UnknownSubscription: WireCodes(http=404, grpc="NOT_FOUND"),
     **dict.fromkeys(
-        (errors.UnknownHandle, errors.UnknownSetting, errors.UnknownLogFile, errors.NotConnected), WireCodes(http=404)
+        (
+            errors.UnknownHandle,
+            errors.UnknownSetting,
+            errors.UnknownAccount,
+            errors.UnknownLogFile,
+            errors.NotConnected,
+        ),
+        WireCodes(http=404),
     ),
     errors.UnknownProducer: WireCodes(http=404, grpc="UNAVAILABLE"),
     errors.UnknownTable: WireCodes(http=404, iceberg=(404, "NoSuchTableException")),

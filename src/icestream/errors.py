@@ -15,6 +15,7 @@
     │   ├── UnknownSubscription    unknown_subscription no
     │   ├── UnknownHandle          unknown_handle    no    a producer or consumer that this connection did not open
     │   ├── UnknownSetting         unknown_setting   no
+    │   ├── UnknownAccount         unknown_account   no    no such user, service account, role, grant or token
     │   ├── UnknownLogFile         unknown_log_file  no    no file of the log has or had that number
     │   ├── NotConnected           not_connected     no    no producer or consumer of that name is connected
     │   ├── AlreadyExists          already_exists    no
@@ -169,6 +170,10 @@ class UnknownHandle(InvalidInput, code="unknown_handle"):
 
 class UnknownSetting(InvalidInput, code="unknown_setting"):
     """There is no such key in the settings."""
+
+
+class UnknownAccount(InvalidInput, code="unknown_account"):
+    """There is no such user, service account, role, grant or token."""
 
 
 class UnknownLogFile(InvalidInput, code="unknown_log_file"):

@@ -1092,3 +1092,33 @@ ACCESS_SLICE_NS: Final = 1_000_000
 SESSIONS_PER_CONNECTION_MAX: Final = 10_000
 # Rights that one call asks about: those of a page of a listing.
 DECISIONS_PER_CALL_MAX: Final = 1_000
+# How often sessions with an ended credential are looked for, and the store is asked whether it still has a leader: a
+# revocation or an expiry takes effect within a second.
+ACCESS_TICK_SECONDS: Final = 0.5
+# A store that was not confirmed to be current for so long: no new logins and no new producers and consumers; later, the
+# open ones close, because a right may have been revoked meanwhile (hazard 113).
+ACCESS_LOGIN_GRACE_MS: Final = 10_000
+ACCESS_HOLD_GRACE_MS: Final = 60_000
+# Expired sessions are found by a heap; entries of sessions that closed before are dropped when there are as many of
+# them as open sessions, and this many more.
+ACCESS_EXPIRIES_SPARE: Final = 1_024
+# The records of security are in the memory of every node. All of them together stay below 100 MB and a tenth of the
+# keys of the metadata store: organisations with more people than that use external tokens and role claims.
+SECURITY_ACCOUNTS_MAX: Final = 10_000
+SECURITY_ROLES_MAX: Final = 1_000
+SECURITY_ROLE_RULES_MAX: Final = 100
+SECURITY_GRANTS_MAX: Final = 20_000
+# Deleting an account deletes its grants, deleting a topic parks those for exactly that topic, each in one transaction,
+# which holds METADATA_TXN_OPERATIONS_MAX operations.
+SECURITY_GRANTS_EACH_MAX: Final = 200
+# Issued tokens that have not expired, of the whole cluster and of one account; as many can be revoked.
+SECURITY_TOKENS_MAX: Final = 50_000
+SECURITY_TOKENS_EACH_MAX: Final = 200
+# A revocation outlives its token by the clock skew that is accepted, and by the difference of two clocks.
+SECURITY_REVOKED_SPARE_MS: Final = 3_600_000
+# A note at a token: for which program it was issued.
+SECURITY_NOTE_BYTES_MAX: Final = 200
+# A token that outlives the people who issued it is a password without an owner.
+SECURITY_TOKEN_SECONDS_MAX: Final = 366 * 24 * 3600
+# Concurrent changes by several nodes: each attempt loses only to a change that was applied.
+SECURITY_ATTEMPTS_MAX: Final = 20

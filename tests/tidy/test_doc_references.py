@@ -41,7 +41,7 @@ def missing_references(text: str) -> Iterator[str]:
             f"{name} in {file}" for name in re.findall(r"`(\w+)`", names) if not re.search(rf"\b{name}\b", code)
         )
     for name in TESTS.findall(text):
-        prefix = re.sub(r"^hazards/(\d\d)$", r"hazards/test_hazard_\1_", name)
+        prefix = re.sub(r"^hazards/(\d{2,3})$", r"hazards/test_hazard_\1_", name)
         if not any(shown.startswith(f"tests/{prefix}") for shown in sources()):
             yield f"tests/{name}"
 

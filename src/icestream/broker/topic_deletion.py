@@ -1,7 +1,8 @@
 """Deletes topics, in steps that can be resumed after a crash (hazard 49).
 
     1  decision   one transaction replaces the topic's record by a DeletedTopicRecord. It says what is done with the
-                  uncommitted messages, the rest, and with the table (model/topic_deletion_policy.py)
+                  uncommitted messages, the rest, and with the table (model/topic_deletion_policy.py). The grants for
+                  exactly this topic are parked in it: a topic of the same name inherits none of them (hazard 117)
     2  names      cursors, then subscriptions, consumers and producers are deleted
     3  rest       discard: the log drops it; the decision records how many messages of each shard
                   commit: the log keeps it until the pipeline has committed all of it to the table
@@ -19,13 +20,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from icestream import errors
+from icestream import errors, limits
 from icestream.broker import records
 from icestream.broker.schema_registry_records import topic_schema_key
 from icestream.broker.storage import PersistentStorage
 from icestream.broker.topic_owners import TopicOwners
 from icestream.catalog.topic_bindings import TopicBindings
-from icestream.metadata.command import Delete, Put
+from icestream.metadata.command import Delete, Operation, Put
 from icestream.metadata.store import MetadataStore
 from icestream.model import shard as shards
 from icestream.model.topic_deletion_policy import DeletedRestPolicy, DeletedTablePolicy
@@ -33,6 +34,7 @@ from icestream.model.topic_name import TopicName
 from icestream.model.topic_policies import PolicyValues
 from icestream.observability.log import get_logger
 from icestream.observability.words import counted
+from icestream.security.security_store import plan_parking
 
 _log = get_logger("broker.deletion")
 
@@ -93,14 +95,17 @@ class TopicDeletion:
             policies.table_layout,
         )
         # In one transaction: either the topic exists, or its deletion goes on after any crash.
-        await self._store.txn(
-            [],
-            [
-                Delete(records.topic_key(name)),
-                Delete(topic_schema_key(name)),
-                Put(records.deleted_topic_key(record.id), records.encode(deleted)),
-            ],
-        )
+        decision: list[Operation] = [
+            Delete(records.topic_key(name)),
+            Delete(topic_schema_key(name)),
+            Put(records.deleted_topic_key(record.id), records.encode(deleted)),
+        ]
+        for _ in range(limits.SECURITY_ATTEMPTS_MAX):
+            is_unchanged, parking = await plan_parking(self._store, name)
+            if (await self._store.txn(is_unchanged, [*decision, *parking])).held:
+                break
+        else:
+            raise errors.NotReady(f"topic {name} was not deleted: grants change all the time", hint="try again")
         self._unfinished[name] = deleted
         return Deletion(await self._table_name(record.id), end, rest, messages)
 

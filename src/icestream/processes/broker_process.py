@@ -5,6 +5,7 @@
     metadata store      records the offsets that the log must reach; in a cluster, once there is a leader
     log, storage        recovery happens here
     broker              every topic and subscription of earlier runs
+    access control      the records of security, by a linearizable read: no client is accepted before (hazard 112)
     online settings, local socket
     front ends          a client finds everything ready (node/front_ends.py)
     child processes     nothing waits for them
@@ -64,6 +65,8 @@ from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.simulated_disk import SimulatedDisk
 from icestream.runtime.stop_signals import stopping_by_signal
 from icestream.security.access_control import AccessControl
+from icestream.security.policy_watch import PolicyWatch
+from icestream.security.security_store import SecurityStore
 from icestream.settings import Origin, Settings
 from icestream.wal.open_log import open_log, open_log_on
 from icestream.wal.sink import InlineSink
@@ -129,6 +132,8 @@ class BrokerNode:
         self.log = log
         self.access_control = AccessControl(clock)
         self.broker = Broker(broker_options(settings), store, storage, clock, topic_owners(store, cluster))
+        self.policy_watch = PolicyWatch(store, clock, self.access_control)
+        self.security = SecurityStore(store, self.policy_watch, clock, SystemRandomness())
         policy = self.broker.topics.table_policy
         self.ingest = PipelineService(log, clock, self._log_location(), policy) if log is not None else None
         if self.ingest is not None:

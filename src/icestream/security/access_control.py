@@ -2,28 +2,37 @@
 
     Authenticator     credential -> identity, or Unauthenticated (authenticator.py)
     new_session       identity -> AccessSession
-    apply             a new policy: holds are decided again, in slices, so that 100,000 of them do not stall the loop
+    apply             a new policy: sessions whose credential ended are ended, holds are decided again, in slices, so
+                      that 100,000 of them do not stall the loop
+    end_expired       sessions whose credential has expired are ended
+    pause             no logins and no new holds, while the policy may be outdated; `close_holds` closes the open ones
+    resume            after a pause
 
-There is one instance in the broker process. While security is off, every credential is accepted unread and every
-session is anonymous, as on a broker that was never secured.
+There is one instance in the broker process; PolicyWatch calls all but the first two. While security is off, every
+credential is accepted unread and every session is anonymous, as on a broker that was never secured.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import heapq
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from icestream import errors, limits
 from icestream.runtime.clock import Clock
 from icestream.security.access_policy import OPEN_POLICY, AccessPolicy, Decision
-from icestream.security.access_session import AccessSession
+from icestream.security.access_session import AccessSession, expired
 from icestream.security.action import Action
 from icestream.security.credential import Credential
 from icestream.security.principal import ANONYMOUS_IDENTITY, CallerIdentity
 from icestream.security.resource import Resource
 
 Denied = Callable[[AccessSession, Action, Resource, Decision], None]
+
+
+# Why a credential is not valid any more; None while it is.
+FindEnd = Callable[[CallerIdentity], errors.IcestreamError | None]
 
 
 class Authenticating(Protocol):
@@ -43,7 +52,11 @@ class AccessControl:
         self._authenticator = authenticator
         self._on_denied = on_denied
         self._policy = OPEN_POLICY
+        self._find_end: FindEnd = lambda _: None
         self._sessions: set[AccessSession] = set()
+        self._expiries: list[tuple[int, int, AccessSession]] = []  # a heap, with entries of sessions that closed before
+        self._session_count = 0  # breaks ties in the heap
+        self.paused: errors.IcestreamError | None = None
 
     @property
     def policy(self) -> AccessPolicy:
@@ -62,35 +75,84 @@ class AccessControl:
 
         Without a credential the session is anonymous: it has the rights that `anonymous` was granted.
         """
+        if self.paused is not None:
+            raise self.paused
         if credential is None or not self.is_enabled or self._authenticator is None:
             return self.new_session(ANONYMOUS_IDENTITY, address, listener)
-        return self.new_session(
-            await self._authenticator.authenticate(credential, address, listener), address, listener
-        )
+        identity = await self._authenticator.authenticate(credential, address, listener)
+        # The account may have been deleted or the token revoked while the password was hashed: from here to the
+        # registration nothing waits, so `apply` sees either this session or the check sees its state.
+        if (ended := self._find_end(identity)) is not None:
+            raise ended
+        return self.new_session(identity, address, listener)
 
     def new_session(self, identity: CallerIdentity, address: str, listener: str) -> AccessSession:
         """Returns a session of an identity; `close_session` forgets it."""
-        session = AccessSession(identity, address, listener, lambda: self._policy, self._on_denied)
+        session = AccessSession(identity, address, listener, lambda: self._policy, self._on_denied, lambda: self.paused)
         self._sessions.add(session)
+        if identity.expires_us is not None:
+            self._session_count += 1
+            heapq.heappush(self._expiries, (identity.expires_us, self._session_count, session))
+            if len(self._expiries) > 2 * len(self._sessions) + limits.ACCESS_EXPIRIES_SPARE:
+                self._expiries = [entry for entry in self._expiries if entry[2] in self._sessions]
+                heapq.heapify(self._expiries)
         return session
 
     def close_session(self, session: AccessSession) -> None:
         """Forgets a session whose connection or request is over."""
         self._sessions.discard(session)
 
-    async def apply(self, policy: AccessPolicy) -> None:
-        """Makes a policy the present one. New requests are decided by it at once, open holds before this returns."""
+    async def apply(self, policy: AccessPolicy, find_end: FindEnd | None = None) -> None:
+        """Makes a policy the present one, with the function that tells which credentials have ended.
+
+        New requests are decided by it at once, open sessions and holds before this returns.
+        """
         self._policy = policy
-        deadline = self._clock.monotonic_ns() + limits.ACCESS_SLICE_NS
-        for session in list(self._sessions):
-            session.decide_again()
-            if self._clock.monotonic_ns() >= deadline:
-                await asyncio.sleep(0)
-                deadline = self._clock.monotonic_ns() + limits.ACCESS_SLICE_NS
+        if find_end is not None:
+            self._find_end = find_end
+        async for session in self._in_slices():
+            if session.closed is None and (ended := self._find_end(session.identity)) is not None:
+                session.end(ended)
+            else:
+                session.decide_again()
+
+    def end_expired(self, now_us: int) -> int:
+        """Ends every session whose credential has expired; returns how many."""
+        count = 0
+        while self._expiries and self._expiries[0][0] <= now_us:
+            _, _, session = heapq.heappop(self._expiries)
+            if session in self._sessions and session.closed is None:
+                session.end(expired(session.identity))
+                count += 1
+        return count
 
     def end_sessions(self, is_ended: Callable[[CallerIdentity], bool], reason: errors.IcestreamError) -> int:
-        """Ends every session whose credential was revoked or has expired; returns how many."""
+        """Ends every session whose identity is one of these; returns how many."""
         ended = [session for session in self._sessions if is_ended(session.identity)]
         for session in ended:
             session.end(reason)
         return len(ended)
+
+    def pause(self, reason: errors.IcestreamError) -> None:
+        """Refuses logins and new holds from now on."""
+        self.paused = reason
+
+    def resume(self) -> None:
+        """Ends a pause."""
+        self.paused = None
+
+    async def close_holds(self, reason: errors.IcestreamError) -> int:
+        """Closes the holds of all sessions; returns how many. The sessions stay."""
+        count = 0
+        async for session in self._in_slices():
+            count += session.close_holds(reason)
+        return count
+
+    async def _in_slices(self) -> AsyncIterator[AccessSession]:
+        """All present sessions; lets the loop run after each ACCESS_SLICE_NS."""
+        deadline = self._clock.monotonic_ns() + limits.ACCESS_SLICE_NS
+        for session in list(self._sessions):
+            yield session
+            if self._clock.monotonic_ns() >= deadline:
+                await asyncio.sleep(0)
+                deadline = self._clock.monotonic_ns() + limits.ACCESS_SLICE_NS

@@ -7,7 +7,9 @@
 
 Rules only allow; what no rule allows is denied. An identity has the roles and rules that are granted to its principal,
 the roles that its credential brings, and what is granted to `anonymous`. A rule with the action `admin` on the cluster
-allows every action on every resource, except on what belongs to the node itself: `/system/…` can be read, nothing else.
+allows every action on every resource, except on what belongs to the node itself: `/system/…` can be read, nothing else,
+and by no wildcard: a rule for `/*/*` is not meant for the audit. A principal of Danube's shared key, and `anonymous`,
+never administer, whatever is granted to them (hazard 116).
 A rule that allows to describe something in a namespace allows to describe the namespace.
 
 While security is off (`AccessPolicy.is_enabled` is False) everything is allowed, as on a broker that was never secured.
@@ -21,7 +23,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from icestream.security.action import Action
-from icestream.security.principal import ANONYMOUS, CallerIdentity, Principal
+from icestream.security.principal import ANONYMOUS, CallerIdentity, Principal, PrincipalKind
 from icestream.security.resource import CLUSTER, Pattern, Resource, ResourceKind
 
 SYSTEM_NAMESPACE: Final = "system"
@@ -40,10 +42,17 @@ class AccessRule(NamedTuple):
     def __str__(self) -> str:
         return f"{','.join(sorted(action.value for action in self.actions))} on {self.pattern}"
 
+    @property
+    def is_administration(self) -> bool:
+        """True for a rule that allows everything."""
+        return Action.ADMIN in self.actions and self.pattern.kind is ResourceKind.CLUSTER
+
     def allows(self, action: Action, resource: Resource, claims: Mapping[str, str]) -> bool:
-        if Action.ADMIN in self.actions and self.pattern.kind is ResourceKind.CLUSTER:
+        if self.is_administration:
             return True
         if action not in self.actions:
+            return False
+        if _is_system(resource) and self.pattern.segments[:1] != (SYSTEM_NAMESPACE,):
             return False
         if self.pattern.matches(resource, claims):
             return True
@@ -96,13 +105,27 @@ class AccessPolicy:
             for grant in self.grants.get(principal, ()):
                 if grant.is_parked:
                     continue
-                if grant.rule is not None:
-                    yield str(grant), grant.rule
-                elif (role := self.roles.get(grant.role)) is not None:
-                    yield from ((str(grant), rule) for rule in role.rules)
+                role = self.roles.get(grant.role)
+                rules = (grant.rule,) if grant.rule is not None else (role.rules if role is not None else ())
+                yield from ((str(grant), rule) for rule in rules if not _is_void(principal, rule))
         for name in identity.roles:
             if (role := self.roles.get(name)) is not None:
-                yield from ((f"role {name} of the credential", rule) for rule in role.rules)
+                source = f"role {name} of the credential"
+                yield from ((source, rule) for rule in role.rules if not _is_void(identity.principal, rule))
+
+
+def may_administer(principal: Principal) -> bool:
+    """False for principals that anybody, or anybody with Danube's shared key, can be (hazard 116)."""
+    return principal.kind not in (PrincipalKind.DANUBE, PrincipalKind.ANONYMOUS)
+
+
+def _is_void(principal: Principal, rule: AccessRule) -> bool:
+    return rule.is_administration and not may_administer(principal)
+
+
+def _is_system(resource: Resource) -> bool:
+    """True for what belongs to the broker: namespaces, topics, subscriptions and tables below `system`."""
+    return resource.segments[:1] == (SYSTEM_NAMESPACE,) and resource.kind is not ResourceKind.SCHEMA
 
 
 OPEN_POLICY: Final = AccessPolicy()
@@ -112,11 +135,7 @@ def decide(identity: CallerIdentity, action: Action, resource: Resource, policy:
     """Whether the identity may do this. Not for internal principals, whose roles list calls instead of actions."""
     if not policy.is_enabled:
         return Decision(True, "security is off")
-    if (
-        resource.segments[:1] == (SYSTEM_NAMESPACE,)
-        and resource.kind is not ResourceKind.SCHEMA
-        and action not in _SYSTEM_ACTIONS
-    ):
+    if _is_system(resource) and action not in _SYSTEM_ACTIONS:
         return Decision(False, f"{resource} belongs to the broker")
     for source, rule in policy.rules_of(identity):
         if rule.allows(action, resource, identity.claims):

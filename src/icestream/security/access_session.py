@@ -38,13 +38,16 @@ class AccessSession:
         listener: str,
         policy: Callable[[], AccessPolicy],
         on_denied: Callable[[AccessSession, Action, Resource, Decision], None],
+        paused: Callable[[], errors.IcestreamError | None] = lambda: None,
     ) -> None:
-        """`policy`: the present policy. `on_denied` records the denial for the audit; it does not wait."""
+        """`policy`: the present policy. `on_denied` records the denial for the audit; it does not wait. `paused`: why
+        no right can be held now, because the policy may be outdated."""
         self.identity = identity
         self.address = address
         self.listener = listener
         self._policy = policy
         self._on_denied = on_denied
+        self._paused = paused
         self._holds: dict[int, HeldRight] = {}
         self._last_hold = 0
         self.closed: errors.IcestreamError | None = None  # why nothing is allowed any more
@@ -75,7 +78,12 @@ class AccessSession:
             self.require(action, resource)
 
     def hold(self, action: Action, resource: Resource, close: Callable[[errors.IcestreamError], None]) -> int:
-        """Checks the right and keeps it: `close` is called when it ends. Returns the number for `release`."""
+        """Checks the right and keeps it: `close` is called when it ends. Returns the number for `release`.
+
+        Raises NotReady while the policy of this node may be outdated.
+        """
+        if (paused := self._paused()) is not None:
+            raise paused
         self.require(action, resource)
         self._last_hold += 1
         self._holds[self._last_hold] = HeldRight(action, resource, close)
@@ -105,9 +113,14 @@ class AccessSession:
     def end(self, reason: errors.IcestreamError) -> None:
         """Ends the session: every hold is closed with the reason, and every later request is refused with it."""
         self.closed = reason
+        self.close_holds(reason)
+
+    def close_holds(self, reason: errors.IcestreamError) -> int:
+        """Closes every hold with the reason; returns how many. The session itself stays open."""
         holds, self._holds = self._holds, {}
         for held in holds.values():
             held.close(reason)
+        return len(holds)
 
 
 def denial(identity: CallerIdentity, action: Action, resource: Resource, decision: Decision) -> errors.IcestreamError:
@@ -121,6 +134,11 @@ def denial(identity: CallerIdentity, action: Action, resource: Resource, decisio
         f"{identity.principal} may not {action.value} on {resource}: {decision.reason}",
         hint=f"`icestream security explain {identity.principal} {action.value} {resource}` shows the rules",
     )
+
+
+def expired(identity: CallerIdentity) -> errors.Unauthenticated:
+    """The error of a session whose credential has expired."""
+    return errors.Unauthenticated(f"the credential of {identity.principal} has expired", hint="log in again")
 
 
 def open_session() -> AccessSession:

@@ -1,6 +1,7 @@
 """The services around the broker: front ends, local socket, online settings, and child processes.
 
     early front ends    before everything else: they report what the start waits for (HTTP)
+    access control      the records of security are applied before clients connect; then they are watched
     settings            stored changes are applied before clients connect; then they are watched
     local socket        for processes of this node; not for a broker in memory without a lake process
     other front ends    when everything else is ready (broker_process.py)
@@ -192,6 +193,9 @@ class NodeServices:
     async def attach(self, node: BrokerNode) -> None:
         """Called when the broker has started and no client is connected yet."""
         self._node = node
+        revision = await node.policy_watch.load()
+        self._tasks.start(node.policy_watch.follow(revision), "policy")
+        self._tasks.start(node.policy_watch.tick(), "policy-tick")
         self.online = OnlineSettings(
             self._settings, self._origins, node.store, partial(apply_settings, node.broker, node.log)
         )
