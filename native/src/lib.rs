@@ -23,7 +23,7 @@ mod writer;
 mod icestream_native {
     /// Increased with every change of what these functions take or return; `icestream/runtime/native.py` compares it.
     #[pymodule_export]
-    const CONTRACT: u32 = 5;
+    const CONTRACT: u32 = 6;
 
     #[pymodule_export]
     use crate::block::check_block;
@@ -42,6 +42,9 @@ mod icestream_native {
     use crate::scan::{find_headers, scan_records};
     #[pymodule_export]
     use crate::wire::FrameServer;
+    #[cfg(feature = "tls")]
+    #[pymodule_export]
+    use crate::wire::check_tls;
     #[cfg(feature = "grpc")]
     #[pymodule_export]
     use crate::wire::{GrpcServer, decode_columns};

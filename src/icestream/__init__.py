@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from icestream.client.producer import Producer
     from icestream.client.stalls import Stall
     from icestream.client.subscription import Subscription
+    from icestream.rpc.client_tls import ClientTls
 
     __version__: str
 
@@ -31,6 +32,7 @@ __all__ = [
     "connect",
     "connect_sync",
     "Client",
+    "ClientTls",
     "TopicInfo",
     "TopicPolicies",
     "Producer",

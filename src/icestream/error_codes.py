@@ -93,6 +93,7 @@ WIRE_CODES: dict[type[errors.IcestreamError], WireCodes] = {
     errors.SubscriptionStalled: WireCodes(grpc="UNAVAILABLE"),  # the status of a stream; its client opens it again
     errors.ConnectionLost: WireCodes(11, 503, grpc="UNAVAILABLE"),
     errors.WrongPort: WireCodes(11, 502, grpc="UNAVAILABLE"),
+    errors.TlsFailed: WireCodes(11, 502, grpc="UNAVAILABLE"),
 }
 
 

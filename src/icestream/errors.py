@@ -76,6 +76,7 @@
     └── ClientError                client            no    raised by the client library itself
         ├── ConnectionLost         connection_lost   yes   the broker cannot be reached
         ├── WrongPort              wrong_port        no    what answers there speaks another protocol
+        ├── TlsFailed              tls_failed        no    its certificate is not accepted, or ours is not
         ├── SlowConsumer           slow_consumer     no    messages were not taken before the buffer was full
         ├── SubscriptionStalled    subscription_stalled yes  messages wait that the broker cannot deliver now
         ├── ConsumerClosed         consumer_closed   no    deleted, or another one of its name came
@@ -421,6 +422,10 @@ class ConnectionLost(ClientError, code="connection_lost", retryable=True):
 
 class WrongPort(ClientError, code="wrong_port"):
     """What answers at that address speaks another protocol: HTTP, gRPC, TLS."""
+
+
+class TlsFailed(ClientError, code="tls_failed"):
+    """The TLS handshake with the broker failed: one of the two certificates is not accepted, or one side has no TLS."""
 
 
 class SlowConsumer(ClientError, code="slow_consumer"):

@@ -914,6 +914,12 @@ DISK_LOW_BYTES_MAX: Final = 5 * GIB
 QUOTA_FALLEN_SHARE: Final = 0.1
 # A certificate that ends within so many days is told: renewals run monthly at the latest, and a week is left to act.
 CERTIFICATE_DAYS_MIN: Final = 21
+# How often the files of certificates are looked at: three calls of stat, and a renewal has weeks.
+TLS_FILES_SECONDS: Final = 5.0
+# Connections of a listener whose TLS handshake is not done: each holds some 20 KiB, and a client needs two round trips.
+TLS_HALF_OPEN_MAX: Final = 256
+# A client on a slow network shakes hands within a second.
+TLS_HANDSHAKE_SECONDS_MAX: Final = 5.0
 # A PEM file with a chain has a few KiB.
 CERTIFICATE_FILE_BYTES_MAX: Final = MIB
 # A child that ends is started again after this, doubling up to the second; from the start again after a while of good

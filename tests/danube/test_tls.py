@@ -2,48 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
+import ssl
 from pathlib import Path
 
 import grpc
 import pytest
-import trustme
 from danube import DanubeClient, DanubeClientBuilder
 
 from icestream import errors
 from icestream.processes.broker_process import BrokerNode
+from tests.support.certificates import Certificates
 from tests.support.node_settings import node_settings
 
 pytestmark = pytest.mark.asyncio
 
 
-class Certificates:
-    def __init__(self, folder: Path) -> None:
-        self.ca, self.server, self.client = folder / "ca.pem", folder / "server.pem", folder / "client.pem"
-        self.stranger = folder / "stranger.pem"
-        authority, other = (trustme.CA(key_type=trustme.KeyType.ECDSA) for _ in range(2))
-        authority.cert_pem.write_to_path(self.ca)
-        certificates = (self.server, "127.0.0.1", authority), (self.client, "client.test", authority)
-        for path, name, signs in (*certificates, (self.stranger, "client.test", other)):
-            certificate = signs.issue_cert(name, key_type=trustme.KeyType.ECDSA)
-            certificate.cert_chain_pems[0].write_to_path(path)
-            certificate.private_key_pem.write_to_path(path.with_suffix(".key"))
+def danube_settings(pem: Certificates, *, with_clients: bool) -> dict[str, object]:
+    settings = {"enable": True, "tls_certificate": pem.server, "tls_key": pem.server.with_suffix(".key")}
+    return settings | ({"tls_client_ca": pem.client_ca} if with_clients else {})
 
-    def settings(self, *, with_clients: bool) -> dict[str, object]:
-        settings = {"enable": True, "tls_certificate": self.server, "tls_key": self.server.with_suffix(".key")}
-        return settings | ({"tls_client_ca": self.ca} if with_clients else {})
 
-    def credentials(self, certificate: Path | None) -> grpc.ChannelCredentials:
-        if certificate is None:
-            return grpc.ssl_channel_credentials(self.ca.read_bytes())
-        key = certificate.with_suffix(".key")
-        return grpc.ssl_channel_credentials(self.ca.read_bytes(), key.read_bytes(), certificate.read_bytes())
+def credentials(pem: Certificates, certificate: Path | None) -> grpc.ChannelCredentials:
+    if certificate is None:
+        return grpc.ssl_channel_credentials(pem.ca.read_bytes())
+    key = certificate.with_suffix(".key")
+    return grpc.ssl_channel_credentials(pem.ca.read_bytes(), key.read_bytes(), certificate.read_bytes())
 
 
 @pytest.mark.usefixtures("wire")
 @pytest.mark.parametrize("with_clients", [False, True])
 async def test_tls_and_client_certificates(tmp_path: Path, with_clients: bool) -> None:
-    pem = Certificates(tmp_path)
-    settings = node_settings(tmp_path / "data", "memory", danube=pem.settings(with_clients=with_clients))
+    pem = Certificates(tmp_path / "pem")
+    settings = node_settings(tmp_path / "data", "memory", danube=danube_settings(pem, with_clients=with_clients))
     node = await BrokerNode.start(settings)
     try:
         url = node.danube.url
@@ -69,7 +60,7 @@ async def client_of(url: str, pem: Certificates, certificate: Path | None) -> Da
 
 
 async def operator_gets(port: int, pem: Certificates, certificate: Path | None) -> str:
-    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", pem.credentials(certificate)) as channel:
+    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials(pem, certificate)) as channel:
         try:
             await channel.unary_unary("/danube_admin.BrokerAdmin/ListBrokers")(b"")
         except grpc.aio.AioRpcError as error:
@@ -95,6 +86,29 @@ async def is_kept_out(client: DanubeClient) -> None:
 async def close(client: DanubeClient) -> None:
     for connection in client.connection_manager._connections.values():
         await connection.channel.close()
+
+
+async def test_danube_uses_the_common_section_and_a_renewed_certificate(tmp_path: Path, wire: str) -> None:
+    pem = Certificates(tmp_path / "pem")
+    settings = node_settings(tmp_path / "data", "memory", danube={"enable": True}, tls=pem.settings("optional"))
+    node = await BrokerNode.start(settings)
+    try:
+        await sends(await client_of(node.danube.url, pem, None))
+        await sends(await client_of(node.danube.url, pem, pem.client))
+        stranger = await client_of(node.danube.url, pem, pem.stranger)
+        await (is_kept_out(stranger) if wire == "native" else sends(stranger))  # grpc.aio asks for no certificate
+        renewed = pem.issue("renewed", pem.authority, "127.0.0.1")
+        for suffix in (".pem", ".key"):
+            renewed.with_suffix(suffix).replace(pem.server.with_suffix(suffix))
+        assert node.certificates.listeners["danube"].refresh()
+        assert await asyncio.to_thread(certificate_of, node.danube.port) == pem.server.read_text().strip()
+        await sends(await client_of(node.danube.url, pem, None))
+    finally:
+        await node.stop()
+
+
+def certificate_of(port: int) -> str:
+    return ssl.get_server_certificate(("127.0.0.1", port), timeout=10).strip()
 
 
 async def test_a_missing_certificate_is_reported(tmp_path: Path) -> None:

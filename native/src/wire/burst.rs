@@ -18,7 +18,7 @@ const GROUP_ROWS_MAX: usize = 2048;
 
 /// Something that Python decides by itself.
 pub enum Event {
-    Connected { connection: u64, peer: String },
+    Connected { connection: u64, peer: String, certificate: Option<Vec<u8>> },
     Frame { connection: u64, kind: u8, flags: u8, number: u64, body: Vec<u8>, last_publish: u64 },
     Malformed { connection: u64, size: u32, kind: u8 },
     Gone { connection: u64 },

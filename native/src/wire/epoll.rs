@@ -6,10 +6,15 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 pub const READABLE: u32 = libc::EPOLLIN as u32;
 pub const WRITABLE: u32 = libc::EPOLLOUT as u32;
 /// Reported whether or not it was asked for.
-pub const BROKEN: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
+const BROKEN: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
 
 /// How many ready sockets one call of `wait` returns. The rest is still ready at the next call.
 const EVENTS_MAX: usize = 1024;
+
+/// Whether epoll says that the peer is gone.
+pub fn is_broken(events: u32) -> bool {
+    events & BROKEN != 0
+}
 
 pub struct Epoll {
     fd: OwnedFd,
@@ -55,8 +60,14 @@ impl Epoll {
 
     /// The tokens that are ready now, with what they are ready for. Never blocks.
     pub fn ready(&mut self) -> Vec<(u64, u32)> {
+        self.wait(0)
+    }
+
+    /// The same, after a wait of at most so many milliseconds; -1: until one is ready.
+    pub fn wait(&mut self, milliseconds: i32) -> Vec<(u64, u32)> {
         // SAFETY: the kernel writes at most EVENTS_MAX events into the list.
-        let count = unsafe { libc::epoll_wait(self.fileno(), self.events.as_mut_ptr(), EVENTS_MAX as i32, 0) };
+        let count =
+            unsafe { libc::epoll_wait(self.fileno(), self.events.as_mut_ptr(), EVENTS_MAX as i32, milliseconds) };
         self.events[..count.max(0) as usize].iter().map(|event| (event.u64, event.events)).collect()
     }
 }

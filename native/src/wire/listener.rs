@@ -1,5 +1,6 @@
 //! Accepts stream connections, with the options that every one of them gets.
 
+use super::tls::Session;
 use std::io::{Error, ErrorKind};
 use std::mem::{MaybeUninit, size_of};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -14,6 +15,16 @@ pub struct Listener {
 pub struct Accepted {
     pub fd: OwnedFd,
     pub peer: String,
+    /// With TLS: its session, the end of our handshake that the peer has not taken, and what it sent behind its own.
+    pub session: Option<Session>,
+    pub output: Vec<u8>,
+    pub early: Vec<u8>,
+}
+
+impl Accepted {
+    fn plain(fd: OwnedFd, peer: String) -> Accepted {
+        Accepted { fd, peer, session: None, output: Vec::new(), early: Vec::new() }
+    }
 }
 
 impl Listener {
@@ -50,9 +61,9 @@ impl Listener {
         let peer = peer_of(&address);
         if let Some(peer) = peer {
             self.set_options(&fd);
-            return Ok(Some(Accepted { fd, peer: format!("{peer}") }));
+            return Ok(Some(Accepted::plain(fd, format!("{peer}"))));
         }
-        Ok(Some(Accepted { fd, peer: String::new() }))
+        Ok(Some(Accepted::plain(fd, String::new())))
     }
 
     /// No delay, because answers are written whole; keep-alive, because a machine that died closes nothing.

@@ -6,18 +6,26 @@
 //!     grpc      gRPC over HTTP/2, for Danube's clients, in a thread of its own (feature `grpc`)
 //!
 //! A protocol is a parser that turns bytes into rows and events, and a writer for its answers. The rest is shared:
-//! `socket` and `listener` (non-blocking I/O, write queues), `epoll`, `burst` (order, hazard 55).
+//! `socket` and `listener` (non-blocking I/O, write queues), `tls` and `handshakes` (feature `tls`), `epoll`, `burst`
+//! (order, hazard 55).
 
 mod burst;
 mod epoll;
 mod frames;
 #[cfg(feature = "grpc")]
 mod grpc;
+#[cfg(feature = "tls")]
+mod handshakes;
 mod listener;
 mod socket;
-#[cfg(feature = "grpc")]
+#[cfg(feature = "tls")]
+mod tls;
+#[cfg(not(feature = "tls"))]
+#[path = "no_tls.rs"]
 mod tls;
 
 pub use frames::FrameServer;
 #[cfg(feature = "grpc")]
 pub use grpc::{GrpcServer, decode_columns};
+#[cfg(feature = "tls")]
+pub use tls::check_tls;

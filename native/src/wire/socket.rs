@@ -2,8 +2,13 @@
 //!
 //! Whether a socket is read is decided by its owner (`set_reading`), whether it is watched for room by its queue. The
 //! registration with epoll follows from both and is changed only when it differs.
+//!
+//! With TLS the queue holds encrypted bytes: pieces are encrypted when they are sent, and decrypted when they are read.
 
-use super::epoll::{BROKEN, Epoll, READABLE, WRITABLE};
+use super::epoll::{Epoll, READABLE, WRITABLE};
+use super::listener::Accepted;
+use super::tls::Session;
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io::{Error, ErrorKind, Result};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -11,8 +16,14 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 /// How many pieces one `writev` takes.
 const PIECES_MAX: usize = 64;
 
+thread_local! {
+    /// Encrypted bytes of one read.
+    static ENCRYPTED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
 pub struct Socket {
     fd: OwnedFd,
+    session: Option<Session>,
     token: u64,
     registered: u32,
     is_reading: bool,
@@ -26,10 +37,12 @@ pub struct Socket {
 }
 
 impl Socket {
-    pub fn register(fd: OwnedFd, token: u64, epoll: &Epoll) -> Result<Socket> {
+    pub fn register(accepted: Accepted, token: u64, epoll: &Epoll) -> Result<Socket> {
+        let Accepted { fd, session, output, .. } = accepted;
         epoll.add(fd.as_raw_fd(), token, READABLE)?;
-        Ok(Socket {
+        let mut socket = Socket {
             fd,
+            session,
             token,
             registered: READABLE,
             is_reading: true,
@@ -38,7 +51,17 @@ impl Socket {
             queued_bytes: 0,
             ends_when_empty: false,
             is_broken: false,
-        })
+        };
+        socket.push(output);
+        socket.update(epoll);
+        Ok(socket)
+    }
+
+    fn push(&mut self, piece: Vec<u8>) {
+        if !piece.is_empty() {
+            self.queued_bytes += piece.len();
+            self.queue.push_back(piece);
+        }
     }
 
     pub fn fileno(&self) -> RawFd {
@@ -85,23 +108,39 @@ impl Socket {
     /// Appends at most `limit` bytes that have arrived to `buffer`. None: nothing there yet. Some(0): the peer has ended
     /// its side, or is gone.
     pub fn read_into(&mut self, buffer: &mut Vec<u8>, limit: usize) -> Option<usize> {
-        buffer.reserve(limit);
-        let room = &mut buffer.spare_capacity_mut()[..limit];
-        // SAFETY: the kernel writes at most `limit` bytes into the spare room.
-        let count = unsafe { libc::read(self.fd.as_raw_fd(), room.as_mut_ptr().cast(), limit) };
-        if count >= 0 {
-            // SAFETY: `count` bytes behind the old length were written.
-            unsafe { buffer.set_len(buffer.len() + count as usize) };
-            return Some(count as usize);
+        let Some(session) = &mut self.session else { return read(&self.fd, buffer, limit) };
+        let length = buffer.len();
+        let is_open = ENCRYPTED.with_borrow_mut(|encrypted| {
+            encrypted.clear();
+            let count = read(&self.fd, encrypted, limit)?;
+            Some(count > 0 && session.decrypt(encrypted, buffer))
+        })?;
+        let output = session.output();
+        // Its registration is brought up to date by the owner, which decides after each read whether to go on.
+        self.push(output);
+        if !is_open {
+            // The next read finds the end: what was read before it is handed over first.
+            // SAFETY: a plain call on an open descriptor.
+            unsafe { libc::shutdown(self.fileno(), libc::SHUT_RD) };
         }
-        match Error::last_os_error().kind() {
-            ErrorKind::WouldBlock | ErrorKind::Interrupted => None,
-            _ => Some(0),
+        match buffer.len() - length {
+            0 if is_open => None,
+            count => Some(count),
         }
     }
 
     /// Sends the pieces, or queues what the kernel does not take. Errors are found by the next read.
     pub fn send(&mut self, pieces: &[&[u8]], epoll: &Epoll) {
+        match &mut self.session {
+            Some(session) if !self.is_broken => {
+                let encrypted = session.encrypt(pieces);
+                self.send_plain(&[&encrypted], epoll);
+            }
+            _ => self.send_plain(pieces, epoll),
+        }
+    }
+
+    fn send_plain(&mut self, pieces: &[&[u8]], epoll: &Epoll) {
         if self.is_broken {
             return;
         }
@@ -182,6 +221,11 @@ impl Socket {
     /// Ends our side behind everything queued.
     pub fn end(&mut self) {
         self.ends_when_empty = true;
+        if let Some(session) = &mut self.session {
+            let last = session.end();
+            let taken = if self.queue.is_empty() { self.write(&[&last]) } else { 0 };
+            self.push(last[taken..].to_vec());
+        }
         if self.queue.is_empty() {
             self.shut_down();
         }
@@ -193,7 +237,19 @@ impl Socket {
     }
 }
 
-/// Whether epoll says that the peer is gone.
-pub fn is_broken(events: u32) -> bool {
-    events & BROKEN != 0
+/// Appends at most `limit` bytes of the descriptor to `buffer`; see `Socket::read_into`.
+fn read(fd: &OwnedFd, buffer: &mut Vec<u8>, limit: usize) -> Option<usize> {
+    buffer.reserve(limit);
+    let room = &mut buffer.spare_capacity_mut()[..limit];
+    // SAFETY: the kernel writes at most `limit` bytes into the spare room.
+    let count = unsafe { libc::read(fd.as_raw_fd(), room.as_mut_ptr().cast(), limit) };
+    if count >= 0 {
+        // SAFETY: `count` bytes behind the old length were written.
+        unsafe { buffer.set_len(buffer.len() + count as usize) };
+        return Some(count as usize);
+    }
+    match Error::last_os_error().kind() {
+        ErrorKind::WouldBlock | ErrorKind::Interrupted => None,
+        _ => Some(0),
+    }
 }

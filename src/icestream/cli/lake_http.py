@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode, urlsplit
 
 from icestream import errors
+from icestream.cli.broker_http import http_connection, listener_context
 from icestream.cli.broker_location import NO_BROKER_HINT
 from icestream.cli.broker_settings import broker_instance
 from icestream.runtime.instance import HEADER, check_instance
+from icestream.runtime.listener_tls import tls_files
 from icestream.settings.derive import lake_uri
 
 if TYPE_CHECKING:
@@ -38,7 +40,9 @@ class LakeApi:
             )
         self._uri = settings.catalog.uri or ""
         if not settings.catalog_embedded:
-            self._uri = lake_uri(settings.node.bind_host, settings.ports.lake)
+            is_tls = tls_files(settings, "lake") is not None
+            self._uri = lake_uri(settings.node.bind_host, settings.ports.lake, is_tls=is_tls)
+        self._context = listener_context(settings, "lake") if self._uri.startswith("https:") else None
         self._token = read_catalog_token(settings)
         self._instance = broker_instance(settings)
 
@@ -87,7 +91,7 @@ class LakeApi:
 
     def _connection(self) -> HTTPConnection:
         uri = urlsplit(self._uri)
-        return HTTPConnection(uri.hostname or "", uri.port or 80, timeout=WAIT_SECONDS)
+        return http_connection(uri.hostname or "", uri.port or 80, WAIT_SECONDS, self._context)
 
     def _headers(self) -> dict[str, str]:
         headers = {"Accept": "application/json", "Content-Type": "application/json"}

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from icestream import errors, limits
-from icestream.cli.broker_http import http_get
+from icestream.cli.broker_http import http_get, listener_context
 from icestream.cli.broker_location import LOOPBACK_OF_WILDCARD, Target
 from icestream.cli.broker_settings import broker_settings
 from icestream.cli.connection import CLIENT_NAME, call_broker
@@ -21,6 +21,7 @@ from icestream.cli.doctor_rules import CheckResult, CheckState
 from icestream.cli.lake_http import read_catalog_token
 from icestream.client.client import connect
 from icestream.observability.words import counted
+from icestream.runtime.listener_tls import tls_files
 from icestream.settings import Settings
 from icestream.wal.log_file import LOCK_NAME
 
@@ -33,8 +34,8 @@ HTTP2_SETTINGS: Final = 4
 def check_network(settings: Settings) -> Iterator[CheckResult]:
     """The checks of a node on this machine."""
     host, ports = settings.node.bind_host, settings.ports
-    native_port = _native_port(host, ports.native)
-    http_port = _http_port("ports.broker_http", host, ports.broker_http, "/livez")
+    native_port = _native_port(settings, ports.native)
+    http_port = _http_port("ports.broker_http", settings, "http", ports.broker_http)
     is_native_up, is_http_up = (_is_in_use_by_us(result) for result in (native_port, http_port))
     is_up = is_native_up or is_http_up
     if is_up and not _may_run(settings):
@@ -47,9 +48,9 @@ def check_network(settings: Settings) -> Iterator[CheckResult]:
         yield _danube_port("ports.danube", settings, ports.danube, is_up=is_up)
         yield _danube_port("ports.danube_admin", settings, ports.danube_admin, is_up=is_up)
     if settings.lake.managed:
-        yield _lake_port(host, ports.lake, is_up=is_up)
+        yield _lake_port(settings, ports.lake, is_up=is_up)
     if ports.broker_http and not _is_free(host, ports.broker_http):
-        yield from _broker(host, ports.broker_http)
+        yield from _broker(host, ports.broker_http, listener_context(settings, "http"))
     elif is_native_up:
         fix = "wait until it has started, or check its log messages"
         yield CheckResult("broker", CheckState.PROBLEM, "its native port responds, its HTTP port does not", fix)
@@ -110,7 +111,9 @@ def _check_free(check: str, host: str, port: int) -> CheckResult | None:
     return None
 
 
-def _native_port(host: str, port: int) -> CheckResult:
+def _native_port(settings: Settings, port: int) -> CheckResult:
+    host = settings.node.bind_host
+
     async def shake_hands() -> None:
         address = LOOPBACK_OF_WILDCARD.get(host, host)
         async with connect(f"[{address}]:{port}" if ":" in address else f"{address}:{port}", name=CLIENT_NAME):
@@ -118,6 +121,16 @@ def _native_port(host: str, port: int) -> CheckResult:
 
     if (free := _check_free("ports.native", host, port)) is not None:
         return free
+    if (context := listener_context(settings, "native")) is not None:
+        # No more than the handshake of TLS: a client may need a certificate for the rest.
+        try:
+            with socket.create_connection(
+                (LOOPBACK_OF_WILDCARD.get(host, host), port), limits.CLIENT_CONNECT_SECONDS_DEFAULT
+            ) as plain:
+                context.wrap_socket(plain).close()
+        except OSError as error:
+            return _foreign_process("ports.native", port, str(error))
+        return _in_use("ports.native", port)
     try:
         asyncio.run(shake_hands())
     except errors.IcestreamError as error:
@@ -125,18 +138,19 @@ def _native_port(host: str, port: int) -> CheckResult:
     return _in_use("ports.native", port)
 
 
-def _http_port(check: str, host: str, port: int, path: str) -> CheckResult:
+def _http_port(check: str, settings: Settings, listener: str, port: int) -> CheckResult:
+    host = settings.node.bind_host
     if (free := _check_free(check, host, port)) is not None:
         return free
     try:
-        http_get(host, port, path)
+        http_get(host, port, "/livez", context=listener_context(settings, listener))
     except errors.ConnectionLost as error:
         return _foreign_process(check, port, error.message)
     return _in_use(check, port)
 
 
-def _lake_port(host: str, port: int, *, is_up: bool) -> CheckResult:
-    result = _http_port("ports.lake", host, port, "/livez")
+def _lake_port(settings: Settings, port: int, *, is_up: bool) -> CheckResult:
+    result = _http_port("ports.lake", settings, "lake", port)
     if _is_in_use_by_us(result) and not is_up:
         return _foreign_process("ports.lake", port, "no broker is running here that it could belong to")
     return result
@@ -149,7 +163,7 @@ def _danube_port(check: str, settings: Settings, port: int, *, is_up: bool) -> C
     # Danube's own broker speaks the same protocol: without a broker of ours here, the port is in use by another one.
     if not is_up:
         return _foreign_process(check, port, "no broker is running here that it could belong to")
-    is_tls = settings.danube.tls_certificate is not None
+    is_tls = tls_files(settings, "danube") is not None
     try:
         is_grpc = _speaks_http2(LOOPBACK_OF_WILDCARD.get(host, host), port, is_tls=is_tls)
     except OSError as error:
@@ -186,10 +200,10 @@ def _foreign_process(check: str, port: int, reason: str) -> CheckResult:
 # --- health -----------------------------------------------------------------------------------------------------------
 
 
-def _broker(host: str, port: int) -> Iterator[CheckResult]:
+def _broker(host: str, port: int, context: ssl.SSLContext | None = None) -> Iterator[CheckResult]:
     """The readiness checks of the running broker that fail, and whether it is ready."""
     try:
-        _, body = http_get(host, port, "/readyz?verbose", "application/json")
+        _, body = http_get(host, port, "/readyz?verbose", "application/json", context=context)
         document = json.loads(body)
         checks = [(entry["name"], entry["ok"], entry["reason"], entry["is_needed"]) for entry in document["checks"]]
     except (errors.ConnectionLost, ValueError, KeyError, TypeError) as error:
@@ -212,9 +226,10 @@ def _lake(settings: Settings) -> CheckResult:
     paths = ("/readyz", "/v1/config") if settings.catalog_embedded else ("/readyz",)
     served = "API and catalog" if settings.catalog_embedded else "the API"
     fix = "wait until it has started, or check the broker's log messages"
+    context = listener_context(settings, "lake")
     for path in paths:
         try:
-            status, body = http_get(host, port, path, token=read_catalog_token(settings))
+            status, body = http_get(host, port, path, token=read_catalog_token(settings), context=context)
         except errors.ConnectionLost as error:
             return CheckResult("lake", CheckState.PROBLEM, f"{served} not available: {error.message}", fix)
         if status != 200:

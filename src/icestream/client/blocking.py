@@ -32,6 +32,7 @@ from icestream.client.stalls import Stall
 from icestream.client.start_position import StartPosition
 from icestream.client.subscribe_call import TypeName
 from icestream.client.subscription import Subscription
+from icestream.rpc.client_tls import ClientTls
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
 
@@ -53,13 +54,14 @@ def connect_sync(
     send_timeout: float = limits.CLIENT_SEND_SECONDS_DEFAULT,
     heartbeat: float = limits.CLIENT_HEARTBEAT_SECONDS_DEFAULT,
     compression: bool = False,
+    tls: ClientTls | None = None,
 ) -> BlockingClient:
     """`with icestream.connect_sync() as client:` is `connect` with blocking calls. Any thread may use the client.
 
     Without `with` it connects with its first call: `client = icestream.connect_sync()`, and `client.close()` at the
     end. Clients that are still open when the interpreter exits are closed then.
     """
-    options = ClientOptions(name, wait, connect_timeout, call_timeout, send_timeout, heartbeat, compression)
+    options = ClientOptions(name, wait, connect_timeout, call_timeout, send_timeout, heartbeat, compression, tls)
     return BlockingClient(parse_address(address), options)
 
 

@@ -15,6 +15,7 @@ from icestream.client.start_position import StartPosition
 from icestream.client.subscribe_call import SubscribeRequest, TypeName
 from icestream.client.subscription import Subscription
 from icestream.rpc import document
+from icestream.rpc.client_tls import ClientTls
 from icestream.rpc.document import Document
 from icestream.runtime.clock import Clock, SystemClock
 from icestream.runtime.randomness import Randomness, SystemRandomness
@@ -30,6 +31,7 @@ def connect(
     send_timeout: float = limits.CLIENT_SEND_SECONDS_DEFAULT,
     heartbeat: float = limits.CLIENT_HEARTBEAT_SECONDS_DEFAULT,
     compression: bool = False,
+    tls: ClientTls | None = None,
     clock: Clock | None = None,
     randomness: Randomness | None = None,
 ) -> Client:
@@ -39,9 +41,10 @@ def connect(
     retry while there is no broker yet. `connect_timeout`: seconds for one connection to open. `call_timeout`: seconds
     for the reply to a call. `send_timeout`: seconds within which a message must be stored. `heartbeat`: seconds of
     silence after which a PING is sent. `compression`: compresses what is sent, if the broker supports it.
+    `tls`: how to connect by TLS; None: plain text.
     `clock` and `randomness` are for tests. Raises ConnectionLost, or WrongPort if another kind of server answers.
     """
-    options = ClientOptions(name, wait, connect_timeout, call_timeout, send_timeout, heartbeat, compression)
+    options = ClientOptions(name, wait, connect_timeout, call_timeout, send_timeout, heartbeat, compression, tls)
     return Client(parse_address(address), options, clock or SystemClock(), randomness or SystemRandomness())
 
 

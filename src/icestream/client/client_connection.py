@@ -11,6 +11,7 @@ connection. The outcome of unanswered requests is unknown then; only their sende
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
@@ -21,6 +22,7 @@ from icestream.client.batch import Batch
 from icestream.client.delivery_router import DeliveryRouter
 from icestream.rpc import document, frame, handshake
 from icestream.rpc.body_compression import Compression
+from icestream.rpc.client_tls import ClientTls
 from icestream.rpc.dialled_connection import DialledConnection
 from icestream.rpc.document import Document
 from icestream.rpc.frame import FIRST_FROM_BROKER, FROM_BROKER, HEAD, PART, SIZE_MIN, Frame, FrameKind, PartResult
@@ -242,18 +244,36 @@ class ClientConnection(DialledConnection):
 
 
 async def open_connection(
-    address: Address, hello: handshake.Hello, owner: ConnectionOwner, connect_seconds: float
+    address: Address,
+    hello: handshake.Hello,
+    owner: ConnectionOwner,
+    connect_seconds: float,
+    tls: ClientTls | None = None,
 ) -> tuple[ClientConnection, handshake.Welcome]:
-    """Connects and completes the handshake. Raises ConnectionLost, WrongPort, or the broker's refusal."""
+    """Connects and completes the handshake. `tls`: None for plain text; a local socket never has it.
+
+    Raises ConnectionLost, WrongPort, TlsFailed, ConfigurationError for TLS files, or the broker's refusal.
+    """
     loop = asyncio.get_running_loop()
+    context = tls.context() if tls is not None and not address.path else None
+    server_name = (tls.server_name if tls is not None else "") or address.host
     connection = ClientConnection(address, hello, owner)
     try:
         async with asyncio.timeout(connect_seconds):
             if address.path:
                 await loop.create_unix_connection(lambda: connection, address.path)
             else:
-                await loop.create_connection(lambda: connection, address.host, address.port)
+                await loop.create_connection(
+                    lambda: connection,
+                    address.host,
+                    address.port,
+                    ssl=context,
+                    server_hostname=server_name if context is not None else None,
+                )
             return connection, await connection.opened
+    except ssl.SSLError as error:
+        connection.end(errors.ConnectionLost(str(error)))
+        raise tls_error(address, error) from None
     except OSError as error:  # TimeoutError is a subclass
         reason = str(error) or f"no answer within {connect_seconds:g} s"
         connection.end(errors.ConnectionLost(reason))
@@ -264,6 +284,20 @@ async def open_connection(
     except BaseException as error:  # also a cancelled caller: the socket must not stay open
         connection.end(errors.ConnectionLost(f"connection to {address} was not opened: {error}"))
         raise
+
+
+def tls_error(address: Address, error: ssl.SSLError) -> errors.TlsFailed:
+    """The error for a handshake that failed."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return errors.TlsFailed(
+            f"cannot connect to {address}: its certificate is not accepted: {error.verify_message}",
+            hint="pass the authority that signed it (`tls=ClientTls(ca=…)`), and connect by a name that it has",
+        )
+    reason = error.reason or str(error)
+    return errors.TlsFailed(
+        f"cannot connect to {address} by TLS: {reason}",
+        hint="does this port speak TLS (settings tls.…), and does it want a client certificate?",
+    )
 
 
 # --- servers of other protocols ---------------------------------------------------------------------------------------
@@ -296,6 +330,11 @@ def wrong_port_error(address: Address, first_bytes: bytes) -> errors.WrongPort |
     protocol = foreign_protocol(first_bytes)
     if not protocol:
         return None
+    if protocol == "TLS":
+        return errors.WrongPort(
+            f"{address} answers in {protocol}, and this client does not use it",
+            hint="connect with `tls=`; without it, to a broker whose native port has no TLS (settings tls.…)",
+        )
     port = "changed here" if address.port == DEFAULT_PORT else f"{DEFAULT_PORT} unless it was changed"
     return errors.WrongPort(
         f"{address} answers in {protocol}, not in the native protocol",

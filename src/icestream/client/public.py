@@ -12,6 +12,7 @@ _MODULE_OF: Final = {
     "connect": "client",
     "connect_sync": "blocking",
     "Client": "client",
+    "ClientTls": "client",
     "TopicInfo": "client",
     "TopicPolicies": "client",
     "Producer": "producer",

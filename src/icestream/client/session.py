@@ -26,6 +26,7 @@ from icestream.client.client_connection import ClientConnection, open_connection
 from icestream.client.liveness import Liveness, liveness
 from icestream.rpc import handshake
 from icestream.rpc.backoff import RetryBackoff
+from icestream.rpc.client_tls import ClientTls
 from icestream.rpc.document import Document
 from icestream.runtime.clock import Clock
 from icestream.runtime.randomness import Randomness
@@ -47,6 +48,7 @@ class ClientOptions:
     send_seconds: float = limits.CLIENT_SEND_SECONDS_DEFAULT
     heartbeat_seconds: float = limits.CLIENT_HEARTBEAT_SECONDS_DEFAULT
     compression: bool = False
+    tls: ClientTls | None = None
 
     def __post_init__(self) -> None:
         """Raises InvalidInput."""
@@ -204,7 +206,9 @@ class Session:
     async def _connect(self) -> ClientConnection:
         """Opens one connection. Raises ConnectionLost, which names the node if it is known, or a refusal."""
         try:
-            connection, _ = await open_connection(self.address, self._hello, self, self.options.connect_seconds)
+            connection, _ = await open_connection(
+                self.address, self._hello, self, self.options.connect_seconds, self.options.tls
+            )
         except errors.ConnectionLost as error:
             if not self._node:
                 raise

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import ClassVar, Protocol
 
 from icestream.broker.service import Broker
@@ -22,6 +21,7 @@ from icestream.observability.health import Check
 from icestream.observability.http_listener import Response
 from icestream.observability.http_request import Request
 from icestream.runtime.connection_room import RoomState
+from icestream.runtime.listener_tls import ListenerTls
 from icestream.security.access_control import AccessControl
 from icestream.settings import Settings
 
@@ -45,6 +45,9 @@ class NodeView(Protocol):
     def store(self) -> MetadataStore:
         """For records that belong to the front end itself, such as Danube's client ids. Topics, subscriptions and
         messages are reached through the broker's use cases only."""
+
+    def tls(self, listener: str) -> ListenerTls | None:
+        """The certificate of a listener (runtime/listener_tls.py); None for plain text."""
 
     def ports(self) -> dict[str, object]:
         """The ports on which the node listens, 0 for a port that is not open."""
@@ -75,11 +78,6 @@ class FrontEnd(ABC):
     @abstractmethod
     def configured_ports(cls, settings: Settings) -> Iterator[tuple[str, int]]:
         """Setting and number of each port that this front end will open; 0 for a free port."""
-
-    @classmethod
-    def certificate_files(cls, settings: Settings) -> Iterator[tuple[str, Path]]:
-        """Setting and path of each certificate, whose expiry the node checks."""
-        yield from ()
 
     # --- lifecycle ---
 

@@ -54,12 +54,13 @@ def build_app(
     scans: LazyScanner | None = None,
     operations: TopicTableOperations | None = None,
     slots: ConnectionSlots | None = None,
+    host_names: frozenset[str] | None = None,
 ) -> FastAPI:
     """The application. `host`: the address it listens on; on a loopback address only this machine has access.
 
     `catalog`: the embedded one, if it is served, with the reader of its manifests and the tokens that it requires.
     `scans`: the tables of topics in any catalog. `operations`: operations on these tables; None: those of the embedded
-    catalog. `slots`: the connections of the process, for its readiness.
+    catalog. `slots`: the connections of the process, for its readiness. `host_names`: guard.py.
     """
     # Without FastAPI's documentation pages, which load scripts from another server.
     app = FastAPI(
@@ -88,7 +89,7 @@ def build_app(
     request_metrics = request_metrics or RequestMetrics()
     app.middleware("http")(request_metrics.middleware)
     _add_process_routes(app, keeper, request_metrics, slots)
-    app.add_middleware(Guard, host=host)
+    app.add_middleware(Guard, host=host, host_names=host_names)
     app.openapi = lambda: describe_api(app)  # type: ignore[method-assign]  # as FastAPI documents it
     return app
 

@@ -73,11 +73,12 @@ def build_lake_app(
     operations: TopicTableOperations | None = None,
     request_metrics: RequestMetrics | None = None,
     slots: ConnectionSlots | None = None,
+    host_names: frozenset[str] | None = None,
 ) -> LakeApp:
     """The application with its two parts, which share the request metrics. Parameters as in `build_app`."""
     request_metrics = request_metrics or RequestMetrics()
     return LakeApp(
-        build_app(keeper, host, request_metrics, catalog, manifests, tokens, scans, operations, slots),
-        IcebergApp(catalog, tokens, request_metrics, host, access),
+        build_app(keeper, host, request_metrics, catalog, manifests, tokens, scans, operations, slots, host_names),
+        IcebergApp(catalog, tokens, request_metrics, host, access, host_names),
         keeper,
     )

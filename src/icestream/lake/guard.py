@@ -2,7 +2,7 @@
 
     a body above the limit, or one that does not arrive in time             413, 408; the body is read here, bounded
     more bodies at a time than the memory limit allows                      503
-    a Host other than this machine's on a loopback listener                 421: DNS rebinding
+    a Host that this machine does not have (runtime/host_header.py)          421: DNS rebinding
     a change by a page of another site (Origin, Sec-Fetch-Site)             403: cross-site request forgery; a browser
                                                                             on this machine would send it
     a name that contains a slash (%2F), except in the catalog               404: it would be read as another path
@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from icestream import limits
 from icestream.lake import problems
-from icestream.runtime.host_header import is_local
+from icestream.runtime.host_header import is_known
 from icestream.settings.text import is_loopback
 
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -49,12 +49,21 @@ API_POLICY: Final = GuardPolicy(problems.status_problem, limits.API_BODY_BYTES_M
 
 
 class Guard:
-    """Wraps an ASGI application; `host` is the address that the process listens on."""
+    """Wraps an ASGI application; `host` is the address that the process listens on. `host_names`: that requests may
+    name as their Host, beside addresses; None: any, unless the listener is on a loopback address."""
 
-    def __init__(self, app: ASGIApp, *, host: str, policy: GuardPolicy = API_POLICY) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        host: str,
+        policy: GuardPolicy = API_POLICY,
+        host_names: frozenset[str] | None = None,
+    ) -> None:
         self._app = app
         self._policy = policy
         self._is_loopback_only = is_loopback(host)
+        self._host_names = host_names
         self._body_bytes = 0  # of all requests in progress
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,13 +117,21 @@ class Guard:
         """The error response to a request that its head disqualifies; None for an acceptable one."""
         reject, path = self._policy.error_response, scope["path"]
         host, origin, site = _origin_headers(scope["headers"])
-        if self._is_loopback_only and not is_local(host):
-            return reject(421, "wrong Host: this process listens on a loopback address only", path)
+        if not self._is_known(host):
+            reason = (
+                "this process listens on a loopback address only" if self._is_loopback_only else "not a name of ours"
+            )
+            return reject(421, f"wrong Host: {reason}", path)
         if not self._policy.allows_slashes and b"%2f" in scope.get("raw_path", b"").lower():
             return reject(404, "names cannot contain a slash (%2F)", path)
         if scope["method"] not in _SAFE and is_cross_site(origin, host, site):
             return reject(403, "cross-site requests cannot change anything", path)
         return None
+
+    def _is_known(self, host: str) -> bool:
+        if self._host_names is None and not self._is_loopback_only:
+            return True
+        return is_known(host, self._host_names or frozenset(), is_only_local=self._is_loopback_only)
 
 
 def _origin_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, str | None, str | None]:

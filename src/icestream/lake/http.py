@@ -32,7 +32,9 @@ from icestream import errors, limits
 from icestream.runtime.connection_room import ConnectionRoom, RoomState, Standing
 from icestream.runtime.instance import NODE_TOKEN_HEADER
 from icestream.runtime.keep_alive import keep_alive
+from icestream.runtime.listener_tls import ListenerTls
 from icestream.runtime.listening import cannot_listen
+from icestream.runtime.tls_server import TlsServer
 
 _REFUSAL: Final = "Invalid HTTP request received."
 _HEAD: Final = b"HTTP/1.1 "
@@ -222,9 +224,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 class EventServer(uvicorn.Server):
     """A uvicorn server that ends with an event."""
 
-    def __init__(self, config: uvicorn.Config, stop: asyncio.Event) -> None:
+    def __init__(self, config: uvicorn.Config, stop: asyncio.Event, tls: ListenerTls | None = None) -> None:
         super().__init__(config)
         self._stop = stop
+        self._tls = tls
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._tls is None or not sockets:
+            await super().startup(sockets)
+            return
+        # uvicorn would keep one certificate for its life, and as many half-open connections as come.
+        protocol = cast("Callable[..., asyncio.Protocol]", self.config.http_protocol_class)
+        new_protocol = partial(protocol, config=self.config, server_state=self.server_state, app_state={})
+        self.servers = [cast("asyncio.Server", TlsServer(listening, new_protocol, self._tls)) for listening in sockets]
+        self.started = True
 
     async def main_loop(self) -> None:
         # uvicorn's own loop wakes up ten times a second to look whether it should end.
@@ -236,8 +249,14 @@ class EventServer(uvicorn.Server):
         yield
 
 
-async def serve_http(app: ASGIApp, listening: socket.socket, slots: ConnectionSlots, stop: asyncio.Event) -> None:
-    """Serves the application until `stop`; open requests then have API_STOP_SECONDS."""
+async def serve_http(
+    app: ASGIApp,
+    listening: socket.socket,
+    slots: ConnectionSlots,
+    stop: asyncio.Event,
+    tls: ListenerTls | None = None,
+) -> None:
+    """Serves the application until `stop`; open requests then have API_STOP_SECONDS. `tls`: None for plain text."""
     config = uvicorn.Config(
         app,
         http=cast("type[asyncio.Protocol]", partial(BoundedHttpProtocol, slots)),  # uvicorn accepts any factory
@@ -252,7 +271,7 @@ async def serve_http(app: ASGIApp, listening: socket.socket, slots: ConnectionSl
         timeout_keep_alive=limits.API_IDLE_SECONDS,
         timeout_graceful_shutdown=limits.API_STOP_SECONDS,
     )
-    await EventServer(config, stop).serve([listening])
+    await EventServer(config, stop, tls).serve([listening])
 
 
 def bind_listener(host: str, port: int) -> socket.socket:

@@ -8,8 +8,9 @@ It runs on the process's loop; docs/adr/0013 has the reason for an implementatio
        └── a head that takes longer than HTTP_HEAD_SECONDS_MAX, exceeds HTTP_HEAD_BYTES_MAX, or is malformed --> closed
 
 A request that arrives before the first is answered waits in the socket. When all places are taken, silent and idle
-connections are closed for new ones (runtime/connection_room.py). A listener on a loopback address answers only requests
-for this machine (runtime/host_header.py).
+connections are closed for new ones (runtime/connection_room.py). Only requests for this machine by a name that it has
+are answered (runtime/host_header.py). With TLS a connection is silent when its handshake is done
+(runtime/tls_server.py).
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from icestream import errors, limits
 from icestream.observability.http_request import END, Request, parse
 from icestream.observability.log import get_logger
 from icestream.runtime.connection_room import ConnectionRoom, RoomState, Standing
-from icestream.runtime.host_header import is_local
+from icestream.runtime.host_header import is_known
 from icestream.runtime.instance import HEADER
-from icestream.runtime.listening import cannot_listen
+from icestream.runtime.listener_tls import ListenerTls
+from icestream.runtime.listening import cannot_listen, listening_socket
+from icestream.runtime.tls_server import TlsServer
 from icestream.settings.text import is_loopback
 
 TEXT = "text/plain; charset=utf-8"
@@ -56,15 +59,18 @@ class HttpListener:
         name: str = "http",
         setting: str = "ports.broker_http",
         connections_max: int = limits.HTTP_CONNECTIONS_MAX,
+        host_names: frozenset[str] | None = None,
     ) -> None:
         """`instance`: of the broker, in the header of every answer (runtime/instance.py).
 
-        `name`: of the listener in metrics and readiness. `setting`: the key of its port.
+        `name`: of the listener in metrics and readiness. `setting`: the key of its port. `host_names`: that a request
+        may name as its Host; None: any, unless the listener is on a loopback address.
         """
         self._handler = handler
         self._headers = ((HEADER, instance),) if instance else ()
         self._setting = setting
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | TlsServer | None = None
+        self._host_names = host_names
         self._room: ConnectionRoom[asyncio.StreamWriter] = ConnectionRoom(name, connections_max)
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_only_local = True
@@ -74,14 +80,20 @@ class HttpListener:
     def room(self) -> RoomState:
         return self._room.state
 
-    async def listen(self, host: str, port: int) -> None:
+    async def listen(self, host: str, port: int, tls: ListenerTls | None = None) -> None:
         """Opens the port. Raises ConfigurationError if it cannot be opened."""
         self._is_only_local = is_loopback(host)
         try:
-            self._server = await asyncio.start_server(self._accept, host, port, limit=limits.HTTP_HEAD_BYTES_MAX)
+            if tls is None:
+                self._server = await asyncio.start_server(self._accept, host, port, limit=limits.HTTP_HEAD_BYTES_MAX)
+            else:
+                self._server = TlsServer(listening_socket(host, port), self._new_stream, tls)
         except OSError as error:
             raise cannot_listen(self._setting, host, port, error) from None
         self.port = self._server.sockets[0].getsockname()[1]
+
+    def _new_stream(self) -> asyncio.StreamReaderProtocol:
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(limits.HTTP_HEAD_BYTES_MAX), self._accept)
 
     async def close(self) -> None:
         """Closes the port and all connections."""
@@ -139,7 +151,7 @@ class HttpListener:
         await _send(writer, response_with_headers, method, keeps_alive=keeps_alive)
 
     async def _answer(self, request: Request) -> Response:
-        if self._is_only_local and not is_local(request.headers.get("host", "localhost")):
+        if not self._is_known(request.headers.get("host", "localhost")):
             return _error(HTTPStatus.MISDIRECTED_REQUEST, "this listener answers requests for its own machine only")
         if request.method not in ("GET", "HEAD"):
             refused = _error(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are supported")
@@ -149,6 +161,11 @@ class HttpListener:
         except Exception:  # noqa: BLE001 (a bug is logged, and the client gets an answer)
             _log.exception("HTTP request failed with a bug", path=request.path)
             return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error: the broker's log has the reason")
+
+    def _is_known(self, host: str) -> bool:
+        if self._host_names is None and not self._is_only_local:
+            return True
+        return is_known(host, self._host_names or frozenset(), is_only_local=self._is_only_local)
 
 
 async def _read(reader: asyncio.StreamReader, idle_seconds: float) -> Request:

@@ -343,6 +343,12 @@ RAFT_SNAPSHOT_SIZE = Reading("icestream_raft_snapshot_bytes", "The size of this 
 METADATA_REVISION = Reading("icestream_metadata_revision", "The revision of the metadata store.")
 METADATA_KEYS = Reading("icestream_metadata_keys", "Keys in the metadata store.")
 METADATA_BYTES = Reading("icestream_metadata_bytes", "Bytes of keys and values in the metadata store.")
+CERTIFICATE_END = Reading(
+    "icestream_certificate_end_timestamp_seconds", "When a certificate expires, as Unix time.", "setting"
+)
+CERTIFICATE_STALE = Reading(
+    "icestream_certificate_stale", "1 while changed TLS files of a listener cannot be used.", "listener"
+)
 CHILD_UP = Reading("icestream_child_up", "1 when a child process runs and answers.", "process")
 
 

@@ -46,7 +46,6 @@ from icestream.metadata.store import MemoryStore, MetadataStore
 from icestream.model.shard import ShardKey
 from icestream.observability.log import get_logger
 from icestream.processes.component_options import broker_options, log_options
-from icestream.processes.node.certificates import read_certificates
 from icestream.processes.node.deferred_table_checks import DeferredTableChecks
 from icestream.processes.node.directories import check_directories
 from icestream.processes.node.fence_monitor import open_fence_monitor
@@ -138,7 +137,7 @@ class BrokerNode:
         self.ingest = PipelineService(log, clock, self._log_location(), policy) if log is not None else None
         if self.ingest is not None:
             self.ingest.on_committed = self.broker.on_tables_committed
-        self.certificates = read_certificates(settings)
+        self.certificates = self.services.certificates
         self.fence = open_fence_monitor(settings, store, clock) if isinstance(store, NodeStore) else None
         self.deferred_table_checks: DeferredTableChecks | None = None
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -158,6 +157,8 @@ class BrokerNode:
     def _log_location(self) -> LogLocation:
         """Where tasks of the pipeline read the log. Each start has a new token."""
         address = advertised_address(self.settings, self.services.http.port)
+        if self.services.tls("http") is not None:
+            address = f"https://{address}"
         return LogLocation(str(self.settings.wal.base_path), address, SystemRandomness().token(32).hex())
 
     def _fail(self, error: errors.IcestreamError) -> None:

@@ -47,15 +47,18 @@ from icestream.processes.component_options import (
     table_roots,
 )
 from icestream.processes.configured_catalog import open_catalog, open_embedded_catalog
+from icestream.processes.node.certificates import report_change
 from icestream.readers.embedded_table_views import EmbeddedTableViews
 from icestream.readers.foreign_table_views import ForeignTableViews
 from icestream.readers.lazy_scanner import LazyScanner
 from icestream.readers.snapshot_reader import SnapshotReader
 from icestream.readers.table_views import TableViews
 from icestream.rpc.link_keeper import LinkKeeper
+from icestream.runtime.advertised_address import known_host_names
 from icestream.runtime.clock import Clock, SystemClock
 from icestream.runtime.connection_room import RoomState
 from icestream.runtime.garbage import calm_collector
+from icestream.runtime.listener_tls import follow_files, open_listener_tls
 from icestream.runtime.parent_pipe import watch_parent
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.stop_signals import stopping_by_signal
@@ -126,6 +129,9 @@ async def run_lake(
         background.start(scans.tables.run(), "table views")
         background.start(ScanWorker(link, scans.answer, clock).run(), "scan worker")
 
+        tls = open_listener_tls(settings, "lake")
+        if tls is not None:
+            background.start(follow_files([tls], clock, report_change), "certificates")
         slots = ConnectionSlots(connections_max, node_token, on_crowding or _log_crowding)
         app = build_lake_app(
             link,
@@ -138,13 +144,14 @@ async def run_lake(
             tables.operations,
             request_metrics,
             slots,
+            known_host_names(settings, "lake"),
         )
         listening = bind_listener(settings.node.bind_host, settings.ports.lake)
         port = listening.getsockname()[1]
         _log.info("the API listens", host=settings.node.bind_host, port=port)
         calm_collector()
         on_ready(port)  # early clients wait in the backlog of the socket until the server runs
-        await serve_http(app, listening, slots, stop)
+        await serve_http(app, listening, slots, stop, tls)
 
 
 def _open_local_files(

@@ -51,9 +51,12 @@ from icestream.pipeline.tables.embedded_ledger import EmbeddedLedger
 from icestream.pipeline.tables.foreign_ledger import ForeignLedger
 from icestream.processes.component_options import fixed_namespace, object_warehouse, store_options, table_roots
 from icestream.processes.configured_catalog import open_catalog, open_embedded_catalog
+from icestream.processes.node.certificates import report_change
 from icestream.processes.pipeline_options import driver_options, setup_paths, spark_options
 from icestream.rpc.link_keeper import LinkKeeper
+from icestream.runtime.advertised_address import known_host_names
 from icestream.runtime.clock import SystemClock
+from icestream.runtime.listener_tls import follow_files, open_listener_tls
 from icestream.runtime.parent_pipe import watch_parent
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.stop_signals import stopping_by_signal
@@ -79,12 +82,15 @@ async def run_pipeline(settings: Settings, on_ready: Callable[[int], None], *, i
         closing.enter_context(stopping_by_signal(stop.set))
         link = LinkKeeper(settings.local_socket.absolute(), "pipeline", SystemClock())
         writer = closing.enter_context(open_writer(spark_options(settings), setup_paths(settings, os.environ)))
-        metrics = metrics_listener(link)
-        await metrics.listen(settings.node.bind_host, settings.ports.pipeline_metrics)
+        metrics = metrics_listener(link, known_host_names(settings, "http"))
+        tls = open_listener_tls(settings, "http")
+        await metrics.listen(settings.node.bind_host, settings.ports.pipeline_metrics, tls)
         closing.push_async_callback(metrics.close)
         on_ready(metrics.port)
 
         background = Tasks(_log_failed_task)
+        if tls is not None:
+            background.start(follow_files([tls], SystemClock(), report_change), "certificates")
         driver, lease = await _open_driver(settings, link, writer, metrics.port, is_child, background, closing)
         _log.info("the pipeline is ready", metrics_port=metrics.port)
         await driver.run(stop)

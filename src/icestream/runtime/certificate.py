@@ -24,7 +24,11 @@ _END: Final = "-----END CERTIFICATE-----"
 def end_of_file(path: Path) -> datetime:
     """The earliest expiry of the certificates in a file. Raises OSError, DecodeError."""
     with path.open("rb") as file:
-        text = file.read(limits.CERTIFICATE_FILE_BYTES_MAX).decode("latin-1")
+        return end_of_text(file.read(limits.CERTIFICATE_FILE_BYTES_MAX).decode("latin-1"), str(path))
+
+
+def end_of_text(text: str, path: str) -> datetime:
+    """The same for the contents of the file `path`. Raises DecodeError."""
     parts = [part.partition(_END)[0] for part in text.split(_BEGIN)[1:]]
     if not parts:
         raise errors.DecodeError(f"{path} has no certificate")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from typing import NamedTuple
 
 from icestream import errors, limits
 from icestream.runtime.instance import HEADER
+from icestream.runtime.listener_tls import ListenerTls, own_client_context
 
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where a process listens, and where it is reached
 
@@ -18,16 +20,29 @@ class ProbeAnswer(NamedTuple):
     instance: str | None  # None: the answer names none
 
 
-async def probe(host: str, port: int, path: str = "/livez", seconds: float = limits.PROBE_SECONDS_MAX) -> ProbeAnswer:
-    """Sends the request. Raises ConnectionLost if no HTTP answer arrives within the time."""
+async def probe(
+    host: str,
+    port: int,
+    path: str = "/livez",
+    seconds: float = limits.PROBE_SECONDS_MAX,
+    tls: ListenerTls | None = None,
+) -> ProbeAnswer:
+    """Sends the request. `tls`: the certificate that the server there has; None for plain text.
+
+    A listener that requires certificates of clients refuses the probe, which has none: then the end of its handshake is
+    the answer, with status 200. Raises ConnectionLost if no HTTP answer arrives within the time.
+    """
     host = _EVERYWHERE.get(host, host)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         async with asyncio.timeout(seconds):
-            head = await _head(host, port, f"GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")
+            request = f"GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
+            head = await _head(host, port, request, None if tls is None else own_client_context(tls.pem[0]))
     except TimeoutError:
         raise errors.ConnectionLost(f"{address} does not answer within {seconds:g} s") from None
     except (OSError, EOFError, asyncio.LimitOverrunError) as error:
+        if tls is not None and tls.pem[3] and not isinstance(error, ConnectionRefusedError):
+            return ProbeAnswer(200, None)
         raise errors.ConnectionLost(f"{address} does not answer: {error}") from None
     answer = parse_head(head)
     if answer is None:
@@ -35,8 +50,8 @@ async def probe(host: str, port: int, path: str = "/livez", seconds: float = lim
     return answer
 
 
-async def _head(host: str, port: int, request: str) -> bytes:
-    reader, writer = await asyncio.open_connection(host, port, limit=limits.HTTP_HEAD_BYTES_MAX)
+async def _head(host: str, port: int, request: str, context: ssl.SSLContext | None) -> bytes:
+    reader, writer = await asyncio.open_connection(host, port, limit=limits.HTTP_HEAD_BYTES_MAX, ssl=context)
     try:
         writer.write(request.encode("ascii"))
         return await reader.readuntil(b"\r\n\r\n")

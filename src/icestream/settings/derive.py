@@ -77,14 +77,22 @@ def _store_root(tree: dict[str, Any], store: str, data_dir: Path) -> str:
 def _own_uri(tree: dict[str, Any]) -> str:
     port = _at(tree, "ports.lake")
     return lake_uri(
-        _text(tree, "node.bind_host") or BIND_HOST_DEFAULT, port if isinstance(port, int) else LAKE_PORT_DEFAULT
+        _text(tree, "node.bind_host") or BIND_HOST_DEFAULT,
+        port if isinstance(port, int) else LAKE_PORT_DEFAULT,
+        is_tls=_has_lake_tls(tree),
     )
 
 
-def lake_uri(bind_host: str, port: int) -> str:
+def _has_lake_tls(tree: dict[str, Any]) -> bool:
+    has_certificate = bool(_text(tree, "tls.certificate") or _text(tree, "tls.lake.certificate"))
+    return has_certificate and _at(tree, "tls.lake.enable") is not False
+
+
+def lake_uri(bind_host: str, port: int, *, is_tls: bool = False) -> str:
     """The address of a node's lake process on its own machine."""
     host = BIND_HOST_DEFAULT if bind_host in _WILDCARDS else bind_host
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if is_tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _copy(section: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from icestream.settings.iceberg_config import CatalogSection, IcebergSection
 from icestream.settings.lake import LakeProcessSection
 from icestream.settings.pipeline import PipelineSection
 from icestream.settings.section import ONLINE, Broken, Section, derived
+from icestream.settings.tls import TlsSection
 from icestream.settings.wal import WalSection
 
 _PORT = units.count(0, 65_535)
@@ -43,6 +44,12 @@ class NodeSection(Section):
         description="Host that other machines are told to connect to: clients of Danube, and the executors of a Spark "
         "cluster, which read the log from here. Unset: `bind_host`, or the name of this machine where that is every "
         "address.",
+    )
+    host_names: tuple[Annotated[str, text.HOST], ...] = Field(
+        default=(),
+        description="Further names by which clients reach the HTTP listeners, such as that of a load balancer. A "
+        "request whose Host is another name is refused: a web page could make its own name resolve to this machine. "
+        "`advertised_host`, the name of this machine and addresses need not be listed.",
     )
     allow_insecure_bind: StrictBool = Field(
         default=False,
@@ -212,6 +219,7 @@ class Settings(Section):
     storage: StorageSection
     meta_store: MetaStoreSection
     backup: BackupSection = BackupSection()
+    tls: TlsSection = TlsSection()
     log: LogSection = LogSection()
     broker: BrokerSection = BrokerSection()
     danube: DanubeSection = DanubeSection()
@@ -257,10 +265,14 @@ class Settings(Section):
                 "leave `uri` out, or set `type: rest` for a catalog elsewhere",
             )
 
+    @property
+    def _has_lake_tls(self) -> bool:
+        return self.tls.lake.enable and (self.tls.lake.certificate or self.tls.certificate) is not None
+
     def _is_own(self, uri: str) -> bool:
         address = text.split_http_uri(uri)
         if address is None:
             return False
         scheme, host, port = address
         own_host = text.is_loopback(host) or host == self.node.bind_host.lower()
-        return scheme == "http" and own_host and port == self.ports.lake
+        return scheme == ("https" if self._has_lake_tls else "http") and own_host and port == self.ports.lake

@@ -136,6 +136,7 @@ def certificates(folder: Path) -> dict[str, Path]:
     server = authority.issue_cert("127.0.0.1", key_type=trustme.KeyType.ECDSA)
     server.private_key_and_cert_chain_pem.write_to_path(folder / "server.pem")
     pem = folder / "server.pem"
+    pem.chmod(0o600)
     return {"tls_certificate": pem, "tls_key": pem, "tls_client_ca": folder / "ca.pem"}
 
 

@@ -50,6 +50,7 @@ def test_types_of_the_public_names_are_known_to_type_checkers() -> None:
 # --- what each class shows --------------------------------------------------------------------------------------------
 
 SURFACE: Final[dict[str, set[str]]] = {
+    "ClientTls": {"ca", "certificate", "context", "key", "server_name"},
     "Client": {
         "address", "call", "change_topic_policies", "close", "connections", "create_topic", "delete_subscription",
         "delete_topic", "describe_topic", "is_connected", "list_topics", "producer", "subscribe", "topic_policies",

@@ -10,8 +10,9 @@ import pytest
 import trustme
 
 from icestream import errors, limits
-from icestream.processes.node.certificates import Certificate, certificates_check, read_certificates
+from icestream.processes.node.certificates import Certificate, NodeCertificates, certificates_check
 from icestream.runtime.certificate import end_of, end_of_file
+from tests.support.certificates import Certificates
 from tests.support.node_settings import node_settings
 
 END = datetime(2031, 5, 6, 7, 8, 9, tzinfo=UTC)
@@ -81,12 +82,19 @@ def test_a_node_without_certificates_has_no_such_check() -> None:
     assert certificates_check([], END) is None
 
 
-def test_the_certificates_of_all_settings_are_read(tmp_path: Path, pem: Path) -> None:
-    tls = {"tls_certificate": str(pem), "tls_key": str(pem)}
+def test_the_certificates_of_all_settings_are_read(tmp_path: Path) -> None:
+    pem = Certificates(tmp_path / "pem")
+    tls = {"tls_certificate": str(pem.server), "tls_key": str(pem.server.with_suffix(".key"))}
     settings = node_settings(
         tmp_path / "data",
-        danube={"enable": True, **tls, "tls_client_ca": str(tmp_path / "absent.pem")},
-        meta_store={**tls, "tls_authority": str(pem)},
+        danube={"enable": True, **tls, "tls_client_ca": str(pem.client_ca)},
+        meta_store={**tls, "tls_authority": str(tmp_path / "absent.pem")},
+        tls=pem.settings("optional", lake={"enable": False}),
     )
-    names = [certificate.setting for certificate in read_certificates(settings)]
-    assert names == ["danube.tls_certificate", "meta_store.tls_certificate", "meta_store.tls_authority"]
+    certificates = NodeCertificates(settings)
+    assert set(certificates.listeners) == {"native", "danube", "http"}
+    names = {certificate.setting for certificate in certificates.certificates()}
+    assert names == {
+        "tls.certificate", "tls.client_ca", "danube.tls_certificate", "danube.tls_client_ca",
+        "meta_store.tls_certificate",
+    }  # fmt: skip

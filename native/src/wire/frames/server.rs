@@ -2,7 +2,7 @@
 //!
 //! `poll` returns a list, in the order in which it is to be decided:
 //!
-//!     (0, connection, peer)                                        a connection was accepted
+//!     (0, connection, peer, certificate)                           a connection was accepted; DER, None without one
 //!     (1, connection, kind, flags, number, body, last publish)     a frame
 //!     (2, connection, size, kind)                                  a head that no frame can have; nothing follows
 //!     (3, connection)                                              it is gone; the last row of a connection
@@ -22,9 +22,13 @@ use super::connection::{Bounds, Connection, Producer};
 use crate::buffer::Output;
 use crate::event::Event as Wake;
 use crate::wire::burst::{Burst, Event, Group, Part, Target};
-use crate::wire::epoll::{Epoll, READABLE, WRITABLE};
-use crate::wire::listener::Listener;
-use crate::wire::socket::{Socket, is_broken};
+use crate::wire::epoll::{Epoll, READABLE, WRITABLE, is_broken};
+#[cfg(feature = "tls")]
+use crate::wire::handshakes::Handshakes;
+use crate::wire::listener::{Accepted, Listener};
+use crate::wire::socket::Socket;
+#[cfg(feature = "tls")]
+use crate::wire::tls::{self, Pem};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use std::collections::HashMap;
@@ -41,11 +45,36 @@ const READ_BYTES_MIN: usize = 4 * 1024;
 const BURST_BYTES_MAX: usize = 8 << 20;
 const ACCEPTS_MAX: usize = 64;
 
+/// Where connections come from.
+enum Source {
+    Plain(Listener),
+    #[cfg(feature = "tls")]
+    Tls(Handshakes),
+}
+
+impl Source {
+    fn fileno(&self) -> RawFd {
+        match self {
+            Source::Plain(listener) => listener.fileno(),
+            #[cfg(feature = "tls")]
+            Source::Tls(handshakes) => handshakes.fileno(),
+        }
+    }
+
+    fn accept(&self) -> Result<Option<Accepted>, i32> {
+        match self {
+            Source::Plain(listener) => listener.accept(),
+            #[cfg(feature = "tls")]
+            Source::Tls(handshakes) => Ok(handshakes.take()),
+        }
+    }
+}
+
 struct State {
     epoll: Epoll,
     wake: Wake,
     is_awake: bool,
-    listener: Option<Listener>,
+    listener: Option<Source>,
     bounds: Bounds,
     pending_bytes_max: usize,
     pending: usize,
@@ -137,8 +166,48 @@ impl FrameServer {
     fn listen(&self, descriptor: RawFd, keep_alive_seconds: i32) -> PyResult<()> {
         let mut state = self.lock();
         state.epoll.add(descriptor, LISTENER, READABLE)?;
-        state.listener = Some(Listener::new(descriptor, keep_alive_seconds));
+        state.listener = Some(Source::Plain(Listener::new(descriptor, keep_alive_seconds)));
         Ok(())
+    }
+
+    /// The same for a listener with TLS: connections are accepted, and shown here when their handshakes are done.
+    #[cfg(feature = "tls")]
+    fn listen_tls(
+        &self,
+        descriptor: RawFd,
+        keep_alive_seconds: i32,
+        pem: Pem,
+        half_open_max: usize,
+        handshake_seconds: f64,
+    ) -> PyResult<()> {
+        let listener = Listener::new(descriptor, keep_alive_seconds);
+        let config = tls::server_config(&pem, &[])?;
+        let deadline = std::time::Duration::from_secs_f64(handshake_seconds);
+        let handshakes = Handshakes::start(listener, config, half_open_max, deadline)?;
+        let mut state = self.lock();
+        state.epoll.add(handshakes.fileno(), LISTENER, READABLE)?;
+        state.listener = Some(Source::Tls(handshakes));
+        Ok(())
+    }
+
+    /// New certificates for new connections.
+    #[cfg(feature = "tls")]
+    fn set_tls(&self, pem: Pem) -> PyResult<()> {
+        let config = tls::server_config(&pem, &[])?;
+        if let Some(Source::Tls(handshakes)) = &self.lock().listener {
+            handshakes.set_config(config);
+        }
+        Ok(())
+    }
+
+    /// Handshakes that are under way; and since the start those that were closed because they were too many, too slow,
+    /// or no TLS of ours.
+    #[cfg(feature = "tls")]
+    fn handshakes(&self) -> (usize, u64, u64, u64) {
+        match &self.lock().listener {
+            Some(Source::Tls(handshakes)) => handshakes.counts(),
+            _ => (0, 0, 0, 0),
+        }
     }
 
     /// Stops accepting for a while, or goes on: a failing accept would fail again at once.
@@ -346,13 +415,19 @@ impl State {
         for _ in 0..ACCEPTS_MAX {
             let Some(listener) = &self.listener else { return };
             match listener.accept() {
-                Ok(Some(accepted)) => {
+                Ok(Some(mut accepted)) => {
                     let number = self.next_connection;
-                    let Ok(socket) = Socket::register(accepted.fd, number, &self.epoll) else { continue };
+                    let certificate = accepted.session.as_ref().and_then(|session| session.certificate());
+                    let (peer, early) = (std::mem::take(&mut accepted.peer), std::mem::take(&mut accepted.early));
+                    let Ok(socket) = Socket::register(accepted, number, &self.epoll) else { continue };
                     self.next_connection += 1;
                     let mut connection = Connection::new(number, socket);
-                    let event = Event::Connected { connection: number, peer: accepted.peer };
+                    let event = Event::Connected { connection: number, peer, certificate };
                     burst.add_event(connection.position(self.burst_number), event);
+                    if !early.is_empty() {
+                        connection.input = early;
+                        self.ready.push(number);
+                    }
                     self.connections.insert(number, connection);
                 }
                 Ok(None) => return,
@@ -645,7 +720,10 @@ fn packed<'py, T: Copy>(py: Python<'py>, numbers: &[T]) -> Bound<'py, PyBytes> {
 
 fn tuple(py: Python<'_>, event: Event) -> PyResult<Bound<'_, PyAny>> {
     let tuple = match event {
-        Event::Connected { connection, peer } => (0, connection, peer).into_pyobject(py)?.into_any(),
+        Event::Connected { connection, peer, certificate } => {
+            let certificate = certificate.map(|der| PyBytes::new(py, &der));
+            (0, connection, peer, certificate).into_pyobject(py)?.into_any()
+        }
         Event::Frame { connection, kind, flags, number, body, last_publish } => {
             let body = PyBytes::new(py, &body);
             (1, connection, kind, flags, number, body, last_publish).into_pyobject(py)?.into_any()

@@ -69,7 +69,7 @@ impl GrpcServer {
             layouts.push(Layout::new(&columns, echo)?);
             paths.insert(path, index);
         }
-        let acceptor = tls.as_ref().map(tls::acceptor).transpose()?;
+        let acceptor = tls.as_ref().map(acceptor_of).transpose()?;
         let inbox = Arc::new(Inbox::new(Options {
             layouts,
             batched: paths,
@@ -126,7 +126,12 @@ impl GrpcServer {
     /// Answers calls of a batch: those of `rows`, or all that are left. `failures`: status and message of those among
     /// them that failed, by their row. A row is answered once; what comes later for it is ignored.
     #[pyo3(signature = (batch, rows=None, failures=None))]
-    fn complete(&self, batch: u64, rows: Option<Vec<u32>>, failures: Option<HashMap<u32, (u8, String)>>) -> PyResult<()> {
+    fn complete(
+        &self,
+        batch: u64,
+        rows: Option<Vec<u32>>,
+        failures: Option<HashMap<u32, (u8, String)>>,
+    ) -> PyResult<()> {
         self.check_process()?;
         let mut failures = failures.unwrap_or_default();
         let numbers = rows.clone();
@@ -171,7 +176,7 @@ impl GrpcServer {
 
     /// New certificates for new connections.
     fn set_tls(&self, pem: Pem) -> PyResult<()> {
-        *lock(&self.tls) = Some(tls::acceptor(&pem)?);
+        *lock(&self.tls) = Some(acceptor_of(&pem)?);
         Ok(())
     }
 
@@ -199,6 +204,10 @@ impl GrpcServer {
         py.detach(|| thread.map(JoinHandle::join));
         Ok(())
     }
+}
+
+fn acceptor_of(pem: &Pem) -> PyResult<TlsAcceptor> {
+    tls::server_config(pem, &[b"h2"]).map(TlsAcceptor::from)
 }
 
 impl GrpcServer {

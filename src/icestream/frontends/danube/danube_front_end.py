@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from icestream import limits
@@ -19,7 +18,6 @@ from icestream.settings import Settings
 
 if TYPE_CHECKING:
     from icestream.frontends.danube.danube_service import DanubeService
-    from icestream.frontends.danube.danube_tls import TlsFiles
     from icestream.frontends.danube.native_grpc_server import NativeGrpcListener
     from icestream.frontends.danube.python_grpc_server import PythonGrpcListener
     from icestream.frontends.danube.schema_handlers import SchemaHandlers
@@ -42,16 +40,6 @@ class DanubeFrontEnd(FrontEnd):
         if settings.danube.enable:
             yield "ports.danube", settings.ports.danube
             yield "ports.danube_admin", settings.ports.danube_admin
-
-    @classmethod
-    def certificate_files(cls, settings: Settings) -> Iterator[tuple[str, Path]]:
-        danube = settings.danube
-        if not danube.enable:
-            return
-        if danube.tls_certificate is not None:
-            yield "danube.tls_certificate", danube.tls_certificate
-        if danube.tls_client_ca is not None:
-            yield "danube.tls_client_ca", danube.tls_client_ca
 
     @property
     def port(self) -> int:
@@ -77,7 +65,7 @@ class DanubeFrontEnd(FrontEnd):
         from icestream.frontends.danube.danube_service import DanubeOptions, DanubeService
 
         settings, broker = self._settings, self._node.broker
-        tls = _tls(settings)
+        tls = self._node.tls(self.name)
         # Bound before it serves: replies contain the advertised address, and port 0 is known only then.
         listener = _listener("ports.danube", limits.OPEN_FILES_MESSAGE_SHARE)
         port = await listener.bind(settings.node.bind_host, settings.ports.danube, tls)
@@ -95,7 +83,7 @@ class DanubeFrontEnd(FrontEnd):
         from icestream.frontends.danube.admin_handlers import AdminHandlers, BrokerAddresses
         from icestream.frontends.danube.handlers import HandlerTable
 
-        settings, tls = self._settings, _tls(self._settings)
+        settings, tls = self._settings, self._node.tls(self.name)
         listener = _listener("ports.danube_admin", limits.OPEN_FILES_OPERATOR_SHARE)
         admin_port = await listener.bind(settings.node.bind_host, settings.ports.danube_admin, tls)
         metrics_port = int(str(self._node.ports()["http_port"]))
@@ -142,16 +130,6 @@ def _silence_grpc() -> None:
     """Disables gRPC's messages on stderr and its fork support, before it is imported: this process does not fork."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-
-
-def _tls(settings: Settings) -> TlsFiles | None:
-    """The certificates that the settings name; None for plain text."""
-    from icestream.frontends.danube.danube_tls import TlsFiles
-
-    danube = settings.danube
-    if danube.tls_certificate is None or danube.tls_key is None:
-        return None
-    return TlsFiles(danube.tls_certificate, danube.tls_key, danube.tls_client_ca)
 
 
 def _address(settings: Settings, port: int) -> str:

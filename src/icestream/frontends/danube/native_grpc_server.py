@@ -18,11 +18,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from icestream import errors, limits
-from icestream.frontends.danube.danube_tls import Pem, TlsFiles
 from icestream.frontends.danube.handlers import STATUSES, Call, HandlerTable, Streaming, Unary, status_number
 from icestream.frontends.danube.request_batch import RequestBatch
 from icestream.observability.log import get_logger
 from icestream.runtime.connection_room import RoomState
+from icestream.runtime.listener_tls import ListenerTls, Pem
 from icestream.runtime.listening import cannot_listen, listening_socket
 from icestream.runtime.native import native
 
@@ -45,7 +45,7 @@ class NativeGrpcListener:
         self._setting = setting
         self._connections_max = connections_max
         self._socket: socket.socket | None = None
-        self._pem: Pem | None = None
+        self._tls: ListenerTls | None = None
         self._server: NativeGrpcServer | None = None
         self.port = 0
 
@@ -54,9 +54,9 @@ class NativeGrpcListener:
         counts = self._server.counts if self._server is not None else (0, 0, 0, 0)
         return RoomState(self._setting.removeprefix("ports."), self._connections_max, *counts)
 
-    async def bind(self, host: str, port: int, tls: TlsFiles | None = None) -> int:
+    async def bind(self, host: str, port: int, tls: ListenerTls | None = None) -> int:
         """Returns the port."""
-        self._pem = None if tls is None else tls.read()
+        self._tls = tls
         try:
             self._socket = listening_socket(host, port)
         except OSError as error:
@@ -67,13 +67,18 @@ class NativeGrpcListener:
     async def serve(self, table: HandlerTable) -> None:
         assert self._socket is not None
         try:
-            self._server = NativeGrpcServer(self._socket.detach(), table, self._pem, self._connections_max)
+            pem = None if self._tls is None else self._tls.pem
+            self._server = NativeGrpcServer(self._socket.detach(), table, pem, self._connections_max)
         except ValueError as error:
-            raise errors.ConfigurationError(str(error), hint="the settings danube.tls_… name PEM files") from None
+            raise errors.ConfigurationError(str(error), hint="the settings tls.… name PEM files") from None
+        if self._tls is not None:
+            self._tls.on_change.append(self._server.set_tls)
 
     async def close(self) -> None:
         """Waits for calls in flight, CLOSE_SECONDS_MAX at most."""
         server, self._server = self._server, None
+        if server is not None and self._tls is not None:
+            self._tls.on_change.remove(server.set_tls)
         if server is not None:
             await server.close()
         elif self._socket is not None:
@@ -116,6 +121,10 @@ class NativeGrpcServer:
             CONNECTION_GONE: self._on_disconnected,
         }
         self._loop.add_reader(self._wire.fileno(), self._on_wake_up)
+
+    def set_tls(self, pem: Pem) -> None:
+        """New connections get this certificate."""
+        self._wire.set_tls(pem)
 
     @property
     def counts(self) -> tuple[int, int, int, int]:

@@ -12,10 +12,10 @@ import grpc
 from grpc import aio
 
 from icestream import limits
-from icestream.frontends.danube.danube_tls import TlsFiles
 from icestream.frontends.danube.handlers import Call, HandlerTable, Streaming, Unary, status_of
 from icestream.observability.log import get_logger
 from icestream.runtime.connection_room import RoomState
+from icestream.runtime.listener_tls import ListenerTls
 from icestream.runtime.listening import cannot_listen
 
 _log = get_logger("danube")
@@ -57,7 +57,7 @@ class PythonGrpcListener:
         """Always None: gRPC does not expose its connections."""
         return None
 
-    async def bind(self, host: str, port: int, tls: TlsFiles | None = None) -> int:
+    async def bind(self, host: str, port: int, tls: ListenerTls | None = None) -> int:
         """Binds to an address; returns the port. Raises ConfigurationError."""
         server = aio.server(
             options=(*OPTIONS, ("grpc.max_allowed_incoming_connections", self._connections_max)),
@@ -102,9 +102,18 @@ def _check_port_free(host: str, port: int) -> None:
         probe.bind((host, port))
 
 
-def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
-    chain, key, authorities, is_required = tls.read()
-    return grpc.ssl_server_credentials([(key, chain)], authorities, require_client_auth=is_required)
+def _credentials(tls: ListenerTls) -> grpc.ServerCredentials:
+    """Each new connection gets the certificate that is in use then.
+
+    grpc does not verify certificates that clients may show and need not, so it does not ask for them.
+    """
+    is_required = tls.pem[3]
+
+    def configuration() -> grpc.ServerCertificateConfiguration:
+        chain, key, authorities, _, _ = tls.pem
+        return grpc.ssl_server_certificate_configuration([(key, chain)], authorities if is_required else None)
+
+    return grpc.dynamic_ssl_server_credentials(configuration(), configuration, is_required)
 
 
 class _Handlers(grpc.GenericRpcHandler):

@@ -20,6 +20,7 @@ from icestream.frontends.front_end import FrontEnd, NodeView, local_address
 from icestream.observability.health import Check, failure
 from icestream.observability.http_listener import HttpListener, Response
 from icestream.observability.http_request import Request
+from icestream.runtime.advertised_address import known_host_names
 from icestream.runtime.connection_room import RoomState
 from icestream.settings import Settings
 
@@ -33,14 +34,19 @@ class HttpFrontEnd(FrontEnd):
     def __init__(self, settings: Settings, node: NodeView) -> None:
         super().__init__(settings, node)
         exposition = node.exposition if settings.metrics.enable else None
-        self.listener = HttpListener(Endpoints(node.checks, exposition, node.log_range), node.instance)
+        self.listener = HttpListener(
+            Endpoints(node.checks, exposition, node.log_range),
+            node.instance,
+            host_names=known_host_names(settings, "http"),
+        )
 
     @classmethod
     def configured_ports(cls, settings: Settings) -> Iterator[tuple[str, int]]:
         yield "ports.broker_http", settings.ports.broker_http
 
     async def listen(self) -> None:
-        await self.listener.listen(self._settings.node.bind_host, self._settings.ports.broker_http)
+        settings = self._settings
+        await self.listener.listen(settings.node.bind_host, settings.ports.broker_http, self._node.tls(self.name))
 
     async def close(self) -> None:
         await self.listener.close()
@@ -56,9 +62,9 @@ class HttpFrontEnd(FrontEnd):
     @property
     def url(self) -> str:
         """The URL for clients on this machine; empty while the listener is closed."""
-        return (
-            f"http://{local_address(self._settings.node.bind_host, self.listener.port)}" if self.listener.port else ""
-        )
+        scheme = "http" if self._node.tls(self.name) is None else "https"
+        address = local_address(self._settings.node.bind_host, self.listener.port)
+        return f"{scheme}://{address}" if self.listener.port else ""
 
     def greeting_lines(self) -> Iterator[str]:
         if self.url:

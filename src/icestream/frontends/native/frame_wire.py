@@ -47,6 +47,7 @@ from icestream.model.block_group import BlockGroup
 from icestream.model.shard import ShardKey
 from icestream.observability.log import get_logger
 from icestream.rpc.frame import Frame, FrameKind
+from icestream.runtime.listener_tls import ListenerTls
 from icestream.runtime.native import native
 from icestream.runtime.tasks import Tasks
 
@@ -97,9 +98,13 @@ class PublishLane:
 
 class FrameWire:
     def __init__(
-        self, broker: Broker, listener: socket.socket, new_connection: Callable[[WireConnection], NativeConnection]
+        self,
+        broker: Broker,
+        listener: socket.socket,
+        new_connection: Callable[[WireConnection], NativeConnection],
+        tls: ListenerTls | None = None,
     ) -> None:
-        """`listener` is given away."""
+        """`listener` is given away. `tls`: None for plain text."""
         self._broker = broker
         self._new_connection = new_connection
         self._loop = asyncio.get_running_loop()
@@ -135,7 +140,15 @@ class FrameWire:
             SINGLE: self._on_single,
         }
         listener.setblocking(False)
-        self._server.listen(listener.detach(), limits.KEEP_ALIVE_SECONDS)
+        self._tls = tls
+        if tls is None:
+            self._server.listen(listener.detach(), limits.KEEP_ALIVE_SECONDS)
+        else:
+            self._server.listen_tls(
+                listener.detach(), limits.KEEP_ALIVE_SECONDS, tls.pem, limits.TLS_HALF_OPEN_MAX,
+                limits.TLS_HANDSHAKE_SECONDS_MAX,
+            )  # fmt: skip
+            tls.on_change.append(self._server.set_tls)
         self._loop.add_reader(self._server.fileno(), self._on_ready)
 
     # --- the burst ---
@@ -148,8 +161,8 @@ class FrameWire:
                 context = {"message": "a row of the native wire was not handled", "exception": error}
                 self._loop.call_exception_handler(context)
 
-    def _on_connected(self, number: int, peer: str) -> None:
-        wire = WireConnection(self, self._server, number, peer)
+    def _on_connected(self, number: int, peer: str, certificate: bytes | None) -> None:
+        wire = WireConnection(self, self._server, number, peer, certificate)
         connection = self._new_connection(wire)
         wire.on_full, wire.on_drained = connection.pause_writing, connection.resume_writing
         self._connections[number] = (connection, wire)
@@ -343,6 +356,9 @@ class FrameWire:
     # --- end ---
 
     def stop_listening(self) -> None:
+        if self._tls is not None:
+            self._tls.on_change.remove(self._server.set_tls)
+            self._tls = None
         self._server.stop_listening()
 
     async def close(self) -> None:

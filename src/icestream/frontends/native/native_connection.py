@@ -29,6 +29,7 @@ from icestream.frontends.native.send_budget import SendBudget
 from icestream.frontends.native.wire_connection import WireConnection
 from icestream.observability.log import get_logger
 from icestream.rpc import document, frame, handshake
+from icestream.rpc.client_tls import peer_certificate
 from icestream.rpc.frame import Frame, FrameKind, PublishPart
 from icestream.rpc.stream import FrameStream, head_error
 from icestream.runtime.connection_room import Standing
@@ -94,6 +95,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self.lost = asyncio.Event()
         self.leaving = asyncio.Event()  # ends calls that only wait
         self.peer = ""
+        self.peer_certificate: bytes | None = None  # the verified one of the client, in DER
         self.producers: dict[int, BrokerProducer] = {}
         self.consumers: dict[int, NativeConsumer] = {}
         self.watches: dict[int, asyncio.Task[None]] = {}
@@ -108,6 +110,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self.out.attach(self._transport)
         self.peer = _address_text(transport.get_extra_info("peername"))
         self.session = self._access_control.new_session(ANONYMOUS_IDENTITY, self.peer, self._listener_name)
+        self.peer_certificate = peer_certificate(transport)
         admission = self._connections.room.admit(self)
         if admission.evicted is not None:
             admission.evicted.make_room()

@@ -54,7 +54,7 @@ class NativeFrontEnd(FrontEnd):
             access_control=self._node.access_control,
         )
         self._listener = listener
-        await listener.listen(settings.node.bind_host, settings.ports.native)
+        await listener.listen(settings.node.bind_host, settings.ports.native, self._node.tls(self.name))
 
     async def _ports_call(self, caller: Caller, arguments: dict[str, object]) -> dict[str, object]:
         """The public call `ports`: a client that knows one port finds the others."""
@@ -74,7 +74,8 @@ class NativeFrontEnd(FrontEnd):
 
     def greeting_lines(self) -> Iterator[str]:
         host = self._settings.node.bind_host
-        yield f"native {f'[{host}]' if ':' in host else host}:{self.port}"
+        suffix = "" if self._node.tls(self.name) is None else " (TLS)"
+        yield f"native {f'[{host}]' if ':' in host else host}:{self.port}{suffix}"
 
     def addresses(self) -> dict[str, object]:
         return {"address": local_address(self._settings.node.bind_host, self.port)}

@@ -15,7 +15,9 @@ from icestream.frontends.native.wire_connection import WireConnection
 from icestream.rpc import handshake, local_socket
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.connection_room import RoomState
+from icestream.runtime.listener_tls import ListenerTls
 from icestream.runtime.listening import cannot_listen, listening_socket
+from icestream.runtime.tls_server import TlsServer
 from icestream.security.access_control import AccessControl
 
 
@@ -44,7 +46,7 @@ class NativeListener:
         self._connections = SendBudget(name, connections_max)
         self._name = name
         self._access_control = access_control or AccessControl(SystemClock())
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | TlsServer | None = None
         self.port = 0
 
     def _new_connection(self, wire: WireConnection | None = None) -> NativeConnection:
@@ -52,12 +54,17 @@ class NativeListener:
             self._broker, self._handshake, self._connections, self._access_control, self._call_table, wire
         )
 
-    async def listen(self, host: str, port: int) -> None:
+    async def listen(self, host: str, port: int, tls: ListenerTls | None = None) -> None:
         try:
             if self._uses_wire:
                 listener = listening_socket(host, port)
                 self.port = listener.getsockname()[1]
-                self._wire = FrameWire(self._broker, listener, self._new_connection)
+                self._wire = FrameWire(self._broker, listener, self._new_connection, tls)
+                return
+            if tls is not None:
+                listener = listening_socket(host, port)
+                self.port = listener.getsockname()[1]
+                self._server = TlsServer(listener, self._new_connection, tls)
                 return
             self._server = await asyncio.get_running_loop().create_server(
                 self._new_connection, host, port, backlog=1024

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from icestream.broker.broker_topic import BrokerProducer
+from icestream.rpc.client_tls import PEER_CERTIFICATE
 from icestream.rpc.frame import encode_frame
 
 if TYPE_CHECKING:
@@ -20,12 +21,13 @@ WRITE_BYTES_HIGH = 64 * 1024  # until the connection has a share, as asyncio has
 
 
 class WireConnection:
-    def __init__(self, wire: FrameWire, server: Any, number: int, peer: str) -> None:
-        """`server`: the native FrameServer; `number`: of the connection in it, never used twice."""
+    def __init__(self, wire: FrameWire, server: Any, number: int, peer: str, certificate: bytes | None = None) -> None:
+        """`server`: the native FrameServer; `number`: of the connection in it, never used twice. `certificate`: the
+        verified one of the client, in DER."""
         self._wire = wire
         self._server = server
         self.number = number
-        self._peer = peer
+        self._details: dict[str, object] = {"peername": peer, PEER_CERTIFICATE: certificate}
         self._is_closing = False
         self._is_paused = False
         self._holds = 0
@@ -38,7 +40,7 @@ class WireConnection:
     # --- the transport ---
 
     def get_extra_info(self, name: str, default: object = None) -> object:
-        return self._peer if name == "peername" else default
+        return self._details.get(name, default)
 
     def is_closing(self) -> bool:
         return self._is_closing

@@ -37,13 +37,14 @@ class IcebergApp:
         request_metrics: RequestMetrics,
         host: str,
         access: Access = NO_ACCESS,
+        host_names: frozenset[str] | None = None,
     ) -> None:
         """`catalog` is None if the tables of the node are in another catalog."""
         self._catalog = catalog
         self._access = access
         self._tokens = tokens
         self._metrics = request_metrics
-        self._guard = Guard(self._serve, host=host, policy=GUARD_POLICY)
+        self._guard = Guard(self._serve, host=host, policy=GUARD_POLICY, host_names=host_names)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._guard(scope, receive, send)

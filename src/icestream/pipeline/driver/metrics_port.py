@@ -17,14 +17,15 @@ from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.instance import HEADER
 
 
-def metrics_listener(keeper: LinkKeeper) -> HttpListener:
-    """`keeper`: the connection to the broker, whose instance every response names (runtime/instance.py)."""
+def metrics_listener(keeper: LinkKeeper, host_names: frozenset[str] | None = None) -> HttpListener:
+    """`keeper`: the connection to the broker, whose instance every response names (runtime/instance.py). `host_names`:
+    that requests may name as their Host."""
 
     async def respond(request: Request) -> Response:
         response = _response(request.path, is_connected=keeper.is_connected)
         return response._replace(headers=((HEADER, keeper.instance),)) if keeper.instance else response
 
-    return HttpListener(respond, name="pipeline", setting="ports.pipeline_metrics")
+    return HttpListener(respond, name="pipeline", setting="ports.pipeline_metrics", host_names=host_names)
 
 
 def _response(path: str, *, is_connected: bool) -> Response:

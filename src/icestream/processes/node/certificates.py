@@ -1,21 +1,27 @@
-"""The certificates of a node, and the check that warns before they expire.
+"""The certificates of a node: of its listeners, and of its Raft port; and the check that warns before they expire.
 
-They are read once: a listener keeps the certificate that it was opened with, whatever the file contains later.
+Those of the listeners are read again when their files change (runtime/listener_tls.py). The lake process does so by
+itself: here its certificate is read for the check, and to ask it whether it lives. The Raft port keeps the certificate
+that it was opened with; what its files contain now is shown.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
 from icestream import errors, limits
 from icestream.observability.health import Check
-from icestream.processes.node.front_ends import FRONT_ENDS
+from icestream.observability.log import get_logger
 from icestream.runtime.certificate import end_of_file
+from icestream.runtime.clock import Clock
+from icestream.runtime.listener_tls import LISTENERS, ListenerTls, follow_files, open_listener_tls
 from icestream.settings import Settings
+
+_log = get_logger("tls")
 
 
 class Certificate(NamedTuple):
@@ -24,35 +30,75 @@ class Certificate(NamedTuple):
     end: datetime
 
 
-def read_certificates(settings: Settings) -> list[Certificate]:
-    """The certificates of the settings. An unreadable file is skipped: its listener raises the reason."""
-    certificates = []
-    for setting, path in _files(settings):
-        try:
-            certificates.append(Certificate(setting, path, end_of_file(path)))
-        except (OSError, errors.DecodeError):
-            continue
-    return certificates
+class NodeCertificates:
+    """All certificates of one node."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises ConfigurationError for files of a listener that cannot be used."""
+        names = [name for name in LISTENERS if name != "danube" or settings.danube.enable]
+        opened = {name: open_listener_tls(settings, name) for name in names}
+        self.listeners: Mapping[str, ListenerTls] = {name: tls for name, tls in opened.items() if tls is not None}
+        self._settings = settings
+
+    async def follow(self, clock: Clock) -> None:
+        """Reads the files of listeners again when they change, until the task is cancelled."""
+        await follow_files(list(self.listeners.values()), clock, report_change)
+
+    def certificates(self) -> list[Certificate]:
+        """One for each setting. An unreadable file is skipped: its listener raises the reason."""
+        found: dict[str, Certificate] = {}
+        for tls in self.listeners.values():
+            if tls.end is not None:
+                found.setdefault(tls.files.setting, Certificate(tls.files.setting, tls.files.certificate, tls.end))
+        for setting, path in self._other_files():
+            try:
+                found.setdefault(setting, Certificate(setting, path, end_of_file(path)))
+            except (OSError, errors.DecodeError):
+                continue
+        return list(found.values())
+
+    def _other_files(self) -> Iterator[tuple[str, Path]]:
+        """Setting and path of the authorities, and of the files of the Raft port."""
+        for tls in self.listeners.values():
+            if tls.files.client_ca is not None and tls.pem[2] is not None:
+                yield tls.files.setting.removesuffix("certificate") + "client_ca", tls.files.client_ca
+        meta_store = self._settings.meta_store
+        files = (
+            ("meta_store.tls_certificate", meta_store.tls_certificate),
+            ("meta_store.tls_authority", meta_store.tls_authority),
+        )
+        yield from ((setting, path) for setting, path in files if path is not None)
+
+    def check(self, now: datetime) -> Check | None:
+        """None without certificates. Informational: open connections and other listeners are not affected."""
+        fault = next((tls.fault for tls in self.listeners.values() if tls.fault), "")
+        if fault:
+            reason = f"changed TLS files are not in use: {fault}; new connections get the former certificate"
+            return Check("certificates", False, reason, is_needed=False)
+        return certificates_check(self.certificates(), now)
 
 
-def _files(settings: Settings) -> Iterator[tuple[str, Path]]:
-    for front_end in FRONT_ENDS:
-        yield from front_end.certificate_files(settings)
-    meta_store = settings.meta_store
-    files = (
-        ("meta_store.tls_certificate", meta_store.tls_certificate),
-        ("meta_store.tls_authority", meta_store.tls_authority),
-    )
-    yield from ((setting, path) for setting, path in files if path is not None)
+def report_change(tls: ListenerTls) -> None:
+    """Logs what became of files that have changed."""
+    if tls.fault:
+        _log.error(
+            "changed TLS files cannot be used; the former certificate stays", listener=tls.listener, reason=tls.fault
+        )
+    else:
+        _log.info("read the changed TLS files", listener=tls.listener, end=tls.end.isoformat() if tls.end else "")
 
 
 def certificates_check(certificates: Sequence[Certificate], now: datetime) -> Check | None:
-    """None without certificates. Informational: open connections and other listeners are not affected."""
+    """None without certificates."""
     if not certificates:
         return None
     first = min(certificates, key=lambda certificate: certificate.end)
     name = f"{first.path} ({first.setting})"
-    fix = "put a new one there and restart this node"
+    fix = (
+        "put a new one there and restart this node"
+        if first.setting.startswith("meta_store.")
+        else "put a new one there"
+    )
     if first.end <= now:
         reason = f"{name} ended at {first.end.isoformat()}: new connections fail; {fix}"
         return Check("certificates", False, reason, is_needed=False)

@@ -18,6 +18,7 @@ from icestream.observability.health import Check
 from icestream.runtime.clock import Clock
 from icestream.runtime.http_probe import ProbeAnswer, probe
 from icestream.runtime.instance import foreign_broker
+from icestream.runtime.listener_tls import ListenerTls
 
 Outcome = ProbeAnswer | errors.ConnectionLost | None
 
@@ -76,11 +77,19 @@ class UnmanagedLake:
 
 class LakeProbe:
     def __init__(
-        self, process: ProbedProcess, host: str, instance: str, clock: Clock, *, is_managed: bool = True
+        self,
+        process: ProbedProcess,
+        host: str,
+        instance: str,
+        clock: Clock,
+        *,
+        is_managed: bool = True,
+        tls: ListenerTls | None = None,
     ) -> None:
-        """`instance` is that of this broker. `is_managed`: this broker started the process."""
+        """`instance` is that of this broker. `is_managed`: this broker started the process. `tls`: of its listener."""
         self._process = process
         self._is_managed = is_managed
+        self._tls = tls
         self._host = host
         self._instance = instance
         self._clock = clock
@@ -107,7 +116,7 @@ class LakeProbe:
 
     async def _probe(self, port: int) -> None:
         try:
-            self._outcome = await probe(self._host, port)
+            self._outcome = await probe(self._host, port, tls=self._tls)
         except errors.ConnectionLost as error:
             self._outcome = error
 

@@ -32,6 +32,7 @@ from icestream.processes.node.fence_monitor import check_fenced_note
 from icestream.processes.node.warehouse_mark import read_or_create_mark, warehouse_directory
 from icestream.runtime.advertised_address import advertised_address
 from icestream.runtime.clock import SystemClock
+from icestream.runtime.listener_tls import tls_files
 from icestream.runtime.randomness import SystemRandomness
 from icestream.settings import Settings
 from icestream.settings.seed_place import own_seed_address
@@ -128,15 +129,16 @@ def node_record(settings: Settings, native_port: int, danube_url: str) -> NodeRe
         "",
         advertised_address(settings, native_port) if native_port else "",
         danube_url,
-        f"http://{advertised_address(settings, lake)}" if lake else "",
+        f"{_scheme(settings, 'lake')}://{advertised_address(settings, lake)}" if lake else "",
     )
 
 
 def _cluster_options(settings: Settings, seed_address: str, join: str) -> ClusterOptions:
     danube = settings.danube
-    scheme = "https" if danube.tls_certificate is not None else "http"
     port = settings.ports.danube if danube.enable else 0
-    url = f"{scheme}://{advertised_address(settings, port, danube.advertised_host)}" if port else ""
+    url = (
+        f"{_scheme(settings, 'danube')}://{advertised_address(settings, port, danube.advertised_host)}" if port else ""
+    )
     tls = _tls(settings)
     return ClusterOptions(
         bind_host=settings.node.bind_host,
@@ -148,6 +150,10 @@ def _cluster_options(settings: Settings, seed_address: str, join: str) -> Cluste
         server_context=None if tls is None else tls.server_context(),
         client_context=None if tls is None else tls.client_context(),
     )
+
+
+def _scheme(settings: Settings, listener: str) -> str:
+    return "http" if tls_files(settings, listener) is None else "https"
 
 
 def _tls(settings: Settings) -> PeerTls | None:

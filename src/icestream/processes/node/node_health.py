@@ -22,7 +22,6 @@ from icestream.metadata.node_store import NodeStore
 from icestream.observability.health import Check, connections_check
 from icestream.observability.log import get_logger
 from icestream.observability.words import size_text
-from icestream.processes.node.certificates import certificates_check
 
 if TYPE_CHECKING:
     from icestream.processes.broker_process import BrokerNode
@@ -177,7 +176,7 @@ def fence(node: BrokerNode) -> Iterator[Check]:
 
 
 def certificates(node: BrokerNode) -> Iterator[Check]:
-    check = certificates_check(node.certificates, datetime.fromtimestamp(node.clock.wall_us() / 1e6, UTC))
+    check = node.certificates.check(datetime.fromtimestamp(node.clock.wall_us() / 1e6, UTC))
     if check is not None:
         yield check
 

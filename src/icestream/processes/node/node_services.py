@@ -45,6 +45,7 @@ from icestream.observability.http_request import Request
 from icestream.observability.log import get_logger
 from icestream.processes.child_settings import child_command, child_environment
 from icestream.processes.node import node_health
+from icestream.processes.node.certificates import NodeCertificates
 from icestream.processes.node.child_processes import ChildProcess
 from icestream.processes.node.front_ends import FRONT_ENDS
 from icestream.processes.node.lake_probe import LakeProbe, UnmanagedLake
@@ -53,6 +54,7 @@ from icestream.rpc import handshake
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.connection_room import RoomState
 from icestream.runtime.instance import new_instance
+from icestream.runtime.listener_tls import ListenerTls
 from icestream.runtime.open_files import connections_allowed
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import Tasks
@@ -75,6 +77,7 @@ class NodeServices:
         self._node: BrokerNode | None = None
         self.instance = new_instance(SystemRandomness())
         self._node_token = SystemRandomness().token(32).hex()  # authenticates our pipeline to our lake process
+        self.certificates = NodeCertificates(settings)
         self.front_ends = [front_end(settings, self) for front_end in FRONT_ENDS]
         self.online: OnlineSettings | None = None
         self.local: NativeListener | None = None
@@ -110,6 +113,9 @@ class NodeServices:
     def store(self) -> MetadataStore:
         assert self._node is not None, "the broker has not started yet"
         return self._node.store
+
+    def tls(self, listener: str) -> ListenerTls | None:
+        return self.certificates.listeners.get(listener)
 
     @property
     def children(self) -> list[ChildProcess]:
@@ -164,6 +170,13 @@ class NodeServices:
         families.append(metrics.CONNECTIONS.family({room.listener: float(room.open) for room in rooms}))
         families.append(metrics.CONNECTIONS_EVICTED.family({(room.listener,): float(room.evicted) for room in rooms}))
         families.append(metrics.CONNECTIONS_REFUSED.family({(room.listener,): float(room.refused) for room in rooms}))
+        certificates, listeners = self.certificates.certificates(), self.certificates.listeners
+        families.append(
+            metrics.CERTIFICATE_END.family({entry.setting: entry.end.timestamp() for entry in certificates})
+        )
+        families.append(
+            metrics.CERTIFICATE_STALE.family({name: float(bool(tls.fault)) for name, tls in listeners.items()})
+        )
         families.append(metrics.CHILD_UP.family({child.name: float(child.is_up) for child in self.children}))
         families.append(metrics.CHILD_RESTARTS.family({(child.name,): child.restarts for child in self.children}))
         if node.log is not None:
@@ -180,6 +193,8 @@ class NodeServices:
     # --- lifecycle ---
 
     async def open_early_front_ends(self) -> None:
+        if self.certificates.listeners:
+            self._tasks.start(self.certificates.follow(self._clock), "certificates")
         for front_end in self.front_ends:
             if front_end.is_early:
                 await front_end.listen()
@@ -236,7 +251,9 @@ class NodeServices:
                 lambda: child_environment(settings, self._node_token),
                 is_refusal_critical=True,
             )
-            self.lake_probe = LakeProbe(self.lake, settings.node.bind_host, self.instance, self._clock)
+            self.lake_probe = LakeProbe(
+                self.lake, settings.node.bind_host, self.instance, self._clock, tls=self.tls("lake")
+            )
             self._tasks.start(self.lake.run(), "lake")
         else:
             self.lake_probe = self._unmanaged_lake()
@@ -263,7 +280,9 @@ class NodeServices:
             return settings.pipeline.managed or has_rows
 
         lake = UnmanagedLake(scan_requests, settings.ports.lake, is_needed)
-        return LakeProbe(lake, settings.node.bind_host, self.instance, self._clock, is_managed=False)
+        return LakeProbe(
+            lake, settings.node.bind_host, self.instance, self._clock, is_managed=False, tls=self.tls("lake")
+        )
 
     async def close_front_ends(self) -> None:
         """Closes the front ends for clients, all at the same time. Raises the first error when all are closed."""
@@ -292,6 +311,7 @@ class NodeServices:
 
     async def close_early_front_ends(self) -> None:
         """At the very end: until then they report that the broker is shutting down."""
+        await self._tasks.stop()
         for front_end in self.front_ends:
             if front_end.is_early:
                 await front_end.close()

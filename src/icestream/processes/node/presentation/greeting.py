@@ -66,13 +66,13 @@ def startup_warnings(node: BrokerNode) -> list[str]:
 
 def _lake_lines(node: BrokerNode) -> Iterator[str]:
     """A free port that the lake process chooses itself is not known yet; the health endpoint shows it later."""
-    settings, host = node.settings, node.settings.node.bind_host
+    settings = node.settings
     if not settings.ports.lake:
         services = "HTTP API and Iceberg REST catalog" if settings.catalog_embedded else "HTTP API"
-        health = f"{_url(host, node.services.http.port)}/readyz?verbose"
+        health = f"{_url(node, 'http', node.services.http.port)}/readyz?verbose"
         yield f"  {services} (starting): at a free port, see `lake` in {health}"
         return
-    url = _url(host, settings.ports.lake)
+    url = _url(node, "lake", settings.ports.lake)
     yield f"  HTTP API (starting): {url}/api/v1"
     if settings.catalog_embedded:
         yield f"  Iceberg REST catalog: {url}"
@@ -82,7 +82,7 @@ def catalog_url(node: BrokerNode) -> str:
     """The URL of the embedded catalog; empty without one, or while its port is unknown."""
     settings, lake = node.settings, node.services.lake
     port = settings.ports.lake or (lake.port if lake is not None else 0)
-    return _url(settings.node.bind_host, port) if settings.catalog_embedded and port else ""
+    return _url(node, "lake", port) if settings.catalog_embedded and port else ""
 
 
 def _cluster_line(node: BrokerNode, cluster: ClusterNode) -> str:
@@ -116,8 +116,8 @@ def members_text(info: NodeInfo, seeds: int) -> str:
 def announcement(node: BrokerNode) -> dict[str, object]:
     """The JSON document for programs: addresses and state. The lake port is null unless it is configured."""
     settings, services = node.settings, node.services
-    host, log = settings.node.bind_host, node.log
-    api = _url(host, settings.ports.lake) if services.lake is not None and settings.ports.lake else None
+    log = node.log
+    api = _url(node, "lake", settings.ports.lake) if services.lake is not None and settings.ports.lake else None
     return {
         "ready": True,
         "pid": os.getpid(),
@@ -146,8 +146,9 @@ def _contents(node: BrokerNode) -> str:
     return f"{contents}, the log uses {size_text(used)} of {size_text(quota)}"
 
 
-def _url(host: str, port: int) -> str:
-    return f"http://{local_address(host, port)}"
+def _url(node: BrokerNode, listener: str, port: int) -> str:
+    scheme = "http" if node.services.tls(listener) is None else "https"
+    return f"{scheme}://{local_address(node.settings.node.bind_host, port)}"
 
 
 def example_commands(node: BrokerNode) -> Iterator[str]:

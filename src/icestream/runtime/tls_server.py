@@ -1,0 +1,102 @@
+"""Accepts connections with TLS on an event loop: a protocol hears of a connection when its handshake is done.
+
+    half open    at most TLS_HALF_OPEN_MAX, each for TLS_HANDSHAKE_SECONDS_MAX; at the bound the oldest is closed for a
+                 new one, and no connection that is open (hazard 120)
+
+Each connection gets the certificate that is in use when it is accepted (listener_tls.py). The twin of
+native/src/wire/handshakes.rs, for listeners that asyncio serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+
+from icestream import limits
+from icestream.runtime.listener_tls import ListenerTls
+
+ACCEPT_PAUSE_SECONDS = 0.1
+
+
+class TlsServer:
+    """One listening socket; it has the methods of asyncio.Server that our listeners use."""
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        new_protocol: Callable[[], asyncio.BaseProtocol],
+        tls: ListenerTls,
+        half_open_max: int = limits.TLS_HALF_OPEN_MAX,
+        handshake_seconds: float = limits.TLS_HANDSHAKE_SECONDS_MAX,
+    ) -> None:
+        """`listening` is given away."""
+        self._loop = asyncio.get_running_loop()
+        self._socket = listening
+        self._new_protocol = new_protocol
+        self._tls = tls
+        self._half_open_max = half_open_max
+        self._handshake_seconds = handshake_seconds
+        self._half_open: dict[asyncio.Task[None], None] = {}  # oldest first
+        self.evicted = 0
+        self.failed = 0
+        listening.setblocking(False)
+        self._loop.add_reader(listening.fileno(), self._accept)
+
+    @property
+    def sockets(self) -> tuple[socket.socket, ...]:
+        return (self._socket,)
+
+    @property
+    def half_open(self) -> int:
+        return len(self._half_open)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._socket.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError:  # such as all descriptors being in use: it would fail again at once
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop.call_later(ACCEPT_PAUSE_SECONDS, self._resume)
+            return
+        connection.setblocking(False)
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if len(self._half_open) >= self._half_open_max:
+            oldest = next(iter(self._half_open))
+            del self._half_open[oldest]
+            oldest.cancel()
+            self.evicted += 1
+        task = self._loop.create_task(self._shake_hands(connection), name="tls-handshake")
+        self._half_open[task] = None
+        task.add_done_callback(lambda done: self._half_open.pop(done, None))
+
+    def _resume(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.add_reader(self._socket.fileno(), self._accept)
+
+    async def _shake_hands(self, connection: socket.socket) -> None:
+        try:
+            async with asyncio.timeout(self._handshake_seconds):
+                await self._loop.connect_accepted_socket(
+                    self._new_protocol, connection, ssl=self._tls.context, ssl_handshake_timeout=self._handshake_seconds
+                )
+        except (OSError, EOFError):  # ssl.SSLError and TimeoutError are OSErrors
+            self.failed += 1
+            connection.close()
+        except asyncio.CancelledError:
+            connection.close()
+            raise
+
+    def close(self) -> None:
+        """Stops accepting; what is half open is closed."""
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+        for task in list(self._half_open):
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        await asyncio.gather(*self._half_open, return_exceptions=True)
