@@ -46,6 +46,7 @@ from icestream.metadata.store import MemoryStore, MetadataStore
 from icestream.model.shard import ShardKey
 from icestream.observability.log import get_logger
 from icestream.processes.component_options import broker_options, log_options
+from icestream.processes.node.bind_check import check_accounts
 from icestream.processes.node.deferred_table_checks import DeferredTableChecks
 from icestream.processes.node.directories import check_directories
 from icestream.processes.node.fence_monitor import open_fence_monitor
@@ -189,6 +190,7 @@ class BrokerNode:
             await services.close_early_front_ends()
             raise
         try:
+            await check_accounts(settings, node.store)
             await node.broker.start()
             if node.deferred_table_checks is not None:
                 node.deferred_table_checks.start()

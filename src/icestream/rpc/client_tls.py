@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from icestream import errors
 from icestream.runtime.secret_file import check_secret_file
@@ -15,29 +14,21 @@ from icestream.runtime.secret_file import check_secret_file
 PEER_CERTIFICATE: Final = "peer_certificate"
 
 
-@dataclass(frozen=True, slots=True)
-class ClientTls:
-    """How a client connects by TLS. The files are PEM.
-
-    `ca`: the authorities that may sign a broker's certificate; None: those of this machine. `certificate`, `key`: what
-    the client shows, if brokers ask for it. `server_name`: the name that the broker's certificate must have, if it is
-    not the host of the address.
-    """
+class ClientTls(NamedTuple):
+    """How a client connects by TLS. The files are PEM."""
 
     ca: str | Path | None = None
     certificate: str | Path | None = None
     key: str | Path | None = None
     server_name: str = ""
 
-    def __post_init__(self) -> None:
-        """Raises InvalidInput."""
+    def context(self) -> ssl.SSLContext:
+        """The context of connections. Raises ConfigurationError for files that cannot be used, InvalidInput for a
+        certificate without its key."""
         if (self.certificate is None) != (self.key is None):
             raise errors.InvalidInput(
                 "a client certificate needs its key", hint="pass `certificate` and `key`, or neither"
             )
-
-    def context(self) -> ssl.SSLContext:
-        """Raises ConfigurationError for files that cannot be used."""
         if self.key is not None:
             check_secret_file("key", Path(self.key))
         try:
@@ -51,6 +42,15 @@ class ClientTls:
                 f"the TLS files {names} cannot be used: {error}", hint="they are PEM files; the key has no passphrase"
             ) from None
         return context
+
+
+ClientTls.ca.__doc__ = "The authorities that may sign a broker's certificate; None: those of this machine."
+ClientTls.certificate.__doc__ = "What the client shows to brokers that ask for it."
+ClientTls.key.__doc__ = "The private key of the certificate; only its owner may read the file."
+ClientTls.server_name.__doc__ = (
+    "The name that the broker's certificate must have; empty: the host of the address. Of a cluster every node's "
+    "certificate must have it."
+)
 
 
 def peer_certificate(transport: asyncio.BaseTransport) -> bytes | None:

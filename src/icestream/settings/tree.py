@@ -21,7 +21,7 @@ from icestream.settings.iceberg_config import CatalogSection, IcebergSection
 from icestream.settings.lake import LakeProcessSection
 from icestream.settings.pipeline import PipelineSection
 from icestream.settings.section import ONLINE, Broken, Section, derived
-from icestream.settings.tls import TlsSection
+from icestream.settings.tls import ListenerTlsSection, TlsSection
 from icestream.settings.wal import WalSection
 
 _PORT = units.count(0, 65_535)
@@ -36,8 +36,8 @@ class NodeSection(Section):
     )
     bind_host: Annotated[str, text.HOST] = Field(
         default="127.0.0.1",
-        description="Address that all ports listen on. The default is reachable from this machine only, because there "
-        "is no authentication yet.",
+        description="Address that all ports listen on. The default is reachable from this machine only. Another one "
+        "needs TLS (`tls.…`) and accounts (`icestream security init`), or `allow_insecure_bind`.",
     )
     advertised_host: Annotated[str, text.HOST] | None = Field(
         default=None,
@@ -53,17 +53,9 @@ class NodeSection(Section):
     )
     allow_insecure_bind: StrictBool = Field(
         default=False,
-        description="Allow a `bind_host` that other machines can reach although there is no authentication: every "
-        "client that reaches the ports can then read and write every topic.",
+        description="Allow a `bind_host` that other machines can reach without TLS and accounts: every client that "
+        "reaches the ports can then read and write every topic.",
     )
-
-    def broken_rules(self) -> Iterator[Broken]:
-        if not text.is_loopback(self.bind_host) and not self.allow_insecure_bind:
-            yield Broken(
-                ("bind_host", "allow_insecure_bind"),
-                f"`bind_host` {self.bind_host} can be reached from other machines, and there is no authentication",
-                "bind to 127.0.0.1, or accept the risk with `node.allow_insecure_bind: true`",
-            )
 
 
 class PortsSection(Section):
@@ -255,7 +247,33 @@ class Settings(Section):
         """Whether the catalog is the one inside this node: `embedded`, or a REST catalog at this node's own address."""
         return self.catalog.type == "embedded" or (self.catalog.type == "rest" and self._is_own(self.catalog.uri or ""))
 
+    @property
+    def needs_accounts(self) -> bool:
+        """Whether other machines reach this node, so that it must not serve without accounts (`security init`)."""
+        return not text.is_loopback(self.node.bind_host) and not self.node.allow_insecure_bind
+
+    def _plain_listeners(self) -> list[str]:
+        """The listeners without TLS."""
+        names = ["native", "http", *(["danube"] if self.danube.enable else [])]
+        names += ["lake"] if self.lake.managed else []
+        return [name for name in names if not self._has_tls(name)]
+
+    def _has_tls(self, listener: str) -> bool:
+        own: ListenerTlsSection = getattr(self.tls, listener)
+        if listener == "danube" and self.danube.tls_certificate is not None:
+            return True
+        return own.enable and (own.certificate or self.tls.certificate) is not None
+
     def broken_rules(self) -> Iterator[Broken]:
+        plain = self._plain_listeners()
+        if self.needs_accounts and plain:
+            yield Broken(
+                ("node.bind_host", "node.allow_insecure_bind"),
+                f"`node.bind_host` {self.node.bind_host} can be reached from other machines, and clients of "
+                f"{', '.join(plain)} could be overheard: no TLS",
+                "set `tls.certificate` and `tls.key`, and create accounts with `icestream security init`; or accept "
+                "the risk with `node.allow_insecure_bind: true`; or bind to 127.0.0.1",
+            )
         uri = self.catalog.uri or ""
         if self.catalog.type == "embedded" and not self._is_own(uri):
             catalog = "storage.iceberg_config.catalog"
@@ -265,14 +283,10 @@ class Settings(Section):
                 "leave `uri` out, or set `type: rest` for a catalog elsewhere",
             )
 
-    @property
-    def _has_lake_tls(self) -> bool:
-        return self.tls.lake.enable and (self.tls.lake.certificate or self.tls.certificate) is not None
-
     def _is_own(self, uri: str) -> bool:
         address = text.split_http_uri(uri)
         if address is None:
             return False
         scheme, host, port = address
         own_host = text.is_loopback(host) or host == self.node.bind_host.lower()
-        return scheme == ("https" if self._has_lake_tls else "http") and own_host and port == self.ports.lake
+        return scheme == ("https" if self._has_tls("lake") else "http") and own_host and port == self.ports.lake

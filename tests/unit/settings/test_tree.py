@@ -198,10 +198,15 @@ def test_other_alignments_are_refused(value: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.5", "broker-1"])
-def test_binding_beyond_loopback_needs_the_explicit_flag(host: str) -> None:
+def test_binding_beyond_loopback_needs_tls_or_the_explicit_flag(host: str) -> None:
     message = refused(f"node.bind_host={host}")
-    assert "no authentication" in message
-    assert "node.allow_insecure_bind" in message
+    assert "native, http, danube, lake could be overheard: no TLS" in message
+    assert "`icestream security init`" in message, "the first way out"
+    assert "node.allow_insecure_bind" in message, "the second"
+    tls = ("tls.certificate=a.pem", "tls.key=a.key")
+    assert settings_with(f"node.bind_host={host}", *tls).needs_accounts
+    assert "clients of http could be overheard" in refused(f"node.bind_host={host}", *tls, "tls.http.enable=false")
+    assert not settings_with(f"node.bind_host={host}", "node.allow_insecure_bind=true").needs_accounts
     assert settings_with(f"node.bind_host={host}", "node.allow_insecure_bind=true").node.bind_host == host
 
 
