@@ -42,6 +42,7 @@ class Load:
     p99_us: float
     max_us: float
     checked: int
+    disordered: int = 0  # how often a delivered offset did not follow the one before it
 
     @property
     def rate(self) -> float:
@@ -83,6 +84,11 @@ def consume(protocol: str, target: Target, **options: float | str) -> Load:
 
 def fan_out(protocol: str, target: Target, **options: float | str) -> Load:
     return _run("fanout", protocol, target, process.family(target.pid), options)
+
+
+def round_trip(protocol: str, target: Target, **options: float | str) -> Load:
+    """Messages that are sent, delivered and acked; a latency is that of all three."""
+    return _run("roundtrip", protocol, target, process.family(target.pid), options)
 
 
 @contextmanager

@@ -27,7 +27,6 @@ def test_every_scenario_of_the_benchmark_loads() -> None:
         "burst_client",
         "catalog_client",
         "danube_client",
-        "danube_round_trip",
         "paced",
         "python_client",
         "raft.metadata_work",

@@ -7,6 +7,7 @@ use crate::Failure;
 
 const ROOM: usize = 1 << 16;
 
+#[derive(Default)]
 pub struct Input {
     buffer: Vec<u8>,
     start: usize,

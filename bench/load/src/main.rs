@@ -3,6 +3,7 @@
 //!     icestream-load publish native|nats|redis-rpush|redis-xadd|redis-rpush-many|store-put|store-get ADDRESS key=value …
 //!     icestream-load consume native|nats ADDRESS key=value …
 //!     icestream-load fanout native|nats ADDRESS key=value …      one publisher and `consumers` consumers of all of it
+//!     icestream-load roundtrip danube ADDRESS key=value …        sent, delivered and acked, `in_flight` on each connection
 //!
 //! One epoll loop drives all connections (of a thread, where `threads` asks for more). Requests are made before the
 //! clock starts; while it runs only their numbers are set. Each answer is counted, and the positions in the answers
@@ -11,6 +12,8 @@
 //! process that uses about as many CPU seconds as it has threads and seconds was the bound itself.
 
 mod consuming;
+mod danube;
+mod http2;
 mod input;
 mod msgpack;
 mod native;
@@ -29,6 +32,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use consuming::{Consuming, Reading};
+use danube::RoundTrips;
 use options::Options;
 use party::{run, Party};
 use publishing::{Publishing, Wire};
@@ -49,13 +53,14 @@ fn main() {
 
 fn work(arguments: &[String]) -> Result<Report, Failure> {
     let [what, server, address, rest @ ..] = arguments else {
-        return Err("usage: icestream-load publish|consume|fanout SERVER ADDRESS key=value …".into());
+        return Err("usage: icestream-load publish|consume|fanout|roundtrip SERVER ADDRESS key=value …".into());
     };
     let options = Options::parse(rest)?;
     match what.as_str() {
         "publish" => publish(server, address, &options),
         "consume" => consume(server, address, &options),
         "fanout" => fan_out(server, address, &options),
+        "roundtrip" => round_trip(server, address, &options),
         _ => Err(format!("there is nothing called {what}").into()),
     }
 }
@@ -158,6 +163,29 @@ fn fan_out(server: &str, address: &str, options: &Options) -> Result<Report, Fai
         return Err(format!("{published} messages for {} consumers, {delivered} came", options.consumers).into());
     }
     Ok(Report::new(published, &clock, latencies, checked))
+}
+
+fn round_trip(server: &str, address: &str, options: &Options) -> Result<Report, Failure> {
+    if server != "danube" {
+        return Err(format!("{server} has no round trips here").into());
+    }
+    let mut parties = (0..options.connections)
+        .map(|number| RoundTrips::open(address, number, options))
+        .collect::<Result<Vec<_>, _>>()?;
+    if options.warm_seconds > 0.0 {
+        let until = Instant::now() + Duration::from_secs_f64(options.warm_seconds);
+        parties.iter_mut().for_each(|one| one.begin(u64::MAX, Some(until)));
+        parties = in_threads(parties, options)?.0;
+    }
+    let limit = if options.messages == 0 { u64::MAX } else { options.messages.div_ceil(options.connections as u64) };
+    let until = (options.seconds > 0.0).then(|| Instant::now() + Duration::from_secs_f64(options.seconds));
+    parties.iter_mut().for_each(|one| one.begin(limit, until));
+    let (parties, clock) = in_threads(parties, options)?;
+    let messages = parties.iter().map(|one| one.acked()).sum();
+    let arrived = parties.iter().map(|one| one.arrived()).sum();
+    let disordered = parties.iter().map(|one| one.disordered()).sum();
+    let latencies = parties.into_iter().flat_map(|one| one.latencies_us()).collect();
+    Ok(Report::new(messages, &clock, latencies, arrived).with_disordered(disordered))
 }
 
 enum Either {

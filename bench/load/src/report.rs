@@ -49,6 +49,7 @@ pub struct Report {
     server_cpu_seconds: f64,
     latencies_us: Vec<u32>,
     checked: u64,
+    disordered: u64,
 }
 
 impl Report {
@@ -56,7 +57,12 @@ impl Report {
     pub fn new(messages: u64, clock: &Clock, mut latencies_us: Vec<u32>, checked: u64) -> Self {
         latencies_us.sort_unstable();
         let Clock { seconds, cpu_seconds, server_cpu_seconds, .. } = *clock;
-        Report { messages, seconds, cpu_seconds, server_cpu_seconds, latencies_us, checked }
+        Report { messages, seconds, cpu_seconds, server_cpu_seconds, latencies_us, checked, disordered: 0 }
+    }
+
+    /// `disordered`: how often a delivered offset did not follow the one before it.
+    pub fn with_disordered(self, disordered: u64) -> Self {
+        Report { disordered, ..self }
     }
 
     /// The smallest that at least this share of all do not exceed.
@@ -71,7 +77,7 @@ impl fmt::Display for Report {
         write!(
             out,
             "{{\"messages\": {}, \"seconds\": {:.6}, \"cpu_seconds\": {:.6}, \"server_cpu_seconds\": {:.2}, \
-             \"p50_us\": {}, \"p99_us\": {}, \"max_us\": {}, \"checked\": {}}}",
+             \"p50_us\": {}, \"p99_us\": {}, \"max_us\": {}, \"checked\": {}, \"disordered\": {}}}",
             self.messages,
             self.seconds,
             self.cpu_seconds,
@@ -79,7 +85,8 @@ impl fmt::Display for Report {
             self.percentile(0.5),
             self.percentile(0.99),
             self.percentile(1.0),
-            self.checked
+            self.checked,
+            self.disordered
         )
     }
 }
