@@ -140,6 +140,7 @@ class NativeSink:
         self._synced = 0
         self._sync_ns = 0.0
         self._write_back = (0, 0)
+        self._inline_progress: SinkProgress | None = None  # of an inline write, not reported yet
 
     def set_inline_below_us(self, inline_below_us: int) -> None:
         """Changes up to which average sync time the loop syncs inline; 0: never."""
@@ -180,11 +181,15 @@ class NativeSink:
         except OSError:
             self._submitted = write.ticket
             return True  # the writer remembers it; progress() reports it
-        self._submitted = write.ticket
+        self._submitted = self._written = write.ticket
         if write.sync:
+            self._synced = write.ticket
             self._record_sync_time(sync_ns)
         else:
             self._start_write_back(write, file)
+        # Known without asking the writer: nothing else was in flight. A failed sync in the background, if there is one,
+        # is signalled by the descriptor.
+        self._inline_progress = SinkProgress(self._written, self._synced, None)
         return True
 
     @property
@@ -212,6 +217,9 @@ class NativeSink:
         self._writer.request_sync(file.fileno())
 
     def progress(self) -> SinkProgress:
+        if (inline_progress := self._inline_progress) is not None:
+            self._inline_progress = None
+            return inline_progress
         written, synced, sync_ns, error = self._writer.poll()
         # Several syncs may have completed since the last poll; the writer reports the time of the last one.
         if synced > self._synced and sync_ns:
@@ -224,6 +232,7 @@ class NativeSink:
 
     def halt(self) -> SinkProgress:
         self._writer.close()
+        self._inline_progress = None
         return self.progress()
 
     def restart(self) -> None:
