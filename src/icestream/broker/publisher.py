@@ -28,7 +28,7 @@ from icestream.broker.storage import PersistentStorage
 from icestream.metadata.command import Absent, AtRevision
 from icestream.metadata.store import MetadataStore
 from icestream.model import envelope
-from icestream.model.block import Block
+from icestream.model.block import Block, BlockHead
 from icestream.model.block_group import BlockGroup
 from icestream.model.shard import ShardKey
 from icestream.model.topic_name import TopicName
@@ -111,8 +111,13 @@ class Publisher:
 
     # --- batches ---
 
-    def publish(self, producer: BrokerProducer, shard: int, block: bytes) -> PublishResult:
+    def publish(
+        self, producer: BrokerProducer, shard: int, block: bytes, valid_head: BlockHead | None = None
+    ) -> PublishResult:
         """Stores a block in a shard; the result is completed later.
+
+        `valid_head`: the head of a block that was validated against the declaration of its producer. It is validated
+        again only where its size may exceed the topic's maximum.
 
         Raises the reason of a refusal: nothing was stored, and the producer's later blocks of the shard are refused too
         until it is reset, because they would overtake the retry of this one (hazard 37).
@@ -124,7 +129,9 @@ class Publisher:
         # Whatever is raised below closes the window, also a mistake in the batch itself: nothing behind this batch is
         # stored until the client has decided how to go on and resets it.
         try:
-            head = validate_block(block, producer, topic.policies.max_message_bytes)
+            head, message_bytes_max = valid_head, topic.policies.max_message_bytes
+            if head is None or (message_bytes_max and len(block) > message_bytes_max):
+                head = validate_block(block, producer, message_bytes_max)
             if self._schemas.of_topic(topic.name) is not None:
                 _validate_payloads(self._schemas, topic.name, block)
             if topic.publish_rate.per_second:

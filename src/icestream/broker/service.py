@@ -39,6 +39,7 @@ from icestream.broker.topic_registry import TopicRegistry
 from icestream.broker.topic_takeover import Takeover
 from icestream.metadata.node_store import NodeStore
 from icestream.metadata.store import MetadataStore
+from icestream.model.block import BlockHead
 from icestream.model.block_group import BlockGroup
 from icestream.model.shard import DeclaredGap, ShardKey
 from icestream.model.subscription_options import DispatchMode, FailurePolicy, SubscriptionStart, SubscriptionType
@@ -387,15 +388,19 @@ class Broker:
         """The largest block of more than one message."""
         return self.storage.batch_bytes_max
 
-    def publish(self, producer: BrokerProducer, shard: int, block: bytes) -> PublishResult:
+    def publish(
+        self, producer: BrokerProducer, shard: int, block: bytes, valid_head: BlockHead | None = None
+    ) -> PublishResult:
         """Stores a block; the result is completed when its ack may be sent.
+
+        `valid_head`: the head of a block that was validated against the declaration of its producer.
 
         Raises the reason of a refusal: nothing was stored. After a refusal, at once or later, the producer's later
         blocks of that shard are refused too until it is reset: they would overtake the retry (hazard 37).
         """
         if self.is_closing:  # without a call for each batch
             self._check_open()
-        return self._publisher.publish(producer, shard, block)
+        return self._publisher.publish(producer, shard, block, valid_head)
 
     def publish_group(
         self,

@@ -182,6 +182,18 @@ async def test_a_policy_of_one_topic_decides_about_its_parts_of_a_frame_alone(br
         assert document.decode_error(results[1].text).code == errors.MessageTooLarge.code
 
 
+async def test_a_message_that_arrives_alone_is_bounded_by_the_policy_of_its_topic(
+    broker: TestBroker,
+) -> None:
+    async with AsyncExitStack() as stack:
+        one = await publisher(stack, broker, "p")
+        await one.client.call("topic_policies", topic=TOPIC, policies={"max_message_bytes": 1000})
+        assert (await one.send(bytes(1000))).outcome == Outcome.STORED  # its block is larger, its message is not
+        result = await one.send(bytes(1001))
+    assert result.outcome == Outcome.REFUSED
+    assert document.decode_error(result.text).code == errors.MessageTooLarge.code
+
+
 async def test_frames_for_many_topics_wait_for_room_in_the_order_of_each_topic(broker: TestBroker) -> None:
     async with AsyncExitStack() as stack:
         publishers = await topics_publishers(stack, broker, 3)

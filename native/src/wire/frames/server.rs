@@ -9,7 +9,7 @@
 //!     (4, connection)                                              its queue has drained below a quarter of its bound
 //!     (5, errno)                                                   accepting failed
 //!     (6, batch, lanes, slots, columns, blocks, largest)           a group of blocks for one shard or many
-//!     (7, batch, lane, slot, block)                                a group of one block
+//!     (7, batch, lane, slot, rows, sequence, block)                a group of one block
 //!
 //! A group stands lane by lane: `lane ends` says how many blocks stand up to the end of each lane. Its columns are those of
 //! `icestream/model/block_group.py`, packed, little endian: ends and rows as u32, producer ids as i64, epochs as i32,
@@ -652,10 +652,10 @@ impl State {
     fn hand_over<'py>(&mut self, py: Python<'py>, mut group: Group) -> PyResult<Bound<'py, PyAny>> {
         if let [row] = &group.rows[..] {
             let block = PyBytes::new(py, group.block(row));
-            let (lane, slot) = (row.lane, row.target.slot);
+            let (lane, slot, rows, sequence) = (row.lane, row.target.slot, row.target.rows, row.sequence);
             let targets = group.rows.into_iter().map(|row| row.target).collect();
             let batch = self.add_batch(Batch { targets, lane_ends: vec![1] });
-            return Ok((7, batch, lane, slot, block).into_pyobject(py)?.into_any());
+            return Ok((7, batch, lane, slot, rows, sequence, block).into_pyobject(py)?.into_any());
         }
         group.sort_by_lane();
         let rows = &group.rows;

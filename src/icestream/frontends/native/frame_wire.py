@@ -42,7 +42,7 @@ from icestream.frontends.native.native_connection import NativeConnection
 from icestream.frontends.native.notifier import Notifier
 from icestream.frontends.native.publish_responses import encode_outcome, encode_refusal
 from icestream.frontends.native.wire_connection import WireConnection, transport_of
-from icestream.model.block import NOT_NUMBERED, decode_block_head
+from icestream.model.block import NOT_NUMBERED, BlockHead, Numbering, decode_block_head, new_tuple
 from icestream.model.block_group import BlockGroup
 from icestream.model.shard import ShardKey
 from icestream.observability.log import get_logger
@@ -227,13 +227,18 @@ class FrameWire:
         elif lane is None or not self._publish((lane,), received):
             self._publish_one_by_one(received)
 
-    def _on_single(self, batch: int, lane: int, slot_number: int, block: bytes) -> None:
+    def _on_single(self, batch: int, lane: int, slot_number: int, rows: int, sequence: int, block: bytes) -> None:
         slot, publish_lane = self._slots.get(slot_number), self._lanes.get(lane)
         if slot is None or publish_lane is None or publish_lane.waiting or not self._broker.has_room(len(block)):
             self._publish_lane(publish_lane, _group_of(batch, slot, block))
             return
         try:
-            result = self._broker.publish(slot.producer, slot.shard, block)
+            # Only blocks of the producer's own numbering are declared, so its id and epoch are those of the block.
+            producer, numbering = slot.producer, None
+            if sequence != NOT_NUMBERED:
+                numbering = new_tuple(Numbering, (producer.id, producer.epoch, sequence))
+            head = new_tuple(BlockHead, (rows, len(block), numbering))
+            result = self._broker.publish(producer, slot.shard, block, head)
         except errors.IcestreamError as error:
             self._settle(batch, NO_OFFSETS, {0: encode_refusal(error)}, 0)
         else:
