@@ -1105,6 +1105,7 @@ ACCESS_TICK_SECONDS: Final = 0.5
 # open ones close, because a right may have been revoked meanwhile (hazard 113).
 ACCESS_LOGIN_GRACE_MS: Final = 10_000
 ACCESS_HOLD_GRACE_MS: Final = 60_000
+ACCESS_GRACE_MS_MAX: Final = 24 * 3_600_000
 # Expired sessions are found by a heap; entries of sessions that closed before are dropped when there are as many of
 # them as open sessions, and this many more.
 ACCESS_EXPIRIES_SPARE: Final = 1_024
@@ -1128,3 +1129,58 @@ SECURITY_NOTE_BYTES_MAX: Final = 200
 SECURITY_TOKEN_SECONDS_MAX: Final = 366 * 24 * 3600
 # Concurrent changes by several nodes: each attempt loses only to a change that was applied.
 SECURITY_ATTEMPTS_MAX: Final = 20
+
+# Tokens. A header of HTTP/1 and of gRPC has about this much room.
+TOKEN_BYTES_MAX: Final = 8 * KIB
+# How far the clocks of an issuer and of this node may be apart: what NTP keeps, generously.
+TOKEN_SKEW_SECONDS: Final = 60
+# A login with a password gives a token for a working day.
+LOGIN_TOKEN_SECONDS_DEFAULT: Final = 12 * 3600
+# Roles that one external token brings.
+TOKEN_ROLES_MAX: Final = 100
+# Verified tokens are remembered by digest: HTTP clients send the same one with each request.
+TOKEN_CACHE_ENTRIES: Final = 4_096
+TOKEN_CACHE_SECONDS: Final = 30
+# Keys that verify: one a month for a year, and some more.
+SIGNING_KEYS_MAX: Final = 16
+# A secret in a file: keys and tokens. More is a wrong file.
+SECRET_FILE_BYTES_MAX: Final = 64 * KIB
+# RFC 7518, 3.2: a key of HS256 has at least the bytes of its hash.
+SHARED_KEY_BYTES_MIN: Final = 32
+# What RFC 7518, 3.3 asks of RSA keys.
+RSA_BITS_MIN: Final = 2_048
+
+# Passwords. OWASP's parameters of argon2id: 19 MiB, two passes, one lane; 40 ms on a core of 2024.
+PASSWORD_MEMORY_KIB: Final = 19 * 1024
+PASSWORD_CHARACTERS_MIN: Final = 8
+PASSWORD_BYTES_MAX: Final = 1 * KIB
+# Hashes at once leave cores to the broker, and the queue is some seconds of them. One address has an eighth of it.
+PASSWORD_THREADS: Final = 2
+PASSWORD_QUEUE_MAX: Final = 64
+PASSWORD_ADDRESS_MAX: Final = 8
+# The largest delay of a login after failures: an attacker gets 17,000 guesses a day, a person waits for it once.
+LOGIN_DELAY_MS_MAX: Final = 5_000
+# Failures are forgotten after a while without any.
+LOGIN_FORGET_MS: Final = 900_000
+# Pairs of address and name with failures: less than a megabyte.
+LOGIN_PAIRS_MAX: Final = 4_096
+
+# Key sets of external issuers have a few KiB, and an answer from afar comes within seconds.
+JWKS_BYTES_MAX: Final = 1 * MIB
+JWKS_KEYS_MAX: Final = 100
+JWKS_SECONDS_MAX: Final = 5.0
+# At most one fetch in this time, whatever tokens name; a fetch is due when the keys are as old as the second; keys of
+# an issuer that does not answer are used so long.
+JWKS_REFETCH_SECONDS: Final = 60
+JWKS_AGE_SECONDS: Final = 3_600
+JWKS_KEPT_SECONDS: Final = 24 * 3_600
+
+# Events of denials, failed logins and accesses in a second, after equal ones are merged: about 40 kB of log.
+AUDIT_EVENTS_PER_SECOND: Final = 100
+AUDIT_EVENTS_PER_SECOND_MAX: Final = 10_000
+# The share of one principal and address in it: a fourth, so that others are still recorded beside an attacker.
+AUDIT_SHARE: Final = 4
+# Bytes of a text in an event: long enough for every valid resource and rule.
+AUDIT_TEXT_BYTES_MAX: Final = 1 * KIB
+# How long a change waits for its event to become durable; then the change is refused.
+AUDIT_SECONDS_MAX: Final = 10.0

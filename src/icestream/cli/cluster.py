@@ -292,13 +292,8 @@ def certificates(
 
     Example: icestream cluster certificates certificates --name node
     """
-    try:
-        from icestream.cluster.development_authority import LOOPBACK, make_certificate
-    except ImportError:
-        raise errors.ConfigurationError(
-            "creating certificates requires the package cryptography, which is not installed",
-            hint="pip install 'icestream[tls]'",
-        ) from None
+    from icestream.cluster.development_authority import LOOPBACK, make_certificate
+
     files = make_certificate(directory, name, tuple(host or LOOPBACK), datetime.now(UTC))
     Output(output).record(
         {

@@ -4,7 +4,7 @@
     DIRECTORY/NAME.pem, NAME.key     for one node or many, valid for the given hosts
 
 In production, certificates should come from a managed authority: these expire after a year, and the key of the
-authority is stored beside them. Import this module late: it needs `cryptography`, which nothing else does.
+authority is stored beside them. Import this module late: `cryptography` takes time to load.
 """
 
 from __future__ import annotations

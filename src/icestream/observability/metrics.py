@@ -175,6 +175,20 @@ READ_WAITS = TickCounter(
 )
 CURSORS_WRITTEN = TickCounter("icestream_cursor_writes_total", "Cursors written to the metadata store.")
 
+# --- security ---------------------------------------------------------------------------------------------------------
+LOGINS = TickCounters(
+    "icestream_logins_total",
+    "Credentials that were verified: ok, failed, or throttled because too many logins waited.",
+    "outcome",
+)
+DENIALS = TickCounters("icestream_access_denied_total", "Denied actions, by action.", "action")
+AUDIT_EVENTS = TickCounters("icestream_audit_events_total", "Events that the audit recorded, by kind.", "event")
+AUDIT_DROPPED = TickCounters(
+    "icestream_audit_dropped_total",
+    "Events that the audit counted and did not record: quota, or the code of the error that prevented the write.",
+    "reason",
+)
+
 # --- reads of tables, in the lake process -----------------------------------------------------------------------------
 SCANS = Counter("icestream_scan_questions_total", "Scan requests of the broker, by outcome.", ["outcome"])
 SCAN_SECONDS = Counter("icestream_scan_seconds_total", "Time spent on scan requests.")
@@ -281,6 +295,7 @@ HEALTH = Reading(
     "icestream_health", "1 for a health check of /readyz?verbose that succeeds, 0 for one that fails.", "check"
 )
 CONNECTIONS = Reading("icestream_connections", "Open connections, by listener.", "listener")
+SESSIONS = Reading("icestream_access_sessions", "Open sessions of clients, authenticated or anonymous.")
 NAMESPACES = Reading("icestream_namespaces", "Namespaces.")
 TOPICS = Reading("icestream_topics", "Topics.")
 PRODUCERS = Reading("icestream_producers", "Producers that are connected.")

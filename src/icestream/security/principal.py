@@ -5,7 +5,7 @@
     service:local:ingest         a service account, which has tokens
     oidc:ISSUER:alice            a subject of an external issuer; ISSUER is the name of the issuer in the settings
     certificate:LISTENER:NAME    the subject alternative name of a client certificate
-    danube:danube:NAME           the principal of a token that was signed with Danube's shared key
+    danube:user:NAME             the principal of a token that was signed with Danube's shared key: its type and name
     process:local:lake           a process of this node: lake, pipeline; no client can be it, no grant can name it
     anonymous                    a connection without a credential
 
@@ -109,6 +109,7 @@ class CallerIdentity:
     expires_us      when the credential ends, microseconds since 1970; None: it does not
     credential_id   of the token (`jti`), by which it is revoked; empty for a password or a certificate
     generation      of the account when the credential was issued: a token of an older generation is revoked
+    key_id          of the key of this cluster that signed the token; it ends when the key leaves the ring
     """
 
     principal: Principal
@@ -117,6 +118,7 @@ class CallerIdentity:
     expires_us: int | None = None
     credential_id: str = ""
     generation: int = 0
+    key_id: str = ""
 
 
 ANONYMOUS_IDENTITY: Final = CallerIdentity(ANONYMOUS)
