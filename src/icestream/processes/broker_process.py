@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from icestream import errors
+from icestream.broker.audit_log import AuditLog
 from icestream.broker.iceberg_storage import IcebergStorage
 from icestream.broker.memory_storage import MemoryStorage
 from icestream.broker.pipeline_service import LogLocation, PipelineService
@@ -47,6 +48,7 @@ from icestream.model.shard import ShardKey
 from icestream.observability.log import get_logger
 from icestream.processes.component_options import broker_options, log_options
 from icestream.processes.node.bind_check import check_accounts
+from icestream.processes.node.configured_authenticator import configured_tokens, open_authenticator
 from icestream.processes.node.deferred_table_checks import DeferredTableChecks
 from icestream.processes.node.directories import check_directories
 from icestream.processes.node.fence_monitor import open_fence_monitor
@@ -65,7 +67,8 @@ from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.simulated_disk import SimulatedDisk
 from icestream.runtime.stop_signals import stopping_by_signal
 from icestream.security.access_control import AccessControl
-from icestream.security.policy_watch import PolicyWatch
+from icestream.security.password_hashing import PasswordHashing
+from icestream.security.policy_watch import PolicyWatch, PolicyWatchOptions
 from icestream.security.security_store import SecurityStore
 from icestream.settings import Origin, Settings
 from icestream.wal.open_log import open_log, open_log_on
@@ -130,10 +133,27 @@ class BrokerNode:
         self.store = store
         self.cluster = cluster
         self.log = log
-        self.access_control = AccessControl(clock)
         self.broker = Broker(broker_options(settings), store, storage, clock, topic_owners(store, cluster))
-        self.policy_watch = PolicyWatch(store, clock, self.access_control)
-        self.security = SecurityStore(store, self.policy_watch, clock, SystemRandomness())
+        security, randomness = settings.security, SystemRandomness()
+        self.audit = AuditLog(self.broker, storage, clock, settings.node.name, security.audit_events_per_second)
+        on_allowed = self.audit.accessed if security.audit_access else None
+        self.access_control = AccessControl(clock, on_denied=self.audit.denied, on_allowed=on_allowed)
+        graces = PolicyWatchOptions(security.partition_grace_login_ms, security.partition_grace_hold_ms)
+        self.policy_watch = PolicyWatch(store, clock, self.access_control, graces)
+        self.security = SecurityStore(store, self.policy_watch, clock, randomness)
+        self.passwords = PasswordHashing()
+        self.service_tokens = configured_tokens(settings, self.policy_watch, clock, randomness)
+        self.process_secrets: dict[str, str] = {}  # by role, of the children that this node has started
+        self.authenticator = open_authenticator(
+            settings,
+            self.policy_watch,
+            self.passwords,
+            self.service_tokens,
+            clock,
+            self.process_secrets,
+            self.audit.login_failed,
+        )
+        self.access_control.authenticator = self.authenticator
         policy = self.broker.topics.table_policy
         self.ingest = PipelineService(log, clock, self._log_location(), policy) if log is not None else None
         if self.ingest is not None:
@@ -255,6 +275,8 @@ class BrokerNode:
             )
             if self.deferred_table_checks is not None:
                 await self.deferred_table_checks.stop()
+            await self.authenticator.close()
+            await self.audit.close()
             await self.broker.shutdown()
             for failure in closings:
                 if isinstance(failure, BaseException):

@@ -28,9 +28,7 @@ from icestream.security.credential import Credential
 from icestream.security.principal import ANONYMOUS_IDENTITY, CallerIdentity
 from icestream.security.resource import Resource
 
-Denied = Callable[[AccessSession, Action, Resource, Decision], None]
-
-
+Decided = Callable[[AccessSession, Action, Resource, Decision], None]
 # Why a credential is not valid any more; None while it is.
 FindEnd = Callable[[CallerIdentity], errors.IcestreamError | None]
 
@@ -39,6 +37,12 @@ class Authenticating(Protocol):
     async def authenticate(self, credential: Credential, address: str, listener: str) -> CallerIdentity:
         """Returns the identity of a credential. Raises Unauthenticated; Refused where too many logins wait."""
 
+    def is_current(self, identity: CallerIdentity) -> bool:
+        """Whether the credential of an identity would still be accepted, but for its expiry."""
+
+    def forget_tokens(self) -> None:
+        """Verifies every token again when it comes next: keys or accounts may have changed."""
+
 
 def _ignore_denial(session: AccessSession, action: Action, resource: Resource, decision: Decision) -> None:
     pass
@@ -46,11 +50,18 @@ def _ignore_denial(session: AccessSession, action: Action, resource: Resource, d
 
 class AccessControl:
     def __init__(
-        self, clock: Clock, authenticator: Authenticating | None = None, on_denied: Denied = _ignore_denial
+        self,
+        clock: Clock,
+        authenticator: Authenticating | None = None,
+        on_denied: Decided = _ignore_denial,
+        on_allowed: Decided | None = None,
     ) -> None:
+        """`on_denied` and `on_allowed` record decisions for the audit. `authenticator` may be set later, because it
+        reads what the policy watch of this object has loaded."""
         self._clock = clock
-        self._authenticator = authenticator
+        self.authenticator = authenticator
         self._on_denied = on_denied
+        self._on_allowed = on_allowed
         self._policy = OPEN_POLICY
         self._find_end: FindEnd = lambda _: None
         self._sessions: set[AccessSession] = set()
@@ -77,18 +88,26 @@ class AccessControl:
         """
         if self.paused is not None:
             raise self.paused
-        if credential is None or not self.is_enabled or self._authenticator is None:
+        if credential is None or not self.is_enabled or self.authenticator is None:
             return self.new_session(ANONYMOUS_IDENTITY, address, listener)
-        identity = await self._authenticator.authenticate(credential, address, listener)
+        identity = await self.authenticator.authenticate(credential, address, listener)
         # The account may have been deleted or the token revoked while the password was hashed: from here to the
         # registration nothing waits, so `apply` sees either this session or the check sees its state.
-        if (ended := self._find_end(identity)) is not None:
+        if (ended := self._ended(identity)) is not None:
             raise ended
         return self.new_session(identity, address, listener)
 
     def new_session(self, identity: CallerIdentity, address: str, listener: str) -> AccessSession:
         """Returns a session of an identity; `close_session` forgets it."""
-        session = AccessSession(identity, address, listener, lambda: self._policy, self._on_denied, lambda: self.paused)
+        session = AccessSession(
+            identity,
+            address,
+            listener,
+            lambda: self._policy,
+            self._on_denied,
+            paused=lambda: self.paused,
+            on_allowed=self._on_allowed,
+        )
         self._sessions.add(session)
         if identity.expires_us is not None:
             self._session_count += 1
@@ -110,11 +129,21 @@ class AccessControl:
         self._policy = policy
         if find_end is not None:
             self._find_end = find_end
+        if self.authenticator is not None:
+            self.authenticator.forget_tokens()
         async for session in self._in_slices():
-            if session.closed is None and (ended := self._find_end(session.identity)) is not None:
+            if session.closed is None and (ended := self._ended(session.identity)) is not None:
                 session.end(ended)
             else:
                 session.decide_again()
+
+    def _ended(self, identity: CallerIdentity) -> errors.IcestreamError | None:
+        """Why the credential of an open session is not valid any more; None while it is."""
+        if (ended := self._find_end(identity)) is not None:
+            return ended
+        if self.is_enabled and self.authenticator is not None and not self.authenticator.is_current(identity):
+            return errors.Unauthenticated(f"the credential of {identity.principal} was revoked", hint="log in again")
+        return None
 
     def end_expired(self, now_us: int) -> int:
         """Ends every session whose credential has expired; returns how many."""

@@ -39,15 +39,17 @@ class AccessSession:
         policy: Callable[[], AccessPolicy],
         on_denied: Callable[[AccessSession, Action, Resource, Decision], None],
         paused: Callable[[], errors.IcestreamError | None] = lambda: None,
+        on_allowed: Callable[[AccessSession, Action, Resource, Decision], None] | None = None,
     ) -> None:
-        """`policy`: the present policy. `on_denied` records the denial for the audit; it does not wait. `paused`: why
-        no right can be held now, because the policy may be outdated."""
+        """`policy`: the present policy. `on_denied` records the denial for the audit, `on_allowed` the access if it is
+        audited; they do not wait. `paused`: why no right can be held now, because the policy may be outdated."""
         self.identity = identity
         self.address = address
         self.listener = listener
         self._policy = policy
         self._on_denied = on_denied
         self._paused = paused
+        self._on_allowed = on_allowed
         self._holds: dict[int, HeldRight] = {}
         self._last_hold = 0
         self.closed: errors.IcestreamError | None = None  # why nothing is allowed any more
@@ -60,9 +62,12 @@ class AccessSession:
         """The decision of the present policy; a denial is recorded. Raises what ended the session."""
         if self.closed is not None:
             raise self.closed
-        decision = decide(self.identity, action, resource, self._policy())
+        policy = self._policy()
+        decision = decide(self.identity, action, resource, policy)
         if not decision.is_allowed:
             self._on_denied(self, action, resource, decision)
+        elif self._on_allowed is not None and policy.is_enabled:
+            self._on_allowed(self, action, resource, decision)
         return decision
 
     def require(self, action: Action, *resources: Resource) -> None:

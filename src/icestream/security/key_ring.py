@@ -27,7 +27,7 @@ import msgspec
 from icestream import errors, limits
 from icestream.observability.log import get_logger
 from icestream.runtime.randomness import Randomness
-from icestream.security.secret_file import create_secret_file, read_secret_file
+from icestream.runtime.secret_file import create_secret_file, read_secret_file
 
 _log = get_logger("security")
 ALGORITHM: Final = "EdDSA"

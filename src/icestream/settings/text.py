@@ -118,6 +118,19 @@ HTTP_URI: Final = Text(
     "an http or https URI without user name and password, such as `http://localhost:8181`",
     lambda text: split_http_uri(text) is not None,
 )
+HTTPS_URI: Final = Text(
+    "an https URI without user name and password, such as `https://idp.example.com/realm`",
+    lambda text: text.startswith("https://") and split_http_uri(text) is not None,
+)
+CLAIM: Final = Text(
+    "the name of a claim: letters, digits and `_.:/-`",
+    lambda text: re.fullmatch(r"[A-Za-z0-9_.:/-]{1,200}", text, re.ASCII) is not None,
+)
+ROLE_MAPPING: Final = Text(
+    "a value and a role, such as `data-engineers=writer`",
+    lambda text: re.fullmatch(r"[ -~]{1,200}=[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", text, re.ASCII) is not None,
+)
+PRINTABLE: Final = Text("a text without spaces", lambda text: re.fullmatch(r"[!-~]{1,1000}", text) is not None)
 CATALOG_URI: Final = Text(
     f"{HTTP_URI.allowed}; for a `sql` catalog `postgresql://host:port/database`",
     lambda text: split_http_uri(text) is not None or split_database_uri(text) is not None,

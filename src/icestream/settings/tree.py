@@ -21,6 +21,7 @@ from icestream.settings.iceberg_config import CatalogSection, IcebergSection
 from icestream.settings.lake import LakeProcessSection
 from icestream.settings.pipeline import PipelineSection
 from icestream.settings.section import ONLINE, Broken, Section, derived
+from icestream.settings.security import SecuritySection
 from icestream.settings.tls import ListenerTlsSection, TlsSection
 from icestream.settings.wal import WalSection
 
@@ -217,6 +218,7 @@ class Settings(Section):
     danube: DanubeSection = DanubeSection()
     lake: LakeProcessSection = LakeProcessSection()
     pipeline: PipelineSection = PipelineSection()
+    security: SecuritySection = SecuritySection()
     metrics: MetricsSection = MetricsSection()
 
     @model_validator(mode="before")

@@ -12,9 +12,9 @@ import pytest
 from icestream import errors, limits
 from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.randomness import SeededRandomness, SystemRandomness
-from icestream.security.key_ring import KeyRing, WrappingKey, create_wrapping_key, read_wrapping_key
+from icestream.runtime.secret_file import create_secret_file, read_secret_file
+from icestream.security.key_ring import KeyRing, KeyRingReader, WrappingKey, create_wrapping_key, read_wrapping_key
 from icestream.security.principal import ANONYMOUS, local_user, service_account
-from icestream.security.secret_file import create_secret_file, read_secret_file
 from icestream.security.service_tokens import ServiceTokens
 from icestream.security.signed_token import InvalidToken, parse_token
 
@@ -125,7 +125,7 @@ def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
         create_secret_file(path, b"another")
     for mode in (0o640, 0o604, 0o620):
         path.chmod(mode)
-        with pytest.raises(errors.ConfigurationError, match="others may read it") as caught:
+        with pytest.raises(errors.ConfigurationError, match="can be read by other accounts") as caught:
             read_secret_file(path)
         assert "canary" not in str(caught.value)
     path.chmod(0o600)
@@ -139,3 +139,28 @@ def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
         read_secret_file(tmp_path / "pipe")
     with pytest.raises(errors.ConfigurationError, match="No such file"):
         read_secret_file(tmp_path / "other")
+
+
+def test_the_reader_follows_the_stored_ring(tmp_path: Path) -> None:
+    stored = [b""]
+    reads: list[Path] = []
+
+    def read() -> WrappingKey | None:
+        reads.append(tmp_path)
+        return read_wrapping_key(tmp_path)
+
+    ring_reader = KeyRingReader(lambda: stored[0], read)
+    assert ring_reader() == KeyRing()
+    assert not reads, "a broker without accounts looks for no key"
+    ring = KeyRing.new(RANDOMNESS, 0)
+    stored[0] = ring.encode(WrappingKey(b"w" * 32), RANDOMNESS)
+    assert ring_reader() == KeyRing(), "the node has no wrapping key yet"
+    wrapping_key = create_wrapping_key(tmp_path, SystemRandomness())
+    stored[0] = ring.encode(wrapping_key, RANDOMNESS)
+    assert ring_reader() == ring
+    assert ring_reader() is ring_reader()
+    rotated = ring.rotated(RANDOMNESS, 1)
+    stored[0] = rotated.encode(wrapping_key, RANDOMNESS)
+    assert ring_reader() == rotated
+    stored[0] = stored[0][:-1]
+    assert ring_reader() == KeyRing(), "what cannot be unwrapped verifies nothing"

@@ -222,12 +222,18 @@ class SlowAuthenticator:
         await self.go.wait()
         return self._identity
 
+    def is_current(self, identity: CallerIdentity) -> bool:
+        return True
+
+    def forget_tokens(self) -> None:
+        pass
+
 
 @pytest.mark.asyncio
 async def test_an_account_that_is_deleted_during_its_login_gets_no_session(node: SecuredStore) -> None:
     generation = node.security.state.users["alice"].generation
     authenticator = SlowAuthenticator(CallerIdentity(ALICE, generation=generation))
-    node.control._authenticator = authenticator
+    node.control.authenticator = authenticator
     login = asyncio.create_task(node.control.authenticate(PasswordCredential("alice", "secret"), "", "native"))
     await turn()
     await node.security.delete_account(ALICE)

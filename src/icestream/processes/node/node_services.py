@@ -164,6 +164,7 @@ class NodeServices:
             return [metrics.READY.family(0)]
         checks = await self.checks()
         families: list[Metric] = [*await gauges.broker_families(node.broker)]
+        families.append(metrics.SESSIONS.family(node.access_control.sessions))
         families.append(metrics.READY.family(int(failure(checks) is None)))
         families.append(metrics.HEALTH.family({check.name: float(check.ok) for check in checks}))
         rooms = self.rooms()
