@@ -27,6 +27,7 @@ from icestream.security.credential import BearerCredential, CertificateCredentia
 from icestream.security.external_tokens import IssuerOptions
 from icestream.security.principal import CallerIdentity, Principal, service_account
 from icestream.security.resource import CLUSTER, Pattern, topic_resource
+from icestream.security.signed_token import InvalidToken, parse_token
 from tests.support.tokens import DANUBE_KEY, ISSUER, LoginWorld, encode_part, forge, sign
 
 RSA_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -185,6 +186,20 @@ def danube_claims(world: LoginWorld, **changes: Any) -> dict[str, Any]:
 async def test_hazard_116_forged_tokens_are_refused(name: str) -> None:
     world = make_world()
     assert await refuse(world, FORGED[name](world))
+
+
+@pytest.mark.asyncio
+async def test_two_issuers_that_share_their_keys_are_two() -> None:
+    """As the tenants of some providers do: the key is right, the issuer is not."""
+    world = make_world()
+    issuer = world.authenticator._external_tokens[ISSUER]
+    own, other = (
+        parse_token(sign(claims_of(world, iss=iss), RSA_KEY, "RS256", {"kid": "rsa"}))
+        for iss in (ISSUER, "https://idp.example.com/other")
+    )
+    assert str((await issuer.verify(own)).principal) == "oidc:corp:alice"
+    with pytest.raises(InvalidToken, match="issuer"):
+        await issuer.verify(other)
 
 
 @pytest.mark.asyncio

@@ -110,13 +110,17 @@ async def test_hazard_121_a_change_is_durable_before_it_is_made() -> None:
     for mode in SyncMode:
         machine = BrokerMachine(mode=mode)
         world = Audited(machine, await machine.open_broker())
+        # The first record of a shard is synced in every mode; the second is not, unless the audit asks for it.
         async with world.audit.change(world.session(ADMIN), Action.ADMIN, CLUSTER, "create user alice"):
+            pass
+        async with world.audit.change(world.session(ADMIN), Action.ADMIN, CLUSTER, "create user bob"):
             await machine.power_loss()
         after = Audited(machine, await machine.open_broker())
-        (event,) = await after.events()
-        assert (event.event, event.principal, event.detail, event.decision) == (
-            "change", "user:local:root", "create user alice", "allowed",
-        )  # fmt: skip
+        events = await after.events()
+        assert [event.detail for event in events] == ["create user alice", "create user bob"]
+        assert {(event.event, event.principal, event.decision) for event in events} == {
+            ("change", "user:local:root", "allowed")
+        }
 
 
 async def test_a_change_that_fails_is_recorded_as_such() -> None:

@@ -42,7 +42,6 @@ _BY_TYPE: Final = {
     ("EC", "P-384"): "ES384",
     ("OKP", "Ed25519"): "EdDSA",
 }
-_TYPE_OF: Final = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP"}
 
 
 class _KeyDocument(msgspec.Struct):
@@ -59,28 +58,34 @@ class _KeySetDocument(msgspec.Struct):
 
 def parse_key_set(raw: bytes, issuer: str, audience: str) -> Mapping[str, VerificationKey]:
     """The usable keys of a set, by id. Raises DecodeError if it is no key set, or has none."""
-    from jwt import PyJWK
-    from jwt.exceptions import PyJWTError
-
-    keys: dict[str, VerificationKey] = {}
     try:
-        documents = msgspec.json.decode(raw, type=_KeySetDocument).keys[: limits.JWKS_KEYS_MAX]
-        for text in documents:
-            entry = msgspec.json.decode(text, type=_KeyDocument)
-            algorithm = entry.alg or _BY_TYPE.get((entry.kty, "" if entry.kty == "RSA" else entry.crv), "")
-            if entry.use != "sig" or algorithm not in _ALGORITHMS or _TYPE_OF[algorithm[:2]] != entry.kty:
-                continue
-            public: dict[str, Any] = msgspec.json.decode(text)
-            public.pop("d", None)  # a private key that was published by mistake is still used as a public one only
-            key = PyJWK(public, algorithm).key
-            if entry.kty == "RSA" and key.key_size < limits.RSA_BITS_MIN:
-                continue
-            keys[entry.kid] = VerificationKey(entry.kid, algorithm, key, issuer, audience)
-    except (msgspec.DecodeError, PyJWTError, ValueError, TypeError, KeyError) as error:
+        texts = msgspec.json.decode(raw, type=_KeySetDocument).keys[: limits.JWKS_KEYS_MAX]
+    except (msgspec.DecodeError, ValueError) as error:
         raise errors.DecodeError(f"not a JSON Web Key Set: {type(error).__name__}") from error
+    # What cannot be used is skipped (RFC 7517, 5): an issuer may add keys for other purposes at any time.
+    keys = {key.key_id: key for text in texts if (key := _usable_key(bytes(text), issuer, audience)) is not None}
     if not keys:
         raise errors.DecodeError("the key set has no key for signatures by a supported algorithm")
     return keys
+
+
+def _usable_key(text: bytes, issuer: str, audience: str) -> VerificationKey | None:
+    from jwt import PyJWK
+    from jwt.exceptions import PyJWTError
+
+    try:
+        entry = msgspec.json.decode(text, type=_KeyDocument)
+        algorithm = entry.alg or _BY_TYPE.get((entry.kty, "" if entry.kty == "RSA" else entry.crv), "")
+        if entry.use != "sig" or algorithm not in _ALGORITHMS:
+            return None
+        public: dict[str, Any] = msgspec.json.decode(text)
+        public.pop("d", None)  # a private key that was published by mistake is still used as a public one only
+        key = PyJWK(public, algorithm).key  # refuses a key of another type than that of the algorithm
+    except (msgspec.DecodeError, PyJWTError, ValueError, TypeError, KeyError):
+        return None
+    if entry.kty == "RSA" and key.key_size < limits.RSA_BITS_MIN:
+        return None
+    return VerificationKey(entry.kid, algorithm, key, issuer, audience)
 
 
 def read_key_file(path: Path) -> bytes:

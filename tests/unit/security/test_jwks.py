@@ -133,8 +133,10 @@ async def test_logins_share_a_fetch_and_known_keys_do_not_wait_for_it() -> None:
     ],
 )  # fmt: skip
 def test_keys_that_cannot_be_used_are_not(keys: list[Any]) -> None:
-    with pytest.raises(errors.DecodeError):
+    with pytest.raises(errors.DecodeError, match="no key for signatures"):
         parse_key_set(json.dumps({"keys": keys}).encode(), "https://idp", "icestream")
+    beside = json.dumps({"keys": [*keys, entry("good")]}).encode()
+    assert list(parse_key_set(beside, "https://idp", "icestream")) == ["good"]
 
 
 def test_a_file_has_a_bound(tmp_path: Path) -> None:
