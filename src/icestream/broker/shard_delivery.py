@@ -234,8 +234,24 @@ class ShardDelivery:
     def ack(self, ranges: Sequence[tuple[int, int]], generation: int) -> None:
         if not self.is_closed:
             metrics.ACKED_MESSAGES.value += self._count_delivered(ranges, generation)
-            self.apply(self.dispatcher.ack(ranges, generation, self.now_ms()))
+            instructions = self.dispatcher.ack(ranges, generation, self.now_ms())
+            if instructions or not self._is_idle:
+                self.apply(instructions)
             self._mark_cursor()
+
+    @property
+    def _is_idle(self) -> bool:
+        """True if nothing waits for anything but acks: then an ack makes nothing due earlier, and changes no stall."""
+        dispatcher = self.dispatcher
+        return not (
+            dispatcher.next < dispatcher.end
+            or self._lookahead is not None
+            or self._letters
+            or self._failures != dispatcher.failures
+            or dispatcher.throttle.wake_ms is not None
+            or dispatcher.blocked.size
+            or self._stalls
+        )
 
     def ack_through(self, offset: int, generation: int) -> None:
         if not self.is_closed:
@@ -414,17 +430,16 @@ class ShardDelivery:
         """Applies the instructions of the dispatcher, then updates everything that depends on its state."""
         to_send: dict[BrokerConsumer, None] = {}
         for instruction in instructions:
-            match instruction:
-                case Deliver(consumer_id, start, end, attempt):
-                    # Queued first, sent below: ranges of one moment share reads and frames.
-                    consumer = self._consumers[consumer_id]
-                    consumer.add(Outgoing(self, self.generation, start, end, attempt))
-                    to_send[consumer] = None
-                case DeadLetter():
-                    self._letters.append((instruction, self.generation))
-                case Dropped():
-                    self._on_dropped(instruction)
-                    self._mark_cursor()
+            if isinstance(instruction, Deliver):  # nearly all of them
+                # Queued first, sent below: ranges of one moment share reads and frames.
+                consumer = self._consumers[instruction.consumer]
+                consumer.add(Outgoing(self, self.generation, instruction.start, instruction.end, instruction.attempt))
+                to_send[consumer] = None
+            elif isinstance(instruction, DeadLetter):
+                self._letters.append((instruction, self.generation))
+            else:
+                self._on_dropped(instruction)
+                self._mark_cursor()
         for consumer in to_send:
             consumer.send()
         if to_send and not self._is_reliable:  # a best-effort delivery counts as acked

@@ -81,12 +81,14 @@ PART: Final = struct.Struct("<IIII")
 PART_RESULT: Final = struct.Struct("<HHIq")
 CREDIT: Final = struct.Struct("<II")
 DELIVER: Final = struct.Struct("<IIIIqqII")
+DELIVER_FRAME: Final = struct.Struct("<IBBHQIIIIqqII")  # a head, and a DELIVER before its blocks
 PICK_RANGE: Final = struct.Struct("<II")
 RANGES: Final = struct.Struct("<IIII")
 RANGE: Final = struct.Struct("<qq")
 GAP: Final = struct.Struct("<IIIIqq")
 assert HEAD.size == 16
 assert DELIVER.size % 8 == 0
+assert DELIVER_FRAME.size == HEAD.size + DELIVER.size
 SIZE_FIELD_BYTES: Final = 4
 SIZE_MIN: Final = HEAD.size - SIZE_FIELD_BYTES
 

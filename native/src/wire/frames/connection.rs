@@ -1,8 +1,9 @@
 //! One connection of the native protocol: cuts its bytes into frames (the contract is `icestream/rpc/frame.py`).
 //!
-//! A PUBLISH becomes rows of the burst when every part of it fits what Python declared about its producer. Every other
-//! frame, also a PUBLISH that fits no declaration, goes to Python as it is. Nothing is refused here: what is not as
-//! declared is Python's to judge, and a frame that cannot be cut off is reported with its head.
+//! A PUBLISH becomes rows of the burst when every part of it fits what Python declared about its producer; an ACK, NACK or
+//! CREDIT when it fits what Python declared about its consumer, so that Python has no reason to refuse it. Every other
+//! frame, also one that fits no declaration, goes to Python as it is. Nothing is refused here: what is not as declared
+//! is Python's to judge, and a frame that cannot be cut off is reported with its head.
 //!
 //!     step       after                                         the connection is parsed again
 //!     next       a PUBLISH as rows, ACK, NACK, CREDIT, PING    at once
@@ -15,7 +16,7 @@
 
 use super::answers::Answers;
 use crate::block;
-use crate::wire::burst::{Burst, Event, PublishRow, Target};
+use crate::wire::burst::{Burst, CreditRow, Event, PublishRow, Settlement, Target};
 use crate::wire::epoll::Epoll;
 use crate::wire::socket::Socket;
 use std::collections::HashMap;
@@ -23,6 +24,11 @@ use std::collections::HashMap;
 const HEAD_BYTES: usize = 16;
 const SIZE_MIN: usize = 12;
 const PART_BYTES: usize = 16;
+/// Of an ACK or a NACK before its ranges, and of each range.
+const SETTLEMENT_BYTES: usize = 16;
+const RANGE_BYTES: usize = 16;
+const CREDIT_BYTES: usize = 8;
+const CUMULATIVE: u32 = 1;
 const COMPRESSED: u8 = 1;
 const HELLO: u8 = 1;
 const CALL: u8 = 3;
@@ -49,6 +55,10 @@ pub struct Bounds {
     pub rows_bytes_max: usize,
     /// Bytes that the CONSTANT columns of a block may stand for.
     pub unpacked_bytes_max: usize,
+    /// Of one ACK or NACK.
+    pub ranges_max: usize,
+    pub offset_max: i64,
+    pub delay_ms_max: u32,
 }
 
 /// What Python declared about a producer in one shard.
@@ -63,11 +73,21 @@ pub struct Producer {
     pub in_flight: u32,
 }
 
+/// What Python declared about a consumer.
+pub struct Consumer {
+    pub slot: u32,
+    /// Its acks and nacks are for a shard below it.
+    pub shards: u32,
+    /// An ack may be cumulative.
+    pub allows_cumulative: bool,
+}
+
 pub struct Connection {
     pub number: u64,
     pub socket: Socket,
     pub answers: Answers,
     pub producers: HashMap<(u32, u32), Producer>,
+    pub consumers: HashMap<u32, Consumer>,
     /// 0 until the handshake: then the first frame is a HELLO.
     pub frame_bytes_max: usize,
     /// Bytes received and not parsed yet.
@@ -109,6 +129,7 @@ impl Connection {
             socket,
             answers: Answers::default(),
             producers: HashMap::new(),
+            consumers: HashMap::new(),
             frame_bytes_max: 0,
             input: Vec::new(),
             is_paused: false,
@@ -136,6 +157,11 @@ impl Connection {
     fn can_read(&self, bounds: &Bounds) -> bool {
         let is_open = !self.at_end && !self.socket.is_broken();
         is_open && (self.is_discarding || (self.can_parse(bounds) && !self.is_blocked && !self.has_backlog))
+    }
+
+    /// Whether Python should send no messages now.
+    pub fn is_over_bound(&self) -> bool {
+        self.socket.queued_bytes() > self.queue_high
     }
 
     pub fn update_reading(&mut self, bounds: &Bounds, epoll: &Epoll) {
@@ -179,6 +205,8 @@ impl Connection {
             let Some(body) = rest.get(HEAD_BYTES..4 + size) else { break };
             let step = match kind {
                 PUBLISH => self.publish(number, flags, body, burst, burst_number, bounds),
+                ACK | NACK if flags == 0 && self.settle(kind, body, burst, burst_number, bounds) => Step::Next,
+                CREDIT if flags == 0 && self.credit(body, burst, burst_number) => Step::Next,
                 _ => {
                     self.hand_over(kind, flags, number, body, burst, burst_number);
                     if matches!(kind, ACK | NACK | CREDIT | PING) { Step::Next } else { Step::Barrier }
@@ -211,6 +239,55 @@ impl Connection {
         burst.bytes += body.len() + ROW_COST;
         let event = Event::Frame { connection, kind, flags, number, body: body.to_vec(), last_publish };
         burst.add_event(self.position(burst_number), event);
+    }
+
+    /// Adds an ACK or a NACK as a row; false if it is not as its consumer was declared.
+    fn settle(&mut self, kind: u8, body: &[u8], burst: &mut Burst, burst_number: u64, bounds: &Bounds) -> bool {
+        let Some(settlement) = self.plain_settlement(kind, body, bounds) else { return false };
+        burst.bytes += body.len() + ROW_COST * settlement.ranges.len();
+        let position = self.position(burst_number);
+        if kind == ACK { burst.add_ack(position, settlement) } else { burst.add_nack(position, settlement) }
+        true
+    }
+
+    fn plain_settlement(&self, kind: u8, body: &[u8], bounds: &Bounds) -> Option<Settlement> {
+        let (head, rest) = body.split_at_checked(SETTLEMENT_BYTES)?;
+        let [handle, shard, generation, extra] = numbers(head);
+        let consumer = self.consumers.get(&handle)?;
+        let (count, remainder) = (rest.len() / RANGE_BYTES, rest.len() % RANGE_BYTES);
+        if shard >= consumer.shards || remainder != 0 || !(1..=bounds.ranges_max).contains(&count) {
+            return None;
+        }
+        let mut ranges = Vec::with_capacity(count);
+        for chunk in rest.chunks_exact(RANGE_BYTES) {
+            let [start, end] = [0, 8].map(|at| i64::from_le_bytes(*chunk[at..].first_chunk().expect("a number")));
+            if !(0 <= start && start < end && end <= bounds.offset_max) {
+                return None;
+            }
+            ranges.push((start, end));
+        }
+        let delay_ms = match (kind, extra) {
+            (ACK, 0) => 0,
+            (ACK, CUMULATIVE) if consumer.allows_cumulative && ranges.len() == 1 => {
+                ranges[0].0 = 0; // everything below its end
+                0
+            }
+            (NACK, delay_ms) if delay_ms <= bounds.delay_ms_max => delay_ms,
+            _ => return None,
+        };
+        Some(Settlement { slot: consumer.slot, shard, generation, delay_ms, ranges })
+    }
+
+    /// Adds a CREDIT as a row; false if it is not of a declared consumer.
+    fn credit(&mut self, body: &[u8], burst: &mut Burst, burst_number: u64) -> bool {
+        if body.len() != CREDIT_BYTES {
+            return false;
+        }
+        let [handle, messages] = numbers(body);
+        let Some(slot) = self.consumers.get(&handle).map(|consumer| consumer.slot) else { return false };
+        burst.bytes += body.len() + ROW_COST;
+        burst.add_credit(self.position(burst_number), CreditRow { slot, messages });
+        true
     }
 
     fn publish(
@@ -274,8 +351,7 @@ impl Connection {
         let mut at = 0;
         while at < body.len() {
             let head = body.get(at..at + PART_BYTES)?;
-            let [handle, shard, block_bytes, zero] =
-                [0, 4, 8, 12].map(|at| u32::from_le_bytes(*head[at..].first_chunk().expect("a head")));
+            let [handle, shard, block_bytes, zero] = numbers(head);
             at += PART_BYTES;
             let block = body.get(at..at + block_bytes as usize)?;
             at += block::padded(block.len());
@@ -330,4 +406,9 @@ struct PlainPart<'a> {
     rows: u32,
     sequence: i64,
     block: &'a [u8],
+}
+
+/// The first numbers of `bytes`, which has at least so many.
+fn numbers<const COUNT: usize>(bytes: &[u8]) -> [u32; COUNT] {
+    std::array::from_fn(|index| u32::from_le_bytes(*bytes[4 * index..].first_chunk().expect("a number")))
 }

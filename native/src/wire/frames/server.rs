@@ -10,18 +10,25 @@
 //!     (5, errno)                                                   accepting failed
 //!     (6, batch, lanes, slots, columns, blocks, largest)           a group of blocks for one shard or many
 //!     (7, batch, lane, slot, rows, sequence, block)                a group of one block
+//!     (8, [(slot, shard, generation, ranges), …])                  acks of declared consumers
+//!     (9, [(slot, shard, generation, delay, ranges), …])           nacks
+//!     (10, [(slot, messages), …])                                  credits
 //!
 //! A group stands lane by lane: `lane ends` says how many blocks stand up to the end of each lane. Its columns are those of
 //! `icestream/model/block_group.py`, packed, little endian: ends and rows as u32, producer ids as i64, epochs as i32,
 //! sequences as i64 (-1: not numbered), lane ends as u32. Lanes and slots are u32. `settle` answers a group, `split` makes
 //! a group of each lane.
 //!
-//! Everything runs in the thread that calls; sockets are touched by `poll`, `send`, `published` and `settle` alone.
+//! Acks, nacks and credits have no answer; they are joined across frames and connections, so that there are few of them,
+//! and they are lists of tuples because Python takes each apart.
+//!
+//! Everything runs in the thread that calls; sockets are touched by `poll`, `send`, `send_all`, `published` and `settle`
+//! alone.
 
-use super::connection::{Bounds, Connection, Producer};
+use super::connection::{Bounds, Connection, Consumer, Producer};
 use crate::buffer::Output;
 use crate::event::Event as Wake;
-use crate::wire::burst::{Burst, Event, Group, Part, Target};
+use crate::wire::burst::{Burst, Event, Group, Part, Settlement, Target};
 use crate::wire::epoll::{Epoll, READABLE, WRITABLE, is_broken};
 #[cfg(feature = "tls")]
 use crate::wire::handshakes::Handshakes;
@@ -109,7 +116,7 @@ impl FrameServer {
     #[new]
     #[pyo3(signature = (
         *, hello_bytes_max, connection_bytes_max, pending_bytes_max, answer_bytes_max, parts_max, window_max,
-        row_bytes_max, rows_bytes_max, unpacked_bytes_max
+        row_bytes_max, rows_bytes_max, unpacked_bytes_max, ranges_max, offset_max, delay_ms_max
     ))]
     #[expect(clippy::too_many_arguments, reason = "named, and given in one place")]
     fn new(
@@ -122,6 +129,9 @@ impl FrameServer {
         row_bytes_max: usize,
         rows_bytes_max: usize,
         unpacked_bytes_max: usize,
+        ranges_max: usize,
+        offset_max: i64,
+        delay_ms_max: u32,
     ) -> PyResult<FrameServer> {
         let (epoll, wake) = (Epoll::new()?, Wake::new()?);
         epoll.add(wake.fileno(), WAKE, READABLE)?;
@@ -134,6 +144,9 @@ impl FrameServer {
             row_bytes_max,
             rows_bytes_max,
             unpacked_bytes_max,
+            ranges_max,
+            offset_max,
+            delay_ms_max,
         };
         Ok(FrameServer {
             state: Mutex::new(State {
@@ -238,6 +251,12 @@ impl FrameServer {
                         events.append(state.hand_over(py, group)?)?;
                     }
                 }
+                Part::Acks(list) => events.append((8, acks(list)))?,
+                Part::Nacks(list) => events.append((9, nacks(list)))?,
+                Part::Credits(list) => {
+                    let list: Vec<(u32, u32)> = list.iter().map(|credit| (credit.slot, credit.messages)).collect();
+                    events.append((10, list))?;
+                }
             }
         }
         Ok(events)
@@ -274,6 +293,35 @@ impl FrameServer {
         if let Some(connection) = self.lock().connections.get_mut(&connection) {
             connection.producers.retain(|(of, _), _| *of != handle);
         }
+    }
+
+    /// From now on acks, nacks and credits of this consumer that are as declared are handed over in columns.
+    fn declare_consumer(&self, connection: u64, handle: u32, slot: u32, shards: u32, allows_cumulative: bool) {
+        if let Some(connection) = self.lock().connections.get_mut(&connection) {
+            connection.consumers.insert(handle, Consumer { slot, shards, allows_cumulative });
+        }
+    }
+
+    /// The consumer is closed: its frames go to Python as they are.
+    fn forget_consumer(&self, connection: u64, handle: u32) {
+        if let Some(connection) = self.lock().connections.get_mut(&connection) {
+            connection.consumers.remove(&handle);
+        }
+    }
+
+    /// Sends the pieces of many connections, each behind everything queued. Returns the connections that have more bytes
+    /// queued than their bound.
+    fn send_all(&self, batches: Vec<(u64, Vec<Bound<'_, PyBytes>>)>) -> Vec<u64> {
+        let mut state = self.lock();
+        let mut full = Vec::new();
+        for (number, pieces) in &batches {
+            let pieces: Vec<&[u8]> = pieces.iter().map(|piece| piece.as_bytes()).collect();
+            state.send(*number, &pieces, false);
+            if state.connections.get(number).is_some_and(Connection::is_over_bound) {
+                full.push(*number);
+            }
+        }
+        full
     }
 
     /// Sends the pieces behind everything queued. Returns the bytes that the peer has not taken, -1 if it is gone.
@@ -569,7 +617,7 @@ impl State {
             connection.answer_bytes += pieces.iter().map(|piece| piece.len()).sum::<usize>();
             connection.update_reading(&self.bounds, &self.epoll);
         }
-        connection.awaits_room |= queued > connection.queue_high;
+        connection.awaits_room |= connection.is_over_bound();
         queued as isize
     }
 
@@ -716,6 +764,16 @@ fn packed<'py, T: Copy>(py: Python<'py>, numbers: &[T]) -> Bound<'py, PyBytes> {
     // SAFETY: plain numbers, without padding.
     let bytes = unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) };
     PyBytes::new(py, bytes)
+}
+
+type Ranges = Vec<(i64, i64)>;
+
+fn acks(list: Vec<Settlement>) -> Vec<(u32, u32, u32, Ranges)> {
+    list.into_iter().map(|ack| (ack.slot, ack.shard, ack.generation, ack.ranges)).collect()
+}
+
+fn nacks(list: Vec<Settlement>) -> Vec<(u32, u32, u32, u32, Ranges)> {
+    list.into_iter().map(|nack| (nack.slot, nack.shard, nack.generation, nack.delay_ms, nack.ranges)).collect()
 }
 
 fn tuple(py: Python<'_>, event: Event) -> PyResult<Bound<'_, PyAny>> {

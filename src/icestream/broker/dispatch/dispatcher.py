@@ -233,7 +233,10 @@ class Dispatcher(DeliveryLedger):
     @property
     def wake_ms(self) -> int | None:
         """When `tick` is due: an ack deadline, the end of a delay, or tokens of the rate. None if never."""
-        times = (self.in_flight.wake_ms, self.delayed.wake_ms, self.throttle.wake_ms)
+        due_ms = self.in_flight.wake_ms
+        if not self.delayed.size and self.throttle.wake_ms is None:  # nearly always
+            return due_ms
+        times = (due_ms, self.delayed.wake_ms, self.throttle.wake_ms)
         return min((time_ms for time_ms in times if time_ms is not None), default=None)
 
     # --- dispatch ---

@@ -8,14 +8,20 @@
                                                       into a group for each shard, then into batches that are
                                                       published one by one, and answered when all are decided
     a block that is alone in the burst                published by itself: the columns of a group would cost more
+    acks, nacks, credits of declared consumers        acks are joined for each shard of a subscription, which is then
+                                                      dispatched once; nacks and credits are applied to each consumer
 
-A producer is declared for a shard with its first stored batch, which came as a frame. What does not fit the declaration
-comes as a frame again, so that every refusal is made by the same code, whichever way a batch arrives.
+A producer is declared for a shard with its first stored batch, a consumer with its first credit or ack, which came as a
+frame. What does not fit the declaration comes as a frame again, so that every refusal is made by the same code,
+whichever way a batch or an ack arrives. What fits it cannot be refused.
 
     lane     a shard, as the server names it. If the log has no room for a group, the group and those behind it in its
              lane wait in order, and the connections that they came from are not read
-    slot     a producer in a shard. A number is never used twice: a batch that arrives after its producer was closed
-             finds no slot
+    slot     a producer in a shard, or a consumer. A number is never used twice: a batch or an ack that arrives after
+             its producer or consumer was closed finds no slot
+
+Frames of all connections leave in one call at the end of a loop tick (`write_later`). The messages of a delivery are
+bytes that all its consumers share; only the head in front of them is encoded for each.
 
 Bounds: the server stops reading a connection, or all of them, at the bound of unanswered bytes; nothing is refused.
 """
@@ -38,22 +44,25 @@ from icestream.broker.producer_window import ProducerWindow
 from icestream.broker.publish_group import PublishGroupResult
 from icestream.broker.publish_result import PublishOutcome, PublishResult
 from icestream.broker.service import Broker
+from icestream.broker.shard_delivery import ShardDelivery
 from icestream.frontends.native.native_connection import NativeConnection
+from icestream.frontends.native.native_consumer import NativeConsumer
 from icestream.frontends.native.notifier import Notifier
+from icestream.frontends.native.outbox import Outbox
 from icestream.frontends.native.publish_responses import encode_outcome, encode_refusal
 from icestream.frontends.native.wire_connection import WireConnection, transport_of
 from icestream.model.block import NOT_NUMBERED, BlockHead, Numbering, decode_block_head, new_tuple
 from icestream.model.block_group import BlockGroup
 from icestream.model.shard import ShardKey
 from icestream.observability.log import get_logger
-from icestream.rpc.frame import Frame, FrameKind
+from icestream.rpc.frame import AckRanges, Frame, FrameKind, Pairs, encode_credit, encode_ranges
 from icestream.runtime.listener_tls import ListenerTls
 from icestream.runtime.native import native
 from icestream.runtime.tasks import Tasks
 
 _log = get_logger("native")
 # The rows of `poll`: native/src/wire/frames/server.rs.
-CONNECTED, FRAME, MALFORMED, GONE, ROOM, ACCEPT_FAILED, GROUP, SINGLE = range(8)
+CONNECTED, FRAME, MALFORMED, GONE, ROOM, ACCEPT_FAILED, GROUP, SINGLE, ACKS, NACKS, CREDITS = range(11)
 COLUMN_TYPES: Final = "IIqiqI"  # of the columns of a group
 NO_OFFSETS: Final = ()
 ACCEPT_PAUSE_SECONDS: Final = 0.1
@@ -116,6 +125,8 @@ class FrameWire:
         self._lanes_by_key: dict[ShardKey, PublishLane] = {}
         self._lane_numbers = count(1)
         self._waiting_lanes = 0  # lanes with a group that waits for room in the log
+        self._consumers: dict[int, NativeConsumer] = {}  # declared ones, by slot
+        self._outboxes: list[tuple[int, Outbox]] = []  # to be written at the end of this tick, with their connections
         self.settled = Notifier()  # notifies with every answered group
         assert native is not None
         self._server: Any = native.FrameServer(
@@ -128,6 +139,9 @@ class FrameWire:
             row_bytes_max=broker.row_bytes_max,
             rows_bytes_max=broker.batch_bytes_max,
             unpacked_bytes_max=limits.BLOCK_UNPACKED_BYTES_MAX,
+            ranges_max=limits.ACK_RANGES_MAX,
+            offset_max=limits.OFFSET_MAX,
+            delay_ms_max=limits.FAILURE_POLICY_VALUE_MAX,
         )
         self._handlers: dict[int, Callable[..., None]] = {
             CONNECTED: self._on_connected,
@@ -138,6 +152,9 @@ class FrameWire:
             ACCEPT_FAILED: self._on_accept_failed,
             GROUP: self._on_group,
             SINGLE: self._on_single,
+            ACKS: self._on_acks,
+            NACKS: self._on_nacks,
+            CREDITS: self._on_credits,
         }
         listener.setblocking(False)
         self._tls = tls
@@ -158,8 +175,11 @@ class FrameWire:
             try:
                 self._handlers[kind](*details)
             except Exception as error:  # noqa: BLE001 (a bug in one handler must not lose the rest of the burst)
-                context = {"message": "a row of the native wire was not handled", "exception": error}
-                self._loop.call_exception_handler(context)
+                self._report(error)
+
+    def _report(self, error: Exception) -> None:
+        context = {"message": "a row of the native wire was not handled", "exception": error}
+        self._loop.call_exception_handler(context)
 
     def _on_connected(self, number: int, peer: str, certificate: bytes | None) -> None:
         wire = WireConnection(self, self._server, number, peer, certificate)
@@ -324,6 +344,83 @@ class FrameWire:
         self._drop_unused(lane)
         self.settled.notify()
 
+    # --- acks, nacks, credits ---
+
+    def _on_acks(self, acks: list[tuple[int, int, int, Pairs]]) -> None:
+        ranges_by_delivery: dict[tuple[ShardDelivery, int], Pairs] = {}
+        for slot, shard, generation, ranges in acks:
+            consumer = self._consumers.get(slot)
+            if consumer is None:  # closed, which the client may not have learned yet
+                continue
+            if not consumer.connection.is_dispatching:
+                _resend_settlement(consumer, FrameKind.ACK, AckRanges(consumer.handle, shard, generation, 0, ranges))
+                continue
+            # Acks are by offset, whichever consumer sends them: those of one delivery are one event of it.
+            key = (consumer.subscription.deliveries[shard], generation)
+            joined = ranges_by_delivery.setdefault(key, ranges)
+            if joined is not ranges:
+                joined += ranges
+        for (delivery, generation), ranges in ranges_by_delivery.items():
+            try:
+                delivery.ack(ranges, generation)
+            except Exception as error:  # noqa: BLE001 (it must not lose the others)
+                self._report(error)
+
+    def _on_nacks(self, nacks: list[tuple[int, int, int, int, Pairs]]) -> None:
+        for slot, shard, generation, delay_ms, ranges in nacks:
+            consumer = self._consumers.get(slot)
+            if consumer is None:
+                continue
+            if not consumer.connection.is_dispatching:
+                nack = AckRanges(consumer.handle, shard, generation, delay_ms, ranges)
+                _resend_settlement(consumer, FrameKind.NACK, nack)
+                continue
+            try:
+                consumer.nack(shard, generation, delay_ms, ranges)
+            except Exception as error:  # noqa: BLE001 (it must not lose the others)
+                self._report(error)
+
+    def _on_credits(self, credits_: list[tuple[int, int]]) -> None:
+        for slot, messages in credits_:
+            consumer = self._consumers.get(slot)
+            if consumer is None:
+                continue
+            if not consumer.connection.is_dispatching:
+                body = encode_credit(consumer.handle, messages)
+                consumer.connection.frame_received(Frame(FrameKind.CREDIT, 0, 0, body))
+                continue
+            try:
+                consumer.give_credit(messages)
+            except Exception as error:  # noqa: BLE001 (it must not lose the others)
+                self._report(error)
+
+    def declare_consumer(self, connection: WireConnection, consumer: NativeConsumer, slot: int | None) -> int:
+        """Declares a consumer, or that it has more shards if it has a slot. Returns the number of the slot."""
+        number = next(self._slot_numbers) if slot is None else slot
+        self._consumers[number] = consumer
+        self._server.declare_consumer(
+            connection.number, consumer.handle, number, consumer.shards, consumer.subscription.allows_cumulative_ack
+        )
+        return number
+
+    def forget_consumer(self, slot: int) -> None:
+        del self._consumers[slot]
+
+    # --- writing ---
+
+    def write_later(self, number: int, outbox: Outbox) -> None:
+        if not self._outboxes:
+            self._loop.call_soon(self._write_all)
+        self._outboxes.append((number, outbox))
+
+    def _write_all(self) -> None:
+        outboxes, self._outboxes = self._outboxes, []
+        for number in self._server.send_all([(number, outbox.take()) for number, outbox in outboxes]):
+            if (entry := self._connections.get(number)) is not None:
+                entry[1].filled()
+        for _, outbox in outboxes:
+            outbox.taken()
+
     # --- producers ---
 
     def declare(self, connection: WireConnection, handle: int, producer: BrokerProducer, shard: int) -> int:
@@ -376,6 +473,14 @@ class FrameWire:
 
     def _task_failed(self, error: BaseException) -> None:
         self._loop.call_exception_handler({"message": "a task of the native wire failed", "exception": error})
+
+
+def _resend_settlement(consumer: NativeConsumer, kind: FrameKind, settlement: AckRanges) -> None:
+    """Has the connection receive it as frames again, behind what waits there."""
+    ranges = settlement.ranges
+    for first in range(0, len(ranges), limits.ACK_RANGES_MAX):
+        part = settlement._replace(ranges=ranges[first : first + limits.ACK_RANGES_MAX])
+        consumer.connection.frame_received(Frame(kind, 0, 0, encode_ranges(part)))
 
 
 class _Outcomes:

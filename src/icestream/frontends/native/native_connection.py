@@ -91,7 +91,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._is_closing = False
         self._calls_in_flight = 0
         self._call_finished = Notifier()
-        self.out = Outbox(connections, self._resume_consumers)
+        self.out = Outbox(connections, self._resume_consumers, None if wire is None else wire.write_later)
         self.lost = asyncio.Event()
         self.leaving = asyncio.Event()  # ends calls that only wait
         self.peer = ""
@@ -158,6 +158,11 @@ class NativeConnection(asyncio.BufferedProtocol):
         """Called by the native wire for a PUBLISH; `last_publish_number`: of the one before it, handed over or not."""
         self._last_publish_number = last_publish_number
         self.frame_received(received)
+
+    @property
+    def is_dispatching(self) -> bool:
+        """True if a frame that is received now is dispatched at once, neither queued nor ignored."""
+        return not (self._is_waiting or self._is_closing or self._transport is None or self.out.is_flooded)
 
     def head_received(self, size: int, kind: int) -> None:
         """Called by the native wire for a frame head that is invalid; nothing follows."""
@@ -352,10 +357,12 @@ class NativeConnection(asyncio.BufferedProtocol):
                 is_ack = request.kind == FrameKind.ACK
                 ranges = frame.decode_ack(request.body) if is_ack else frame.decode_nack(request.body)
                 if (consumer := self._consumer(ranges.consumer)) is not None:
+                    self._declare(consumer)
                     consumer.settle(ranges, is_ack=is_ack)
             case FrameKind.CREDIT:
                 handle, messages = frame.decode_credit(request.body)
                 if (consumer := self._consumer(handle)) is not None:
+                    self._declare(consumer)
                     consumer.give_credit(messages)
             case FrameKind.CALL:
                 self._on_call(request)
@@ -373,6 +380,10 @@ class NativeConnection(asyncio.BufferedProtocol):
         if consumer is None and (handle in self.producers or not 0 < handle <= self._last_handle):
             raise errors.UnknownHandle(f"this connection has no consumer {handle}")
         return consumer
+
+    def _declare(self, consumer: NativeConsumer) -> None:
+        if self._wire is not None:
+            self._wire.declare_consumer(consumer)
 
     def _wait(self, until: Coroutine[Any, Any, None], *, has_room: bool = False) -> None:
         """Stops reading until `until` returns, then resumes with the frame that waits.
@@ -558,6 +569,12 @@ class NativeConnection(asyncio.BufferedProtocol):
         if self._wire is not None:
             self._wire.forget_producer(handle)
         return self.producers.pop(handle, None)
+
+    def unregister_consumer(self, handle: int) -> None:
+        """Ignores what the client still sends for the consumer."""
+        if self._wire is not None:
+            self._wire.forget_consumer(handle)
+        self.consumers.pop(handle, None)
 
 
 def _check_number(request: Frame) -> None:

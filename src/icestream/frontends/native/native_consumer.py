@@ -15,7 +15,7 @@ from icestream.broker.broker_subscription import BrokerSubscription
 from icestream.model.shard import DeclaredGap
 from icestream.rpc import document, frame, handshake
 from icestream.rpc.blocks import select_rows
-from icestream.rpc.frame import CUMULATIVE, DELIVER, SIZE_MIN, AckRanges, FrameKind, GapNotice
+from icestream.rpc.frame import CUMULATIVE, DELIVER, DELIVER_FRAME, SIZE_MIN, AckRanges, FrameKind, GapNotice
 from icestream.wal.tail import SectionRead
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class NativeConsumer:
     def leave(self) -> None:
         if self._subscription is not None and self._consumer is not None:
             self._subscription.leave(self._consumer)
-        self._connection.consumers.pop(self.handle, None)
+        self._connection.unregister_consumer(self.handle)
 
     # --- to the client ---
 
@@ -80,13 +80,17 @@ class NativeConsumer:
         self, shard: int, generation: int, attempt: int, section: SectionRead, first_row: int, rows: int
     ) -> None:
         """Sends a section without copying its body, which all consumers of the section share."""
-        if len(section.body) > self._connection.agreed.send_bytes_max - SIZE_MIN - DELIVER.size:
+        base_offset, _, append_time_us, _, body = section
+        agreed, frame_bytes = self._connection.agreed, SIZE_MIN + DELIVER.size + len(body)
+        if frame_bytes > agreed.send_bytes_max:
             self._deliver_parts(shard, generation, attempt, section, first_row, rows)
             return
-        head = DELIVER.pack(
-            self.handle, shard, generation, attempt, section.base_offset, section.append_time_us, first_row, rows
-        )
-        self._send_messages(FrameKind.DELIVER, head, section.body)
+        fields = (self.handle, shard, generation, attempt, base_offset, append_time_us, first_row, rows)
+        if agreed.compression is not None:
+            self._send_messages(FrameKind.DELIVER, DELIVER.pack(*fields), body)
+        else:
+            head = DELIVER_FRAME.pack(frame_bytes, FrameKind.DELIVER, 0, 0, 0, *fields)
+            self._connection.out.send(head, body)
 
     def pick(
         self, shard: int, generation: int, attempt: int, picked: SectionRead, ranges: list[tuple[int, int]]
@@ -145,7 +149,7 @@ class NativeConsumer:
         self._send(FrameKind.EVENT, self.handle, document.encode({"event": event, **details}))
         if event == "closed":
             self._is_closed = True
-            self._connection.consumers.pop(self.handle, None)
+            self._connection.unregister_consumer(self.handle)
 
     def _send(self, kind: FrameKind, number: int, body: bytes) -> None:
         if self._queued_frames is None:
@@ -159,13 +163,30 @@ class NativeConsumer:
         if self._subscription is not None and self._consumer is not None:
             self._subscription.give_credit(self._consumer, min(messages, limits.CREDIT_MAX))
 
+    @property
+    def connection(self) -> NativeConnection:
+        return self._connection
+
+    @property
+    def subscription(self) -> BrokerSubscription:
+        """The subscription that it has joined."""
+        assert self._subscription is not None
+        return self._subscription
+
+    @property
+    def shards(self) -> int:
+        """The number of shards that it may settle messages of."""
+        return len(self.subscription.deliveries)
+
+    def nack(self, shard: int, generation: int, delay_ms: int, ranges: list[tuple[int, int]]) -> None:
+        assert self._consumer is not None
+        self.subscription.delivery(shard).nack(ranges, generation, delay_ms, self._consumer.id)
+
     def settle(self, ranges: AckRanges, *, is_ack: bool) -> None:
-        subscription, consumer = self._subscription, self._consumer
-        assert subscription is not None
-        assert consumer is not None
+        subscription = self.subscription
         delivery = subscription.delivery(ranges.shard)
         if not is_ack:
-            delivery.nack(ranges.ranges, ranges.generation, ranges.extra, consumer.id)
+            self.nack(ranges.shard, ranges.generation, ranges.extra, ranges.ranges)
         elif not ranges.extra & CUMULATIVE:
             delivery.ack(ranges.ranges, ranges.generation)
         elif subscription.allows_cumulative_ack:

@@ -18,17 +18,24 @@ from icestream.rpc.frame import HEAD, encode_frame
 
 
 class Outbox:
-    def __init__(self, budget: SendBudget, on_room: Callable[[], None]) -> None:
-        """`on_room` is called when the outbox was full and has room again."""
+    def __init__(
+        self, budget: SendBudget, on_room: Callable[[], None], write_later: Callable[[Outbox], None] | None = None
+    ) -> None:
+        """`on_room` is called when the outbox was full and has room again.
+
+        `write_later` has the outbox written at the end of this loop tick; None: by a write of its own.
+        """
         self._budget = budget
         self._on_room = on_room
         self._loop = asyncio.get_running_loop()
+        self._write_later = write_later or (lambda outbox: self._loop.call_soon(outbox.write))
         self._transport: asyncio.Transport | None = None
         self.agreed: handshake.Agreement | None = None  # set after the handshake: limits and compression of the client
         self._pieces: list[bytes] = []
         self._bytes = 0  # of the pieces
         self._response_bytes = 0  # of responses that the socket may not have taken
         self._is_write_scheduled = False
+        self._was_full = False  # before the pieces were taken
         self._is_paused = False
         self.written = Notifier()  # notifies when the socket has taken the pieces
         self.can_write = asyncio.Event()  # set while the socket takes more bytes
@@ -47,16 +54,17 @@ class Outbox:
 
     # --- in ---
 
-    def send(self, *pieces: bytes) -> None:
-        """Schedules the pieces to be written at the end of this loop tick, together with all others."""
+    def send(self, head: bytes, body: bytes = b"") -> None:
+        """Schedules the bytes to be written at the end of this loop tick, together with all others."""
         if self._transport is None:
             return
-        for piece in pieces:
-            self._pieces.append(piece)
-            self._bytes += len(piece)
+        self._pieces.append(head)
+        if body:
+            self._pieces.append(body)
+        self._bytes += len(head) + len(body)
         if not self._is_write_scheduled:
             self._is_write_scheduled = True
-            self._loop.call_soon(self.write)
+            self._write_later(self)
 
     def send_frame(self, kind: int, number: int, body: bytes) -> None:
         """Sends a response, or another frame that is not a message."""
@@ -69,12 +77,22 @@ class Outbox:
     # --- out ---
 
     def write(self) -> None:
-        was_full, self._is_write_scheduled = self.is_full, False
-        pieces, self._pieces, self._bytes = self._pieces, [], 0
-        if self._transport is not None and not self._transport.is_closing():
+        """Writes the pieces now."""
+        pieces = self.take()
+        if pieces and self._transport is not None:
             self._transport.writelines(pieces)
+        self.taken()
+
+    def take(self) -> list[bytes]:
+        """Removes the pieces; the caller writes them and calls `taken`. Empty if they can be sent to nobody."""
+        self._was_full, self._is_write_scheduled = self.is_full, False
+        pieces, self._pieces, self._bytes = self._pieces, [], 0
+        return pieces if self._transport is not None and not self._transport.is_closing() else []
+
+    def taken(self) -> None:
+        """Called when the transport has the pieces."""
         if not self._is_paused:
-            self._on_written(was_full=was_full)
+            self._on_written(was_full=self._was_full)
 
     def pause(self) -> None:
         """Called by the transport when its buffer is full."""

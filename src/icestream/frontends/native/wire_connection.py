@@ -1,4 +1,5 @@
-"""A connection of the native wire, as its NativeConnection sees it: the methods of an asyncio transport, and producers.
+"""A connection of the native wire, as its NativeConnection sees it: the methods of an asyncio transport, and what it
+declares about its producers and consumers.
 
 The socket is paused while the connection asks for it (`pause_reading`) or a group with one of its batches waits for
 room in the log (`hold`); it is read again when neither is the case.
@@ -16,6 +17,8 @@ from icestream.rpc.frame import encode_frame
 
 if TYPE_CHECKING:
     from icestream.frontends.native.frame_wire import FrameWire
+    from icestream.frontends.native.native_consumer import NativeConsumer
+    from icestream.frontends.native.outbox import Outbox
 
 WRITE_BYTES_HIGH = 64 * 1024  # until the connection has a share, as asyncio has it
 
@@ -36,6 +39,8 @@ class WireConnection:
         self.on_full: Callable[[], None] = lambda: None
         self.on_drained: Callable[[], None] = lambda: None
         self._slots: dict[tuple[int, int], int] = {}  # (handle, shard) of its declared producers
+        # Slot and number of shards of its declared consumers, by handle.
+        self._consumers: dict[int, tuple[int, int]] = {}
 
     # --- the transport ---
 
@@ -69,7 +74,16 @@ class WireConnection:
 
     def writelines(self, pieces: Sequence[bytes]) -> None:
         queued_bytes = self._server.send(self.number, pieces)
-        if queued_bytes > self._high_bytes and not self._is_full:
+        if queued_bytes > self._high_bytes:
+            self.filled()
+
+    def write_later(self, outbox: Outbox) -> None:
+        """Writes the outbox at the end of this loop tick, in one call for all connections."""
+        self._wire.write_later(self.number, outbox)
+
+    def filled(self) -> None:
+        """Called when the queue has exceeded its bound."""
+        if not self._is_full:
             self._is_full = True
             self.on_full()
 
@@ -118,8 +132,25 @@ class WireConnection:
         """Waits until every batch of the connection that was taken in a group is answered."""
         await self._wire.settled.wait_while(lambda: self._server.pending_of(self.number) > 0)
 
+    # --- consuming ---
+
+    def declare_consumer(self, consumer: NativeConsumer) -> None:
+        """Takes the consumer's acks, nacks and credits in columns from now on."""
+        slot, shards = self._consumers.get(consumer.handle, (None, 0))
+        if shards != consumer.shards:  # also if the topic has more of them than before
+            slot = self._wire.declare_consumer(self, consumer, slot)
+            self._consumers[consumer.handle] = (slot, consumer.shards)
+
+    def forget_consumer(self, handle: int) -> None:
+        if (declared := self._consumers.pop(handle, None)) is not None:
+            self._server.forget_consumer(self.number, handle)
+            self._wire.forget_consumer(declared[0])
+
     def lost(self) -> None:
         self._is_closing = True
+        for consumer_slot, _ in self._consumers.values():
+            self._wire.forget_consumer(consumer_slot)
+        self._consumers.clear()
         for slot in self._slots.values():
             self._wire.forget(slot)
         self._slots.clear()
