@@ -59,6 +59,7 @@ class ServiceTokens:
         self._ring = ring
         self._clock = clock
         self._randomness = randomness
+        self._verifying: tuple[KeyRing | None, Mapping[str, VerificationKey]] = (None, {})
 
     def mint(self, account: Principal, generation: int, roles: Sequence[str], ttl_seconds: int) -> MintedToken:
         """A token of a user or service account. Raises InvalidInput, ConfigurationError without a signing key."""
@@ -94,12 +95,21 @@ class ServiceTokens:
 
         Whether its account still has that generation, and whether it was revoked, is not checked here.
         """
-        key = self._ring().find(token.key_id)
+        key = self._verification_keys().get(token.key_id)
         if key is None:
             raise InvalidToken("unknown key")
-        public_key = _private_key(key.seed).public_key()
-        verification_key = VerificationKey(key.key_id, ALGORITHM, public_key, ISSUER, ISSUER)
-        return _identity(verify_token(token, verification_key, self._clock.wall_us()), key.key_id)
+        return _identity(verify_token(token, key, self._clock.wall_us()), key.key_id)
+
+    def _verification_keys(self) -> Mapping[str, VerificationKey]:
+        """The public keys of the present ring, derived once for each ring."""
+        ring = self._ring()
+        if ring is not self._verifying[0]:
+            keys = (
+                VerificationKey(key.key_id, ALGORITHM, _private_key(key.seed).public_key(), ISSUER, ISSUER)
+                for key in ring.keys
+            )
+            self._verifying = (ring, {key.key_id: key for key in keys})
+        return self._verifying[1]
 
     def has_key(self, key_id: str) -> bool:
         """Whether tokens that this key signed are still valid."""

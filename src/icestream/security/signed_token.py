@@ -20,9 +20,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
 
 from icestream import limits
+
+if TYPE_CHECKING:
+    from jwt import PyJWS
 
 _COMPACT: Final = re.compile(r"[A-Za-z0-9_-]{2,}\.[A-Za-z0-9_-]{2,}\.[A-Za-z0-9_-]{2,}", re.ASCII)
 # Extensions that change what is signed or how it is read. A library that ignores one would verify something else.
@@ -85,12 +89,10 @@ def parse_token(token: str) -> UnverifiedToken:
 
 def verify_token(token: UnverifiedToken, key: VerificationKey, now_us: int) -> Mapping[str, object]:
     """Returns the claims of a token that the key verifies and that is valid now. Raises InvalidToken."""
-    # Late: loading it takes longer than the start of a broker without accounts may notice.
-    from jwt import PyJWS
     from jwt.exceptions import PyJWTError
 
     try:
-        verified = PyJWS().decode_complete(token.token, key.key, algorithms=[key.algorithm])
+        verified = _library().decode_complete(token.token, key.key, algorithms=[key.algorithm])
     except (PyJWTError, TypeError, ValueError) as error:
         raise InvalidToken("signature") from error
     claims = _parse_json(verified["payload"])
@@ -106,6 +108,14 @@ def verify_token(token: UnverifiedToken, key: VerificationKey, now_us: int) -> M
     if any(name in claims and _time(claims, name) - skew > now for name in ("nbf", "iat")):
         raise InvalidToken("not valid yet")
     return claims
+
+
+@cache
+def _library() -> PyJWS:
+    # Late: loading it takes longer than the start of a broker without accounts may notice.
+    from jwt import PyJWS
+
+    return PyJWS()
 
 
 def expiry_us(claims: Mapping[str, object]) -> int:
