@@ -1127,6 +1127,8 @@ SECURITY_REVOKED_SPARE_MS: Final = 3_600_000
 SECURITY_NOTE_BYTES_MAX: Final = 200
 # A token that outlives the people who issued it is a password without an owner.
 SECURITY_TOKEN_SECONDS_MAX: Final = 366 * 24 * 3600
+# A change of security waits so long for the other nodes before it names those that have not applied it.
+ACCESS_PENDING_SECONDS: Final = 1.0
 # Concurrent changes by several nodes: each attempt loses only to a change that was applied.
 SECURITY_ATTEMPTS_MAX: Final = 20
 

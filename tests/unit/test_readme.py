@@ -23,6 +23,7 @@ NOT_RUN = (
     "cluster ",  # needs several nodes: tests/process/test_cluster.py
     "topic takeover",  # the same
     "lake ",
+    "security ",  # switches security on: tests/process/test_security_commands.py
     "pipeline run",
     "pipeline status",
     "wal repair",

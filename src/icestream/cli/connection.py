@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from icestream import errors, limits
+from icestream.admin_api import session_api
 from icestream.admin_api.admin_call import AdminCall
 from icestream.admin_api.node_api import PLACES, PORTS
 from icestream.admin_api.topic_api import LIST_TOPICS, PAGE_TOPICS
 from icestream.cli.broker_location import NO_BROKER_HINT, BrokerLocation, Target, host_and_port, native_address
+from icestream.cli.login_profile import find_token
 from icestream.cli.suggestions import suggest_topic
-from icestream.rpc.link import open_link
+from icestream.rpc.link import Link, open_link
 
 if TYPE_CHECKING:
     from icestream.client.client import Client
@@ -183,8 +185,12 @@ def _unreachable_error(
 
 
 @contextlib.asynccontextmanager
-async def broker_calls(location: BrokerLocation) -> AsyncIterator[BrokerCalls]:
-    """A connection for calls, over the local socket if possible. Raises ConnectionLost if the broker is unreachable."""
+async def broker_calls(location: BrokerLocation, *, is_anonymous: bool = False) -> AsyncIterator[BrokerCalls]:
+    """A connection for calls, over the local socket if possible, with the token of the login at this broker.
+
+    `is_anonymous`: without it, for a command that needs no credential or brings its own. Raises ConnectionLost if the
+    broker is unreachable, Unauthenticated if the login has ended.
+    """
     async with contextlib.AsyncExitStack() as stack:
         if location.socket is not None:
             try:
@@ -194,11 +200,29 @@ async def broker_calls(location: BrokerLocation) -> AsyncIterator[BrokerCalls]:
                     raise _unreachable_error(location, error) from None
             else:
                 stack.callback(link.close)
-                yield BrokerCalls(link.call, location, "", is_local=True)
+                token = None if is_anonymous else find_token(location)
+                send = link.call if token is None else await _calls_as(link, token)
+                yield BrokerCalls(send, location, "", is_local=True)
                 return
         address = location.address or ""
         client = await _connect(stack, location, address)
         yield BrokerCalls(client.call, location, _host_of(address), is_local=False)
+
+
+async def _calls_as(link: Link, token: str) -> Callable[[str, Document], Awaitable[Document]]:
+    """The calls of a link, made with the rights of a token. Raises Unauthenticated."""
+    credential = session_api.SessionCredential(token=token)
+    request = session_api.OpenSession(credential=credential, listener="local")
+    try:
+        opened = await link.call(session_api.OPEN_SESSION.name, msgspec.to_builtins(request))
+    except errors.Unauthenticated as error:
+        hint = "log in again: icestream security login NAME"
+        raise errors.Unauthenticated(error.message, hint=hint) from None
+
+    async def send(method: str, arguments: Document) -> Document:
+        return await link.call(method, {**arguments, "session": opened["session"]})
+
+    return send
 
 
 def _host_of(address: str) -> str:
@@ -219,16 +243,20 @@ def require_local_socket(target: Target) -> Path:
     return location.socket
 
 
-def call_broker(target: Target, call: Callable[[BrokerCalls], Awaitable[Result]]) -> Result:
+def call_broker(
+    target: Target, call: Callable[[BrokerCalls], Awaitable[Result]], *, is_anonymous: bool = False
+) -> Result:
     """Connects to the command's broker, runs the call, disconnects, and returns the call's result."""
-    return call_broker_at(target.location, call)
+    return call_broker_at(target.location, call, is_anonymous=is_anonymous)
 
 
-def call_broker_at(location: BrokerLocation, call: Callable[[BrokerCalls], Awaitable[Result]]) -> Result:
+def call_broker_at(
+    location: BrokerLocation, call: Callable[[BrokerCalls], Awaitable[Result]], *, is_anonymous: bool = False
+) -> Result:
     """Like `call_broker`, for a location. An UnknownTopic error gets a suggestion."""
 
     async def run() -> Result:
-        async with broker_calls(location) as broker:
+        async with broker_calls(location, is_anonymous=is_anonymous) as broker:
             try:
                 return await call(broker)
             except errors.UnknownTopic as error:

@@ -46,6 +46,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "wal": "Inspect and repair the write-ahead log.",
         "metadata": "Inspect and repair the metadata log of a node.",
         "cluster": "Show, change and verify the nodes of a cluster.",
+        "security": "Accounts, tokens, roles, grants, and who may do what.",
         "pipeline": "Run the pipeline, show its status, install what it needs.",
     },
 }

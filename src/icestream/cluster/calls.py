@@ -38,6 +38,7 @@ from icestream.cluster.shared_warehouse import (
 from icestream.metadata import command as cmd
 from icestream.metadata.log_format import Promise
 from icestream.rpc import document
+from icestream.security import security_records
 
 if TYPE_CHECKING:
     from icestream.cluster.cluster_node import ClusterNode
@@ -133,6 +134,7 @@ class Calls:
             raise removed(node_id, self._host.identity.cluster_id)
         joining = decode_record(record)
         value = encode_record(joining)
+        self._check_knows_security(arguments)
         if arguments.get("rejoins"):
             await self._remove_predecessor(node_id, joining.name, arguments)
         # After the predecessor is removed: a rejoining node has its name.
@@ -145,6 +147,16 @@ class Calls:
         if node_id not in self._members():
             await node.change_members([(LEARNER, node_id)])
         return {}
+
+    def _check_knows_security(self, arguments: Document) -> None:
+        """Raises ConfigurationError for a node of a version that would serve everybody (hazard 112)."""
+        version = arguments.get("security")
+        is_known = isinstance(version, int) and version >= security_records.VERSION
+        if self._host.node.machine.get(security_records.ENABLED) is not None and not is_known:
+            raise errors.ConfigurationError(
+                "security is on in this cluster, and this version of Icestream does not know it",
+                hint="install the version of the other nodes",
+            )
 
     async def _remove_predecessor(self, successor: int, name: str, arguments: Document) -> None:
         """Removes the node that a rejoining node replaces (rejoin.py), by its id, or by its name if the id is lost."""

@@ -59,6 +59,7 @@ from icestream.observability.log import get_logger
 from icestream.runtime.clock import Clock
 from icestream.runtime.randomness import Randomness
 from icestream.runtime.tasks import Tasks
+from icestream.security import security_records
 
 _log = get_logger("cluster")
 
@@ -192,7 +193,11 @@ class ClusterNode:
         founder = eraftpb.decode_conf(self.identity.conf).voters
         info = NodeInfo(self.id, self.identity.cluster_id, founder[0] if founder else 0, self._options.record.name)
         info = msgspec.structs.replace(
-            info, address=self.address, remembered_term=remembered.term, remembered_index=remembered.last
+            info,
+            address=self.address,
+            remembered_term=remembered.term,
+            remembered_index=remembered.last,
+            security=security_records.VERSION,
         )
         if self.store is None:
             return info
@@ -434,7 +439,11 @@ class ClusterNode:
 
     async def _ask_to_join(self) -> None:
         """Sends one join request, to the leader if it is known."""
-        arguments: dict[str, object] = {"node": wire.id_text(self.id), "record": encode_record(self.record)}
+        arguments: dict[str, object] = {
+            "node": wire.id_text(self.id),
+            "record": encode_record(self.record),
+            "security": security_records.VERSION,
+        }
         if (predecessor := self._options.predecessor) is not None:
             arguments |= {"rejoins": True, "predecessor": predecessor.node}
         if self.node.leads or self.node.leader:

@@ -33,6 +33,7 @@ class NodeInfo(msgspec.Struct, frozen=True):
     snapshot_digest: str = ""
     remembered_term: int = 0  # what this node remembers of the caller (promises.py)
     remembered_index: int = 0
+    security: int = 0  # the version of the security records that the node knows; 0: none
 
 
 def to_document(info: NodeInfo) -> dict[str, Any]:

@@ -68,6 +68,15 @@ class ClusterCalls:
         page = self._cluster.node.machine.page(NODES, "", limits.METADATA_LIST_MAX)
         return {id_of_key(key): decode_record(entry.value) for key, entry in page}
 
+    async def member_infos(self) -> dict[str, NodeInfo | None]:
+        """The state of every member by its name, None for one that does not answer. Empty without a cluster."""
+        if self._cluster_node is None:
+            return {}
+        records, infos = self._records(), await self._infos()
+        return {
+            _name(records.get(node_id)) or f"{node_id:016x}": infos.get(node_id) for node_id in sorted(self._members())
+        }
+
     async def _infos(self) -> dict[int, NodeInfo]:
         """The state of every member that answers in time, by node id."""
         cluster = self._cluster

@@ -25,7 +25,7 @@ from icestream.lake.http import ConnectionSlots
 from icestream.lake.http_models import model_of
 from icestream.lake.operations import EmbeddedOperations, TopicTableOperations
 from icestream.lake.request_metrics import RequestMetrics
-from icestream.lake.routes import lake, namespaces, node, subscriptions, topics, verify
+from icestream.lake.routes import lake, namespaces, node, security, subscriptions, topics, verify
 from icestream.observability import metrics
 from icestream.observability.exposition import exposition
 from icestream.observability.health import Check, connections_check, failure
@@ -83,6 +83,7 @@ def build_app(
         node.router,
         lake.router,
         verify.router,
+        security.router,
     )
     for router in routers:
         app.include_router(router, dependencies=[Depends(check_token)])

@@ -153,29 +153,36 @@ class KeyRingReader:
     """The present ring of a node, unwrapped once for each change of the stored bytes."""
 
     def __init__(self, wrapped: Callable[[], bytes], wrapping_key: Callable[[], WrappingKey | None]) -> None:
-        """`wrapped`: the stored bytes, empty before there are any. `wrapping_key` is read when it is needed first."""
+        """`wrapped`: the stored bytes, empty before there are any. `wrapping_key` is read for each change of them, and
+        again while they cannot be unwrapped: the file may be copied to this node later, or replaced by a recovery."""
         self._wrapped = wrapped
         self._read_wrapping_key = wrapping_key
-        self._wrapping_key: WrappingKey | None = None
         self._unwrapped: tuple[bytes, KeyRing] = (b"", KeyRing())
+        self._unreadable = b""  # the bytes of which was logged that they cannot be unwrapped
 
     def __call__(self) -> KeyRing:
         """The ring; an empty one before there are keys, and on a node that cannot unwrap them, which is logged."""
         wrapped = self._wrapped()
         if wrapped != self._unwrapped[0]:
-            self._unwrapped = (wrapped, self._unwrap(wrapped))
+            ring = self._unwrap(wrapped)
+            if ring is None:
+                return KeyRing()
+            self._unwrapped = (wrapped, ring)
         return self._unwrapped[1]
 
-    def _unwrap(self, wrapped: bytes) -> KeyRing:
+    def _unwrap(self, wrapped: bytes) -> KeyRing | None:
+        """The ring; None if this node cannot unwrap it now."""
         try:
-            self._wrapping_key = self._wrapping_key or self._read_wrapping_key()
-            if self._wrapping_key is not None:
-                return KeyRing.decode(wrapped, self._wrapping_key)
+            wrapping_key = self._read_wrapping_key()
+            if wrapping_key is not None:
+                return KeyRing.decode(wrapped, wrapping_key)
             reason = f"the data directory has no {_WRAPPING_KEY_FILE}"
         except (errors.MetadataDamaged, errors.ConfigurationError) as error:
             reason = str(error)
-        _log.error("no token of this cluster can be verified: the signing keys cannot be read", reason=reason)
-        return KeyRing()
+        if wrapped != self._unreadable:
+            self._unreadable = wrapped
+            _log.error("no token of this cluster can be verified: the signing keys cannot be read", reason=reason)
+        return None
 
 
 def read_wrapping_key(data_dir: Path) -> WrappingKey | None:

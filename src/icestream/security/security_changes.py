@@ -292,7 +292,7 @@ def plan_token_revocation(state: SecurityState, token_id: str, now_ms: int) -> O
     record = state.tokens.get(token_id)
     if record is None:
         raise errors.UnknownAccount(
-            f"there is no token {token_id[:100]!r}",
+            "there is no token of this id",  # not quoted: it may be a token itself
             hint="`icestream security tokens list` shows the ids; an expired token is not listed",
         )
     revoked = records.RevokedRecord(now_ms, record.expires_ms)

@@ -38,6 +38,7 @@ from icestream.security.principal import Principal
 from icestream.security.resource import Pattern, ResourceKind, is_plain
 
 SECURITY: Final = "/security/"
+VERSION: Final = 1  # of these records: a node that knows no version would serve everybody
 ENABLED: Final = "/security/enabled"
 CHANGES: Final = "/security/changes"
 KEY_RING: Final = "/security/keys"
@@ -54,7 +55,7 @@ class SwitchRecord(msgspec.Struct, frozen=True):
     """Security is on, since when and by which version of these records."""
 
     enabled_ms: int
-    version: int = 1
+    version: int = VERSION
 
 
 class ChangesRecord(msgspec.Struct, frozen=True):

@@ -512,6 +512,11 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     # --- sessions ---
 
+    @property
+    def socket(self) -> Any:
+        """The socket of an asyncio transport, for its options; None on the native wire."""
+        return None if self._transport is None else self._transport.get_extra_info("socket")
+
     def _caller(self, arguments: dict[str, Any]) -> Caller:
         """Who makes a call: the client of this connection, or the one whose session the arguments name.
 

@@ -35,6 +35,7 @@ from icestream.internal_api.implementation import local_call_table
 from icestream.internal_api.metadata_calls import MetadataCalls
 from icestream.internal_api.pipeline_calls import PipelineCalls
 from icestream.internal_api.scan_calls import ScanCalls
+from icestream.internal_api.security_calls import SecurityCalls
 from icestream.internal_api.session_calls import SessionCalls
 from icestream.metadata.node_store import NodeStore
 from icestream.metadata.store import MetadataStore
@@ -59,6 +60,7 @@ from icestream.runtime.open_files import connections_allowed
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import Tasks
 from icestream.security.access_control import AccessControl
+from icestream.security.key_ring_changes import KeyRingChanges
 from icestream.settings import Origin, Settings
 
 if TYPE_CHECKING:
@@ -222,10 +224,23 @@ class NodeServices:
 
     async def _listen_locally(self, node: BrokerNode, online: OnlineSettings) -> None:
         self._settings.data_dir.mkdir(parents=True, exist_ok=True)
+        cluster_calls = ClusterCalls(node.cluster, self._clock)
         call_table = local_call_table(
             AdminCalls(node.broker, node.log, online, self._clock, self.checks, self.places),
             PipelineCalls(node.ingest, online, f"{node.cluster.id:016x}" if node.cluster is not None else ""),
-            ClusterCalls(node.cluster, self._clock),
+            cluster_calls,
+            SecurityCalls(
+                node.security,
+                node.access_control,
+                self._clock,
+                self._settings.data_dir,
+                node.passwords,
+                node.service_tokens,
+                KeyRingChanges(self._settings.data_dir, self._clock, SystemRandomness()),
+                node.audit,
+                cluster_calls,
+                self._settings.security.login_token_ttl_ms // 1_000,
+            ),
             FenceCalls(node.fence),
             SessionCalls(node.access_control),
             MetadataCalls(node.store),
