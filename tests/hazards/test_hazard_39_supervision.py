@@ -6,6 +6,7 @@ and each of them alone, on real processes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from icestream.processes.child_settings import child_command, child_environment
+from icestream.processes.child_settings import child_command, child_line
 from icestream.settings import load
 from tests.support.lake_run import LakeRun, children_of, is_running, until
 from tests.support.pipeline_process import PipelineRun
@@ -34,9 +35,17 @@ time.sleep(1000)
 """
 
 
-def lake_environment(folder: Path) -> dict[str, str]:
-    settings = load(flags=[f"data_dir={folder}", "ports.lake=0", "log.level=error"]).settings
-    return {**os.environ, **child_environment(settings)}
+def lake_line(folder: Path) -> bytes:
+    return child_line(load(flags=[f"data_dir={folder}", "ports.lake=0", "log.level=error"]).settings)
+
+
+def start_lake(folder: Path, command: list[str]) -> subprocess.Popen[bytes]:
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        child.stdin.write(lake_line(folder))
+        child.stdin.flush()
+    return child
 
 
 def lake_command(parent: str | None = None) -> list[str]:
@@ -99,16 +108,14 @@ def test_hazard_39_kill_9_while_the_child_still_starts(tmp_path: Path, after_sec
 
 def test_hazard_39_a_child_whose_parent_died_before_it_registered_does_not_start(tmp_path: Path) -> None:
     command = lake_command(parent="1")  # as if it had been handed over to the first process of the machine
-    environment = lake_environment(tmp_path)
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as child:
+    with start_lake(tmp_path, command) as child:
         assert child.stdout is not None
         assert child.stdout.read() == b""
         assert child.wait(GONE_SECONDS) == 0
 
 
 def test_hazard_39_the_end_of_stdin_alone_ends_it_in_order(tmp_path: Path) -> None:
-    environment = lake_environment(tmp_path)
-    with subprocess.Popen(lake_command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as child:
+    with start_lake(tmp_path, lake_command()) as child:
         assert child.stdout is not None
         assert child.stdin is not None
         assert json.loads(child.stdout.readline())["port"] > 0
@@ -124,9 +131,9 @@ def test_hazard_39_the_kernel_alone_ends_it(tmp_path: Path) -> None:
             [sys.executable, "-c", PARENT, *lake_command("PARENT")],
             stdin=reading,
             stdout=subprocess.PIPE,
-            env=lake_environment(tmp_path),
             text=True,
         )
+        os.write(writing, lake_line(tmp_path))
         with parent:
             assert parent.stdout is not None
             child = int(parent.stdout.readline())
@@ -146,7 +153,6 @@ def test_hazard_39_a_child_without_a_parent_pipe_does_not_start(tmp_path: Path) 
         capture_output=True,
         timeout=30,
         check=False,
-        env=lake_environment(tmp_path),
     )
     refusal = json.loads(done.stdout)  # the one line that the parent reads
     assert (done.returncode, [*refusal]) == (3, ["refused"])

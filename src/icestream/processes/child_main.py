@@ -3,7 +3,7 @@ serve` and `icestream pipeline run` instead.
 
     1  ties its life to its parent's, before it imports anything that takes time (hazard 39)
     2  gives way to the broker: a lower priority than its parent
-    3  reads its settings from the environment (child_settings.py)
+    3  reads its settings from its stdin (child_settings.py)
     4  runs the root of its process until its parent closes its stdin, or a signal
 
 It does not load the command line, which takes half of the start time. It reports to its parent by lines of JSON on
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -46,10 +45,14 @@ def _run(name: str) -> int:
 
     from icestream import error_codes, errors
     from icestream.observability.log import get_logger, set_up_logging
-    from icestream.processes.child_settings import pop_child_settings
+    from icestream.processes.child_settings import read_child_settings
     from icestream.runtime.loop import loop_factory
 
-    child = pop_child_settings(os.environ)
+    try:
+        child = read_child_settings()
+    except errors.ConfigurationError as error:
+        _report(refused=str(error))
+        return error_codes.exit_code(error)
     set_up_logging(child.settings.log.level, child.settings.log.format)
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:

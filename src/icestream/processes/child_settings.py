@@ -1,10 +1,12 @@
 """How a broker starts its child processes, and how their settings reach them.
 
     command        python -P -m icestream.processes.child_main lake|pipeline --parent PID
-    environment    _ICESTREAM_CHILD: JSON, the settings tree and the node token
+    environment    a listed part of the broker's (runtime/child_variables.py)
+    stdin          a pipe. The first line is JSON: the settings tree, the node token and the secret of the child's role.
+                   Nothing follows; its end asks the child to stop (runtime/parent_pipe.py)
 
-Settings contain secrets. Only the child's own account can read its environment, every account can read its command
-line. The child removes the variable when it has read it: processes that it starts must not get it.
+Settings contain secrets. Every account can read a command line, and every process of this account an environment, also
+that of the processes which a child starts: a pipe is read once, by the child (hazard 122).
 
 Imports neither the lake process nor the pipeline, because the broker imports this module.
 """
@@ -14,20 +16,22 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
+from icestream import errors, limits
 from icestream.runtime.instance import NODE_TOKEN_HEADER
 from icestream.settings import Settings
 from icestream.settings.child_document import as_document
 
-VARIABLE: Final = "_ICESTREAM_CHILD"
 ChildName = Literal["lake", "pipeline"]
+STDIN: Final = 0
 
 
 class ChildSettings(NamedTuple):
     settings: Settings
     node_token: str = ""
+    role_secret: str = ""
 
 
 def child_command(name: ChildName) -> Sequence[str]:
@@ -36,21 +40,29 @@ def child_command(name: ChildName) -> Sequence[str]:
     return [sys.executable, "-P", "-m", "icestream.processes.child_main", name, "--parent", str(os.getpid())]
 
 
-def child_environment(settings: Settings, node_token: str = "") -> Mapping[str, str]:
-    """The variables that a broker adds to its own environment for a child.
+def child_line(settings: Settings, node_token: str = "", role_secret: str = "") -> bytes:
+    """The first line on the stdin of a child.
 
     `node_token`: shared by the children of this broker; the lake process serves requests that carry it even when all
-    its connections are busy (lake/http.py).
+    its connections are busy (lake/http.py). `role_secret`: security/role_secrets.py.
     """
     document = as_document(settings)
     document["data_dir"] = str(settings.data_dir.absolute())
     if settings.catalog_embedded and node_token:
         catalog = document["storage"]["iceberg_config"]["catalog"]
         catalog["headers"] = [*catalog.get("headers", ()), f"{NODE_TOKEN_HEADER}: {node_token}"]
-    return {VARIABLE: json.dumps({"settings": document, "node_token": node_token})}
+    line = {"settings": document, "node_token": node_token, "role_secret": role_secret}
+    return json.dumps(line).encode() + b"\n"
 
 
-def pop_child_settings(environment: MutableMapping[str, str]) -> ChildSettings:
-    """Reads what the broker passed to this child and removes it from the environment."""
-    document = json.loads(environment.pop(VARIABLE, "{}"))
-    return ChildSettings(Settings.model_validate(document.get("settings", {})), document.get("node_token", ""))
+def read_child_settings(descriptor: int = STDIN) -> ChildSettings:
+    """Reads what the broker wrote for this child. Raises ConfigurationError without it."""
+    line = bytearray()
+    while not line.endswith(b"\n"):  # nothing follows the line, so no read takes more
+        piece = os.read(descriptor, limits.SOCKET_READ_BYTES_MIN)
+        if not piece or len(line) > limits.SETTINGS_FILE_BYTES_MAX:
+            raise errors.ConfigurationError("a child process needs a pipe as its stdin", hint="icestream lake serve")
+        line += piece
+    document = json.loads(line)
+    settings = Settings.model_validate(document["settings"])
+    return ChildSettings(settings, document["node_token"], document["role_secret"])

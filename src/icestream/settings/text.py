@@ -112,6 +112,9 @@ NAME: Final = Text(
     lambda text: _NAME.fullmatch(text) is not None,
 )
 NAMESPACE: Final = Text("a namespace: names separated by dots or slashes", _is_namespace)
+VARIABLE: Final = Text(
+    "the name of an environment variable", lambda text: re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,127}", text) is not None
+)
 HOST: Final = Text("an IP address or a host name", _is_host)
 ADDRESS: Final = Text("an address `host:port`", lambda text: split_address(text) is not None)
 HTTP_URI: Final = Text(

@@ -52,6 +52,12 @@ class NodeSection(Section):
         "request whose Host is another name is refused: a web page could make its own name resolve to this machine. "
         "`advertised_host`, the name of this machine and addresses need not be listed.",
     )
+    child_variables: tuple[Annotated[str, text.VARIABLE], ...] = Field(
+        default=(),
+        description="Names of environment variables that the lake process and the pipeline get beside the usual ones "
+        "(those of the system, Python, Java, Spark, Hadoop, object stores, proxies). All others stay with the broker: "
+        "they may hold secrets.",
+    )
     allow_insecure_bind: StrictBool = Field(
         default=False,
         description="Allow a `bind_host` that other machines can reach without TLS and accounts: every client that "

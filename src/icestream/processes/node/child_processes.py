@@ -20,7 +20,7 @@ import asyncio
 import contextlib
 import os
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
@@ -28,6 +28,7 @@ from icestream import limits
 from icestream.observability.health import Check
 from icestream.observability.log import get_logger
 from icestream.rpc.backoff import backoff_seconds
+from icestream.runtime.child_variables import child_variables
 from icestream.runtime.clock import Clock
 from icestream.runtime.connection_room import RoomState
 
@@ -56,16 +57,18 @@ class ChildProcess:
         name: str,
         command: Sequence[str],
         clock: Clock,
-        environment: Callable[[], Mapping[str, str]] = dict,
+        first_line: Callable[[], bytes] = bytes,
         missing_message: str = "",
         *,
         is_refusal_critical: bool = False,
+        variables: Collection[str] = (),
     ) -> None:
-        """`environment` is called at each start; its variables are added to those of the broker. `missing_message` is
-        the log message if the child cannot run here. `is_refusal_critical`: while the child refuses its configuration,
-        the node is not ready."""
+        """`first_line` is called at each start, and written to the stdin of the child: its settings. `missing_message`
+        is the log message if the child cannot run here. `is_refusal_critical`: while the child refuses its
+        configuration, the node is not ready. `variables`: that it gets beside the listed ones."""
         self.name = name
-        self._environment = environment
+        self._first_line = first_line
+        self._variables = variables
         self._missing_message = missing_message
         self._missing = ""
         self._refused = ""
@@ -129,8 +132,10 @@ class ChildProcess:
                     stdin=PIPE,
                     stdout=PIPE,
                     start_new_session=True,
-                    env={**os.environ, **self._environment()},
+                    env=child_variables(os.environ, self._variables),
                 )
+                assert process.stdin is not None
+                process.stdin.write(self._first_line())
         except OSError as error:
             return f"cannot be started: {error}"
         try:

@@ -44,7 +44,7 @@ from icestream.observability.health import Check, failure
 from icestream.observability.http_listener import HttpListener, Response
 from icestream.observability.http_request import Request
 from icestream.observability.log import get_logger
-from icestream.processes.child_settings import child_command, child_environment
+from icestream.processes.child_settings import child_command, child_line
 from icestream.processes.node import node_health
 from icestream.processes.node.certificates import NodeCertificates
 from icestream.processes.node.child_processes import ChildProcess
@@ -61,6 +61,7 @@ from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import Tasks
 from icestream.security.access_control import AccessControl
 from icestream.security.key_ring_changes import KeyRingChanges
+from icestream.security.role_secrets import RoleSecrets
 from icestream.settings import Origin, Settings
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class NodeServices:
         self._node: BrokerNode | None = None
         self.instance = new_instance(SystemRandomness())
         self._node_token = SystemRandomness().token(32).hex()  # authenticates our pipeline to our lake process
+        self.role_secrets = RoleSecrets(SystemRandomness())
         self.certificates = NodeCertificates(settings)
         self.front_ends = [front_end(settings, self) for front_end in FRONT_ENDS]
         self.online: OnlineSettings | None = None
@@ -264,8 +266,9 @@ class NodeServices:
                 "lake",
                 child_command("lake"),
                 self._clock,
-                lambda: child_environment(settings, self._node_token),
+                lambda: child_line(settings, self._node_token, self.role_secrets.role_secret("lake")),
                 is_refusal_critical=True,
+                variables=settings.node.child_variables,
             )
             self.lake_probe = LakeProbe(
                 self.lake, settings.node.bind_host, self.instance, self._clock, tls=self.tls("lake")
@@ -278,8 +281,9 @@ class NodeServices:
                 "pipeline",
                 child_command("pipeline"),
                 self._clock,
-                lambda: child_environment(settings, self._node_token),
+                lambda: child_line(settings, self._node_token, self.role_secrets.role_secret("pipeline")),
                 "the pipeline cannot run here: messages stay in the log and are not written to tables",
+                variables=settings.node.child_variables,
             )
             self._tasks.start(self.pipeline.run(), "pipeline")
 
