@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 from icestream.cluster.cluster_node import ClusterNode, ClusterOptions
@@ -15,12 +16,17 @@ from icestream.runtime.randomness import SystemRandomness
 from tests.support.free_ports import free_ports
 
 SECONDS = 30.0
+Certified = tuple[str, Callable[[str], PeerTls]]
 
 
 class ClusterNodes:
-    def __init__(self, folder: Path, count: int, tls: PeerTls | None = None) -> None:
+    def __init__(
+        self, folder: Path, count: int, tls: PeerTls | None = None, certified: Certified | None = None
+    ) -> None:
+        """`certified`: the name of the cluster in certificates, and the certificate of each node."""
         self.folder = folder
         self._tls = tls
+        self._certified = certified
         self.ports = free_ports(count)
         self.seeds = tuple(f"127.0.0.1:{port}" for port in self.ports)
         self.nodes: dict[int, ClusterNode] = {}
@@ -35,6 +41,8 @@ class ClusterNodes:
     ) -> ClusterNode:
         """Returns when the node is of a cluster."""
         clock = SystemClock()
+        name = f"node-{self.ports[number]}"
+        tls = self._tls if self._certified is None else self._certified[1](name)
         opened = await open_directory(self.folder / str(number), clock, MetadataOptions())
         options = ClusterOptions(
             port=self.ports[number],
@@ -42,9 +50,10 @@ class ClusterNodes:
             seeds=() if join else (self.seeds if seeds is None else seeds),
             join=join,
             predecessor=predecessor,
-            record=NodeRecord(f"node-{self.ports[number]}", ""),
-            server_context=None if self._tls is None else self._tls.server_context(),
-            client_context=None if self._tls is None else self._tls.client_context(),
+            record=NodeRecord(name, ""),
+            server_context=None if tls is None else tls.server_context(),
+            client_context=None if tls is None else tls.client_context(),
+            certified_cluster="" if self._certified is None else self._certified[0],
         )
         node = await ClusterNode.start(opened, options, clock, SystemRandomness())
         self.nodes[number] = node

@@ -286,6 +286,10 @@ def certificates(
         list[str] | None,
         typer.Option("--host", metavar="HOST", help="Name or address that other nodes dial; default: loopback."),
     ] = None,
+    cluster: Annotated[
+        str,
+        typer.Option(metavar="CLUSTER", help="The certificate is for the node --name of this cluster, and no other."),
+    ] = "",
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
     """Create a certificate for nodes, for development, signed by an authority that is created once in the directory.
@@ -294,7 +298,7 @@ def certificates(
     """
     from icestream.cluster.development_authority import LOOPBACK, make_certificate
 
-    files = make_certificate(directory, name, tuple(host or LOOPBACK), datetime.now(UTC))
+    files = make_certificate(directory, name, tuple(host or LOOPBACK), datetime.now(UTC), cluster)
     Output(output).record(
         {
             "meta_store.tls_certificate": str(files.certificate),

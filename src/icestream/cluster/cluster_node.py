@@ -56,6 +56,7 @@ from icestream.metadata.raft_core import RaftCore
 from icestream.metadata.snapshot_file import snapshot_digest
 from icestream.metadata.ticker import Ticker
 from icestream.observability.log import get_logger
+from icestream.rpc.document import Document
 from icestream.runtime.clock import Clock
 from icestream.runtime.randomness import Randomness
 from icestream.runtime.tasks import Tasks
@@ -77,6 +78,7 @@ class ClusterOptions:
     record: NodeRecord = field(default_factory=lambda: NodeRecord("", ""))
     server_context: ssl.SSLContext | None = None
     client_context: ssl.SSLContext | None = None
+    certified_cluster: str = ""  # the cluster that certificates must name (tls.py); empty: they need not
 
 
 class ClusterNode:
@@ -91,9 +93,16 @@ class ClusterNode:
         self._randomness = randomness
         self.id = node_id
         self.store: NodeStore | None = None
-        self.peers = Peers(clock, self._hello, self._known_address, options.client_context)
+        self.peers = Peers(
+            clock,
+            self._hello,
+            self._known_address,
+            options.client_context,
+            options.certified_cluster,
+            self._check_certified_name,
+        )
         self.peers.on_unreachable = self._unreachable
-        self.listener = PeerListener(self, options.server_context)
+        self.listener = PeerListener(self, options.server_context, certified_cluster=options.certified_cluster)
         self.calls: dict[str, Call] = Calls(self).table
         self.open_calls = frozenset({"GetNodeInfo", "Invite"})
         self.ticker: Ticker | None = None
@@ -235,6 +244,38 @@ class ClusterNode:
         if hello.cluster == own:
             self.peers.learn(hello.node, hello.address)
         return PeerWelcome(own, self.id, self.info().founder, self.address)
+
+    @property
+    def is_certified(self) -> bool:
+        """Whether other nodes prove by certificates which node they are: accounts need that (hazard 105)."""
+        return self._options.server_context is not None and bool(self._options.certified_cluster)
+
+    def check_certificate(self, hello: PeerHello, name: str) -> None:
+        self._check_certified_name(hello.node, name)
+
+    def _check_certified_name(self, node_id: int, name: str) -> None:
+        recorded_name = self._recorded_name(node_id)
+        if recorded_name and recorded_name != name:
+            raise errors.ForeignCluster(
+                "the certificate is that of another node", hint="each node has a certificate of its own, for its name"
+            )
+
+    def check_join(self, hello: PeerHello, name: str, arguments: Document) -> None:
+        """A node joins under the name of its certificate; members pass on what others asked of them."""
+        record = arguments.get("record")
+        if wire.id_of(arguments, "node") == hello.node:
+            is_allowed = isinstance(record, bytes) and decode_record(record).name == name
+        else:
+            is_allowed = self._recorded_name(hello.node) == name
+        if not is_allowed:
+            raise errors.ForeignCluster(
+                "a node can only join under the name of its certificate", hint="set node.name to that name"
+            )
+
+    def _recorded_name(self, node_id: int) -> str:
+        """The name in the cluster's record of a node; empty if there is none."""
+        entry = self.node.machine.get(node_key(node_id)) if self.store is not None else None
+        return decode_record(entry.value).name if entry is not None else ""
 
     def _is_removed(self, hello: PeerHello) -> bool:
         """True if this node has applied both the removal record of that node and the change of members."""

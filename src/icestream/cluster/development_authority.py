@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from icestream import errors
-from icestream.cluster.tls import PeerTls
+from icestream.cluster.tls import NODE_URI, PeerTls
 
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 VALID: Final = timedelta(days=365)
@@ -29,8 +29,10 @@ BEFORE: Final = timedelta(hours=1)  # valid from an hour ago: clocks of nodes di
 AUTHORITY: Final = "Icestream development authority"
 
 
-def make_certificate(folder: Path, name: str, hosts: tuple[str, ...], now: datetime) -> PeerTls:
+def make_certificate(folder: Path, name: str, hosts: tuple[str, ...], now: datetime, cluster: str = "") -> PeerTls:
     """Creates a certificate for these hosts, and the authority if there is none. Existing files stay.
+
+    `cluster`: the certificate is for the node `name` of it, and no other (tls.py); empty: for any node.
 
     Raises InvalidInput for an invalid or existing name, ConfigurationError if the authority cannot sign.
     """
@@ -44,8 +46,11 @@ def make_certificate(folder: Path, name: str, hosts: tuple[str, ...], now: datet
     folder.mkdir(parents=True, exist_ok=True)
     authority, authority_key = _authority(folder, now)
     key = _new_key()
+    names = list(map(_host, hosts))
+    if cluster:
+        names.append(x509.UniformResourceIdentifier(NODE_URI.format(cluster=cluster, node=name)))
     builder = _builder(_name(name), authority.subject, key, now, is_authority=False)
-    builder = builder.add_extension(x509.SubjectAlternativeName(list(map(_host, hosts))), critical=False)
+    builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     _write(files.key, files.certificate, key, builder.sign(authority_key, SHA256()))
     return files
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol, cast
 
 from icestream import errors, limits
 from icestream.cluster import wire
+from icestream.cluster.tls import certified_name
 from icestream.cluster.wire import PeerFrame, PeerHello, PeerWelcome
 from icestream.observability.log import get_logger
 from icestream.rpc import document
@@ -53,6 +54,12 @@ class Host(Protocol):
     def greet(self, hello: PeerHello) -> PeerWelcome:
         """Answers a greeting. Raises the reason for which the node is refused."""
 
+    def check_certificate(self, hello: PeerHello, name: str) -> None:
+        """Raises ForeignCluster if a certificate for the node `name` may not speak for the greeting node."""
+
+    def check_join(self, hello: PeerHello, name: str, arguments: Document) -> None:
+        """Raises ForeignCluster if a certificate for the node `name` may not make this call of Join."""
+
     def is_member(self, hello: PeerHello) -> bool:
         """Whether messages of the greeting node are accepted: it belongs to the same cluster."""
 
@@ -72,11 +79,17 @@ class PeerListener:
     """The Raft port of one node, and its connections."""
 
     def __init__(
-        self, host: Host, context: ssl.SSLContext | None = None, connections_max: int = limits.PEER_CONNECTIONS_MAX
+        self,
+        host: Host,
+        context: ssl.SSLContext | None = None,
+        connections_max: int = limits.PEER_CONNECTIONS_MAX,
+        certified_cluster: str = "",
     ) -> None:
+        """`certified_cluster`: the cluster that certificates of other nodes must name (tls.py); empty: none."""
         self.host = host
         self.places: ConnectionRoom[PeerConnection] = ConnectionRoom("raft", connections_max)
         self._context = context
+        self.certified_cluster = certified_cluster
         self._server: asyncio.Server | None = None
         self.connections: set[PeerConnection] = set()
         self.port = 0
@@ -126,6 +139,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._stream = FrameStream(limits.PEER_FRAME_BYTES_MAX, wire.FIRST)
         self._transport: asyncio.Transport | None = None
         self.hello: PeerHello | None = None
+        self._certified_name = ""  # the node that its certificate names; empty: certificates need not name one
         self._tasks: set[asyncio.Task[None]] = set()
         self._chunks: asyncio.Queue[Frame] | None = None
         self._is_parting = False
@@ -140,6 +154,13 @@ class PeerConnection(asyncio.BufferedProtocol):
             admission.evicted.abort()
         if self._listener.is_closed or not admission.is_admitted:
             transport.close()
+        if self._listener.certified_cluster:
+            try:
+                self._certified_name = certified_name(transport, self._listener.certified_cluster)
+            except errors.ForeignCluster as error:
+                _log.warning("closed a connection at the Raft port", error=str(error))
+                self.abort()
+                return
         asyncio.get_running_loop().call_later(limits.PEER_OPEN_SECONDS_MAX, self._abort_without_hello)
 
     def _abort_without_hello(self) -> None:
@@ -196,6 +217,8 @@ class PeerConnection(asyncio.BufferedProtocol):
         """Handles a frame that is not a Raft message."""
         if frame.kind == PeerFrame.HELLO:
             hello = wire.decode_hello(frame.body)
+            if self._certified_name:
+                self._host.check_certificate(hello, self._certified_name)  # before anything is told
             welcome = self._host.greet(hello)
             self.hello = hello
             self._listener.places.move(self, Standing.BUSY if self._host.is_member(hello) else Standing.IDLE)
@@ -247,6 +270,8 @@ class PeerConnection(asyncio.BufferedProtocol):
                 raise errors.InvalidInput(f"unknown call {method[:40]!r} between nodes")
             if method not in self._host.open_calls:
                 self._check_member()
+            if method == "Join" and self._certified_name and self.hello is not None:
+                self._host.check_join(self.hello, self._certified_name, arguments)
             self._send(PeerFrame.RESULT, frame.number, document.encode(await call(arguments)))
         except errors.IcestreamError as error:
             _log.debug("refused a call of another node", rpc=method, error=str(error))

@@ -14,6 +14,7 @@ import ssl
 
 from icestream import errors, limits
 from icestream.cluster import wire
+from icestream.cluster.tls import certified_name
 from icestream.cluster.wire import PeerFrame, PeerHello, PeerWelcome
 from icestream.rpc import document
 from icestream.rpc.dialled_connection import DialledConnection
@@ -23,8 +24,13 @@ from icestream.rpc.stream import FrameStream
 from icestream.runtime.keep_alive import keep_alive
 
 
-async def dial(address: str, hello: PeerHello, context: ssl.SSLContext | None = None) -> PeerLink:
-    """Opens a link to the node at `address`. Raises ConnectionLost if no node answers, or the other node's refusal."""
+async def dial(
+    address: str, hello: PeerHello, context: ssl.SSLContext | None = None, certified_cluster: str = ""
+) -> PeerLink:
+    """Opens a link to the node at `address`. `certified_cluster`: the cluster that its certificate must name (tls.py).
+
+    Raises ConnectionLost if no node answers, ForeignCluster for another certificate, or the other node's refusal.
+    """
     link = PeerLink(hello)
     loop = asyncio.get_running_loop()
     try:
@@ -33,6 +39,11 @@ async def dial(address: str, hello: PeerHello, context: ssl.SSLContext | None = 
             name = host if context is not None else None
             await loop.create_connection(lambda: link, host, port, ssl=context, server_hostname=name)
             await link.opened
+            if certified_cluster and link._transport is not None:
+                link.certified_name = certified_name(link._transport, certified_cluster)
+    except errors.ForeignCluster:
+        link.close()
+        raise
     except (TimeoutError, OSError) as error:
         link.close()
         timeout = f"no answer within {limits.PEER_OPEN_SECONDS_MAX:g} s"
@@ -50,6 +61,7 @@ class PeerLink(DialledConnection):
         self._can_write = asyncio.Event()
         self._can_write.set()
         self.lost = asyncio.Event()
+        self.certified_name = ""  # the node that the other side's certificate names
 
     @property
     def welcome(self) -> PeerWelcome:

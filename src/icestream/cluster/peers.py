@@ -88,12 +88,17 @@ class Peers:
         hello: Callable[[int], PeerHello],
         address_of: Callable[[int], str],
         context: ssl.SSLContext | None = None,
+        certified_cluster: str = "",
+        check_certificate: Callable[[int, str], None] = lambda _node, _name: None,
     ) -> None:
-        """`hello`: the greeting to a node; `address_of`: its address in the cluster's records, empty if unknown."""
+        """`hello`: the greeting to a node; `address_of`: its address in the cluster's records, empty if unknown.
+        `check_certificate`: raises if a certificate for a node's name may not speak for a node id."""
         self.clock = clock
         self._hello = hello
         self._address_of = address_of
         self._context = context
+        self._certified_cluster = certified_cluster
+        self._check_certificate = check_certificate
         self._tasks = Tasks(self._task_failed)
         self._running: dict[int, tuple[Peer, asyncio.Task[None]]] = {}
         self._learned: dict[int, str] = {}
@@ -143,15 +148,25 @@ class Peers:
         if not address:
             raise errors.NotReady(f"the address of node {id_text(node_id)} is unknown")
         hello = self._hello(node_id)
-        link = await dial(address, hello, self._context)
+        link = await self._dial(address, hello)
         if link.welcome.cluster != hello.cluster:
             link.close()
             raise errors.NotReady(f"node {id_text(node_id)} is not a member of this cluster (yet)")
         return link
 
+    async def _dial(self, address: str, hello: PeerHello) -> PeerLink:
+        link = await dial(address, hello, self._context, self._certified_cluster)
+        try:
+            if link.certified_name:
+                self._check_certificate(link.welcome.node, link.certified_name)
+        except errors.IcestreamError:
+            link.close()
+            raise
+        return link
+
     async def ask(self, address: str, method: str, arguments: Document) -> Document:
         """Makes one call to the node at an address, over a separate connection."""
-        link = await dial(address, self._hello(0), self._context)
+        link = await self._dial(address, self._hello(0))
         try:
             return await link.call(method, arguments)
         finally:

@@ -210,7 +210,7 @@ class BrokerNode:
             await services.close_early_front_ends()
             raise
         try:
-            await check_accounts(settings, node.store)
+            await check_accounts(settings, node.store, node.cluster)
             await node.broker.start()
             if node.deferred_table_checks is not None:
                 node.deferred_table_checks.start()

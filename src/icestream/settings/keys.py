@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from icestream.settings.units import Quantity
 
 ENV_PREFIX: Final = "ICESTREAM_"
 SECRET_MASK: Final = "********"
+_SECRET_NAME: Final = re.compile(r"secret|password|token|key|credential", re.IGNORECASE)
 
 
 class Kind(Enum):
@@ -57,7 +59,7 @@ class Key:
         if isinstance(value, bool):
             return "true" if value else "false"
         if isinstance(value, tuple | list):
-            return f"[{', '.join(map(str, value))}]"
+            return f"[{', '.join(map(masked, map(str, value)))}]"
         if self.quantity is not None and isinstance(value, int):
             return self.quantity.show(value)
         return str(value)
@@ -67,8 +69,15 @@ class Key:
         if self.secret and value is not None:
             return SECRET_MASK
         if isinstance(value, tuple):
-            return list(value)
+            return [masked(item) if isinstance(item, str) else item for item in value]
         return str(value) if isinstance(value, Path) else value
+
+
+def masked(item: str) -> str:
+    """An item of a list for display. Of one like `spark.hadoop.fs.s3a.secret.key=…`, whose name says that it is a
+    secret, the value is masked (hazard 122)."""
+    name, equals, _ = item.partition("=")
+    return f"{name}={SECRET_MASK}" if equals and _SECRET_NAME.search(name) else item
 
 
 class Keys(Mapping[str, Key]):

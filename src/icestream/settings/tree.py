@@ -138,7 +138,17 @@ class MetaStoreSection(Section):
         default=None, description="PEM file with the cluster's own authority: every certificate it signs may be a node."
     )
 
+    tls_cluster: Annotated[str, text.NAME] | None = Field(
+        default=None,
+        description="Name of the cluster in certificates. Set: each certificate must name its cluster and node by the "
+        "URI `icestream://CLUSTER/NODE`, and speaks for that node only. Needed with accounts.",
+    )
+
     def broken_rules(self) -> Iterator[Broken]:
+        if self.tls_cluster is not None and self.tls_certificate is None:
+            yield Broken(
+                ("tls_cluster",), "`tls_cluster` is set without TLS between nodes", "set the other `tls_…` too"
+            )
         if len({file is None for file in (self.tls_certificate, self.tls_key, self.tls_authority)}) > 1:
             yield Broken(
                 ("tls_certificate", "tls_key", "tls_authority"), "TLS between nodes needs a certificate, its key and "

@@ -149,6 +149,7 @@ def _cluster_options(settings: Settings, seed_address: str, join: str) -> Cluste
         record=node_record(settings, settings.ports.native, url),
         server_context=None if tls is None else tls.server_context(),
         client_context=None if tls is None else tls.client_context(),
+        certified_cluster=settings.meta_store.tls_cluster or "",
     )
 
 
