@@ -920,6 +920,8 @@ TLS_FILES_SECONDS: Final = 5.0
 TLS_HALF_OPEN_MAX: Final = 256
 # A client on a slow network shakes hands within a second.
 TLS_HANDSHAKE_SECONDS_MAX: Final = 5.0
+# A command that fetches one from a vault takes seconds.
+SECRET_COMMAND_SECONDS_MAX: Final = 30
 # A PEM file with a chain has a few KiB.
 CERTIFICATE_FILE_BYTES_MAX: Final = MIB
 # A child that ends is started again after this, doubling up to the second; from the start again after a while of good

@@ -102,12 +102,17 @@ def settings_of(*flags: str) -> Settings:
     return load(flags=flags).settings
 
 
+def secret(value: str) -> str:
+    """A reference to a secret, which a command line may have."""
+    return f"command:echo {value}"
+
+
 def seaweed_flags(server: Seaweed, uri: str | None = None) -> list[str]:
     return [
         f"{CATALOG}.type=rest",
         f"{CATALOG}.uri={uri or server.uri}",
         f"{CATALOG}.warehouse=s3://{seaweedfs.TABLE_BUCKET}/",
-        f"{CATALOG}.credential={seaweedfs.KEY}:{seaweedfs.SECRET}",
+        f"{CATALOG}.credential={secret(f'{seaweedfs.KEY}:{seaweedfs.SECRET}')}",
         f"{CATALOG}.request_timeout_ms=5000",
     ]
 
@@ -118,8 +123,8 @@ def s3_flags(server: Seaweed, endpoint: str | None = None) -> list[str]:
         f"{STORE}.bucket={seaweedfs.BUCKET}",
         f"{STORE}.endpoint={endpoint or server.endpoint}",
         f"{STORE}.path_style=true",
-        f"{STORE}.access_key_id={seaweedfs.KEY}",
-        f"{STORE}.secret_access_key={seaweedfs.SECRET}",
+        f"{STORE}.access_key_id={secret(seaweedfs.KEY)}",
+        f"{STORE}.secret_access_key={secret(seaweedfs.SECRET)}",
         f"{STORE}.request_timeout_ms=5000",
     ]
 
@@ -140,8 +145,8 @@ def glue_flags(uri: str) -> list[str]:
         f"{CATALOG}.database=default",
         f"{CATALOG}.uri={uri}",
         f"{CATALOG}.region={REGION}",
-        f"{CATALOG}.access_key_id=key",
-        f"{CATALOG}.secret_access_key=secret",
+        f"{CATALOG}.access_key_id={secret('key')}",
+        f"{CATALOG}.secret_access_key={secret('secret')}",
         f"{CATALOG}.request_timeout_ms=5000",
     ]
 
@@ -151,7 +156,7 @@ def sql_flags(uri: str) -> list[str]:
         f"{CATALOG}.type=sql",
         f"{CATALOG}.uri={uri}",
         f"{CATALOG}.user={postgresql.USER}",
-        f"{CATALOG}.password={postgresql.PASSWORD}",
+        f"{CATALOG}.password={secret(postgresql.PASSWORD)}",
         f"{CATALOG}.request_timeout_ms=5000",
     ]
 

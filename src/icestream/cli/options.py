@@ -59,7 +59,18 @@ Watch = Annotated[
 
 
 def load_settings(config: Path | None, sets: list[str] | None) -> Loaded:
-    """Loads the settings: file < environment < flags. Raises ConfigurationError naming every invalid setting."""
-    from icestream.settings import load  # loading takes 0.1 s, which most commands can avoid
+    """Loads the settings: file < environment < flags. Raises ConfigurationError naming every invalid setting, and for a
+    secret in a flag, which every account of this machine can read (`ps`)."""
+    from icestream import errors
+    from icestream.settings import KEYS, load  # loading takes 0.1 s, which most commands can avoid
+    from icestream.settings.secret_source import is_reference
 
+    for assignment in sets or ():
+        path, _, value = assignment.partition("=")
+        key = KEYS.get(path.strip())
+        if key is not None and key.secret and value not in ("", "null", "~") and not is_reference(value):
+            raise errors.ConfigurationError(
+                f"{key.path} is a secret, and every account of this machine can read a command line",
+                hint=f"--set {key.path}=file:PATH (or env:NAME, command:COMMAND), or set {key.env}",
+            )
     return load(config, os.environ, sets or ())

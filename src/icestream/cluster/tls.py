@@ -3,8 +3,8 @@
 It must be an authority of the cluster's own, not a public one and not that of clients: every certificate that it signs
 may be a node. The dialling side also compares the host name or address with the certificate.
 
-With `meta_store.tls_cluster`, and always with accounts, a certificate names its cluster and its node, as a URI among its
-subject alternative names (hazard 105):
+With `meta_store.tls_cluster`, and always with accounts, a certificate names its cluster and its node, as a URI among
+its subject alternative names (hazard 105):
 
     icestream://CLUSTER/NODE        NODE is `node.name`
 

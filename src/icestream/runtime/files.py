@@ -181,15 +181,14 @@ def open_directory(path: Path, *, read_only: bool = False) -> LocalDirectory:
         ) from error
 
 
-def make_directory(path: Path) -> None:
+def make_directory(path: Path, mode: int = 0o777) -> None:
     """Creates the directory and its parents; each name is synced before anything is put into it.
 
-    Only this account may enter a directory that is made here: it holds messages and keys. One that exists keeps its
-    mode, and so does the warehouse, which engines of other accounts may read (`object_store.file_access`).
+    `mode`: of the directory itself, if it is made here; one that exists keeps its mode.
     """
     if not path.is_dir():
         make_directory(path.parent)
-        path.mkdir(mode=0o700, exist_ok=True)
+        path.mkdir(mode, exist_ok=True)
         _sync_path(path.parent)
 
 

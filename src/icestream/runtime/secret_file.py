@@ -5,25 +5,9 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import Final
 
 from icestream import errors, limits
-
-_OTHERS: Final = 0o077
-
-
-def secret_fault(path: Path) -> str:
-    """Why a file should not hold a secret, as the end of a sentence that begins with its name; empty if it may. A file
-    that cannot be looked at has no fault here: whoever reads it says so."""
-    try:
-        mode = path.stat().st_mode
-    except OSError:
-        return ""
-    return _mode_fault(mode)
-
-
-def _mode_fault(mode: int) -> str:
-    return f"can be read by other accounts (mode {stat.S_IMODE(mode):04o})" if mode & _OTHERS else ""
+from icestream.settings.secret_source import mode_fault, secret_fault
 
 
 def secret_hint(path: Path) -> str:
@@ -47,7 +31,7 @@ def read_secret_file(path: Path) -> bytes:
             state = os.fstat(file.fileno())
             if not stat.S_ISREG(state.st_mode):
                 raise errors.ConfigurationError(f"{path} is not a regular file", hint="name a file with the secret")
-            if fault := _mode_fault(state.st_mode):
+            if fault := mode_fault(state.st_mode):
                 raise errors.ConfigurationError(f"{path} holds a secret and {fault}", hint=secret_hint(path))
             content = file.read(limits.SECRET_FILE_BYTES_MAX + 1)
     except OSError as error:

@@ -16,6 +16,7 @@ import yaml
 
 from icestream import limits
 from icestream.settings.keys import ENV_PREFIX, Key, Keys, Kind
+from icestream.settings.secret_source import is_reference, secret_fault
 from icestream.settings.setting_problems import Origin, SettingProblem, shown
 
 # A Kubernetes service called `icestream…` puts these into the environment of every pod beside it: not settings.
@@ -113,6 +114,12 @@ def from_file(path: Path, keys: Keys) -> Layer:
     else:
         if root is not None:
             _walk(root, "", path, keys, layer)
+    if fault := secret_fault(path):
+        for name, entry in layer.entries.items():
+            if entry.key.secret and entry.value and not is_reference(entry.value):
+                hint = f"chmod 600 {path}; or name a file with the secret: file:PATH"
+                message = f"is a secret, and {path} {fault}"
+                layer.problems.append(SettingProblem(name, message, entry.origin, hint=hint))
     return layer
 
 

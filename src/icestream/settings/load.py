@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,9 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from icestream.settings import layers
-from icestream.settings.keys import KEYS, value_at
+from icestream.settings.keys import KEYS, SECRET_MASK, value_at
 from icestream.settings.layers import LayerEntry
+from icestream.settings.secret_source import is_reference, resolve
 from icestream.settings.section import Broken, BrokenRules
 from icestream.settings.setting_problems import DEFAULT, Origin, SettingProblem, refusal, shown
 from icestream.settings.tree import Settings
@@ -48,8 +50,9 @@ def examine(
     entries: dict[str, LayerEntry] = {}
     for layer in read:
         entries |= layer.entries
+    faults = _resolve_secrets(entries)
     settings, problems_found = _validate(entries)
-    problems = [problem for layer in read for problem in layer.problems] + problems_found
+    problems = [problem for layer in read for problem in layer.problems] + faults + problems_found
     if settings is None or problems:
         return None, problems
     origins = {path: entries[path].origin if path in entries else DEFAULT for path in KEYS}
@@ -96,6 +99,20 @@ def _validate(entries: Mapping[str, LayerEntry]) -> tuple[Settings | None, list[
             problems += [finding.problem for finding in blamed]
             suspects |= {key for finding in blamed for key in finding.keys}
     return (None if problems else settings), problems
+
+
+def _resolve_secrets(entries: dict[str, LayerEntry]) -> list[SettingProblem]:
+    """Replaces references to secrets (secret_source.py) by the secrets; returns those that cannot be used."""
+    problems = []
+    for path, entry in list(entries.items()):
+        if not entry.key.secret or not is_reference(entry.value):
+            continue
+        try:
+            entries[path] = dataclasses.replace(entry, value=resolve(str(entry.value)))
+        except ValueError as error:
+            del entries[path]
+            problems.append(SettingProblem(path, str(error), entry.origin, SECRET_MASK))
+    return problems
 
 
 @dataclass(frozen=True)

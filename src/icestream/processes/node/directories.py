@@ -19,7 +19,7 @@ WAREHOUSE: Final = "storage.iceberg_config.warehouse"
 def check_directories(settings: Settings) -> None:
     """Creates missing directories. Raises ConfigurationError for one that cannot be used, DiskFull without room."""
     for key, path in directories(settings):
-        check_directory(key, path)
+        check_directory(key, path, _mode(settings, key))
     location = warehouse_directory(settings) if settings.storage.type != "memory" else ""
     if location:
         check_warehouse(Path(location.removeprefix("file:")), is_written=settings.lake.managed)
@@ -55,10 +55,22 @@ def directories(settings: Settings) -> Iterator[tuple[str, Path]]:
     yield "meta_store.data_dir", Path(settings.meta_store.data_dir)
 
 
-def check_directory(key: str, path: Path) -> None:
+def _mode(settings: Settings, key: str) -> int:
+    """The mode of a directory that is made: messages and keys are for this account only.
+
+    Engines of other accounts must get through `data_dir` to a warehouse below it, if `file_access` lets them read it.
+    """
+    store = settings.storage.iceberg_config.object_store
+    location = warehouse_directory(settings) if settings.storage.type != "memory" else ""
+    below = location and Path(location.removeprefix("file:")).is_relative_to(settings.data_dir.absolute())
+    passing = {"owner": 0, "group": 0o010, "all": 0o011}[store.file_access] if below and key == "data_dir" else 0
+    return 0o700 | passing
+
+
+def check_directory(key: str, path: Path, mode: int = 0o700) -> None:
     """Raises as `check_directories` does. `key`: the setting that names the directory."""
     try:
-        make_directory(path)
+        make_directory(path, mode)
     except OSError as error:
         raise _creation_error(key, path, error) from None
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
