@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from icestream import errors, limits
 from icestream.cli.broker_location import LOOPBACK_OF_WILDCARD, NO_BROKER_HINT
-from icestream.runtime.listener_tls import tls_files, trusting_context
 
 if TYPE_CHECKING:
     from icestream.settings import Settings
@@ -50,5 +49,7 @@ def http_connection(host: str, port: int, seconds: float, context: ssl.SSLContex
 def listener_context(settings: Settings, listener: str) -> ssl.SSLContext | None:
     """For requests to a listener of the node that has these settings: its own certificate is accepted. None for plain
     text. Raises ConfigurationError for a certificate that cannot be read."""
+    from icestream.runtime.listener_tls import tls_files, trusting_context  # loads the settings, as few commands do
+
     files = tls_files(settings, listener)
     return None if files is None else trusting_context(files)

@@ -68,7 +68,7 @@ def load_settings(config: Path | None, sets: list[str] | None) -> Loaded:
     for assignment in sets or ():
         path, _, value = assignment.partition("=")
         key = KEYS.get(path.strip())
-        if key is not None and key.secret and value not in ("", "null", "~") and not is_reference(value):
+        if key is not None and key.secret and value not in ("", "null", "~", "[]") and not is_reference(value):
             raise errors.ConfigurationError(
                 f"{key.path} is a secret, and every account of this machine can read a command line",
                 hint=f"--set {key.path}=file:PATH (or env:NAME, command:COMMAND), or set {key.env}",

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from icestream import errors
-from icestream.runtime.secret_file import check_secret_file
 
 # The name by which a transport of the native wire has the certificate of its peer.
 PEER_CERTIFICATE: Final = "peer_certificate"
@@ -30,6 +29,8 @@ class ClientTls(NamedTuple):
                 "a client certificate needs its key", hint="pass `certificate` and `key`, or neither"
             )
         if self.key is not None:
+            from icestream.runtime.secret_file import check_secret_file  # loads the settings, which few clients need
+
             check_secret_file("key", Path(self.key))
         try:
             context = ssl.create_default_context(cafile=self.ca)
