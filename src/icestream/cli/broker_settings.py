@@ -35,12 +35,17 @@ if TYPE_CHECKING:
 _ICEBERG: Final = "storage.iceberg_config"
 _CATALOG: Final = f"{_ICEBERG}.catalog"
 KEYS_FROM_BROKER: Final = (
-    "data_dir", "node.", "ports.", "danube.", "lake.", "storage.type", "meta_store.data_dir", f"{_ICEBERG}.warehouse",
-    f"{_CATALOG}.", f"{_ICEBERG}.object_store.", f"{_ICEBERG}.wal.",
+    "data_dir", "node.", "ports.", "danube.", "lake.", "tls.", "storage.type", "meta_store.data_dir",
+    f"{_ICEBERG}.warehouse", f"{_CATALOG}.", f"{_ICEBERG}.object_store.", f"{_ICEBERG}.wal.",
 )  # fmt: skip
 PATH_KEYS: Final = (
     "data_dir", "lake.token_file", "meta_store.data_dir", "danube.tls_certificate", "danube.tls_key",
     "danube.tls_client_ca", f"{_ICEBERG}.object_store.path", f"{_ICEBERG}.wal.base_path",
+    *(
+        f"tls.{listener}{name}"
+        for listener in ("", "native.", "danube.", "http.", "lake.")
+        for name in ("certificate", "key", "client_ca")
+    ),
 )  # fmt: skip
 PORT_KEYS: Final = {
     "ports.native": "native_port",
@@ -78,7 +83,7 @@ def broker_settings(target: Target, *, needs_lake: bool = True, needs_node: bool
     if settings.catalog_embedded and (instance := ports.get("instance")):
         headers = [header.get_secret_value() for header in settings.catalog.headers]
         flags.append(_flag(f"{_CATALOG}.headers", [*headers, f"{HEADER}: {instance}"]))
-        settings = load_settings(target.config, flags).settings
+        settings = load_settings(target.config, flags, are_typed=False).settings
     if needs_lake and not settings.ports.lake:
         raise errors.NotReady(
             "the broker has not reported a port of its lake process yet",

@@ -58,14 +58,15 @@ Watch = Annotated[
 ]
 
 
-def load_settings(config: Path | None, sets: list[str] | None) -> Loaded:
+def load_settings(config: Path | None, sets: list[str] | None, *, are_typed: bool = True) -> Loaded:
     """Loads the settings: file < environment < flags. Raises ConfigurationError naming every invalid setting, and for a
-    secret in a flag, which every account of this machine can read (`ps`)."""
+    secret in a flag, which every account of this machine can read (`ps`). `are_typed`: the flags are a command line's;
+    False: a command has made them."""
     from icestream import errors
     from icestream.settings import KEYS, load  # loading takes 0.1 s, which most commands can avoid
     from icestream.settings.secret_source import is_reference
 
-    for assignment in sets or ():
+    for assignment in (sets or ()) if are_typed else ():
         path, _, value = assignment.partition("=")
         key = KEYS.get(path.strip())
         if key is not None and key.secret and value not in ("", "null", "~", "[]") and not is_reference(value):
