@@ -17,8 +17,9 @@ from icestream.cluster.peer_link import dial
 from icestream.cluster.tls import PeerTls
 from icestream.cluster.wire import PeerFrame, PeerHello
 from icestream.metadata.raft_core import has_raft_core
-from icestream.processes.node.bind_check import SECURITY_SWITCH, check_accounts
+from icestream.processes.node.bind_check import check_accounts
 from icestream.rpc.frame import encode_frame
+from icestream.security.security_records import ENABLED
 from tests.support.cluster_nodes import SECONDS, ClusterNodes
 from tests.support.node_settings import node_settings
 
@@ -98,7 +99,7 @@ async def test_hazard_105_accounts_need_a_door_at_the_raft_port(tmp_path: Path) 
         try:
             node = nodes.nodes[0]
             await check_accounts(settings, node.running, node)
-            await node.running.put(SECURITY_SWITCH, b"{}")
+            await node.running.put(ENABLED, b"{}")
             if is_certified:
                 await check_accounts(settings, node.running, node)
             else:

@@ -8,7 +8,8 @@ import pytest
 
 from icestream import errors
 from icestream.processes.broker_process import BrokerNode
-from icestream.processes.node.bind_check import SECURITY_SWITCH, check_accounts
+from icestream.processes.node.bind_check import check_accounts
+from icestream.security.security_records import ENABLED
 from tests.support.certificates import Certificates
 from tests.support.node_settings import node_settings
 
@@ -24,7 +25,7 @@ async def test_a_node_for_other_machines_needs_accounts(tmp_path: Path) -> None:
     assert "node.allow_insecure_bind" in refused.value.hint
     node = await BrokerNode.start(node_settings(tmp_path / "data", tls=tls))
     try:
-        await node.store.put(SECURITY_SWITCH, b"{}")
+        await node.store.put(ENABLED, b"{}")
         await check_accounts(reachable, node.store)
     finally:
         await node.stop()

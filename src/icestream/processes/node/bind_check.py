@@ -6,20 +6,17 @@ open: before the listeners of clients open. Until then only health and metrics o
 
 from __future__ import annotations
 
-from typing import Final
-
 from icestream import errors
 from icestream.cluster.cluster_node import ClusterNode
 from icestream.metadata.store import MetadataStore
+from icestream.security.security_records import ENABLED
 from icestream.settings import Settings
-
-SECURITY_SWITCH: Final = "/security/enabled"  # written by `icestream security init`
 
 
 async def check_accounts(settings: Settings, store: MetadataStore, cluster: ClusterNode | None = None) -> None:
     """Raises ConfigurationError if other machines could reach this node, which has no accounts; or if it has accounts,
     and other nodes need not prove who they are. `cluster`: None for a single node."""
-    has_accounts = await store.get(SECURITY_SWITCH) is not None
+    has_accounts = await store.get(ENABLED) is not None
     if has_accounts and cluster is not None and not cluster.is_certified:
         raise errors.ConfigurationError(
             "this broker has accounts, and its Raft port would let every process that reaches it change them",
