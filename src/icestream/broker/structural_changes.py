@@ -45,8 +45,10 @@ class StructuralChanges:
             # Shielded: a cancelled caller must not stop the change halfway.
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if task.cancelled():  # by `stop`: the caller itself was not cancelled
-                raise _shutting_down() from None
+            caller = asyncio.current_task()
+            if task.cancelled() and not (caller is not None and caller.cancelling()):
+                raise _shutting_down() from None  # `stop` has cancelled the change, and not its caller
+            # Both may be cancelled at once. The caller must end then: an error instead would make it go on for ever.
             if undo is not None:
                 task.add_done_callback(partial(_undo_result, undo))
             raise
