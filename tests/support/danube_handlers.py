@@ -17,6 +17,7 @@ from icestream.frontends.danube.handlers import Call, status_of
 from icestream.frontends.danube.wire import danube_pb2 as pb
 from icestream.metadata.store import MemoryStore, MetadataStore
 from icestream.runtime.clock import Clock, SystemClock
+from tests.support.secured_access import unguarded
 from tests.support.until import until
 
 Answer = TypeVar("Answer", bound=Message)
@@ -141,7 +142,7 @@ async def danube_handlers(
     store = store or MemoryStore()
     broker = Broker(BrokerOptions(), store, MemoryStorage(store, clock, 10_000), clock)
     await broker.start()
-    service = DanubeService(broker, broker.store, clock, DanubeOptions(URL, message_bytes_max))
+    service = DanubeService(unguarded(broker), broker.store, clock, DanubeOptions(URL, message_bytes_max))
     try:
         yield DanubeHandlers(broker, service)
     finally:

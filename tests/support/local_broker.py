@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from icestream.broker.broker_options import BrokerOptions
+from icestream.broker.guarded_broker import BrokerDoor
 from icestream.broker.memory_storage import MemoryStorage
 from icestream.broker.service import Broker
 from icestream.frontends.native.native_connection import NativeConnection
@@ -15,6 +16,7 @@ from icestream.frontends.native.native_listener import NativeListener
 from icestream.frontends.native.public_calls import CallTable
 from icestream.internal_api.implementation import local_call_table
 from icestream.internal_api.metadata_calls import MetadataCalls
+from icestream.internal_api.session_calls import SessionCalls
 from icestream.metadata.store import MetadataStore
 from icestream.rpc import handshake
 from icestream.rpc.link_keeper import LinkKeeper
@@ -34,20 +36,16 @@ class LocalBroker:
         access_control: AccessControl | None = None,
     ) -> None:
         self.path = path
-        self._access_control = access_control
-        self._offered = offered or local_call_table(MetadataCalls(store))
         self.store = store
         self._clock = clock or SystemClock()
         self.broker = Broker(BrokerOptions(), store, MemoryStorage(store, self._clock, 10_000), self._clock)
+        self.door = BrokerDoor(self.broker, access_control or AccessControl(self._clock))
+        self._offered = offered or local_call_table(MetadataCalls(store), SessionCalls(self.door))
         self.listener: NativeListener | None = None
 
     async def listen(self) -> None:
         self.listener = NativeListener(
-            self.broker,
-            handshake.HandshakeServer("test", self._clock.wall_us),
-            self._offered,
-            "local",
-            access_control=self._access_control,
+            self.door, handshake.HandshakeServer("test", self._clock.wall_us), self._offered, "local"
         )
         await self.listener.listen_locally(self.path)
 

@@ -5,12 +5,16 @@ access = SecuredAccess({"alice": ["produce on /default/orders"]})     the token 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 from icestream import errors
+from icestream.broker.guarded_broker import BrokerDoor, GuardedBroker
+from icestream.broker.service import Broker
 from icestream.runtime.clock import SystemClock
 from icestream.security.access_control import AccessControl
 from icestream.security.access_policy import AccessPolicy, AccessRule, Grant
+from icestream.security.access_session import open_session
 from icestream.security.action import parse_actions
 from icestream.security.credential import (
     BearerCredential,
@@ -26,11 +30,23 @@ Rules = Mapping[str, Sequence[str]]
 
 
 class KnownNames:
-    """Accepts `token-of-NAME`, and `password-of-NAME` with the name, for any name."""
+    """Accepts `token-of-NAME`, and `password-of-NAME` with the name, for any name that is not revoked.
+
+    `gate`: verifications wait for it.
+    """
+
+    def __init__(self) -> None:
+        self.revoked: set[str] = set()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.waiting = 0
 
     async def authenticate(self, credential: Credential, address: str, listener: str) -> CallerIdentity:
+        self.waiting += 1
+        await self.gate.wait()
+        self.waiting -= 1
         match credential:
-            case BearerCredential(token) if token.startswith("token-of-"):
+            case BearerCredential(token) if token.startswith("token-of-") and token[9:] not in self.revoked:
                 return CallerIdentity(local_user(token.removeprefix("token-of-")))
             case PasswordCredential(name, password) if password == f"password-of-{name}":
                 return CallerIdentity(local_user(name))
@@ -68,8 +84,26 @@ class SecuredAccess(AccessControl):
     """Security is on, with these rules; `change` replaces them."""
 
     def __init__(self, rules: Rules) -> None:
-        super().__init__(SystemClock(), KnownNames())
+        self.names = KnownNames()
+        super().__init__(SystemClock(), self.names)
         self._policy = policy_of(rules)
+
+    def revoke(self, name: str) -> None:
+        """Revokes the token of a user: it opens nothing, and what it has opened ends."""
+        self.names.revoked.add(name)
+        self.end_sessions(
+            lambda identity: identity.principal == local_user(name), errors.Unauthenticated("the token was revoked")
+        )
 
     async def change(self, rules: Rules) -> None:
         await self.apply(policy_of(rules, self.policy.revision + 1))
+
+
+def open_door(broker: Broker) -> BrokerDoor:
+    """The door of a broker whose security is off."""
+    return BrokerDoor(broker, AccessControl(SystemClock()))
+
+
+def unguarded(broker: Broker) -> GuardedBroker:
+    """The use cases of a broker whose security is off."""
+    return GuardedBroker(broker, open_session())

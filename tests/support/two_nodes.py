@@ -16,6 +16,7 @@ from icestream.metadata.store import MemoryStore
 from icestream.rpc import handshake
 from icestream.runtime.clock import SystemClock
 from tests.support.faulty_store import FaultyStore
+from tests.support.secured_access import open_door
 
 FIRST, SECOND = 0xA, 0xB  # their ids; the first has founded the cluster
 
@@ -51,7 +52,7 @@ async def two_nodes(store: MemoryStore | None = None) -> AsyncIterator[TwoNodes]
     listeners = []
     for node_id, broker in zip((FIRST, SECOND), brokers, strict=True):
         await broker.start()
-        listener = NativeListener(broker, handshake.HandshakeServer("test", SystemClock().wall_us))
+        listener = NativeListener(open_door(broker), handshake.HandshakeServer("test", SystemClock().wall_us))
         await listener.listen("127.0.0.1", 0)
         listeners.append(listener)
         url = f"http://127.0.0.1:{node_id}"

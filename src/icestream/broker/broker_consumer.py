@@ -137,6 +137,7 @@ class BrokerConsumer:
         self.pick: PickSink | None = None  # set by a front end that takes several ranges in one frame
         # Called with the reason if its messages cannot be read at all.
         self.on_unreadable: Callable[[str], None] = lambda _: None
+        self.on_close: Callable[[], None] = lambda: None  # called when it has left
         self.is_active = False  # failover: it was notified that it is the active one
         self.delivered_messages = 0
         self._loop = asyncio.get_running_loop()
@@ -157,6 +158,7 @@ class BrokerConsumer:
         self._slow_read.close()
         self._queue.clear()
         self._suspended.clear()
+        self.on_close()
 
     @property
     def waiting_ranges(self) -> int:

@@ -112,6 +112,12 @@ class BrokerSubscription:
             )
         self._disconnect(consumer, reason)
 
+    def expel(self, consumer: BrokerConsumer, error: errors.IcestreamError) -> None:
+        """Closes a consumer with an error, whose code its client learns. Does nothing if it has left."""
+        if self._has(consumer):
+            self.leave(consumer)
+            consumer.sink.event("closed", {"reason": error.message, "code": error.code, "hint": error.hint})
+
     def _disconnect(self, consumer: BrokerConsumer, reason: str) -> None:
         self.leave(consumer)
         consumer.sink.event("closed", {"reason": reason})

@@ -74,6 +74,7 @@ class TopicRecord(msgspec.Struct, frozen=True):
     is_partitioned: bool = False  # created by naming partitions, as Danube's clients do; naming more extends it
     owner: str = ""  # the id of the node that serves it (topic_owners.py); `node` is its name at creation
     takeover_end: int = 0  # the highest offset at which a shard continued after a takeover; 0 without one
+    dead_letters_of: str = ""  # the topic for whose dead letters the broker created this one: its rules apply here
 
     @property
     def is_named_by_shard(self) -> bool:

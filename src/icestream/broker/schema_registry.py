@@ -194,7 +194,7 @@ class SchemaRegistry:
         key = id_key(schema_id)
         entry = await self._store.get(key)
         if entry is None:
-            raise _unknown(f"schema {schema_id} is not found")
+            raise unknown_schema(schema_id)
         name = records.decode(SubjectName, key, entry.value).subject
         if version is None:
             return await self.latest(name)
@@ -203,6 +203,12 @@ class SchemaRegistry:
         if schema_version is None:
             raise _unknown(f"subject {name} has no version {version}")
         return RegisteredSchema(name, subject, schema_version)
+
+    async def name_of(self, schema_id: int) -> str | None:
+        """The subject of a schema id; None if there is none."""
+        key = id_key(schema_id)
+        entry = await self._store.get(key)
+        return records.decode(SubjectName, key, entry.value).subject if entry is not None else None
 
     async def definition(self, registered: RegisteredSchema) -> bytes:
         """The bytes of a version as they were registered."""
@@ -365,6 +371,10 @@ def _check_texts(*texts: str) -> None:
         raise errors.InvalidInput(
             "description, author and tags are too long", hint=f"at most {limits.SCHEMA_TEXT_BYTES_MAX} bytes together"
         )
+
+
+def unknown_schema(schema_id: int) -> errors.UnknownSchema:
+    return _unknown(f"schema {schema_id} is not found")
 
 
 def _unknown(message: str) -> errors.UnknownSchema:

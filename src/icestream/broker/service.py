@@ -1,7 +1,8 @@
 """The use cases of the broker. Front ends, the API and the command line use these and nothing behind them.
 
-A front end never reaches the metadata store, the storage or the topic registry through the broker
-(tests/tidy/test_frontends.py), so that authorisation has one place.
+Front ends and the local socket get them for one session each (guarded_broker.py), never this class, and never the
+metadata store, the storage or the topic registry behind it (tests/tidy/test_frontends.py): authorisation has one place.
+The broker's own work, such as dead letters, uses this class.
 
 Structural changes (namespaces, topics, subscriptions, their policies) are written to the metadata store in one
 transaction each, then take effect here. They are rare and run one at a time (structural_changes.py). Publishing and
@@ -256,6 +257,11 @@ class Broker:
             return deletion
 
         return await self._changes.run(change)
+
+    def deleted_table_policy(self, name: TopicName) -> DeletedTablePolicy | None:
+        """What happens to the table of a topic that is deleted, as its policies say; None for an unknown topic."""
+        record = self.find_topic_record(name)
+        return self.topics.deleted_table_policy(name, record) if record is not None else None
 
     async def take_over_topic(self, name: TopicName) -> Takeover:
         """Takes over a topic of a node that was removed from the cluster. Its subscriptions resume at their cursors."""

@@ -314,6 +314,11 @@ class TopicRegistry:
         await self._deletion.finish(name)
         return deletion
 
+    def deleted_table_policy(self, name: TopicName, record: records.TopicRecord) -> DeletedTablePolicy:
+        """What happens to the table of this topic when it is deleted, as its policies say."""
+        policies = record.policies.over(self._policies_of(name.namespace)).over(self._options.policy_defaults)
+        return msgspec.convert(policies.deleted_table, DeletedTablePolicy)
+
     async def _find_orphan(self, name: TopicName) -> records.TopicRecord | None:
         """The record of a topic of a node that was removed for good; None for any other topic."""
         if not self.owners.is_clustered:

@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -22,6 +23,7 @@ from icestream.client.acks import check_delay_ms
 from icestream.client.address import DEFAULT, Address, parse_address
 from icestream.client.batch import MessageId
 from icestream.client.client import Client, TopicInfo, TopicPolicies
+from icestream.client.client_credential import TokenSupplier, client_credential
 from icestream.client.consumer import Consumer
 from icestream.client.delivered_rows import DeliveredRows
 from icestream.client.loop_thread import LoopThread
@@ -55,13 +57,20 @@ def connect_sync(
     heartbeat: float = limits.CLIENT_HEARTBEAT_SECONDS_DEFAULT,
     compression: bool = False,
     tls: ClientTls | None = None,
+    token: str | TokenSupplier | None = None,
+    token_file: str | Path | None = None,
+    user: str | None = None,
+    password: str | None = None,
 ) -> BlockingClient:
     """`with icestream.connect_sync() as client:` is `connect` with blocking calls. Any thread may use the client.
 
     Without `with` it connects with its first call: `client = icestream.connect_sync()`, and `client.close()` at the
     end. Clients that are still open when the interpreter exits are closed then.
     """
-    options = ClientOptions(name, wait, connect_timeout, call_timeout, send_timeout, heartbeat, compression, tls)
+    credential = client_credential(token, token_file, user, password)
+    options = ClientOptions(
+        name, wait, connect_timeout, call_timeout, send_timeout, heartbeat, compression, tls, credential
+    )
     return BlockingClient(parse_address(address), options)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
 from icestream import errors, limits
 from icestream.client.address import DEFAULT, Address, parse_address
+from icestream.client.client_credential import TokenSupplier, client_credential
 from icestream.client.consumer import Consumer
 from icestream.client.producer import Producer
 from icestream.client.session import ClientOptions, Session, SessionPool
@@ -32,6 +34,10 @@ def connect(
     heartbeat: float = limits.CLIENT_HEARTBEAT_SECONDS_DEFAULT,
     compression: bool = False,
     tls: ClientTls | None = None,
+    token: str | TokenSupplier | None = None,
+    token_file: str | Path | None = None,
+    user: str | None = None,
+    password: str | None = None,
     clock: Clock | None = None,
     randomness: Randomness | None = None,
 ) -> Client:
@@ -40,11 +46,16 @@ def connect(
     `address`: `icestream://host:port`, `host:port` or `unix:///path`. `name`: for the broker's logs. `wait`: seconds to
     retry while there is no broker yet. `connect_timeout`: seconds for one connection to open. `call_timeout`: seconds
     for the reply to a call. `send_timeout`: seconds within which a message must be stored. `heartbeat`: seconds of
-    silence after which a PING is sent. `compression`: compresses what is sent, if the broker supports it.
-    `tls`: how to connect by TLS; None: plain text.
-    `clock` and `randomness` are for tests. Raises ConnectionLost, or WrongPort if another kind of server answers.
+    silence after which a PING is sent. `compression`: compresses what is sent, if the broker supports it. `tls`: how to
+    connect by TLS; None: plain text. `token`: a text, or a function that is called for each connection; `token_file`:
+    read for each connection; or `user` and `password`. Without any of them the file that the variable
+    ICESTREAM_TOKEN_FILE names, if it is set. `clock` and `randomness` are for tests. Raises ConnectionLost,
+    Unauthenticated, or WrongPort if another kind of server answers.
     """
-    options = ClientOptions(name, wait, connect_timeout, call_timeout, send_timeout, heartbeat, compression, tls)
+    credential = client_credential(token, token_file, user, password)
+    options = ClientOptions(
+        name, wait, connect_timeout, call_timeout, send_timeout, heartbeat, compression, tls, credential
+    )
     return Client(parse_address(address), options, clock or SystemClock(), randomness or SystemRandomness())
 
 

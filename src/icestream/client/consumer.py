@@ -356,7 +356,10 @@ class Consumer:
                 connection = self._connection
                 reason = document.text_of(event, "reason", limits.ERROR_MESSAGE_BYTES_MAX, "")
                 message = f"the broker closed consumer {self.consumer}: {reason}"
-                self._fail(errors.ConsumerClosed(message, hint="subscribe again to continue"))
+                # A code says that subscribing again would be refused for the same reason: its right has ended.
+                kind = errors.BY_CODE.get(document.text_of(event, "code", limits.NAME_BYTES_MAX, ""))
+                hint = document.text_of(event, "hint", limits.ERROR_HINT_BYTES_MAX, "") or "subscribe again to continue"
+                self._fail((kind or errors.ConsumerClosed)(message, hint=hint))
                 if connection is not None:
                     connection.consumers.remove(self._handle)
 

@@ -17,12 +17,13 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from icestream import errors, limits
 from icestream.client.address import Address, parse_address
 from icestream.client.client_connection import ClientConnection, open_connection
+from icestream.client.client_credential import ClientCredential
 from icestream.client.liveness import Liveness, liveness
 from icestream.rpc import handshake
 from icestream.rpc.backoff import RetryBackoff
@@ -49,6 +50,7 @@ class ClientOptions:
     heartbeat_seconds: float = limits.CLIENT_HEARTBEAT_SECONDS_DEFAULT
     compression: bool = False
     tls: ClientTls | None = None
+    credential: ClientCredential | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Raises InvalidInput."""
@@ -204,10 +206,13 @@ class Session:
             await self.clock.sleep(backoff.next_seconds())
 
     async def _connect(self) -> ClientConnection:
-        """Opens one connection. Raises ConnectionLost, which names the node if it is known, or a refusal."""
+        """Opens one connection. Raises ConnectionLost, which names the node if it is known, or a refusal, such as
+        Unauthenticated."""
         try:
+            credential = await self.options.credential.current() if self.options.credential is not None else None
+            hello = self._hello._replace(credential=credential)
             connection, _ = await open_connection(
-                self.address, self._hello, self, self.options.connect_seconds, self.options.tls
+                self.address, hello, self, self.options.connect_seconds, self.options.tls
             )
         except errors.ConnectionLost as error:
             if not self._node:
@@ -246,6 +251,12 @@ class Session:
         async def attempt() -> ClientConnection | None:
             try:
                 return await self._connect()
+            except errors.Unauthenticated as error:
+                # The credential has ended or was revoked: nothing would change that, unless it is supplied anew.
+                self._last_error = error
+                for endpoint in list(self._endpoints):
+                    endpoint._fail(error)
+                return None
             except errors.IcestreamError as error:
                 self._last_error = error
                 return None

@@ -15,14 +15,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, Protocol
 
-from icestream.broker.service import Broker
+from icestream.broker.guarded_broker import BrokerDoor
 from icestream.metadata.store import MetadataStore
 from icestream.observability.health import Check
 from icestream.observability.http_listener import Response
 from icestream.observability.http_request import Request
 from icestream.runtime.connection_room import RoomState
 from icestream.runtime.listener_tls import ListenerTls
-from icestream.security.access_control import AccessControl
 from icestream.settings import Settings
 
 
@@ -34,12 +33,8 @@ class NodeView(Protocol):
         """Identifies this run of the broker to its own processes."""
 
     @property
-    def broker(self) -> Broker:
-        """Available to front ends that are not early."""
-
-    @property
-    def access_control(self) -> AccessControl:
-        """Makes the sessions of clients. Available to front ends that are not early."""
+    def door(self) -> BrokerDoor:
+        """The broker, for sessions of clients. Available to front ends that are not early."""
 
     @property
     def store(self) -> MetadataStore:

@@ -15,8 +15,8 @@ from icestream.admin_api import namespace_api, node_api, subscription_api, topic
 from icestream.admin_api.admin_call import EmptyAnswer, Listing, NoArguments, PageRequest
 from icestream.broker.broker_subscription import BrokerSubscription
 from icestream.broker.broker_topic import BrokerTopic
+from icestream.broker.guarded_broker import GuardedBroker
 from icestream.broker.online_settings import OnlineSettings, setting
-from icestream.broker.service import Broker
 from icestream.broker.stall_detector import message_age_ms
 from icestream.frontends.native.public_calls import Call, Caller, Document
 from icestream.internal_api import admin_answers
@@ -36,14 +36,12 @@ class AdminCalls:
 
     def __init__(
         self,
-        broker: Broker,
         log: WriteAheadLog | None,
         online: OnlineSettings,
         clock: Clock,
         checks: Callable[[], Awaitable[Sequence[Check]]],
         addresses: Callable[[], Document],
     ) -> None:
-        self._broker = broker
         self._log = log
         self._online = online
         self._clock = clock
@@ -53,14 +51,11 @@ class AdminCalls:
     def calls(self) -> dict[str, Call]:
         return native_calls(self)
 
-    def _topic(self, name: str) -> BrokerTopic:
-        return self._broker.topic(TopicName.parse(name))
-
     # --- namespaces ---
 
     @implements(namespace_api.LIST_NAMESPACES)
     async def list_namespaces(self, caller: Caller, request: PageRequest) -> Listing[namespace_api.NamespaceDetails]:
-        namespaces = self._broker.namespaces()
+        namespaces = caller.broker.namespaces()
         return page_of(
             ((name, name) for name in namespaces),
             request,
@@ -71,29 +66,26 @@ class AdminCalls:
     async def describe_namespace(
         self, caller: Caller, request: namespace_api.NamespaceOnly
     ) -> namespace_api.NamespaceDetails:
-        return self._namespace_details(request.namespace)
-
-    def _namespace_details(self, name: str) -> namespace_api.NamespaceDetails:
-        return admin_answers.namespace_details(name, self._broker.namespace(name))
+        return _namespace_details(caller.broker, request.namespace)
 
     @implements(namespace_api.CREATE_NAMESPACE)
     async def create_namespace(
         self, caller: Caller, request: namespace_api.NewNamespace
     ) -> namespace_api.NamespaceDetails:
-        await self._broker.create_namespace(request.namespace, request.policies)
-        return self._namespace_details(request.namespace)
+        await caller.broker.create_namespace(request.namespace, request.policies)
+        return _namespace_details(caller.broker, request.namespace)
 
     @implements(namespace_api.DELETE_NAMESPACE)
     async def delete_namespace(self, caller: Caller, request: namespace_api.NamespaceOnly) -> EmptyAnswer:
-        await self._broker.delete_namespace(request.namespace)
+        await caller.broker.delete_namespace(request.namespace)
         return EmptyAnswer()
 
     @implements(namespace_api.SET_NAMESPACE_POLICIES)
     async def set_namespace_policies(
         self, caller: Caller, request: namespace_api.NewNamespace
     ) -> namespace_api.NamespaceDetails:
-        await self._broker.set_namespace_policies(request.namespace, request.policies)
-        return self._namespace_details(request.namespace)
+        await caller.broker.set_namespace_policies(request.namespace, request.policies)
+        return _namespace_details(caller.broker, request.namespace)
 
     # --- topics ---
 
@@ -103,58 +95,46 @@ class AdminCalls:
 
         The cost of a page does not depend on the number of topics.
         """
-        if request.namespace:
-            self._broker.namespace(request.namespace)  # raises UnknownNamespace
         after = str(TopicName.parse(request.after)) if request.after else ""
-        page = await self._broker.page_topics(request.namespace, after, request.limit)
-        summaries = [self._topic_summary(name) for name in page.names]
+        page = await caller.broker.page_topics(request.namespace, after, request.limit)
+        summaries = [_topic_summary(caller.broker, name) for name in page.names]
         return Listing(items=[summary for summary in summaries if summary is not None], next=page.next_after)
-
-    def _topic_summary(self, name: TopicName) -> topic_api.TopicSummary | None:
-        """None for a topic that was deleted meanwhile, or that this node owns and has not opened yet."""
-        topic = self._broker.find_topic(name)
-        if topic is not None:
-            return admin_answers.topic_summary(topic)
-        record = self._broker.find_topic_record(name)
-        if record is None or self._broker.is_local(record):
-            return None
-        return admin_answers.remote_topic_summary(name, record)
 
     @implements(topic_api.INSPECT_TOPIC)
     async def inspect_topic(self, caller: Caller, request: topic_api.TopicOnly) -> topic_api.TopicDetails:
-        return self._topic_details(self._topic(request.topic))
+        return self._topic_details(caller.broker, _topic(caller, request.topic))
 
-    def _topic_details(self, topic: BrokerTopic) -> topic_api.TopicDetails:
+    def _topic_details(self, broker: GuardedBroker, topic: BrokerTopic) -> topic_api.TopicDetails:
         usage = self._log.state.usage.get(topic.record.id) if self._log is not None else None
         held_bytes = usage.held_bytes if usage is not None else 0
-        stalled_readers = self._broker.stalled_readers.of_topic(topic.record.id)
-        return admin_answers.topic_details(topic, self._broker.shard_streams(topic), held_bytes, stalled_readers)
+        stalled_readers = broker.stalled_readers_of(topic)
+        return admin_answers.topic_details(topic, broker.shard_streams(topic), held_bytes, stalled_readers)
 
     @implements(topic_api.TOPIC_HISTORY)
     async def topic_history(self, caller: Caller, request: topic_api.TopicOnly) -> topic_api.TopicHistory:
         """A call of its own, because the lake process calls `inspect_topic` and would wait for itself here."""
-        return topic_api.TopicHistory(starts=await self._broker.history_starts(self._topic(request.topic)))
+        return topic_api.TopicHistory(starts=await caller.broker.history_starts(_topic(caller, request.topic)))
 
     @implements(topic_api.PAGE_GAPS)
     async def page_gaps(self, caller: Caller, request: topic_api.PageOfShard) -> Listing[topic_api.GapRange]:
-        gaps = self._broker.gaps(self._topic(request.topic), request.shard)
+        gaps = caller.broker.gaps(_topic(caller, request.topic), request.shard)
         return page_of(((f"{gap.start:019d}", gap) for gap in gaps), request, admin_answers.gap_range)
 
     @implements(topic_api.SET_TOPIC_POLICIES)
     async def set_topic_policies(self, caller: Caller, request: topic_api.SetTopicPolicies) -> topic_api.TopicDetails:
-        await self._broker.set_topic_policies(TopicName.parse(request.topic), request.policies)
-        return self._topic_details(self._topic(request.topic))
+        await caller.broker.set_topic_policies(TopicName.parse(request.topic), request.policies)
+        return self._topic_details(caller.broker, _topic(caller, request.topic))
 
     @implements(topic_api.PAGE_PRODUCERS)
     async def page_producers(
         self, caller: Caller, request: topic_api.PageOfTopic
     ) -> Listing[topic_api.ConnectedProducer]:
-        producers = self._topic(request.topic).producers
+        producers = _topic(caller, request.topic).producers
         return page_of(((producer.name, producer) for producer in producers), request, admin_answers.connected_producer)
 
     @implements(topic_api.DISCONNECT_PRODUCER)
     async def disconnect_producer(self, caller: Caller, request: topic_api.ProducerOnly) -> EmptyAnswer:
-        self._broker.disconnect_producer(TopicName.parse(request.topic), request.producer)
+        caller.broker.disconnect_producer(TopicName.parse(request.topic), request.producer)
         return EmptyAnswer()
 
     # --- subscriptions ---
@@ -163,7 +143,7 @@ class AdminCalls:
     async def page_subscriptions(
         self, caller: Caller, request: topic_api.PageOfTopic
     ) -> Listing[subscription_api.SubscriptionSummary]:
-        topic = self._topic(request.topic)
+        topic = _topic(caller, request.topic)
         return page_of(
             topic.subscriptions.items(),
             request,
@@ -174,8 +154,8 @@ class AdminCalls:
     async def inspect_subscription(
         self, caller: Caller, request: subscription_api.SubscriptionOnly
     ) -> subscription_api.SubscriptionDetails:
-        topic = self._topic(request.topic)
-        return await self._subscription_details(topic, self._broker.subscription(topic.name, request.subscription))
+        topic = _topic(caller, request.topic)
+        return await self._subscription_details(topic, caller.broker.subscription(topic.name, request.subscription))
 
     async def _subscription_details(
         self, topic: BrokerTopic, subscription: BrokerSubscription
@@ -190,8 +170,8 @@ class AdminCalls:
         self, caller: Caller, request: subscription_api.CreateSubscription
     ) -> subscription_api.SubscriptionDetails:
         start = SubscriptionStart(request.start, request.start_value)
-        topic = self._topic(request.topic)
-        subscription = await self._broker.create_subscription(
+        topic = _topic(caller, request.topic)
+        subscription = await caller.broker.create_subscription(
             topic.name, request.subscription, request.type, start, request.failure
         )
         return await self._subscription_details(topic, subscription)
@@ -200,18 +180,18 @@ class AdminCalls:
     async def change_subscription(
         self, caller: Caller, request: subscription_api.ChangeSubscription
     ) -> subscription_api.SubscriptionDetails:
-        topic = self._topic(request.topic)
+        topic = _topic(caller, request.topic)
         if request.failure is not msgspec.UNSET:
-            await self._broker.set_failure_policy(topic.name, request.subscription, request.failure)
+            await caller.broker.set_failure_policy(topic.name, request.subscription, request.failure)
         if request.max_dispatch_rate is not msgspec.UNSET:
-            await self._broker.set_dispatch_rate(topic.name, request.subscription, request.max_dispatch_rate)
-        return await self._subscription_details(topic, self._broker.subscription(topic.name, request.subscription))
+            await caller.broker.set_dispatch_rate(topic.name, request.subscription, request.max_dispatch_rate)
+        return await self._subscription_details(topic, caller.broker.subscription(topic.name, request.subscription))
 
     @implements(subscription_api.PAGE_CONSUMERS)
     async def page_consumers(
         self, caller: Caller, request: subscription_api.PageOfSubscription
     ) -> Listing[subscription_api.ConnectedConsumer]:
-        subscription = self._broker.subscription(TopicName.parse(request.topic), request.subscription)
+        subscription = caller.broker.subscription(TopicName.parse(request.topic), request.subscription)
         return page_of(
             subscription.consumers.items(),
             request,
@@ -220,7 +200,7 @@ class AdminCalls:
 
     @implements(subscription_api.DISCONNECT_CONSUMER)
     async def disconnect_consumer(self, caller: Caller, request: subscription_api.ConsumerOnly) -> EmptyAnswer:
-        self._broker.disconnect_consumer(TopicName.parse(request.topic), request.subscription, request.consumer)
+        caller.broker.disconnect_consumer(TopicName.parse(request.topic), request.subscription, request.consumer)
         return EmptyAnswer()
 
     # --- the log ---
@@ -271,3 +251,22 @@ class AdminCalls:
     @implements(node_api.PLACES)
     async def places(self, caller: Caller, _request: NoArguments) -> Document:
         return self._addresses()
+
+
+def _topic(caller: Caller, name: str) -> BrokerTopic:
+    return caller.broker.topic(TopicName.parse(name))
+
+
+def _namespace_details(broker: GuardedBroker, name: str) -> namespace_api.NamespaceDetails:
+    return admin_answers.namespace_details(name, broker.namespace(name))
+
+
+def _topic_summary(broker: GuardedBroker, name: TopicName) -> topic_api.TopicSummary | None:
+    """None for a topic that was deleted meanwhile, or that this node owns and has not opened yet."""
+    topic = broker.find_topic(name)
+    if topic is not None:
+        return admin_answers.topic_summary(topic)
+    record = broker.find_topic_record(name)
+    if record is None or broker.is_local(record):
+        return None
+    return admin_answers.remote_topic_summary(name, record)

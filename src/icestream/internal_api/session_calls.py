@@ -18,17 +18,17 @@ from icestream.admin_api.session_api import (
     SessionCredential,
     SessionOnly,
 )
+from icestream.broker.guarded_broker import BrokerDoor
 from icestream.frontends.native.public_calls import Call, Caller
 from icestream.internal_api.implementation import implements, native_calls
-from icestream.security.access_control import AccessControl
 from icestream.security.action import parse_action
 from icestream.security.credential import BearerCredential, CertificateCredential, Credential, PasswordCredential
 from icestream.security.resource import Resource
 
 
 class SessionCalls:
-    def __init__(self, access_control: AccessControl) -> None:
-        self._access_control = access_control
+    def __init__(self, door: BrokerDoor) -> None:
+        self._door = door
 
     def calls(self) -> dict[str, Call]:
         return native_calls(self)
@@ -36,14 +36,12 @@ class SessionCalls:
     @implements(session_api.OPEN_SESSION)
     async def open_session(self, caller: Caller, request: OpenSession) -> OpenedSession:
         """Raises Unauthenticated, InvalidInput for a credential of two kinds."""
-        session = await self._access_control.authenticate(
-            _credential(request.credential), request.address, request.listener
-        )
+        client = await self._door.authenticate(_credential(request.credential), request.address, request.listener)
         return OpenedSession(
-            session=caller.connection.add_session(session),
-            principal=str(session.identity.principal),
-            expires_us=session.identity.expires_us,
-            is_enabled=self._access_control.is_enabled,
+            session=caller.connection.add_session(client),
+            principal=str(client.session.identity.principal),
+            expires_us=client.session.identity.expires_us,
+            is_enabled=self._door.is_secured,
         )
 
     @implements(session_api.CLOSE_SESSION)
@@ -59,11 +57,11 @@ class SessionCalls:
                 f"{len(request.rights)} rights in one call", hint=f"at most {limits.DECISIONS_PER_CALL_MAX}"
             )
         rights = [(parse_action(action), Resource.parse(resource)) for action, resource in request.rights]
-        decisions = [caller.session.decide(action, resource) for action, resource in rights]
+        decisions = [caller.broker.decide(action, resource) for action, resource in rights]
         return RightDecisions(
             decisions=[RightDecision(is_allowed=each.is_allowed, reason=each.reason) for each in decisions],
-            revision=self._access_control.policy.revision,
-            is_enabled=self._access_control.is_enabled,
+            revision=self._door.policy_revision,
+            is_enabled=self._door.is_secured,
         )
 
 

@@ -29,6 +29,7 @@ from typing import Any
 
 from icestream import errors
 from icestream.broker.audit_log import AuditLog
+from icestream.broker.guarded_broker import BrokerDoor
 from icestream.broker.iceberg_storage import IcebergStorage
 from icestream.broker.memory_storage import MemoryStorage
 from icestream.broker.pipeline_service import LogLocation, PipelineService
@@ -154,6 +155,7 @@ class BrokerNode:
             self.audit.login_failed,
         )
         self.access_control.authenticator = self.authenticator
+        self.door = BrokerDoor(self.broker, self.access_control)
         policy = self.broker.topics.table_policy
         self.ingest = PipelineService(log, clock, self._log_location(), policy) if log is not None else None
         if self.ingest is not None:

@@ -5,6 +5,8 @@
               client           a name for logs and metrics, may be empty
               frame_bytes_max  the largest frame that the client accepts (the size field of a frame, see frame.py)
               compression      names, the client's favourite first; unknown ones are ignored
+              credential       optional; one of {token}, {user, password}, and, on the local socket, {role, secret}.
+                               Who the client is follows from it or from its certificate, never from `client`
     WELCOME   version          the version in use: the highest that both support
               node             the name of the broker
               frame_bytes_max  the largest frame that the broker accepts
@@ -12,14 +14,15 @@
               time_us          the broker's clock, microseconds since 1970
               instance         the id of this run of the broker (runtime/instance.py); empty if it has none
 
-`Agreement` is what follows from both. Each side may then send frames up to what the other accepts; for a compressed
-body this bound applies to the uncompressed size too.
+The broker answers when it has verified the credential: with WELCOME, or with ERROR `unauthenticated`, after which it
+closes the connection. `Agreement` is what follows from both. Each side may then send frames up to what the other
+accepts; for a compressed body this bound applies to the uncompressed size too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from icestream import errors, limits
@@ -28,9 +31,27 @@ from icestream.rpc.body_compression import Compression
 from icestream.rpc.frame import COMPRESSED, MAGIC, SIZE_MIN, VERSION, VERSION_MIN, Frame, FrameKind, encode_frame
 
 ZSTD: Final = "zstd"
+_CREDENTIAL_BYTES_MAX: Final = {
+    "token": limits.TOKEN_BYTES_MAX,
+    "user": limits.NAME_BYTES_MAX,
+    "password": limits.PASSWORD_BYTES_MAX,
+    "role": limits.NAME_BYTES_MAX,
+    "secret": limits.NAME_BYTES_MAX,
+}
 _VERSION_MAX: Final = 2**16 - 1
 _BYTES_MAX: Final = 2**32 - 1
 _TIME_MAX: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class HelloCredential:
+    """The credential of a HELLO, not verified: a token, a user with a password, or a process with its secret."""
+
+    token: str = field(default="", repr=False)
+    user: str = ""
+    password: str = field(default="", repr=False)
+    role: str = ""
+    secret: str = field(default="", repr=False)
 
 
 class Hello(NamedTuple):
@@ -41,6 +62,7 @@ class Hello(NamedTuple):
     client: str = ""
     frame_bytes_max: int = limits.FRAME_BYTES_MAX_DEFAULT
     compression: tuple[str, ...] = ()
+    credential: HelloCredential | None = None
 
 
 class Welcome(NamedTuple):
@@ -69,8 +91,14 @@ def encode_hello(hello: Hello, *, ends_http_request: bool = False) -> bytes:
     `ends_http_request`: adds a key that brokers ignore and that ends a request of HTTP/1, so that an HTTP server at
     that address answers immediately instead of waiting for the rest of a request.
     """
-    end = {"end": "\r\n\r\n"} if ends_http_request else {}
-    return MAGIC + document.encode({**hello._asdict(), **end})
+    fields = hello._asdict()
+    del fields["credential"]
+    if hello.credential is not None:
+        values = {name: getattr(hello.credential, name) for name in _CREDENTIAL_BYTES_MAX}
+        fields["credential"] = {name: value for name, value in values.items() if value}
+    if ends_http_request:
+        fields["end"] = "\r\n\r\n"
+    return MAGIC + document.encode(fields)
 
 
 def decode_hello(body: bytes) -> Hello:
@@ -87,7 +115,23 @@ def decode_hello(body: bytes) -> Hello:
         document.text_of(fields, "client", limits.NAME_BYTES_MAX, ""),
         document.number_of(fields, "frame_bytes_max", 0, _BYTES_MAX, limits.FRAME_BYTES_MAX_DEFAULT),
         document.texts_of(fields, "compression", limits.COMPRESSIONS_MAX, limits.NAME_BYTES_MAX),
+        _decode_credential(fields.get("credential")),
     )
+
+
+def _decode_credential(fields: object) -> HelloCredential | None:
+    """Raises DecodeError, which never quotes a value."""
+    if fields is None:
+        return None
+    if not isinstance(fields, dict):
+        raise errors.DecodeError("credential is not a map")
+    credential = HelloCredential(
+        **{name: document.text_of(fields, name, bound, "") for name, bound in _CREDENTIAL_BYTES_MAX.items()}
+    )
+    kinds = [bool(credential.token), bool(credential.user or credential.password), bool(credential.role)]
+    if sum(kinds) != 1:
+        raise errors.DecodeError("credential is not one of a token, a user with a password, or a role with a secret")
+    return credential
 
 
 def encode_welcome(welcome: Welcome) -> bytes:
@@ -136,8 +180,9 @@ class HandshakeServer:
     compression: Compression | None = None
     instance: str = ""
 
-    def agree(self, first: Frame) -> tuple[Agreement, bytes]:
-        """Returns the agreement that follows from a connection's first frame, and the body of the WELCOME.
+    def agree(self, first: Frame) -> tuple[Agreement, bytes, HelloCredential | None]:
+        """Returns the agreement that follows from a connection's first frame, the body of the WELCOME, and the
+        credential, which is still to be verified.
 
         Raises DecodeError, UnknownVersion or InvalidInput.
         """
@@ -147,7 +192,7 @@ class HandshakeServer:
         send_bytes_max = min(hello.frame_bytes_max, limits.FRAME_BYTES_MAX)
         compression = self.compression if welcome.compression else None
         agreed = Agreement(welcome.version, self.frame_bytes_max, send_bytes_max, compression)
-        return agreed, encode_welcome(welcome)
+        return agreed, encode_welcome(welcome), hello.credential
 
 
 # --- the client's side ------------------------------------------------------------------------------------------------

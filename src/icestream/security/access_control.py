@@ -3,7 +3,9 @@
     Authenticator     credential -> identity, or Unauthenticated (authenticator.py)
     new_session       identity -> AccessSession
     apply             a new policy: sessions whose credential ended are ended, holds are decided again, in slices, so
-                      that 100,000 of them do not stall the loop
+                      that 100,000 of them do not stall the loop. When it switches security on, every connection from
+                      before is closed, so that its client connects again with its credential (hazard 112); processes of
+                      the node have proved theirs and stay
     end_expired       sessions whose credential has expired are ended
     pause             no logins and no new holds, while the policy may be outdated; `close_holds` closes the open ones
     resume            after a pause
@@ -46,6 +48,10 @@ class Authenticating(Protocol):
 
 def _ignore_denial(session: AccessSession, action: Action, resource: Resource, decision: Decision) -> None:
     pass
+
+
+def _switched_on() -> errors.Unauthenticated:
+    return errors.Unauthenticated("security was switched on", hint="connect again with a credential")
 
 
 class AccessControl:
@@ -126,6 +132,7 @@ class AccessControl:
 
         New requests are decided by it at once, open sessions and holds before this returns.
         """
+        is_switched_on = policy.is_enabled and not self._policy.is_enabled
         self._policy = policy
         if find_end is not None:
             self._find_end = find_end
@@ -134,7 +141,9 @@ class AccessControl:
         async for session in self._in_slices():
             if session.closed is None and (ended := self._ended(session.identity)) is not None:
                 session.end(ended)
-            else:
+                continue
+            is_asked = is_switched_on and not session.identity.principal.is_internal
+            if not is_asked or not session.ask_to_reconnect(_switched_on()):
                 session.decide_again()
 
     def _ended(self, identity: CallerIdentity) -> errors.IcestreamError | None:

@@ -5,8 +5,9 @@
     AccessRule     actions and a pattern
     Grant          a principal, and a role or a single rule; `is_parked` while its topic is deleted (hazard 117)
 
-Rules only allow; what no rule allows is denied. An identity has the roles and rules that are granted to its principal,
-the roles that its credential brings, and what is granted to `anonymous`. A rule with the action `admin` on the cluster
+Rules only allow; what no rule allows is denied. Every action includes `describe` of the same resource: an answer would
+have to lie about it otherwise. An identity has the roles and rules that are granted to its principal, the roles of its
+credential, and what is granted to `anonymous`. A rule with the action `admin` on the cluster
 allows every action on every resource, except on what belongs to the node itself: `/system/…` can be read, nothing else,
 and by no wildcard: a rule for `/*/*` is not meant for the audit. A principal of Danube's shared key, and `anonymous`,
 never administer, whatever is granted to them (hazard 116).
@@ -50,7 +51,7 @@ class AccessRule(NamedTuple):
     def allows(self, action: Action, resource: Resource, claims: Mapping[str, str]) -> bool:
         if self.is_administration:
             return True
-        if action not in self.actions:
+        if action not in self.actions and action is not Action.DESCRIBE:
             return False
         if _is_system(resource) and self.pattern.segments[:1] != (SYSTEM_NAMESPACE,):
             return False

@@ -53,6 +53,13 @@ class AccessSession:
         self._holds: dict[int, HeldRight] = {}
         self._last_hold = 0
         self.closed: errors.IcestreamError | None = None  # why nothing is allowed any more
+        # Closes the connection of the session; None if the session is not that of a connection.
+        self.on_end: Callable[[errors.IcestreamError], None] | None = None
+
+    @property
+    def is_unrestricted(self) -> bool:
+        """True while security is off: a listing need not decide about each item."""
+        return self.closed is None and not self._policy().is_enabled
 
     def is_allowed(self, action: Action, resource: Resource) -> bool:
         """Whether it is allowed now. A denial is not recorded: for listings that show what is visible."""
@@ -119,6 +126,8 @@ class AccessSession:
         """Ends the session: every hold is closed with the reason, and every later request is refused with it."""
         self.closed = reason
         self.close_holds(reason)
+        if self.on_end is not None:
+            self.on_end(reason)
 
     def close_holds(self, reason: errors.IcestreamError) -> int:
         """Closes every hold with the reason; returns how many. The session itself stays open."""
@@ -126,6 +135,18 @@ class AccessSession:
         for held in holds.values():
             held.close(reason)
         return len(holds)
+
+    def ask_to_reconnect(self, reason: errors.IcestreamError) -> bool:
+        """Ends the connection of the session; False if it has none. Holds end with the connection.
+
+        They are not closed by themselves: a producer that is refused with the reason would give up, one whose
+        connection ends is opened again on the next one.
+        """
+        if self.on_end is None:
+            return False
+        self.closed = reason
+        self.on_end(reason)
+        return True
 
 
 def denial(identity: CallerIdentity, action: Action, resource: Resource, decision: Decision) -> errors.IcestreamError:

@@ -25,7 +25,6 @@ class Action(Enum):
     ADMIN = "admin"
 
 
-# A right to do something with a resource includes to see that it exists: else an error would have to lie about it.
 _READ: Final = frozenset({Action.CONSUME, Action.DESCRIBE, Action.TABLE_READ, Action.QUERY, Action.BACKUP})
 _WRITE: Final = frozenset({Action.PRODUCE, Action.DESCRIBE})
 GROUPS: Final[dict[str, frozenset[Action]]] = {

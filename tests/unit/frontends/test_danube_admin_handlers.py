@@ -24,6 +24,7 @@ from icestream.processes.broker_process import BrokerNode
 from tests.support.danube_handlers import DanubeHandlers, danube_handlers
 from tests.support.faulty_store import FaultyStore
 from tests.support.node_settings import node_settings
+from tests.support.secured_access import unguarded
 
 pytestmark = pytest.mark.asyncio
 TOPIC = TopicName("default", "t")
@@ -35,7 +36,7 @@ class DanubeOperator:
         self.clients = clients
         self.broker = clients.broker
         place = BrokerAddresses("node-1", "h:6650", "h:50051", "h:9040")
-        self.calls = AdminHandlers(clients.broker, place).table().unary
+        self.calls = AdminHandlers(unguarded(clients.broker), place).table().unary
 
     async def call(self, method: str, request: Message, kind: type[Answer] = pb.Done) -> Answer:  # type: ignore[assignment]
         raw = await self.calls[f"/danube_admin.{method}"](request.SerializeToString(), Call())

@@ -9,8 +9,6 @@ import pytest
 import pytest_asyncio
 
 from icestream import errors, limits
-from icestream.internal_api.implementation import local_call_table
-from icestream.internal_api.session_calls import SessionCalls
 from icestream.metadata.store import MemoryStore
 from icestream.rpc.document import Document
 from icestream.rpc.link_keeper import LinkKeeper
@@ -30,9 +28,8 @@ def access() -> SecuredAccess:
 
 @pytest_asyncio.fixture
 async def lake(tmp_path: Path, access: SecuredAccess) -> AsyncIterator[LinkKeeper]:
-    table = local_call_table(SessionCalls(access))
     async with (
-        local_broker(tmp_path / "broker.sock", MemoryStore(), offered=table, access_control=access),
+        local_broker(tmp_path / "broker.sock", MemoryStore(), access_control=access),
         kept_link(tmp_path / "broker.sock") as keeper,
     ):
         yield keeper
@@ -138,9 +135,8 @@ async def test_the_number_of_rights_in_a_call_is_bounded(lake: LinkKeeper) -> No
 
 
 async def test_sessions_end_with_their_connection(tmp_path: Path, access: SecuredAccess) -> None:
-    table = local_call_table(SessionCalls(access))
     path = tmp_path / "broker.sock"
-    async with local_broker(path, MemoryStore(), offered=table, access_control=access), kept_link(path) as keeper:
+    async with local_broker(path, MemoryStore(), access_control=access), kept_link(path) as keeper:
         await open_session(keeper, token="token-of-alice")
         assert access.sessions == 2  # that of the connection, and alice's
     assert access.sessions == 0
@@ -149,8 +145,7 @@ async def test_sessions_end_with_their_connection(tmp_path: Path, access: Secure
 async def test_everything_is_allowed_while_security_is_off(tmp_path: Path) -> None:
     access = AccessControl(SystemClock())
     path = tmp_path / "broker.sock"
-    table = local_call_table(SessionCalls(access))
-    async with local_broker(path, MemoryStore(), offered=table, access_control=access), kept_link(path) as keeper:
+    async with local_broker(path, MemoryStore(), access_control=access), kept_link(path) as keeper:
         opened = await open_session(keeper, token="unread")
         assert (opened["principal"], opened["is_enabled"]) == ("anonymous", False)
         assert await decide(keeper, opened["session"], ("admin", "cluster")) == [True]

@@ -55,7 +55,7 @@ def test_a_welcome_round_trips(welcome: Welcome) -> None:
 def test_both_sides_agree() -> None:
     for offered, has in ((("zstd",), True), (("lz9", "zstd"), True), (("zstd",), False), ((), True)):
         hello = Hello(client="me", frame_bytes_max=5_000_000, compression=offered)
-        at_broker, body = server(Compression() if has else None).agree(hello_frame(hello))
+        at_broker, body, _ = server(Compression() if has else None).agree(hello_frame(hello))
         at_client, welcome = handshake.accept_welcome(hello, Frame(FrameKind.WELCOME, 0, 9, body), Compression())
         chosen = "zstd" if has and offered else ""
         assert welcome == Welcome(VERSION, "node-1", limits.FRAME_BYTES_MAX_DEFAULT, chosen, NOW_US)
@@ -68,7 +68,7 @@ def test_both_sides_agree() -> None:
 @given(HELLOS)
 def test_every_hello_is_agreed_with_or_refused(hello: Hello) -> None:
     try:
-        agreed, body = server(Compression()).agree(hello_frame(hello))
+        agreed, body, _ = server(Compression()).agree(hello_frame(hello))
     except (errors.UnknownVersion, errors.InvalidInput):
         assert hello.version_min > VERSION or hello.frame_bytes_max < limits.FRAME_BYTES_MIN
         return
@@ -125,12 +125,12 @@ def test_an_impossible_bound_is_refused() -> None:
 
 
 def test_no_peer_sends_more_than_the_largest_frame() -> None:
-    agreed, _ = server().agree(hello_frame(Hello(frame_bytes_max=2**32 - 1)))
+    agreed, _, _ = server().agree(hello_frame(Hello(frame_bytes_max=2**32 - 1)))
     assert agreed.send_bytes_max == limits.FRAME_BYTES_MAX
 
 
 def test_keys_that_are_missing_have_defaults_and_unknown_ones_are_ignored() -> None:
-    agreed, _ = server(Compression()).agree(hello_with(later={"a": [1]}, token="x"))
+    agreed, _, _ = server(Compression()).agree(hello_with(later={"a": [1]}, token="x"))
     assert agreed == Agreement(VERSION, limits.FRAME_BYTES_MAX_DEFAULT, limits.FRAME_BYTES_MAX_DEFAULT, None)
     welcome = handshake.decode_welcome(document.encode({"version": 1, "frame_bytes_max": 7, "later": 1}))
     assert welcome == Welcome(1, "", 7, "", 0)

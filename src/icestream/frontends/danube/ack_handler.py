@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from icestream import errors, limits
 from icestream.broker.broker_subscription import unknown_subscription
-from icestream.broker.service import Broker
+from icestream.broker.guarded_broker import GuardedBroker
 from icestream.broker.shard_delivery import ShardDelivery
 from icestream.frontends.danube.consumer_registry import ConsumerRegistry, DeliveryKey
 from icestream.frontends.danube.handlers import Call, CallFailed, decode, status_number
@@ -39,7 +39,7 @@ class Acknowledgement(NamedTuple):
 
 
 class AckHandler:
-    def __init__(self, broker: Broker, consumers: ConsumerRegistry) -> None:
+    def __init__(self, broker: GuardedBroker, consumers: ConsumerRegistry) -> None:
         self._broker = broker
         self._consumers = consumers
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from icestream import errors
 from icestream.broker.broker_topic import BrokerTopic
-from icestream.broker.service import Broker
+from icestream.broker.guarded_broker import GuardedBroker
 from icestream.frontends.danube.handlers import Call, CallFailed, HandlerTable, decode
 from icestream.frontends.danube.partition_names import base_name, parse_partition, wire_name
 from icestream.frontends.danube.schema_handlers import check_reference
@@ -64,7 +64,7 @@ class BrokerAddresses:
 class AdminHandlers:
     """The calls of Danube's admin tools, each from an encoded request to an encoded response."""
 
-    def __init__(self, broker: Broker, addresses: BrokerAddresses) -> None:
+    def __init__(self, broker: GuardedBroker, addresses: BrokerAddresses) -> None:
         self._broker = broker
         self._addresses = addresses
 

@@ -18,7 +18,7 @@ import contextlib
 from typing import Final
 
 from icestream import errors, limits
-from icestream.broker.service import Broker
+from icestream.broker.guarded_broker import GuardedBroker
 from icestream.frontends.danube.danube_consumer import TAKEN_OVER, DanubeConsumer, no_such_consumer
 from icestream.frontends.danube.extensions import START, parse_start
 from icestream.frontends.danube.handlers import Call, OutStream, decode
@@ -40,7 +40,9 @@ DeliveryKey = tuple[int, int, str]  # topic id, shard, subscription
 class ConsumerRegistry:
     """The consumers of Danube's clients that are part of a subscription on this node."""
 
-    def __init__(self, broker: Broker, ids: IdRegistry, clock: Clock, address: str, message_bytes_max: int) -> None:
+    def __init__(
+        self, broker: GuardedBroker, ids: IdRegistry, clock: Clock, address: str, message_bytes_max: int
+    ) -> None:
         self._broker = broker
         self._ids = ids
         self._clock = clock

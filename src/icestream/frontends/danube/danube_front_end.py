@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from icestream import limits
-from icestream.broker.service import Broker
+from icestream.broker.guarded_broker import GuardedBroker
 from icestream.frontends.front_end import FrontEnd, NodeView
 from icestream.runtime.advertised_address import advertised_address
 from icestream.runtime.clock import SystemClock
@@ -64,7 +64,9 @@ class DanubeFrontEnd(FrontEnd):
             return
         from icestream.frontends.danube.danube_service import DanubeOptions, DanubeService
 
-        settings, broker = self._settings, self._node.broker
+        # One session for all clients, until each call has an identity of its own: with security on, they have the
+        # rights of `anonymous`.
+        settings, broker = self._settings, self._node.door.admit_anonymous("", self.name)
         tls = self._node.tls(self.name)
         # Bound before it serves: replies contain the advertised address, and port 0 is known only then.
         listener = _listener("ports.danube", limits.OPEN_FILES_MESSAGE_SHARE)
@@ -78,7 +80,7 @@ class DanubeFrontEnd(FrontEnd):
         self._service.start()
         await self._listen_for_admin(broker, self._service.schemas, port)
 
-    async def _listen_for_admin(self, broker: Broker, schemas: SchemaHandlers, port: int) -> None:
+    async def _listen_for_admin(self, broker: GuardedBroker, schemas: SchemaHandlers, port: int) -> None:
         """Opens the admin listener. It needs the ports of the others, which it reports to admin tools."""
         from icestream.frontends.danube.admin_handlers import AdminHandlers, BrokerAddresses
         from icestream.frontends.danube.handlers import HandlerTable

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from icestream import limits
-from icestream.broker.service import Broker
+from icestream.broker.guarded_broker import GuardedBroker
 from icestream.frontends.danube.ack_handler import ACK_COLUMNS, AckHandler
 from icestream.frontends.danube.consumer_registry import ConsumerRegistry
 from icestream.frontends.danube.discovery import Discovery
@@ -41,7 +41,7 @@ class DanubeOptions:
 class DanubeService:
     """Composes the handlers of Danube's client services, and removes idle producers and consumers."""
 
-    def __init__(self, broker: Broker, store: MetadataStore, clock: Clock, options: DanubeOptions) -> None:
+    def __init__(self, broker: GuardedBroker, store: MetadataStore, clock: Clock, options: DanubeOptions) -> None:
         """`store`: for the records of this front end alone, the ids of its clients."""
         self._tasks = Tasks(self._task_failed)
         ids = IdRegistry(store, clock)

@@ -7,7 +7,7 @@ fails once never repeats it, and would not notice that its consumer is gone.
 from __future__ import annotations
 
 from icestream import errors
-from icestream.broker.service import Broker
+from icestream.broker.guarded_broker import GuardedBroker
 from icestream.frontends.danube.consumer_registry import ConsumerRegistry
 from icestream.frontends.danube.handlers import Call, decode
 from icestream.frontends.danube.partition_names import base_name, wire_names
@@ -21,7 +21,9 @@ _log = get_logger("danube")
 class Discovery:
     """Handlers of the services Discovery and HealthCheck."""
 
-    def __init__(self, broker: Broker, producers: ProducerRegistry, consumers: ConsumerRegistry, url: str) -> None:
+    def __init__(
+        self, broker: GuardedBroker, producers: ProducerRegistry, consumers: ConsumerRegistry, url: str
+    ) -> None:
         self._broker = broker
         self._producers = producers
         self._consumers = consumers

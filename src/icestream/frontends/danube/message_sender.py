@@ -16,8 +16,8 @@ from typing import NamedTuple, Protocol
 
 from icestream import errors, limits
 from icestream.broker.broker_topic import BrokerProducer
+from icestream.broker.guarded_broker import GuardedBroker
 from icestream.broker.publish_result import PublishResult
-from icestream.broker.service import Broker
 from icestream.frontends.danube.extensions import SEQUENCE, parse_sequence
 from icestream.frontends.danube.handlers import Call, decode, malformed_request, status_number
 from icestream.frontends.danube.messages import Fields, Row, fields_of, fields_of_batch, row_of
@@ -54,7 +54,7 @@ class PendingMessage(NamedTuple):
 
 class MessageSender:
     def __init__(
-        self, broker: Broker, producers: ProducerRegistry, clock: Clock, tasks: Tasks, message_bytes_max: int
+        self, broker: GuardedBroker, producers: ProducerRegistry, clock: Clock, tasks: Tasks, message_bytes_max: int
     ) -> None:
         self._broker = broker
         self._producers = producers

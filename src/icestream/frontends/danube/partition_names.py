@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from icestream.broker.broker_topic import BrokerTopic
 from icestream.broker.danube_partitions import check_partition, unknown_partition
-from icestream.broker.service import Broker
+from icestream.broker.guarded_broker import GuardedBroker
 from icestream.model.topic_name import TopicName, parse_shard
 
 parse_partition = lru_cache(4096)(parse_shard)  # cached: every message and ack carries such a name
@@ -25,7 +25,7 @@ class PartitionRef(NamedTuple):
         return self.part or 0
 
 
-def resolve_partition(broker: Broker, name: str) -> PartitionRef:
+def resolve_partition(broker: GuardedBroker, name: str) -> PartitionRef:
     """The shard with this name. Raises UnknownTopic for a topic or partition that does not exist."""
     topic_name, part = parse_partition(name)
     topic = broker.topic(topic_name)
@@ -41,7 +41,7 @@ def wire_name(topic: BrokerTopic, shard: int) -> str:
     return topic.name.shard_name(shard, record.shards, is_partitioned=record.is_partitioned)
 
 
-def wire_names(broker: Broker, name: str) -> list[str]:
+def wire_names(broker: GuardedBroker, name: str) -> list[str]:
     """The partitions of a topic of any node, or the named partition alone; empty if it does not exist.
 
     Names match exactly.

@@ -27,8 +27,8 @@ from icestream import errors, limits
 from icestream.broker import records
 from icestream.broker.broker_topic import BrokerProducer
 from icestream.broker.danube_partitions import PartitionRequest
+from icestream.broker.guarded_broker import GuardedBroker
 from icestream.broker.name_registry import put_name
-from icestream.broker.service import Broker
 from icestream.frontends.danube.handlers import Call, decode
 from icestream.frontends.danube.id_registry import PRODUCERS, IdRegistry, RegisteredProducer
 from icestream.frontends.danube.messages import OWN_COLUMNS
@@ -67,7 +67,7 @@ class DanubeProducer:
 class ProducerRegistry:
     """The producers of Danube's clients on this node."""
 
-    def __init__(self, broker: Broker, store: MetadataStore, ids: IdRegistry) -> None:
+    def __init__(self, broker: GuardedBroker, store: MetadataStore, ids: IdRegistry) -> None:
         """`store`: for the incarnations of producers, which are records of this front end."""
         self._broker = broker
         self._store = store

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from icestream import errors
+from icestream.broker.guarded_broker import GuardedBroker
 from icestream.broker.schema_registry import RegisteredSchema
 from icestream.broker.schema_registry_records import SchemaVersion
-from icestream.broker.service import Broker
 from icestream.frontends.danube.handlers import Call, HandlerTable, decode
 from icestream.frontends.danube.partition_names import base_name
 from icestream.frontends.danube.wire import danube_pb2
@@ -16,7 +16,7 @@ from icestream.schema.kinds import compatibility, schema_type, validation_policy
 class SchemaHandlers:
     """Handlers of the service SchemaRegistry: each decodes its request, calls the registry and encodes the result."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: GuardedBroker) -> None:
         self._broker = broker
         self._registry = broker.schemas
 
@@ -175,7 +175,7 @@ def _success(message: str) -> bytes:
     return pb.Outcome(success=True, message=message).SerializeToString()
 
 
-async def check_reference(broker: Broker, reference: danube_pb2.SchemaReference) -> None:
+async def check_reference(broker: GuardedBroker, reference: danube_pb2.SchemaReference) -> None:
     """Raises SchemaMismatch if the registry lacks the subject or version."""
     try:
         latest = (await broker.schemas.latest(reference.subject)).version.version

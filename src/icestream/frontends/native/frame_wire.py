@@ -40,10 +40,10 @@ from typing import Any, Final, NamedTuple
 from icestream import errors, limits
 from icestream.broker.block_validation import forbidden_columns
 from icestream.broker.broker_topic import BrokerProducer, BrokerTopic
+from icestream.broker.guarded_broker import PublishPath
 from icestream.broker.producer_window import ProducerWindow
 from icestream.broker.publish_group import PublishGroupResult
 from icestream.broker.publish_result import PublishOutcome, PublishResult
-from icestream.broker.service import Broker
 from icestream.broker.shard_delivery import ShardDelivery
 from icestream.frontends.native.native_connection import NativeConnection
 from icestream.frontends.native.native_consumer import NativeConsumer
@@ -108,7 +108,7 @@ class PublishLane:
 class FrameWire:
     def __init__(
         self,
-        broker: Broker,
+        broker: PublishPath,
         listener: socket.socket,
         new_connection: Callable[[WireConnection], NativeConnection],
         tls: ListenerTls | None = None,

@@ -1,9 +1,13 @@
 """One connection of the native protocol (rpc/frame.py): decodes frames, calls the broker, sends the responses.
 
-    greeting   no frame received yet      a valid HELLO -> open; anything else, or a timeout -> ERROR, closed
+    greeting   no frame received yet      a valid HELLO -> open, or verifying if it has a credential (or the client a
+                                          certificate) and security is on; anything else, or a timeout -> ERROR, closed
+    verifying  frames behind HELLO wait   the credential is valid -> WELCOME, open; else, or a timeout -> ERROR, closed
     open       frames are dispatched      a malformed frame -> closing
     closing    the socket is not read     pending responses are sent -> ERROR, closed; bounded by CLOSE_SECONDS_MAX
     closed     producers are closed, consumers leave; their unacked messages go to other consumers
+
+When the session of the client ends (its credential expired or was revoked), the connection is closing with that error.
 
 Frames are dispatched in order. When a frame has to wait (for room in the log, for outstanding publish responses, for
 calls in flight, for a client that does not read its responses), the connection stops reading its socket and resumes
@@ -19,7 +23,7 @@ from typing import Any, cast
 
 from icestream import errors, limits
 from icestream.broker.broker_topic import BrokerProducer
-from icestream.broker.service import Broker
+from icestream.broker.guarded_broker import BrokerDoor, GuardedBroker
 from icestream.frontends.native.native_consumer import NativeConsumer
 from icestream.frontends.native.notifier import Notifier
 from icestream.frontends.native.outbox import Outbox
@@ -35,9 +39,13 @@ from icestream.rpc.stream import FrameStream, head_error
 from icestream.runtime.connection_room import Standing
 from icestream.runtime.keep_alive import keep_alive
 from icestream.runtime.tasks import Tasks
-from icestream.security.access_control import AccessControl
-from icestream.security.access_session import AccessSession, open_session
-from icestream.security.principal import ANONYMOUS_IDENTITY
+from icestream.security.credential import (
+    BearerCredential,
+    CertificateCredential,
+    Credential,
+    PasswordCredential,
+    ProcessCredential,
+)
 
 _log = get_logger("native")
 
@@ -57,21 +65,21 @@ class _PublishInProgress:
 class NativeConnection(asyncio.BufferedProtocol):
     def __init__(
         self,
-        broker: Broker,
+        door: BrokerDoor,
         handshake_server: handshake.HandshakeServer,
         connections: SendBudget,
-        access_control: AccessControl,
         call_table: CallTable = PUBLIC,
         wire: WireConnection | None = None,
     ) -> None:
         """`wire`: its socket on the native wire; None if an asyncio transport reads the socket."""
-        self.broker = broker
+        self._door = door
+        self._publishing = door.publishing
+        self._client: GuardedBroker | None = None  # the broker for this client; None until it is known
         self._handshake = handshake_server
         self._call_table = call_table
         self._connections = connections
-        self._access_control = access_control
-        self._listener_name = connections.room.state.listener
-        self._sessions: OrderedDict[int, AccessSession] = OrderedDict()  # of forwarded calls, by last use
+        self._forwarded: OrderedDict[int, GuardedBroker] = OrderedDict()  # for clients of this process, by last use
+        self._listener = connections.room.state.listener
         self._loop = asyncio.get_running_loop()
         self._wire = wire
         # The native wire cuts frames off by itself: then the stream, and the buffer that it holds, is not needed.
@@ -100,7 +108,6 @@ class NativeConnection(asyncio.BufferedProtocol):
         self.consumers: dict[int, NativeConsumer] = {}
         self.watches: dict[int, asyncio.Task[None]] = {}
         self._last_handle = 0
-        self.session = open_session()
         self.responses = PublishResponses(self.out.send_frame if wire is None else wire.send_published)
 
     # --- the socket ---
@@ -109,7 +116,6 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's transport has the methods, not the base class
         self.out.attach(self._transport)
         self.peer = _address_text(transport.get_extra_info("peername"))
-        self.session = self._access_control.new_session(ANONYMOUS_IDENTITY, self.peer, self._listener_name)
         self.peer_certificate = peer_certificate(transport)
         admission = self._connections.room.admit(self)
         if admission.evicted is not None:
@@ -210,9 +216,10 @@ class NativeConnection(asyncio.BufferedProtocol):
         self.producers.clear()
         self.consumers.clear()
         self.watches.clear()
-        for session in (self.session, *self._sessions.values()):
-            self._access_control.close_session(session)
-        self._sessions.clear()
+        for client in (self._client, *self._forwarded.values()):
+            if client is not None:
+                self._door.leave(client)
+        self._forwarded.clear()
         self._stop_task = self._loop.create_task(self._tasks.stop())
 
     def pause_writing(self) -> None:
@@ -232,6 +239,12 @@ class NativeConnection(asyncio.BufferedProtocol):
     def is_full(self) -> bool:
         """True while no messages should be sent to this connection."""
         return self._is_closing or self.out.is_full
+
+    @property
+    def broker(self) -> GuardedBroker:
+        """The use cases for the client of this connection, which is known."""
+        assert self._client is not None
+        return self._client
 
     @property
     def agreed(self) -> handshake.Agreement:
@@ -304,6 +317,9 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._tasks.start(self.leave(error), "native-leave")
 
     def _on_hello_timeout(self) -> None:
+        if self._is_waiting:
+            self._fail(errors.Unauthenticated("the credential was not verified in time", hint="connect again"))
+            return
         self._fail(
             errors.DecodeError("no HELLO frame received in time", hint="does the client speak the native protocol?")
         )
@@ -316,25 +332,59 @@ class NativeConnection(asyncio.BufferedProtocol):
     def _on_frame(self, received: Frame) -> None:
         if self._transport is None or self._transport.is_closing() or self._is_closing:
             return
-        if self.out.agreed is None:
-            self._on_hello(received)
-        elif self._is_waiting:
+        if self._is_waiting:
             self._queued_frames.append(received)
+        elif self.out.agreed is None:
+            self._on_hello(received)
         else:
             self._admit(received)
 
     def _on_hello(self, hello: Frame) -> None:
-        agreed, body = self._handshake.agree(hello)
+        agreed, welcome, fields = self._handshake.agree(hello)
+        # Frames behind HELLO are cut off by its bounds. While a credential is verified, nothing more is read.
         self._frame_bytes_max, self._kinds = agreed.frame_bytes_max, frame.FROM_CLIENT
         if self._stream is not None:
             self._stream.frame_bytes_max, self._stream.kinds = self._frame_bytes_max, self._kinds
         if self._wire is not None:
             self._wire.open(agreed.frame_bytes_max)
-        self.out.send_frame(FrameKind.WELCOME, hello.number, body)
+        credential = self._credential(fields)
+        if credential is None or not (self._door.is_secured or isinstance(credential, ProcessCredential)):
+            self._open(self._door.admit_anonymous(self.peer, self._listener), agreed, hello.number, welcome)
+        else:
+            self._wait(self._verify(credential, agreed, hello.number, welcome))
+
+    def _credential(self, fields: handshake.HelloCredential | None) -> Credential | None:
+        """The credential of the HELLO, else the certificate of the client."""
+        if fields is None:
+            return CertificateCredential(self.peer_certificate) if self.peer_certificate else None
+        if fields.role:
+            return ProcessCredential(fields.role, fields.secret)
+        return BearerCredential(fields.token) if fields.token else PasswordCredential(fields.user, fields.password)
+
+    async def _verify(
+        self, credential: Credential, agreed: handshake.Agreement, hello_number: int, welcome: bytes
+    ) -> None:
+        """Raises Unauthenticated, which closes the connection."""
+        client = await self._door.authenticate(credential, self.peer, self._listener)
+        if self.lost.is_set() or self._is_closing:
+            self._door.leave(client)
+        else:
+            self._open(client, agreed, hello_number, welcome)
+
+    def _open(self, client: GuardedBroker, agreed: handshake.Agreement, hello_number: int, welcome: bytes) -> None:
+        """Accepts the frames of a client that is known now."""
+        self._client = client
+        client.session.on_end = self._on_session_ended
+        self.out.send_frame(FrameKind.WELCOME, hello_number, welcome)
         self.out.agreed = agreed
         self._update_standing()
         if self._deadline is not None:
             self._deadline.cancel()
+
+    def _on_session_ended(self, reason: errors.IcestreamError) -> None:
+        """Closes the connection: its credential is not valid any more, or it has to send one."""
+        if not self._is_closing:
+            self._fail(reason)
 
     def _update_standing(self) -> None:
         """Records whether this connection is idle, and so may be closed in favour of a new one."""
@@ -456,8 +506,8 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._wait(
                 self.responses.settled.wait_while(lambda: self.responses.is_full or producer.is_full(part.shard))
             )
-        elif not self.broker.has_room(size):
-            self._wait(self.broker.wait_for_room(size), has_room=True)
+        elif not self._publishing.has_room(size):
+            self._wait(self._publishing.wait_for_room(size), has_room=True)
         elif self._wire is not None and self._wire.has_waiting_groups(producer, part.shard):
             self._wait(self._wire.groups_published(producer, part.shard))
         else:
@@ -468,7 +518,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         try:
             if producer is None:
                 raise errors.UnknownHandle(f"producer {part.producer} is closed", hint="open it again")
-            result = self.broker.publish(producer, part.shard, part.block)
+            result = self._publishing.publish(producer, part.shard, part.block)
         except errors.IcestreamError as error:
             self.responses.add(publish.response, PublishResponses.refused(error))
         else:
@@ -523,25 +573,26 @@ class NativeConnection(asyncio.BufferedProtocol):
         Raises UnknownHandle.
         """
         number = arguments.get("session")
-        session = self.session if number is None else self._sessions.get(number)
-        if session is None:
-            raise errors.UnknownHandle(f"this connection has no session {number}", hint="open it again")
-        if number is not None:
-            self._sessions.move_to_end(number)
-        return Caller(self, session, self.broker)
+        if number is None:
+            return Caller(self, self.broker)
+        client = self._forwarded.get(number) if isinstance(number, int) else None
+        if client is None:
+            raise errors.UnknownHandle("this connection has no such session", hint="open it again")
+        self._forwarded.move_to_end(number)
+        return Caller(self, client)
 
-    def add_session(self, session: AccessSession) -> int:
-        """Returns a handle for a session of a client on whose behalf this connection makes calls."""
-        if len(self._sessions) >= limits.SESSIONS_PER_CONNECTION_MAX:
-            self._access_control.close_session(self._sessions.popitem(last=False)[1])
+    def add_session(self, client: GuardedBroker) -> int:
+        """Returns a handle for a client on whose behalf this connection makes calls."""
+        if len(self._forwarded) >= limits.SESSIONS_PER_CONNECTION_MAX:
+            self._door.leave(self._forwarded.popitem(last=False)[1])
         handle = self.new_handle()
-        self._sessions[handle] = session
+        self._forwarded[handle] = client
         return handle
 
     def close_session(self, handle: int) -> None:
-        session = self._sessions.pop(handle, None)
-        if session is not None:
-            self._access_control.close_session(session)
+        client = self._forwarded.pop(handle, None)
+        if client is not None:
+            self._door.leave(client)
 
     # --- handles ---
 

@@ -46,12 +46,7 @@ class NativeFrontEnd(FrontEnd):
         connections_max = connections_allowed(limits.CONNECTIONS_MAX, limits.OPEN_FILES_MESSAGE_SHARE)
         call_table = CallTable({**CALLS, PORTS: self._ports_call})
         listener = NativeListener(
-            self._node.broker,
-            handshake_server,
-            call_table,
-            self.name,
-            connections_max=connections_max,
-            access_control=self._node.access_control,
+            self._node.door, handshake_server, call_table, self.name, connections_max=connections_max
         )
         self._listener = listener
         await listener.listen(settings.node.bind_host, settings.ports.native, self._node.tls(self.name))

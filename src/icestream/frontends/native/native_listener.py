@@ -6,60 +6,52 @@ import asyncio
 from pathlib import Path
 
 from icestream import errors, limits
-from icestream.broker.service import Broker
+from icestream.broker.guarded_broker import BrokerDoor
 from icestream.frontends.native.frame_wire import FrameWire, has_frame_wire
 from icestream.frontends.native.native_connection import NativeConnection
 from icestream.frontends.native.public_calls import PUBLIC, CallTable
 from icestream.frontends.native.send_budget import SendBudget
 from icestream.frontends.native.wire_connection import WireConnection
 from icestream.rpc import handshake, local_socket
-from icestream.runtime.clock import SystemClock
 from icestream.runtime.connection_room import RoomState
 from icestream.runtime.listener_tls import ListenerTls
 from icestream.runtime.listening import cannot_listen, listening_socket
 from icestream.runtime.tls_server import TlsServer
-from icestream.security.access_control import AccessControl
 
 
 class NativeListener:
     def __init__(
         self,
-        broker: Broker,
+        door: BrokerDoor,
         handshake_server: handshake.HandshakeServer,
         call_table: CallTable = PUBLIC,
         name: str = "native",
         connections_max: int = limits.CONNECTIONS_MAX,
         *,
         uses_wire: bool | None = None,
-        access_control: AccessControl | None = None,
     ) -> None:
         """`name` identifies the listener in metrics, readiness checks and sessions.
 
         `uses_wire`: whether TCP connections are served by the native wire; None: if there is a native build.
-        `access_control`: None if security is off for good, as for a broker in memory of a test.
         """
         self._uses_wire = has_frame_wire() if uses_wire is None else uses_wire
         self._wire: FrameWire | None = None
-        self._broker = broker
+        self._door = door
         self._handshake = handshake_server
         self._call_table = call_table
         self._connections = SendBudget(name, connections_max)
-        self._name = name
-        self._access_control = access_control or AccessControl(SystemClock())
         self._server: asyncio.Server | TlsServer | None = None
         self.port = 0
 
     def _new_connection(self, wire: WireConnection | None = None) -> NativeConnection:
-        return NativeConnection(
-            self._broker, self._handshake, self._connections, self._access_control, self._call_table, wire
-        )
+        return NativeConnection(self._door, self._handshake, self._connections, self._call_table, wire)
 
     async def listen(self, host: str, port: int, tls: ListenerTls | None = None) -> None:
         try:
             if self._uses_wire:
                 listener = listening_socket(host, port)
                 self.port = listener.getsockname()[1]
-                self._wire = FrameWire(self._broker, listener, self._new_connection, tls)
+                self._wire = FrameWire(self._door.publishing, listener, self._new_connection, tls)
                 return
             if tls is not None:
                 listener = listening_socket(host, port)

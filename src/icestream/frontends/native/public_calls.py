@@ -25,7 +25,7 @@ from icestream.admin_api.topic_api import (
     TopicOutline,
 )
 from icestream.broker.broker_topic import BrokerProducer, BrokerTopic
-from icestream.broker.service import Broker
+from icestream.broker.guarded_broker import GuardedBroker
 from icestream.frontends.native.native_consumer import NativeConsumer
 from icestream.model.subscription_options import (
     FailurePolicy,
@@ -100,11 +100,15 @@ def _check_field_names(argument: str, fields: object, allowed: tuple[str, ...]) 
 
 
 class Caller(NamedTuple):
-    """Who makes a call: the connection, and the session by whose rights it is decided."""
+    """Who makes a call: the connection, and the broker as far as the session of the call may use it."""
 
     connection: NativeConnection
-    session: AccessSession
-    broker: Broker
+    broker: GuardedBroker
+
+    @property
+    def session(self) -> AccessSession:
+        """Whose rights decide: those of the client of the connection, or of the client that a process calls for."""
+        return self.broker.session
 
 
 async def open_producer(caller: Caller, arguments: Document) -> Document:
@@ -147,7 +151,7 @@ async def open_producer(caller: Caller, arguments: Document) -> Document:
     }
 
 
-def recent_batches(broker: Broker, producer: BrokerProducer, shard: int) -> list[int]:
+def recent_batches(broker: GuardedBroker, producer: BrokerProducer, shard: int) -> list[int]:
     """Sequence, message count and base offset of the producer's last batches in the shard, as one flat list."""
     batches = broker.recent_batches(producer, shard)
     return [number for batch in batches[-limits.PRODUCER_WINDOW_BATCHES :] for number in batch]

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, TypeVar
 from prometheus_client.metrics_core import Metric
 
 from icestream import limits
+from icestream.broker.guarded_broker import BrokerDoor
 from icestream.broker.online_settings import OnlineSettings
-from icestream.broker.service import Broker
 from icestream.frontends.front_end import FrontEnd
 from icestream.frontends.http import gauges
 from icestream.frontends.http.http_front_end import HttpFrontEnd
@@ -59,7 +59,6 @@ from icestream.runtime.listener_tls import ListenerTls
 from icestream.runtime.open_files import connections_allowed
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import Tasks
-from icestream.security.access_control import AccessControl
 from icestream.security.key_ring_changes import KeyRingChanges
 from icestream.security.role_secrets import RoleSecrets
 from icestream.settings import Origin, Settings
@@ -104,14 +103,9 @@ class NodeServices:
         return self.front_end(HttpFrontEnd).listener
 
     @property
-    def broker(self) -> Broker:
+    def door(self) -> BrokerDoor:
         assert self._node is not None, "the broker has not started yet"
-        return self._node.broker
-
-    @property
-    def access_control(self) -> AccessControl:
-        assert self._node is not None, "the broker has not started yet"
-        return self._node.access_control
+        return self._node.door
 
     @property
     def store(self) -> MetadataStore:
@@ -228,7 +222,7 @@ class NodeServices:
         self._settings.data_dir.mkdir(parents=True, exist_ok=True)
         cluster_calls = ClusterCalls(node.cluster, self._clock)
         call_table = local_call_table(
-            AdminCalls(node.broker, node.log, online, self._clock, self.checks, self.places),
+            AdminCalls(node.log, online, self._clock, self.checks, self.places),
             PipelineCalls(node.ingest, online, f"{node.cluster.id:016x}" if node.cluster is not None else ""),
             cluster_calls,
             SecurityCalls(
@@ -244,7 +238,7 @@ class NodeServices:
                 self._settings.security.login_token_ttl_ms // 1_000,
             ),
             FenceCalls(node.fence),
-            SessionCalls(node.access_control),
+            SessionCalls(node.door),
             MetadataCalls(node.store),
             ScanCalls(node.broker.scan_requests),
         )
@@ -252,9 +246,7 @@ class NodeServices:
             self._settings.node.name, self._clock.wall_us, instance=self.instance
         )
         connections_max = connections_allowed(limits.CONNECTIONS_MAX, limits.OPEN_FILES_OPERATOR_SHARE)
-        listener = NativeListener(
-            node.broker, handshake_server, call_table, "local", connections_max, access_control=node.access_control
-        )
+        listener = NativeListener(node.door, handshake_server, call_table, "local", connections_max)
         await listener.listen_locally(self._settings.local_socket)
         # Not before it listens: `close` removes the socket file, which might be that of another broker.
         self.local = listener
