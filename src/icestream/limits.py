@@ -1096,10 +1096,6 @@ SCHEMAS_PARSED_MAX: Final = 256
 
 # Open producers and consumers are decided again after a change of the policy, in slices between which the loop runs.
 ACCESS_SLICE_NS: Final = 1_000_000
-# A token in a handshake or a header: those of issuers with many claims have some KiB.
-TOKEN_BYTES_MAX: Final = 8 * KIB
-# A password: more would only cost the time of its hash.
-PASSWORD_BYTES_MAX: Final = 1 * KIB
 # Sessions that the lake process has open on its connection: one for each credential that is in use.
 SESSIONS_PER_CONNECTION_MAX: Final = 10_000
 # Topics that a listing looks at for one page of those that its session may see: some 0.2 s of decisions, in slices.

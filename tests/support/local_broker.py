@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from icestream.broker.broker_options import BrokerOptions
-from icestream.broker.guarded_broker import BrokerDoor
+from icestream.broker.guarded_broker import BrokerDoor, RoleVerifier
 from icestream.broker.memory_storage import MemoryStorage
 from icestream.broker.service import Broker
 from icestream.frontends.native.native_connection import NativeConnection
@@ -34,12 +34,13 @@ class LocalBroker:
         clock: Clock | None,
         offered: CallTable | None,
         access_control: AccessControl | None = None,
+        roles: RoleVerifier | None = None,
     ) -> None:
         self.path = path
         self.store = store
         self._clock = clock or SystemClock()
         self.broker = Broker(BrokerOptions(), store, MemoryStorage(store, self._clock, 10_000), self._clock)
-        self.door = BrokerDoor(self.broker, access_control or AccessControl(self._clock))
+        self.door = BrokerDoor(self.broker, access_control or AccessControl(self._clock), roles)
         self._offered = offered or local_call_table(MetadataCalls(store), SessionCalls(self.door))
         self.listener: NativeListener | None = None
 
@@ -66,8 +67,9 @@ async def local_broker(
     clock: Clock | None = None,
     offered: CallTable | None = None,
     access_control: AccessControl | None = None,
+    roles: RoleVerifier | None = None,
 ) -> AsyncIterator[LocalBroker]:
-    broker = LocalBroker(path, store, clock, offered, access_control)
+    broker = LocalBroker(path, store, clock, offered, access_control, roles)
     await broker.listen()
     try:
         yield broker
@@ -77,8 +79,8 @@ async def local_broker(
 
 
 @contextlib.asynccontextmanager
-async def kept_link(path: Path) -> AsyncIterator[LinkKeeper]:
-    keeper = LinkKeeper(path, "test", SystemClock())
+async def kept_link(path: Path, credential: handshake.HelloCredential | None = None) -> AsyncIterator[LinkKeeper]:
+    keeper = LinkKeeper(path, "test", SystemClock(), credential)
     running = asyncio.create_task(keeper.run())
     try:
         await keeper.wait_connected(10)

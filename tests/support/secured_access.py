@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from icestream import errors
 from icestream.broker.guarded_broker import BrokerDoor, GuardedBroker
 from icestream.broker.service import Broker
+from icestream.rpc.handshake import HelloCredential
 from icestream.runtime.clock import SystemClock
 from icestream.security.access_control import AccessControl
 from icestream.security.access_policy import AccessPolicy, AccessRule, Grant
@@ -61,6 +62,17 @@ class KnownNames:
 
     def forget_tokens(self) -> None:
         """Does nothing: it remembers none."""
+
+
+class FixedSecrets:
+    """The secret of the role lake is `secret-of-lake`; the same for the pipeline."""
+
+    def is_valid(self, role: str, secret: str) -> bool:
+        return role in ("lake", "pipeline") and secret == f"secret-of-{role}"
+
+
+def of_role(role: str) -> HelloCredential:
+    return HelloCredential(role=role, secret=f"secret-of-{role}")
 
 
 def policy_of(rules: Rules, revision: int = 1) -> AccessPolicy:

@@ -30,7 +30,7 @@ OWN_USE_CASES = {
     "scan_requests",
     "topic_count",
 }
-OWN_SCHEMA_USE_CASES = {"load", "follow", "forget", "find_violation", "name_of"}
+OWN_SCHEMA_USE_CASES = {"load", "follow", "forget", "find_violation", "has_topics", "name_of"}
 ASKING = {"_require", "_require_dead_letters", "_is_allowed", "_page_visible", "require", "is_allowed", "decide"}
 
 

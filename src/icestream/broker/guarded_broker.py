@@ -58,8 +58,8 @@ from icestream.security.access_control import AccessControl
 from icestream.security.access_policy import Decision
 from icestream.security.access_session import AccessSession
 from icestream.security.action import Action
-from icestream.security.credential import Credential
-from icestream.security.principal import ANONYMOUS_IDENTITY
+from icestream.security.credential import Credential, ProcessCredential
+from icestream.security.principal import ANONYMOUS_IDENTITY, LOCAL, CallerIdentity, Principal, PrincipalKind
 from icestream.security.resource import (
     CLUSTER,
     Resource,
@@ -120,13 +120,29 @@ class PublishPath(Protocol):
     ) -> bool: ...
 
 
+LOCAL_LISTENER: Final = "local"
+
+
+class RoleVerifier(Protocol):
+    """The secrets by which processes of the node prove their roles."""
+
+    def is_valid(self, role: str, secret: str) -> bool: ...
+
+
 class BrokerDoor:
     """How front ends and the local socket reach the broker."""
 
-    def __init__(self, broker: Broker, access_control: AccessControl) -> None:
+    def __init__(self, broker: Broker, access_control: AccessControl, roles: RoleVerifier | None = None) -> None:
+        """`roles`: None if the node has no processes beside the broker."""
         self._broker = broker
         self._access_control = access_control
+        self._roles = roles
         self.publishing: PublishPath = broker
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the broker has loaded its topics."""
+        return self._broker.is_ready
 
     @property
     def is_secured(self) -> bool:
@@ -138,7 +154,22 @@ class BrokerDoor:
 
     async def authenticate(self, credential: Credential | None, address: str, listener: str) -> GuardedBroker:
         """The use cases for a client. Raises Unauthenticated; Refused where too many logins wait."""
+        if isinstance(credential, ProcessCredential):
+            return self._admit_process(credential, address, listener)
         return self.guard(await self._access_control.authenticate(credential, address, listener))
+
+    def _admit_process(self, credential: ProcessCredential, address: str, listener: str) -> GuardedBroker:
+        """For a process of the node, on the local socket alone. Verified while security is off too, so that it stays
+        connected when security is switched on."""
+        if listener == LOCAL_LISTENER and self._roles is not None:
+            if self._roles.is_valid(credential.role, credential.secret):
+                principal = Principal(PrincipalKind.PROCESS, LOCAL, credential.role)
+                return self.guard(self._access_control.new_session(CallerIdentity(principal), address, listener))
+            if not self.is_secured:  # as a client that has no credential: it was started by hand
+                return self.admit_anonymous(address, listener)
+        raise errors.Unauthenticated(
+            "the process has not proved its role", hint="the broker starts its processes with their secrets"
+        )
 
     def admit_anonymous(self, address: str, listener: str) -> GuardedBroker:
         """The use cases for a client without a credential."""
@@ -170,9 +201,7 @@ class GuardedBroker:
 
     def decide(self, action: Action, resource: Resource) -> Decision:
         """The decision about any resource; a denial is recorded. Raises what ended the session."""
-        if (other := self._covering(action, resource)) is not None:
-            resource = other
-        return self.session.decide(action, resource)
+        return self.session.decide(action, self._covering(action, resource) or resource)
 
     def _covering(self, action: Action, resource: Resource) -> Resource | None:
         """For a topic with dead letters, the resource of the topic that they are of, if only that one is allowed."""
@@ -189,12 +218,9 @@ class GuardedBroker:
 
     def _require(self, action: Action, resource: Resource) -> Resource:
         """Returns the resource by which the action is allowed. Raises PermissionDenied, Unauthenticated."""
-        if self.session.is_allowed(action, resource):
-            return resource
-        if (covering := self._covering(action, resource)) is not None:
-            return covering
-        self.session.require(action, resource)
-        return resource
+        allowed_by = self._covering(action, resource) or resource
+        self.session.require(action, allowed_by)
+        return allowed_by
 
     def _is_allowed(self, action: Action, resource: Resource) -> bool:
         return self.session.is_allowed(action, resource) or self._covering(action, resource) is not None

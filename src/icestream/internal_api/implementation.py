@@ -10,6 +10,7 @@ import msgspec
 from icestream import limits
 from icestream.admin_api.admin_call import AdminCall, answer_document
 from icestream.frontends.native.public_calls import CALLS, Call, Caller, CallTable, Document, decode_arguments
+from icestream.internal_api.call_gate import admit_call
 
 RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 AnswerT = TypeVar("AnswerT")
@@ -50,7 +51,7 @@ class CallGroup(Protocol):
 def local_call_table(*groups: CallGroup) -> CallTable:
     """The calls of the local socket: the public ones, and those of the groups."""
     calls = {name: call for group in groups for name, call in group.calls().items()}
-    return CallTable({**CALLS, **calls}, limits.LOCAL_CALL_BYTES_MAX)
+    return CallTable({**CALLS, **calls}, limits.LOCAL_CALL_BYTES_MAX, admit_call)
 
 
 def _native_call(instance: object, call: AdminCall[Any, Any], method: Method[Any, Any]) -> Call:

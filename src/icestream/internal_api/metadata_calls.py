@@ -31,6 +31,7 @@ import msgspec
 
 from icestream import errors, limits
 from icestream.frontends.native.public_calls import Call, Caller, Document, decode_arguments
+from icestream.internal_api.call_gate import check_written_keys
 from icestream.metadata import command as cmd
 from icestream.metadata.bounds import shown
 from icestream.metadata.entry import Entry
@@ -109,12 +110,14 @@ class MetadataCalls:
         request = cmd.decode_envelope(decode_arguments(MetadataSubmit, arguments).envelope)
         for key in _named_keys(request.command):
             _check_served(key)
+        check_written_keys(caller.session, request.command)
         answer = await self._store.submit(request.command, request.client, request.sequence)
         return {"answer": msgspec.msgpack.encode(answer)}
 
     async def metadata_renew(self, caller: Caller, arguments: Document) -> Document:
         request = decode_arguments(MetadataRenew, arguments)
         _check_served(request.key)
+        check_written_keys(caller.session, cmd.Delete(request.key))  # a renewal writes the lease as a deletion would
         return {"held": await self._store.renew(request.key, request.revision)}
 
     async def metadata_revision(self, caller: Caller, arguments: Document) -> Document:

@@ -22,10 +22,10 @@ OnEvent = Callable[[Document], None]
 LOST = "lost"  # the last event of every handler: the link is lost
 
 
-async def open_link(path: Path, client: str) -> Link:
+async def open_link(path: Path, client: str, credential: handshake.HelloCredential | None = None) -> Link:
     """Connects to the local socket of a broker. Raises ConnectionLost, or the broker's refusal."""
     loop = asyncio.get_running_loop()
-    link = Link(handshake.Hello(client=client))
+    link = Link(handshake.Hello(client=client, credential=credential))
     await loop.create_unix_connection(lambda: link, sock=local_socket.connect(path))
     try:
         async with asyncio.timeout(limits.LINK_OPEN_SECONDS_MAX):

@@ -10,6 +10,7 @@ import asyncio
 from pathlib import Path
 
 from icestream import errors, limits
+from icestream.rpc import handshake
 from icestream.rpc.backoff import RetryBackoff
 from icestream.rpc.document import Document
 from icestream.rpc.link import Link, OnEvent, open_link
@@ -21,8 +22,11 @@ _RETRY_HINT = "the call is retried automatically"
 class LinkKeeper:
     """The link of one process to its broker, and the reason while there is none."""
 
-    def __init__(self, path: Path, client: str, clock: Clock) -> None:
+    def __init__(
+        self, path: Path, client: str, clock: Clock, credential: handshake.HelloCredential | None = None
+    ) -> None:
         self._path = path
+        self._credential = credential
         self._client = client
         self._clock = clock
         self._connected = asyncio.Event()
@@ -42,7 +46,7 @@ class LinkKeeper:
         try:
             while True:
                 try:
-                    self.link = await open_link(self._path, self._client)
+                    self.link = await open_link(self._path, self._client, self._credential)
                 except errors.IcestreamError as error:
                     self._error = errors.ConnectionLost(error.message, hint=_RETRY_HINT)
                     await self._clock.sleep(backoff.next_seconds())

@@ -15,7 +15,7 @@ from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import SystemClock
 from icestream.security.access_control import AccessControl
 from tests.support.local_broker import kept_link, local_broker
-from tests.support.secured_access import SecuredAccess
+from tests.support.secured_access import FixedSecrets, SecuredAccess, of_role
 
 pytestmark = pytest.mark.asyncio
 ORDERS = "topic:/shop/orders"
@@ -29,8 +29,8 @@ def access() -> SecuredAccess:
 @pytest_asyncio.fixture
 async def lake(tmp_path: Path, access: SecuredAccess) -> AsyncIterator[LinkKeeper]:
     async with (
-        local_broker(tmp_path / "broker.sock", MemoryStore(), access_control=access),
-        kept_link(tmp_path / "broker.sock") as keeper,
+        local_broker(tmp_path / "broker.sock", MemoryStore(), access_control=access, roles=FixedSecrets()),
+        kept_link(tmp_path / "broker.sock", of_role("lake")) as keeper,
     ):
         yield keeper
 
@@ -136,7 +136,10 @@ async def test_the_number_of_rights_in_a_call_is_bounded(lake: LinkKeeper) -> No
 
 async def test_sessions_end_with_their_connection(tmp_path: Path, access: SecuredAccess) -> None:
     path = tmp_path / "broker.sock"
-    async with local_broker(path, MemoryStore(), access_control=access), kept_link(path) as keeper:
+    async with (
+        local_broker(path, MemoryStore(), access_control=access, roles=FixedSecrets()),
+        kept_link(path, of_role("lake")) as keeper,
+    ):
         await open_session(keeper, token="token-of-alice")
         assert access.sessions == 2  # that of the connection, and alice's
     assert access.sessions == 0
@@ -145,7 +148,10 @@ async def test_sessions_end_with_their_connection(tmp_path: Path, access: Secure
 async def test_everything_is_allowed_while_security_is_off(tmp_path: Path) -> None:
     access = AccessControl(SystemClock())
     path = tmp_path / "broker.sock"
-    async with local_broker(path, MemoryStore(), access_control=access), kept_link(path) as keeper:
+    async with (
+        local_broker(path, MemoryStore(), access_control=access, roles=FixedSecrets()),
+        kept_link(path, of_role("lake")) as keeper,
+    ):
         opened = await open_session(keeper, token="unread")
         assert (opened["principal"], opened["is_enabled"]) == ("anonymous", False)
         assert await decide(keeper, opened["session"], ("admin", "cluster")) == [True]

@@ -32,7 +32,7 @@ class EchoFrontEnd(FrontEnd):
         yield "ports.echo", 7
 
     async def listen(self) -> None:
-        assert self._node.broker.is_ready, "clients find the broker ready"
+        assert self._node.door.is_ready, "clients find the broker ready"
         self.is_open = True
 
     async def close(self) -> None:

@@ -546,7 +546,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             call = self._call_table.calls.get(method)
             if call is None:
                 raise errors.InvalidInput(f"unknown method {method!r}", hint="docs/protocol.md lists them")
-            result = document.encode(await call(self._caller(arguments), arguments))
+            result = document.encode(await call(self._caller(method, arguments), arguments))
         except errors.IcestreamError as error:
             self.out.send_frame(FrameKind.ERROR, number, document.encode_error(error))
         except Exception:
@@ -567,19 +567,20 @@ class NativeConnection(asyncio.BufferedProtocol):
         """The socket of an asyncio transport, for its options; None on the native wire."""
         return None if self._transport is None else self._transport.get_extra_info("socket")
 
-    def _caller(self, arguments: dict[str, Any]) -> Caller:
+    def _caller(self, method: str, arguments: dict[str, Any]) -> Caller:
         """Who makes a call: the client of this connection, or the one whose session the arguments name.
 
-        Raises UnknownHandle.
+        Raises UnknownHandle, and PermissionDenied for a call that this client may not make.
         """
         number = arguments.get("session")
-        if number is None:
-            return Caller(self, self.broker)
-        client = self._forwarded.get(number) if isinstance(number, int) else None
-        if client is None:
-            raise errors.UnknownHandle("this connection has no such session", hint="open it again")
-        self._forwarded.move_to_end(number)
-        return Caller(self, client)
+        client: GuardedBroker | None = None
+        if number is not None:
+            client = self._forwarded.get(number) if isinstance(number, int) else None
+            if client is None:
+                raise errors.UnknownHandle("this connection has no such session", hint="open it again")
+            self._forwarded.move_to_end(number)
+        admit = self._call_table.admit
+        return Caller(self, admit(method, self.broker, client) if admit is not None else client or self.broker)
 
     def add_session(self, client: GuardedBroker) -> int:
         """Returns a handle for a client on whose behalf this connection makes calls."""

@@ -325,6 +325,9 @@ class CallTable(NamedTuple):
 
     calls: Mapping[Any, Call]
     call_bytes_max: int = limits.CALL_BYTES_MAX
+    # By whom a call may be made: the method, the broker for the connection, and for the session that the call names.
+    # Returns the one whose rights decide. None: every client may make every call, and its rights decide.
+    admit: Callable[[str, GuardedBroker, GuardedBroker | None], GuardedBroker] | None = None
 
 
 PUBLIC: Final = CallTable(CALLS)

@@ -1,0 +1,140 @@
+"""Who may make which call of the local socket. Decisions over values.
+
+    call                                          while security is on
+    a use case of the broker (topics, …)          by the rights of the session: GuardedBroker asks
+    CLUSTER_RIGHTS                                by a right on the cluster
+    PROCESS_CALLS                                 by processes of the node that proved their role (hazard 108)
+    OPEN_CALLS                                    anybody who reaches the socket
+
+    who calls                                     whose rights decide
+    a process of the node, with `session`         those of the session that it opened for its client
+    a process of the node, without                its role: the calls of PROCESS_CALLS, and nothing else
+    a client (the command line)                   its own
+
+A role also has the prefixes of the keys that it writes in the metadata store. Only the broker writes elsewhere, and
+the records of security are not served at all (metadata_calls.py). While security is off, everything is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from icestream import errors
+from icestream.broker.guarded_broker import GuardedBroker
+from icestream.catalog import catalog_keys
+from icestream.metadata import command as cmd
+from icestream.security.access_session import AccessSession
+from icestream.security.action import Action
+from icestream.security.principal import Principal
+from icestream.security.resource import CLUSTER
+
+LAKE: Final = "lake"
+PIPELINE: Final = "pipeline"
+_READS: Final = ("metadata_get", "metadata_list", "metadata_revision", "metadata_watch", "metadata_unwatch")
+_METADATA: Final = frozenset((*_READS, "metadata_submit", "metadata_renew"))
+_FENCE: Final = frozenset(("fence_terms", "fence_report"))
+PROCESS_CALLS: Final[Mapping[str, frozenset[str]]] = {
+    LAKE: _METADATA
+    | _FENCE
+    | {"scan_serve", "scan_answer", "scan_failed", "pipeline_reopen"}
+    | {"security_open_session", "security_close_session", "security_decide"},
+    PIPELINE: _METADATA
+    | _FENCE
+    | {
+        "pipeline_backlog",
+        "pipeline_lease",
+        "pipeline_committed",
+        "pipeline_reopen",
+        "pipeline_state",
+        "pipeline_name",
+    },
+}
+# What a client needs on the cluster. Of the calls of processes it may make those that only show, and ask for a commit.
+CLUSTER_RIGHTS: Final[Mapping[str, Action]] = {
+    **dict.fromkeys(("inspect_wal", "page_wal_files", "list_settings", "describe_setting", "health"), Action.DESCRIBE),
+    **dict.fromkeys(("set_setting", "unset_setting"), Action.ADMIN),
+    **dict.fromkeys(("cluster_status", "cluster_verify"), Action.DESCRIBE),
+    **dict.fromkeys(("cluster_add", "cluster_promote", "cluster_remove", "cluster_transfer"), Action.ADMIN),
+    "cluster_snapshot": Action.ADMIN,
+    **dict.fromkeys(_READS, Action.ADMIN),
+    "metadata_submit": Action.MAINTAIN,
+    "pipeline_backlog": Action.DESCRIBE,
+    "pipeline_state": Action.DESCRIBE,
+}
+OPEN_CALLS: Final = frozenset(("ports", "places"))
+_CATALOG: Final = (catalog_keys.ROOT, catalog_keys.RETIRED, catalog_keys.MARKS)
+_COMMIT_NOW: Final = "/pipeline/commit_now"
+_WRITABLE: Final[Mapping[str, tuple[str, ...]]] = {
+    LAKE: (*_CATALOG, catalog_keys.FOREIGN_TABLES, _COMMIT_NOW),
+    PIPELINE: (
+        *_CATALOG,
+        catalog_keys.FOREIGN_TABLES,
+        catalog_keys.LEASE,
+        _COMMIT_NOW,
+        f"{cmd.COUNTERS}pipeline-epoch",
+    ),
+}
+
+
+def admit_call(method: str, own: GuardedBroker, client: GuardedBroker | None) -> GuardedBroker:
+    """The broker for a call: `own` is that of the connection, `client` that of the session which the call names.
+
+    Raises PermissionDenied, Unauthenticated.
+    """
+    caller = own if client is None else client
+    if own.session.is_unrestricted:
+        return caller
+    principal = own.session.identity.principal
+    if principal.is_internal:
+        if method in PROCESS_CALLS.get(principal.name, ()):
+            return caller
+        if client is None:
+            raise errors.PermissionDenied(
+                f"{principal} may not call {method} without the session of a client", hint="forward its session"
+            )
+    if method in CLUSTER_RIGHTS:
+        caller.session.require(CLUSTER_RIGHTS[method], CLUSTER)
+    elif any(method in calls for calls in PROCESS_CALLS.values()):
+        raise errors.PermissionDenied(
+            f"{caller.session.identity.principal} may not call {method}: it is for processes of the node",
+            hint="use the command or the route that does it",
+        )
+    return caller
+
+
+def check_written_keys(session: AccessSession, command: cmd.Command) -> None:
+    """Raises PermissionDenied for a command that writes a key which is not for the role of the session."""
+    if session.is_unrestricted:
+        return
+    prefixes = writable_prefixes(session.identity.principal)
+    for key in written_keys(command):
+        if not key.startswith(prefixes):
+            raise errors.PermissionDenied(
+                f"{session.identity.principal} may not write {key[:200]!r} in the metadata store",
+                hint="only the broker writes it",
+            )
+
+
+def writable_prefixes(principal: Principal) -> tuple[str, ...]:
+    return _WRITABLE.get(principal.name, ()) if principal.is_internal else (_COMMIT_NOW,)
+
+
+def written_keys(command: cmd.Command) -> Iterator[str]:
+    """The keys that a command may write; of a prefix that it deletes, the prefix."""
+    match command:
+        case cmd.Txn(_, then, otherwise):
+            for operation in (*then, *otherwise):
+                yield from written_keys(operation)
+        case cmd.CompareAndSwap(compare):
+            yield compare.key
+        case cmd.DeletePrefix(prefix):
+            yield prefix
+        case cmd.ExpireTtlKeys(keys):
+            yield from (key for key, _ in keys)
+        case cmd.AllocateMonotonicId(counter):
+            yield f"{cmd.COUNTERS}{counter}"
+        case cmd.TakeSnapshot():
+            yield ""
+        case _:
+            yield command.key
