@@ -85,7 +85,7 @@ class SubscriptionSummary(Answer):
     id: int
     type: SubscriptionType
     consumers: Annotated[int, Doc("Number of connected ones.")]
-    state: Annotated[str, Doc("`ok`, or how its delivery is stalled: `blocked`, `unreadable`.")]
+    state: Annotated[str, Doc("`ok`, or how its delivery is stalled: `blocked`, `unreadable`, `forbidden`.")]
     lag: Annotated[int, Doc("Unacknowledged messages.")]
 
 

@@ -12,6 +12,7 @@ generation of the subscription.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
@@ -19,7 +20,7 @@ from icestream import errors
 from icestream.broker.broker_topic import BrokerProducer, BrokerTopic
 from icestream.broker.dead_letter_format import LetterSource, MessageRow, encode_letters, encode_without_note, read_rows
 from icestream.broker.dispatch.instruction import DeadLetter
-from icestream.broker.records import SubscriptionRecord
+from icestream.broker.records import StoredIdentity, SubscriptionRecord
 from icestream.broker.storage import PersistentStorage, ShardStream
 from icestream.model.block import Numbering
 from icestream.model.shard import ShardKey
@@ -32,7 +33,13 @@ from icestream.wal.receipt import Receipt
 class InternalProducers(Protocol):
     """The broker, as far as it opens internal producers."""
 
-    async def open_internal_producer(self, name: TopicName, producer: str, instance: str) -> BrokerProducer: ...
+    @property
+    def check_dead_letters(self) -> Callable[[TopicName, StoredIdentity | None], None]:
+        """Raises PermissionDenied if letters may not be written to this topic, for the one who named it."""
+
+    async def open_internal_producer(
+        self, name: TopicName, producer: str, instance: str, *, dead_letters_of: str = ""
+    ) -> BrokerProducer: ...
 
     async def find_internal_producer(self, name: TopicName, producer: str, instance: str) -> BrokerProducer | None:
         """The producer as this instance last opened it; None if it never did, or another instance has since."""
@@ -81,7 +88,13 @@ class DeadLetterWriter:
         topic = TopicName.parse(policy.dead_letter_topic)
         # Opened for each group: sequence numbers are offsets, with holes between the groups, and only a new epoch may
         # begin at any number. And the policy may name another topic by now, or that topic may have been deleted.
-        producer = await self._producers.open_internal_producer(topic, self._producer_name(stream), str(generation))
+        # The right of who named the topic is decided again: it may have ended since (hazard 115).
+        subscription = self._topic.subscriptions.get(self._subscription)
+        record = subscription.record if subscription is not None else self._record
+        self._producers.check_dead_letters(topic, record.dead_letters_by)
+        producer = await self._producers.open_internal_producer(
+            topic, self._producer_name(stream), str(generation), dead_letters_of=str(self._topic.name)
+        )
         source = LetterSource(
             self._shard_name(stream), self._subscription, self._address, _danube_policy_name(policy.poison)
         )

@@ -38,6 +38,7 @@ from icestream.broker.broker_subscription import BrokerSubscription
 from icestream.broker.broker_topic import BrokerProducer, BrokerTopic
 from icestream.broker.danube_partitions import PartitionRequest
 from icestream.broker.guarded_schemas import GuardedSchemas
+from icestream.broker.name_owner import UNNAMED, NameUser
 from icestream.broker.producer_window import ProducerWindow
 from icestream.broker.publish_group import PublishGroupResult
 from icestream.broker.publish_result import PublishResult
@@ -55,7 +56,7 @@ from icestream.model.topic_deletion_policy import DeletedRestPolicy, DeletedTabl
 from icestream.model.topic_name import TopicName, check_name, check_namespace
 from icestream.model.topic_policies import PolicyValues
 from icestream.security.access_control import AccessControl
-from icestream.security.access_policy import Decision
+from icestream.security.access_policy import SYSTEM_NAMESPACE, Decision, decide
 from icestream.security.access_session import AccessSession
 from icestream.security.action import Action
 from icestream.security.credential import Credential, ProcessCredential
@@ -138,6 +139,27 @@ class BrokerDoor:
         self._access_control = access_control
         self._roles = roles
         self.publishing: PublishPath = broker
+        broker.check_dead_letters = self._check_dead_letters
+
+    def _check_dead_letters(self, name: TopicName, author: records.StoredIdentity | None) -> None:
+        """Raises PermissionDenied if who named a dead-letter topic may not produce to it any more (hazard 115).
+
+        Without an author it was named while security was off, by one who had all rights; what belongs to the node is
+        refused all the same.
+        """
+        if author is None:
+            identity = ANONYMOUS_IDENTITY
+        else:
+            principal = Principal.parse(author.principal)
+            identity = CallerIdentity(principal, author.claims, tuple(author.roles))
+        if not self.is_secured or (author is None and name.namespace != SYSTEM_NAMESPACE):
+            return
+        decision = decide(identity, Action.PRODUCE, topic_resource(name), self._access_control.policy)
+        if not decision.is_allowed:
+            raise errors.PermissionDenied(
+                f"dead letters are not written to {name}: {decision.reason}",
+                hint=f"grant {identity.principal} produce on {name}, or name another dead-letter topic",
+            )
 
     @property
     def is_ready(self) -> bool:
@@ -224,6 +246,14 @@ class GuardedBroker:
 
     def _is_allowed(self, action: Action, resource: Resource) -> bool:
         return self.session.is_allowed(action, resource) or self._covering(action, resource) is not None
+
+    def _user(self, resource: Resource) -> NameUser:
+        """The user of a name of this resource; nobody while security is off."""
+        if self.session.is_unrestricted:
+            return UNNAMED
+        identity = self.session.identity
+        stored = records.StoredIdentity(str(identity.principal), list(identity.roles), dict(identity.claims))
+        return NameUser(stored.principal, partial(self._require, Action.ALTER, resource), stored)
 
     # --- namespaces ---
 
@@ -390,7 +420,14 @@ class GuardedBroker:
                 self._require(Action.CREATE, topic_resource(name))
             create = False
         opened = await self._broker.open_producer(
-            name, producer, create=create, shards=shards, instance=instance, resumes=resumes, partition=partition
+            name,
+            producer,
+            create=create,
+            shards=shards,
+            instance=instance,
+            resumes=resumes,
+            partition=partition,
+            user=self._user(topic_resource(name)),
         )
         return self._hold_producer(opened, right)
 
@@ -469,7 +506,17 @@ class GuardedBroker:
         right = self._require(Action.CONSUME, _subscription(name, subscription))
         self._require_dead_letters(failure)
         target, joined = await self._broker.subscribe(
-            name, subscription, kind, consumer, sink, start, key_patterns, failure, shard, create
+            name,
+            subscription,
+            kind,
+            consumer,
+            sink,
+            start,
+            key_patterns,
+            failure,
+            shard,
+            create,
+            self._user(_subscription(name, subscription)),
         )
         try:
             hold = self.session.hold(Action.CONSUME, right, partial(self._end_consumer, target, joined))
@@ -510,7 +557,8 @@ class GuardedBroker:
     ) -> BrokerSubscription:
         self._require(Action.ALTER, _subscription(name, subscription))
         self._require_dead_letters(failure)
-        return await self._broker.create_subscription(name, subscription, kind, start, failure)
+        user = self._user(_subscription(name, subscription))
+        return await self._broker.create_subscription(name, subscription, kind, start, failure, user)
 
     async def delete_subscription(self, name: TopicName, subscription: str) -> None:
         self._require(Action.ALTER, _subscription(name, subscription))
@@ -521,7 +569,8 @@ class GuardedBroker:
     ) -> None:
         self._require(Action.ALTER, _subscription(name, subscription))
         self._require_dead_letters(policy)
-        await self._broker.set_failure_policy(name, subscription, policy, is_ahead=is_ahead)
+        user = self._user(_subscription(name, subscription))
+        await self._broker.set_failure_policy(name, subscription, policy, is_ahead=is_ahead, user=user)
 
     async def set_dispatch_rate(self, name: TopicName, subscription: str, messages_per_second: int | None) -> None:
         self._require(Action.ALTER, _subscription(name, subscription))

@@ -19,6 +19,7 @@ from icestream import errors, limits
 from icestream.broker import records
 from icestream.broker.block_validation import validate_block
 from icestream.broker.broker_topic import BrokerProducer, BrokerTopic
+from icestream.broker.name_owner import UNNAMED, NameUser
 from icestream.broker.name_registry import put_name
 from icestream.broker.producer_window import ProducerWindow
 from icestream.broker.publish_group import PublishGroupResult
@@ -52,13 +53,16 @@ class Publisher:
 
     # --- producers ---
 
-    async def open(self, topic: BrokerTopic, name: str, instance: str, *, resumes: bool) -> BrokerProducer:
+    async def open(
+        self, topic: BrokerTopic, name: str, instance: str, *, resumes: bool, user: NameUser = UNNAMED
+    ) -> BrokerProducer:
         """Opens a new epoch of the producer of this name: an older one is fenced from now on (hazard 7).
 
-        `resumes`: the client's producer was connected before. Raises PolicyReached, ProducerFenced, Refused.
+        `resumes`: the client's producer was connected before. Raises PolicyReached, ProducerFenced, Refused, and
+        PermissionDenied for the name of another principal.
         """
         topic.admit_producer(name)
-        producer = await self.open_internal(topic, name, instance, resumes=resumes)
+        producer = await self.open_internal(topic, name, instance, resumes=resumes, user=user)
         # The log refuses the older epoch already; closing it here says why, and frees its place in the policy.
         for older in [other for other in topic.producers if other.name == name]:
             older.close(errors.ProducerFenced(f"producer {name} was opened again", hint="this one must stop sending"))
@@ -67,10 +71,10 @@ class Publisher:
         return producer
 
     async def open_internal(
-        self, topic: BrokerTopic, name: str, instance: str = "", *, resumes: bool = False
+        self, topic: BrokerTopic, name: str, instance: str = "", *, resumes: bool = False, user: NameUser = UNNAMED
     ) -> BrokerProducer:
         """Opens a producer of the broker itself: it counts against no policy and is not listed."""
-        record = await self._next_epoch(topic.name, name, instance, resumes=resumes)
+        record = await self._next_epoch(topic.name, name, instance, user, resumes=resumes)
         self._storage.open_producer(record.id, record.epoch)
         return BrokerProducer(topic, name, record.id, record.epoch, record.since_epoch)
 
@@ -84,14 +88,14 @@ class Publisher:
         return BrokerProducer(topic, name, record.id, record.epoch, record.since_epoch)
 
     async def _next_epoch(
-        self, topic: TopicName, producer: str, instance: str, *, resumes: bool
+        self, topic: TopicName, producer: str, instance: str, user: NameUser, *, resumes: bool
     ) -> records.ProducerRecord:
         """Writes and returns the next epoch of a producer name. Raises ProducerFenced, Refused."""
         key = records.producer_key(topic, producer)
         entry = await self._store.get(key)
         # The epoch is durable before the producer may send: after a crash no epoch is given out twice.
         if entry is None:
-            record = records.ProducerRecord(await self._store.allocate_id("producer"), 1, instance, 1)
+            record = records.ProducerRecord(await self._store.allocate_id("producer"), 1, instance, 1, user.principal)
             reply = await self._store.txn([Absent(key)], [put_name(key, records.encode(record))])
         else:
             stored = records.decode(records.ProducerRecord, key, entry.value)
@@ -102,7 +106,8 @@ class Publisher:
                 )
             epoch = stored.epoch + 1
             # A producer that resumes keeps `since_epoch`: the sequence numbers of its earlier epochs are its own.
-            record = records.ProducerRecord(stored.id, epoch, instance, stored.since_epoch if resumes else epoch)
+            since_epoch = stored.since_epoch if resumes else epoch
+            record = records.ProducerRecord(stored.id, epoch, instance, since_epoch, user.claim(stored.principal))
             is_unchanged = AtRevision(key, entry.mod_revision)
             reply = await self._store.txn([is_unchanged], [put_name(key, records.encode(record))])
         if not reply.held:

@@ -24,6 +24,7 @@ from icestream.broker.broker_subscription import BrokerSubscription, unknown_sub
 from icestream.broker.broker_topic import BrokerProducer, BrokerTopic
 from icestream.broker.danube_partitions import DanubePartitions, PartitionRequest
 from icestream.broker.delivery_health import DeliveryHealth
+from icestream.broker.name_owner import UNNAMED, NameUser
 from icestream.broker.name_registry import NameRegistry
 from icestream.broker.producer_window import ProducerWindow
 from icestream.broker.publish_group import PublishGroupResult
@@ -90,6 +91,8 @@ class Broker:
         # Admission of batches (PersistentStorage). Bound here, because front ends call them for every batch.
         self.has_room = storage.has_room
         self.wait_for_room = storage.wait_for_room
+        # Raises PermissionDenied if dead letters may not be written there any more (guarded_broker.py).
+        self.check_dead_letters: Callable[[TopicName, records.StoredIdentity | None], None] = lambda name, author: None
         self.is_ready = False
         self.is_closing = False
 
@@ -308,12 +311,14 @@ class Broker:
         instance: str = "",
         resumes: bool = False,
         partition: PartitionRequest | None = None,
+        user: NameUser = UNNAMED,
     ) -> BrokerProducer:
         """Opens a new epoch of the producer of this name: an older one is fenced from now on (hazard 7).
 
         `create`: creates a missing topic; None to do what the settings say. `resumes`: the client's producer was
         connected before; raises ProducerFenced if another instance has opened the name since, because then the stored
         sequence numbers are not its own. `partition`: the topic as a client of Danube names it (danube_partitions.py).
+        `user`: raises PermissionDenied if the name is another principal's (name_owner.py).
         """
         self._check_open()
         check_name("producer", producer)
@@ -324,17 +329,20 @@ class Broker:
                 topic = await self._partitions.provide(name, partition, create=may_create)
             else:
                 topic = await self._provide_topic(name, shards, create=may_create)
-            return await self._publisher.open(topic, producer, instance, resumes=resumes)
+            return await self._publisher.open(topic, producer, instance, resumes=resumes, user=user)
 
         return await self._changes.run(change, self.close_producer)
 
     async def open_internal_producer(
-        self, name: TopicName, producer: str, instance: str, *, resumes: bool = False
+        self, name: TopicName, producer: str, instance: str, *, resumes: bool = False, dead_letters_of: str = ""
     ) -> BrokerProducer:
-        """Opens a producer of the broker itself. Its name contains `/`, so it cannot be a client's."""
+        """Opens a producer of the broker itself. Its name contains `/`, so it cannot be a client's.
+
+        `dead_letters_of`: the topic whose letters it writes; recorded if the topic is created for them.
+        """
 
         async def change() -> BrokerProducer:
-            topic = await self._provide_topic(name, 1, create=True)
+            topic = await self._provide_topic(name, 1, create=True, dead_letters_of=dead_letters_of)
             return await self._publisher.open_internal(topic, producer, instance, resumes=resumes)
 
         return await self._changes.run(change)
@@ -344,10 +352,14 @@ class Broker:
         topic = self.topics.find(name)
         return await self._publisher.find(topic, producer, instance) if topic is not None else None
 
-    async def _provide_topic(self, name: TopicName, shards: int, *, create: bool) -> BrokerTopic:
+    async def _provide_topic(
+        self, name: TopicName, shards: int, *, create: bool, dead_letters_of: str = ""
+    ) -> BrokerTopic:
         """Returns the topic; creates it if it is missing and `create` is set. Raises UnknownTopic, TopicElsewhere."""
         if create and self.topics.find(name) is None:
-            return await self.topics.create(name, shards, DispatchMode.RELIABLE, PolicyValues())
+            return await self.topics.create(
+                name, shards, DispatchMode.RELIABLE, PolicyValues(), dead_letters_of=dead_letters_of
+            )
         return await self.topics.locate(name)
 
     def last_sequence(self, producer: BrokerProducer, shard: int) -> int | None:
@@ -450,10 +462,12 @@ class Broker:
         failure: FailurePolicy | None = None,
         shard: int | None = None,
         create: bool = True,
+        user: NameUser = UNNAMED,
     ) -> tuple[BrokerSubscription, BrokerConsumer]:
         """Adds a consumer to a subscription, which is created if absent; its cursor is durable then (hazard 48).
 
         `shard`: the only shard whose messages the consumer takes. It may use its name once for each shard.
+        `user`: raises PermissionDenied if the name of the subscription is another principal's (name_owner.py).
         """
         self._check_open()
         check_name("subscription", subscription)
@@ -472,8 +486,10 @@ class Broker:
             if target is None:
                 topic.admit_subscription()
                 target = await self._subscriptions.create(
-                    topic, subscription, kind, start or SubscriptionStart(), failure
+                    topic, subscription, kind, start or SubscriptionStart(), failure, user
                 )
+            else:
+                await self._subscriptions.claim(topic, target, user)
             return target, await self._subscriptions.join(topic, target, unique_name, sink, patterns, shard)
 
         return await self._changes.run(change, lambda result: result[0].leave(result[1]))
@@ -485,8 +501,9 @@ class Broker:
         kind: SubscriptionType,
         start: SubscriptionStart | None = None,
         failure: FailurePolicy | None = None,
+        user: NameUser = UNNAMED,
     ) -> BrokerSubscription:
-        """Creates a subscription without a consumer: messages are retained for it from now on."""
+        """Creates a subscription without a consumer: messages are retained for it from now on. Its name is nobody's."""
         self._check_open()
         check_name("subscription", subscription)
 
@@ -497,7 +514,10 @@ class Broker:
                     f"topic {name} already has a subscription {subscription}", hint="use it, or choose another name"
                 )
             topic.admit_subscription()
-            return await self._subscriptions.create(topic, subscription, kind, start or SubscriptionStart(), failure)
+            nobody = user._replace(principal="")
+            return await self._subscriptions.create(
+                topic, subscription, kind, start or SubscriptionStart(), failure, nobody
+            )
 
         return await self._changes.run(change)
 
@@ -506,7 +526,13 @@ class Broker:
         await self._changes.run(lambda: self._subscriptions.delete(self.topics.get(name), subscription))
 
     async def set_failure_policy(
-        self, name: TopicName, subscription: str, policy: FailurePolicy, *, is_ahead: bool = False
+        self,
+        name: TopicName,
+        subscription: str,
+        policy: FailurePolicy,
+        *,
+        is_ahead: bool = False,
+        user: NameUser = UNNAMED,
     ) -> None:
         """Sets what happens to failed messages of a subscription, also to those that have failed before.
 
@@ -514,7 +540,9 @@ class Broker:
         UnknownSubscription.
         """
         change = self._subscriptions.set_failure_policy
-        await self._changes.run(lambda: change(self.topics.get(name), subscription, policy, is_ahead=is_ahead))
+        await self._changes.run(
+            lambda: change(self.topics.get(name), subscription, policy, is_ahead=is_ahead, user=user)
+        )
 
     async def set_dispatch_rate(self, name: TopicName, subscription: str, messages_per_second: int | None) -> None:
         """Bounds the delivery of a subscription; None or 0: the rate of the topic applies."""

@@ -496,6 +496,7 @@ class ShardDelivery:
             return self._skip_dropped(letter)
         except (errors.IcestreamError, OSError) as error:
             return self._postpone_letter(letter, generation, error)
+        self._end_stall(StallKind.FORBIDDEN)
         if generation == self.generation and not self.is_closed:
             self.apply(self.dispatcher.settled(letter.start, end, self.now_ms()))
             # Before the next letter: a start can find the last group of letters only (dead_letter_writer.py).
@@ -505,6 +506,8 @@ class ShardDelivery:
     def _postpone_letter(self, letter: DeadLetter, generation: int, error: Exception) -> int:
         """Returns the rest of the range to the dispatcher, which retries it later. Returns its end: it is handled."""
         _log.warning("dead letter could not be stored; retrying later", where=self.name, error=str(error))
+        if isinstance(error, errors.PermissionDenied):
+            self._begin_stall(StallKind.FORBIDDEN, letter.start, error.message, error.hint)
         if generation == self.generation and not self.is_closed:
             self.apply(self.dispatcher.not_settled(letter.start, letter.end, self.now_ms()))
         return letter.end

@@ -22,6 +22,7 @@ from icestream.broker.dispatch.dispatcher import Dispatcher
 from icestream.broker.dispatch.hash_ring import KeyFilter
 from icestream.broker.dispatch.instruction import Dropped
 from icestream.broker.dispatch.key_shared import UNWANTED, KeySharedDispatcher
+from icestream.broker.name_owner import UNNAMED, NameUser
 from icestream.broker.name_registry import needs_renewal, put_name
 from icestream.broker.rate_limit import TokenBucket
 from icestream.broker.shard_delivery import DeliveryName, ShardDelivery
@@ -97,6 +98,7 @@ class SubscriptionRegistry:
         kind: SubscriptionType,
         start: SubscriptionStart,
         failure: FailurePolicy | None,
+        user: NameUser = UNNAMED,
     ) -> BrokerSubscription:
         """Creates a subscription; it is durable with its cursors when this returns.
 
@@ -110,6 +112,8 @@ class SubscriptionRegistry:
             created_ms=self._clock.wall_us() // 1000,
             failure=policy or FailurePolicy(),
             max_unacked_messages=pending.max_unacked_messages,
+            principal=user.principal,
+            dead_letters_by=user.identity if failure is not None else pending.dead_letters_by,
         )
         await self._check_policy(topic, record.failure)
         stream = await self._storage.create_subscription_stream(topic.name.namespace, topic.name.name, name)
@@ -125,6 +129,12 @@ class SubscriptionRegistry:
             subscription.delete("the subscription could not be stored")
             raise
         return subscription
+
+    async def claim(self, topic: BrokerTopic, subscription: BrokerSubscription, user: NameUser) -> None:
+        """Makes the subscription that of its first user. Raises PermissionDenied if it is another principal's."""
+        owner = user.claim(subscription.record.principal)
+        if owner != subscription.record.principal:
+            await self._change(topic, subscription.name, principal=owner)
 
     async def _write(self, topic: BrokerTopic, subscription: BrokerSubscription) -> None:
         """Writes the subscription and its cursors in one transaction: after a crash both exist, or neither."""
@@ -281,21 +291,29 @@ class SubscriptionRegistry:
         await self._store.delete_prefix(records.consumer_key(topic.name, name, ""))
 
     async def set_failure_policy(
-        self, topic: BrokerTopic, name: str, policy: FailurePolicy, *, is_ahead: bool = False
+        self,
+        topic: BrokerTopic,
+        name: str,
+        policy: FailurePolicy,
+        *,
+        is_ahead: bool = False,
+        user: NameUser = UNNAMED,
     ) -> None:
         """Sets the failure policy; `is_ahead`: also of a subscription that does not exist yet."""
         await self._check_policy(topic, policy)
         subscription = topic.subscriptions.get(name)
         if subscription is None and is_ahead:
-            await self.pending_settings.change(topic.name, name, failure=policy)
+            await self.pending_settings.change(topic.name, name, failure=policy, dead_letters_by=user.identity)
             return
         # The former dead-letter topic is recorded: a crash may have left a letter there whose ack no cursor has yet,
         # and a start searches for it (dead_letter_writer.py).
         former_topic = subscription.record.failure.dead_letter_topic if subscription is not None else None
         if former_topic is None or former_topic == policy.dead_letter_topic:
-            await self._change(topic, name, failure=policy)
+            await self._change(topic, name, failure=policy, dead_letters_by=user.identity)
         else:
-            await self._change(topic, name, failure=policy, dead_letters_before=former_topic)
+            await self._change(
+                topic, name, failure=policy, dead_letters_by=user.identity, dead_letters_before=former_topic
+            )
 
     async def set_dispatch_rate(self, topic: BrokerTopic, name: str, messages_per_second: int | None) -> None:
         if messages_per_second is not None and not 0 <= messages_per_second <= limits.OFFSET_MAX:

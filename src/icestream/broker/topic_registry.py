@@ -217,6 +217,7 @@ class TopicRegistry:
         policies: PolicyValues,
         *,
         is_partitioned: bool = False,
+        dead_letters_of: str = "",
     ) -> BrokerTopic:
         """Creates a topic that this node serves. Raises AlreadyExists, InvalidInput, UnknownNamespace, TopicElsewhere,
         NotReady."""
@@ -246,6 +247,7 @@ class TopicRegistry:
             policies=policies,
             is_partitioned=is_partitioned,
             owner=self.owners.node_id,
+            dead_letters_of=dead_letters_of,
         )
         # The namespace is compared too, so that a concurrent deletion of it cannot leave a topic without a namespace.
         reply = await self._store.txn(

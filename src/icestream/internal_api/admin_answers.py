@@ -156,7 +156,7 @@ def subscription_summary(topic: BrokerTopic, subscription: BrokerSubscription) -
 
 
 def _subscription_state(subscription: BrokerSubscription) -> str:
-    """`ok`, or the kinds of its stalls: `blocked`, `unreadable`."""
+    """`ok`, or the kinds of its stalls: `blocked`, `unreadable`, `forbidden`."""
     kinds = {stall.kind.value for delivery in subscription.deliveries for stall in delivery.stalls}
     return ", ".join(sorted(kinds)) or "ok"
 
