@@ -86,11 +86,12 @@ async def test_hazard_113_a_revoked_token_ends_its_connection_alone() -> None:
 
 
 async def test_hazard_113_a_renewed_token_continues_after_the_old_one_ended() -> None:
-    access = SecuredAccess({"alice": BOTH["alice"], "carol": BOTH["alice"]})
-    names = iter(["alice", "carol"])
+    access = SecuredAccess(BOTH)
+    supplied: list[str] = []
 
     async def supply() -> str:
-        return f"token-of-{next(names)}"
+        supplied.append("token-of-alice")
+        return supplied[-1]
 
     async with (
         secured_broker(access) as served,
@@ -101,8 +102,7 @@ async def test_hazard_113_a_renewed_token_continues_after_the_old_one_ended() ->
         (session,) = access._sessions
         session.ask_to_reconnect(errors.Unauthenticated("the token expires"))
         await asyncio.wait_for(producer.send(b"2"), 30)
-        (session,) = access._sessions
-        assert session.identity.principal.name == "carol"
+        assert len(supplied) == 2
 
 
 async def test_hazard_113_closed_producers_and_consumers_hold_nothing() -> None:

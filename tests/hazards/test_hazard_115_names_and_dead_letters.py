@@ -117,8 +117,8 @@ async def fail_once(served: SecuredBroker, count: int) -> None:
     ):
         for number in range(count):
             await producer.send(b"%d" % number)
-            message = await anext(messages)
-            await messages.nack(message)
+            (await anext(messages)).nack()
+        await messages.flush()
 
 
 async def test_hazard_115_letters_wait_when_the_right_of_who_set_them_ended(served: SecuredBroker) -> None:

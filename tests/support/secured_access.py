@@ -58,10 +58,10 @@ class KnownNames:
         raise errors.Unauthenticated("the credential is not valid", hint="send a valid token")
 
     def is_current(self, identity: CallerIdentity) -> bool:
-        return True
+        return identity.principal.name not in self.revoked
 
     def forget_tokens(self) -> None:
-        """Does nothing: it remembers none."""
+        """Nothing is cached."""
 
 
 class FixedSecrets:
