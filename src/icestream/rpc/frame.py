@@ -12,7 +12,8 @@ A FRAME
 
 THE HANDSHAKE       The client sends first, and then waits. Anything else, no common version, or an unacceptable bound
                     is answered with ERROR, and the connection is closed.
-    HELLO    ->     body: MAGIC (8 bytes), then a document {version, version_min, client, frame_bytes_max, compression}
+    HELLO    ->     body: MAGIC (8 bytes), then a document {version, version_min, client, frame_bytes_max, compression,
+                    credential}
     WELCOME  <-     a document {version, node, frame_bytes_max, compression, time_us}
 A document is msgpack: a map with text keys. Unknown keys are ignored: later versions may add some.
 
