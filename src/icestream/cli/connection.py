@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from icestream import errors, limits
-from icestream.admin_api import session_api
 from icestream.admin_api.admin_call import AdminCall
 from icestream.admin_api.node_api import PLACES, PORTS
 from icestream.admin_api.topic_api import LIST_TOPICS, PAGE_TOPICS
 from icestream.cli.broker_location import NO_BROKER_HINT, BrokerLocation, Target, host_and_port, native_address
 from icestream.cli.login_profile import find_token
 from icestream.cli.suggestions import suggest_topic
+from icestream.rpc.handshake import HelloCredential
 from icestream.rpc.link import Link, open_link
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ async def find_message_address(location: BrokerLocation) -> str:
     if location.socket is None:
         return location.address or ""
     try:
-        link = await open_link(location.socket, CLIENT_NAME)
+        link = await _open_link(location, None)  # the call needs no right
     except errors.ConnectionLost as error:
         if location.address is None:
             raise _unreachable_error(location, error) from None
@@ -160,11 +160,18 @@ async def _connect(
     location: BrokerLocation,
     address: str,
     send_timeout: float = limits.CLIENT_SEND_SECONDS_DEFAULT,
+    *,
+    is_anonymous: bool = False,
 ) -> Client:
     from icestream.client.client import connect
 
+    token = None if is_anonymous else find_token(location)
     try:
-        return await stack.enter_async_context(connect(address, name=CLIENT_NAME, send_timeout=send_timeout))
+        return await stack.enter_async_context(
+            connect(address, name=CLIENT_NAME, send_timeout=send_timeout, token=token)
+        )
+    except errors.Unauthenticated as error:
+        raise _login_ended(error) from None
     except errors.ConnectionLost as error:
         raise _unreachable_error(location, error, address) from None
 
@@ -194,35 +201,31 @@ async def broker_calls(location: BrokerLocation, *, is_anonymous: bool = False) 
     async with contextlib.AsyncExitStack() as stack:
         if location.socket is not None:
             try:
-                link = await open_link(location.socket, CLIENT_NAME)
+                link = await _open_link(location, None if is_anonymous else find_token(location))
             except errors.ConnectionLost as error:
                 if location.address is None:
                     raise _unreachable_error(location, error) from None
             else:
                 stack.callback(link.close)
-                token = None if is_anonymous else find_token(location)
-                send = link.call if token is None else await _calls_as(link, token)
-                yield BrokerCalls(send, location, "", is_local=True)
+                yield BrokerCalls(link.call, location, "", is_local=True)
                 return
         address = location.address or ""
-        client = await _connect(stack, location, address)
+        client = await _connect(stack, location, address, is_anonymous=is_anonymous)
         yield BrokerCalls(client.call, location, _host_of(address), is_local=False)
 
 
-async def _calls_as(link: Link, token: str) -> Callable[[str, Document], Awaitable[Document]]:
-    """The calls of a link, made with the rights of a token. Raises Unauthenticated."""
-    credential = session_api.SessionCredential(token=token)
-    request = session_api.OpenSession(credential=credential, listener="local")
+async def _open_link(location: BrokerLocation, token: str | None) -> Link:
+    """Raises ConnectionLost, Unauthenticated."""
+    assert location.socket is not None
+    credential = None if token is None else HelloCredential(token=token)
     try:
-        opened = await link.call(session_api.OPEN_SESSION.name, msgspec.to_builtins(request))
+        return await open_link(location.socket, CLIENT_NAME, credential)
     except errors.Unauthenticated as error:
-        hint = "log in again: icestream security login NAME"
-        raise errors.Unauthenticated(error.message, hint=hint) from None
+        raise _login_ended(error) from None
 
-    async def send(method: str, arguments: Document) -> Document:
-        return await link.call(method, {**arguments, "session": opened["session"]})
 
-    return send
+def _login_ended(error: errors.Unauthenticated) -> errors.Unauthenticated:
+    return errors.Unauthenticated(error.message, hint="log in again: icestream security login NAME")
 
 
 def _host_of(address: str) -> str:

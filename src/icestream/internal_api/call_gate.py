@@ -2,6 +2,7 @@
 
     call                                          while security is on
     a use case of the broker (topics, …)          by the rights of the session: GuardedBroker asks
+    administration of security                    by the rights of the session: security_calls.py asks
     CLUSTER_RIGHTS                                by a right on the cluster
     PROCESS_CALLS                                 by processes of the node that proved their role (hazard 108)
     OPEN_CALLS                                    anybody who reaches the socket
@@ -62,6 +63,8 @@ CLUSTER_RIGHTS: Final[Mapping[str, Action]] = {
     "pipeline_backlog": Action.DESCRIBE,
     "pipeline_state": Action.DESCRIBE,
 }
+# Decided by who is at the other end of the socket: a process would lend its own account to its client.
+UNFORWARDED_CALLS: Final = frozenset(("security_recover",))
 OPEN_CALLS: Final = frozenset(("ports", "places"))
 _CATALOG: Final = (catalog_keys.ROOT, catalog_keys.RETIRED, catalog_keys.MARKS)
 _COMMIT_NOW: Final = "/pipeline/commit_now"
@@ -93,6 +96,8 @@ def admit_call(method: str, own: GuardedBroker, client: GuardedBroker | None) ->
             raise errors.PermissionDenied(
                 f"{principal} may not call {method} without the session of a client", hint="forward its session"
             )
+    if method in UNFORWARDED_CALLS and client is not None:
+        raise errors.PermissionDenied(f"{method} is not forwarded", hint="run it on the broker's machine")
     if method in CLUSTER_RIGHTS:
         caller.session.require(CLUSTER_RIGHTS[method], CLUSTER)
     elif any(method in calls for calls in PROCESS_CALLS.values()):
