@@ -12,14 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import errors, limits
+from icestream.metadata import command as cmd
+from icestream.metadata.entry import Event
+from icestream.metadata.store import MemoryStore
 from icestream.metadata.watch import WatchHub
 from icestream.model.topic_name import TopicName
 from icestream.security import security_records as records
-from icestream.security.access_policy import decide
+from icestream.security.access_control import FindEnd
+from icestream.security.access_policy import AccessPolicy, decide
 from icestream.security.action import Action
 from icestream.security.credential import Credential, PasswordCredential
 from icestream.security.principal import ANONYMOUS_IDENTITY, CallerIdentity, local_user, service_account
 from icestream.security.resource import Resource, ResourceKind
+from icestream.security.security_state import SecurityState
 from icestream.security.security_store import plan_parking
 from tests.support.fake_clock import FakeClock
 from tests.support.faulty_store import FaultyStore
@@ -75,7 +80,7 @@ class SecurityChurn:
         name, topic = chance.choice(NAMES), chance.choice(TOPICS)
         state = security.state
         grant_id = chance.choice([*state.grants, "none"])
-        match chance.randrange(13):
+        match chance.randrange(14):
             case 0:
                 await security.create_user(name, f"hash {chance.random()}")
             case 1:
@@ -103,30 +108,84 @@ class SecurityChurn:
                 await node.store.txn(compare, operations)
             case 12:
                 await security.change_keys(lambda ring: ring + b"+")
+            case 13:
+                assert isinstance(node.store, CommittedStates)
+                await node.store.burst(records.RoleRecord([records.RuleRecord(["read"], f"/burst/{topic}")]))
+
+
+class CommittedStates(FaultyStore):
+    """A store that keeps every state of security that was ever committed, by the serial number of its last change."""
+
+    def __init__(self, clock: FakeClock, delay: random.Random, kept: int) -> None:
+        super().__init__(clock, delay=delay)
+        self._hub = WatchHub(0, batches_max=kept)
+        self._kept = kept
+        self.states: dict[int, SecurityState] = {0: SecurityState()}
+        publish = self._hub.publish
+
+        def note_and_publish(events: list[Event]) -> None:
+            page = self._machine.page(records.SECURITY, "", 10_000)
+            state = SecurityState.load((key, entry.value, entry.mod_revision) for key, entry in page)
+            self.states[state.serial] = state
+            publish(events)
+
+        self._hub.publish = note_and_publish  # type: ignore[method-assign]
+
+    async def burst(self, role: records.RoleRecord) -> None:
+        """Changes a role, and more than a watch keeps, without a turn of the loop in between: the change is missed."""
+        changes = self._machine.get(records.CHANGES)
+        assert changes is not None
+        serial = records.decode(records.ChangesRecord, changes.value).serial + 1
+        bump = cmd.Put(records.CHANGES, records.encode(records.ChangesRecord(serial)))
+        await MemoryStore.submit(self, cmd.Txn([], [cmd.Put(records.role_key("burst"), records.encode(role)), bump]))
+        for _ in range(min(self._kept, 5) + 1):
+            await MemoryStore.submit(self, cmd.Put("/elsewhere", b""))
+
+
+def check_applied(node: SecuredStore, store: CommittedStates) -> list[str]:
+    """Returns a list that gets what a node applies and was never committed: half a change, or an older state again."""
+    apply, faults, last = node.control.apply, [], 0
+
+    async def checked(policy: AccessPolicy, find_end: FindEnd | None = None) -> None:
+        nonlocal last
+        serial = node.watch.state.serial
+        committed = store.states[serial].policy(0)
+        if (policy.roles, policy.grants) != (committed.roles, committed.grants):
+            faults.append(f"state {serial} is not the one that was committed")
+        if serial < last:
+            faults.append(f"state {serial} after {last}")
+        last = serial
+        await apply(policy, find_end)
+
+    node.control.apply = checked  # type: ignore[method-assign]
+    return faults
 
 
 @pytest.mark.asyncio
-@given(seed=st.integers(0, 2**32), kept=st.sampled_from([2, 3, 1000]), steps=st.integers(1, 60))
+@given(seed=st.integers(0, 2**32), kept=st.sampled_from([2, 3, 1000]), steps=st.integers(1, 40))
 async def test_the_policy_is_that_of_the_records(seed: int, kept: int, steps: int) -> None:
-    """Also where the watch loses events (`kept`: so many revisions are kept) and must read everything again."""
+    """Also where the watch loses events (`kept`: so many revisions are kept) and must read everything again, in pages,
+    while others change it."""
     clock = FakeClock()
-    store = FaultyStore(clock, delay=random.Random(seed))
-    store._hub = WatchHub(0, batches_max=kept)
-    async with secured_store(store, clock, 1) as first, secured_store(store, clock, 2, initialised=False) as second:
-        await SecurityChurn((first, second), random.Random(seed)).run(steps)
-        expected = await stored_state(store)
-        changes = await store.get(records.CHANGES)
-        assert changes is not None
-        assert expected.serial >= 1
-        for node in (first, second):
-            await node.watch.until_current()
-            assert node.watch.state == expected
-            policy = expected.policy(0)
-            assert node.control.policy.is_enabled
-            assert (node.control.policy.roles, node.control.policy.grants) == (policy.roles, policy.grants)
-        assert list(expected.administrators()), "nobody can lock everybody out"
-        async with secured_store(store, clock, 3, initialised=False) as restarted:
-            assert restarted.watch.state == expected
+    store = CommittedStates(clock, random.Random(seed), kept)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "METADATA_LIST_MAX", 3)
+        async with secured_store(store, clock, 1) as first, secured_store(store, clock, 2, initialised=False) as second:
+            faults = [check_applied(node, store) for node in (first, second)]
+            churns = [SecurityChurn((first, second), random.Random(seed + number)) for number in range(2)]
+            async with asyncio.timeout(20):  # a change that is missed for good is waited for
+                await asyncio.gather(*(churn.run(steps) for churn in churns))
+            expected = await stored_state(store)
+            for node in (first, second):
+                await node.watch.until_current()
+                assert node.watch.state == expected
+                policy = expected.policy(0)
+                assert node.control.policy.is_enabled
+                assert (node.control.policy.roles, node.control.policy.grants) == (policy.roles, policy.grants)
+            assert faults == [[], []]
+            assert list(expected.administrators()), "nobody can lock everybody out"
+            async with secured_store(store, clock, 3, initialised=False) as restarted:
+                assert restarted.watch.state == expected
 
 
 # --- sessions ---------------------------------------------------------------------------------------------------------
