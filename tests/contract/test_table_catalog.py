@@ -305,7 +305,7 @@ async def test_headers_are_sent_with_every_request(tmp_path: Path) -> None:
 
 
 async def test_a_server_that_is_no_catalog_is_reported() -> None:
-    catalog = open_catalog(settings_of(f"{CATALOG}.uri=http://127.0.0.1:1", f"{CATALOG}.request_timeout_ms=100"))
+    catalog = open_catalog(settings_of(f"{CATALOG}.uri=http://127.0.0.1:1", f"{CATALOG}.request_timeout_ms=5000"))
     with pytest.raises(errors.StorageUnavailable, match="cannot be reached"):
         await catalog.list_namespaces()
     await catalog.close()
