@@ -28,16 +28,14 @@ class TlsServer:
         listening: socket.socket,
         new_protocol: Callable[[], asyncio.BaseProtocol],
         tls: ListenerTls,
-        half_open_max: int = limits.TLS_HALF_OPEN_MAX,
-        handshake_seconds: float = limits.TLS_HANDSHAKE_SECONDS_MAX,
     ) -> None:
         """`listening` is given away."""
         self._loop = asyncio.get_running_loop()
         self._socket = listening
         self._new_protocol = new_protocol
         self._tls = tls
-        self._half_open_max = half_open_max
-        self._handshake_seconds = handshake_seconds
+        self._half_open_max = limits.TLS_HALF_OPEN_MAX
+        self._handshake_seconds = limits.TLS_HANDSHAKE_SECONDS_MAX
         self._half_open: dict[asyncio.Task[None], None] = {}  # oldest first
         self.evicted = 0
         self.failed = 0
