@@ -21,12 +21,14 @@ from icestream.internal_api.scan_calls import SCAN_METHODS
 from icestream.metadata import command as cmd
 from icestream.metadata.store import MemoryStore
 from icestream.model.topic_name import TopicName
-from icestream.rpc.handshake import HelloCredential
+from icestream.processes.broker_process import BrokerNode
+from icestream.rpc.handshake import HelloCredential, role_credential
 from icestream.rpc.link import open_link
 from icestream.runtime.clock import SystemClock
 from icestream.security.access_control import AccessControl
 from icestream.security.principal import local_user
 from tests.support.local_broker import LocalBroker, local_broker
+from tests.support.node_settings import node_settings
 from tests.support.secured_access import FixedSecrets, KnownNames, SecuredAccess, of_role, policy_of
 
 pytestmark = pytest.mark.asyncio
@@ -168,6 +170,20 @@ async def test_hazard_112_a_process_stays_connected_when_security_is_switched_on
         await cli.lost.wait()
         assert not lake.lost.is_set()
         lake.close()
+
+
+async def test_hazard_108_the_secrets_of_a_node_open_its_socket(tmp_path: Path) -> None:
+    node = await BrokerNode.start(node_settings(tmp_path / "data", "iceberg"))
+    try:
+        await node.access_control.apply(policy_of(ADMIN))
+        path, secret = node.settings.local_socket, node.services.role_secrets.role_secret("pipeline")
+        link = await open_link(path, "pipeline", role_credential("pipeline", secret))
+        assert (await link.call("pipeline_name", {}))["name"] == ""
+        link.close()
+        with pytest.raises(errors.Unauthenticated):
+            await open_link(path, "lake", role_credential("lake", secret))
+    finally:
+        await node.stop()
 
 
 async def test_no_client_can_have_the_prefixes_of_a_process() -> None:

@@ -155,7 +155,7 @@ class BrokerNode:
             self.audit.login_failed,
         )
         self.access_control.authenticator = self.authenticator
-        self.door = BrokerDoor(self.broker, self.access_control)
+        self.door = BrokerDoor(self.broker, self.access_control, self.services.role_secrets)
         policy = self.broker.topics.table_policy
         self.ingest = PipelineService(log, clock, self._log_location(), policy) if log is not None else None
         if self.ingest is not None:

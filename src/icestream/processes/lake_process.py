@@ -53,6 +53,7 @@ from icestream.readers.foreign_table_views import ForeignTableViews
 from icestream.readers.lazy_scanner import LazyScanner
 from icestream.readers.snapshot_reader import SnapshotReader
 from icestream.readers.table_views import TableViews
+from icestream.rpc.handshake import role_credential
 from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.advertised_address import known_host_names
 from icestream.runtime.clock import Clock, SystemClock
@@ -83,15 +84,16 @@ async def run_lake(
     is_child: bool = False,
     socket: Path | None = None,
     node_token: str = "",
+    role_secret: str = "",
     on_crowding: Callable[[RoomState], None] | None = None,
     connections_max: int = limits.API_CONNECTIONS_MAX,
 ) -> None:
     """Runs the lake process until a signal, or until its parent closes its stdin if it `is_child`.
 
     `on_ready` gets the port of the listener. `socket`: the local socket of the broker, if it is not in `data_dir`.
-    `node_token`: of requests that may use the reserve of connections (lake/http.py). `on_crowding` is called when all
-    connections are taken, and when they are no longer. Raises ConfigurationError for a port, a warehouse or a token
-    file that cannot be used.
+    `node_token`: of requests that may use the reserve of connections (lake/http.py). `role_secret`: proves the role of
+    this process to the broker. `on_crowding` is called when all connections are taken, and when they are no longer.
+    Raises ConfigurationError for a port, a warehouse or a token file that cannot be used.
     """
     set_up_spans("lake")
     stop, clock = asyncio.Event(), SystemClock()
@@ -109,7 +111,9 @@ async def run_lake(
         closing.callback(manifest_thread.close)
         manifests = ManifestReader(files, manifest_thread)
 
-        link = LinkKeeper((socket or settings.local_socket).absolute(), "lake", clock)
+        link = LinkKeeper(
+            (socket or settings.local_socket).absolute(), "lake", clock, role_credential("lake", role_secret)
+        )
         store = RemoteStore(link, clock, SystemRandomness())
         tables = (
             _embedded_tables(settings, store, files, manifests, manifest_thread)

@@ -53,6 +53,7 @@ from icestream.processes.component_options import fixed_namespace, object_wareho
 from icestream.processes.configured_catalog import open_catalog, open_embedded_catalog
 from icestream.processes.node.certificates import report_change
 from icestream.processes.pipeline_options import driver_options, setup_paths, spark_options
+from icestream.rpc.handshake import role_credential
 from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.advertised_address import known_host_names
 from icestream.runtime.clock import SystemClock
@@ -66,11 +67,13 @@ from icestream.settings import Settings
 _log = get_logger("pipeline")
 
 
-async def run_pipeline(settings: Settings, on_ready: Callable[[int], None], *, is_child: bool = False) -> None:
+async def run_pipeline(
+    settings: Settings, on_ready: Callable[[int], None], *, is_child: bool = False, role_secret: str = ""
+) -> None:
     """Runs the pipeline until a signal, or until its parent closes its stdin if it `is_child`.
 
-    `on_ready` gets the port of the metrics. Raises MissingPart on a machine without Java or PySpark,
-    ConfigurationError for a port or a warehouse that cannot be used.
+    `on_ready` gets the port of the metrics. `role_secret`: proves the role of this process to the broker. Raises
+    MissingPart on a machine without Java or PySpark, ConfigurationError for a port or a warehouse that cannot be used.
     """
     from icestream.pipeline.spark.writer import open_writer
 
@@ -80,7 +83,8 @@ async def run_pipeline(settings: Settings, on_ready: Callable[[int], None], *, i
         if is_child:
             closing.callback((await watch_parent(stop.set)).close)
         closing.enter_context(stopping_by_signal(stop.set))
-        link = LinkKeeper(settings.local_socket.absolute(), "pipeline", SystemClock())
+        credential = role_credential("pipeline", role_secret)
+        link = LinkKeeper(settings.local_socket.absolute(), "pipeline", SystemClock(), credential)
         writer = closing.enter_context(open_writer(spark_options(settings), setup_paths(settings, os.environ)))
         metrics = metrics_listener(link, known_host_names(settings, "http"))
         tls = open_listener_tls(settings, "http")

@@ -54,6 +54,11 @@ class HelloCredential:
     secret: str = field(default="", repr=False)
 
 
+def role_credential(role: str, secret: str) -> HelloCredential | None:
+    """The credential of a process of the node; None for one that was started without a secret."""
+    return HelloCredential(role=role, secret=secret) if secret else None
+
+
 class Hello(NamedTuple):
     """A HELLO."""
 
