@@ -552,6 +552,8 @@ CATALOG_BODY_BYTES_MAX: Final = 8 * MIB
 # Bearer tokens of the catalog: each is compared at each request. Shorter ones can be guessed.
 CATALOG_TOKENS_MAX: Final = 100
 CATALOG_TOKEN_CHARACTERS_MIN: Final = 16
+# Places of tables that are kept in memory, by metadata file: some 200 bytes each.
+TABLE_PLACES_MAX: Final = 50_000
 # A level of a namespace, or a name: longer ones make no directory. Several of the longest do not fit one key.
 CATALOG_NAME_BYTES_MAX: Final = 512
 CATALOG_LEVELS_MAX: Final = 32
@@ -1100,6 +1102,16 @@ ACCESS_SLICE_NS: Final = 1_000_000
 SESSIONS_PER_CONNECTION_MAX: Final = 10_000
 # Topics that a listing looks at for one page of those that its session may see: some 0.2 s of decisions, in slices.
 LISTING_SCAN_MAX: Final = 100_000
+# Credentials of HTTP requests whose session the lake process keeps, and for how long: verifying a token costs more than
+# a decision. Rights are asked for with each request, so this delays no revocation.
+CALLER_SESSIONS_MAX: Final = 2_000
+CALLER_SESSION_SECONDS: Final = 5.0
+# How long the lake process believes that security is off: one question in this time instead of one for each request.
+SECURITY_OFF_SECONDS: Final = 0.5
+# How long a request waits for the broker to come back before it is refused.
+CALLER_LINK_SECONDS: Final = 5.0
+# Longer bearer tokens are refused unread; those of identity providers with many groups have some kilobytes.
+CALLER_TOKEN_BYTES_MAX: Final = 8 * KIB
 # Rights that one call asks about: those of a page of a listing.
 DECISIONS_PER_CALL_MAX: Final = 1_000
 # How often sessions with an ended credential are looked for, and the store is asked whether it still has a leader: a

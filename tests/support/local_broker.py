@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from icestream.broker.broker_options import BrokerOptions
 from icestream.broker.guarded_broker import BrokerDoor, RoleVerifier
@@ -35,13 +36,15 @@ class LocalBroker:
         offered: CallTable | None,
         access_control: AccessControl | None = None,
         roles: RoleVerifier | None = None,
+        more_calls: Sequence[Any] = (),
     ) -> None:
+        """`more_calls`: groups of calls beside those of the metadata store and of sessions."""
         self.path = path
         self.store = store
         self._clock = clock or SystemClock()
         self.broker = Broker(BrokerOptions(), store, MemoryStorage(store, self._clock, 10_000), self._clock)
         self.door = BrokerDoor(self.broker, access_control or AccessControl(self._clock), roles)
-        self._offered = offered or local_call_table(MetadataCalls(store), SessionCalls(self.door))
+        self._offered = offered or local_call_table(MetadataCalls(store), SessionCalls(self.door), *more_calls)
         self.listener: NativeListener | None = None
 
     async def listen(self) -> None:
@@ -68,8 +71,9 @@ async def local_broker(
     offered: CallTable | None = None,
     access_control: AccessControl | None = None,
     roles: RoleVerifier | None = None,
+    more_calls: Sequence[Any] = (),
 ) -> AsyncIterator[LocalBroker]:
-    broker = LocalBroker(path, store, clock, offered, access_control, roles)
+    broker = LocalBroker(path, store, clock, offered, access_control, roles, more_calls)
     await broker.listen()
     try:
         yield broker

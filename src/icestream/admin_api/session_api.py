@@ -42,6 +42,7 @@ class DecideRights(msgspec.Struct, kw_only=True):
 
     session: int
     rights: list[tuple[str, str]]
+    is_listing: Annotated[bool, Doc("A denial only hides something: it is no event of the audit.")] = False
 
 
 class OpenedSession(Answer):

@@ -221,9 +221,9 @@ class GuardedBroker:
 
     # --- decisions ---
 
-    def decide(self, action: Action, resource: Resource) -> Decision:
-        """The decision about any resource; a denial is recorded. Raises what ended the session."""
-        return self.session.decide(action, self._covering(action, resource) or resource)
+    def decide(self, action: Action, resource: Resource, *, is_recorded: bool = True) -> Decision:
+        """The decision about any resource, recorded if `is_recorded`. Raises what ended the session."""
+        return self.session.decide(action, self._covering(action, resource) or resource, is_recorded=is_recorded)
 
     def _covering(self, action: Action, resource: Resource) -> Resource | None:
         """For a topic with dead letters, the resource of the topic that they are of, if only that one is allowed."""

@@ -25,8 +25,10 @@ from icestream.catalog.documents import Documents
 from icestream.catalog.operations.file_changes import FileChangesReader
 from icestream.catalog.operations.namespace_operations import NamespaceOperations
 from icestream.catalog.operations.relation_lookup import RelationLookup
+from icestream.catalog.operations.snapshot_paths import SnapshotPaths
 from icestream.catalog.operations.table_commits import TableCommits
 from icestream.catalog.operations.table_operations import TableOperations
+from icestream.catalog.operations.table_places import TablePlaces
 from icestream.catalog.operations.topic_operations import TopicOperations
 from icestream.catalog.operations.view_operations import ViewOperations
 from icestream.catalog.transactions import TransactionRunner
@@ -61,13 +63,15 @@ class Catalog:
         self._files = files
         self._roots = roots
         self._runner = runner
-        relations = RelationLookup(runner)
+        self.relations = relations = RelationLookup(runner)
         self.namespaces = NamespaceOperations(runner, roots[0])
         file_changes = FileChangesReader(documents, offload or InlineOffload())
         self.commits = TableCommits(runner, relations, file_changes, roots)
         self.tables = TableOperations(runner, relations, self.commits, roots[0], roots)
         self.topics = TopicOperations(runner, relations, self.commits, roots[0])
         self.views = ViewOperations(runner, relations, roots[0], roots)
+        self.places = TablePlaces(store, documents, roots)
+        self.snapshot_paths = SnapshotPaths(documents, offload or InlineOffload())
 
     def cleanup(self, manifests: ManifestSource) -> CatalogCleanup:
         """Returns the background clean-up. Only the lake process of a node runs it: one process removes files."""

@@ -38,6 +38,7 @@ from icestream.metadata.bounds import key_bytes
 
 ROOT: Final = "/catalog/"
 RELATIONS: Final = f"{ROOT}relations/"
+NAMESPACES: Final = f"{ROOT}namespaces/"
 PURGES: Final = f"{ROOT}purges/"
 TOPICS: Final = f"{ROOT}topics/"
 BOUND: Final = f"{ROOT}bound/"
@@ -56,7 +57,7 @@ def _escape(text: str) -> str:
 
 def namespaces_in(parent: Namespace) -> str:
     """Returns the prefix of the namespaces directly in `parent`; () is the root."""
-    return f"{ROOT}namespaces/{_levels(parent)}:"
+    return f"{NAMESPACES}{_levels(parent)}:"
 
 
 def relations_in(namespace: Namespace) -> str:
@@ -80,6 +81,12 @@ def identifier_of(key: str) -> Identifier:
     """Returns the identifier of the table or view at this key."""
     levels, _, name = key.removeprefix(RELATIONS).rpartition(":")
     return Identifier(tuple(unquote(level) for level in levels.split("/")[:-1]), unquote(name))
+
+
+def namespace_of(key: str) -> Namespace:
+    """Returns the namespace at this key."""
+    levels, _, name = key.removeprefix(NAMESPACES).rpartition(":")
+    return (*(unquote(level) for level in levels.split("/")[:-1]), unquote(name))
 
 
 def _check_length(key: str) -> str:

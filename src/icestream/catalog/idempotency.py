@@ -50,10 +50,13 @@ EMPTY_RESULT: Final = RequestResult()
 class IdempotentRequest:
     """The Idempotency-Key of a request, and the digest of its content."""
 
-    def __init__(self, key: str, content: bytes) -> None:
+    def __init__(self, key: str, content: bytes, owner: str = "") -> None:
+        """`owner`: the principal that sent it; empty while security is off. Keys of two principals are two keys: the
+        result of a request is for who made it (hazard 110)."""
         if not _UUID.fullmatch(key):
             raise errors.InvalidInput(f"Idempotency-Key is not a UUID: {short_repr(key)}")
-        self.key = catalog_keys.request_key(key)
+        prefix = f"{hashlib.sha256(owner.encode()).hexdigest()[:32]}-" if owner else ""
+        self.key = catalog_keys.request_key(prefix + key)
         self.digest = hashlib.sha256(content).hexdigest()
 
     def added_to(self, transaction: PlannedTransaction, result: RequestResult) -> PlannedTransaction:

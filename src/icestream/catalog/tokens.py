@@ -23,6 +23,10 @@ class Tokens:
     def __init__(self, tokens: Sequence[str] = ()) -> None:
         self._digests = [_digest(token.encode()) for token in tokens]
 
+    def __bool__(self) -> bool:
+        """True if a request needs one of them."""
+        return bool(self._digests)
+
     def allows(self, authorization: str | None) -> bool:
         """Returns whether a request is allowed. `authorization`: its header of that name."""
         if not self._digests:

@@ -26,7 +26,7 @@ from typing import Final, Protocol, TypeVar
 from icestream import errors, limits
 from icestream.iceberg.location import normalize
 from icestream.iceberg.shared_sync import LogDiskMonitor, SharedSync
-from icestream.iceberg.symlink_guard import SymlinkEscape, SymlinkGuard
+from icestream.iceberg.symlink_guard import SymlinkEscape, SymlinkGuard, open_regular
 from icestream.observability.log import get_logger
 from icestream.runtime.clock import Clock, SystemClock
 from icestream.runtime.files import Directory, File, LocalDirectory, LocalFile, make_directory
@@ -357,7 +357,7 @@ class LocalFolder(LocalDirectory):
         return sorted(os.listdir(self._fd))  # noqa: PTH208  # by its descriptor
 
     def open(self, name: str) -> LocalFile:
-        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
+        fd = open_regular(name, dir_fd=self._fd)
         self._check(fd, self.path / name)
         return LocalFile(fd)
 

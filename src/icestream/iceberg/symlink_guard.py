@@ -10,8 +10,9 @@ of its own.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
-from errno import EXDEV
+from errno import EINVAL, EISDIR, EXDEV
 from pathlib import Path
 
 from icestream.iceberg.location import is_inside, normalize_or_none
@@ -47,6 +48,25 @@ class SymlinkGuard:
         self._real_roots = [os.path.realpath(root) for root in self._roots]
         if not any(is_inside(real_path, root) for root in self._real_roots):
             raise SymlinkEscape(path, real_path)
+
+
+def open_regular(path: Path | str, guard: SymlinkGuard | None = None, dir_fd: int | None = None) -> int:
+    """Opens a file for reading; returns its descriptor. A table may name any path: reading a pipe would wait for ever,
+    reading a device might never end. Raises OSError, also for what is no regular file, and SymlinkEscape."""
+    # Without O_NONBLOCK the opening of a pipe waits for a writer. On regular files it has no effect.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=dir_fd)
+    try:
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(EISDIR, "it is a directory", str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(EINVAL, "it is not a regular file", str(path))
+        if guard is not None and dir_fd is None:
+            guard.check_open(fd, Path(path))
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 def real_path_of(fd: int, path: Path) -> str:

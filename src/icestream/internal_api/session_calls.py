@@ -51,13 +51,16 @@ class SessionCalls:
 
     @implements(session_api.DECIDE_RIGHTS)
     async def decide_rights(self, caller: Caller, request: DecideRights) -> RightDecisions:
-        """Each denial is recorded for the audit, as that of a request. Raises what ended the session."""
+        """Each denial is recorded for the audit, as that of a request, unless it only hides an item of a listing.
+        Raises what ended the session."""
         if len(request.rights) > limits.DECISIONS_PER_CALL_MAX:
             raise errors.InvalidInput(
                 f"{len(request.rights)} rights in one call", hint=f"at most {limits.DECISIONS_PER_CALL_MAX}"
             )
         rights = [(parse_action(action), Resource.parse(resource)) for action, resource in request.rights]
-        decisions = [caller.broker.decide(action, resource) for action, resource in rights]
+        decisions = [
+            caller.broker.decide(action, resource, is_recorded=not request.is_listing) for action, resource in rights
+        ]
         return RightDecisions(
             decisions=[RightDecision(is_allowed=each.is_allowed, reason=each.reason) for each in decisions],
             revision=self._door.policy_revision,

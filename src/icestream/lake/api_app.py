@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import Depends, FastAPI, HTTPException, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
 from starlette.responses import PlainTextResponse
@@ -19,11 +19,12 @@ from icestream.catalog.catalog import Catalog
 from icestream.catalog.tokens import Tokens
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.lake import problems
-from icestream.lake.broker_calls import PREFIX, BrokerLink
+from icestream.lake.broker_calls import LISTENER, PREFIX, identify_caller
 from icestream.lake.guard import Guard
 from icestream.lake.http import ConnectionSlots
 from icestream.lake.http_models import model_of
 from icestream.lake.operations import EmbeddedOperations, TopicTableOperations
+from icestream.lake.request_caller import RequestCallers, UnsecuredCallers, client_address
 from icestream.lake.request_metrics import RequestMetrics
 from icestream.lake.routes import lake, namespaces, node, security, subscriptions, topics, verify
 from icestream.observability import metrics
@@ -31,6 +32,8 @@ from icestream.observability.exposition import exposition
 from icestream.observability.health import Check, connections_check, failure
 from icestream.readers.lazy_scanner import LazyScanner
 from icestream.rpc.link_keeper import LinkKeeper
+from icestream.security.action import Action
+from icestream.security.resource import CLUSTER
 
 # Metrics of the readers in this process. The whole registry is not exposed: it also has the broker's metrics, all zero.
 SCAN_METRICS = (
@@ -55,12 +58,14 @@ def build_app(
     operations: TopicTableOperations | None = None,
     slots: ConnectionSlots | None = None,
     host_names: frozenset[str] | None = None,
+    callers: RequestCallers | None = None,
 ) -> FastAPI:
     """The application. `host`: the address it listens on; on a loopback address only this machine has access.
 
     `catalog`: the embedded one, if it is served, with the reader of its manifests and the tokens that it requires.
     `scans`: the tables of topics in any catalog. `operations`: operations on these tables; None: those of the embedded
-    catalog. `slots`: the connections of the process, for its readiness. `host_names`: guard.py.
+    catalog. `slots`: the connections of the process, for its readiness. `host_names`: guard.py. `callers`: who makes
+    requests; None: security is off.
     """
     # Without FastAPI's documentation pages, which load scripts from another server.
     app = FastAPI(
@@ -70,7 +75,7 @@ def build_app(
         redoc_url=None,
         redirect_slashes=False,  # a wrong path is an error, not a redirect
     )
-    app.state.broker = BrokerLink(keeper)
+    app.state.keeper, app.state.callers = keeper, callers or UnsecuredCallers()
     app.state.catalog, app.state.manifests, app.state.tokens = catalog, manifests, tokens or Tokens()
     app.state.scans = scans
     app.state.operations = EmbeddedOperations(catalog) if operations is None and catalog is not None else operations
@@ -86,21 +91,13 @@ def build_app(
         security.router,
     )
     for router in routers:
-        app.include_router(router, dependencies=[Depends(check_token)])
+        app.include_router(router, dependencies=[Depends(identify_caller)])
     request_metrics = request_metrics or RequestMetrics()
     app.middleware("http")(request_metrics.middleware)
     _add_process_routes(app, keeper, request_metrics, slots)
     app.add_middleware(Guard, host=host, host_names=host_names)
     app.openapi = lambda: describe_api(app)  # type: ignore[method-assign]  # as FastAPI documents it
     return app
-
-
-def check_token(request: Request) -> None:
-    """Raises HTTPException 401 without a valid bearer token. If the catalog requires one, so does the API: a topic must
-    not be less protected than its table."""
-    tokens: Tokens = request.app.state.tokens
-    if not tokens.allows(request.headers.get("authorization")):
-        raise HTTPException(401, "missing or invalid bearer token (lake.token_file)", {"WWW-Authenticate": "Bearer"})
 
 
 def _add_process_routes(
@@ -113,8 +110,21 @@ def _add_process_routes(
     async def live() -> PlainTextResponse:
         return PlainTextResponse("ok\n")
 
+    async def check_scraper(request: Request) -> None:
+        """What the process tells about itself in detail needs the right to describe the cluster. Without accounts it
+        needs nothing, also beside lake.token_file: scrapers have no token of the catalog."""
+        callers: RequestCallers = request.app.state.callers
+        authorization = request.headers.getlist("authorization")
+        caller = await callers.identify(authorization, client_address(request.scope), LISTENER)
+        try:
+            await caller.require([(Action.DESCRIBE, CLUSTER)])
+        finally:
+            callers.release(caller)
+
     @app.get("/readyz", include_in_schema=False)
     async def ready(request: Request) -> PlainTextResponse:
+        if "verbose" in request.query_params:
+            await check_scraper(request)
         checks = [Check("broker", keeper.is_connected, "connected" if keeper.is_connected else "not connected")]
         if slots is not None:
             checks.append(connections_check([slots.state]))
@@ -136,7 +146,8 @@ def _add_process_routes(
         }
 
     @app.get("/metrics", include_in_schema=False)
-    async def show_metrics() -> Response:
+    async def show_metrics(request: Request) -> Response:
+        await check_scraper(request)
         families = [
             metrics.API_CONNECTED.family(int(keeper.is_connected)),
             metrics.API_REQUESTS.family(request_metrics.requests),

@@ -1,17 +1,30 @@
-"""Calls from the routes of the API to the broker, over its local socket."""
+"""Calls from the routes of the API to the broker, over its local socket.
+
+Every call is made on behalf of the caller of the request, whose rights decide in the broker (hazard 108). A route gets
+its BrokerLink for the caller that `identify_caller` found: without one there is none.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 from fastapi import Depends, Query, Request
 
 from icestream import limits
 from icestream.admin_api.admin_call import AdminCall, NoArguments, PageRequest
+from icestream.lake.request_caller import (
+    RequestCaller,
+    RequestCallers,
+    check_tokens,
+    client_address,
+    mark_authenticated,
+)
 from icestream.rpc.link_keeper import LinkKeeper
 
 PREFIX = "/api/v1"  # of every route
+LISTENER: Final = "lake"
 RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 AnswerT = TypeVar("AnswerT")
 
@@ -19,8 +32,9 @@ AnswerT = TypeVar("AnswerT")
 class BrokerLink:
     """The connection to the broker as a function: `await broker(INSPECT_TOPIC, TopicOnly(…))`."""
 
-    def __init__(self, keeper: LinkKeeper) -> None:
+    def __init__(self, keeper: LinkKeeper, caller: RequestCaller) -> None:
         self._keeper = keeper
+        self._caller = caller
 
     async def __call__(self, call: AdminCall[RequestT, AnswerT], request: RequestT | None = None) -> AnswerT:
         """The answer of a declared call; `request` is None for a call without arguments.
@@ -28,10 +42,11 @@ class BrokerLink:
         Raises the broker's error, or ConnectionLost while the broker is not connected.
         """
         arguments: dict[str, Any] = msgspec.to_builtins(NoArguments() if request is None else request)
-        return msgspec.convert(await self._keeper.call(call.name, arguments), call.answer)
+        return msgspec.convert(await self._caller.call(self._keeper, call.name, arguments), call.answer)
 
     async def reopen_offsets(self, positions: list[list[int]]) -> dict[int, int]:
-        """Lowers the floors of shards to these positions, as far as the log has the messages.
+        """Lowers the floors of shards to these positions, as far as the log has the messages. A call of this process
+        itself: the route has asked for the rights of the operation that it is a part of.
 
         `positions`: topic id, shard and offset. Returns the floors by shard.
         """
@@ -43,9 +58,24 @@ class BrokerLink:
         return self._keeper.is_connected
 
 
-def get_broker(request: Request) -> BrokerLink:
-    broker: BrokerLink = request.app.state.broker
-    return broker
+async def identify_caller(request: Request) -> AsyncIterator[RequestCaller]:
+    """The caller of a request, which every route depends on. Raises Unauthenticated."""
+    callers: RequestCallers = request.app.state.callers
+    authorization = request.headers.getlist("authorization")
+    caller = await callers.identify(authorization, client_address(request.scope), LISTENER)
+    try:
+        check_tokens(request.app.state.tokens, caller, authorization)
+        mark_authenticated(request.scope, caller)
+        yield caller
+    finally:
+        callers.release(caller)
+
+
+CallerDep = Annotated[RequestCaller, Depends(identify_caller)]
+
+
+def get_broker(request: Request, caller: CallerDep) -> BrokerLink:
+    return BrokerLink(request.app.state.keeper, caller)
 
 
 def page_query(

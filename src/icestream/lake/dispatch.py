@@ -20,6 +20,7 @@ from icestream.lake.iceberg import responses
 from icestream.lake.iceberg.access import NO_ACCESS, Access
 from icestream.lake.iceberg.app import IcebergApp, as_asgi
 from icestream.lake.operations import TopicTableOperations
+from icestream.lake.request_caller import RequestCallers
 from icestream.lake.request_metrics import RequestMetrics
 from icestream.readers.lazy_scanner import LazyScanner
 from icestream.rpc.link_keeper import LinkKeeper
@@ -74,11 +75,14 @@ def build_lake_app(
     request_metrics: RequestMetrics | None = None,
     slots: ConnectionSlots | None = None,
     host_names: frozenset[str] | None = None,
+    callers: RequestCallers | None = None,
 ) -> LakeApp:
     """The application with its two parts, which share the request metrics. Parameters as in `build_app`."""
     request_metrics = request_metrics or RequestMetrics()
     return LakeApp(
-        build_app(keeper, host, request_metrics, catalog, manifests, tokens, scans, operations, slots, host_names),
-        IcebergApp(catalog, tokens, request_metrics, host, access, host_names),
+        build_app(
+            keeper, host, request_metrics, catalog, manifests, tokens, scans, operations, slots, host_names, callers
+        ),
+        IcebergApp(catalog, tokens, request_metrics, host, access, host_names, callers),
         keeper,
     )

@@ -33,7 +33,6 @@ MEDIA_TYPE: Final = "application/problem+json"
 # Codes of errors of HTTP itself, without a call of the broker.
 _CODES: Final = {
     400: "invalid",
-    401: "unauthorized",
     403: "forbidden",
     404: "not_found",
     405: "method_not_allowed",
@@ -62,6 +61,8 @@ def problem(
 ) -> Response:
     body = Problem(f"urn:icestream:error:{code}", title, status, detail, path, code, hint, retryable)
     headers = {"Retry-After": "1"} if retryable else {}
+    if status == HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = "Bearer"
     return Response(msgspec.json.encode(body), status, headers, MEDIA_TYPE)
 
 

@@ -32,6 +32,7 @@ from icestream.lake.foreign_operations import ForeignOperations
 from icestream.lake.http import ConnectionSlots, bind_listener, serve_http
 from icestream.lake.iceberg.access import NO_ACCESS, Access
 from icestream.lake.operations import EmbeddedOperations, TopicTableOperations
+from icestream.lake.request_caller import BrokerCallers
 from icestream.lake.request_metrics import RequestMetrics
 from icestream.lake.scan_worker import ScanWorker
 from icestream.metadata.remote_store import RemoteStore
@@ -120,7 +121,7 @@ async def run_lake(
             if settings.catalog_embedded
             else _foreign_tables(settings, store, objects, manifests, closing)
         )
-        scans = LazyScanner(tables.new_views, files, row_group_cache_options(settings))
+        scans = LazyScanner(tables.new_views, files, row_group_cache_options(settings), table_roots(settings))
         closing.callback(scans.close)
 
         background = Tasks(_log_failed_task)
@@ -136,6 +137,8 @@ async def run_lake(
         tls = open_listener_tls(settings, "lake")
         if tls is not None:
             background.start(follow_files([tls], clock, report_change), "certificates")
+        callers = BrokerCallers(link, clock, _log_failed_task)
+        closing.push_async_callback(callers.stop)
         slots = ConnectionSlots(connections_max, node_token, on_crowding or _log_crowding)
         app = build_lake_app(
             link,
@@ -149,6 +152,7 @@ async def run_lake(
             request_metrics,
             slots,
             known_host_names(settings, "lake"),
+            callers,
         )
         listening = bind_listener(settings.node.bind_host, settings.ports.lake)
         port = listening.getsockname()[1]

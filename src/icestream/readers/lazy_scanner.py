@@ -3,13 +3,16 @@ processes never scan."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from icestream import limits
 from icestream.catalogs.object_files import SchemeFiles
 from icestream.iceberg.file_io import TableFiles
 from icestream.iceberg.location import normalize
+from icestream.iceberg.symlink_guard import SymlinkGuard, open_regular
 from icestream.model.scan_messages import ScanRequest, ScanResponse
 from icestream.readers.row_group_cache import NoRowGroupCache, open_row_group_cache
 from icestream.readers.row_group_cache_options import RowGroupCacheOptions
@@ -27,11 +30,18 @@ if TYPE_CHECKING:
 class LazyScanner:
     """The scanner of a lake process, created with the first request."""
 
-    def __init__(self, new_tables: Callable[[], TableViews], files: TableFiles, cache: RowGroupCacheOptions) -> None:
-        """`new_tables` creates table views with an empty cache: `verify` must not rely on what was read before."""
+    def __init__(
+        self,
+        new_tables: Callable[[], TableViews],
+        files: TableFiles,
+        cache: RowGroupCacheOptions,
+        roots: Sequence[str] = (),
+    ) -> None:
+        """`new_tables` creates table views with an empty cache: `verify` must not rely on what was read before.
+        `roots`: locations of tables, out of which no symbolic link leads."""
         self.new_tables = new_tables
         self.tables = new_tables()
-        self._open = file_opener(files)
+        self._open = file_opener(files, roots)
         self._cache = cache
         self._offload = ThreadOffload("scan", limits.SCAN_THREADS)
         self._scanner: Scanner | None = None
@@ -66,15 +76,22 @@ def _import_scanner() -> None:
     import icestream.readers.scanner  # noqa: F401
 
 
-def file_opener(files: TableFiles) -> OpenFile:
-    """Returns a function that opens a location for pyarrow. It raises FileNotFoundError."""
+def file_opener(files: TableFiles, roots: Sequence[str] = ()) -> OpenFile:
+    """Returns a function that opens a location for pyarrow. It raises FileNotFoundError, and OSError for what is no
+    regular file or lies behind a symbolic link out of the roots (hazard 109)."""
+    guard = SymlinkGuard(roots)
 
     def open_file(location: str) -> Any:
         import pyarrow as pa  # type: ignore[import-untyped]
 
         canonical = normalize(location)
         if canonical.startswith("file:"):
-            return pa.OSFile(canonical.removeprefix("file:"), "rb")
+            fd = open_regular(Path(canonical.removeprefix("file:")), guard)
+            try:
+                # Opened again by its descriptor: the name may lead elsewhere by now.
+                return pa.OSFile(f"/proc/self/fd/{fd}", "rb")
+            finally:
+                os.close(fd)
         assert isinstance(files, SchemeFiles)  # only it has anything but local files
         return pa.PythonFile(files.reader(canonical), "r")
 

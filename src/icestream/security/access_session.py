@@ -65,12 +65,14 @@ class AccessSession:
         """Whether it is allowed now. A denial is not recorded: for listings that show what is visible."""
         return self.closed is None and decide(self.identity, action, resource, self._policy()).is_allowed
 
-    def decide(self, action: Action, resource: Resource) -> Decision:
-        """The decision of the present policy; a denial is recorded. Raises what ended the session."""
+    def decide(self, action: Action, resource: Resource, *, is_recorded: bool = True) -> Decision:
+        """The decision of the present policy, recorded if `is_recorded`. Raises what ended the session."""
         if self.closed is not None:
             raise self.closed
         policy = self._policy()
         decision = decide(self.identity, action, resource, policy)
+        if not is_recorded:
+            return decision
         if not decision.is_allowed:
             self._on_denied(self, action, resource, decision)
         elif self._on_allowed is not None and policy.is_enabled:

@@ -13,10 +13,12 @@ import pytest
 import pytest_asyncio
 
 from icestream import limits
+from icestream.metadata.store import MemoryStore
 from icestream.processes.lake_process import run_lake
 from icestream.runtime.connection_room import RoomState
 from icestream.runtime.instance import NODE_TOKEN_HEADER
 from tests.support.catalog_servers import settings_of
+from tests.support.local_broker import local_broker
 from tests.support.raw_http import RawHttp, RawHttpContext
 
 pytestmark = pytest.mark.asyncio
@@ -99,7 +101,19 @@ async def test_idle_connections_are_closed_first_and_the_longest_idle_first(
     assert (await idle[0].get("/livez")).status == 200
 
 
-async def test_a_full_room_is_reported_and_so_is_its_end(lake: LakeListener, connect: RawHttpContext) -> None:
+async def test_a_full_room_is_reported_and_so_is_its_end(
+    tmp_path: Path, lake: LakeListener, connect: RawHttpContext
+) -> None:
+    # Only the broker knows whether security is on, and so whether everybody may see the details.
+    async with local_broker(settings_of(f"data_dir={tmp_path}").local_socket, MemoryStore()):
+        asking = await connect(lake.port)
+        while (await asking.get("/readyz")).status != 200:
+            pass  # each answer takes a turn of the loop, in which the link is opened
+        await asking.close()
+        await check_reports(lake, connect)
+
+
+async def check_reports(lake: LakeListener, connect: RawHttpContext) -> None:
     crowd = [await connect(lake.port) for _ in range(PLACES + 1)]
     full = await report(lake)
     assert (full.listener, full.open, full.busy, full.evicted, full.refused) == ("lake", PLACES, 0, 1, 0)

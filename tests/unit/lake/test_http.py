@@ -62,8 +62,8 @@ async def test_head_is_get_without_the_body(port: int, connect: RawHttpContext) 
 
 async def test_a_client_that_expects_100_continue_gets_it(port: int, connect: RawHttpContext) -> None:
     http = await connect(port)
-    body = b'{"namespace": "x"}'
-    head = b"POST /api/v1/namespaces HTTP/1.1\r\n" + HOST + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+    body = b"client_id=x"
+    head = b"POST /v1/oauth/tokens HTTP/1.1\r\n" + HOST + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n"
     await http.send(head % len(body))
     assert (await http.reply(has_body=False)).status == 100
     await http.send(body)
@@ -168,7 +168,7 @@ async def test_an_internal_error_is_logged_with_its_traceback(
     async def fail(*_: object) -> None:
         raise ZeroDivisionError("an unforeseen error")
 
-    monkeypatch.setattr("icestream.rpc.link_keeper.LinkKeeper.call", fail)
+    monkeypatch.setattr("icestream.lake.request_caller.BrokerCallers.identify", fail)
     http = await connect(port)
     await http.send(b"GET /api/v1/topics HTTP/1.1\r\n" + HOST + b"\r\n")
     reply = await http.reply()

@@ -226,7 +226,7 @@ async def test_files_of_one_snapshot_are_paged(tmp_path: Path) -> None:
 async def test_the_whole_api_requires_tokens_if_the_catalog_does(tmp_path: Path) -> None:
     token = "t" * 32
     async with lake_world(tmp_path, tokens=Tokens([token])) as lake:
-        assert (await lake.refused("POST", "detach", NAMED))[:2] == (401, "unauthorized")
+        assert (await lake.refused("POST", "detach", NAMED))[:2] == (401, "unauthenticated")
         await check_guarded(lake)
         await lake.with_table()
         assert lake.ask is not None

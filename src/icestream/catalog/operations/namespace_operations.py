@@ -20,9 +20,9 @@ from icestream.iceberg.identifier import Namespace
 from icestream.iceberg.location import is_inside, namespace_location, normalize_or_none
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
-from icestream.metadata.store import MetadataStore
 
 LOCATION: Final = "location"
+VisibleNamespaces = Callable[[Sequence[Namespace]], Awaitable[list[bool]]]
 
 
 class NamePage(NamedTuple):
@@ -48,12 +48,27 @@ class NamespaceOperations:
     def _with_location(self, namespace: Namespace, properties: Mapping[str, str]) -> dict[str, str]:
         return {LOCATION: namespace_location(self._warehouse, namespace), **properties}
 
-    async def list(self, parent: Namespace, token: str | None, size: int | None) -> NamePage:
-        """Returns the names of the namespaces directly in `parent`; () is the root. Without a token: all of them."""
+    async def list(
+        self, parent: Namespace, token: str | None, size: int | None, is_visible: VisibleNamespaces | None = None
+    ) -> NamePage:
+        """Returns the names of the namespaces directly in `parent`; () is the root. Without a token: all of them.
+        `is_visible`: which of them the client may see; None: all."""
         if parent:
             await self.load(parent)
         prefix = catalog_keys.namespaces_in(parent)
-        return await read_page(self._store, prefix, token, size)
+        count_max = None if token is None else page_size(size)
+        after = catalog_keys.key_after(prefix, token or "")
+        names: list[str] = []
+        while entries := await self._store.list(prefix, after, page_limit(count_max, len(names))):
+            page = [catalog_keys.last_name(prefix, key) for key, _ in entries]
+            shown = [True] * len(page) if is_visible is None else await is_visible([(*parent, name) for name in page])
+            for name, is_shown in zip(page, shown, strict=True):
+                if is_shown and len(names) == count_max:
+                    return NamePage(names, catalog_keys.page_token(names[-1]))
+                if is_shown:
+                    names.append(name)
+            after = entries[-1][0]
+        return NamePage(names, None)
 
     async def create(
         self, namespace: Namespace, properties: Mapping[str, str], request: IdempotentRequest | None = None
@@ -146,21 +161,10 @@ def table_base(namespace: Namespace, properties: Mapping[str, str], warehouse: s
     return namespace_location(warehouse, namespace)
 
 
-async def read_page(store: MetadataStore, prefix: str, token: str | None, size: int | None) -> NamePage:
-    """Returns one page of the names below a prefix; without a token all of them."""
-    if token is None:
-        return NamePage([catalog_keys.last_name(prefix, key) for key, _ in await store.list_all(prefix)], None)
-    count_max = page_size(size)
-    names: list[str] = []
-    after = catalog_keys.key_after(prefix, token)
-    # The store returns pages of bounded size, which may be smaller than the page of the client.
-    while len(names) < count_max:
-        entries = await store.list(prefix, after, min(count_max - len(names), limits.METADATA_LIST_MAX))
-        names += (catalog_keys.last_name(prefix, key) for key, _ in entries)
-        if not entries:
-            return NamePage(names, None)
-        after = entries[-1][0]
-    return NamePage(names, catalog_keys.page_token(names[-1]))
+def page_limit(count_max: int | None, count: int) -> int:
+    """Returns how many entries to read for a page of `count_max` names that has `count`: one more than it takes, which
+    tells whether there is a next page."""
+    return limits.METADATA_LIST_MAX if count_max is None else min(count_max + 1 - count, limits.METADATA_LIST_MAX)
 
 
 def page_size(size: int | None) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from icestream import errors
 from icestream.catalog import catalog_keys, catalog_records
+from icestream.catalog.catalog_records import Relation
 from icestream.catalog.idempotency import RELOAD_HINT, IdempotentRequest, RequestResult
 from icestream.catalog.operations.namespace_operations import NamePage, page_size
 from icestream.catalog.plans import namespace_plans, relation_plans
@@ -15,6 +16,7 @@ from icestream.iceberg.identifier import Identifier, Namespace
 from icestream.metadata.entry import Entry
 
 Document = TypeVar("Document")
+VisibleRelations = Callable[[Sequence[tuple[Identifier, Relation]]], Awaitable[list[bool]]]
 
 
 class RelationLookup:
@@ -62,19 +64,34 @@ class RelationLookup:
 
         return check
 
-    async def list(self, namespace: Namespace, kind: str, token: str | None, size: int | None) -> NamePage:
-        """Lists the names of all tables, or of all views, in a namespace. Raises UnknownNamespace."""
+    async def list(
+        self,
+        namespace: Namespace,
+        kind: str,
+        token: str | None,
+        size: int | None,
+        is_visible: VisibleRelations | None = None,
+    ) -> NamePage:
+        """Lists the names of all tables, or of all views, in a namespace. `is_visible`: which of them the client may
+        see; None: all. Raises UnknownNamespace."""
         namespace_plans.existing(namespace, await self.namespace(namespace))
         prefix = catalog_keys.relations_in(namespace)
         count_max = None if token is None else page_size(size)
         after = catalog_keys.key_after(prefix, token or "")
         names: list[str] = []
         while entries := await self._store.list(prefix, after):
-            for key, entry in entries:
-                if relation_plans.kind_of(catalog_records.decode_relation(key, entry)) == kind:
-                    if len(names) == count_max:
-                        return NamePage(names, catalog_keys.page_token(names[-1]))
-                    names.append(catalog_keys.last_name(prefix, key))
+            page = [
+                (Identifier(namespace, catalog_keys.last_name(prefix, key)), record)
+                for key, entry in entries
+                if relation_plans.kind_of(record := catalog_records.decode_relation(key, entry)) == kind
+            ]
+            shown = [True] * len(page) if is_visible is None else await is_visible(page)
+            for (identifier, _), is_shown in zip(page, shown, strict=True):
+                # The token is a name that is shown: it must not tell a hidden one.
+                if is_shown and len(names) == count_max:
+                    return NamePage(names, catalog_keys.page_token(names[-1]))
+                if is_shown:
+                    names.append(identifier.name)
             after = entries[-1][0]
         return NamePage(names, None)
 

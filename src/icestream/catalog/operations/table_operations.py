@@ -9,7 +9,7 @@ from icestream.catalog import catalog_keys
 from icestream.catalog.catalog_records import TableRecord
 from icestream.catalog.idempotency import IdempotentRequest, RequestResult
 from icestream.catalog.operations.namespace_operations import NamePage, table_base
-from icestream.catalog.operations.relation_lookup import RelationLookup
+from icestream.catalog.operations.relation_lookup import RelationLookup, VisibleRelations
 from icestream.catalog.operations.table_commits import CommittedTable, TableCommits
 from icestream.catalog.plans import namespace_plans, relation_plans
 from icestream.catalog.topic_rules import topic_properties
@@ -49,8 +49,10 @@ class TableOperations:
         """Raises UnknownTable. The table's metadata file is not read."""
         relation_plans.table_of(identifier, await self._relations.entry(identifier))
 
-    async def list(self, namespace: Namespace, token: str | None, size: int | None) -> NamePage:
-        return await self._relations.list(namespace, relation_plans.TABLE, token, size)
+    async def list(
+        self, namespace: Namespace, token: str | None, size: int | None, is_visible: VisibleRelations | None = None
+    ) -> NamePage:
+        return await self._relations.list(namespace, relation_plans.TABLE, token, size, is_visible)
 
     async def rename(
         self, source: Identifier, target: Identifier, is_forced: bool = False, request: IdempotentRequest | None = None
@@ -62,7 +64,7 @@ class TableOperations:
     async def stage(self, identifier: Identifier, definition: Object) -> TableMetadata:
         """Returns a table as it would be created, and creates an empty directory for it. A commit with `assert-create`
         creates it."""
-        base = await self._base(identifier.namespace)
+        base = await self.base(identifier.namespace)
         relation_plans.check_free(identifier, await self._relations.entry(identifier), relation_plans.TABLE)
         table = self._new_table(identifier, definition, base)
         await self._runner.documents.create_directory(table)
@@ -76,7 +78,7 @@ class TableOperations:
 
         async def plan() -> Attempt[CommittedTable]:
             nonlocal new_table  # every attempt creates the same UUID
-            new_table = new_table or self._new_table(identifier, definition, await self._base(identifier.namespace))
+            new_table = new_table or self._new_table(identifier, definition, await self.base(identifier.namespace))
             table, uuid = new_table, str(new_table.uuid)
             namespace = await self._relations.namespace(identifier.namespace)
             entry = await self._relations.entry(identifier)
@@ -104,7 +106,7 @@ class TableOperations:
 
         return answer_repeat
 
-    async def _base(self, namespace: Namespace) -> str:
+    async def base(self, namespace: Namespace) -> str:
         """Returns the location below which new tables of a namespace lie. Raises UnknownNamespace."""
         record = namespace_plans.existing(namespace, await self._relations.namespace(namespace))
         return table_base(namespace, record.properties, self._warehouse, self._roots)

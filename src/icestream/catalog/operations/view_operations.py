@@ -10,7 +10,7 @@ from icestream.catalog import catalog_keys
 from icestream.catalog.catalog_records import ViewRecord
 from icestream.catalog.idempotency import RELOAD_HINT, IdempotentRequest, RequestResult
 from icestream.catalog.operations.namespace_operations import NamePage
-from icestream.catalog.operations.relation_lookup import RelationLookup
+from icestream.catalog.operations.relation_lookup import RelationLookup, VisibleRelations
 from icestream.catalog.plans import namespace_plans, relation_plans
 from icestream.catalog.transactions import Attempt, Plan, TransactionRunner
 from icestream.iceberg import metadata_file, values
@@ -60,8 +60,10 @@ class ViewOperations:
         """Raises UnknownView."""
         relation_plans.view_of(identifier, await self._relations.entry(identifier))
 
-    async def list(self, namespace: Namespace, token: str | None, size: int | None) -> NamePage:
-        return await self._relations.list(namespace, relation_plans.VIEW, token, size)
+    async def list(
+        self, namespace: Namespace, token: str | None, size: int | None, is_visible: VisibleRelations | None = None
+    ) -> NamePage:
+        return await self._relations.list(namespace, relation_plans.VIEW, token, size, is_visible)
 
     async def rename(self, source: Identifier, target: Identifier, request: IdempotentRequest | None = None) -> None:
         await self._relations.rename(source, target, relation_plans.VIEW, False, request)

@@ -1,6 +1,7 @@
 """The HTTP application of the embedded catalog, /v1/…: plain ASGI, because every commit of every engine passes here.
 
-token wrong or missing          401
+no valid credential             401
+right missing                   403, or the error of an absent name where the caller may not see it (route_rights.py)
 no such path, no such method    404, 405
 handled by the catalog          its result, or its error in Iceberg's format
 an internal error               500; clients treat it as an unknown outcome, which it may be (hazard 13)
@@ -16,15 +17,25 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from icestream import errors, limits
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.tokens import Tokens
+from icestream.lake.catalog_rights import CatalogRights
 from icestream.lake.guard import Guard, GuardPolicy
 from icestream.lake.iceberg import responses, routes
 from icestream.lake.iceberg.access import NO_ACCESS, Access
 from icestream.lake.iceberg.request import IcebergRequest
 from icestream.lake.iceberg.responses import IcebergResponse, compress
+from icestream.lake.iceberg.token_endpoint import issue_token
+from icestream.lake.request_caller import (
+    RequestCaller,
+    RequestCallers,
+    UnsecuredCallers,
+    check_tokens,
+    client_address,
+    mark_authenticated,
+)
 from icestream.lake.request_metrics import RequestMetrics
 from icestream.observability.log import get_logger
 
-_CHALLENGE: Final = ((b"www-authenticate", b'Bearer realm="icestream"'),)
+LISTENER: Final = "iceberg"
 _NO_CATALOG: Final = "this node has no embedded catalog: its tables are in that of storage.iceberg_config.catalog"
 _log = get_logger("catalog")
 
@@ -38,12 +49,15 @@ class IcebergApp:
         host: str,
         access: Access = NO_ACCESS,
         host_names: frozenset[str] | None = None,
+        callers: RequestCallers | None = None,
     ) -> None:
-        """`catalog` is None if the tables of the node are in another catalog."""
+        """`catalog` is None if the tables of the node are in another catalog. `tokens` are for brokers without
+        accounts; `callers`: who makes requests, None: security is off."""
         self._catalog = catalog
         self._access = access
         self._tokens = tokens
         self._metrics = request_metrics
+        self._callers = callers or UnsecuredCallers()
         self._guard = Guard(self._serve, host=host, policy=GUARD_POLICY, host_names=host_names)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,32 +71,50 @@ class IcebergApp:
         route = routes.find_route(request.segments)
         self._metrics.in_progress += 1
         try:
-            response = await self._handle(request, route)
+            response = await self._handle(scope, request, route)
         finally:
             self._metrics.in_progress -= 1
         self._metrics.record(method, route.path if route else "none", response.status, time.monotonic() - start)
         response = await compress(response, request.header(b"accept-encoding"))
         await as_asgi(response)(scope, receive, send)
 
-    async def _handle(self, request: IcebergRequest, route: routes.Route | None) -> IcebergResponse:
-        if request.path == routes.TOKENS_PATH:
-            return responses.no_tokens_response()
-        if not self._tokens.allows(request.header(b"authorization")):
-            return responses.status_response(401, "missing or invalid bearer token", _CHALLENGE)
-        if route is None or self._catalog is None:
-            return responses.status_response(404, "No route for this path" if route is None else _NO_CATALOG)
-        handler = route.methods.get(request.method)
-        if handler is None:
-            allowed = ", ".join(route.methods)
-            message = f"method {request.method} not allowed; allowed: {allowed}"
-            return responses.status_response(405, message, ((b"allow", allowed.encode()),))
+    async def _handle(self, scope: Scope, request: IcebergRequest, route: routes.Route | None) -> IcebergResponse:
+        is_open = request.path == routes.CONFIG_PATH and request.method == "GET" and not self._tokens
+        if is_open and self._catalog is not None:
+            return await routes.config(self._catalog, request)
+        address = client_address(scope)
         try:
-            return await handler(self._catalog, request)
+            if request.path == routes.TOKENS_PATH:
+                return await issue_token(self._callers, request, address)
+            authorization = request.headers(b"authorization")
+            caller = await self._callers.identify(authorization, address, LISTENER)
+            try:
+                check_tokens(self._tokens, caller, authorization)
+                mark_authenticated(scope, caller)
+                return await self._answer(request, route, caller)
+            finally:
+                self._callers.release(caller)
         except errors.IcestreamError as error:
             return self._error_response(request, error)
         except Exception as error:  # noqa: BLE001  # last resort: every request must get a response
-            _log.error("internal error in catalog request", method=request.method, route=route.path, exc_info=error)
+            path = route.path if route else "none"
+            _log.error("internal error in catalog request", method=request.method, route=path, exc_info=error)
             return responses.error_response(errors.IcestreamError("internal error; see the log of the lake process"))
+
+    async def _answer(
+        self, request: IcebergRequest, route: routes.Route | None, caller: RequestCaller
+    ) -> IcebergResponse:
+        if route is None or self._catalog is None:
+            return responses.status_response(404, "No route for this path" if route is None else _NO_CATALOG)
+        endpoint = route.methods.get(request.method)
+        if endpoint is None:
+            allowed = ", ".join(route.methods)
+            message = f"method {request.method} not allowed; allowed: {allowed}"
+            return responses.status_response(405, message, ((b"allow", allowed.encode()),))
+        if caller.is_secured:
+            request.rights = CatalogRights(self._catalog, caller)
+            await endpoint.rights(self._catalog, request, request.rights)
+        return await endpoint.handler(self._catalog, request)
 
     def _error_response(self, request: IcebergRequest, error: errors.IcestreamError) -> IcebergResponse:
         response = responses.error_response(error)

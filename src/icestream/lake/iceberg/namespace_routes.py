@@ -13,7 +13,8 @@ from icestream.lake.iceberg.responses import NO_CONTENT, IcebergResponse
 async def list_namespaces(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
     parent_text = request.parameter("parent")
     parent = parse_namespace(parent_text) if parent_text else ()
-    page = await catalog.namespaces.list(parent, *request.page())
+    is_visible = None if request.rights is None else request.rights.visible_namespaces
+    page = await catalog.namespaces.list(parent, *request.page(), is_visible)
     return responses.json_response(
         {"namespaces": [[*parent, name] for name in page.names], "next-page-token": page.token}
     )

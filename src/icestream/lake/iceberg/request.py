@@ -17,7 +17,8 @@ from icestream.catalog.idempotency import IdempotentRequest
 from icestream.iceberg import values
 from icestream.iceberg.identifier import SEPARATOR, Identifier, Namespace, check_namespace, identifier
 from icestream.iceberg.values import Object, short_repr
-from icestream.lake.iceberg.access import HEADER, NO_ACCESS, Access, TableAccess
+from icestream.lake.catalog_rights import CatalogRights
+from icestream.lake.iceberg.access import HEADER, NO_ACCESS, NO_TABLE_ACCESS, Access, TableAccess
 
 FORCE: Final = "icestream-force"
 _QUERY_FIELDS_MAX: Final = 32
@@ -26,9 +27,12 @@ _KEY_END: Final = re.compile(rb'"[ \t\r\n]*:')
 
 
 class IcebergRequest:
-    """One request. `raw` is the body, `segments` the parts of the path after /v1, `access` what this node grants."""
+    """One request. `raw` is the body, `segments` the parts of the path after /v1, `access` what this node grants.
 
-    __slots__ = ("_headers", "_query", "_raw_query", "access", "method", "path", "raw", "segments")
+    `rights`: those of the caller in the catalog; None while security is off.
+    """
+
+    __slots__ = ("_headers", "_query", "_raw_query", "access", "method", "path", "raw", "rights", "segments")
 
     def __init__(
         self,
@@ -45,6 +49,7 @@ class IcebergRequest:
         self.segments = path.split(b"/")[2:]
         self.raw = raw
         self._headers = headers
+        self.rights: CatalogRights | None = None
         self._raw_query = query
         self._query: dict[str, str] | None = None
 
@@ -61,6 +66,12 @@ class IcebergRequest:
     def new_relation(self, document: Object) -> Identifier:
         """The identifier of a table or view to create, whose name is in the body."""
         return identifier(self.namespace, values.text(document, "name"))
+
+    def renamed(self) -> tuple[Identifier, Identifier]:
+        """The source and the destination of a rename."""
+        document = self.document()
+        source = parse_identifier(values.as_object(values.required(document, "source"), "source"))
+        return source, parse_identifier(values.as_object(values.required(document, "destination"), "destination"))
 
     # --- query and head ---
 
@@ -85,6 +96,10 @@ class IcebergRequest:
                 return value.decode("latin-1")
         return None
 
+    def headers(self, name: bytes) -> list[str]:
+        """All headers of this name."""
+        return [value.decode("latin-1") for key, value in self._headers if key == name]
+
     @property
     def is_forced(self) -> bool:
         """Whether the client confirms that a topic loses its table (hazard 21): by a query parameter, or by a header,
@@ -96,8 +111,14 @@ class IcebergRequest:
 
     @property
     def table_access(self) -> TableAccess:
-        """The access to table files that the response grants to this client."""
-        return self.access.table(self.header(HEADER))
+        """The access to table files that the response grants to this client. With accounts none: the keys are those of
+        the broker, and open the tables of everybody (hazard 111)."""
+        return self.access.table(self.header(HEADER)) if self.rights is None else NO_TABLE_ACCESS
+
+    @property
+    def storage_credentials(self) -> bytes:
+        """The same for a client that asks for credentials alone, as JSON."""
+        return self.access.credentials if self.rights is None else NO_TABLE_ACCESS.storage_credentials
 
     @property
     def name(self) -> IdempotentRequest | None:
@@ -105,7 +126,8 @@ class IcebergRequest:
         key = self.header(b"idempotency-key")
         if key is None:
             return None
-        return IdempotentRequest(key, b"\n".join((self.method.encode(), self.path, self._raw_query, self.raw)))
+        content = b"\n".join((self.method.encode(), self.path, self._raw_query, self.raw))
+        return IdempotentRequest(key, content, "" if self.rights is None else str(self.rights.caller.principal))
 
     # --- the body ---
 

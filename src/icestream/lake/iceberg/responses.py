@@ -30,6 +30,10 @@ _JSON: Final[Header] = (b"content-type", b"application/json")
 _GZIP_LEVEL: Final = 1  # the fastest level removes most of the redundancy
 _GZIP_HEADERS: Final = ((b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
 _RETRY_AFTER: Final[Header] = (b"retry-after", b"1")
+_ERROR_HEADERS: Final[dict[int, tuple[Header, ...]]] = {
+    401: ((b"www-authenticate", b'Bearer realm="icestream"'),),
+    503: (_RETRY_AFTER,),
+}
 # Iceberg's exceptions for errors of HTTP itself.
 _TYPES: Final = {
     401: "NotAuthorizedException",
@@ -125,7 +129,7 @@ def error_response(error: errors.IcestreamError) -> IcebergResponse:
     extra: Object = {"hint": error.hint, "retryable": error.retryable}
     if isinstance(error, errors.CommitConflict) and error.details:
         extra["details"] = error.details
-    return _error_document(status, kind, str(error), extra, (_RETRY_AFTER,) if status == 503 else ())
+    return _error_document(status, kind, str(error), extra, _ERROR_HEADERS.get(status, ()))
 
 
 def status_response(status: int, message: str, headers: tuple[Header, ...] = ()) -> IcebergResponse:
@@ -133,14 +137,12 @@ def status_response(status: int, message: str, headers: tuple[Header, ...] = ())
     return _error_document(status, _TYPES.get(status, "BadRequestException"), message, {}, headers)
 
 
-def no_tokens_response() -> IcebergResponse:
-    """The error of the token endpoint, in OAuth2's format: a client stops at once and shows it, unlike a 404."""
-    document = {
-        "error": "unsupported_grant_type",
-        "error_description": "this catalog does not issue tokens: configure the client with a `token` of "
-        "lake.token_file instead of a `credential`; without lake.token_file it needs neither",
-    }
-    return IcebergResponse(400, orjson.dumps(document), (_JSON,))
+def token_response(document: Mapping[str, Any], status: int = 200) -> IcebergResponse:
+    """A response of the token endpoint, in OAuth2's format: a client shows its errors."""
+    headers: tuple[Header, ...] = (_JSON, (b"pragma", b"no-cache"))
+    if status == 401:
+        headers += ((b"www-authenticate", b'Basic realm="icestream"'),)
+    return IcebergResponse(status, orjson.dumps(document), headers)
 
 
 def _error_document(

@@ -7,12 +7,22 @@ from typing import Final, NamedTuple
 
 from icestream import limits
 from icestream.catalog.catalog import Catalog
+from icestream.catalog.plans import relation_plans
 from icestream.iceberg.values import Object
-from icestream.lake.iceberg import namespace_routes, table_routes, view_routes
+from icestream.lake.iceberg import namespace_routes, route_rights, table_routes, view_routes
 from icestream.lake.iceberg.request import IcebergRequest
 from icestream.lake.iceberg.responses import IcebergResponse, json_response
+from icestream.lake.iceberg.route_rights import RouteRights
+from icestream.security.action import Action
 
 Handler = Callable[[Catalog, IcebergRequest], Awaitable[IcebergResponse]]
+
+
+class IcebergEndpoint(NamedTuple):
+    """What answers the requests of a route, and what asks for the rights that they need before it does."""
+
+    handler: Handler
+    rights: RouteRights
 
 
 async def config(_catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
@@ -23,33 +33,42 @@ async def config(_catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
 _NAMESPACE: Final = "/v1/namespaces/{namespace}"
 _TABLE: Final = f"{_NAMESPACE}/tables/{{table}}"
 _VIEW: Final = f"{_NAMESPACE}/views/{{view}}"
-ROUTES: Final[dict[tuple[str, str], Handler]] = {
-    ("GET", "/v1/config"): config,
-    ("GET", "/v1/namespaces"): namespace_routes.list_namespaces,
-    ("POST", "/v1/namespaces"): namespace_routes.create_namespace,
-    ("GET", _NAMESPACE): namespace_routes.load_namespace,
-    ("HEAD", _NAMESPACE): namespace_routes.namespace_exists,
-    ("DELETE", _NAMESPACE): namespace_routes.drop_namespace,
-    ("POST", f"{_NAMESPACE}/properties"): namespace_routes.change_properties,
-    ("GET", f"{_NAMESPACE}/tables"): table_routes.list_tables,
-    ("POST", f"{_NAMESPACE}/tables"): table_routes.create_table,
-    ("POST", f"{_NAMESPACE}/register"): table_routes.register_table,
-    ("GET", _TABLE): table_routes.load_table,
-    ("HEAD", _TABLE): table_routes.table_exists,
-    ("POST", _TABLE): table_routes.commit_table,
-    ("DELETE", _TABLE): table_routes.drop_table,
-    ("POST", f"{_TABLE}/metrics"): table_routes.report_metrics,
-    ("GET", f"{_TABLE}/credentials"): table_routes.load_credentials,
-    ("POST", "/v1/tables/rename"): table_routes.rename_table,
-    ("POST", "/v1/transactions/commit"): table_routes.commit_transaction,
-    ("GET", f"{_NAMESPACE}/views"): view_routes.list_views,
-    ("POST", f"{_NAMESPACE}/views"): view_routes.create_view,
-    ("POST", f"{_NAMESPACE}/register-view"): view_routes.register_view,
-    ("GET", _VIEW): view_routes.load_view,
-    ("HEAD", _VIEW): view_routes.view_exists,
-    ("POST", _VIEW): view_routes.replace_view,
-    ("DELETE", _VIEW): view_routes.drop_view,
-    ("POST", "/v1/views/rename"): view_routes.rename_view,
+TABLE, VIEW = relation_plans.TABLE, relation_plans.VIEW
+ROUTES: Final[dict[tuple[str, str], IcebergEndpoint]] = {
+    ("GET", "/v1/config"): IcebergEndpoint(config, route_rights.nothing),
+    ("GET", "/v1/namespaces"): IcebergEndpoint(namespace_routes.list_namespaces, route_rights.list_namespaces),
+    ("POST", "/v1/namespaces"): IcebergEndpoint(namespace_routes.create_namespace, route_rights.create_namespace),
+    ("GET", _NAMESPACE): IcebergEndpoint(namespace_routes.load_namespace, route_rights.see_namespace),
+    ("HEAD", _NAMESPACE): IcebergEndpoint(namespace_routes.namespace_exists, route_rights.see_namespace),
+    ("DELETE", _NAMESPACE): IcebergEndpoint(namespace_routes.drop_namespace, route_rights.drop_namespace),
+    ("POST", f"{_NAMESPACE}/properties"): IcebergEndpoint(
+        namespace_routes.change_properties, route_rights.change_properties
+    ),
+    ("GET", f"{_NAMESPACE}/tables"): IcebergEndpoint(table_routes.list_tables, route_rights.see_namespace),
+    ("POST", f"{_NAMESPACE}/tables"): IcebergEndpoint(
+        table_routes.create_table, route_rights.create(places_files=True)
+    ),
+    ("POST", f"{_NAMESPACE}/register"): IcebergEndpoint(table_routes.register_table, route_rights.register_table),
+    ("GET", _TABLE): IcebergEndpoint(table_routes.load_table, route_rights.relation(Action.TABLE_READ)),
+    ("HEAD", _TABLE): IcebergEndpoint(table_routes.table_exists, route_rights.relation()),
+    ("POST", _TABLE): IcebergEndpoint(table_routes.commit_table, route_rights.commit_table),
+    ("DELETE", _TABLE): IcebergEndpoint(table_routes.drop_table, route_rights.drop_table),
+    ("POST", f"{_TABLE}/metrics"): IcebergEndpoint(table_routes.report_metrics, route_rights.relation()),
+    ("GET", f"{_TABLE}/credentials"): IcebergEndpoint(
+        table_routes.load_credentials, route_rights.relation(Action.TABLE_READ)
+    ),
+    ("POST", "/v1/tables/rename"): IcebergEndpoint(table_routes.rename_table, route_rights.rename(TABLE)),
+    ("POST", "/v1/transactions/commit"): IcebergEndpoint(
+        table_routes.commit_transaction, route_rights.commit_transaction
+    ),
+    ("GET", f"{_NAMESPACE}/views"): IcebergEndpoint(view_routes.list_views, route_rights.see_namespace),
+    ("POST", f"{_NAMESPACE}/views"): IcebergEndpoint(view_routes.create_view, route_rights.create(places_files=False)),
+    ("POST", f"{_NAMESPACE}/register-view"): IcebergEndpoint(view_routes.register_view, route_rights.register_view),
+    ("GET", _VIEW): IcebergEndpoint(view_routes.load_view, route_rights.relation(Action.TABLE_READ, kind=VIEW)),
+    ("HEAD", _VIEW): IcebergEndpoint(view_routes.view_exists, route_rights.relation(kind=VIEW)),
+    ("POST", _VIEW): IcebergEndpoint(view_routes.replace_view, route_rights.relation(Action.TABLE_WRITE, kind=VIEW)),
+    ("DELETE", _VIEW): IcebergEndpoint(view_routes.drop_view, route_rights.relation(Action.DELETE, kind=VIEW)),
+    ("POST", "/v1/views/rename"): IcebergEndpoint(view_routes.rename_view, route_rights.rename(VIEW)),
 }
 _CONFIG: Final[Object] = {
     "overrides": {},
@@ -58,21 +77,22 @@ _CONFIG: Final[Object] = {
     ],
     "idempotency-key-lifetime": f"PT{limits.CATALOG_REQUEST_TTL_MS // 60_000}M",
 }
-# Deprecated in the protocol. A client with a `credential` requests a token here first.
+# Deprecated in the protocol. A client with a `credential` requests a token here first (token_endpoint.py).
 TOKENS_PATH: Final = b"/v1/oauth/tokens"
+CONFIG_PATH: Final = b"/v1/config"  # needs no credential: a client reads here how it gets one
 
 
 class Route(NamedTuple):
     path: str
-    methods: dict[str, Handler]
+    methods: dict[str, IcebergEndpoint]
 
 
 def _by_shape() -> dict[tuple[bytes, ...], Route]:
     """The routes by their path segments, with empty segments for the names."""
     shapes: dict[tuple[bytes, ...], Route] = {}
-    for (method, path), handler in ROUTES.items():
+    for (method, path), endpoint in ROUTES.items():
         shape = tuple(b"" if part.startswith("{") else part.encode() for part in path.split("/")[2:])
-        shapes.setdefault(shape, Route(path, {})).methods[method] = handler
+        shapes.setdefault(shape, Route(path, {})).methods[method] = endpoint
     return shapes
 
 

@@ -15,7 +15,8 @@ from icestream.lake.iceberg.responses import NO_CONTENT, IcebergResponse
 
 async def list_tables(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
     namespace = request.namespace
-    page = await catalog.tables.list(namespace, *request.page())
+    is_visible = None if request.rights is None else request.rights.visible_relations
+    page = await catalog.tables.list(namespace, *request.page(), is_visible)
     return responses.identifiers_response(namespace, page.names, page.token)
 
 
@@ -68,9 +69,7 @@ async def drop_table(catalog: Catalog, request: IcebergRequest) -> IcebergRespon
 
 
 async def rename_table(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
-    document = request.document()
-    source = parse_identifier(values.as_object(values.required(document, "source"), "source"))
-    target = parse_identifier(values.as_object(values.required(document, "destination"), "destination"))
+    source, target = request.renamed()
     await catalog.tables.rename(source, target, request.is_forced, request.name)
     return NO_CONTENT
 
@@ -86,15 +85,20 @@ async def load_credentials(catalog: Catalog, request: IcebergRequest) -> Iceberg
     """The keys of the store for an existing table; empty if the node does not share them. The protocol defines no
     delegation header for this request."""
     await catalog.tables.exists(request.relation)
-    return responses.credentials_response(request.access.credentials)
+    return responses.credentials_response(request.storage_credentials)
 
 
 async def commit_table(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
-    commit = _commit_request(request.document(), request.is_forced)
+    commit = commit_request(request.document(), request.is_forced)
     return responses.table_response(await catalog.commits.commit(request.relation, commit, request.name))
 
 
 async def commit_transaction(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
+    return responses.transaction_response(await catalog.commits.commit_all(transaction_changes(request), request.name))
+
+
+def transaction_changes(request: IcebergRequest) -> dict[Identifier, CommitRequest]:
+    """The commits of a transaction, by table. Raises InvalidInput."""
     is_forced = request.is_forced
     changes: dict[Identifier, CommitRequest] = {}
     for change in values.objects(request.document(), "table-changes"):
@@ -103,9 +107,9 @@ async def commit_transaction(catalog: Catalog, request: IcebergRequest) -> Icebe
             raise errors.InvalidInput(
                 f"transaction contains two changes of {identifier}", hint="combine them into one change"
             )
-        changes[identifier] = _commit_request(change, is_forced)
-    return responses.transaction_response(await catalog.commits.commit_all(changes, request.name))
+        changes[identifier] = commit_request(change, is_forced)
+    return changes
 
 
-def _commit_request(document: Object, is_forced: bool) -> CommitRequest:
+def commit_request(document: Object, is_forced: bool) -> CommitRequest:
     return CommitRequest(values.objects(document, "requirements"), values.objects(document, "updates"), is_forced)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from icestream.catalog.catalog import Catalog
 from icestream.iceberg import values
 from icestream.lake.iceberg import responses
-from icestream.lake.iceberg.request import IcebergRequest, parse_identifier
+from icestream.lake.iceberg.request import IcebergRequest
 from icestream.lake.iceberg.responses import NO_CONTENT, IcebergResponse
 
 
 async def list_views(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
     namespace = request.namespace
-    page = await catalog.views.list(namespace, *request.page())
+    is_visible = None if request.rights is None else request.rights.visible_relations
+    page = await catalog.views.list(namespace, *request.page(), is_visible)
     return responses.identifiers_response(namespace, page.names, page.token)
 
 
@@ -48,8 +49,6 @@ async def drop_view(catalog: Catalog, request: IcebergRequest) -> IcebergRespons
 
 
 async def rename_view(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
-    document = request.document()
-    source = parse_identifier(values.as_object(values.required(document, "source"), "source"))
-    target = parse_identifier(values.as_object(values.required(document, "destination"), "destination"))
+    source, target = request.renamed()
     await catalog.views.rename(source, target, request.name)
     return NO_CONTENT

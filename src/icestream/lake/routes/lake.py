@@ -1,6 +1,8 @@
 """/api/v1/lake: the tables of topics, and operations on them (docs/lake.md).
 
-Operations work for every catalog; the other routes need the embedded one.
+Operations work for every catalog; the other routes need the embedded one. Rights (ADR 57): a table that is bound to a
+topic is the topic's resource; an operation that binds a table to a topic needs the right to alter the topic and the
+right to write the table, before anything is read (hazard 110).
 """
 
 from __future__ import annotations
@@ -21,11 +23,14 @@ from icestream.catalog.topic_rules.operation_preview import Consent, OperationPr
 from icestream.iceberg import file_listing
 from icestream.iceberg.identifier import Identifier, check_namespace, identifier
 from icestream.iceberg.manifest_reader import ManifestReader
-from icestream.lake.broker_calls import PREFIX, BrokerDep, BrokerLink, PageDep
+from icestream.lake.broker_calls import PREFIX, BrokerDep, BrokerLink, CallerDep, PageDep
+from icestream.lake.catalog_rights import CatalogRights
 from icestream.lake.http_models import body, model_of
 from icestream.lake.operations import ReadLog, TopicTableOperations
+from icestream.lake.table_rights import TableRights
 from icestream.lake.topic_log import read_topic_log, run_operation
 from icestream.lake.unknown_table import hint_on_unknown_table
+from icestream.security.action import Action
 
 router = APIRouter(prefix=f"{PREFIX}/lake", tags=["lake"])
 
@@ -52,6 +57,11 @@ def get_manifests(request: Request) -> ManifestReader:
     return manifests
 
 
+def get_rights(request: Request, caller: CallerDep) -> TableRights:
+    catalog: Catalog | None = request.app.state.catalog
+    return TableRights(caller, None if catalog is None else CatalogRights(catalog, caller))
+
+
 def table_query(
     namespace: Annotated[list[str], Query(description="Levels of the namespace, in order.")],
     table: Annotated[str, Query()],
@@ -62,6 +72,7 @@ def table_query(
 CatalogDep = Annotated[Catalog, Depends(get_catalog)]
 OperationsDep = Annotated[TopicTableOperations, Depends(get_operations)]
 ManifestsDep = Annotated[ManifestReader, Depends(get_manifests)]
+RightsDep = Annotated[TableRights, Depends(get_rights)]
 OperationRequest = api.TableOperationRequest | api.RecreateRequest
 TableDep = Annotated[Identifier, Depends(table_query)]
 
@@ -78,7 +89,8 @@ def _identifier(request: api.TableRequest) -> Identifier:
     response_model=model_of(api.TableDetails),
     summary="Show a table: topic, committed offsets, missing rows",
 )
-async def describe_table(catalog: CatalogDep, table: TableDep) -> api.TableDetails:
+async def describe_table(catalog: CatalogDep, table: TableDep, rights: RightsDep) -> api.TableDetails:
+    await rights.require_table(table, Action.TABLE_READ)
     async with hint_on_unknown_table(catalog, table):
         record = (await catalog.commits.load(table)).record
     binding = record.binding
@@ -118,8 +130,14 @@ async def describe_table(catalog: CatalogDep, table: TableDep) -> api.TableDetai
     summary="List the files of a table, or of one of its snapshots",
 )
 async def list_files(
-    catalog: CatalogDep, manifests: ManifestsDep, table: TableDep, page: PageDep, snapshot: int | None = None
+    catalog: CatalogDep,
+    manifests: ManifestsDep,
+    table: TableDep,
+    page: PageDep,
+    rights: RightsDep,
+    snapshot: int | None = None,
 ) -> Listing[api.TableFile]:
+    await rights.require_table(table, Action.TABLE_READ)
     async with hint_on_unknown_table(catalog, table):
         metadata = (await catalog.tables.load(table)).table
     files = await file_listing.list_files(metadata, manifests, snapshot, page.after, page.limit)
@@ -127,7 +145,8 @@ async def list_files(
 
 
 @router.get("/topics", response_model=model_of(api.TopicTableView), summary="Show the table of a topic")
-async def table_of_topic(catalog: CatalogDep, broker: BrokerDep, topic: str) -> api.TopicTableView:
+async def table_of_topic(catalog: CatalogDep, broker: BrokerDep, topic: str, rights: RightsDep) -> api.TopicTableView:
+    await rights.require_topic(topic, Action.DESCRIBE)
     log = await read_topic_log(broker, topic)
     table, detached = await catalog.topics.table_of(log.topic_id), await catalog.topics.find_detached(log.topic_id)
     committed: Mapping[int, int] = detached.committed if detached else {}
@@ -148,7 +167,9 @@ async def table_of_topic(catalog: CatalogDep, broker: BrokerDep, topic: str) -> 
     response_model=model_of(Listing[api.DroppedTable]),
     summary="List dropped tables whose files will be deleted",
 )
-async def list_purges(catalog: CatalogDep, page: PageDep) -> Listing[api.DroppedTable]:
+async def list_purges(catalog: CatalogDep, page: PageDep, rights: RightsDep) -> Listing[api.DroppedTable]:
+    # A dropped table has no name, and so no resource of its own.
+    await rights.require_cluster(Action.MAINTAIN)
     after = catalog_keys.PURGES + page.after if page.after else ""
     entries = await catalog.store.list(catalog_keys.PURGES, after, page.limit)
     items = [
@@ -168,9 +189,13 @@ def _dropped_table(uuid: str, record: PurgeRecord) -> api.DroppedTable:
 
 @router.post("/bind", response_model=model_of(api.OperationOutcome), summary="Bind an empty table to a topic")
 async def bind(
-    operations: OperationsDep, broker: BrokerDep, request: Annotated[api.BindRequest, body(api.BindRequest)]
+    operations: OperationsDep,
+    broker: BrokerDep,
+    rights: RightsDep,
+    request: Annotated[api.BindRequest, body(api.BindRequest)],
 ) -> api.OperationOutcome:
     table, consents = _identifier(request), _consents(request)
+    await rights.require_binding(table, request.topic)
 
     async def step(log: ReadLog, is_dry: bool) -> OperationPreview:
         return await operations.bind(table, log, consents, is_dry)
@@ -186,9 +211,13 @@ async def bind(
     summary="Bind a table with rows to a topic, which resumes where they end",
 )
 async def adopt(
-    operations: OperationsDep, broker: BrokerDep, request: Annotated[api.AdoptRequest, body(api.AdoptRequest)]
+    operations: OperationsDep,
+    broker: BrokerDep,
+    rights: RightsDep,
+    request: Annotated[api.AdoptRequest, body(api.AdoptRequest)],
 ) -> api.OperationOutcome:
     table, consents = _identifier(request), _consents(request)
+    await rights.require_binding(table, request.topic)
     positions = (
         None if request.positions is None else {_parse_shard(shard): end for shard, end in request.positions.items()}
     )
@@ -207,9 +236,13 @@ async def adopt(
     summary="Resume a topic at the state of a snapshot of its table",
 )
 async def rewind(
-    operations: OperationsDep, broker: BrokerDep, request: Annotated[api.RewindRequest, body(api.RewindRequest)]
+    operations: OperationsDep,
+    broker: BrokerDep,
+    rights: RightsDep,
+    request: Annotated[api.RewindRequest, body(api.RewindRequest)],
 ) -> api.OperationOutcome:
     table, consents = _identifier(request), _consents(request)
+    await rights.require_table(table, Action.ALTER, Action.TABLE_WRITE)
     topic = await _topic_of(operations, broker, table)
 
     async def step(log: ReadLog, is_dry: bool) -> OperationPreview:
@@ -241,11 +274,15 @@ async def _topic_of(operations: TopicTableOperations, broker: BrokerLink, table:
     summary="Create a new table for a topic whose table is lost",
 )
 async def recreate(
-    operations: OperationsDep, broker: BrokerDep, request: Annotated[api.RecreateRequest, body(api.RecreateRequest)]
+    operations: OperationsDep,
+    broker: BrokerDep,
+    rights: RightsDep,
+    request: Annotated[api.RecreateRequest, body(api.RecreateRequest)],
 ) -> api.OperationOutcome:
     tables: list[Identifier | None] = [None]
     if request.namespace is not None and request.table is not None:
         tables = [identifier(check_namespace(request.namespace), request.table)]
+    await rights.require_new_table(request.topic, tables[0])
 
     async def step(log: ReadLog, is_dry: bool) -> OperationPreview:
         tables[0], preview = await operations.recreate(tables[0], log, _consents(request), is_dry)
@@ -258,16 +295,20 @@ async def recreate(
 
 @router.post("/detach", response_model=model_of(api.TableName), summary="Detach a table from its topic")
 async def detach(
-    operations: OperationsDep, request: Annotated[api.TableRequest, body(api.TableRequest)]
+    operations: OperationsDep, rights: RightsDep, request: Annotated[api.TableRequest, body(api.TableRequest)]
 ) -> api.TableName:
     table = _identifier(request)
+    await rights.require_table(table, Action.ALTER, Action.TABLE_WRITE)
     await operations.detach(table)
     return _table_name(table)
 
 
 @router.post("/drop", response_model=model_of(api.TableName), summary="Drop a table")
-async def drop(catalog: CatalogDep, request: Annotated[api.DropRequest, body(api.DropRequest)]) -> api.TableName:
+async def drop(
+    catalog: CatalogDep, rights: RightsDep, request: Annotated[api.DropRequest, body(api.DropRequest)]
+) -> api.TableName:
     table = _identifier(request)
+    await rights.require_table(table, Action.DELETE, *([Action.TABLE_WRITE] if request.purge else ()))
     async with hint_on_unknown_table(catalog, table):
         await catalog.tables.drop(table, request.purge, request.force)
     return _table_name(table)

@@ -16,9 +16,12 @@ from icestream.admin_api.admin_call import Listing
 from icestream.catalogs.mirror import NEW_TABLE_HINT
 from icestream.lake.broker_calls import PREFIX, BrokerDep, BrokerLink, PageDep
 from icestream.lake.http_models import model_of
+from icestream.lake.routes.lake import RightsDep
+from icestream.lake.table_rights import TableRights
 from icestream.readers.lazy_scanner import LazyScanner
 from icestream.readers.verify.report_stream import lines, summary
 from icestream.readers.verify.verify_report import ShardLogState
+from icestream.security.action import Action
 
 if TYPE_CHECKING:
     from icestream.readers.verify.verifier import Verifier
@@ -37,9 +40,11 @@ ScansDep = Annotated[LazyScanner, Depends(get_scans)]
 
 
 @router.get("/bound", response_model=model_of(Listing[api.BoundTopicView]), summary="List the topics that have a table")
-async def list_bound(scans: ScansDep, page: PageDep) -> Listing[api.BoundTopicView]:
+async def list_bound(scans: ScansDep, page: PageDep, rights: RightsDep) -> Listing[api.BoundTopicView]:
     topics, after = await scans.tables.bound_topics(page.after, page.limit)
-    return Listing(items=[api.BoundTopicView(**topic._asdict()) for topic in topics], next=after)
+    shown = await rights.visible_topics([topic.topic for topic in topics])
+    items = [api.BoundTopicView(**topic._asdict()) for topic, is_shown in zip(topics, shown, strict=True) if is_shown]
+    return Listing(items=items, next=after)
 
 
 @router.get(
@@ -47,8 +52,9 @@ async def list_bound(scans: ScansDep, page: PageDep) -> Listing[api.BoundTopicVi
     response_model=model_of(Listing[api.DetachedTopicView]),
     summary="List the topics whose table was detached",
 )
-async def list_parted(scans: ScansDep, page: PageDep) -> Listing[api.DetachedTopicView]:
+async def list_parted(scans: ScansDep, page: PageDep, rights: RightsDep) -> Listing[api.DetachedTopicView]:
     topics, after = await scans.tables.detached_topics(page.after, page.limit)
+    shown = await rights.visible_topics([topic.topic for topic in topics])
     items = [
         api.DetachedTopicView(
             topic=topic.topic,
@@ -57,7 +63,8 @@ async def list_parted(scans: ScansDep, page: PageDep) -> Listing[api.DetachedTop
             committed={str(shard): end for shard, end in topic.committed.items()},
             problem=topic.problem,
         )
-        for topic in topics
+        for topic, is_shown in zip(topics, shown, strict=True)
+        if is_shown
     ]
     return Listing(items=items, next=after)
 
@@ -67,7 +74,10 @@ async def list_parted(scans: ScansDep, page: PageDep) -> Listing[api.DetachedTop
     response_model=model_of(api.VerifyResult),
     summary="Check the table of a topic for missing and duplicated messages",
 )
-async def verify_topic(scans: ScansDep, broker: BrokerDep, topic: str, deep: bool = False) -> api.VerifyResult:
+async def verify_topic(
+    scans: ScansDep, broker: BrokerDep, rights: RightsDep, topic: str, deep: bool = False
+) -> api.VerifyResult:
+    await _check_rights(rights, topic, deep)
     verifier = await prepare_verifier(scans, broker, topic)
     report = await asyncio.to_thread(verifier.verify, deep)
     findings = [finding._asdict() for finding in report.findings[: limits.VERIFY_FINDINGS_SHOWN]]
@@ -82,10 +92,16 @@ async def verify_topic(scans: ScansDep, broker: BrokerDep, topic: str, deep: boo
     responses={200: {"content": {"application/x-ndjson": {}}, "description": "One of VerifyLine in each line."}},
 )
 async def verify_topic_in_lines(
-    scans: ScansDep, broker: BrokerDep, topic: str, deep: bool = False
+    scans: ScansDep, broker: BrokerDep, rights: RightsDep, topic: str, deep: bool = False
 ) -> StreamingResponse:
+    await _check_rights(rights, topic, deep)
     verifier = await prepare_verifier(scans, broker, topic)
     return StreamingResponse(lines(verifier, deep), media_type="application/x-ndjson")
+
+
+async def _check_rights(rights: TableRights, topic: str, deep: bool) -> None:
+    """A deep check reads every row: that is work of an operator."""
+    await rights.require_topic(topic, Action.TABLE_READ, *([Action.MAINTAIN] if deep else ()))
 
 
 async def prepare_verifier(scans: LazyScanner, broker: BrokerLink, topic: str) -> Verifier:

@@ -1,0 +1,135 @@
+"""Which locations and files a client may name in the catalog while security is on (hazards 109, 110).
+
+    location of a new or moved table    NAMESPACE'S PLACE/NAME-UUID, as the catalog and Trino make them; administrators
+                                        may choose any other inside of the warehouse and `lake.table_roots`
+    …                                   never one that equals, contains or is inside of the place of another table or
+                                        view, or that contains the place of a namespace
+    write.data.path and the like        inside of the table's location; others by an administrator
+    files of a commit                   in the table's location, or in the directories that its properties name; others
+                                        by an administrator
+
+A location that others could meet carries a UUID that nobody knows before the table exists. So the check against all
+places is made before the transaction, not in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from icestream import errors
+from icestream.catalog.catalog import Catalog
+from icestream.catalog.operations.table_places import is_own, own_places
+from icestream.iceberg import metadata_file, values
+from icestream.iceberg import updates as update
+from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.location import is_inside, normalize
+from icestream.iceberg.table_metadata import TableMetadata
+from icestream.iceberg.values import Object, short_repr
+from icestream.lake.catalog_rights import CatalogRights
+
+_UNIQUE: Final = re.compile(r"[^/]+-(?:[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[0-9a-f]{32})")
+_LOCATION_HINT: Final = "leave the location to the catalog, or let an administrator choose it"
+_FILE_HINT: Final = "write the files below the table's location, or let an administrator commit them"
+
+
+class LocationRights:
+    def __init__(self, catalog: Catalog, rights: CatalogRights) -> None:
+        self._catalog = catalog
+        self._rights = rights
+
+    async def check_new(self, identifier: Identifier, location: str | None, properties: dict[str, str]) -> None:
+        """For a table or view that is created. `location`: None if the catalog chooses it. Raises PermissionDenied,
+        InvalidInput."""
+        if location is not None:
+            await self._check_chosen(identifier, normalize(location), None)
+        await self._check_properties(properties, None if location is None else normalize(location))
+
+    async def check_commit(
+        self, identifier: Identifier, table: TableMetadata | None, updates: Sequence[Object]
+    ) -> None:
+        """For a commit to a table; None: the table is created. Raises PermissionDenied, InvalidInput."""
+        location = None if table is None else normalize(table.location)
+        moved = [entry["location"] for entry in updates if update.action(entry) == "set-location"]
+        for chosen in moved:
+            if isinstance(chosen, str) and normalize(chosen) != location:
+                await self._check_chosen(identifier, normalize(chosen), None if table is None else table.uuid)
+                location = normalize(chosen)
+        for entry in updates:
+            if update.action(entry) == "set-properties":
+                name = values.present_name(entry, "updates", "updated")
+                await self._check_properties(values.optional_text_map(entry, name), location)
+        # Properties of the table itself were checked when they were set; those of this commit lie in the location.
+        places = own_places(location or "", {} if table is None else dict(table.properties))
+        paths = await self._paths(table, updates, places)
+        foreign = next((path for path in paths if not is_own(path, places)), None)
+        if foreign is not None and not await self._rights.is_administrator():
+            raise _foreign_file(foreign)
+
+    async def check_registered(self, location: str, table: TableMetadata | None) -> None:
+        """For a metadata file that becomes the pointer of a table. `table`: the one that it replaces. A file that is
+        not that table's own may be anybody's: only an administrator may register it."""
+        if table is None or not is_own(location, own_places(table.location, dict(table.properties))):
+            await self._rights.require_administrator()
+
+    async def _check_chosen(self, identifier: Identifier, location: str, uuid: str | None) -> None:
+        base = normalize(await self._catalog.tables.base(identifier.namespace))
+        is_ours = location.startswith(f"{base}/") and _UNIQUE.fullmatch(location.removeprefix(f"{base}/")) is not None
+        if not is_ours and not await self._rights.is_administrator():
+            raise errors.PermissionDenied(
+                f"the location {short_repr(location)} is not one that the catalog would choose", hint=_LOCATION_HINT
+            )
+        if await self._catalog.places.overlapping(location, uuid) or await self._catalog.places.holds_namespace(
+            location
+        ):
+            raise errors.InvalidInput(
+                f"Invalid location: {short_repr(location)} is, contains or is inside of the place of another table",
+                hint=_LOCATION_HINT,
+            )
+
+    async def _check_properties(self, properties: dict[str, str], location: str | None) -> None:
+        """`location`: of the table; None: not known yet, so nothing can be inside of it."""
+        for name in (metadata_file.PATH, *metadata_file.DATA_PATHS):
+            path = properties.get(name)
+            if not path or (location is not None and is_inside(normalize(path), location)):
+                continue
+            if not await self._rights.is_administrator():
+                raise errors.PermissionDenied(f"{name} is outside of the table's location", hint=_LOCATION_HINT)
+            if await self._catalog.places.overlapping(normalize(path), None):
+                raise errors.InvalidInput(
+                    f"Invalid location: {name} is, contains or is inside of the place of another table",
+                    hint=_LOCATION_HINT,
+                )
+
+    async def _paths(self, table: TableMetadata | None, updates: Sequence[Object], places: Sequence[str]) -> list[str]:
+        """The files that a commit names for the first time. What lies elsewhere is named, and not read."""
+        paths: list[str] = []
+        for entry in updates:
+            match update.action(entry):
+                case "add-snapshot" if isinstance(snapshot := entry.get("snapshot"), dict):
+                    paths += await self._snapshot_paths(table, snapshot, places)
+                case "set-statistics" | "set-partition-statistics":
+                    paths += _statistics_path(entry)
+        return paths
+
+    async def _snapshot_paths(
+        self, table: TableMetadata | None, snapshot: dict[str, Any], places: Sequence[str]
+    ) -> list[str]:
+        named = [snapshot.get("manifest-list"), *(snapshot.get("manifests") or ())]
+        paths = [path for path in named if isinstance(path, str)]
+        if not all(is_own(path, places) for path in paths) and not await self._rights.is_administrator():
+            return paths  # before a file of somebody else is read
+        return await self._catalog.snapshot_paths.named_first(table, snapshot)
+
+
+def _statistics_path(entry: Object) -> list[str]:
+    holders = (entry.get("statistics"), entry.get("partition-statistics"))
+    paths = [holder.get("statistics-path") for holder in holders if isinstance(holder, dict)]
+    return [path for path in paths if isinstance(path, str)]
+
+
+def _foreign_file(path: str) -> errors.PermissionDenied:
+    return errors.PermissionDenied(
+        f"the commit names {short_repr(path)}, which is outside of the table's location", hint=_FILE_HINT
+    )
