@@ -136,7 +136,9 @@ def decide(identity: CallerIdentity, action: Action, resource: Resource, policy:
     """Whether the identity may do this. Not for internal principals, whose roles list calls instead of actions."""
     if not policy.is_enabled:
         return Decision(True, "security is off")
-    if _is_system(resource) and action not in _SYSTEM_ACTIONS:
+    # A subscription belongs to its consumer: without `alter`, one on the audit could not be moved or deleted.
+    is_own = resource.kind is ResourceKind.SUBSCRIPTION
+    if _is_system(resource) and not is_own and action not in _SYSTEM_ACTIONS:
         return Decision(False, f"{resource} belongs to the broker")
     for source, rule in policy.rules_of(identity):
         if rule.allows(action, resource, identity.claims):

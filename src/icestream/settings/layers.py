@@ -27,8 +27,9 @@ _SERVICE_LINK = re.compile(
 )
 # Variables with other names (the first is that of the seeds), used if the key's own variable is not set.
 OTHER_VARIABLES: Final = {"DANUBE_SUB_CURSOR_FLUSH_MS": "broker.cursor_flush_ms", "ICESTREAM_JARS": "pipeline.jars"}
-# Variables of the command line, which are not settings: ICESTREAM_BROKER selects the broker of a command.
-COMMAND_VARIABLES: Final = frozenset({"ICESTREAM_BROKER"})
+# Variables of clients and commands, which are not settings: ICESTREAM_BROKER selects the broker of a command,
+# ICESTREAM_TOKEN_FILE has the token of a client.
+COMMAND_VARIABLES: Final = frozenset({"ICESTREAM_BROKER", "ICESTREAM_TOKEN_FILE"})
 _NULL_TAG: Final = "tag:yaml.org,2002:null"
 
 

@@ -165,6 +165,8 @@ def test_an_administrator_may_do_everything_but_write_what_belongs_to_the_broker
     reads = {Action.CONSUME, Action.DESCRIBE, Action.TABLE_READ, Action.QUERY, Action.BACKUP, Action.MAINTAIN}
     assert decide(CallerIdentity(ALICE), action, ORDERS, policy).is_allowed
     assert decide(CallerIdentity(ALICE), action, audit, policy).is_allowed == (action in reads)
+    own_subscription = subscription_resource(TopicName("system", "audit"), "review")
+    assert decide(CallerIdentity(ALICE), action, own_subscription, policy).is_allowed
 
 
 def test_the_action_admin_on_a_topic_is_not_the_administration_of_the_cluster() -> None:

@@ -347,3 +347,9 @@ def test_credentials_in_a_uri_are_refused_and_not_repeated() -> None:
 def test_a_single_problem_is_its_own_message_with_its_own_hint() -> None:
     error = refusal([SettingProblem("a.b", "must be x", hint="do y")])
     assert (error.message, error.hint) == ("a.b: must be x", "do y")
+
+
+@pytest.mark.parametrize("name", ["ICESTREAM_BROKER", "ICESTREAM_TOKEN_FILE"])
+def test_variables_of_clients_and_commands_are_no_settings(name: str) -> None:
+    layer = from_env({name: "x"}, KEYS)
+    assert (layer.entries, layer.problems) == ({}, [])
