@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from icestream import errors, limits
@@ -34,9 +33,18 @@ def catalog_settings(target: Target, *, needs_node: bool = False) -> Settings:
     settings = broker_settings(target, needs_node=needs_node)
     has_token = settings.catalog.token is not None
     if settings.catalog_embedded and not has_token and (token := read_catalog_token(settings)) is not None:
-        with_token = [*(target.sets or ()), f"storage.iceberg_config.catalog.token={token}"]
-        return broker_settings(replace(target, sets=with_token), needs_node=needs_node)
+        return _with_token(settings, token)
     return settings
+
+
+def _with_token(settings: Settings, token: str) -> Settings:
+    """The settings with a token for the catalog. A copy, because a secret is not accepted as a flag (`--set`)."""
+    from pydantic import SecretStr
+
+    catalog = settings.catalog.model_copy(update={"token": SecretStr(token)})
+    iceberg_config = settings.storage.iceberg_config.model_copy(update={"catalog": catalog})
+    storage = settings.storage.model_copy(update={"iceberg_config": iceberg_config})
+    return settings.model_copy(update={"storage": storage})
 
 
 def call_catalog(settings: Settings, call: Callable[[TableCatalog], Awaitable[Result]]) -> Result:
