@@ -43,6 +43,7 @@ def written(name: str, folder: Path, *replaced: tuple[str, str]) -> Path:
         text = text.replace(old, new)
     file = folder / name
     file.write_text(f"data_dir: {folder}/data\n{text}")
+    file.chmod(0o600)  # it holds secrets
     return file
 
 
