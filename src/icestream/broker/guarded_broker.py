@@ -248,7 +248,7 @@ class GuardedBroker:
         return self.session.is_allowed(action, resource) or self._covering(action, resource) is not None
 
     def _user(self, resource: Resource) -> NameUser:
-        """The user of a name of this resource; nobody while security is off."""
+        """The user of a name of this resource; no principal while security is off."""
         if self.session.is_unrestricted:
             return UNNAMED
         identity = self.session.identity

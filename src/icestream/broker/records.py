@@ -105,7 +105,7 @@ class SubscriptionRecord(msgspec.Struct, frozen=True):
     max_dispatch_rate: int | None = None
     dead_letters_before: str | None = None  # of the former policy: it may hold a letter that no cursor accounts for
     max_unacked_messages: int | None = None  # in each shard; None: the default of the broker's settings
-    principal: str = ""  # whose name it is: of the first consumer; empty while nobody's (name_owner.py)
+    principal: str = ""  # whose name it is: of the first consumer; empty: no owner (name_owner.py)
     dead_letters_by: StoredIdentity | None = None  # who named the dead-letter topic; None: set while security was off
 
 
@@ -124,7 +124,7 @@ class ProducerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     epoch: int
     instance: str = ""  # identifies the client's producer object that has this epoch
     since_epoch: int = 0  # the first epoch of that instance: older epochs belong to other instances
-    principal: str = ""  # whose name it is; empty while nobody's (name_owner.py)
+    principal: str = ""  # whose name it is; empty: no owner (name_owner.py)
 
 
 class ConsumerRecord(msgspec.Struct, frozen=True):

@@ -503,7 +503,7 @@ class Broker:
         failure: FailurePolicy | None = None,
         user: NameUser = UNNAMED,
     ) -> BrokerSubscription:
-        """Creates a subscription without a consumer: messages are retained for it from now on. Its name is nobody's."""
+        """Creates a subscription without a consumer: messages are retained for it from now on. Its name is unowned."""
         self._check_open()
         check_name("subscription", subscription)
 

@@ -425,7 +425,7 @@ class SecurityCalls:
 
     @implements(api.EXPLAIN_ACCESS)
     async def explain_access(self, caller: Caller, request: api.AccessQuestion) -> api.AccessExplanation:
-        """Also while security is off, which is then the reason. Nothing is recorded: nobody tried anything."""
+        """Also while security is off, which is then the reason. Nothing is recorded: no access was attempted."""
         principal = Principal.parse(request.principal)
         if self._state.is_enabled:
             self._require_self_or_administrator(caller, principal)

@@ -119,7 +119,7 @@ class LocationRights:
         named = [snapshot.get("manifest-list"), *(snapshot.get("manifests") or ())]
         paths = [path for path in named if isinstance(path, str)]
         if not all(is_own(path, places) for path in paths) and not await self._rights.is_administrator():
-            return paths  # before a file of somebody else is read
+            return paths  # before a file of another table is read
         return await self._catalog.snapshot_paths.named_first(table, snapshot)
 
 
