@@ -73,8 +73,8 @@ chaos: $(STAMPS)/dev $(STAMPS)/package native-tested byte-code  ## run the long 
 	@HYPOTHESIS_PROFILE=chaos exec $(BIN)/python -m pytest -m chaos --timeout 3600 -o faulthandler_timeout=4000 -n $(PYTEST_WORKERS) $(ARGS)
 
 .PHONY: conformance
-conformance: $(STAMPS)/dev $(STAMPS)/package native byte-code  ## judge the catalog by Iceberg's own compatibility kit (Maven, Java)
-	@exec $(BIN)/python -m conformance
+conformance: $(STAMPS)/dev $(STAMPS)/package native byte-code  ## judge catalog and MQTT by suites of other projects (ARGS="paho" runs one)
+	@exec $(BIN)/python -m conformance $(ARGS)
 
 .PHONY: flink
 flink: $(STAMPS)/dev $(STAMPS)/package native byte-code  ## run the example of docs/engines.md for Flink, which is installed once (Maven, Java 17)

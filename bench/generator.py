@@ -43,6 +43,7 @@ class Load:
     max_us: float
     checked: int
     disordered: int = 0  # how often a delivered offset did not follow the one before it
+    first_us: float = 0  # how long a consumer waited for its first message
 
     @property
     def rate(self) -> float:

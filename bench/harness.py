@@ -54,7 +54,7 @@ class Bench:
         """The rows; or, when a peer is missing or a run fails, one that says so. What else there is goes on."""
         try:
             return measure()
-        except (MissingPeer, RunFailed) as reason:
+        except (MissingPeer, RunFailed, OSError) as reason:  # a server that closes connections, too: the rest is kept
             self.warn(f"{scenario}: {reason}")
             return [Row(scenario, what, goal=goal, missing=str(reason))]
 

@@ -1,78 +1,45 @@
-"""`make conformance`: a fresh broker with its lake process, and Iceberg's compatibility kit against it.
+"""`make conformance`: our front ends judged by software that is not ours. `python -m conformance SUITE …` runs some.
 
-The kit names tables in `file:/tmp/…`, so the catalog of this run may use that folder too, and no other one. It refuses
-to start where its namespaces exist already, hence the fresh directory. A failure is printed as the kit tells it.
+    iceberg    Iceberg's REST compatibility kit                 Maven, Java
+    paho       Eclipse Paho's interoperability cases of MQTT    a checkout of eclipse/paho.mqtt.testing in PAHO_TESTING
+    hivemq     hivemq-mqtt-client, a strict MQTT client         Maven, Java
+    mqttjs     MQTT.js, the client of web pages                 Node.js, npm
+
+A suite that needs something which is not here is skipped if all are run, and an error if it is named. The exit code is
+0 if every suite that ran passed, and at least one ran.
 """
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import tempfile
-from collections import Counter
-from pathlib import Path
+from collections.abc import Callable
 from typing import Final
-from xml.etree import ElementTree
 
-from conformance.kit import Missing, class_path, java
-from tests.support.lake_run import LakeRun
+from conformance import hivemq, iceberg, mqttjs, paho
+from conformance.kit import Missing
 
-PACKAGE: Final = "org.apache.iceberg.rest"
-# What must pass, and nothing may fail: as many as Iceberg's own server passes, and one that needs namespaces to exist.
-WANTED: Final = {"RESTCompatibilityKitCatalogTests": 95, "RESTCompatibilityKitViewCatalogTests": 50}
-SECONDS_MAX: Final = 900
-
-
-def main() -> int:
-    try:
-        with tempfile.TemporaryDirectory(prefix="icestream-conformance-") as folder:
-            found = run(Path(folder))
-    except Missing as missing:
-        print(f"conformance: {missing}", file=sys.stderr)
-        return 1
-    return judge(found)
+SUITES: Final[dict[str, Callable[[], bool]]] = {
+    "iceberg": iceberg.main,
+    "paho": paho.main,
+    "hivemq": hivemq.main,
+    "mqttjs": mqttjs.main,
+}
 
 
-def run(folder: Path) -> dict[str, Counter[str]]:
-    options = ("--set", 'lake.table_roots=["file:/tmp"]')
-    with LakeRun(folder / "data", *options) as broker:
-        broker.until_api()
-        command = [
-            java(), "-Drck.local=false", f"-Duri=http://127.0.0.1:{broker.lake_port}",
-            "-Drck.requires-namespace-create=true", "-cp", class_path(),
-            "org.junit.platform.console.ConsoleLauncher", "execute", "--disable-banner", "--disable-ansi-colors",
-            "--details=summary", f"--reports-dir={folder / 'reports'}",
-            *(f"--select-class={PACKAGE}.{name}" for name in WANTED),
-        ]  # fmt: skip
-        print(f"conformance: running Iceberg's compatibility kit against port {broker.lake_port}", flush=True)
-        done = subprocess.run(
-            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=SECONDS_MAX, check=False
-        )
-    if done.returncode != 0:
-        print(done.stdout.decode("utf-8", "replace"))
-    return counted(folder / "reports" / "TEST-junit-jupiter.xml")
-
-
-def counted(report: Path) -> dict[str, Counter[str]]:
-    found: dict[str, Counter[str]] = {name: Counter() for name in WANTED}
-    if report.is_file():
-        for case in ElementTree.parse(report).iter("testcase"):
-            bad = case.find("failure") is not None or case.find("error") is not None
-            outcome = "failed" if bad else "skipped" if case.find("skipped") is not None else "passed"
-            found[str(case.get("classname")).rsplit(".", 1)[-1]][outcome] += 1
-    return found
-
-
-def judge(found: dict[str, Counter[str]]) -> int:
-    is_good = True
-    for name, wanted in WANTED.items():
-        one = found[name]
-        print(
-            f"{name}: {one['passed']} passed, {one['failed']} failed, {one['skipped']} skipped (at least {wanted}, 0)"
-        )
-        is_good = is_good and one["passed"] >= wanted and not one["failed"]
-    return 0 if is_good else 1
+def main(names: list[str]) -> int:
+    unknown = [name for name in names if name not in SUITES]
+    if unknown:
+        sys.exit(f"conformance: there is no suite {', '.join(unknown)}; there are {', '.join(SUITES)}")
+    outcomes: dict[str, str] = {}
+    for name in names or SUITES:
+        try:
+            outcomes[name] = "passed" if SUITES[name]() else "failed"
+        except Missing as missing:
+            print(f"conformance: {name}: {missing}", file=sys.stderr)
+            outcomes[name] = "failed" if names else "skipped"
+    print(f"conformance: {', '.join(f'{name} {outcome}' for name, outcome in outcomes.items())}")
+    return 0 if "passed" in outcomes.values() and "failed" not in outcomes.values() else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""Iceberg's REST compatibility kit, and its reference server: fetched once by their Maven coordinates (pom.xml).
+"""Java programs that judge us, such as Iceberg's REST compatibility kit: fetched once by Maven, as a pom names them.
 
 The files lie in .venv, under a digest of the pom, so that a changed pom is fetched anew and `make clean` removes them.
 """
@@ -33,27 +33,28 @@ def java() -> str:
         raise Missing(str(error)) from None
 
 
-def class_path() -> str:
-    return f"{jars()}/*"
+def class_path(pom: Path = POM, what: str = "Iceberg's compatibility kit (180 MB)") -> str:
+    """All jars that a pom names. `what` they are, where they must be fetched first. Raises Missing."""
+    return f"{jars(pom, what)}/*"
 
 
-def jars() -> Path:
+def jars(pom: Path = POM, what: str = "Iceberg's compatibility kit (180 MB)") -> Path:
     """The folder with all of them."""
-    folder = ROOT / ".venv" / "kit" / hashlib.sha256(POM.read_bytes()).hexdigest()[:16]
+    folder = ROOT / ".venv" / "kit" / hashlib.sha256(pom.read_bytes()).hexdigest()[:16]
     if not folder.is_dir():
-        _fetch(folder)
+        _fetch(pom, what, folder)
     return folder
 
 
-def _fetch(folder: Path) -> None:
+def _fetch(pom: Path, what: str, folder: Path) -> None:
     maven = shutil.which("mvn")
     if maven is None:
         raise Missing("there is no Maven, which fetches the kit: `apt install maven`")
-    print("conformance: fetching Iceberg's compatibility kit (180 MB, once)", flush=True)
+    print(f"conformance: fetching {what}, once", flush=True)
     coming = folder.with_suffix(".coming")
     shutil.rmtree(coming, ignore_errors=True)
     command = [
-        maven, "-q", "-B", "-f", str(POM), "dependency:copy-dependencies", f"-DoutputDirectory={coming}",
+        maven, "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={coming}",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -10,15 +10,19 @@ off in all of them, because a shared machine's pauses say nothing about our code
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 from xdist.scheduler import LoadScopeScheduling
 
+from icestream.observability import log
 from tests.support import table_verification
 from tests.support.lakehouse import Lakehouse
 from tests.support.spark import Spark
@@ -35,6 +39,13 @@ settings.register_profile("chaos", settings.get_profile("default"), max_examples
 # Whether a change lands is not left to chance: the same examples in every run. The other profiles try new ones.
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+if settings.default.derandomize:
+    # Hypothesis mixes in the constants of every module that is loaded at that moment. Without this a test that failed
+    # among all others got other examples when it ran alone. tests/tidy/test_examples.py notices if this has no effect.
+    providers._get_local_constants = providers.Constants
+
+# `nohup make test` hands down an ignored hangup, to the brokers that tests start as well.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 DEAR = {"spark", "lakehouse"}
 
@@ -68,6 +79,17 @@ class OneProcessForEngines(LoadScopeScheduling):
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
     return OneProcessForEngines(config, log)
+
+
+@pytest.fixture(autouse=True)
+def _logging_of_the_test_process() -> Iterator[None]:
+    """A command that is called in this process sets up logging as for its own: later tests would find no records."""
+    yield
+    if log._forward is not None:
+        logging.getLogger().removeHandler(log._forward)
+        logging.getLogger().setLevel(logging.WARNING)
+        log._forward = None
+        log._leave_it_to_python()
 
 
 @pytest.fixture(autouse=True)

@@ -14,11 +14,14 @@ PARTS = {
         "single", "concurrent64", "burst", "sustained", "topics1000", "catchup", "rotation", "start16", "acks",
         "inline",
     ),
-    "broker": ("frames", "awaited", "delivery", "keyshared", "manytopics", "pyclient", "footprint", "danube"),
+    "broker": (
+        "frames", "awaited", "delivery", "keyshared", "manytopics", "pyclient", "footprint", "danube", "mqtt",
+        "security",
+    ),
     "lake": ("catalog",),
     "pipeline": (
-        "pipeline", "append", "newtopics", "freshness", "freshness1000", "producers", "replay", "coldreaders", "caches",
-        "writers",
+        "pipeline", "append", "compaction", "newtopics", "freshness", "freshness1000", "producers", "replay",
+        "coldreaders", "caches", "writers",
     ),
     "raft": ("raft",),
 }  # fmt: skip

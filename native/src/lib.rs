@@ -13,6 +13,7 @@ mod file;
 mod planted;
 mod read;
 mod record;
+mod row_digest;
 mod scan;
 mod state;
 mod threads;
@@ -23,7 +24,7 @@ mod writer;
 mod icestream_native {
     /// Increased with every change of what these functions take or return; `icestream/runtime/native.py` compares it.
     #[pymodule_export]
-    const CONTRACT: u32 = 7;
+    const CONTRACT: u32 = 9;
 
     #[pymodule_export]
     use crate::block::check_block;
@@ -39,6 +40,8 @@ mod icestream_native {
     #[pymodule_export]
     use crate::record::encode_record;
     #[pymodule_export]
+    use crate::row_digest::digest_rows;
+    #[pymodule_export]
     use crate::scan::{find_headers, scan_records};
     #[pymodule_export]
     use crate::wire::FrameServer;
@@ -48,6 +51,8 @@ mod icestream_native {
     #[cfg(feature = "grpc")]
     #[pymodule_export]
     use crate::wire::{GrpcServer, decode_columns};
+    #[pymodule_export]
+    use crate::wire::{MqttServer, scan_mqtt};
     #[pymodule_export]
     use crate::writer::LogWriter;
 }

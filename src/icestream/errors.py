@@ -17,6 +17,8 @@
     │   ├── UnknownSetting         unknown_setting   no
     │   ├── UnknownAccount         unknown_account   no    no such user, service account, role, grant or token
     │   ├── UnknownLogFile         unknown_log_file  no    no file of the log has or had that number
+    │   ├── UnknownSession         unknown_session   no    no MQTT session of that client id on this node
+    │   ├── UnknownBackup          unknown_backup    no    no backup of that id in the target
     │   ├── NotConnected           not_connected     no    no producer or consumer of that name is connected
     │   ├── AlreadyExists          already_exists    no
     │   ├── NotEmpty               not_empty         no    a namespace with topics
@@ -29,14 +31,17 @@
     │   ├── SubscriptionTaken      taken             no    exclusive, and it has a consumer
     │   ├── OutOfOrderSequence     out_of_order      no    a producer skipped numbers
     │   ├── ProducerFenced         fenced            no    an older epoch of the same producer
+    │   ├── SessionFenced          session_fenced    no    an older connection of a session, or one that ended
     │   ├── UnknownProducer        unknown_producer  no    its window was dropped; it must open again
     │   ├── UnknownTable           unknown_table     no
     │   ├── UnknownView            unknown_view      no
+    │   ├── UnknownWarehouse       unknown_warehouse no    no view of the lake has that name
     │   ├── Contradiction          contradiction     no    two parts of one request exclude each other
     │   ├── TopicTableConflict     topic_table       no    the table of a topic does not allow this (hazard 21)
     │   ├── CommitConflict         commit_conflict   no    the table is not what the commit was made for: load it again
     │   │   └── RangeRefused       range_refused     no    a round or rewrite does not fit its table (hazards 14, 75)
-    │   └── UnknownVersion         unknown_version   no    no version of the protocol that both sides speak
+    │   ├── UnknownVersion         unknown_version   no    no version of the protocol that both sides speak
+    │   └── PacketRefused          packet_refused    no    an MQTT packet is malformed or breaks a rule of the protocol
     ├── Unauthenticated            unauthenticated   no    no credential, or one that is not (or no longer) valid
     ├── PermissionDenied           permission_denied no    the principal may not do this; it says by which rule
     ├── PersistentStorageError     storage           no    the seed's name for what the storage facade runs into
@@ -63,6 +68,7 @@
     │   ├── MetadataDamaged        metadata_damaged  no    a value in the metadata store is not what its key promises
     │   ├── MetadataFileMissing    metadata_file_missing no    the file that describes a table is not where it should be
     │   ├── MetadataFileDamaged    metadata_file_damaged no    the file that describes a table is not readable as one
+    │   ├── BackupDamaged          backup_damaged    no    an object of a backup is missing, or is not what was written
     │   ├── EngineFailed           engine_failed     yes   Spark, or a job of it, died: nothing of the round counts
     │   └── LogError               log               no
     │       ├── LogLocked          log_locked        no    another process has this log open
@@ -181,6 +187,14 @@ class UnknownLogFile(InvalidInput, code="unknown_log_file"):
     """No file of the log has or had that number."""
 
 
+class UnknownSession(InvalidInput, code="unknown_session"):
+    """There is no MQTT session of that client id on this node."""
+
+
+class UnknownBackup(InvalidInput, code="unknown_backup"):
+    """The backup target has no backup of that id."""
+
+
 class NotConnected(InvalidInput, code="not_connected"):
     """No producer or consumer of that name is connected."""
 
@@ -229,6 +243,10 @@ class ProducerFenced(InvalidInput, code="fenced"):
     """The producer was opened again elsewhere: this one has an older epoch."""
 
 
+class SessionFenced(InvalidInput, code="session_fenced"):
+    """The session belongs to a newer connection of its client id, or has ended."""
+
+
 class UnknownProducer(InvalidInput, code="unknown_producer"):
     """The broker no longer knows the numbers of this producer; open it again."""
 
@@ -239,6 +257,10 @@ class UnknownTable(InvalidInput, code="unknown_table"):
 
 class UnknownView(InvalidInput, code="unknown_view"):
     """There is no such view."""
+
+
+class UnknownWarehouse(InvalidInput, code="unknown_warehouse"):
+    """No view of the whole lake has that name, and it is none of those of the live tables."""
 
 
 class Contradiction(InvalidInput, code="contradiction"):
@@ -261,6 +283,16 @@ class RangeRefused(CommitConflict, code="range_refused"):
 
 class UnknownVersion(InvalidInput, code="unknown_version"):
     """Broker and client have no version of the protocol in common."""
+
+
+class PacketRefused(InvalidInput, code="packet_refused"):
+    """An MQTT packet is malformed, or breaks a rule of the protocol. `reason_code` is the name of it in MQTT 5.0."""
+
+    def __init__(
+        self, message: str, *, reason_code: int = 0x80, hint: str = "", details: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(message, hint=hint, details=details)
+        self.reason_code = reason_code
 
 
 class Unauthenticated(IcestreamError, code="unauthenticated"):
@@ -370,6 +402,10 @@ class MetadataFileMissing(PersistentStorageError, code="metadata_file_missing"):
 
 class MetadataFileDamaged(PersistentStorageError, code="metadata_file_damaged"):
     """The file that describes a table is not readable as one."""
+
+
+class BackupDamaged(PersistentStorageError, code="backup_damaged"):
+    """An object of a backup is missing, or its bytes are not what was written."""
 
 
 class EngineFailed(PersistentStorageError, code="engine_failed", retryable=True):

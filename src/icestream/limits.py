@@ -100,6 +100,27 @@ RETENTION_STEP_SECONDS: Final = 60.0
 # What one such step may drop of a topic: a wrong date costs half of it, and an operator has a minute to notice (32).
 RETENTION_STEP_PERCENT_DEFAULT: Final = 50
 
+# The index of commit times of a topic: 32 to 64 points within the age that is kept, fewer with very many shards, so
+# that the record stays below METADATA_VALUE_BYTES_MAX; and never more often than this.
+RETENTION_POINTS_MAX: Final = 64
+RETENTION_POINT_OFFSETS_MAX: Final = 2_048
+RETENTION_POINT_MS_MIN: Final = 60_000
+# How often a table is looked at, and after a look that found nothing to remove.
+RETENTION_LOOK_SECONDS: Final = 60.0
+RETENTION_LOOK_SECONDS_MAX: Final = 3_600.0
+# How long the looks of one turn may take, for which the next round waits: other topics are looked at in later turns.
+RETENTION_TURN_SECONDS: Final = 0.3
+# Files of several shards of which a look reads where each shard ends; and how many such answers are kept.
+RETENTION_FILES_READ_MAX: Final = 256
+RETENTION_RANGES_KEPT: Final = 4_096
+# A clock that has gone this far ahead of the time that passed is not believed (hazard 85); nor one that says that the
+# pipeline did not run for longer than a long holiday.
+RETENTION_CLOCK_JUMP_MS: Final = 3_600_000
+RETENTION_DOWNTIME_MS_DEFAULT: Final = 14 * 24 * 3_600_000
+RETENTION_DOWNTIME_MS_MAX: Final = 10 * 366 * 24 * 3_600_000
+# Topics with a retention in one backlog; the next one has the next of them.
+RETAINED_TOPICS_MAX: Final = 200
+
 # --- producers ------------------------------------------------------------------------------------------------------
 # Batches remembered per producer and shard: also the number it may have in flight (hazard 7).
 PRODUCER_WINDOW_BATCHES: Final = 64
@@ -194,17 +215,20 @@ HELLO_BYTES_MAX: Final = 16 * KIB
 HELLO_SECONDS_MAX: Final = 10
 # Sockets of one listener; each costs about 20 KiB when it is idle.
 CONNECTIONS_MAX: Final = 10_000
-# Descriptors that a broker asks the system for: two listeners for messages, the rest for the others and the log.
-OPEN_FILES_WANTED: Final = 32_768
+# Descriptors that a broker asks the system for: four listeners for messages, the rest for the others and the log.
+OPEN_FILES_WANTED: Final = 65_536
 # The shares of them, where the system allows less: of each listener for messages, and of each for operators.
-OPEN_FILES_MESSAGE_SHARE: Final = 0.35
-OPEN_FILES_OPERATOR_SHARE: Final = 0.1
+OPEN_FILES_MESSAGE_SHARE: Final = 0.2
+OPEN_FILES_OPERATOR_SHARE: Final = 0.05
 # Producers and consumers of one connection: a gateway has one for each topic.
 HANDLES_PER_CONNECTION_MAX: Final = 65_536
 # Calls of one connection under way; the next one waits. They are rare things that take milliseconds.
 CALLS_IN_FLIGHT_MAX: Final = 64
 # Bytes of one connection between PUBLISH and PUBLISHED: at the bound its socket is not read (hazard 35).
 CONNECTION_IN_FLIGHT_BYTES_MAX: Final = 8 * MIB
+# PUBLISH frames of one connection that wait for such room, or for room in the log: one more is taken below it, so that
+# acks, credits and pings behind them go on (hazard 67). At the bound the socket is not read.
+CONNECTION_PARKED_BYTES_MAX: Final = 64 * KIB
 # What an answer that waits costs beside the frame that it answers.
 ANSWER_COST_BYTES: Final = 512
 # The same for all connections of a listener together: beyond it a connection has one frame in flight.
@@ -325,6 +349,14 @@ API_PAGE_MAX: Final = 500
 API_MANIFESTS_PER_PAGE: Final = 100
 # Shown of a list that is a detail of something else (gaps, acked ranges), over all shards; its length is shown too.
 API_DETAILS_MAX: Final = 100
+# Items that a long listing looks at in one slice of the loop: about a millisecond.
+API_SLICE_ROWS: Final = 256
+# Bytes of a page whose items have client ids and topics, of up to 64 KiB each; it has at least one item.
+API_PAGE_BYTES_MAX: Final = 1 * MIB
+# Characters of a payload that a listing shows: enough to recognise a value.
+API_PAYLOAD_CHARACTERS: Final = 200
+# Topics whose retained message is cleared in one step, so that others have their turn.
+API_CLEAR_TOPICS: Final = 100
 # Key patterns of a consumer that are shown, and characters of each: a page of consumers stays a document.
 API_PATTERNS_MAX: Final = 5
 API_PATTERN_CHARACTERS_MAX: Final = 100
@@ -368,6 +400,8 @@ METRICS_SLICE_TOPICS: Final = 256
 # Subscriptions whose lag is in /metrics each by itself, those that lag most: a series for each of very many would be
 # more than their collector takes.
 METRICS_SUBSCRIPTIONS_MAX: Final = 1_000
+# Characters of a client id in a label: a client chooses it, and may choose 64 KiB.
+METRICS_CLIENT_ID_CHARACTERS: Final = 100
 
 # --- cluster --------------------------------------------------------------------------------------------------------
 # One frame between nodes: a message of 1 MiB of entries, or one entry with the largest command.
@@ -560,6 +594,15 @@ CATALOG_LEVELS_MAX: Final = 32
 # A location: as long as a path may be on Linux. A part of one that we make: a name of a file is at most 255 bytes.
 CATALOG_LOCATION_BYTES_MAX: Final = 4 * KIB
 CATALOG_PATH_PART_MAX: Final = 100
+# How long a deleted topic can come back. The records of one are small: names, cursors.
+UNDELETE_GRACE_MS_DEFAULT: Final = 7 * 24 * 3_600_000
+UNDELETE_GRACE_MS_MAX: Final = 365 * 24 * 3_600_000
+# Files that a restore copies at the same time; each is in memory once.
+RESTORE_FILES_AT_ONCE: Final = 4
+# How long a restore that was interrupted can be continued.
+RESTORE_AGE_MS: Final = 30 * 24 * 3_600_000
+# The name of a view of the lake, in a path: the longest is a tag or the id of a backup, with its kind before it.
+CATALOG_VIEW_NAME_LENGTH_MAX: Final = 160
 # Items of one page when the client does not say, and at most.
 CATALOG_PAGE_DEFAULT: Final = 1_000
 CATALOG_PAGE_MAX: Final = 10_000
@@ -736,6 +779,21 @@ BREAKER_OPEN_SECONDS_MIN: Final = 1.0
 BREAKER_OPEN_SECONDS_MAX: Final = 60.0
 # A token is fetched again this much before its end, so that no request meets the end on its way.
 TOKEN_MARGIN_SECONDS: Final = 30.0
+# Keys of an assumed role are fetched again this much before their end.
+ROLE_KEYS_MARGIN_MS: Final = 5 * 60_000
+# Keys of the process (its environment, the role of its machine) are looked for again after so long.
+PROCESS_KEYS_MS: Final = 60_000
+# Keys for one table: the shortest time that AWS allows, which bounds how long a revoked right still opens files. They
+# are handed out again for a third of it, so that a client can use them for ten minutes at least (hazard 111).
+VENDED_KEYS_SECONDS: Final = 900
+VENDED_KEYS_REUSED_SECONDS: Final = 300.0
+VENDED_KEYS_KEPT_MAX: Final = 10_000
+# Of AWS: a longer policy of a session is refused.
+SESSION_POLICY_CHARACTERS_MAX: Final = 2_048
+STS_ANSWER_BYTES_MAX: Final = 64 * KIB
+# A request that a client lets the catalog sign: S3 bounds keys at 1 KiB, each byte of which may be escaped.
+SIGNED_URI_BYTES_MAX: Final = 8 * KIB
+SIGNED_HEADERS_MAX: Final = 100
 
 # --- reads ----------------------------------------------------------------------------------------------------------
 # The newest sections of all shards in memory, so that consumers that are caught up need no disk.
@@ -802,8 +860,12 @@ SCAN_ROW_RANGES_MAX: Final = 32
 SCAN_PLANS_MAX: Final = 4
 # Rests of windows that wait for the read that continues there.
 SCAN_KEPT_MAX: Final = 8
-# Footers of data files, lists of deleted rows and bounds of row groups: a few KiB each.
+# Lists of deleted rows and bounds of row groups: a few KiB each.
 SCAN_FOOTERS_MAX: Final = 512
+# Row groups of the footers that are held, and of what is known about them: about 10 KiB each.
+SCAN_FOOTER_GROUPS_MAX: Final = 4_096
+# Row groups of a file that follow each other and are read together: one request to an object store.
+SCAN_FETCH_BYTES: Final = 16 * MIB
 # Files of deletes by value that are held decoded (about 200 MB for the largest ones), and the rows of all that apply to
 # one data file. A table with more has to be compacted before it can be read.
 SCAN_VALUE_DELETES_MAX: Final = 8
@@ -920,6 +982,8 @@ CERTIFICATE_DAYS_MIN: Final = 21
 TLS_FILES_SECONDS: Final = 5.0
 # Connections of a listener whose TLS handshake is not done: each holds some 20 KiB, and a client needs two round trips.
 TLS_HALF_OPEN_MAX: Final = 256
+# A header of the PROXY protocol: addresses are 36 bytes at most, the rest are extensions, such as the TLS of a client.
+PROXY_HEADER_BYTES_MAX: Final = 2 * KIB
 # A client on a slow network shakes hands within a second.
 TLS_HANDSHAKE_SECONDS_MAX: Final = 5.0
 # A command that fetches one from a vault takes seconds.
@@ -990,6 +1054,65 @@ DATA_FILE_BYTES_TARGET: Final = 512 * MIB
 TARGET_FILE_BYTES_MIN: Final = 64 * KIB
 TARGET_FILE_BYTES_MAX: Final = 4 * GIB
 
+# --- MQTT topics in tables (docs/adr/0061) --------------------------------------------------------------------------
+# Levels of a topic that have a column, and that the learned structure follows: most deployments use up to six.
+MQTT_LEVEL_COLUMNS: Final = 8
+# Literal edges of a node at each depth before all others share one edge; the last number holds for all deeper levels.
+STRUCTURE_THRESHOLDS: Final = (100, 10)
+# A level that is longer is not learned: a few hostile topics must not fill the structure.
+STRUCTURE_TOKEN_BYTES_MAX: Final = 64
+# A structure is one value of the metadata store (METADATA_VALUE_BYTES_MAX), and travels with every task of a round.
+STRUCTURE_NODES_MAX: Final = 4_096
+STRUCTURE_BYTES_MAX: Final = 48 * KIB
+# Topics that a task reports for the structure to learn, and that it learns at a time: a millisecond each time.
+LEARNED_TOPICS_MAX: Final = 1_024
+LEARNED_AT_ONCE: Final = 256
+# What a file keeps together in the order of its streams: a part that replay by offset holds decoded at once.
+CLUSTER_BYTES: Final = 32 * MIB
+# Its row groups: a filter reads whole ones, and each costs about a millisecond and 3 KiB.
+CLUSTER_GROUPS_MAX: Final = 32
+CLUSTER_GROUP_BYTES_MIN: Final = 256 * KIB
+# A group of files that compaction makes one of, as they are stored; a file of half of it is finished.
+COMPACTION_GROUP_BYTES: Final = 64 * MIB
+# The rows of a group in the memory of a task, which holds them twice while it sorts: four windows of a reader (hazard
+# 94). A group that decodes to more is cut.
+COMPACTION_TASK_BYTES: Final = 4 * SCAN_WINDOW_BYTES
+# Files of a group: each is a request to the storage, and a name in the requirement of the commit.
+COMPACTION_GROUP_FILES_MAX: Final = 1_000
+# A file that a task reads as a whole: those of the pipeline that are smaller than half a group.
+COMPACTION_FILE_BYTES_MAX: Final = 512 * MIB
+# Small files next to one another that are worth a rewrite while messages arrive: fewer cost more than they save.
+COMPACTION_FILES_MIN: Final = 8
+# Without messages for so long, two files are merged: nothing else would join them.
+COMPACTION_IDLE_MS: Final = 10 * 60_000
+# A group spans at most this share of the time for which its topic keeps rows (hazard 85).
+COMPACTION_AGE_SHARES: Final = 10
+# How often tables with new files are planned: each costs a look at its manifests.
+COMPACTION_INTERVAL_MS: Final = 30_000
+COMPACTION_INTERVAL_MS_MIN: Final = 100
+# Groups of one Spark job: some seconds of work, after which they are committed.
+COMPACTION_STEP_GROUPS: Final = 8
+# While a job has work under way beside the rounds, an idle driver looks so often whether it is done.
+JOB_LOOK_MS: Final = 200
+# What an hour of compaction may take: a quarter of a core, and what that reads.
+COMPACTION_CPU_SECONDS_DEFAULT: Final = 900
+COMPACTION_HOUR_BYTES_DEFAULT: Final = 64 * GIB
+# Groups that no task could improve, and decoded manifests, that a driver remembers.
+COMPACTION_LEFT_ALONE_MAX: Final = 10_000
+COMPACTION_MANIFESTS_MAX: Final = 10_000
+# Tables of a request for maintenance, which is one value of the metadata store, and groups of a dry run, which the
+# report of the driver carries.
+MAINTENANCE_TABLES_MAX: Final = 500
+MAINTENANCE_PLAN_MAX: Final = 100
+# What `icestream lake health` reads: tables of a listing, files of a snapshot, and tagged snapshots of a table.
+HEALTH_TABLES_MAX: Final = 100
+HEALTH_FILES_MAX: Final = 100_000
+HEALTH_TAGS_MAX: Final = 32
+# A rewrite that another commit overtook is tried again on the table as it is then, without the groups that it hit.
+COMPACTION_COMMIT_ATTEMPTS: Final = 3
+# Filters of one read; a reader with more reads everything and filters by itself.
+SCAN_FILTERS_MAX: Final = 64
+
 # --- settings -------------------------------------------------------------------------------------------------------
 # A settings file is read into memory as a whole; the one with every key and comment is below 16 KiB.
 SETTINGS_FILE_BYTES_MAX: Final = 1 * MIB
@@ -1023,6 +1146,12 @@ METADATA_SMOOTHED_OVER: Final = 16
 # How long an operator's command waits for one node to say how it is, and for the cluster to do what it asks.
 CLUSTER_ASK_SECONDS: Final = 2.0
 CLUSTER_CHANGE_SECONDS: Final = 15.0
+# A join token is used at once, to start the next node; a token that has expired is replaced by a new one.
+# Nodes are few, so more tokens than seed nodes are a mistake.
+JOIN_TOKEN_BYTES: Final = 32
+JOIN_TOKEN_SECONDS_DEFAULT: Final = 3600
+JOIN_TOKEN_SECONDS_MAX: Final = 7 * 24 * 3600
+JOIN_TOKENS_MAX: Final = SEED_NODES_MAX
 # States that are compared on demand are marked again after this, doubling: a node that is busy with a snapshot passes a
 # mark by, and a snapshot of many keys takes seconds.
 CLUSTER_MARK_SECONDS: Final = 1.0
@@ -1063,6 +1192,8 @@ DANUBE_PRODUCER_IDLE_MS: Final = 60_000
 DANUBE_CONSUMER_IDLE_MS: Final = 10_000
 # How often these are looked at, while there are any.
 DANUBE_SWEEP_SECONDS: Final = 5
+# Sessions of Danube's clients, one for each credential and host; beyond it calls with a new credential are refused.
+DANUBE_SESSIONS_MAX: Final = 20_000
 # Messages of a stream that its socket has not taken: enough to keep it busy.
 DANUBE_STREAM_MESSAGES_MAX: Final = 64
 DANUBE_STREAM_BYTES_MAX: Final = 1 * MIB
@@ -1110,8 +1241,12 @@ CALLER_SESSION_SECONDS: Final = 5.0
 SECURITY_OFF_SECONDS: Final = 0.5
 # How long a request waits for the broker to come back before it is refused.
 CALLER_LINK_SECONDS: Final = 5.0
-# Longer bearer tokens are refused unread; those of identity providers with many groups have some kilobytes.
-CALLER_TOKEN_BYTES_MAX: Final = 8 * KIB
+# The topic filter of a grant; a topic may be longer, a grant that lists so many levels is a mistake.
+MQTT_PATTERN_BYTES_MAX: Final = 2 * KIB
+# MQTT topics whose publishing is decided, kept by each connection until the policy changes: a device has a few, a
+# gateway some hundred. A topic is up to 64 KiB, so longer ones than a usual name are decided each time.
+MQTT_DECISIONS_MAX: Final = 256
+MQTT_DECISION_TOPIC_MAX: Final = 256
 # Rights that one call asks about: those of a page of a listing.
 DECISIONS_PER_CALL_MAX: Final = 1_000
 # How often sessions with an ended credential are looked for, and the store is asked whether it still has a leader: a
@@ -1134,6 +1269,8 @@ SECURITY_GRANTS_MAX: Final = 20_000
 # Deleting an account deletes its grants, deleting a topic parks those for exactly that topic, each in one transaction,
 # which holds METADATA_TXN_OPERATIONS_MAX operations.
 SECURITY_GRANTS_EACH_MAX: Final = 200
+# Roles of one binding of Danube's tools: each is a grant.
+SECURITY_BINDING_ROLES_MAX: Final = 20
 # Issued tokens that have not expired, of the whole cluster and of one account; as many can be revoked.
 SECURITY_TOKENS_MAX: Final = 50_000
 SECURITY_TOKENS_EACH_MAX: Final = 200
@@ -1141,14 +1278,15 @@ SECURITY_TOKENS_EACH_MAX: Final = 200
 SECURITY_REVOKED_SPARE_MS: Final = 3_600_000
 # A note at a token: for which program it was issued.
 SECURITY_NOTE_BYTES_MAX: Final = 200
-# A token that outlives the people who issued it is a password without an owner.
+# A token that is older than the memory of its issuer is a password without an owner.
 SECURITY_TOKEN_SECONDS_MAX: Final = 366 * 24 * 3600
 # A change of security waits so long for the other nodes before it names those that have not applied it.
 ACCESS_PENDING_SECONDS: Final = 1.0
 # Concurrent changes by several nodes: each attempt loses only to a change that was applied.
 SECURITY_ATTEMPTS_MAX: Final = 20
 
-# Tokens. A header of HTTP/1 and of gRPC has about this much room.
+# Tokens; longer ones are refused unread. A header of HTTP/1 and of gRPC has about this much room, and those of identity
+# providers with many groups have some kilobytes.
 TOKEN_BYTES_MAX: Final = 8 * KIB
 # How far the clocks of an issuer and of this node may be apart: what NTP keeps, generously.
 TOKEN_SKEW_SECONDS: Final = 60
@@ -1202,3 +1340,152 @@ AUDIT_SHARE: Final = 4
 AUDIT_TEXT_BYTES_MAX: Final = 1 * KIB
 # How long a change waits for its event to become durable; then the change is refused.
 AUDIT_SECONDS_MAX: Final = 10.0
+
+# --- durable sessions -----------------------------------------------------------------------------------------------
+# Client ids, topics, filters, payloads of wills: their length has 16 bits on the wire.
+MQTT_TEXT_BYTES_MAX: Final = 65_535
+# Identifiers of the overlapping subscriptions that one delivery merges; further ones are left out of the packet.
+MQTT_IDENTIFIERS_MAX: Final = 64
+# Filters of one session: a session is written again as one block, which stays well below the largest one.
+SESSION_FILTER_BYTES_MAX: Final = 256 * KIB
+# The log of sessions may be so many times as long as their live state, and this much longer: then each byte is written
+# about twice, and a start reads at most three times the state.
+SESSION_LOG_FACTOR: Final = 2
+SESSION_LOG_SLACK_BYTES: Final = 1 * MIB
+# Sessions looked at by one write for the oldest: those whose next base is in flight are skipped.
+SESSION_LOG_REWRITES_MAX: Final = 64
+# Acks and positions wait so long for another record that is written anyway: a crash repeats what was acked since.
+SESSION_LAZY_SECONDS: Final = 0.1
+# How soon records are offered again to a log that takes nothing.
+SESSION_RETRY_SECONDS: Final = 0.1
+# Records of one block: some hundred kilobytes at most, far below the largest batch.
+SESSION_BLOCK_RECORDS: Final = 4_096
+# Sessions written again in one interval because they lie in old log files: less than a disk writes in 0.1 s.
+SESSION_REFRESH_BYTES: Final = 4 * MIB
+# Retained messages of a node: about 500 bytes of memory each beside their bytes.
+RETAINED_VALUES_MAX: Final = 1_000_000
+RETAINED_BYTES_MAX: Final = 256 * MIB
+# Retained values of one block; a value is at most a packet of MQTT_PACKET_BYTES_MAX_DEFAULT.
+RETAINED_BLOCK_BYTES: Final = 512 * KIB
+# One read of an iterator: some thousand small messages, and a file's part that is read while they are sent.
+ITERATOR_READ_BYTES: Final = 1 * MIB
+# One read of a start: some thousand sessions.
+SESSION_LOG_READ_BYTES: Final = 4 * MIB
+
+# --- MQTT -----------------------------------------------------------------------------------------------------------
+# The largest packet of a client. The protocol allows 256 MiB, which one client could make the broker buffer.
+MQTT_PACKET_BYTES_MAX_DEFAULT: Final = 1 * MIB
+# The CONNECT packet, before the client is known: a will of 64 KiB with its properties, names and a password fit.
+MQTT_CONNECT_BYTES_MAX: Final = 256 * KIB
+# Levels of a topic or filter. Deployments use up to ten; a match walks the levels of a topic.
+MQTT_TOPIC_LEVELS_MAX: Final = 128
+# Pairs of filter and subscriber in one index: about 300 bytes each with their part of the trie.
+MQTT_INDEX_PAIRS_MAX: Final = 1_000_000
+# QoS 1 and 2 messages in flight to a client, and from it: a durable session writes an entry for each (60).
+MQTT_IN_FLIGHT_MAX: Final = 1_024
+# Publishes of a connection that are not settled: beyond it the connection is not read. About 700 messages of 300 bytes.
+MQTT_UNSETTLED_BYTES_MAX: Final = 256 * KIB
+# A publish costs its bytes and this, so that empty ones are not free (hazard 73).
+MQTT_PACKET_OVERHEAD_BYTES: Final = 64
+# Packets behind a SUBSCRIBE or UNSUBSCRIBE that is under way: beyond it the connection is not read (hazard 67).
+MQTT_PARKED_BYTES_MAX: Final = 64 * KIB
+# Plain messages that the native wire stores by one append: a record of the log holds more than that.
+MQTT_BURST_BYTES_MAX: Final = 1 * MIB
+# A connection that was silent too long is looked at again after this: what arrived while the loop was late counts.
+MQTT_SILENCE_GRACE_SECONDS: Final = 0.1
+# Topic aliases of a connection, in each direction: 64 KiB of topic text each would be 4 MiB.
+MQTT_TOPIC_ALIASES_MAX: Final = 64
+# The longest keep alive: a connection whose client vanished is kept for one and a half times as long.
+MQTT_KEEP_ALIVE_SECONDS_MAX: Final = 65_535
+# Shards of a topic that a route creates: order is kept in each, and members of a shared subscription divide them.
+MQTT_SHARDS_DEFAULT: Final = 4
+# How long a session outlives its connection at most, and one of 3.1.1, which cannot say: a month, and a week.
+MQTT_SESSION_EXPIRY_S_MAX_DEFAULT: Final = 30 * 24 * 3_600
+MQTT_SESSION_EXPIRY_S_DEFAULT: Final = 7 * 24 * 3_600
+# Sessions of a node: some kilobytes of memory each.
+MQTT_SESSIONS_MAX_DEFAULT: Final = 100_000
+MQTT_SESSIONS_MAX: Final = 1_000_000
+# Subscriptions of one session.
+MQTT_SUBSCRIPTIONS_MAX_DEFAULT: Final = 1_000
+MQTT_SUBSCRIPTIONS_MAX: Final = 10_000
+# Topics whose route and matches are cached: about 200 bytes each beside the topic.
+MQTT_TOPICS_CACHED: Final = 100_000
+# Decoded sections that readers of the same range share: one is at most a log record of 4 MiB.
+MQTT_SECTIONS_CACHED: Final = 16
+# One read of a feed or of a session that catches up.
+MQTT_FEED_READ_BYTES: Final = 256 * KIB
+# Rows and offers of one slice of the loop, about a millisecond of Python.
+MQTT_FEED_SLICE: Final = 256
+# How soon a shard that cannot be read is read again, and at most.
+MQTT_READ_RETRY_SECONDS: Final = 0.5
+MQTT_READ_RETRY_SECONDS_MAX: Final = 10.0
+# Rows that a session that catches up looks at before others have their turn.
+MQTT_CATCH_UP_ROWS: Final = 512
+# Rows of one batch to one session.
+MQTT_BATCH_ROWS: Final = 1_024
+# The block of a parked message beside its payload: head, columns, topic and properties.
+MQTT_PARKED_OVERHEAD_BYTES: Final = 4 * KIB
+# How often the elapsed time and the marks of shards are written: a crash makes timers late by it, never early.
+MQTT_BEAT_SECONDS: Final = 10.0
+# Marks are also written after so many rows: what a start after a crash looks at again, about half a second.
+MQTT_BEAT_ROWS: Final = 100_000
+# Beats without progress after which a session with room and a backlog counts as silent: longer than a read of a table
+# may take (SCAN_SECONDS_MAX).
+MQTT_SILENT_BEATS: Final = 12
+# Session ids that a start takes from the metadata store: never used up by a node between two starts.
+MQTT_SESSION_ID_BLOCK: Final = 2**20
+# How soon the end of a session, or its will, is tried again when the log took nothing.
+MQTT_END_RETRY_SECONDS: Final = 1.0
+# Marks of a shard for the lag of sessions in bytes and age: one for so many bytes or so much time, twice as far apart
+# each time that there are too many. 24 bytes each.
+MQTT_MARKS_MAX: Final = 1_024
+MQTT_MARK_BYTES: Final = 64 * KIB
+MQTT_MARK_US: Final = 10_000_000
+# Topics that listings know, the latest ones, and characters of their names: about 300 bytes each beside the name.
+MQTT_TOPICS_SEEN_MAX: Final = 100_000
+MQTT_TOPICS_SEEN_BYTES: Final = 32 * MIB
+# Topics that are looked at before one is forgotten: those that had messages lately stay.
+MQTT_TOPICS_SECOND_CHANCES: Final = 8
+# Routes to topics, in the order in which they are compared with a topic that is not cached.
+MQTT_ROUTES_MAX: Final = 256
+# How long CONNECT waits behind a start until messages since the last mark were looked at; they are ten seconds old.
+MQTT_CATCH_UP_SECONDS: Final = 10.0
+# Latencies that `icestream bench mqtt` keeps for each subscriber: enough for a percentile.
+BENCH_LATENCIES_MAX: Final = 100_000
+
+# --- backup -----------------------------------------------------------------------------------------------------------
+
+# Running backups of a node: each holds the log, and the encoded metadata store in memory.
+BACKUPS_AT_ONCE: Final = 2
+# A run that died holds the log for this long; a live one renews with every call, at least each BACKUP_RENEW_SECONDS.
+BACKUP_HOLD_MS: Final = 120_000
+BACKUP_RENEW_SECONDS: Final = 20.0
+# Bytes of sections in one answer, well below FRAME_BYTES_MAX_DEFAULT, and of the parts of checkpoint and metadata.
+BACKUP_TAIL_READ_BYTES: Final = 2 * MIB
+BACKUP_PART_BYTES: Final = 4 * MIB
+# Ids are 25 characters; a hold is named after them.
+BACKUP_ID_CHARACTERS_MAX: Final = 64
+# The source of a key may be a command that asks a key store.
+BACKUP_KEY_SECONDS: Final = 30.0
+# Pieces in which files are read, hashed and written.
+BACKUP_CHUNK_BYTES: Final = 1 * MIB
+# Root, begin and manifests are read whole.
+BACKUP_DOCUMENT_BYTES_MAX: Final = 256 * MIB
+# Files that are copied at once: enough for the latency of a bucket; each takes a chunk of memory.
+BACKUP_UPLOADS_AT_ONCE: Final = 4
+# A tail is read whole by a restore; its positions are u32.
+BACKUP_TAIL_OBJECT_BYTES: Final = 64 * MIB
+# A flushed batch: what one manifest of seed 003 describes.
+BACKUP_BATCH_FILES: Final = 256
+BACKUP_BATCH_BYTES: Final = 256 * MIB
+# Rows of the object list in one row group.
+BACKUP_LIST_ROWS: Final = 10_000
+# Of the interval and the kept age of scheduled backups: ten years.
+BACKUP_INTERVAL_MS_MAX: Final = 10 * 365 * 24 * 3600 * 1000
+# The list of a target is read for each deletion.
+BACKUPS_KEPT_MAX: Final = 10_000
+# A schedule looks at its target at least this often: an operator may have made or deleted backups.
+BACKUP_SCHEDULE_LOOK_SECONDS: Final = 3_600.0
+# A deletion takes a listing of the target and a request for each object; a run waits for it before it ends.
+BACKUP_DELETION_LOOKS: Final = 60
+BACKUP_DELETION_LOOK_SECONDS: Final = 1.0

@@ -88,6 +88,7 @@ class TestBroker:
             "pipeline": {"managed": False},
             "broker": {"deleted_rest": "discard"},  # no pipeline commits it here
             "danube": {"enable": False},
+            "mqtt": {"enable": False},
             "storage": {
                 "type": "memory" if self._storage == "memory" else "iceberg",
                 "iceberg_config": {"wal": dict(_SMALL_LOG)},

@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute
 
 from icestream.admin_api import (
     cluster_api,
+    mqtt_api,
     namespace_api,
     node_api,
     security_api,
@@ -27,15 +28,16 @@ from icestream.frontends.native.public_calls import CALLS
 from icestream.internal_api.admin_calls import AdminCalls
 from icestream.internal_api.cluster_calls import ClusterCalls
 from icestream.internal_api.implementation import implemented_calls
+from icestream.internal_api.mqtt_calls import MqttCalls
 from icestream.internal_api.security_calls import SecurityCalls
 from icestream.internal_api.session_calls import SessionCalls
 from icestream.lake.http_models import model_of
-from icestream.lake.routes import lake, namespaces, node, security, subscriptions, topics, verify
+from icestream.lake.routes import lake, mqtt, namespaces, node, security, subscriptions, topics, verify
 from tests.tidy.tree import read, report
 
-MODULES = (namespace_api, topic_api, subscription_api, node_api, cluster_api, table_api, security_api)
+MODULES = (namespace_api, topic_api, subscription_api, node_api, cluster_api, table_api, security_api, mqtt_api)
 ROUTERS = (namespaces.router, topics.all_topics_router, topics.router, subscriptions.router, node.router, lake.router,
-           verify.router, security.router)  # fmt: skip
+           verify.router, security.router, mqtt.router)  # fmt: skip
 ROUTES = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
 DECLARED = {
     name
@@ -47,7 +49,9 @@ DECLARED = {
 
 def test_every_declared_call_is_implemented_once() -> None:
     local = [
-        name for group in (AdminCalls, ClusterCalls, SessionCalls, SecurityCalls) for name in implemented_calls(group)
+        name
+        for group in (AdminCalls, ClusterCalls, SessionCalls, SecurityCalls, MqttCalls)
+        for name in implemented_calls(group)
     ]
     assert sorted(local) == sorted(LOCAL_CALLS)
     public = set(ADMIN_CALLS) - LOCAL_CALLS

@@ -14,6 +14,7 @@ from icestream.broker import records
 from icestream.broker.iceberg_storage import IcebergStorage
 from icestream.broker.records import CursorRecord, as_steps
 from icestream.broker.storage import PersistentStorage
+from icestream.durable.iterator import section_blocks
 from icestream.metadata.command import Absent, Delete, Put
 from icestream.model import SyncMode, envelope
 from icestream.model.block import Numbering, encode_block, iter_blocks
@@ -107,7 +108,7 @@ async def test_offsets_of_a_shard_are_dense_and_ordered_independently_of_other_s
     assert await read_all(storage, A1, 5) == {5: b"x", 6: b"7", 7: b"x"}
 
 
-async def test_a_repeated_numbered_batch_returns_the_original_offsets(storage: PersistentStorage) -> None:
+async def test_r17_a_repeated_numbered_batch_returns_the_original_offsets(storage: PersistentStorage) -> None:
     storage.open_producer(7, 1)
     first = await store(storage, A0, b"a", b"b", numbering=Numbering(7, 1, 0))
     again = await store(storage, A0, b"a", b"b", numbering=Numbering(7, 1, 0))
@@ -284,7 +285,29 @@ async def test_reads_return_whole_sections_and_at_least_one(storage: PersistentS
     assert (await stream.read(10, 1)).next_offset == 10
 
 
-async def test_offsets_by_time_use_the_clock_of_the_broker(machine: BrokerMachine, storage: PersistentStorage) -> None:
+@pytest.mark.parametrize("filters", [(), ("a/#",), ("a/b", "+/c")])
+async def test_reads_with_filters_have_every_row_that_matches(
+    storage: PersistentStorage, filters: tuple[str, ...]
+) -> None:
+    """They may have more, and end where they say."""
+    for at in range(5):
+        await store(storage, A0, b"%d" % at * 100, b"%d" % at * 100)
+    stream = storage.shard_stream(A0)
+    position, offsets = 3, list[int]()
+    while position < stream.visible:
+        read = await stream.read_matching(position, 100, filters)
+        assert not read.gaps
+        assert position < read.next_offset <= stream.visible
+        for _, block_offsets, times in section_blocks(read.sections):
+            assert len(block_offsets) == len(times)
+            offsets += [offset for offset in block_offsets if position <= offset < read.next_offset]
+        position = read.next_offset
+    assert offsets == list(range(3, 10)), "neither memory nor log is ordered by topics"
+
+
+async def test_r19_offsets_by_time_include_that_time_and_use_the_clock_of_the_broker(
+    machine: BrokerMachine, storage: PersistentStorage
+) -> None:
     stream = (await storage.create_subscription_stream("default", "a", "s")).shards[0]
     times = []
     for step in (0.0, 10.0, -3.0, 20.0):

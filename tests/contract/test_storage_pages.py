@@ -33,6 +33,7 @@ WITHOUT_BROKER = (
     "lake.managed=false",
     "pipeline.managed=false",
     "danube.enable=false",
+    "mqtt.enable=false",
 )
 
 
@@ -150,9 +151,15 @@ def test_settings_with_shared_keys_load(tmp_path: Path) -> None:
     assert load(written("share-keys.yml", tmp_path)).settings.lake.share_keys
 
 
+def test_settings_with_a_role_for_tables_load(tmp_path: Path) -> None:
+    """The same with a store and engines: hazards/test_hazard_111_table_credentials.py."""
+    store = load(written("table-keys.yml", tmp_path)).settings.storage.iceberg_config.object_store
+    assert store.table_role_arn == "arn:aws:iam::123456789012:role/icestream-tables"
+
+
 def test_every_block_of_the_pages_is_followed_and_every_variable_exists() -> None:
     followed = {"rest.yml", "glue.yml", "sql.yml", "PyIceberg on PostgreSQL", "s3-compatible.yml", "s3.yml"}
-    assert set(BLOCKS) == followed | {"gcs.yml", "azure.yml", "share-keys.yml"}
+    assert set(BLOCKS) == followed | {"gcs.yml", "azure.yml", "share-keys.yml", "table-keys.yml"}
     for variable in re.findall(r"ICESTREAM_[A-Z_]+", PAGES):
         assert variable in KEYS.by_env, variable
 

@@ -153,7 +153,7 @@ async def test_an_invalid_message_of_a_batch_is_refused_alone(door: DanubeReques
     refused: list[tuple[dict[str, object], str]] = [
         ({"payload": bytes(MOST + 1)}, "INVALID_ARGUMENT"),
         ({"request_id": 2**63}, "INVALID_ARGUMENT"),
-        ({"msg_id": strange}, "NOT_FOUND"),
+        ({"msg_id": strange}, "INVALID_ARGUMENT"),
     ]
     for bad, code in refused:
         before = door.stored

@@ -27,7 +27,7 @@ def t(ns: str) -> str:
 
 @pytest.fixture(scope="session")
 def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipelineRun]:
-    """A broker with its own pipeline that lets go of everything that is in tables."""
-    sets = [part for flag in FROM_TABLES for part in ("--set", flag)]
+    """A broker with its own pipeline that lets go of everything that is in tables, and with MQTT."""
+    sets = [part for flag in (*FROM_TABLES, "mqtt.enable=true") for part in ("--set", flag)]
     with PipelineRun(tmp_path_factory.mktemp("history") / "data", *sets) as run:
         yield run

@@ -63,7 +63,7 @@ def test_a_dead_session_is_reported_and_replaced(log: LogInFolder, tmp_path: Pat
         plan = log.plan(tmp_path / "tables")
         assert all(judged.is_complete for judged in judge_round(plan, rounds.write(plan)))
         os.kill(rounds.java(), signal.SIGKILL)
-        with pytest.raises(errors.EngineFailed, match="did not finish the round"):
+        with pytest.raises(errors.EngineFailed, match="did not finish its job"):
             rounds.write(plan)
         written = rounds.write(plan)
         assert all(judged.is_complete for judged in judge_round(plan, written))

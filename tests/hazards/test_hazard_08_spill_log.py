@@ -457,10 +457,10 @@ async def test_hazard_08_pipeline_tasks_read_a_spill_file_locally_and_over_http(
         backlog = await backlog_of(ask)
         assert backlog.files[0].spill
         plan = plan_round(backlog, {1: {0: 0}}, {1: target_in(tmp_path)}, RoundBudget(age_due_ms=0), NOW_US)
-        await ask("pipeline_lease", lease="r1", epoch=1, files=plan.files, ttl_ms=60_000)
+        leased = await ask("pipeline_lease", lease="r1", epoch=1, files=plan.files, ttl_ms=60_000)
         for source in (
             msgspec.structs.replace(plan.source, address=""),
-            msgspec.structs.replace(plan.source, directory="", lease="r1"),
+            msgspec.structs.replace(plan.source, directory="", lease="r1", token=leased["token"]),
         ):
             owner = LogOwner(source)
             read = [await asyncio.to_thread(read_range, source, source_range, owner) for source_range in plan.ranges]

@@ -1,26 +1,35 @@
-"""Hazard 105: the Raft port answers nodes of its own cluster, each under its own name, and nobody else."""
+"""Hazard 105: the Raft port answers nodes of its own cluster, each under its own name, and no other process."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
+import shutil
 import ssl
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from icestream import errors
 from icestream.cluster import wire
 from icestream.cluster.development_authority import LOOPBACK, make_certificate
+from icestream.cluster.join_token import JOIN_TOKENS, token_key
 from icestream.cluster.members import NodeRecord, encode_record
 from icestream.cluster.peer_link import dial
 from icestream.cluster.tls import PeerTls
 from icestream.cluster.wire import PeerFrame, PeerHello
+from icestream.internal_api.cluster_calls import ClusterCalls
+from icestream.metadata import command as cmd
 from icestream.metadata.raft_core import has_raft_core
 from icestream.processes.node.bind_check import check_accounts
 from icestream.rpc.frame import encode_frame
-from icestream.security.security_records import ENABLED
-from tests.support.cluster_nodes import SECONDS, ClusterNodes
+from icestream.runtime.clock import SystemClock
+from icestream.security.security_records import ENABLED, VERSION
+from tests.support.cluster_nodes import SECONDS, Certified, ClusterNodes
 from tests.support.node_settings import node_settings
 
 pytestmark = [
@@ -30,6 +39,10 @@ pytestmark = [
 ]
 CLUSTER = "production"
 NOW = datetime.now(UTC)
+
+
+def certified(folder: Path) -> Certified:
+    return CLUSTER, functools.cache(lambda name: make_certificate(folder, name, LOOPBACK, NOW, CLUSTER))
 
 
 async def first_bytes(address: str, context: ssl.SSLContext | None, hello: PeerHello) -> bytes:
@@ -107,3 +120,93 @@ async def test_hazard_105_accounts_need_a_door_at_the_raft_port(tmp_path: Path) 
                     await check_accounts(settings, node.running, node)
         finally:
             await nodes.close()
+
+
+async def test_hazard_105_a_node_joins_a_cluster_with_accounts_by_a_token_once(tmp_path: Path) -> None:
+    nodes = ClusterNodes(tmp_path, 4, certified=certified(tmp_path / "pem"))
+    first = await nodes.start(0, seeds=nodes.seeds[:1])
+    await first.running.ready()
+    calls = ClusterCalls(first, SystemClock()).calls()
+    names = [f"node-{port}" for port in nodes.ports]
+    no_caller = cast("Any", SimpleNamespace(session=None))  # without an audit its session is not used
+    try:
+        with pytest.raises(errors.InvalidInput, match="without a token"):
+            await calls["cluster_join_token"](no_caller, {"node": names[1]})
+        await first.running.put(ENABLED, b"{}")
+        issued = await calls["cluster_join_token"](no_caller, {"node": names[1]})
+        stored = b"".join(entry.value + key.encode() for key, entry in await first.running.list_all("/"))
+        assert issued["token"].encode() not in stored
+        for_other = (await calls["cluster_join_token"](no_caller, {"node": names[2]}))["token"]
+        # A certificate of the cluster alone joins nothing and calls nothing.
+        thief = certified(tmp_path / "pem")[1]("thief").client_context()
+        own = first.identity.cluster_id
+        async with asyncio.timeout(SECONDS):
+            link = await dial(first.address, PeerHello(own, 7, "127.0.0.1:1", 0), thief, CLUSTER)
+            envelope = cmd.encode_envelope(
+                cmd.Envelope(cmd.VERSION, b"", 0, 0, cmd.Put("/security/users/thief", b"{}"))
+            )
+            for method, arguments in (
+                ("ClientWrite", {"envelope": envelope}),
+                ("Remove", {"node": f"{first.id:016x}"}),
+                ("Confirmed", {"node": f"{first.id:016x}", "term": 9, "index": 9}),
+            ):
+                with pytest.raises(errors.NotReady, match="has to join first"):
+                    await link.call(method, arguments)
+            record = encode_record(NodeRecord("thief", "127.0.0.1:1"))
+            joining = {"node": f"{7:016x}", "record": record, "security": VERSION}
+            for token, reason in (("", "no join token"), ("x", "is unknown"), (issued["token"], "another node")):
+                with pytest.raises(errors.ConfigurationError, match=reason):
+                    await link.call("Join", {**joining, "token": token})
+            # An older version does not know the switch: it would serve every client (hazard 112).
+            with pytest.raises(errors.ConfigurationError, match="does not know it"):
+                await link.call("Join", {"node": f"{7:016x}", "record": record, "token": issued["token"]})
+            link.close()
+            second = await nodes.start(1, join=nodes.seeds[0], join_token=issued["token"])
+            await second.running.ready()
+            assert (await first.running.list_all(JOIN_TOKENS))[0][0] == token_key(for_other)
+            # It restarts without one, and the used one is worth nothing.
+            await nodes.stop(1)
+            second = await nodes.start(1, join=nodes.seeds[0])
+            await second.running.ready()
+            third = await nodes.start(2, join=nodes.seeds[0], join_token=issued["token"])
+            with pytest.raises(errors.ConfigurationError, match="is unknown"):
+                await third.running.ready()
+            await nodes.stop(2)
+            third = await nodes.start(2, join=nodes.seeds[0], join_token=for_other)
+            await third.running.ready()
+            # An invitation brings a token of its own.
+            waiting = asyncio.create_task(nodes.start(3, seeds=(nodes.seeds[3], "127.0.0.1:1")))
+            while not waiting.done():
+                with contextlib.suppress(errors.ConnectionLost, errors.AlreadyExists):
+                    await calls["cluster_add"](no_caller, {"address": nodes.seeds[3]})
+                await SystemClock().sleep(0.02)
+            fourth = await waiting
+            await fourth.running.ready()
+            assert await fourth.running.get(ENABLED) is not None
+    finally:
+        await nodes.close()
+
+
+async def test_hazard_105_certificates_between_nodes_are_read_again(tmp_path: Path) -> None:
+    files, renewed = (make_certificate(tmp_path / folder, "node", LOOPBACK, NOW) for folder in ("pem", "renewed"))
+    former = make_certificate(tmp_path / "pem", "client", LOOPBACK, NOW).client_context()
+    nodes = ClusterNodes(tmp_path, 2, files)
+    await nodes.start_all()
+    try:
+        certificates = [entry for entry in nodes.certificates.values() if entry is not None]
+        hello = PeerHello(nodes.leader.identity.cluster_id, 7, "127.0.0.1:1", 0)
+        async with asyncio.timeout(SECONDS):
+            shutil.copy(renewed.certificate, files.certificate)  # half of the pair: the former stays in use
+            assert [entry.listener.refresh() for entry in certificates] == [True, True]
+            assert all(entry.listener.fault for entry in certificates)
+            (await dial(nodes.seeds[0], hello, former)).close()
+            for source, target in ((renewed.key, files.key), (renewed.authority, files.authority)):
+                shutil.copy(source, target)
+            assert [entry.listener.refresh() for entry in certificates] == [True, True]
+            with pytest.raises(errors.ConnectionLost):
+                await dial(nodes.seeds[0], hello, former)
+            # Both ends of a new connection use the new files.
+            assert await nodes.nodes[0].fetch_info(nodes.seeds[1]) is not None
+            await nodes.nodes[0].running.put("/key", b"x")
+    finally:
+        await nodes.close()

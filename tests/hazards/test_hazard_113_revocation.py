@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
 from icestream import errors
-from icestream.client.client import connect
+from icestream.client.client import Client, connect
 from icestream.model.topic_name import TopicName
 from icestream.runtime.clock import SystemClock
 from icestream.security.access_control import AccessControl
 from tests.support.secured_access import KnownNames, SecuredAccess, policy_of
 from tests.support.secured_broker import secured_broker
+from tests.support.until import until
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("native_wire")]
 TOPIC = "/default/orders"
@@ -133,3 +135,45 @@ async def test_hazard_112_connections_from_before_the_switch_connect_again() -> 
         with pytest.raises(errors.Unauthenticated):
             await asyncio.wait_for(refused.send(b"2"), 30)
         assert {session.identity.principal.name for session in access._sessions} == {"alice", ""}
+
+
+async def test_hazard_113_revocation_under_load() -> None:
+    """Forty producers at full speed, half of which lose their right: nothing of theirs is stored after the change is in
+    force, and the others lose nothing."""
+    count = 20
+    access = SecuredAccess(BOTH)
+    async with (
+        secured_broker(access) as served,
+        connect(served.address, token="token-of-alice") as alice,
+        connect(served.address, token="token-of-bob") as bob,
+        contextlib.AsyncExitStack() as closing,
+    ):
+        await served.broker.create_topic(TopicName.parse(TOPIC))
+        acked: dict[str, int] = {}
+        refused: list[BaseException] = []
+
+        async def publish(client: Client, name: str) -> None:
+            producer = await closing.enter_async_context(client.producer(TOPIC, name=name))
+            acked[name] = 0
+            try:
+                while not stop.is_set():
+                    await producer.send(b"m")
+                    acked[name] += 1
+            except errors.PermissionDenied as error:
+                refused.append(error)
+
+        stop = asyncio.Event()
+        clients = [(alice, f"alice-{number}") for number in range(count)]
+        clients += [(bob, f"bob-{number}") for number in range(count)]
+        running = [asyncio.create_task(publish(client, name)) for client, name in clients]
+        await until(lambda: len(acked) == 2 * count and min(acked.values()) > 3)
+        await access.change({"bob": BOTH["bob"]})
+        topic = served.broker.topic(TopicName.parse(TOPIC))
+        (stream,) = served.broker.shard_streams(topic)
+        assert not any(producer.name.startswith("alice") for producer in topic.producers)
+        at_change = {name: messages for name, messages in acked.items() if name.startswith("bob")}
+        await until(lambda: all(acked[name] > messages + 3 for name, messages in at_change.items()))
+        stop.set()
+        await asyncio.gather(*running)
+        assert len(refused) == count
+        assert stream.visible == sum(acked.values()), "every message is of a producer that was told so"

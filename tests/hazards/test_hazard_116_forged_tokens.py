@@ -23,7 +23,7 @@ from icestream.security.access_policy import AccessPolicy, AccessRule, Grant, de
 from icestream.security.account_directory import StoredUser
 from icestream.security.action import Action
 from icestream.security.certificate_identity import NameType
-from icestream.security.credential import BearerCredential, CertificateCredential, PasswordCredential, ProcessCredential
+from icestream.security.credential import BearerCredential, CertificateCredential, PasswordCredential
 from icestream.security.external_tokens import IssuerOptions
 from icestream.security.principal import CallerIdentity, Principal, service_account
 from icestream.security.resource import CLUSTER, Pattern, topic_resource
@@ -328,20 +328,3 @@ async def test_certificates_outside_of_their_validity_and_other_bytes_are_refuse
     for raw in (certificate(world, name, (-2, -1)), certificate(world, name, (1, 2)), b"", good[:-9], b"\x30", other):
         with pytest.raises(errors.Unauthenticated, match="the credential is not valid"):
             await world.authenticator.authenticate(CertificateCredential(raw), "::1", "native")
-
-
-@pytest.mark.asyncio
-async def test_a_process_is_known_by_its_secret_on_the_local_socket_only() -> None:
-    world = make_world()
-    authenticate = world.authenticator.authenticate
-    identity = await authenticate(ProcessCredential("lake", "the secret of the lake process"), "", "local")
-    assert str(identity.principal) == "process:local:lake"
-    for role, secret, listener in (
-        ("lake", "the secret of the lake process", "native"),
-        ("lake", "", "local"),
-        ("pipeline", "", "local"),
-        ("pipeline", "the secret of the lake process", "local"),
-        ("lake", "the secret of the lake proces\udcff", "local"),
-    ):
-        with pytest.raises(errors.Unauthenticated, match="the credential is not valid"):
-            await authenticate(ProcessCredential(role, secret), "", listener)

@@ -10,9 +10,11 @@ import pytest
 
 from icestream import errors, limits
 from icestream.broker.audit_log import AUDIT_TOPIC, AuditLog
+from icestream.broker.guarded_broker import BrokerDoor
 from icestream.broker.service import Broker
 from icestream.model import SyncMode, envelope
 from icestream.model.block import iter_blocks
+from icestream.model.subscription_options import SubscriptionStart, SubscriptionType
 from icestream.model.topic_name import TopicName
 from icestream.observability import metrics
 from icestream.security.access_control import AccessControl
@@ -38,9 +40,8 @@ class Audited:
     def __init__(self, machine: BrokerMachine, broker: Broker, *, records_access: bool = False) -> None:
         self.machine = machine
         self.broker = broker
-        self.audit = AuditLog(broker, broker.storage, machine.clock, "node-1")
-        on_allowed = self.audit.accessed if records_access else None
-        self.control = AccessControl(machine.clock, on_denied=self.audit.denied, on_allowed=on_allowed)
+        self.audit = AuditLog(broker, broker.storage, machine.clock, "node-1", records_access=records_access)
+        self.control = AccessControl(machine.clock, on_denied=self.audit.denied, on_allowed=self.audit.accessed)
 
     async def secure(self) -> None:
         rule = AccessRule(frozenset({Action.ADMIN}), Pattern.parse("cluster"))
@@ -103,6 +104,32 @@ async def test_denials_and_failed_logins_are_merged_in_a_second() -> None:
     deny(session)
     await world.audit.close()
     assert len(await world.events()) == 4
+
+
+async def test_what_creates_alters_or_deletes_is_recorded_and_other_accesses_by_setting() -> None:
+    for records_access in (False, True):
+        world = await audited(records_access=records_access)
+        session = world.session(ADMIN)
+        broker = BrokerDoor(world.broker, world.control).guard(session)
+        name = TopicName("default", "orders")
+        producer = await broker.open_producer(name, "p", create=True)  # creates its topic
+        broker.close_producer(producer)
+        again = await broker.open_producer(name, "p", create=True)
+        broker.close_producer(again)
+        await broker.create_subscription(name, "s", SubscriptionType.SHARED)
+        await broker.seek(name, "s", SubscriptionStart())
+        broker.topic(name)
+        await broker.delete_topic(name)
+        await world.pass_second()
+        events = [(event.action, event.resource) for event in await world.events() if event.event == "access"]
+        changes = [
+            ("create", "topic:/default/orders"),
+            ("alter", "subscription:/default/orders/s"),
+            ("delete", "topic:/default/orders"),
+        ]
+        assert [event for event in events if event in changes] == changes
+        others = {("produce", "topic:/default/orders"), ("describe", "topic:/default/orders")}
+        assert set(events) - set(changes) == (others if records_access else set())
 
 
 async def test_hazard_121_a_change_is_durable_before_it_is_made() -> None:

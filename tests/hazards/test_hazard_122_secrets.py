@@ -21,7 +21,8 @@ from icestream.runtime.child_variables import child_variables
 from icestream.settings import load
 from icestream.settings.secret_source import is_reference
 from tests.support.certificates import Certificates
-from tests.support.lake_run import children_of, until
+from tests.support.curl import curl, ports_of
+from tests.support.lake_run import children_of
 from tests.support.serve_process import COMMAND, ServeProcess
 
 STORE, CATALOG = "storage.iceberg_config.object_store", "storage.iceberg_config.catalog"
@@ -38,12 +39,6 @@ def run(*arguments: str) -> str:
     """Everything that a command prints."""
     done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False)
     return done.stdout + done.stderr
-
-
-def curl(pem: Certificates, port: int, path: str, *options: str) -> tuple[int, str]:
-    command = ["curl", "-sS", "--max-time", "20", "-i", "--cacert", str(pem.ca), *options]
-    done = subprocess.run([*command, f"https://127.0.0.1:{port}{path}"], capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout
 
 
 @pytest.mark.timeout(120)
@@ -76,31 +71,24 @@ tls: {json.dumps(pem.settings("optional"))}
     shown: dict[str, str] = {}
     with ServeProcess(data_dir, "--set", "lake.managed=true", "--set", "log.level=debug", *flags) as process:
         greeting = "\n".join(process.greeting())
-        http_port = int(re.search(r"https://127\.0\.0\.1:(\d+)/readyz", greeting)[1])  # type: ignore[index]
-
-        def lake_port() -> int:
-            match = re.search(r"\[\+\] lake: listens on port (\d+)", curl(pem, http_port, "/readyz?verbose")[1])
-            return int(match[1]) if match is not None else 0
-
-        lake = until(lake_port)
-        until(lambda: " 200 " in curl(pem, lake, "/readyz")[1])
+        http_port, lake = ports_of(pem, greeting)
         # Real clients: with and without a certificate, and what must not get in.
-        assert curl(pem, lake, "/v1/config")[1].startswith("HTTP/1.1 401")
+        assert curl(pem, lake, "/v1/config").status == 401
         bearer = ("-H", f"Authorization: Bearer {tokens.read_text()}")
         client = ("--cert", str(pem.client), "--key", str(pem.client.with_suffix(".key")))
-        assert curl(pem, lake, "/v1/config", *bearer, *client)[1].startswith("HTTP/1.1 200")
+        assert curl(pem, lake, "/v1/config", *bearer, *client).status == 200
         for certificate in (pem.stranger, pem.expired):
             refused = ("--cert", str(certificate), "--key", str(certificate.with_suffix(".key")))
-            assert "HTTP/1.1" not in curl(pem, lake, "/readyz", *refused)[1]
-            assert "HTTP/1.1" not in curl(pem, http_port, "/livez", *refused)[1]
-        assert curl(pem, lake, "/readyz", "--cacert", str(pem.client_ca))[0] == 60, "an unknown authority"
-        assert curl(pem, http_port, "/livez", "--tls-max", "1.1")[0] != 0
+            assert curl(pem, lake, "/readyz", *refused).status == 0
+            assert curl(pem, http_port, "/livez", *refused).status == 0
+        assert curl(pem, lake, "/readyz", "--cacert", str(pem.client_ca)).code == 60, "an unknown authority"
+        assert curl(pem, http_port, "/livez", "--tls-max", "1.1").code != 0
         # Hazard 123: a name that is not ours.
         for port in (lake, http_port):
-            assert curl(pem, port, "/livez", "-H", "Host: evil.example")[1].startswith("HTTP/1.1 421")
+            assert curl(pem, port, "/livez", "-H", "Host: evil.example").status == 421
         shown["greeting"] = greeting
-        shown["metrics"] = curl(pem, http_port, "/metrics")[1]
-        shown["api config"] = curl(pem, lake, "/api/v1/config", *bearer)[1]
+        shown["metrics"] = curl(pem, http_port, "/metrics").text
+        shown["api config"] = curl(pem, lake, "/api/v1/config", *bearer).text
         assert " 200 " in shown["api config"]
         for output in ("table", "json"):
             shown[f"config show {output}"] = run(

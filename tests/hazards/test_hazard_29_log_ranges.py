@@ -33,19 +33,22 @@ class LogRangeClient:
         self._connect = connect
         self.backlog: Backlog
         self.file: BacklogFile
+        self.tokens: dict[str, str] = {}  # of leases
 
     async def lease(self, name: str = "r1", epoch: int = 1, ttl_ms: int = 60_000) -> BacklogFile:
         self.backlog = await backlog_of(self.ask)
         self.file = self.backlog.files[0]
-        await self.ask("pipeline_lease", lease=name, epoch=epoch, files=[self.file.number], ttl_ms=ttl_ms)
+        leased = await self.ask("pipeline_lease", lease=name, epoch=epoch, files=[self.file.number], ttl_ms=ttl_ms)
+        self.tokens[name] = leased["token"]
         return self.file
 
     async def get(self, target: str, token: str | None = None) -> RawResponse:
         http = await self._connect(int(self.backlog.address.rpartition(":")[2]))
-        return await http.get(target, f"Authorization: Bearer {self.backlog.token if token is None else token}\r\n")
+        return await http.get(target, f"Authorization: Bearer {self.tokens['r1'] if token is None else token}\r\n")
 
     async def piece(self, start: int, end: int, lease: str = "r1", number: int | None = None) -> RawResponse:
-        return await self.get(f"/wal/{number or self.file.number}?from={start}&to={end}&lease={lease}")
+        target = f"/wal/{number or self.file.number}?from={start}&to={end}&lease={lease}"
+        return await self.get(target, self.tokens[lease])
 
 
 @pytest_asyncio.fixture
@@ -68,12 +71,19 @@ async def test_hazard_29_a_task_gets_the_bytes_of_its_lease(task: LogRangeClient
     assert b"".join(pieces) == whole.body
 
 
-async def test_hazard_29_the_token_of_this_process_is_required(task: LogRangeClient) -> None:
-    file = await task.lease()
+async def test_hazard_122_the_token_of_a_round_opens_the_files_of_its_lease_alone(task: LogRangeClient) -> None:
+    """Not those of another round, not after its end, and no made-up token."""
+    file = await task.lease("r2")
+    await task.lease()
+    own, other = task.tokens["r1"], task.tokens["r2"]
     target = f"/wal/{file.number}?from={RECORDS_START}&to={file.end}&lease=r1"
-    for token in ("", "x", task.backlog.token[:-1], task.backlog.token + "0", task.backlog.token.upper() + "é"):
+    for token in ("", "x", own[:-1], own + "0", own.upper() + "é", other):
         assert (await task.get(target, token)).status == 403, token
+    assert (await task.get(target.replace("lease=r1", "lease=r2"), own)).status == 403
     assert (await task.get(target)).status == 200
+    await task.ask("pipeline_lease", lease="r1", epoch=1, files=[])
+    assert (await task.get(target)).status == 410, "the round is over"
+    assert (await task.piece(RECORDS_START, file.end, lease="r2")).status == 200
 
 
 @pytest.mark.parametrize(
@@ -102,7 +112,6 @@ async def test_hazard_29_invalid_file_names_are_refused(task: LogRangeClient) ->
 async def test_hazard_29_an_expired_lease_reads_nothing(task: LogRangeClient) -> None:
     file = await task.lease()
     assert (await task.piece(RECORDS_START, file.end)).status == 200
-    assert (await task.piece(RECORDS_START, file.end, lease="other")).status == 410
     await task.lease("r2", epoch=2)
     assert (await task.piece(RECORDS_START, file.end)).status == 410, "a newer pipeline has taken over"
     assert (await task.piece(RECORDS_START, file.end, lease="r2")).status == 200

@@ -147,7 +147,7 @@ async def test_hazard_35_producers_pause_and_everything_else_continues_while_the
         await fill(hoses, busy)
         assert broker.node.log is not None
         assert broker.node.log.in_flight_bytes <= NODE_BYTES
-        queued_bytes = sum(len(queued.body) for connection in busy for queued in connection._queued_frames)
+        queued_bytes = sum(connection._queued_frames.publish_bytes for connection in busy)
         assert queued_bytes <= len(busy) * limits.SOCKET_READ_BYTES
         await other.write(ping(50, b"still there"))
         assert (await other.read()).body == b"still there"

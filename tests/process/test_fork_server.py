@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fork_server import fork_server
+from tests.support.fork_server import ForkServer, fork_server
 from tests.support.serve_process import READY, SMALL, WAIT_SECONDS, ServeProcess
 
 
@@ -32,6 +33,19 @@ def test_a_process_that_has_ended_unheard_can_be_killed(tmp_path: Path, monkeypa
     process.close()
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)
+
+
+def test_a_reused_process_id_has_not_ended(tmp_path: Path) -> None:
+    """Threads take ids, too, so they come round within one run of all tests."""
+    server = ForkServer(native=False)
+    highest = int(Path("/proc/sys/kernel/pid_max").read_text())
+    server._ended.update(dict.fromkeys(range(1, min(highest, 5_000_000)), 0))
+    with contextlib.closing(server):
+        process = server.start("builtins:input", [], tmp_path)
+        assert process.poll() is None
+        process.kill()
+        process.communicate()
+    assert process.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("is_fork", [True, False])

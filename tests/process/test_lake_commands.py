@@ -18,7 +18,7 @@ from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
 from tests.support.avro_files import manifest, manifest_list
 from tests.support.command_line import CommandResult, icestream
-from tests.support.lake_run import LakeRun, request
+from tests.support.lake_run import LakeRun, request, until
 from tests.support.local_broker import kept_link
 from tests.support.tables import NEW_VIEW, add, point, snapshot
 from tests.support.topic_tables import claim
@@ -35,7 +35,8 @@ class LakeCommands:
             self.table(name)
         address = re.search(r"--broker (\S+)", run.greeting)
         assert address is not None
-        with connect_sync(address[1]) as client:
+        self.address = address[1]
+        with connect_sync(self.address) as client:
             for topic in ("orders", "invoices", "copies", "payments"):
                 with client.producer(f"/default/{topic}") as producer:
                     for number in range(9):
@@ -117,7 +118,9 @@ def test_every_command_of_the_page_prints_what_it_shows(lake: LakeCommands) -> N
     dry = lake_json("rewind", "shop.orders", "--dry-run")
     assert (dry["needs"], dry["shards"][0]["written_again"]) == ([], [3, 6])
 
-    lines = [line for line in SHOWN if words(line)[0] == "lake" and words(line)[1] not in ("serve", "commit-now")]
+    lines = [
+        line for line in SHOWN if words(line)[0] == "lake" and words(line)[1] not in ("serve", "commit-now", "maintain")
+    ]
     assert len(lines) > 12
     for line in lines:
         ran = icestream(*words(line))
@@ -195,6 +198,28 @@ def test_topic_delete_names_the_table_that_is_kept(lake: LakeCommands) -> None:
     lake_json("recreate", "/default/over_http", "--table", "shop.over_http", "--yes")
     answer = lake("DELETE", "/api/v1/namespaces/default/topics/over_http")
     assert answer == {"deleted": "/default/over_http", "table": ["shop", "over_http"], "lost_with": "", **plain}
+
+
+def test_a_deleted_topic_comes_back_with_its_table_kept_or_dropped(lake: LakeCommands) -> None:
+    local = ("--broker", str(lake.data / "broker.sock"))
+    with connect_sync(lake.address) as client:
+        for name, end in (("kept_back", "keep"), ("dropped_back", "drop")):
+            topic, table = f"/default/{name}", f"shop.{name}"
+            with client.producer(topic) as producer:
+                producer.send(b"0")
+                producer.flush()
+            lake_json("recreate", topic, "--table", table, "--yes")
+            topic_id = int(lake("GET", f"/api/v1/lake/topics?topic={topic}")["topic_id"])
+            lake.append(name, 1, claim(1, (0, 0, 0, 1), topic_id=topic_id))
+            assert icestream("topic", "delete", topic, "--yes", "--table", end, "--rest", "discard", *local).code == 0
+            listed = icestream("topic", "deleted", *local, "--output", "json").document["topics"]
+            assert [entry["id"] for entry in listed if entry["topic"] == topic] == [topic_id]
+            until(lambda topic=topic: icestream("topic", "undelete", topic, *local).code == 0, 30)
+            described = lake("GET", f"/api/v1/lake/tables?namespace=shop&table={name}")
+            assert (described["topic"], described["topic_id"]) == (topic, topic_id)
+            with client.producer(topic) as producer:
+                assert producer.send(b"1").offset == 1
+    assert icestream("topic", "undelete", "/default/kept_back", *local).code != 0
 
 
 def test_any_catalog_is_inspected_the_same_way(lake: LakeCommands) -> None:
@@ -291,6 +316,10 @@ def test_verify_reports_every_topic_despite_errors_of_one(lake: LakeCommands) ->
         True,
         "shop.parted",
     )
+    health = {row["table"]: row for row in lake_json("health")}
+    assert (health["shop.broken"]["score"], "s1.avro" in health["shop.broken"]["reasons"][0]) == (0, True)
+    assert health["shop.whole"]["score"] > 0
+    assert refused("health", "shop.broken").code == 1
     shown = icestream("verify")
     assert "without a table" in shown.err
     assert "has no table: shop.parted was detached" in icestream("verify", "/default/parted").err

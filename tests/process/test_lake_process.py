@@ -89,7 +89,7 @@ def test_doctor_asks_the_lake_process_of_the_running_broker(tmp_path: Path) -> N
     with LakeRun(tmp_path / "data", "--set", f"lake.token_file={tokens}") as run:
         run.until_api()
         sets = [f"data_dir={tmp_path / 'data'}", f"ports.broker_http={run.http_port}", "ports.native=0"]
-        sets += ["danube.enable=false", f"lake.token_file={tokens}"]
+        sets += ["danube.enable=false", "mqtt.enable=false", f"lake.token_file={tokens}"]
         options = [part for setting in sets for part in ("--set", setting)]
         well = icestream("doctor", *options, "--set", f"ports.lake={run.lake_port}", "--output", "json")
         (free,) = free_ports(1)

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
 
+from icestream import connect_sync
 from icestream.pipeline.spark_setup import pinned_versions
 from tests.support.lake_run import LakeRun, get, until
-from tests.support.lakehouse import extension
+from tests.support.lakehouse import duckdb_with_iceberg, extension
 from tests.support.pipeline_process import PipelineRun
 from tests.tidy.tree import read
 
@@ -111,6 +112,58 @@ def test_a_topic_deleted_immediately_has_its_rows_in_its_table(run: PipelineRun)
         until(lambda: catalog.table_exists("default.short"), 120)
         until(lambda: len(catalog.load_table("default.short").scan().to_arrow()) == 10, 120)
         until(lambda: "icestream.topic" not in catalog.load_table("default.short").properties, 120)
+
+
+@pytest.mark.timeout(240)
+def test_a_topic_is_restored_from_a_backup_beside_the_live_one(run: PipelineRun, tmp_path: Path) -> None:
+    """Rows of the table and of the tail, read by DuckDB and PyIceberg; the subscription resumes, and the pipeline goes
+    on behind the restored messages."""
+
+    def offsets() -> list[int]:
+        return sorted(catalog.load_table("default.again").scan().to_arrow()["offset"].to_pylist())
+
+    def check_restored() -> None:
+        report = run.verified("/default/again", "--deep")
+        assert report["is_good"]
+        assert {finding["weight"] for finding in report["findings"]} <= {"known"}, "the declared gap, and no more"
+
+    target = ("--to", str(tmp_path / "backups"))
+    with contextlib.closing(RestCatalog("ice", uri=run.uri)) as catalog, connect_sync(run.address) as client:
+        run.produce("/default/saved", 5)
+        run.icestream("lake", "commit-now", "/default/saved", "--wait", "120")
+        with client.subscribe("/default/saved", "s", start="earliest") as consumer:
+            for _ in range(3):
+                message = consumer.receive(60)
+                assert message is not None
+                message.ack()
+        run.produce("/default/saved", 3)
+        backup = run.icestream("backup", "create", "--topics", "/default/saved", *target)
+        run.produce("/default/saved", 2)
+        chosen = ("--topics", "/default/saved", "--as", "/default/again")
+        (restored,) = run.icestream("backup", "restore", backup["id"], *chosen, *target)["topics"]
+        assert (restored["topic"], restored["table"]) == ("/default/again", "default.again")
+        assert (restored["messages"], restored["subscriptions"], restored["problem"]) == (8, 1, "")
+        assert offsets() == [*range(8)]
+        with duckdb_with_iceberg() as duckdb:
+            duckdb.sql(f"ATTACH '' AS ice (TYPE iceberg, ENDPOINT '{run.uri}', AUTHORIZATION_TYPE 'none')")
+            rows = 'SELECT "offset", shard, payload, append_time, broker_addr FROM ice.default'
+            until(lambda: duckdb.sql('SELECT max("offset") FROM ice.default.saved').fetchone() == (9,), 120)
+            assert duckdb.sql(f"{rows}.again EXCEPT {rows}.saved").fetchall() == []
+            assert duckdb.sql("SELECT count(*) FROM ice.default.again").fetchall() == [(8,)]
+        check_restored()
+        run.produce("/default/again", 1)
+        received: list[int] = []
+        with client.subscribe("/default/again", "s") as consumer:
+            while restored["next_offsets"]["0"] not in received:
+                message = consumer.receive(60)
+                assert message is not None
+                received.append(message.offset)
+        # Acks of the last seconds before the cut are delivered again (broker.cursor_flush_ms).
+        assert received == [*range(received[0], 8), restored["next_offsets"]["0"]]
+        assert received[0] <= 3
+        run.icestream("lake", "commit-now", "/default/again", "--wait", "120")
+        assert offsets() == [*range(8), restored["next_offsets"]["0"]]
+        check_restored()
 
 
 @pytest.mark.timeout(300)

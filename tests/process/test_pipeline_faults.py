@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from icestream.pipeline.driver.effects import VARIABLE, Effect
+from icestream.pipeline.driver.effects import RETENTION_EFFECTS, VARIABLE, Effect
 from tests.support.lake_run import until
 from tests.support.process_faults import DEEDS, SECONDS_MAX, FaultAction, FaultRun
 
 BEFORE, AFTER = True, False
+EFFECTS = [effect for effect in Effect if effect not in RETENTION_EFFECTS]
 # Each deed once, where it hurts most.
 ALWAYS = (
     (Effect.COMMIT, BEFORE, FaultAction.KILL_LAKE),
@@ -51,7 +52,7 @@ def test_the_most_harmful_faults_lose_nothing(run: FaultRun) -> None:
 
 @pytest.mark.chaos
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("effect", Effect)
+@pytest.mark.parametrize("effect", EFFECTS)
 def test_faults_at_every_effect(run: FaultRun, effect: Effect) -> None:
     for deed in (action for action in FaultAction if action.is_for(effect)):
         for is_before in (True, False):
@@ -61,7 +62,7 @@ def test_faults_at_every_effect(run: FaultRun, effect: Effect) -> None:
 
 @pytest.mark.chaos
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("effect", Effect)
+@pytest.mark.parametrize("effect", EFFECTS)
 def test_a_stopped_driver_is_replaced_after_its_lease(run: FaultRun, effect: Effect) -> None:
     """The second one is started by hand and waits until the lease of the first has ended."""
     for is_before in (True, False):

@@ -67,6 +67,8 @@ def test_a_data_dir_that_cannot_be_created_is_refused_with_the_reason(tmp_path: 
         ("ports.broker_http", ()),
         ("ports.danube", ("danube.enable=true",)),
         ("ports.danube_admin", ("danube.enable=true",)),
+        ("ports.mqtt", ("mqtt.enable=true",)),
+        ("ports.mqtt_ws", ("mqtt.enable=true",)),
         ("ports.lake", ("lake.managed=true",)),
         ("ports.pipeline_metrics", ("pipeline.managed=true",)),
     ],

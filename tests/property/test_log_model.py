@@ -18,7 +18,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from icestream import errors
+from icestream import errors, limits
 from icestream.model import ShardKey, SyncMode, TopicIdentity, envelope
 from icestream.model.block import encode_block, iter_blocks
 from icestream.runtime.clock import SimulatedClock
@@ -32,6 +32,7 @@ from tests.support.held_sink import HeldSink
 
 TOPICS = [TopicIdentity(1, "/default/a"), TopicIdentity(2, "/default/b", 7)]
 KEYS = [ShardKey(1, 0), ShardKey(1, 1), ShardKey(2, 0)]
+OPERATIONS = ["write", "sync", "allocate", "create", "rename", "remove", "truncate", "sync_directory"]
 
 
 class LogModel(RuleBasedStateMachine):
@@ -53,13 +54,13 @@ class LogModel(RuleBasedStateMachine):
     # --- life and death ---
 
     @precondition(lambda self: self.disk is None)
-    @rule(seed=st.integers(0, 2**32), align=st.sampled_from([8, 512]))
-    def first_start(self, seed: int, align: int) -> None:
+    @rule(seed=st.integers(0, 2**32), align=st.sampled_from([8, 512]), ballast=st.sampled_from([0, limits.KIB * 128]))
+    def first_start(self, seed: int, align: int, ballast: int) -> None:
         self.disk = SimulatedDisk(seed)
         self.clock = SimulatedClock()
         self.options = LogOptions(
             mode=self.mode, file_bytes=64 * 1024, message_bytes_max=8000, align_bytes=align, spare_files=0,
-            checkpoint_every_bytes=128 * 1024, quota_bytes=2**30,
+            checkpoint_every_bytes=128 * 1024, quota_bytes=2**30, ballast_bytes=ballast,
         )  # fmt: skip
         self.open()
 
@@ -233,11 +234,12 @@ class LogModel(RuleBasedStateMachine):
     @precondition(lambda self: self.log is not None)
     @rule(
         power=st.booleans(),
-        operation=st.sampled_from(["write", "sync"]),
+        operation=st.sampled_from(OPERATIONS),
         number=st.sampled_from([errno.ENOSPC, errno.EIO]),
         after=st.integers(0, 12),
+        also_power=st.booleans(),
     )
-    def restart_on_a_failing_disk(self, power: bool, operation: str, number: int, after: int) -> None:
+    def restart_on_a_failing_disk(self, power: bool, operation: str, number: int, after: int, also_power: bool) -> None:
         """Whatever fails during a start: it starts with everything written down, or not at all."""
         assert self.disk is not None
         self.end(power=power)
@@ -247,7 +249,7 @@ class LogModel(RuleBasedStateMachine):
         except errors.IcestreamError:
             self.abandon()
             self.disk.heal()
-            self.disk.kill()
+            self.end(power=also_power)
             self.open()
         self.disk.heal()
 
@@ -317,6 +319,12 @@ class LogModel(RuleBasedStateMachine):
     def write_fails(self, after: int, number: int) -> None:
         assert self.disk is not None
         self.disk.fail("write", number, after)
+
+    @precondition(lambda self: self.log is not None and not self.log.stopped)
+    @rule()
+    def no_room_for_the_next_file(self) -> None:
+        assert self.disk is not None
+        self.disk.fail("allocate", errno.ENOSPC)
 
     @precondition(lambda self: self.log is not None and not self.log.stopped)
     @rule(after=st.integers(0, 2))

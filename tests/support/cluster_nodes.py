@@ -9,7 +9,7 @@ from pathlib import Path
 from icestream.cluster.cluster_node import ClusterNode, ClusterOptions
 from icestream.cluster.members import NodeRecord
 from icestream.cluster.rejoin import Predecessor
-from icestream.cluster.tls import PeerTls
+from icestream.cluster.tls import PeerCertificates, PeerTls
 from icestream.metadata.open import MetadataOptions, open_directory
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
@@ -30,12 +30,14 @@ class ClusterNodes:
         self.ports = free_ports(count)
         self.seeds = tuple(f"127.0.0.1:{port}" for port in self.ports)
         self.nodes: dict[int, ClusterNode] = {}
+        self.certificates: dict[int, PeerCertificates | None] = {}
 
     async def start(
         self,
         number: int,
         *,
         join: str = "",
+        join_token: str = "",
         seeds: tuple[str, ...] | None = None,
         predecessor: Predecessor | None = None,
     ) -> ClusterNode:
@@ -43,16 +45,18 @@ class ClusterNodes:
         clock = SystemClock()
         name = f"node-{self.ports[number]}"
         tls = self._tls if self._certified is None else self._certified[1](name)
+        certificates = None if tls is None else PeerCertificates(tls)
+        self.certificates[number] = certificates
         opened = await open_directory(self.folder / str(number), clock, MetadataOptions())
         options = ClusterOptions(
             port=self.ports[number],
             address=self.seeds[number],
             seeds=() if join else (self.seeds if seeds is None else seeds),
             join=join,
+            join_token=join_token,
             predecessor=predecessor,
             record=NodeRecord(name, ""),
-            server_context=None if tls is None else tls.server_context(),
-            client_context=None if tls is None else tls.client_context(),
+            certificates=certificates,
             certified_cluster="" if self._certified is None else self._certified[0],
         )
         node = await ClusterNode.start(opened, options, clock, SystemRandomness())

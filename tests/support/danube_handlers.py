@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from icestream.broker.broker_options import BrokerOptions
+from icestream.broker.guarded_broker import BrokerDoor
 from icestream.broker.memory_storage import MemoryStorage
 from icestream.broker.service import Broker
 from icestream.frontends.danube.danube_service import DanubeOptions, DanubeService
@@ -17,7 +18,8 @@ from icestream.frontends.danube.handlers import Call, status_of
 from icestream.frontends.danube.wire import danube_pb2 as pb
 from icestream.metadata.store import MemoryStore, MetadataStore
 from icestream.runtime.clock import Clock, SystemClock
-from tests.support.secured_access import unguarded
+from icestream.security.access_control import AccessControl
+from tests.support.secured_access import open_door
 from tests.support.until import until
 
 Answer = TypeVar("Answer", bound=Message)
@@ -135,14 +137,19 @@ class DanubeHandlers:
 
 @asynccontextmanager
 async def danube_handlers(
-    store: MetadataStore | None = None, clock: Clock | None = None, message_bytes_max: int = 100_000
+    store: MetadataStore | None = None,
+    clock: Clock | None = None,
+    message_bytes_max: int = 100_000,
+    access: AccessControl | None = None,
 ) -> AsyncIterator[DanubeHandlers]:
-    """`store`: that of a broker that was here before, whose messages are gone."""
+    """`store`: that of a broker that was here before, whose messages are gone. `access`: None for security that is
+    off."""
     clock = clock or SystemClock()
     store = store or MemoryStore()
     broker = Broker(BrokerOptions(), store, MemoryStorage(store, clock, 10_000), clock)
     await broker.start()
-    service = DanubeService(unguarded(broker), broker.store, clock, DanubeOptions(URL, message_bytes_max))
+    door = open_door(broker) if access is None else BrokerDoor(broker, access)
+    service = DanubeService(door, broker.store, clock, DanubeOptions(URL, message_bytes_max))
     try:
         yield DanubeHandlers(broker, service)
     finally:

@@ -168,9 +168,8 @@ class ForeignEngine:
         reader = ManifestCache(self._world.avro)
         manifests, appended, summary = await reader.current_manifests(table), [], {}
         if self._deed != "append":
-            paths = sorted(
-                [path for manifest in manifests for path in await self._world.avro.file_paths(manifest.path)]
-            )
+            entries = [entry for manifest in manifests for entry in await reader.live_entries(manifest)]
+            paths = sorted(entry.file_path for entry in entries)
             spec = table_policy.default_spec(table)
             layout = reader.layout(table, table.current_schema, spec)
             retained = paths if self._deed == "compaction" else paths[1:]

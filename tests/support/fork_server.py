@@ -76,6 +76,8 @@ class ForkServer:
         os.close(write_out)
         while (started := self._hear().get("started")) is None:
             pass
+        # Process ids are reused: the end of an earlier process with this one would be taken for its own.
+        self._ended.pop(started, None)
         return ForkedProcess(self, started, write_in, read_out, errors)
 
     def _hear(self) -> dict[str, Any]:
@@ -168,19 +170,40 @@ class ForkedProcess:
         return out, err
 
     def _rest_of_stdout(self, seconds: float) -> str:
+        """Up to the end of the pipe, or of the process: something that it has started may hold the pipe open."""
         rest = b""
+        deadline = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
             selector.register(self.stdout, selectors.EVENT_READ)
-            while selector.select(seconds):
-                read = os.read(self.stdout.fileno(), 65_536)
-                rest += read
-                if not read:
+            while True:
+                has_ended = self.poll() is not None
+                if selector.select(0.0 if has_ended else 0.5):
+                    read = os.read(self.stdout.fileno(), 65_536)
+                    rest += read
+                    if not read:
+                        return rest.decode()
+                    deadline = time.monotonic() + seconds
+                elif has_ended:
                     return rest.decode()
-        raise AssertionError(f"process {self.pid} was silent for {seconds} s and has not ended")
+                elif time.monotonic() > deadline:
+                    raise AssertionError(
+                        f"process {self.pid} was silent for {seconds} s and has not ended: {_state_of(self.pid)}"
+                    )
 
     def close(self) -> None:
         for pipe in (self.stdin, self.stdout, self._errors):
             pipe.close()
+
+
+def _state_of(pid: int) -> str:
+    """What the kernel says of a process: its state, and where it waits if it is asleep."""
+    words = []
+    for name in ("stat", "wchan"):
+        try:
+            words.append(Path(f"/proc/{pid}/{name}").read_text(encoding="utf-8").strip())
+        except OSError as error:
+            words.append(str(error))
+    return ", ".join(words)
 
 
 # --- the process of the fork server -----------------------------------------------------------------------------------

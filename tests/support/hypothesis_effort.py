@@ -6,3 +6,4 @@ from hypothesis import settings
 
 QUARTER = settings(max_examples=max(5, settings.default.max_examples // 4))
 HALF = settings(max_examples=max(5, settings.default.max_examples // 2))
+EIGHTH = settings(max_examples=max(5, settings.default.max_examples // 8))

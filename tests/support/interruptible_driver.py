@@ -22,6 +22,7 @@ from icestream.pipeline.commit.committer import Committer
 from icestream.pipeline.commit.offset_ledger import OffsetLedger
 from icestream.pipeline.commit.snapshot_expiry import TagRetention
 from icestream.pipeline.driver.broker_api import BrokerApi
+from icestream.pipeline.driver.commit_sequence import CommitSequence
 from icestream.pipeline.driver.driver import Driver
 from icestream.pipeline.driver.driver_options import DriverOptions
 from icestream.pipeline.driver.driver_report import DriverReport
@@ -29,11 +30,17 @@ from icestream.pipeline.driver.effects import Effects, Fault
 from icestream.pipeline.driver.ingest_job import IngestJob
 from icestream.pipeline.driver.job import JobRegistry
 from icestream.pipeline.driver.lease import DriverLease
+from icestream.pipeline.driver.rewrite_commit import RewriteCommit
 from icestream.pipeline.driver.topic_table_set import TopicTableSet
 from icestream.pipeline.file_cleanup.cleaner import FileCleaner
 from icestream.pipeline.file_cleanup.cleanup_job import FileCleanupJob
 from icestream.pipeline.file_cleanup.referenced_files import ReferencedFiles
+from icestream.pipeline.retention.retention_clock import RetentionClock
+from icestream.pipeline.retention.shard_ranges import ShardRanges
+from icestream.pipeline.retention.table_retention_job import TableRetentionJob
 from icestream.pipeline.round_plan import RoundBudget, RoundPlan
+from icestream.pipeline.tables.learned_structures import LearnedStructures
+from icestream.readers.lazy_scanner import file_opener
 from icestream.runtime.clock import Clock
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import InlineOffload
@@ -120,6 +127,7 @@ class DriverEnvironment(NamedTuple):
     clock: Clock
     clean_up_delay_ms: int | None  # None: no files are removed
     history: TagRetention
+    has_retention: bool = True
 
 
 class InterruptibleDriver:
@@ -144,7 +152,7 @@ class InterruptibleDriver:
         offload: Any = InterruptibleCalls(InlineOffload(), life)
         self.broker: Any = outside.broker
         self.effects = effects
-        self.topics = TopicTableSet(books, watched, effects, clock, SystemRandomness(), {})
+        self.topics = TopicTableSet(books, watched, LearnedStructures(store), effects, clock, SystemRandomness(), {})
         self.ledger = books
         self.manifests = outside.reader()
         committer = Committer(watched, books, files, self.manifests, clock, SystemRandomness(), outside.history)
@@ -170,6 +178,15 @@ class InterruptibleDriver:
             jobs,
         )
         jobs.add(self.ingest)
+        if outside.has_retention:
+            sequence = CommitSequence(self.lease, books, committer, effects, own_clock, report)
+            commits = RewriteCommit(self.lease, committer, sequence, jobs)
+            believed = RetentionClock(store, clock, "")
+            ranges = ShardRanges(file_opener(outside.files))
+            inline = InlineOffload()
+            jobs.add(
+                TableRetentionJob(store, self.topics, self.manifests, commits, believed, ranges, inline, effects, clock)
+            )
         self.cleaner: FileCleaner | None = None
         if outside.clean_up_delay_ms is not None:
             named = ReferencedFiles(ManifestReader(files, InlineOffload()))

@@ -74,9 +74,13 @@ def get(port: int, path: str) -> tuple[int, str]:
     return request(port, "GET", path)
 
 
-def request(port: int, method: str, path: str, body: Any = None) -> tuple[int, str]:
+def request(
+    port: int, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+) -> tuple[int, str]:
     raw = None if body is None else json.dumps(body).encode()
-    http_request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", raw, {"Content-Type": "application/json"})
+    http_request = urllib.request.Request(
+        f"http://127.0.0.1:{port}{path}", raw, {"Content-Type": "application/json", **(headers or {})}
+    )
     http_request.get_method = lambda: method  # type: ignore[method-assign]
     try:
         with urllib.request.urlopen(http_request, timeout=10) as answer:

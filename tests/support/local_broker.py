@@ -84,7 +84,7 @@ async def local_broker(
 
 @contextlib.asynccontextmanager
 async def kept_link(path: Path, credential: handshake.HelloCredential | None = None) -> AsyncIterator[LinkKeeper]:
-    keeper = LinkKeeper(path, "test", SystemClock(), credential)
+    keeper = LinkKeeper(path, "test", SystemClock(), lambda: credential)
     running = asyncio.create_task(keeper.run())
     try:
         await keeper.wait_connected(10)

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from icestream.iceberg.manifests import DATA_CONTENT
 from icestream.model.backlog_messages import ShardBacklog, TopicBacklog
 from icestream.model.pipeline_file_name import data_name
+from icestream.model.row_digest import sum_of
 from icestream.model.task_messages import CoveredRange, WrittenFile
 from icestream.pipeline.commit.committer import CommittedSnapshot, Result
 from icestream.pipeline.driver.commit_sequence import CommitSequence
@@ -26,6 +27,7 @@ from icestream.pipeline.files.file_store import FolderStore
 from icestream.pipeline.files.parquet_layout import layout_of
 from icestream.pipeline.tables import table_policy
 from icestream.pipeline.tables.topic_table import TopicTable
+from icestream.readers.row_hashes import digest_of
 from tests.support.fault_world import FaultWorld
 from tests.support.interruptible_driver import InterruptibleDriver
 
@@ -68,7 +70,9 @@ class MergeJob(Job[MergePlan, list[TableRewrite]]):
     async def run(self, turn: Turn, plan: MergePlan) -> list[TableRewrite]:
         with turn.timed("merge"), self._life.effects.happens(Effect.WRITE):
             written = self._write(plan)
-        return [TableRewrite(plan.table, plan.locations, [written])]
+        replaced = sum_of(digest_of(pq.read_table(_path(location))) for location in plan.locations)
+        added = digest_of(pq.read_table(_path(written.location)))
+        return [TableRewrite(plan.table, plan.locations, [written], replaced, added, self.name)]
 
     async def commit(self, turn: Turn, plan: MergePlan, result: list[TableRewrite]) -> None:
         results = await self._commit.commit(result)
@@ -78,7 +82,7 @@ class MergeJob(Job[MergePlan, list[TableRewrite]]):
         table = plan.table
         target = table_policy.target_of(table.table, table.policy, {})
         layout = layout_of(target)
-        parts = [pq.read_table(Path(location.removeprefix("file:"))) for location in plan.locations]
+        parts = [pq.read_table(_path(location)) for location in plan.locations]
         rows = pa.concat_tables(parts, promote_options="default").sort_by(
             [("shard", "ascending"), ("offset", "ascending")]
         )
@@ -99,6 +103,10 @@ class MergeJob(Job[MergePlan, list[TableRewrite]]):
             [],
             *metrics,
         )
+
+
+def _path(location: str) -> Path:
+    return Path(location.removeprefix("file:"))
 
 
 def _covered(rows: Any) -> list[CoveredRange]:

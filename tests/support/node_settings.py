@@ -14,10 +14,11 @@ def node_settings(data_dir: Path, storage: str = "iceberg", *, managed: bool = F
     tree: dict[str, Any] = {
         "data_dir": str(data_dir),
         "storage": {"type": storage, "iceberg_config": iceberg},
-        "ports": {"native": 0, "broker_http": 0, "lake": 0, "danube": 0, "danube_admin": 0},
+        "ports": {"native": 0, "broker_http": 0, "lake": 0, "danube": 0, "danube_admin": 0, "mqtt": 0, "mqtt_ws": 0},
         "lake": {"managed": managed},
         "pipeline": {"managed": False},
         "danube": {"enable": False},
+        "mqtt": {"enable": False},
         **sections,
     }
     return Settings.model_validate(tree)

@@ -23,6 +23,7 @@ from icestream.pipeline.file_cleanup.cleaner import FileCleaner
 from icestream.pipeline.file_cleanup.cleanup_job import FileCleanupJob
 from icestream.pipeline.file_cleanup.referenced_files import ReferencedFiles
 from icestream.pipeline.round_plan import RoundPlan
+from icestream.pipeline.tables.learned_structures import LearnedStructures
 from icestream.runtime.randomness import SeededRandomness
 from icestream.runtime.tasks import InlineOffload
 from tests.support.committer_harness import CommitterHarness
@@ -76,12 +77,13 @@ class FakePipelineBroker:
             topic_id, self.names[topic_id], topic_id, shards, rows, 100 * rows, self.oldest_us.get(topic_id, 0), policy
         )
 
-    async def hold(self, lease: str, epoch: int, files: Sequence[int], ttl_ms: int) -> None:
+    async def hold(self, lease: str, epoch: int, files: Sequence[int], ttl_ms: int) -> str:
         self._check()
         if files:
             self.held[lease] = list(files)
         else:
             self.held.pop(lease, None)
+        return "token"
 
     async def reopen(self, positions: Iterable[tuple[int, int, int]]) -> None:
         self._check()
@@ -145,7 +147,13 @@ class PipelineHarness:
         self.world = CommitterHarness(folder, **world)
         effects = effects or Effects()
         self.topics = TopicTableSet(
-            self.world.books, self.world.catalog, effects, self.world.clock, SeededRandomness(1), {}
+            self.world.books,
+            self.world.catalog,
+            LearnedStructures(self.world.store),
+            effects,
+            self.world.clock,
+            SeededRandomness(1),
+            {},
         )
         self.writer = FakeRoundWriter(self.world, self.topics)
         self.lease = DriverLease(self.world.store, self.world.clock, owner)

@@ -42,6 +42,13 @@ class PipelineRun:
         return address[1]
 
     @property
+    def mqtt_port(self) -> int:
+        """Of a broker that serves MQTT."""
+        port = re.search(r"mqtt://127\.0\.0\.1:(\d+)", self._run.greeting)
+        assert port is not None, self._run.greeting
+        return int(port[1])
+
+    @property
     def pid(self) -> int:
         return self._run.process.pid
 

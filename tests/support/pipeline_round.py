@@ -33,7 +33,6 @@ class LogInFolder:
     files: list[LogBytes] = field(default_factory=list)
     ends: dict[tuple[int, int], int] = field(default_factory=dict)
     address: str = ""
-    token: str = ""
     gaps: dict[tuple[int, int], list[tuple[int, int]]] = field(default_factory=dict)
 
     def new_file(self) -> LogBytes:
@@ -69,7 +68,7 @@ class LogInFolder:
             ]
             rows = sum(shard.synced for shard in shards)
             topics.append(TopicBacklog(topic, f"/default/t{topic}", 1, shards, rows, rows * 100, 0))
-        return Backlog(LOG_ID.hex(), str(self.folder), self.address, self.token, topics, files)
+        return Backlog(LOG_ID.hex(), str(self.folder), self.address, "", topics, files)
 
     def plan(
         self,

@@ -104,6 +104,9 @@ class FaultRun:
         match effect:
             case Effect.MAKE_TABLE:
                 topic = f"{TOPIC}{len(self.published)}"
+            case Effect.LEARN:  # the first messages of a topic for MQTT
+                topic = f"{TOPIC}{len(self.published)}"
+                self._run.icestream("topic", "create", topic, "--policy", "mqtt_columns=on")
             case Effect.EVOLVE_TABLE:
                 self._run.icestream("topic", "policy", TOPIC, f"partitioning={next(LAYOUTS)}")
         self.publish(topic)

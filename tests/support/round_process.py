@@ -25,6 +25,7 @@ from icestream.pipeline.spark.class_archive import ClassArchive
 from icestream.pipeline.spark.spark_options import SparkOptions
 from icestream.pipeline.spark.writer import SparkRuntime, SparkWriter
 from icestream.pipeline.task.task_jobs import decode_written
+from icestream.settings.keys import is_secret_name
 from tests.support.spark import engine, environment
 from tests.tidy.tree import ROOT
 
@@ -84,7 +85,9 @@ def round_process(folder: Path, master: str, *conf: str) -> Iterator[RoundProces
 
 
 def main(number: int, folder: Path, master: str, conf: dict[str, str]) -> None:
-    options = SparkOptions(master, conf, scratch=folder / "scratch")
+    secrets = {name: value for name, value in conf.items() if is_secret_name(name)}
+    plain = {name: value for name, value in conf.items() if name not in secrets}
+    options = SparkOptions(master, plain, secrets, scratch=folder / "scratch")
     archive = ClassArchive(engine(), folder / "cache", is_archiving=True)
     writer = SparkWriter(options, lambda: SparkRuntime(engine(), archive))
     connection = Connection(number)

@@ -1,4 +1,5 @@
-"""SeaweedFS, from PyPI: an S3 store and a REST catalog that is not ours, in one process without a container."""
+"""SeaweedFS, from PyPI: an S3 store with its token service (STS), and a REST catalog that is not ours, in one process
+without a container."""
 
 from __future__ import annotations
 
@@ -20,7 +21,23 @@ from tests.support.free_ports import free_ports
 
 KEY, SECRET = "icestream", "not-a-secret-0123456789"
 TABLE_BUCKET, BUCKET = "lake", "objects"
+TABLE_ROLE = "arn:aws:iam::000000000000:role/tables"  # may do everything; a session policy narrows it
 WAIT_SECONDS = 60.0
+_EVERYTHING = {"Effect": "Allow", "Action": ["s3:*"], "Resource": ["arn:aws:s3:::*", "arn:aws:s3:::*/*"]}
+_TRUST = {"Effect": "Allow", "Principal": {"AWS": "*"}, "Action": ["sts:AssumeRole"]}
+_ACCESS = {
+    "sts": {"issuer": "tests", "signingKey": "bm90IGEgc2VjcmV0LCAwMTIzNDU2Nzg5MDEyMzQ1Njc4OQ=="},
+    "policy": {"defaultEffect": "Deny"},
+    "policies": [{"name": "all", "document": {"Version": "2012-10-17", "Statement": [_EVERYTHING]}}],
+    "roles": [
+        {
+            "roleName": "tables",
+            "roleArn": TABLE_ROLE,
+            "trustPolicy": {"Version": "2012-10-17", "Statement": [_TRUST]},
+            "attachedPolicies": ["all"],
+        }
+    ],
+}
 
 
 @dataclass(frozen=True)
@@ -42,12 +59,15 @@ def seaweed(folder: Path) -> Iterator[Seaweed]:
     """Runs SeaweedFS. Its gRPC ports are its ports + 10,000."""
     master, volume, filer, s3, catalog, lance = free_ports(6, also_at=(10_000,))
     weed = Path(sys.executable).with_name("weed")
+    access = folder / "access.json"
+    access.write_text(json.dumps(_ACCESS))
     command = [
         weed, "-logtostderr=true", "mini", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
         f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}", f"-s3.port={s3}",
         f"-s3.port.iceberg={catalog}", f"-s3.port.lance={lance}", "-webdav=false", "-admin.ui=false",
         f"-filer.localSocket={folder}/filer.sock", f"-s3.localSocket={folder}/s3.sock",
         f"-tableBucket={TABLE_BUCKET}", f"-bucket={BUCKET}",
+        f"-s3.iam.config={access}",
     ]  # fmt: skip
     surroundings = os.environ | {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "HOME": str(folder)}
     with (folder / "weed.log").open("wb") as log:

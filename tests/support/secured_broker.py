@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 
+from icestream import limits
 from icestream.broker.broker_options import BrokerOptions
 from icestream.broker.guarded_broker import BrokerDoor
 from icestream.broker.memory_storage import MemoryStorage
@@ -17,12 +18,14 @@ from icestream.security.access_control import AccessControl
 
 
 class SecuredBroker:
-    def __init__(self, access: AccessControl) -> None:
+    def __init__(self, access: AccessControl, connections_max: int = limits.CONNECTIONS_MAX) -> None:
         clock, store = SystemClock(), MemoryStore()
         self.access = access
         self.broker = Broker(BrokerOptions(), store, MemoryStorage(store, clock, 10_000), clock)
         self.door = BrokerDoor(self.broker, access)
-        self.listener = NativeListener(self.door, handshake.HandshakeServer("test", clock.wall_us))
+        self.listener = NativeListener(
+            self.door, handshake.HandshakeServer("test", clock.wall_us), connections_max=connections_max
+        )
 
     @property
     def address(self) -> str:
@@ -30,8 +33,10 @@ class SecuredBroker:
 
 
 @contextlib.asynccontextmanager
-async def secured_broker(access: AccessControl) -> AsyncIterator[SecuredBroker]:
-    served = SecuredBroker(access)
+async def secured_broker(
+    access: AccessControl, connections_max: int = limits.CONNECTIONS_MAX
+) -> AsyncIterator[SecuredBroker]:
+    served = SecuredBroker(access, connections_max)
     await served.broker.start()
     await served.listener.listen("127.0.0.1", 0)
     try:

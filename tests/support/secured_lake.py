@@ -34,7 +34,7 @@ from tests.support.local_broker import LocalBroker, kept_link, local_broker
 from tests.support.secured_access import FixedSecrets, KnownNames, Rules, SecuredAccess, of_role
 from tests.support.tables import SCHEMA
 from tests.support.topic_tables import ENVELOPE
-from tests.support.warehouse import CatalogWorld, files_on
+from tests.support.warehouse import WAREHOUSE, CatalogWorld
 
 ORDERS, SECRET, PLAIN = Identifier(("shop",), "orders"), Identifier(("shop",), "secret"), Identifier(("ns",), "t")
 
@@ -77,8 +77,8 @@ class LoginCalls:
 class SecuredLake(CatalogWorld):
     """A catalog with tables of topics and others, its HTTP applications, and the access control that they ask."""
 
-    def __init__(self, access: AccessControl) -> None:
-        super().__init__()
+    def __init__(self, access: AccessControl, warehouse: str = WAREHOUSE) -> None:
+        super().__init__(warehouse=warehouse)
         self.access = access
         self.broker: LocalBroker
         self.service_tokens: ServiceTokens
@@ -106,11 +106,15 @@ class SecuredLake(CatalogWorld):
 
 @contextlib.asynccontextmanager
 async def secured_lake(
-    path: Path, rules: Rules | None, access: Access = NO_ACCESS, tokens: Tokens | None = None
+    path: Path,
+    rules: Rules | None,
+    access: Access = NO_ACCESS,
+    tokens: Tokens | None = None,
+    warehouse: str = WAREHOUSE,
 ) -> AsyncIterator[SecuredLake]:
     """`rules`: what each user may do; None: security is off."""
     control = AccessControl(SystemClock()) if rules is None else SecuredAccess(rules)
-    lake = SecuredLake(control)
+    lake = SecuredLake(control, warehouse)
     await lake.fill()
     randomness = SystemRandomness()
     ring = KeyRing.new(randomness, 0)
@@ -125,7 +129,7 @@ async def secured_lake(
         lake.broker, lake.service_tokens = broker, service_tokens
         failures: list[BaseException] = []
         callers = BrokerCallers(keeper, SystemClock(), failures.append)
-        manifests = ManifestReader(files_on(lake.disk), InlineOffload())
+        manifests = ManifestReader(lake.files, InlineOffload())
         app = build_lake_app(keeper, "127.0.0.1", lake.catalog, tokens or Tokens(), manifests, access, callers=callers)
         lake.ask = AsgiClient(app)
         try:

@@ -35,6 +35,9 @@ SMALL = (
     "--set", "danube.enable=false",
     "--set", "ports.danube=0",
     "--set", "ports.danube_admin=0",
+    "--set", "mqtt.enable=false",
+    "--set", "ports.mqtt=0",
+    "--set", "ports.mqtt_ws=0",
 )  # fmt: skip
 
 

@@ -22,8 +22,9 @@ import msgspec
 
 from icestream.model.task_messages import TopicTaskResult
 from icestream.pipeline.round_plan import RoundPlan
-from icestream.pipeline.spark_setup import pinned_versions
-from icestream.pipeline.spark_setup.spark_install import SparkInstall, install_spark
+from icestream.pipeline.spark_setup import jar_files, pinned_versions
+from icestream.pipeline.spark_setup.jar_choice import choose_copy, jar_locations
+from icestream.pipeline.spark_setup.spark_install import SetupPaths, SparkInstall, install_spark
 from icestream.pipeline.task.task_jobs import decode_written
 from icestream.processes.pipeline_options import setup_paths
 from icestream.settings import load
@@ -60,7 +61,9 @@ class Spark:
     def __init__(self, folder: Path, warehouse: Path) -> None:
         """`warehouse`: where its own tables lie, those that are not Iceberg's."""
         settings = SMALL | {
-            "spark.driver.extraClassPath": str(engine().jars[pinned_versions.ICEBERG_SPARK]),
+            "spark.driver.extraClassPath": ":".join(
+                str(jar) for jar in (engine().jars[pinned_versions.ICEBERG_SPARK], s3_bundle()) if jar is not None
+            ),
             "spark.sql.warehouse.dir": str(warehouse),
             "spark.local.dir": str(folder / "spark-local"),
         }
@@ -93,9 +96,10 @@ class Spark:
     def column(self, statement: str) -> list[Any]:
         return [row[0] for row in self.sql(statement)]
 
-    def attach(self, name: str, uri: str, kind: str = CATALOG) -> None:
+    def attach(self, name: str, uri: str, kind: str = CATALOG, **properties: str) -> None:
         """A REST catalog under this name; what others commit is seen by the next statement."""
-        for key, value in (("", kind), (".type", "rest"), (".uri", uri), (".cache-enabled", "false")):
+        own = {"": kind, ".type": "rest", ".uri": uri, ".cache-enabled": "false"}
+        for key, value in (own | {f".{name}": value for name, value in properties.items()}).items():
             self.set(f"spark.sql.catalog.{name}{key}", value)
 
     def set(self, key: str, value: str) -> None:
@@ -143,11 +147,22 @@ class Spark:
 @cache
 def engine() -> SparkInstall:
     """The Spark that `make test` has set up; nothing is fetched that is already there."""
+    return install_spark(_machine(), pinned_versions.ICEBERG_SPARK, say=print)
+
+
+@cache
+def s3_bundle() -> Path | None:
+    """The jar for tables in S3, if `icestream pipeline setup --s3` has fetched it: 63 MB that few tests need."""
+    machine, jar = _machine(), pinned_versions.ICEBERG_AWS
+    choice = choose_copy(jar, jar_files.copies(jar, jar_locations(jar, machine.jars, machine.cache, machine.home)))
+    return choice.copy.path if choice.copy is not None else None
+
+
+def _machine() -> SetupPaths:
     environment = {
         name: value for name, value in os.environ.items() if name.startswith(("ICESTREAM_JARS", "ICESTREAM_PIPE"))
     }
-    machine = setup_paths(load(None, environment, ()).settings, os.environ)
-    return install_spark(machine, pinned_versions.ICEBERG_SPARK, say=print)
+    return setup_paths(load(None, environment, ()).settings, os.environ)
 
 
 def environment() -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.support.free_ports import free_ports
@@ -15,15 +15,24 @@ START_SECONDS = 60
 
 
 @contextlib.contextmanager
-def spark_cluster(folder: Path) -> Iterator[str]:
-    """Runs a cluster; yields its master for `pipeline.spark.master`."""
+def spark_cluster(folder: Path, conf: Mapping[str, str]) -> Iterator[str]:
+    """Runs a cluster with these settings of Spark; yields its master for `pipeline.spark.master`."""
     port, shown, also_shown = free_ports(3)
+    properties = folder / "spark.properties"
+    properties.touch(0o600)
+    properties.write_text("".join(f"{name} {value}\n" for name, value in conf.items()))
+    given = ["--properties-file", str(properties)]
     master = f"spark://127.0.0.1:{port}"
     with contextlib.ExitStack() as running:
         begin = ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port)]
-        _start(running, folder / "master", [*begin, "--webui-port", str(shown)], f"Starting Spark master at {master}")
+        _start(
+            running,
+            folder / "master",
+            [*begin, *given, "--webui-port", str(shown)],
+            f"Starting Spark master at {master}",
+        )
         begin = ["org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--cores", "1", "--memory", "1g"]
-        work = ["--work-dir", str(folder / "work"), "--webui-port", str(also_shown), master]
+        work = [*given, "--work-dir", str(folder / "work"), "--webui-port", str(also_shown), master]
         _start(running, folder / "worker", [*begin, *work], "Successfully registered with master")
         yield master
 

@@ -55,9 +55,15 @@ class InProcessScanWorker:
 
 
 class TieredMachine(BrokerMachine):
-    def __init__(self, folder: Path, cache: RowGroupCacheOptions | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        cache: RowGroupCacheOptions | None = None,
+        lake: type[TopicLake] = TopicLake,
+        **options: Any,
+    ) -> None:
         super().__init__(**({"tail_bytes": 0} | options))
-        self.lake = TopicLake(folder, self.store, self.clock, cache, str(TOPIC), 1)
+        self.lake = lake(folder, self.store, self.clock, cache, str(TOPIC), 1)
         self.scan_requests: ScanRequests | None = None
         self.scan_worker: InProcessScanWorker | None = None
         self.committed: dict[int, int] = {}

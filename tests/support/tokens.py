@@ -67,7 +67,6 @@ class LoginWorld:
             self.clock,
             external_tokens=[ExternalTokens(options, keys, self.clock)],
             danube_tokens=DanubeTokens(DANUBE_KEY, self.clock),
-            process_secrets={"lake": "the secret of the lake process"},
             on_failed=self.failures.append,
         )
 

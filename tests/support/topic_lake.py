@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from icestream.catalog import catalog_keys, catalog_records
 from icestream.catalog.catalog import Catalog
+from icestream.catalog.operations.file_rules import FileRules
 from icestream.catalog.topic_rules import topic_schema as table_envelope
 from icestream.catalog.topic_rules.commit_rules import CommitRequest
 from icestream.iceberg.file_io import LocalFiles, open_local
@@ -64,6 +65,21 @@ _FILE = {
         {"name": "file_size_in_bytes", "type": "long"},
         {"name": "lower_bounds", "type": ["null", {**_PAIRS, "items": {**_PAIRS["items"], "name": "lower"}}]},
         {"name": "upper_bounds", "type": ["null", {**_PAIRS, "items": {**_PAIRS["items"], "name": "upper"}}]},
+        {
+            "name": "null_value_counts",
+            "type": [
+                "null",
+                {
+                    "type": "array",
+                    "items": {
+                        "type": "record",
+                        "name": "nulls",
+                        "fields": [{"name": "key", "type": "int"}, {"name": "value", "type": "long"}],
+                    },
+                },
+            ],
+            "default": None,
+        },
         {"name": "equality_ids", "type": ["null", {"type": "array", "items": "int"}], "default": None},
         {"name": "referenced_data_file", "type": ["null", "string"], "default": None},
         {"name": "content_offset", "type": ["null", "long"], "default": None},
@@ -136,17 +152,22 @@ class TopicLake:
         cache: RowGroupCacheOptions | None = None,
         topic: str = TOPIC,
         topic_id: int = TOPIC_ID,
+        is_secured: bool = False,
     ) -> None:
         self.topic, self.topic_id = topic, topic_id
+        self.cache_options = cache or RowGroupCacheOptions()
         self.clock = clock or SimulatedClock()
         self.store = store or MemoryStore(self.clock)
         self.files = LocalFiles(open_local, InlineOffload())
         self.catalog = Catalog(self.store, self.files, self.clock, SeededRandomness(5), f"file:{folder}")
         self.manifests = ManifestReader(self.files, InlineOffload())
+        self.is_secured = is_secured
+        self.rules = FileRules(self.catalog.places, self._is_secured)
         self.scans = LazyScanner(
-            lambda: EmbeddedTableViews(self.catalog, self.manifests, self.clock),
+            lambda: EmbeddedTableViews(self.catalog, self.manifests, self.clock, self.rules.check),
             self.files,
             cache or RowGroupCacheOptions(),
+            rule_of=self.rules.rule,
         )
         self.tables = self.scans.tables
         if isinstance(self.store, MemoryStore):  # another may be away when the test has ended
@@ -156,6 +177,9 @@ class TopicLake:
         self.live: list[dict[str, Any]] = []  # entries of the current snapshot
         self._numbers = count(1)
         self._request_numbers = count(1)
+
+    async def _is_secured(self) -> bool:
+        return self.is_secured
 
     async def bind(self, shards: int = 1, start: int = 0) -> None:
         await self.store.put(catalog_keys.LEASE, catalog_records.encode(catalog_records.LeaseRecord(LEASE)))
@@ -293,6 +317,17 @@ class TopicLake:
         self.live = list(entries)
         return snapshot_id
 
+    def replace_files(self, kind: str, location: str, entries: Sequence[Any]) -> None:
+        """Writes a manifest or a manifest list of the table again, as a client does that may write its files. `kind`:
+        the `manifest` at this location, or the `list`."""
+        records = (
+            entries
+            if kind == "manifest"
+            else [{"manifest_path": path, "content": 0, "sequence_number": 1} for path in entries]
+        )
+        data = _avro(MANIFEST if kind == "manifest" else LIST, records)
+        Path(location.removeprefix("file:")).write_bytes(data)
+
     async def expire(self, *snapshots: int) -> None:
         """These, or all snapshots but the current one. Their files stay: `remove` takes them."""
         table = await self.table()
@@ -306,8 +341,12 @@ class TopicLake:
 
     # --- reading ---
 
-    async def ask(self, question: ScanKind, value: int = 0, shard: int = 0, bytes_max: int = 1 << 20) -> ScanResponse:
-        request = ScanRequest(next(self._request_numbers), question, self.topic, self.topic_id, shard, value, bytes_max)
+    async def ask(
+        self, question: ScanKind, value: int = 0, shard: int = 0, bytes_max: int = 1 << 20, filters: Sequence[str] = ()
+    ) -> ScanResponse:
+        request = ScanRequest(
+            next(self._request_numbers), question, self.topic, self.topic_id, shard, value, bytes_max, [*filters]
+        )
         return await self.scanner.answer(request)
 
     async def read_all(

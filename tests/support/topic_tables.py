@@ -9,6 +9,7 @@ from icestream.catalog.topic_rules import bind, topic_schema
 from icestream.catalog.topic_rules.commit_rules import CommitDecision, CommitRequest, TableState, judge_commit
 from icestream.catalog.topic_rules.rewritten_rows import Bounds, DataFile, FileChanges
 from icestream.iceberg.values import Object
+from icestream.model.row_digest import RowDigest
 from tests.support.tables import FILE, NOW_MS, add, column, point, schema, snapshot, table
 
 TOPIC = "/default/orders"
@@ -71,6 +72,8 @@ def rewrite_claim(
         "pipeline-epoch": lease,
         "replaced": [file.location for file in changes.removed],
         "added": [file.location for file in changes.added],
+        "replaced-rows": RowDigest(sum(file.rows for file in changes.removed), 7, 7).text,
+        "added-rows": RowDigest(sum(file.rows for file in changes.removed), 7, 7).text,
         **more,
     }
 

@@ -9,12 +9,16 @@ from typing import Any
 
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.cleanup.catalog_cleanup import CatalogCleanup
-from icestream.iceberg.file_io import LocalFiles
+from icestream.catalogs.bucket import Objects, open_bucket
+from icestream.catalogs.object_files import ObjectFiles, SchemeFiles
+from icestream.catalogs.storage_caller import StorageCaller
+from icestream.catalogs.store_options import StoreKind, StoreOptions
+from icestream.iceberg.file_io import LocalFiles, TableFiles, open_local
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.metadata.store import MemoryStore, MetadataStore
-from icestream.runtime.clock import SimulatedClock
-from icestream.runtime.randomness import SeededRandomness
+from icestream.runtime.clock import SimulatedClock, SystemClock
+from icestream.runtime.randomness import SeededRandomness, SystemRandomness
 from icestream.runtime.simulated_disk import SimulatedDisk, SimulatedFile
 from icestream.runtime.tasks import InlineOffload
 from tests.support.tables import SCHEMA
@@ -104,6 +108,16 @@ def files_on(disk: SimulatedDisk) -> LocalFiles:
     return LocalFiles(open_folder, InlineOffload())
 
 
+def files_in_memory() -> SchemeFiles:
+    """Files of object stores of every kind, in memory."""
+
+    def objects(_kind: StoreKind, bucket: str) -> Objects:
+        caller = StorageCaller(f"object store {bucket}", SystemClock(), SystemRandomness())
+        return open_bucket(StoreOptions(), "memory", bucket, caller)
+
+    return SchemeFiles(LocalFiles(open_local, InlineOffload()), ObjectFiles(objects))
+
+
 class CatalogWorld:
     """A store, a disk, a clock, and the catalog that lives with them."""
 
@@ -113,20 +127,24 @@ class CatalogWorld:
         disk: SimulatedDisk | None = None,
         seed: int = 1,
         mounts_at: Sequence[str] = (),
+        warehouse: str = WAREHOUSE,
     ) -> None:
+        """`warehouse`: on the disk, or in S3, whose objects are kept in memory."""
         self.clock = SimulatedClock()
         self.store = store or MemoryStore(self.clock)
         self.disk = disk or SimulatedDisk(1)
         mounts(self.disk).extend(enumerate(mounts_at, 1))
+        self.warehouse = warehouse
+        self.files: TableFiles = files_on(self.disk) if warehouse.startswith("file:") else files_in_memory()
         self.catalog = self.another(seed)
         self.keeping = self.cleanup_of(self.catalog)
 
     def another(self, seed: int, **more: Any) -> Catalog:
         """Another node, or another life of this one: it knows nothing but what is stored."""
-        return Catalog(self.store, files_on(self.disk), self.clock, SeededRandomness(seed), WAREHOUSE, **more)
+        return Catalog(self.store, self.files, self.clock, SeededRandomness(seed), self.warehouse, **more)
 
     def cleanup_of(self, catalog: Catalog) -> CatalogCleanup:
-        return catalog.cleanup(ManifestReader(files_on(self.disk), InlineOffload()))
+        return catalog.cleanup(ManifestReader(self.files, InlineOffload()))
 
     async def upkeep(self) -> int:
         """Does the maintenance that is due; returns the number of steps."""

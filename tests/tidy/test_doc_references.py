@@ -6,6 +6,7 @@ Decisions (docs/adr) are left out: each tells of the code of its day.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -56,3 +57,24 @@ def test_references_that_are_not_there_are_found() -> None:
     text = "`wal/gone.py`, `wal/state.py` (`no_such_name`), `unit/wal/test_gone.py`, `hazards/99`, `errors.py`"
     expected = {"wal/gone.py", "no_such_name in wal/state.py", "unit/wal/test_gone.py", "hazards/99"}
     assert {name.removeprefix("tests/") for name in missing_references(text)} == expected
+
+
+def drawn_packages(architecture: str) -> list[str]:
+    """The packages in the drawing of layers, from the top down; those in parentheses are not written yet."""
+    drawing = architecture.split("## The packages", 1)[1].split("```text\n", 1)[1].split("```", 1)[0]
+    left = [re.split(r" {2,}", line.strip())[0] for line in drawing.splitlines()]
+    return [name for line in left for name in re.findall(r"\w+", re.sub(r"\(\w+\)", "", line))]
+
+
+def test_the_architecture_draws_the_packages_in_the_order_of_their_layers() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    layers = [re.findall(r"\w+", re.sub(r"\(\w+\)", "", layer)) for layer in contracts[0]["layers"]]
+    rank = {name: number for number, names in enumerate(layers) for name in names}
+    architecture = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    drawn = drawn_packages(architecture)
+    assert sorted(drawn) == sorted(name for name in rank if name != "testing"), "testing stands at the right of cli"
+    assert [rank[name] for name in drawn] == sorted(rank[name] for name in drawn)
+    rows = [name for name in drawn if f"`{name}` |" not in architecture and f"`{name}.py`" not in architecture]
+    assert not rows, report("these packages have no row in the table:", rows)

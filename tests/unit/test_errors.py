@@ -10,6 +10,16 @@ import grpc
 import pytest
 
 from icestream import error_codes, errors
+from icestream.mqtt.reason_codes import (
+    CONNACK_CODES,
+    DISCONNECT_CODES,
+    FAILURE,
+    PUBACK_CODES,
+    SUBACK_CODES,
+    UNSUBACK_CODES,
+    connack_return_code,
+    nearest_reason,
+)
 
 PAGE = (Path(__file__).parents[2] / "docs" / "errors.md").read_text(encoding="utf-8")
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.IcestreamError)]
@@ -62,16 +72,19 @@ def test_every_protocol_has_a_status_for_every_error(kind: type[errors.Icestream
     assert 400 <= error_codes.http_status(error) < 600
     assert 400 <= error_codes.iceberg_error(error)[0] < 600
     assert error_codes.grpc_status(error) in grpc.StatusCode.__members__
+    for codes in (CONNACK_CODES, PUBACK_CODES, SUBACK_CODES, UNSUBACK_CODES, DISCONNECT_CODES):
+        assert FAILURE <= nearest_reason(error_codes.mqtt_reason(error), codes) in codes
+    assert 1 <= connack_return_code(error_codes.mqtt_reason(error)) <= 5
 
 
 def row(kind: type[errors.IcestreamError]) -> str:
     error = kind("x")
     status, name = error_codes.iceberg_error(error)
     retry = "yes" if kind.retryable else "no"
-    words = [kind.code, retry, error_codes.http_status(error), error_codes.grpc_status(error)]
-    return (
-        f"| `{words[0]}` | {words[1]} | {words[2]} | {words[3]} | {status} {name} | {error_codes.exit_code(error)} | "
-    )
+    reason = "its own" if kind is errors.PacketRefused else f"0x{error_codes.mqtt_reason(error):02X}"
+    words = [f"`{kind.code}`", retry, error_codes.http_status(error), error_codes.grpc_status(error), reason]
+    words += [f"{status} {name}", error_codes.exit_code(error)]
+    return f"| {' | '.join(map(str, words))} | "
 
 
 def test_the_page_shows_the_whole_table_in_the_order_of_the_tree() -> None:
@@ -80,7 +93,7 @@ def test_the_page_shows_the_whole_table_in_the_order_of_the_tree() -> None:
     wrong = [start for start, line in zip(expected, shown, strict=False) if not line.startswith(start)]
     assert not wrong, f"docs/errors.md needs these rows, each with what it means: {wrong}"
     assert len(shown) == len(expected)
-    assert all(len(line.split("|")) == 9 and line.split("|")[7].strip() for line in shown)
+    assert all(len(line.split("|")) == 10 and line.split("|")[8].strip() for line in shown)
 
 
 def test_a_row_of_wire_codes_overrides_something_once() -> None:
@@ -123,6 +136,7 @@ def test_an_error_crosses_a_process_border(kind: type[errors.IcestreamError]) ->
         (errors.UnknownNamespace, 404, "NoSuchNamespaceException"),
         (errors.UnknownTable, 404, "NoSuchTableException"),
         (errors.UnknownView, 404, "NoSuchViewException"),
+        (errors.UnknownWarehouse, 404, "NoSuchWarehouseException"),
         (errors.MetadataFileMissing, 404, "NotFoundException"),
         (errors.AlreadyExists, 409, "AlreadyExistsException"),
         (errors.NotEmpty, 409, "NamespaceNotEmptyException"),

@@ -3,7 +3,7 @@
 use std::io::{ErrorKind, Write};
 use std::net::TcpStream;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::input::Input;
 use crate::options::Options;
@@ -28,6 +28,8 @@ pub struct Consuming {
     seen: u64,
     input: Input,
     unsent: Vec<u8>,
+    began: Instant,
+    first: Option<Duration>, // how long the first message took
 }
 
 impl Consuming {
@@ -36,12 +38,13 @@ impl Consuming {
         let pace = Duration::from_millis(options.pace_ms);
         let room = if options.pace_ms > 0 { 1 << 16 } else { 1 << 20 };
         let input = Input::new(room);
-        Ok(Consuming { reading, pace, has_begun: false, wanted: 0, seen: 0, input, unsent: Vec::new() })
+        Ok(Consuming { reading, pace, has_begun: false, wanted: 0, seen: 0, input, unsent: Vec::new(), began: Instant::now(), first: None })
     }
 
     /// Until it has seen so many; 0: until it is set up.
     pub fn begin(&mut self, wanted: u64) {
         self.wanted = wanted;
+        self.began = Instant::now();
         if !self.has_begun {
             self.has_begun = true;
             self.reading.begin(&mut self.unsent);
@@ -50,6 +53,10 @@ impl Consuming {
 
     pub fn seen(&self) -> u64 {
         self.seen
+    }
+
+    pub fn first_us(&self) -> Option<u64> {
+        self.first.map(|waited| waited.as_micros() as u64)
     }
 }
 
@@ -64,6 +71,9 @@ impl Party for Consuming {
             let (count, used) = self.reading.messages(self.input.data(), &mut self.unsent)?;
             self.input.consume(used);
             self.seen += count;
+            if count > 0 && self.first.is_none() {
+                self.first = Some(self.began.elapsed());
+            }
         }
         if !self.unsent.is_empty() {
             match self.reading.stream().write(&self.unsent) {

@@ -1,8 +1,8 @@
 //! The load generator of the benchmark: one client for every server, so that a figure is the server's.
 //!
-//!     icestream-load publish native|nats|redis-rpush|redis-xadd|redis-rpush-many|store-put|store-get ADDRESS key=value …
-//!     icestream-load consume native|nats ADDRESS key=value …
-//!     icestream-load fanout native|nats ADDRESS key=value …      one publisher and `consumers` consumers of all of it
+//!     icestream-load publish native|mqtt|nats|redis-rpush|redis-xadd|redis-rpush-many|store-put|store-get ADDRESS key=value …
+//!     icestream-load consume native|mqtt|nats ADDRESS key=value …
+//!     icestream-load fanout native|mqtt|nats ADDRESS key=value … one publisher and `consumers` consumers of all of it
 //!     icestream-load roundtrip danube ADDRESS key=value …        sent, delivered and acked, `in_flight` on each connection
 //!
 //! One epoll loop drives all connections (of a thread, where `threads` asks for more). Requests are made before the
@@ -15,6 +15,7 @@ mod consuming;
 mod danube;
 mod http2;
 mod input;
+mod mqtt;
 mod msgpack;
 mod native;
 mod nats;
@@ -68,6 +69,7 @@ fn work(arguments: &[String]) -> Result<Report, Failure> {
 fn wire(server: &str, address: &str, number: usize, options: &Options) -> Result<Box<dyn Wire>, Failure> {
     Ok(match server {
         "native" => Box::new(native::Publisher::open(address, number, options)?),
+        "mqtt" => Box::new(mqtt::Publisher::open(address, number, options)?),
         "nats" => Box::new(nats::Publisher::open(address, number, options)?),
         "redis-rpush" => Box::new(redis::Publisher::open(address, redis::Command::Push, options)?),
         "redis-rpush-many" => Box::new(redis::Publisher::open(address, redis::Command::PushMany, options)?),
@@ -89,6 +91,7 @@ fn consumers(server: &str, address: &str, count: usize, options: &Options) -> Re
         .map(|number| {
             let reading: Box<dyn Reading> = match server {
                 "native" => Box::new(native::Consumer::open(address, number, options)?),
+                "mqtt" => Box::new(mqtt::Consumer::open(address, number, options)?),
                 "nats" => Box::new(nats::Consumer::open(address, number, options)?),
                 _ => return Err(format!("nothing can be consumed from {server} here").into()),
             };
@@ -138,7 +141,8 @@ fn consume(server: &str, address: &str, options: &Options) -> Result<Report, Fai
     parties.iter_mut().for_each(|one| one.begin(options.messages));
     let (parties, clock) = in_threads(parties, options)?;
     let messages = parties.iter().map(|one| one.seen()).sum();
-    Ok(Report::new(messages, &clock, Vec::new(), messages))
+    let first_us = parties.iter().filter_map(|one| one.first_us()).max().unwrap_or(0);
+    Ok(Report::new(messages, &clock, Vec::new(), messages).with_first(first_us))
 }
 
 fn fan_out(server: &str, address: &str, options: &Options) -> Result<Report, Failure> {

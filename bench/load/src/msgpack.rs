@@ -3,8 +3,13 @@
 use crate::Failure;
 
 pub fn text(out: &mut Vec<u8>, value: &str) {
-    out.push(0xd9);
-    out.push(value.len() as u8);
+    if value.len() < 256 {
+        out.push(0xd9);
+        out.push(value.len() as u8);
+    } else {
+        out.push(0xda);
+        out.extend_from_slice(&(value.len() as u16).to_be_bytes());
+    }
     out.extend_from_slice(value.as_bytes());
 }
 

@@ -54,10 +54,25 @@ fn i64_at(data: &[u8], at: usize) -> i64 {
     i64::from_le_bytes(data[at..at + 8].try_into().unwrap())
 }
 
+/// What the file of ICESTREAM_TOKEN_FILE holds, as for every client; empty without it.
+fn token() -> Result<String, Failure> {
+    match std::env::var("ICESTREAM_TOKEN_FILE") {
+        Ok(path) => Ok(std::fs::read_to_string(path)?.trim().to_owned()),
+        Err(_) => Ok(String::new()),
+    }
+}
+
 fn open(address: &str) -> Result<TcpStream, Failure> {
     let mut stream = connect(address)?;
     let mut body = b"ICESTRM1".to_vec();
-    msgpack::map(&mut body, 3);
+    let token = token()?;
+    msgpack::map(&mut body, if token.is_empty() { 3 } else { 4 });
+    if !token.is_empty() {
+        msgpack::text(&mut body, "credential");
+        msgpack::map(&mut body, 1);
+        msgpack::text(&mut body, "token");
+        msgpack::text(&mut body, &token);
+    }
     msgpack::text(&mut body, "version");
     msgpack::number(&mut body, 1);
     msgpack::text(&mut body, "client");

@@ -23,6 +23,10 @@ pub struct Options {
     pub acks: bool,       // a native consumer acks what it gets
     pub pace_ms: u64,     // consume: a pause after each look at the socket
     pub is_stuck: bool,   // consume: asks for messages and never looks at the socket
+    pub version: u8,      // MQTT: 4 is 3.1.1
+    pub qos: u8,          // MQTT
+    pub session: String,  // MQTT, consume: the name of a session that outlives the connection
+    pub is_resumed: bool, // MQTT, consume: the session is there, and is subscribed
     pub announce: bool,   // consume: say "ready" when everybody is subscribed
     pub pids: Vec<u32>,   // of the server, for its CPU seconds
 }
@@ -49,6 +53,10 @@ impl Options {
             acks: true,
             pace_ms: 0,
             is_stuck: false,
+            version: 4,
+            qos: 1,
+            session: String::new(),
+            is_resumed: false,
             announce: false,
             pids: Vec::new(),
         };
@@ -82,6 +90,10 @@ impl Options {
             "acks" => self.acks = value.parse()?,
             "pace_ms" => self.pace_ms = value.parse()?,
             "stuck" => self.is_stuck = value.parse()?,
+            "version" => self.version = value.parse()?,
+            "qos" => self.qos = value.parse()?,
+            "session" => self.session = value.to_owned(),
+            "resumed" => self.is_resumed = value.parse()?,
             "announce" => self.announce = value.parse()?,
             "pids" => self.pids = value.split(',').map(str::parse).collect::<Result<_, _>>()?,
             _ => return Err(format!("there is no option {key}").into()),

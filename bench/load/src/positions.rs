@@ -16,6 +16,11 @@ impl Positions {
         self.firsts.push((topic as u32, first));
     }
 
+    /// An answer without a position: the wire has checked its order.
+    pub fn add_counted(&mut self) {
+        self.rising += 1;
+    }
+
     pub fn add_rising(&mut self, position: (u64, u64)) -> Result<(), Failure> {
         if position <= self.last {
             return Err(format!("position {position:?} after {:?}", self.last).into());

@@ -50,6 +50,7 @@ pub struct Report {
     latencies_us: Vec<u32>,
     checked: u64,
     disordered: u64,
+    first_us: u64,
 }
 
 impl Report {
@@ -57,12 +58,17 @@ impl Report {
     pub fn new(messages: u64, clock: &Clock, mut latencies_us: Vec<u32>, checked: u64) -> Self {
         latencies_us.sort_unstable();
         let Clock { seconds, cpu_seconds, server_cpu_seconds, .. } = *clock;
-        Report { messages, seconds, cpu_seconds, server_cpu_seconds, latencies_us, checked, disordered: 0 }
+        Report { messages, seconds, cpu_seconds, server_cpu_seconds, latencies_us, checked, disordered: 0, first_us: 0 }
     }
 
     /// `disordered`: how often a delivered offset did not follow the one before it.
     pub fn with_disordered(self, disordered: u64) -> Self {
         Report { disordered, ..self }
+    }
+
+    /// `first_us`: how long a consumer waited for its first message, the slowest of them.
+    pub fn with_first(self, first_us: u64) -> Self {
+        Report { first_us, ..self }
     }
 
     /// The smallest that at least this share of all do not exceed.
@@ -77,7 +83,7 @@ impl fmt::Display for Report {
         write!(
             out,
             "{{\"messages\": {}, \"seconds\": {:.6}, \"cpu_seconds\": {:.6}, \"server_cpu_seconds\": {:.2}, \
-             \"p50_us\": {}, \"p99_us\": {}, \"max_us\": {}, \"checked\": {}, \"disordered\": {}}}",
+             \"p50_us\": {}, \"p99_us\": {}, \"max_us\": {}, \"checked\": {}, \"disordered\": {}, \"first_us\": {}}}",
             self.messages,
             self.seconds,
             self.cpu_seconds,
@@ -86,7 +92,8 @@ impl fmt::Display for Report {
             self.percentile(0.99),
             self.percentile(1.0),
             self.checked,
-            self.disordered
+            self.disordered,
+            self.first_us
         )
     }
 }

@@ -131,6 +131,9 @@ impl Socket {
 
     /// Sends the pieces, or queues what the kernel does not take. Errors are found by the next read.
     pub fn send(&mut self, pieces: &[&[u8]], epoll: &Epoll) {
+        if pieces.is_empty() {
+            return;
+        }
         match &mut self.session {
             Some(session) if !self.is_broken => {
                 let encrypted = session.encrypt(pieces);

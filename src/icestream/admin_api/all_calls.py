@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from icestream.admin_api import (
     cluster_api,
+    mqtt_api,
     namespace_api,
     node_api,
     security_api,
@@ -17,7 +18,16 @@ from icestream.admin_api.admin_call import AdminCall
 
 ADMIN_CALLS: Final[dict[str, AdminCall[Any, Any]]] = {
     value.name: value
-    for module in (namespace_api, topic_api, subscription_api, node_api, cluster_api, session_api, security_api)
+    for module in (
+        namespace_api,
+        topic_api,
+        subscription_api,
+        node_api,
+        cluster_api,
+        session_api,
+        security_api,
+        mqtt_api,
+    )
     for value in vars(module).values()
     if isinstance(value, AdminCall)
 }

@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from icestream import limits
 from icestream.admin_api.admin_call import AdminCall, Answer, EmptyAnswer, NoArguments
 from icestream.model.field_metadata import Doc
 
@@ -52,6 +53,24 @@ class JoiningNode(Answer):
     node: str
 
 
+class NewJoinToken(msgspec.Struct):
+    """`node` is the name of the node that may join with the token."""
+
+    node: str
+    ttl_seconds: int = limits.JOIN_TOKEN_SECONDS_DEFAULT
+
+
+class JoinToken(Answer):
+    """A token that lets one node join, once. It is not stored anywhere."""
+
+    token: str
+    node: str
+    expires_ms: int
+
+    def __repr__(self) -> str:
+        return f"JoinToken({self.node})"
+
+
 class CurrentLeader(Answer):
     leader: str
 
@@ -80,6 +99,7 @@ class ClusterComparison(Answer):
 
 CLUSTER_STATUS: Final = AdminCall("cluster_status", NoArguments, ClusterState)
 CLUSTER_ADD: Final = AdminCall("cluster_add", AddressOnly, JoiningNode)
+CLUSTER_JOIN_TOKEN: Final = AdminCall("cluster_join_token", NewJoinToken, JoinToken)
 CLUSTER_PROMOTE: Final = AdminCall("cluster_promote", NodeOnly, EmptyAnswer)
 CLUSTER_REMOVE: Final = AdminCall("cluster_remove", NodeOnly, EmptyAnswer)
 CLUSTER_TRANSFER: Final = AdminCall("cluster_transfer", OptionalNode, CurrentLeader)

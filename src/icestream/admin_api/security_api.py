@@ -101,6 +101,7 @@ class NewGrant(msgspec.Struct, kw_only=True):
     role: str = ""
     actions: list[str] = []
     resource: str = ""
+    scope: Annotated[str, Doc("Of a role: where it applies, such as `/shop/orders`, `namespace:/shop`.")] = ""
 
 
 class GrantOnly(msgspec.Struct):
@@ -179,6 +180,8 @@ class GrantDetails(Answer):
     role: str
     actions: list[str]
     resource: str
+    scope: Annotated[str, Doc("Of a role: where it applies; empty: everywhere.")]
+    binding: Annotated[str, Doc("The id of the binding that made it, by Danube's tools.")]
     is_parked: Annotated[bool, Doc("True after its topic was deleted: it has no effect until it is unparked.")]
     created_ms: int
 
@@ -198,8 +201,33 @@ class AccessExplanation(Answer):
     rules: Annotated[list[ExplainedRule], Doc("Every rule of the principal.")]
 
 
-class KeyRotation(SecurityChange):
+class SigningKeyDetails(Answer):
+    key_id: str
+    created_ms: int
+    is_signing: Annotated[bool, Doc("True for the key that signs new tokens; the others only verify.")]
+
+
+class SigningKeys(Answer):
+    keys: Annotated[list[SigningKeyDetails], Doc("The keys whose tokens are accepted, the newest first.")]
+
+
+class KeyOnly(msgspec.Struct):
+    key_id: str
+
+
+class KeyRingChange(SecurityChange):
     key_ids: Annotated[list[str], Doc("The keys of the ring; the first one signs from now on.")]
+
+
+class ProcessRole(msgspec.Struct):
+    role: Annotated[str, Doc("`lake` or `pipeline`.")]
+
+
+class ProcessSecretFile(Answer):
+    """The secret itself is in the file alone."""
+
+    role: str
+    file: Annotated[str, Doc("On the machine of the broker that answers.")]
 
 
 INIT_SECURITY: Final = AdminCall("security_init", NamedPassword, SecurityInitialised)
@@ -214,7 +242,11 @@ PAGE_TOKENS: Final = AdminCall("security_page_tokens", PageTokens, Listing[Token
 CREATE_TOKEN: Final = AdminCall("security_create_token", NewToken, IssuedToken)
 REVOKE_TOKEN: Final = AdminCall("security_revoke_token", TokenOnly, SecurityChange)
 REVOKE_ALL_TOKENS: Final = AdminCall("security_revoke_all_tokens", PrincipalOnly, SecurityChange)
-ROTATE_KEYS: Final = AdminCall("security_rotate_keys", NoArguments, KeyRotation)
+ROTATE_KEYS: Final = AdminCall("security_rotate_keys", NoArguments, KeyRingChange)
+LIST_KEYS: Final = AdminCall("security_list_keys", NoArguments, SigningKeys)
+REMOVE_KEY: Final = AdminCall("security_remove_key", KeyOnly, KeyRingChange)
+CREATE_PROCESS_SECRET: Final = AdminCall("security_create_process_secret", ProcessRole, ProcessSecretFile)
+DELETE_PROCESS_SECRET: Final = AdminCall("security_delete_process_secret", ProcessRole, ProcessSecretFile)
 PAGE_ROLES: Final = AdminCall("security_page_roles", PageRequest, Listing[RoleDetails])
 PUT_ROLE: Final = AdminCall("security_put_role", PutRole, RoleDetails)
 DELETE_ROLE: Final = AdminCall("security_delete_role", RoleOnly, SecurityChange)

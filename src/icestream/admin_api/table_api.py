@@ -45,6 +45,9 @@ class AdoptRequest(TableOperationRequest, kw_only=True):
         Annotated[dict[str, Count], Length(0, limits.SHARDS_PER_TOPIC_MAX)] | None,
         Doc("First offset of each shard that is not in the table; null: according to its snapshots."),
     ] = None
+    metadata_file: Annotated[
+        str | None, Doc("Metadata file of a dropped table: it is registered from it, if no table has its name.")
+    ] = None
 
 
 class RewindRequest(TableOperationRequest, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from icestream import limits
-from icestream.admin_api.admin_call import AdminCall, Answer, EmptyAnswer, Listing, Name, PageRequest
+from icestream.admin_api.admin_call import AdminCall, Answer, EmptyAnswer, Listing, Name, NoArguments, PageRequest
 from icestream.model.field_metadata import Doc, NumberBounds
 from icestream.model.subscription_options import DispatchMode
 from icestream.model.topic_deletion_policy import DeletedRestPolicy, DeletedTablePolicy
@@ -42,6 +42,13 @@ class DeleteTopic(msgspec.Struct):
     topic: str
     table: DeletedTablePolicy | None = None
     rest: DeletedRestPolicy | None = None
+
+
+class UndeleteTopic(msgspec.Struct):
+    """`id`: which of several deleted topics of that name; null: the last one."""
+
+    topic: str
+    id: int | None = None
 
 
 class ListTopics(msgspec.Struct):
@@ -182,6 +189,36 @@ class DeletedTopic(DeletionReport, kw_only=True):
     deleted: Annotated[str, Doc("Name of the topic.")]
 
 
+class FormerTopicTable(Answer):
+    """The table of a topic that came back, which it has to adopt."""
+
+    namespace: list[str]
+    table: str
+    uuid: str
+    metadata_file: Annotated[str, Doc("Its last one: a table that was dropped is registered from it.")]
+
+
+class ReturnReport(Answer):
+    topic: Annotated[str, Doc("`/namespace/name`")]
+    id: Annotated[int, Doc("The id that it had.")]
+    shards: int
+    subscriptions: Annotated[int, Doc("Number of those that came back, at their cursors.")]
+    former_table: Annotated[FormerTopicTable | None, Doc("null: it had no table in the embedded catalog.")]
+
+
+class TopicTombstone(Answer):
+    topic: Annotated[str, Doc("`/namespace/name`")]
+    id: int
+    shards: int
+    node: Annotated[str, Doc("The node whose log has the topic.")]
+    deleted_ms: int
+    until_ms: Annotated[int, Doc("How long it can come back.")]
+
+
+class TombstoneList(Answer):
+    topics: Annotated[list[TopicTombstone], Doc("The oldest deletion first.")]
+
+
 class ShardTakeover(Answer):
     shard: int
     gap_start: int
@@ -205,6 +242,8 @@ DESCRIBE_TOPIC: Final = AdminCall("describe_topic", TopicOnly, TopicOutline, is_
 LIST_TOPICS: Final = AdminCall("list_topics", ListTopics, TopicNames, is_public=True)
 TOPIC_POLICIES: Final = AdminCall("topic_policies", ChangeTopicPolicies, EffectivePolicies, is_public=True)
 DELETE_TOPIC: Final = AdminCall("delete_topic", DeleteTopic, DeletionReport, is_public=True)
+UNDELETE_TOPIC: Final = AdminCall("undelete_topic", UndeleteTopic, ReturnReport, is_public=True)
+LIST_DELETED_TOPICS: Final = AdminCall("list_deleted_topics", NoArguments, TombstoneList, is_public=True)
 TAKEOVER_TOPIC: Final = AdminCall("takeover_topic", TopicOnly, TakeoverReport, is_public=True)
 
 PAGE_TOPICS: Final = AdminCall("page_topics", PageTopics, Listing[TopicSummary])

@@ -4,7 +4,12 @@
     administrative change     durable before the change takes effect     the change is refused
     change that failed        merged, within a second                    counted
     denial, failed login      merged, within a second                    counted, the request goes on as decided
-    access, by setting        merged, within a second                    counted, the request goes on
+    access that creates,      merged, within a second                    counted, the request goes on
+    alters or deletes
+    other access, by setting  the same
+
+An administrative change is one of accounts, members or settings. Topics, namespaces, subscriptions, schemas and tables
+are changed by clients too, such as a producer that creates its topic.
 
 The broker writes it by an internal producer; the decision denies every client to write, alter or delete `/system`, and
 so does the table's resource (hazard 121). Nothing that the audit does is audited: it has no session, and accesses to
@@ -32,7 +37,7 @@ from icestream.model.topic_name import TopicName
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
 from icestream.runtime.clock import Clock
-from icestream.security.access_policy import SYSTEM_NAMESPACE, Decision
+from icestream.security.access_policy import SYSTEM_NAMESPACE, Decision, is_system
 from icestream.security.access_session import AccessSession
 from icestream.security.action import Action
 from icestream.security.audit_event import AuditEvent, AuditMerge, Event, audit_event
@@ -42,6 +47,7 @@ from icestream.security.resource import Resource
 AUDIT_TOPIC: Final = TopicName(SYSTEM_NAMESPACE, "audit")
 _PRODUCER: Final = "audit/events"
 _FLUSH_SECONDS: Final = 1.0
+_CHANGES: Final = frozenset({Action.CREATE, Action.ALTER, Action.DELETE, Action.RESTORE, Action.MAINTAIN})
 _log = get_logger("audit")
 
 
@@ -55,8 +61,11 @@ class AuditLog:
         clock: Clock,
         node: str,
         events_per_second: int = limits.AUDIT_EVENTS_PER_SECOND,
+        *,
+        records_access: bool = False,
     ) -> None:
-        """`node`: the name of this node, which events carry."""
+        """`node`: the name of this node, which events carry. `records_access`: every access is an event."""
+        self._records_access = records_access
         self._producers = producers
         self._storage = storage
         self._clock = clock
@@ -75,8 +84,9 @@ class AuditLog:
         self._add(self._decision("denied", session, action, resource, decision))
 
     def accessed(self, session: AccessSession, action: Action, resource: Resource, decision: Decision) -> None:
-        """Records an access that was allowed; not one of the audit itself."""
-        if resource.segments[:1] != (SYSTEM_NAMESPACE,):
+        """Records an access that was allowed, if it changes something or all are recorded; not one of the audit
+        itself."""
+        if (self._records_access or action in _CHANGES) and not is_system(resource):
             self._add(self._decision("access", session, action, resource, decision))
 
     def login_failed(self, login: FailedLogin) -> None:

@@ -18,6 +18,7 @@ from icestream.broker.broker_topic import BrokerProducer
 from icestream.model import envelope
 from icestream.model.block import COLUMN, CONSTANT, HEAD, NULLS, VARIABLE, Block, BlockHead, Numbering, padded
 from icestream.model.envelope import COLUMN_BY_ID
+from icestream.model.topic_name import TopicName
 from icestream.rpc.blocks import check_block, column_bits
 
 # The other columns are set by the broker, or by the front end whose protocol has them.
@@ -45,13 +46,7 @@ def validate_block(block: bytes, producer: BrokerProducer, message_bytes_max: in
         raise _forbidden_column(block, producer)
     # A block that is not larger than the bound cannot hold a larger message: most blocks need no further look.
     if message_bytes_max and len(block) > message_bytes_max:
-        largest = largest_row(block, message_bytes_max)
-        if largest is not None:
-            raise errors.MessageTooLarge(
-                f"message of {largest} bytes exceeds the limit of topic {producer.topic.name}: "
-                f"{message_bytes_max} bytes",
-                hint="send smaller messages, or raise the policy max_message_bytes",
-            )
+        check_message_sizes(block, producer.topic.name, message_bytes_max)
     if producer.is_numbered is None:  # decided by its first valid batch
         producer.is_numbered = head.numbering is not None
     return head
@@ -84,6 +79,16 @@ def _check_numbering(numbering: Numbering | None, producer: BrokerProducer) -> N
             f"batch is numbered by producer {numbering.producer_id} epoch {numbering.producer_epoch}, but was sent by "
             f"producer {producer.id} epoch {producer.epoch}",
             hint="number batches with the id and epoch that open_producer returned",
+        )
+
+
+def check_message_sizes(block: bytes, topic: TopicName, bytes_max: int) -> None:
+    """Raises MessageTooLarge if a message of a valid block is larger than the topic allows."""
+    largest = largest_row(block, bytes_max)
+    if largest is not None:
+        raise errors.MessageTooLarge(
+            f"message of {largest} bytes exceeds the limit of topic {topic}: {bytes_max} bytes",
+            hint="send smaller messages, or raise the policy max_message_bytes",
         )
 
 

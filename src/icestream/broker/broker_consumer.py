@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
@@ -150,12 +150,15 @@ class BrokerConsumer:
         self._is_fresh = False  # the whole queue was dispatched in this moment
         self._is_reading = False
         self._slow_read = SlowReadWatch(clock, tasks)
+        self._kept: dict[DeliverySide, tuple[int, int]] = {}  # the offsets of its last read that are kept in memory
         self._is_closed = False
 
     def close(self) -> None:
         """Discards the queue: the dispatchers redeliver what was in it."""
         self._is_closed = True
         self._slow_read.close()
+        for delivery in list(self._kept):
+            self._drop_kept(delivery)
         self._queue.clear()
         self._suspended.clear()
         self.on_close()
@@ -279,6 +282,7 @@ class BrokerConsumer:
         """Reads and sends the next part of the first range in the queue, then continues with the queue."""
         start_ns, delivered_before = now_ns() if tracing.is_on else 0, self.delivered_messages
         delivery, start = outgoing.delivery, outgoing.start
+        self._drop_kept(delivery)
         try:
             # Worth caching only if the rest of what is read will be needed soon, by this consumer or by another.
             cache = delivery.is_handed_out_singly or outgoing.attempt > 0
@@ -286,7 +290,9 @@ class BrokerConsumer:
                 delivery.stream, start, lambda error: delivery.report_unreadable(start, error), cache=cache
             )
             delivery.report_readable(start, read.next_offset)
-            self._send_read(outgoing, read)
+            position = self._send_read(outgoing, read)
+            if not cache:
+                self._keep_rest(delivery, read.sections, position)
         except errors.StaleRead:
             pass  # the file was recycled during the read: the position is looked up again
         except errors.PositionGone as error:
@@ -308,9 +314,9 @@ class BrokerConsumer:
             self._trace_delivery(start_ns, delivered_before)
         self._pump()
 
-    def _send_read(self, outgoing: Outgoing, read: ShardRead) -> None:
-        """Sends all ranges at the front of the queue that the read holds."""
-        delivery = outgoing.delivery
+    def _send_read(self, outgoing: Outgoing, read: ShardRead) -> int:
+        """Sends all ranges at the front of the queue that the read holds. Returns the offset up to which that is."""
+        delivery, position = outgoing.delivery, outgoing.start
         for gap in read.gaps:
             delivery.skip_gap(gap)
             self._skip(outgoing, gap.end)
@@ -324,9 +330,26 @@ class BrokerConsumer:
         while self._queue and read.sections and not self.sink.is_full:
             head, first = self._queue[0], read.sections[0]
             if head.delivery is not delivery or not first.base_offset <= head.start < read.next_offset:
-                return
+                break
             if self._is_current(head):
                 self._send_next(head, read.sections)
+                position = head.start if self._queue and self._queue[0] is head else head.end
+        return position
+
+    def _keep_rest(self, delivery: DeliverySide, sections: Sequence[SectionRead], position: int) -> None:
+        """Keeps the sections from `position` on in memory.
+
+        A read is often larger than the credit of the consumer, whose next range begins where this one ended.
+        """
+        rest = [section for section in sections if section.base_offset + section.rows > position]
+        if rest and not self._is_closed:
+            delivery.stream.keep_read(rest)
+            self._kept[delivery] = rest[0].base_offset, rest[-1].base_offset + rest[-1].rows
+
+    def _drop_kept(self, delivery: DeliverySide) -> None:
+        """Drops what is kept of a shard, so that a consumer that catches up takes the room of one read in the cache."""
+        if (kept := self._kept.pop(delivery, None)) is not None:
+            delivery.stream.drop_read(*kept)
 
     def _skip_dropped(self, outgoing: Outgoing, error: errors.PositionGone) -> None:
         """Skips messages that a retention has dropped: the log starts after them."""
@@ -399,15 +422,18 @@ class BrokerConsumer:
             else:
                 ranges.append((start, end))
             last = end
+            # The section ends within this range: its rest stays at the front of the queue for the next section.
             if end < head.end:
                 head.start = end
                 return ranges
             queue.popleft()
+            # `_is_current` drops or cuts the range at the front until that is one to be sent.
             while queue and not is_fresh and not self._is_current(queue[0]):
                 pass
             if not queue:
                 return ranges
             head = queue[0]
+            # One frame names one generation and one attempt for all of its rows, and its ranges rise.
             is_alike = head.attempt == attempt and head.generation == generation and head.delivery is delivery
             if not is_alike or not last <= head.start < limit:
                 return ranges

@@ -24,4 +24,5 @@ class BrokerOptions:
     policy_defaults: PolicyValues = (
         POLICY_DEFAULTS  # what applies where neither a topic nor its namespace sets a policy
     )
+    undelete_grace_ms: int = limits.UNDELETE_GRACE_MS_DEFAULT
     has_own_catalog: bool = True  # tables of deleted topics can be dropped

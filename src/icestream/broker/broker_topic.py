@@ -135,5 +135,9 @@ class BrokerTopic:
 
 
 def _decides_about_batches(policies: PolicyValues) -> bool:
-    """True if a policy looks at single batches: a publish rate or a maximum size."""
+    """True if a policy looks at single batches: a publish rate or a maximum size.
+
+    A policy that may refuse or delay a batch must be named here and in `Publisher._decides_about`: groups of batches
+    are stored without a look at each of them as long as both say that no policy needs one.
+    """
     return bool(policies.max_publish_rate or policies.max_message_bytes)

@@ -162,8 +162,11 @@ class CursorStore:
         """Flushes one interval after the first change, until cancelled."""
         while True:
             await self._has_changes.wait()
+            # Counted from the first change and not from the last one: a subscription that acks all the time would never
+            # be written.
             passed_ns = self._clock.monotonic_ns() - self._first_change_ns
             await self._clock.sleep(max(self._interval_ms / 1000 - passed_ns / 1e9, 0))
+            # Before the flush: a change during it begins an interval of its own.
             self._has_changes.clear()
             try:
                 await self.flush()

@@ -35,7 +35,7 @@ class InternalProducers(Protocol):
 
     @property
     def check_dead_letters(self) -> Callable[[TopicName, StoredIdentity | None], None]:
-        """Raises PermissionDenied if letters may not be written to this topic, for the one who named it."""
+        """Raises PermissionDenied if letters may not be written to this topic, for the principal that named it."""
 
     async def open_internal_producer(
         self, name: TopicName, producer: str, instance: str, *, dead_letters_of: str = ""
@@ -88,7 +88,7 @@ class DeadLetterWriter:
         topic = TopicName.parse(policy.dead_letter_topic)
         # Opened for each group: sequence numbers are offsets, with holes between the groups, and only a new epoch may
         # begin at any number. And the policy may name another topic by now, or that topic may have been deleted.
-        # The right of who named the topic is decided again: it may have ended since (hazard 115).
+        # Decided again for the principal that named the topic: its right may have ended since (hazard 115).
         subscription = self._topic.subscriptions.get(self._subscription)
         record = subscription.record if subscription is not None else self._record
         self._producers.check_dead_letters(topic, record.dead_letters_by)

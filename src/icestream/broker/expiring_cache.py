@@ -18,10 +18,21 @@ from icestream.model.shard import ShardKey
 Item = TypeVar("Item")
 
 
+class FilteredShard(NamedTuple):
+    """A shard as readers with the same topic filters see it."""
+
+    topic_id: int
+    shard: int
+    topic_filters: tuple[str, ...]
+
+
+ReadSource = ShardKey | FilteredShard
+
+
 class ShardPosition(NamedTuple):
     """The position of a reader. Readers of one shard are told apart by their offsets."""
 
-    key: ShardKey
+    key: ReadSource
     offset: int
 
 
@@ -61,7 +72,7 @@ class ExpiringCache(Generic[Item]):
             return None
         return entry.item
 
-    def items_of_shard(self, key: ShardKey) -> Iterator[Item]:
+    def items_of_shard(self, key: ReadSource) -> Iterator[Item]:
         """The items at any position of a shard. A linear search: the cache holds few entries of all shards together."""
         return (
             entry.item

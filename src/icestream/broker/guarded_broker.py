@@ -37,7 +37,9 @@ from icestream.broker.broker_options import BrokerOptions
 from icestream.broker.broker_subscription import BrokerSubscription
 from icestream.broker.broker_topic import BrokerProducer, BrokerTopic
 from icestream.broker.danube_partitions import PartitionRequest
+from icestream.broker.guarded_mqtt import GuardedMqtt
 from icestream.broker.guarded_schemas import GuardedSchemas
+from icestream.broker.mqtt.client_link import ClientLink, ClientSession, ConnectRequest
 from icestream.broker.name_owner import UNNAMED, NameUser
 from icestream.broker.producer_window import ProducerWindow
 from icestream.broker.publish_group import PublishGroupResult
@@ -47,7 +49,10 @@ from icestream.broker.stalled_readers import StalledReader
 from icestream.broker.storage import ShardStream
 from icestream.broker.topic_deletion import Deletion
 from icestream.broker.topic_registry import unknown_namespace
+from icestream.broker.topic_restore import BackedUpTopic, RestoreRecord
 from icestream.broker.topic_takeover import Takeover
+from icestream.broker.topic_tombstones import ReturnedTopic
+from icestream.durable.session_records import SessionOwner
 from icestream.model.block import BlockHead
 from icestream.model.block_group import BlockGroup
 from icestream.model.shard import DeclaredGap, ShardKey
@@ -60,11 +65,13 @@ from icestream.security.access_policy import SYSTEM_NAMESPACE, Decision, decide
 from icestream.security.access_session import AccessSession
 from icestream.security.action import Action
 from icestream.security.credential import Credential, ProcessCredential
+from icestream.security.mqtt_rights import decide_mqtt
 from icestream.security.principal import ANONYMOUS_IDENTITY, LOCAL, CallerIdentity, Principal, PrincipalKind
 from icestream.security.resource import (
     CLUSTER,
     Resource,
     ResourceKind,
+    mqtt_topic_resource,
     namespace_resource,
     subscription_resource,
     topic_resource,
@@ -85,8 +92,10 @@ ASKS_NOTHING: Final = {
     "last_sequence": "of an opened producer",
     "last_sequence_of_name": "of an opened producer",
     "recent_batches": "of an opened producer",
+    "connect_mqtt": "broker/mqtt asks for each topic and filter",
     "wait_durable": "shows nothing",
     "schemas": "guarded_schemas.py asks",
+    "mqtt": "guarded_mqtt.py asks",
 }
 
 
@@ -120,6 +129,8 @@ class PublishPath(Protocol):
         on_done: Callable[[PublishGroupResult], object],
     ) -> bool: ...
 
+    def reset_producer(self, producer: BrokerProducer, shard: int) -> None: ...
+
 
 LOCAL_LISTENER: Final = "local"
 
@@ -140,12 +151,14 @@ class BrokerDoor:
         self._roles = roles
         self.publishing: PublishPath = broker
         broker.check_dead_letters = self._check_dead_letters
+        broker.mqtt.is_will_allowed = self._is_will_allowed
 
     def _check_dead_letters(self, name: TopicName, author: records.StoredIdentity | None) -> None:
-        """Raises PermissionDenied if who named a dead-letter topic may not produce to it any more (hazard 115).
+        """Raises PermissionDenied if the principal that named a dead-letter topic lost the right to produce to it
+        (hazard 115).
 
-        Without an author it was named while security was off, by one who had all rights; what belongs to the node is
-        refused all the same.
+        Without an author it was named while security was off, when every client had all rights; topics of the node
+        itself are refused all the same.
         """
         if author is None:
             identity = ANONYMOUS_IDENTITY
@@ -160,6 +173,15 @@ class BrokerDoor:
                 f"dead letters are not written to {name}: {decision.reason}",
                 hint=f"grant {identity.principal} produce on {name}, or name another dead-letter topic",
             )
+
+    def _is_will_allowed(self, owner: SessionOwner | None, client_id: str, topic: str, route: TopicName) -> bool:
+        """Whether the client of an MQTT session may still publish its will (hazard 118). A session without an owner is
+        from before there were accounts."""
+        if not self.is_secured or owner is None:
+            return not self.is_secured or route.namespace != SYSTEM_NAMESPACE
+        identity = CallerIdentity(Principal.parse(owner.principal), owner.claims, owner.roles)
+        routes, policy = [topic_resource(route)], self._access_control.policy
+        return decide_mqtt(identity, Action.PRODUCE, mqtt_topic_resource(topic), routes, policy, client_id).is_allowed
 
     @property
     def is_ready(self) -> bool:
@@ -183,14 +205,16 @@ class BrokerDoor:
     def _admit_process(self, credential: ProcessCredential, address: str, listener: str) -> GuardedBroker:
         """For a process of the node, on the local socket alone. Verified while security is off too, so that it stays
         connected when security is switched on."""
-        if listener == LOCAL_LISTENER and self._roles is not None:
-            if self._roles.is_valid(credential.role, credential.secret):
+        if listener == LOCAL_LISTENER:
+            if self._roles is not None and self._roles.is_valid(credential.role, credential.secret):
                 principal = Principal(PrincipalKind.PROCESS, LOCAL, credential.role)
                 return self.guard(self._access_control.new_session(CallerIdentity(principal), address, listener))
             if not self.is_secured:  # as a client that has no credential: it was started by hand
                 return self.admit_anonymous(address, listener)
         raise errors.Unauthenticated(
-            "the process has not proved its role", hint="the broker starts its processes with their secrets"
+            f"the process has not proved its role {credential.role[:100]!r}",
+            hint="the broker hands its children their secrets; a process that you run needs "
+            "`icestream security process-secret lake` (or pipeline) on the broker's machine",
         )
 
     def admit_anonymous(self, address: str, listener: str) -> GuardedBroker:
@@ -213,6 +237,7 @@ class GuardedBroker:
         self.session = session
         self._holds: dict[BrokerProducer | BrokerConsumer, int] = {}
         self.schemas = GuardedSchemas(broker.schemas, session)
+        self.mqtt = GuardedMqtt(broker.mqtt, session)
         # Bound here, because front ends call them for every batch.
         self.has_room = broker.has_room
         self.wait_for_room = broker.wait_for_room
@@ -389,6 +414,27 @@ class GuardedBroker:
             self._require(Action.TABLE_WRITE, topic_resource(name))
         return await self._broker.delete_topic(name, table, rest)
 
+    async def undelete_topic(self, name: TopicName, topic_id: int | None = None) -> ReturnedTopic:
+        # As one that creates a topic; its old subscriptions and messages are an administrator's to return.
+        self._require(Action.ADMIN, CLUSTER)
+        return await self._broker.undelete_topic(name, topic_id)
+
+    async def allocate_restore(self, backup_id: str, name: TopicName, policies: PolicyValues) -> RestoreRecord:
+        self._require(Action.ADMIN, CLUSTER)
+        return await self._broker.allocate_restore(backup_id, name, policies)
+
+    async def restore_topic(self, topic: BackedUpTopic) -> BrokerTopic:
+        self._require(Action.ADMIN, CLUSTER)
+        return await self._broker.restore_topic(topic)
+
+    async def end_restore(self, backup_id: str, name: TopicName) -> None:
+        self._require(Action.ADMIN, CLUSTER)
+        await self._broker.end_restore(backup_id, name)
+
+    async def deleted_topics(self) -> list[records.TombstoneRecord]:
+        self._require(Action.ADMIN, CLUSTER)
+        return await self._broker.deleted_topics()
+
     async def take_over_topic(self, name: TopicName) -> Takeover:
         self._require(Action.ADMIN, CLUSTER)
         return await self._broker.take_over_topic(name)
@@ -415,10 +461,13 @@ class GuardedBroker:
         partition: PartitionRequest | None = None,
     ) -> BrokerProducer:
         right = self._require(Action.PRODUCE, topic_resource(name))
+        is_absent = self._broker.find_topic_record(name) is None
         if not self._is_allowed(Action.CREATE, topic_resource(name)):
-            if create and self._broker.find_topic_record(name) is None:
+            if create and is_absent:
                 self._require(Action.CREATE, topic_resource(name))
             create = False
+        elif is_absent and create is not False:
+            self._require(Action.CREATE, topic_resource(name))  # for the audit
         opened = await self._broker.open_producer(
             name,
             producer,
@@ -452,6 +501,18 @@ class GuardedBroker:
         self._holds.pop(producer, None)
         producer.close(reason)
         self._broker.close_producer(producer)
+
+    def check_produce(self, name: TopicName) -> None:
+        """For a message by a producer that another session of the same principal has opened."""
+        self._require(Action.PRODUCE, topic_resource(name))
+
+    # --- MQTT ---
+
+    async def connect_mqtt(self, request: ConnectRequest, link: ClientLink) -> ClientSession:
+        """Connects an MQTT client. Each topic and filter that it names is decided by the session (hazard 118)."""
+        return await self._broker.mqtt.connect(self.session, request, link)
+
+    # --- numbered batches ---
 
     def last_sequence(self, producer: BrokerProducer, shard: int) -> int | None:
         return self._broker.last_sequence(producer, shard)
@@ -599,6 +660,21 @@ class GuardedBroker:
     def subscription(self, name: TopicName, subscription: str) -> BrokerSubscription:
         self._require(Action.DESCRIBE, _subscription(name, subscription))
         return self._broker.subscription(name, subscription)
+
+    def topic_of_subscription(self, action: Action, name: TopicName, subscription: str) -> BrokerTopic:
+        """The topic of a subscription, for a session that may do this to the subscription: it need not be allowed to
+        describe the topic, which shows other subscriptions too."""
+        self._require(action, _subscription(name, subscription))
+        return self._broker.topic(name)
+
+    def consumed_subscription(self, name: TopicName, subscription: str) -> BrokerSubscription:
+        """The subscription, for an ack without a consumer of this session. Raises PermissionDenied unless the session
+        may consume it, and for a subscription of another principal (hazard 115)."""
+        resource = _subscription(name, subscription)
+        self._require(Action.CONSUME, resource)
+        consumed = self._broker.subscription(name, subscription)
+        self._user(resource).claim(consumed.record.principal)
+        return consumed
 
 
 def _subscription(name: TopicName, subscription: str) -> Resource:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from icestream import errors
 from icestream.broker.cursor_store import CursorStore, open_subscription_stream
 from icestream.broker.read_ahead import ReadAhead
+from icestream.broker.retained_offsets import RetainedOffsets
 from icestream.broker.scan_requests import ScanRequests
 from icestream.broker.storage import CursorSource, SubscriptionStream
 from icestream.broker.table_prefetch import TablePrefetch
@@ -55,7 +56,9 @@ class IcebergStorage:
         self._streams: dict[ShardKey, TieredShardStream] = {}  # of declared topics
         self.closed: dict[int, errors.StorageUnavailable] = {}  # by topic id: why the topic takes no messages now
         self._tasks = Tasks(self._task_failed)
+        self.retained = RetainedOffsets(store, clock)
         self._tasks.start(self.cursors.run(), "cursors")
+        self._tasks.start(self.retained.run(), "first kept offsets")
 
     def _task_failed(self, error: BaseException) -> None:
         asyncio.get_running_loop().call_exception_handler(
@@ -73,10 +76,11 @@ class IcebergStorage:
 
     def _open_stream(self, topic: TopicIdentity, shard: Shard) -> TieredShardStream:
         table: TableTier | None = None
-        if self.scan_requests is not None:
+        if self.scan_requests is not None and topic.has_table:
             declared_gaps = partial(self.log.gaps, shard.key)
             table = TableTier(self.scan_requests, self._table_prefetch, topic.name, shard.key, declared_gaps)
-        return TieredShardStream(self.log, shard, self._clock, self._read_ahead, table)
+        first = partial(self.retained.first, shard.key)
+        return TieredShardStream(self.log, shard, self._clock, self._read_ahead, table, first)
 
     async def declare_lost_offsets(self, topic: TopicIdentity, gaps: Sequence[DeclaredGap]) -> None:
         self.log.declare_topic(topic)
@@ -105,8 +109,11 @@ class IcebergStorage:
             _log.warning("deleted a topic with messages that were in no table", topic_id=topic_id, messages=dropped)
         await self.log.advance_floor({key: shard_states[key].synced for key in keys if key in shard_states})
 
-    def set_retention(self, topic_id: int, shards: int, bytes_max: int, age_max_ms: int) -> None:
-        self.log.retention_job.set_retention(topic_id, shards, Retention(bytes_max, age_max_ms * 1000))
+    async def release(self, floors: Mapping[ShardKey, int]) -> None:
+        await self.log.advance_floor(floors)
+
+    def set_retention(self, topic_id: int, shards: int, bytes_max: int, age_max_ms: int, messages_max: int = 0) -> None:
+        self.log.retention_job.set_retention(topic_id, shards, Retention(bytes_max, age_max_ms * 1000, messages_max))
 
     def open_producer(self, producer_id: int, producer_epoch: int) -> None:
         self.log.state.producers.open(producer_id, producer_epoch)
@@ -168,6 +175,14 @@ class IcebergStorage:
 
     def shard_stream(self, shard: ShardKey) -> TieredShardStream:
         return self.stream(shard)
+
+    @property
+    def log_file_number(self) -> int:
+        file = self.log.appender.file
+        return file.number if file is not None else 0
+
+    def has_shard(self, shard: ShardKey) -> bool:
+        return shard in self.log.state.shards
 
     def stream(self, key: ShardKey) -> TieredShardStream:
         stream = self._streams.get(key)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from icestream import errors
 from icestream.broker.cursor_store import CursorStore, open_subscription_stream
-from icestream.broker.storage import CursorSource, ShardRead, SubscriptionStream, TableRow
+from icestream.broker.storage import CursorSource, FilteredRead, ShardRead, SubscriptionStream, TableRow
 from icestream.metadata.command import Compare, Operation
 from icestream.metadata.store import MetadataStore
 from icestream.model.block import BlockHead, decode_block_head
@@ -75,7 +75,15 @@ class MemoryStorage:
         for number in range(shards):
             self._shards.pop(ShardKey(topic_id, number), None)
 
-    def set_retention(self, topic_id: int, shards: int, bytes_max: int, age_max_ms: int) -> None:
+    async def release(self, floors: Mapping[ShardKey, int]) -> None:
+        shards = {self._shard(key): floor for key, floor in floors.items()}
+        for shard, floor in shards.items():
+            if floor > shard.visible:
+                raise errors.InvalidInput(f"floor {floor} of {shard.key} is beyond its end {shard.visible}")
+        for shard, floor in shards.items():
+            shard.drop_below(floor)
+
+    def set_retention(self, topic_id: int, shards: int, bytes_max: int, age_max_ms: int, messages_max: int = 0) -> None:
         """Does nothing: everything is kept until the process ends."""
 
     def open_producer(self, producer_id: int, producer_epoch: int) -> None:
@@ -164,6 +172,13 @@ class MemoryStorage:
     def shard_stream(self, shard: ShardKey) -> MemoryShard:
         return self._shard(shard)
 
+    @property
+    def log_file_number(self) -> int:
+        return 0
+
+    def has_shard(self, shard: ShardKey) -> bool:
+        return shard in self._shards
+
     def _shard(self, key: ShardKey) -> MemoryShard:
         shard = self._shards.get(key)
         if shard is None:
@@ -222,14 +237,25 @@ class MemoryShard:
         for on_visible in self._followers:
             on_visible()
 
+    def drop_below(self, floor: int) -> None:
+        """Forgets the sections that end at or below `floor`. The one that holds the floor stays whole, as in a file."""
+        count = len(self._bases) if floor >= self.visible else max(bisect_right(self._bases, floor) - 1, 0)
+        del self._sections[:count], self._bases[:count]
+
     def log_start(self) -> int:
-        return 0
+        return self._bases[0] if self._bases else self.visible
 
     async def history_start(self) -> int:
-        return 0
+        return self.log_start()
 
     def gaps(self) -> Sequence[DeclaredGap]:
         return ()
+
+    def keep_read(self, sections: Sequence[SectionRead]) -> None:
+        """Nothing is to be kept: everything is in memory."""
+
+    def drop_read(self, start: int, end: int) -> None:
+        """See `keep_read`."""
 
     def read_hot(self, offset: int, bytes_max: int) -> list[SectionRead]:
         sections: list[SectionRead] = []
@@ -243,8 +269,16 @@ class MemoryShard:
         return sections
 
     async def read(self, offset: int, bytes_max: int, *, cache: bool = False) -> ShardRead:
+        if offset < self.log_start():
+            raise errors.PositionGone(
+                f"offset {offset} of {self.key} was released; the first is {self.log_start()}", hint="start there"
+            )
         sections = self.read_hot(offset, bytes_max)
         return ShardRead(sections, [], sections[-1].base_offset + sections[-1].rows if sections else offset)
+
+    async def read_matching(self, offset: int, bytes_max: int, topic_filters: Sequence[str]) -> FilteredRead:
+        """All messages, whatever the filters are: memory is not ordered by topics."""
+        return FilteredRead(*await self.read(offset, bytes_max))
 
     async def offset_for_time(self, time_us: int) -> int:
         later = (section.base_offset for section in self._sections if section.append_time_us >= time_us)

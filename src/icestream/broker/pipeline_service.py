@@ -7,13 +7,15 @@ The driver calls it over the local socket (internal_api/pipeline_calls.py), its 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 from collections.abc import Callable, Sequence, Set
 from typing import Any, NamedTuple
 
 import msgspec
 
 from icestream import errors, limits
-from icestream.model.backlog_messages import Backlog, TopicBacklog
+from icestream.model.backlog_messages import Backlog, RetainedTopic, TopicBacklog
 from icestream.model.shard import ShardKey
 from icestream.observability.health import Check
 from icestream.rpc import document
@@ -25,11 +27,11 @@ Position = tuple[int, int, int]  # topic, shard, offset
 
 
 class LogLocation(NamedTuple):
-    """Where tasks read the log: its directory, or the broker's HTTP address with a token."""
+    """Where tasks read the log: its directory, or the broker's HTTP address with a token of their round."""
 
     directory: str
     address: str
-    token: str
+    secret: str  # of this process: the tokens of rounds are derived from it
 
 
 class PipelineService:
@@ -45,18 +47,24 @@ class PipelineService:
         clock: Clock,
         location: LogLocation,
         table_policy: Callable[[str, int], dict[str, str]],
+        retained_topics: Callable[[], list[RetainedTopic]] = list,
     ) -> None:
-        """`table_policy`: the layout policies of the table of the topic with this name and id."""
+        """`table_policy`: the layout policies of the table of the topic with this name and id. `retained_topics`:
+        returns the next topics with a retention."""
         self.log = log
         self.location = location
         self._clock = clock
         self._table_policy = table_policy
+        self._retained_topics = retained_topics
         self._state: Document | None = None
         self._reported_ns = 0
         # Starts at the clock, so that numbers which a driver got from an earlier process of this broker are lower.
         self._first_reopening = self._reopenings = clock.wall_us()
         self._reopened: dict[ShardKey, int] = {}  # the last reopening of a shard
         self._was_reopened = asyncio.Event()
+        self.certificate: Callable[[], str] = (
+            str  # the digest of the certificate at the HTTP address, empty without TLS
+        )
         self.on_report: Callable[[], None] | None = None  # called after each report of the driver
         self.on_committed: Callable[[], None] | None = None  # called after committed offsets have moved
 
@@ -86,8 +94,9 @@ class PipelineService:
                 topics = [self._with_policy(topic) for topic in backlog.topics]
                 log_id = self.log.log_id.hex()
                 return Backlog(
-                    log_id, *self.location, topics, backlog.files, backlog.is_cut, lsn, reopenings,
-                    passed_over=backlog.passed_over,
+                    log_id, self.location.directory, self.location.address, self.certificate(), topics, backlog.files,
+                    backlog.is_cut, lsn, reopenings, passed_over=backlog.passed_over,
+                    retained=self._retained_topics(),
                 )  # fmt: skip
             if passed_over:
                 # Records of topics that are passed over would end the wait for the next LSN again and again: without a
@@ -138,6 +147,11 @@ class PipelineService:
         if missing:
             raise errors.PositionGone(f"log file {missing[0]} no longer exists", hint="plan the round again")
         self.log.lifecycle.leases.hold(lease, epoch, files, ttl_ms)
+
+    def round_token(self, lease: str) -> str:
+        """The token by which the tasks of a round read the log. The names of leases are unique, so that it opens the
+        files of this lease, while it lasts, and no others (ADR 77)."""
+        return hmac.new(self.location.secret.encode(), lease.encode(), hashlib.sha256).hexdigest()
 
     async def copy(self, lease: str, number: int, start: int, end: int) -> bytes:
         """Bytes of a log file, which the lease must hold from before the read to its end (hazard 29)."""

@@ -13,11 +13,11 @@ taken from after the log has accepted the batch, so a refused batch costs no tok
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from icestream import errors, limits
 from icestream.broker import records
-from icestream.broker.block_validation import validate_block
+from icestream.broker.block_validation import check_message_sizes, validate_block
 from icestream.broker.broker_topic import BrokerProducer, BrokerTopic
 from icestream.broker.name_owner import UNNAMED, NameUser
 from icestream.broker.name_registry import put_name
@@ -157,6 +157,17 @@ class Publisher:
             receipt.add_done_callback(lambda _: _trace_publish(result, start_ns, topic.name, shard, len(block)))
         return result
 
+    def check_batch(self, topic: BrokerTopic, block: bytes, head: BlockHead) -> None:
+        """Raises the reason for which the policies of a topic refuse a block: its size, the schema, the rate."""
+        message_bytes_max = topic.policies.max_message_bytes
+        if message_bytes_max and len(block) > message_bytes_max:
+            check_message_sizes(block, topic.name, message_bytes_max)
+        if self._schemas.of_topic(topic.name) is not None:
+            _validate_payloads(self._schemas, topic.name, block)
+        if topic.publish_rate.per_second:
+            self._check_rate(topic, head.rows)
+            topic.publish_rate.take(head.rows, self._now_ms())
+
     def publish_group(
         self,
         topics: Sequence[BrokerTopic],
@@ -175,12 +186,7 @@ class Publisher:
         nothing was stored.
         """
         # The log stores a group in one record of one file: one that is too large might never fit.
-        if tracing.is_on or not self._storage.takes_group(len(blocks), len(keys)):
-            return False
-        for topic in topics:
-            if topic.decides_about_batches and self._decides_about(topic, largest_block):
-                return False
-        if self._schemas.has_topics and any(self._schemas.of_topic(topic.name) is not None for topic in topics):
+        if not self._storage.takes_group(len(blocks), len(keys)) or self.needs_decisions(topics, largest_block):
             return False
         for window in windows:
             if window.is_refused or window.is_closed:
@@ -191,6 +197,19 @@ class Publisher:
             return False  # each batch is refused by itself, with the same error
         PublishGroupResult(receipt, topics, windows, group, on_done)
         return True
+
+    def needs_decisions(self, topics: Iterable[BrokerTopic], largest_bytes: int) -> bool:
+        """True if something about one of the topics (a schema, a publish rate, a maximum size) needs a decision about
+        each batch of at most `largest_bytes`, or if batches are traced."""
+        if tracing.is_on:
+            return True
+        has_schemas = self._schemas.has_topics
+        for topic in topics:
+            if topic.decides_about_batches and self._decides_about(topic, largest_bytes):
+                return True
+            if has_schemas and self._schemas.of_topic(topic.name) is not None:
+                return True
+        return False
 
     @staticmethod
     def _decides_about(topic: BrokerTopic, largest_block: int) -> bool:

@@ -2,7 +2,7 @@
 
 A key-shared subscription reads the keys of a whole block and hands its messages out as keys become free; a shared one
 hands a block to several consumers, and redelivers some of its messages. Without this cache each of these messages would
-cost a read of its own.
+cost a read of its own. A consumer keeps what a read returned beyond its credit until the next one.
 
     bytes   READ_AHEAD_BYTES_MAX for all subscriptions together; the least recently used goes first
     age     READ_AHEAD_SECONDS_MAX, so that rows that were deleted from a table, or dropped from the log, are not
@@ -60,6 +60,7 @@ class ReadAhead:
         block = _Block(key, contiguous, self._loop.time())
         if block.size_bytes > limits.READ_AHEAD_BYTES_MAX:  # it would evict everything, then itself
             return
+        # Replaces what overlaps: a lookup by start must find one block, and the newer one has the same messages.
         self.drop(key, block.start, block.end)
         starts, blocks = self._shards.setdefault(key, ([], []))
         index = bisect_right(starts, block.start)

@@ -11,6 +11,9 @@
                                                                 `{topic}` is `name-part-N` if the topic has several
                                                                 shards
     /deleted_topics/{id}                                        DeletedTopicRecord, until the deletion is completed
+    /tombstones/{id}                                            TombstoneRecord, with a time to live: of a deleted topic
+    /tombstone_names/{id}{key}                                  what was at the key of a deleted topic: subscriptions,
+                                                                cursors, producers (topic_tombstones.py)
     /node_logs/{node}                                           NodeLogRecord (processes/node/log_identity.py)
     /counters/topic, subscription, producer, consumer           ids: never reused
     /schemas/…                                                  schema_registry_records.py
@@ -47,6 +50,8 @@ PRODUCERS = "/producers/"
 CONSUMERS = "/consumers/"
 CURSORS = "/persistent_storage/iceberg/subscriptions/"
 DELETED_TOPICS = "/deleted_topics/"
+TOMBSTONES = "/tombstones/"
+TOMBSTONE_NAMES = "/tombstone_names/"
 NODE_LOGS = "/node_logs/"
 
 
@@ -106,7 +111,7 @@ class SubscriptionRecord(msgspec.Struct, frozen=True):
     dead_letters_before: str | None = None  # of the former policy: it may hold a letter that no cursor accounts for
     max_unacked_messages: int | None = None  # in each shard; None: the default of the broker's settings
     principal: str = ""  # whose name it is: of the first consumer; empty: no owner (name_owner.py)
-    dead_letters_by: StoredIdentity | None = None  # who named the dead-letter topic; None: set while security was off
+    dead_letters_by: StoredIdentity | None = None  # named the dead-letter topic; None: set while security was off
 
 
 class PendingSubscription(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -214,6 +219,17 @@ class DeletedTopicRecord(msgspec.Struct, frozen=True):
     )
 
 
+class TombstoneRecord(msgspec.Struct, frozen=True):
+    """A deleted topic that can come back (topic_tombstones.py)."""
+
+    topic: TopicRecord
+    namespace: str
+    name: str
+    deleted_ms: int
+    until_ms: int  # when the record ends
+    schema: str = ""  # the record of its schema, as text; empty: it had none
+
+
 Record = TypeVar("Record", bound=msgspec.Struct)
 
 
@@ -262,6 +278,15 @@ def consumer_key(topic: TopicName, subscription: str, consumer: str) -> str:
 
 def cursor_key(topic: TopicName, subscription: str, shard: int, shards: int, *, is_partitioned: bool = False) -> str:
     return f"{CURSORS}{subscription}{topic.shard_name(shard, shards, is_partitioned=is_partitioned)}"
+
+
+def tombstone_key(topic_id: int) -> str:
+    return f"{TOMBSTONES}{topic_id}"
+
+
+def tombstone_names_prefix(topic_id: int) -> str:
+    """The keys below it end with the key of which they have the value; that begins with `/`."""
+    return f"{TOMBSTONE_NAMES}{topic_id}"
 
 
 def deleted_topic_key(topic_id: int) -> str:

@@ -8,13 +8,15 @@ the broker opens no socket of its own for reads of tables, and knows no tables.
     worker attached       at most SCANS_IN_FLIGHT_MAX requests are in flight; the others wait their turn
     worker detached       requests without a reply go to the next worker: they change nothing, so a repetition is safe
     no reply in time      LakeAway after SCAN_SECONDS_MAX; the worker is told to drop the request
+    the same request      of several readers at a time is sent once, and all of them get its reply. It is dropped when
+                          all of them have left
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -39,10 +41,32 @@ class _PendingScan:
         self.size = 0
 
 
+class _Question(NamedTuple):
+    """What a request asks for: equal questions have the same answer."""
+
+    kind: ScanKind
+    topic: str
+    key: ShardKey
+    value: int
+    bytes_max: int
+    topic_filters: tuple[str, ...]
+
+
+class _SharedScan:
+    """A request that is queued or sent, and how many readers wait for its reply."""
+
+    __slots__ = ("readers", "task")
+
+    def __init__(self, task: asyncio.Task[ScanResponse]) -> None:
+        self.task = task
+        self.readers = 0
+
+
 class ScanRequests:
     """The queue between the readers of this broker and the lake process."""
 
     def __init__(self) -> None:
+        self._shared: dict[_Question, _SharedScan] = {}
         self._pending: dict[int, _PendingScan] = {}
         self._last_number = 0
         self._slots = asyncio.Semaphore(limits.SCANS_IN_FLIGHT_MAX)
@@ -57,12 +81,44 @@ class ScanRequests:
     # --- the broker's side ---
 
     async def request(
-        self, question: ScanKind, topic: str, key: ShardKey, value: int = 0, bytes_max: int = 0
+        self,
+        question: ScanKind,
+        topic: str,
+        key: ShardKey,
+        value: int = 0,
+        bytes_max: int = 0,
+        topic_filters: tuple[str, ...] = (),
     ) -> ScanResponse:
-        """Sends a request to the worker and returns its reply.
+        """Sends a request to the worker, or joins the same request of another reader, and returns its reply.
 
         Raises LakeAway without a worker or a reply in time, TableUnreadable, or the error that the worker reported.
         """
+        asked = _Question(question, topic, key, value, bytes_max, topic_filters)
+        shared = self._shared.get(asked)
+        if shared is None:
+            shared = self._shared[asked] = _SharedScan(
+                asyncio.get_running_loop().create_task(self._send_question(asked))
+            )
+            shared.task.add_done_callback(lambda task: self._on_replied(asked, task))
+        else:
+            metrics.READS_SHARED.value += 1
+        shared.readers += 1
+        try:
+            # Shielded: a reader that leaves does not take the reply from the others.
+            return await asyncio.shield(shared.task)
+        finally:
+            shared.readers -= 1
+            if not shared.readers:
+                shared.task.cancel()
+
+    def _on_replied(self, asked: _Question, task: asyncio.Task[ScanResponse]) -> None:
+        # Only requests in flight are shared: a later one may find more in the table.
+        if (shared := self._shared.get(asked)) is not None and shared.task is task:
+            del self._shared[asked]
+        if not task.cancelled():
+            task.exception()  # it was raised for the readers, if any is left
+
+    async def _send_question(self, asked: _Question) -> ScanResponse:
         # Waits for the worker inside of a slot: while the lake process is away, at most SCANS_IN_FLIGHT_MAX requests
         # wait for it, and each of the others fails after its turn instead of all of them arriving at once.
         async with self._slots:
@@ -73,8 +129,11 @@ class ScanRequests:
                 raise _lake_away("the lake process is not connected") from None
             self._last_number += 1
             return await self._await_reply(
-                ScanRequest(self._last_number, question, topic, key.topic_id, key.shard, value, bytes_max)
-            )
+                ScanRequest(
+                    self._last_number, asked.kind, asked.topic, *asked.key, asked.value, asked.bytes_max,
+                    [*asked.topic_filters],
+                )
+            )  # fmt: skip
 
     async def _await_reply(self, request: ScanRequest) -> ScanResponse:
         pending = self._pending[request.number] = _PendingScan(request)

@@ -64,9 +64,18 @@ class SchemaRegistry:
             topic = TopicName(*key.removeprefix(TOPIC_SCHEMAS).split("/"))
             if self._topics.find(topic) is None:
                 continue  # a topic of another node
-            topic_schema = self._of_topics[topic] = records.decode(TopicSchema, key, entry.value)
-            if topic_schema.checks_payload:
-                await self._load_versions(topic_schema.schema_id, topic_schema.subject)
+            await self._load_topic(topic, key, entry)
+
+    async def load_topic(self, topic: TopicName) -> None:
+        """Loads the schema of a topic that came back, if it has one."""
+        key = topic_schema_key(topic)
+        if (entry := await self._store.get(key)) is not None:
+            await self._load_topic(topic, key, entry)
+
+    async def _load_topic(self, topic: TopicName, key: str, entry: Entry) -> None:
+        topic_schema = self._of_topics[topic] = records.decode(TopicSchema, key, entry.value)
+        if topic_schema.checks_payload:
+            await self._load_versions(topic_schema.schema_id, topic_schema.subject)
 
     async def follow(self, after: int) -> None:
         """Applies versions that other nodes register or delete after this revision, until cancelled."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from icestream import errors, limits
@@ -24,6 +24,8 @@ from icestream.broker.broker_subscription import BrokerSubscription, unknown_sub
 from icestream.broker.broker_topic import BrokerProducer, BrokerTopic
 from icestream.broker.danube_partitions import DanubePartitions, PartitionRequest
 from icestream.broker.delivery_health import DeliveryHealth
+from icestream.broker.mqtt.mqtt_options import NO_MQTT, MqttOptions
+from icestream.broker.mqtt.mqtt_service import MqttService
 from icestream.broker.name_owner import UNNAMED, NameUser
 from icestream.broker.name_registry import NameRegistry
 from icestream.broker.producer_window import ProducerWindow
@@ -38,17 +40,21 @@ from icestream.broker.subscription_registry import SubscriptionRegistry
 from icestream.broker.topic_deletion import Deletion
 from icestream.broker.topic_owners import TopicOwners
 from icestream.broker.topic_registry import TopicRegistry
+from icestream.broker.topic_restore import BackedUpTopic, RestoreRecord
 from icestream.broker.topic_takeover import Takeover
+from icestream.broker.topic_tombstones import ReturnedTopic
 from icestream.metadata.node_store import NodeStore
 from icestream.metadata.store import MetadataStore
 from icestream.model.block import BlockHead
 from icestream.model.block_group import BlockGroup
 from icestream.model.shard import DeclaredGap, ShardKey
 from icestream.model.subscription_options import DispatchMode, FailurePolicy, SubscriptionStart, SubscriptionType
+from icestream.model.table_layout import MqttColumnsPolicy
 from icestream.model.topic_deletion_policy import DeletedRestPolicy, DeletedTablePolicy
 from icestream.model.topic_name import TopicName, check_name, check_namespace
 from icestream.model.topic_policies import PolicyValues
 from icestream.runtime.clock import Clock
+from icestream.runtime.randomness import Randomness, SystemRandomness
 from icestream.runtime.tasks import Tasks
 
 
@@ -73,6 +79,8 @@ class Broker:
         storage: PersistentStorage,
         clock: Clock,
         owners: TopicOwners | None = None,
+        mqtt: MqttOptions = NO_MQTT,
+        randomness: Randomness | None = None,
     ) -> None:
         """`owners`: None for a single node."""
         self.options = options
@@ -93,6 +101,7 @@ class Broker:
         self.wait_for_room = storage.wait_for_room
         # Raises PermissionDenied if dead letters may not be written there any more (guarded_broker.py).
         self.check_dead_letters: Callable[[TopicName, records.StoredIdentity | None], None] = lambda name, author: None
+        self.mqtt = MqttService(mqtt, self, storage, store, clock, randomness or SystemRandomness())
         self.is_ready = False
         self.is_closing = False
 
@@ -119,6 +128,7 @@ class Broker:
         for topic in self.topics:
             await self._subscriptions.load(topic)
         self._tasks.start(self._names.run(), "names")
+        await self.mqtt.start()
         self.is_ready = True
 
     async def shutdown(self) -> None:
@@ -127,6 +137,7 @@ class Broker:
         # From the outside in: no further changes, then no deliveries, whose acks would still move cursors, then the
         # tasks that use them, then the storage, which writes the cursors to the store, then the store.
         await self._changes.stop()
+        await self.mqtt.stop()
         for topic in self.topics:
             topic.close("the broker is shutting down")
         await self._tasks.stop()
@@ -255,6 +266,11 @@ class Broker:
         policies say."""
 
         async def change() -> Deletion:
+            if self.mqtt.uses_topic(name):
+                raise errors.InvalidInput(
+                    f"topic {name} stores the messages of an MQTT route, and sessions read them",
+                    hint="take the route out of mqtt.replay and restart the broker first",
+                )
             deletion = await self.topics.delete(name, table, rest)
             self.schemas.forget(name)
             return deletion
@@ -275,6 +291,41 @@ class Broker:
             return takeover
 
         return await self._changes.run(change)
+
+    async def undelete_topic(self, name: TopicName, topic_id: int | None = None) -> ReturnedTopic:
+        """Brings a deleted topic back, with its subscriptions at their cursors. `topic_id`: which one, if several of
+        this name were deleted; None: the last one."""
+
+        async def change() -> ReturnedTopic:
+            topic, returned = await self.topics.undelete(name, topic_id)
+            await self._subscriptions.load(topic)
+            await self.schemas.load_topic(name)
+            return returned
+
+        return await self._changes.run(change)
+
+    async def allocate_restore(self, backup_id: str, name: TopicName, policies: PolicyValues) -> RestoreRecord:
+        """Begins or continues the restore of a topic. `policies`: of its namespace, if that is missing."""
+        return await self.topics.restores.allocate(backup_id, name, policies)
+
+    async def end_restore(self, backup_id: str, name: TopicName) -> None:
+        """Ends the restore of a topic, whose table was adopted."""
+        await self.topics.restores.end(backup_id, name)
+
+    async def restore_topic(self, topic: BackedUpTopic) -> BrokerTopic:
+        """Creates a topic of a backup, with its subscriptions at their cursors; its table is adopted afterwards."""
+
+        async def change() -> BrokerTopic:
+            restored = await self.topics.restore(topic)
+            if not restored.subscriptions:
+                await self._subscriptions.load(restored)
+            return restored
+
+        return await self._changes.run(change)
+
+    async def deleted_topics(self) -> list[records.TombstoneRecord]:
+        """The deleted topics of the cluster that can come back, the oldest deletion first."""
+        return await self.topics.tombstones.all()
 
     def on_tables_committed(self) -> None:
         """Completes the deletion of topics with a committed rest. Called after each report of the pipeline."""
@@ -361,6 +412,29 @@ class Broker:
                 name, shards, DispatchMode.RELIABLE, PolicyValues(), dead_letters_of=dead_letters_of
             )
         return await self.topics.locate(name)
+
+    async def provide_route_topic(self, name: TopicName, shards: int) -> BrokerTopic:
+        """The topic of an MQTT route, created with its namespace if it is missing. Its table gets the columns of MQTT
+        topics, unless a policy says no. Raises TopicElsewhere."""
+
+        async def change() -> BrokerTopic:
+            if name.namespace not in self.topics.namespaces:
+                await self.topics.create_namespace(name.namespace, PolicyValues())
+            topic = await self._provide_topic(name, shards, create=True)
+            if topic.policies.mqtt_columns is None:
+                changes = {"mqtt_columns": MqttColumnsPolicy.ON.value}
+                await self.topics.set_policies(name, topic.record.policies.changed(changes))
+            return topic
+
+        return await self._changes.run(change)
+
+    def check_batch(self, topic: BrokerTopic, block: bytes, head: BlockHead) -> None:
+        """Raises the reason for which the policies of a topic refuse a block that the broker itself has encoded."""
+        self._publisher.check_batch(topic, block, head)
+
+    def needs_decisions(self, topics: Iterable[BrokerTopic], largest_bytes: int) -> bool:
+        """True if the policies of a topic have to look at each block of at most `largest_bytes` (`check_batch`)."""
+        return self._publisher.needs_decisions(topics, largest_bytes)
 
     def last_sequence(self, producer: BrokerProducer, shard: int) -> int | None:
         """The highest sequence number stored in a shard by this instance of the producer, so that it can resume.

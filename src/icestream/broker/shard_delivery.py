@@ -271,6 +271,7 @@ class ShardDelivery:
         """Returns messages for redelivery. `consumer_id`: only those in flight with this consumer; None for any."""
         if not self.is_closed:
             metrics.NACKED_MESSAGES.value += self._count_delivered(ranges, generation)
+            # A client's text, which is kept until the message is acked and becomes a header of its dead letter.
             bounded_reason = reason[: limits.NACK_REASON_CHARACTERS_MAX] or NACK
             self.apply(self.dispatcher.nack(ranges, generation, self.now_ms(), delay_ms, consumer_id, bounded_reason))
             self._mark_cursor()
@@ -508,12 +509,14 @@ class ShardDelivery:
         _log.warning("dead letter could not be stored; retrying later", where=self.name, error=str(error))
         if isinstance(error, errors.PermissionDenied):
             self._begin_stall(StallKind.FORBIDDEN, letter.start, error.message, error.hint)
+        # After a seek the letter is obsolete: its messages are delivered anew, or lie before the new position.
         if generation == self.generation and not self.is_closed:
             self.apply(self.dispatcher.not_settled(letter.start, letter.end, self.now_ms()))
         return letter.end
 
     def _skip_dropped(self, letter: DeadLetter) -> int:
         """Skips messages that a retention has dropped before their dead letters were written."""
+        # At least one offset: the loop of the caller must advance.
         end = max(self.stream.log_start(), letter.start + 1)
         lost = DeclaredGap(self.stream.key, letter.start, end, self.stream.epoch, "no longer in the log", GapState.LOST)
         self.skip_gap(lost)

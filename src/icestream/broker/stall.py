@@ -2,7 +2,7 @@
 
     blocked      a message failed more often than its policy allows, and the policy is `block`
     unreadable   stored messages cannot be read; the read is retried
-    forbidden    a dead letter may not be written: who named its topic has lost the right (hazard 115); it is retried
+    forbidden    a dead letter may not be written: the principal that named its topic lost the right (hazard 115)
 
 Consumers get the event `stalled` {kind, shard, offset, reason, hint} when a stall begins, when a later offset or
 another reason replaces it, and when they join while it lasts; `resumed` {kind, shard} when it ends. docs/protocol.md

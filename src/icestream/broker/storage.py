@@ -16,7 +16,7 @@ stopped. Mistakes of the caller are InvalidInput.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from icestream.broker.records import CursorRecord
@@ -24,6 +24,7 @@ from icestream.broker.scan_requests import ScanRequests
 from icestream.metadata.command import Compare, Operation
 from icestream.model.block import BlockHead
 from icestream.model.block_group import BlockGroup
+from icestream.model.filtered_rows import FilteredSection
 from icestream.model.shard import DeclaredGap, ShardKey, TopicIdentity
 from icestream.wal.receipt import Receipt
 from icestream.wal.tail import SectionRead
@@ -38,6 +39,18 @@ class ShardRead(NamedTuple):
 
     sections: list[SectionRead]
     gaps: list[DeclaredGap]
+    next_offset: int
+
+
+class FilteredRead(NamedTuple):
+    """The result of a read of one shard with topic filters: everything below `next_offset` is in it or does not match.
+
+    `sections`: in order; the first may begin before the requested offset, and rows may be in them that do not match.
+    `gaps`: those below `next_offset` that are recorded, in order.
+    """
+
+    sections: Sequence[SectionRead | FilteredSection]
+    gaps: Sequence[DeclaredGap]
     next_offset: int
 
 
@@ -86,6 +99,21 @@ class ShardStream(Protocol):
 
         Raises PositionGone if no tier has the offset, LakeAway while the table cannot be asked, TableUnreadable if its
         rows cannot be read.
+        """
+
+    def keep_read(self, sections: Sequence[SectionRead]) -> None:
+        """Keeps sections of a read in memory for a short time, where `read_hot` finds them (read_ahead.py)."""
+
+    def drop_read(self, start: int, end: int) -> None:
+        """Drops what was kept of [start, end)."""
+
+    async def read_matching(self, offset: int, bytes_max: int, topic_filters: Sequence[str]) -> FilteredRead:
+        """Reads as `read`, and may leave out messages whose MQTT topic (mqtt/topics.py) no filter matches: the table's
+        part of the history is read where it can match alone. No filter: all messages. The caller applies its filters
+        to each row all the same.
+
+        `next_offset` may be beyond all rows, and then nothing below it matches; it moves with every read below
+        `visible`. Raises as `read`.
         """
 
     async def offset_for_time(self, time_us: int) -> int:
@@ -152,7 +180,13 @@ class PersistentStorage(Protocol):
     async def forget_topic(self, topic_id: int, shards: int) -> None:
         """Drops a deleted topic: stores nothing more in it, and releases its part of the log."""
 
-    def set_retention(self, topic_id: int, shards: int, bytes_max: int, age_max_ms: int) -> None:
+    async def release(self, floors: Mapping[ShardKey, int]) -> None:
+        """Lets the log free what is below these offsets of shards that have no table: it is not needed any more.
+
+        Raises InvalidInput, and releases nothing, for an offset beyond the synced one.
+        """
+
+    def set_retention(self, topic_id: int, shards: int, bytes_max: int, age_max_ms: int, messages_max: int = 0) -> None:
         """Bounds the messages of the topic that are in no table; 0: no bound. The oldest beyond it become a gap."""
 
     def open_producer(self, producer_id: int, producer_epoch: int) -> None:
@@ -201,6 +235,13 @@ class PersistentStorage(Protocol):
 
     def shard_stream(self, shard: ShardKey) -> ShardStream:
         """The stream of one shard of a declared topic. Raises UnknownTopic."""
+
+    @property
+    def log_file_number(self) -> int:
+        """The number of the log file that is written now; it rises. 0 for a storage without files."""
+
+    def has_shard(self, shard: ShardKey) -> bool:
+        """True if the shard was declared, in this run or an earlier one."""
 
     def update_subscription_cursor(self, source: CursorSource) -> None: ...
 

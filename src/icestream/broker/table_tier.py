@@ -4,6 +4,12 @@ A scan reply is in order and without a hole: sections, and gaps with their reaso
 itself, the log's reason and state are used. A reply with gaps between its sections is returned piece by piece, each
 with its gaps in front, as reads of the log are; the rest of it is kept for the reader that continues there
 (table_prefetch.py).
+
+A reply with topic filters has the rows that match. What lies between them was passed over, which is no gap: gaps are
+those that the lake process or the log has recorded.
+
+Readers of the same range share a read: requests that are in flight (scan_requests.py), and replies that others got a
+moment ago (table_prefetch.py).
 """
 
 from __future__ import annotations
@@ -12,9 +18,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from icestream import limits
+from icestream.broker.expiring_cache import FilteredShard
 from icestream.broker.scan_requests import ScanRequests
-from icestream.broker.storage import ShardRead, TableRow
+from icestream.broker.storage import FilteredRead, ShardRead, TableRow
 from icestream.broker.table_prefetch import Piece, TablePrefetch
+from icestream.model.filtered_rows import FilteredSection
 from icestream.model.scan_messages import MissingRange, RowRange, ScanKind, ScanResponse
 from icestream.model.shard import DeclaredGap, GapState, ShardKey
 from icestream.observability import metrics
@@ -58,20 +66,57 @@ class TableTier:
             return None
         return self._first_read(offset, self._pieces(reply)), CACHE if reply.is_cached else TABLE
 
-    async def _scan(self, offset: int, bytes_max: int) -> ScanResponse:
+    async def read_matching(
+        self, offset: int, bytes_max: int, topic_filters: tuple[str, ...]
+    ) -> tuple[FilteredRead, str] | None:
+        """The messages from `offset` on that the filters match, and their tier; None as `read`. Raises as `read`."""
+        source = FilteredShard(*self._key, topic_filters)
+        recent = self._prefetch.filtered_from(source, offset)
+        if recent is not None:
+            return recent, CACHE
+        reply = await self._scan(offset, bytes_max, topic_filters)
+        if reply.end is None or offset >= reply.end:
+            return None
+        read = self._filtered_read(offset, reply)
+        self._prefetch.remember_filtered(source, offset, read)
+        return read, CACHE if reply.is_cached else TABLE
+
+    def _filtered_read(self, offset: int, reply: ScanResponse) -> FilteredRead:
+        sections = [
+            FilteredSection(
+                memoryview(section.offsets).cast("q"),
+                memoryview(section.append_times_us).cast("q"),
+                section.epoch,
+                section.body,
+            )
+            for section in reply.sections
+        ]
+        recorded = {(gap.start, gap.end): gap for missing in reply.missing for gap in self._gaps(missing)}
+        for gap in self._declared_gaps():
+            start, end = max(gap.start, offset), min(gap.end, reply.next_offset)
+            if start < end:
+                recorded[start, end] = DeclaredGap(self._key, start, end, gap.epoch, gap.reason, gap.state)
+        gaps = sorted(recorded.values(), key=_start)
+        metrics.READ_GAPS.value += len(gaps)
+        metrics.READ_GAP_OFFSETS.value += sum(gap.end - gap.start for gap in gaps)
+        return FilteredRead(sections, gaps, reply.next_offset)
+
+    async def _scan(self, offset: int, bytes_max: int, topic_filters: tuple[str, ...] = ()) -> ScanResponse:
         """The scan reply at `offset`, prefetched or requested now. Prefetches the next one of a sequential reader."""
         # A scan costs a round trip and the decoding of a row group, however little is requested.
         bytes_max = max(bytes_max, limits.SCAN_READ_BYTES)
-        prefetched = self._prefetch.take(self._key, offset, bytes_max)
-        reply = await (prefetched if prefetched is not None else self._request(ScanKind.READ, offset, bytes_max))
+        source = FilteredShard(*self._key, topic_filters) if topic_filters else self._key
+        prefetched = self._prefetch.take(source, offset, bytes_max)
+        scan = self._request(ScanKind.READ, offset, bytes_max, topic_filters) if prefetched is None else prefetched
+        reply = await scan
         if reply.snapshot_id is not None:
             self._recent_rows.extend((reply.snapshot_id, row_range) for row_range in reply.row_ranges)
         # Only for a reader that has continued once: a redelivery or a seek reads a single place, and a prefetch for it
         # would take a slot of a reader that needs it.
         next_offset = reply.next_offset
         if self._is_sequential(offset, next_offset) and reply.end is not None and next_offset < reply.end:
-            scan = self._request(ScanKind.READ, next_offset, bytes_max)
-            self._prefetch.start(self._key, next_offset, bytes_max, scan)
+            following = self._request(ScanKind.READ, next_offset, bytes_max, topic_filters)
+            self._prefetch.start(source, next_offset, bytes_max, following)
         return reply
 
     def _is_sequential(self, offset: int, end: int) -> bool:
@@ -105,8 +150,10 @@ class TableTier:
         """The first offset that is not in a snapshot; None if the topic has no table. Raises InvalidInput."""
         return (await self._request(ScanKind.SNAPSHOT, snapshot_id)).offset
 
-    async def _request(self, question: ScanKind, value: int = 0, bytes_max: int = 0) -> ScanResponse:
-        return await self._scan_requests.request(question, self._topic, self._key, value, bytes_max)
+    async def _request(
+        self, question: ScanKind, value: int = 0, bytes_max: int = 0, topic_filters: tuple[str, ...] = ()
+    ) -> ScanResponse:
+        return await self._scan_requests.request(question, self._topic, self._key, value, bytes_max, topic_filters)
 
     # --- pieces of a reply ---
 
@@ -150,6 +197,8 @@ class TableTier:
                 gaps.append(piece)
             else:
                 break
+        # A read has gaps in front of its messages and none between them, so that consumers hear of a gap before what
+        # follows it.
         count = len(gaps) + len(sections)
         next_offset = _end(pieces[count - 1])
         if count < len(pieces):
@@ -157,6 +206,7 @@ class TableTier:
         metrics.READ_GAPS.value += len(gaps)
         metrics.READ_GAP_OFFSETS.value += sum(gap.end - gap.start for gap in gaps)
         read = ShardRead(sections, gaps, next_offset)
+        # A reader that could take only a part of it asks again from the middle.
         self._prefetch.remember(self._key, offset, read)
         return read
 

@@ -5,6 +5,8 @@
     log      files of the write-ahead log            wal/reader.py
     table    rows of the topic's Iceberg table       table_tier.py
 
+Below the first kept offset no tier is read: what a retention has removed is a gap (retained_offsets.py).
+
 Each read goes to the tier that has the offset at that moment. When a tier drops an offset, the next read of it goes to
 the tier below, so there is no handover between tiers that a reader could miss. Readers do not hold log files back
 (hazard 33).
@@ -16,9 +18,10 @@ from collections.abc import Callable, Sequence
 
 from icestream import errors
 from icestream.broker.read_ahead import ReadAhead
-from icestream.broker.storage import ShardRead, TableRow
+from icestream.broker.retained_offsets import REASON
+from icestream.broker.storage import FilteredRead, ShardRead, TableRow
 from icestream.broker.table_tier import TableTier
-from icestream.model.shard import DeclaredGap, ShardKey
+from icestream.model.shard import DeclaredGap, GapState, ShardKey
 from icestream.observability import metrics
 from icestream.observability.spans import now_ns, record, tracing
 from icestream.runtime.clock import Clock
@@ -33,13 +36,20 @@ class TieredShardStream:
     """The ShardStream of IcebergStorage."""
 
     def __init__(
-        self, log: WriteAheadLog, shard: Shard, clock: Clock, read_ahead: ReadAhead, table: TableTier | None = None
+        self,
+        log: WriteAheadLog,
+        shard: Shard,
+        clock: Clock,
+        read_ahead: ReadAhead,
+        table: TableTier | None = None,
+        first: Callable[[], int] = int,
     ) -> None:
-        """`table`: None if the topic has no table."""
+        """`table`: None if the topic has no table. `first`: the first kept offset, which a retention raises."""
         self._log = log
         self._clock = clock
         self._read_ahead = read_ahead
         self._table = table
+        self._first = first
         self.shard = shard
         self._last_read_ns: int | None = None
         self._followers: list[Callable[[], None]] = []
@@ -68,7 +78,7 @@ class TieredShardStream:
     # --- positions ---
 
     def log_start(self) -> int:
-        return self._log.reader.earliest(self.shard.key)
+        return max(self._log.reader.earliest(self.shard.key), self._first())
 
     def _is_all_in_log(self) -> bool:
         """True if everything below the start of the log is a declared gap, so the table need not be asked."""
@@ -76,15 +86,16 @@ class TieredShardStream:
 
     async def history_start(self) -> int:
         table_start = None if self._table is None or self._is_all_in_log() else await self._table.earliest()
-        return self.log_start() if table_start is None else min(table_start, self.log_start())
+        start = self.log_start() if table_start is None else min(table_start, self.log_start())
+        return max(start, self._first())
 
     async def offset_for_time(self, time_us: int) -> int:
         # The table first, because it has the lower offsets.
         if self._table is not None and not self._is_all_in_log():
             offset = await self._table.offset_for_time(time_us)
             if offset is not None and offset < self.log_start():
-                return offset
-        return await self._log.reader.offset_for_time(self.shard.key, time_us)
+                return max(offset, self._first())
+        return max(await self._log.reader.offset_for_time(self.shard.key, time_us), self._first())
 
     async def offset_after_snapshot(self, snapshot_id: int) -> int:
         offset = await self._table.offset_after_snapshot(snapshot_id) if self._table is not None else None
@@ -93,7 +104,7 @@ class TieredShardStream:
                 f"topic {self.shard.topic.name} has no table, so it has no snapshot {snapshot_id}",
                 hint="start at an offset or at a time",
             )
-        return offset
+        return max(offset, self._first())
 
     def table_row(self, offset: int) -> TableRow | None:
         return self._table.row(offset) if self._table is not None else None
@@ -101,6 +112,8 @@ class TieredShardStream:
     # --- reads ---
 
     def read_hot(self, offset: int, bytes_max: int) -> list[SectionRead]:
+        if offset < self._first():
+            return []  # `read` reports what was removed
         sections = self._log.tail.read(self.shard.key, offset, self.shard.written, bytes_max)
         if sections:
             self._count_read(TAIL)
@@ -113,31 +126,77 @@ class TieredShardStream:
             self._read_ahead.keep(self.shard.key, read.sections)
         return read
 
+    def keep_read(self, sections: Sequence[SectionRead]) -> None:
+        self._read_ahead.keep(self.shard.key, sections)
+
+    def drop_read(self, start: int, end: int) -> None:
+        self._read_ahead.drop(self.shard.key, start, end)
+
     async def _read(self, offset: int, bytes_max: int) -> ShardRead:
         """Reads from the log or, if it no longer has the offset, from the table. Raises PositionGone if neither has."""
+        if offset < self._first():
+            return self._removed(offset)
         # The log first, although the table may have the offset too: it is local and cheaper.
+        log_read = await self._read_log(offset, bytes_max)
+        if log_read is not None:
+            return log_read
+        assert self._table is not None
+        start_ns = now_ns() if tracing.is_on else 0
+        table_read = await self._table.read(offset, bytes_max)
+        if table_read is None:
+            return await self._read_log_again(offset, bytes_max)
+        read, tier = table_read
+        self._count_table_read(tier, start_ns, offset, read.next_offset)
+        return read
+
+    async def read_matching(self, offset: int, bytes_max: int, topic_filters: Sequence[str]) -> FilteredRead:
+        if not topic_filters:
+            return FilteredRead(*await self._read(offset, bytes_max))
+        if offset < self._first():
+            return FilteredRead(*self._removed(offset))
+        # What the log has is read whole: only the table is ordered by topics.
+        log_read = await self._read_log(offset, bytes_max)
+        if log_read is not None:
+            return FilteredRead(*log_read)
+        assert self._table is not None
+        start_ns = now_ns() if tracing.is_on else 0
+        table_read = await self._table.read_matching(offset, bytes_max, tuple(topic_filters))
+        if table_read is None:
+            return FilteredRead(*await self._read_log_again(offset, bytes_max))
+        read, tier = table_read
+        self._count_table_read(tier, start_ns, offset, read.next_offset)
+        return read
+
+    def _removed(self, offset: int) -> ShardRead:
+        """The read of an offset that a retention removed: a gap up to the first kept one, whatever files still hold."""
+        first = self._first()
+        gap = DeclaredGap(self.shard.key, offset, first, self.shard.epoch, REASON, GapState.DROPPED)
+        return ShardRead([], [gap], first)
+
+    async def _read_log(self, offset: int, bytes_max: int) -> ShardRead | None:
+        """Reads from the log; None if it no longer has the offset and the topic has a table. Raises PositionGone."""
         start_ns = now_ns() if tracing.is_on else 0
         try:
             result = await self._log.reader.read(self.shard.key, offset, bytes_max)
         except errors.PositionGone:
             if self._table is None:
                 raise
-        else:
-            self._count_read(LOG)
-            if start_ns:
-                self._trace_read("log.read", start_ns, offset, result.next_offset)
-            return ShardRead(result.sections, result.gaps, result.next_offset)
-        table_read = await self._table.read(offset, bytes_max)
-        if table_read is None:
-            # The table does not have the offset either. A table that was rewound has its rows in the log again, so ask
-            # the log once more; otherwise this raises PositionGone.
-            result = await self._log.reader.read(self.shard.key, offset, bytes_max)
-            return ShardRead(result.sections, result.gaps, result.next_offset)
-        read, tier = table_read
+            return None
+        self._count_read(LOG)
+        if start_ns:
+            self._trace_read("log.read", start_ns, offset, result.next_offset)
+        return ShardRead(result.sections, result.gaps, result.next_offset)
+
+    async def _read_log_again(self, offset: int, bytes_max: int) -> ShardRead:
+        """Reads what neither log nor table had. Raises PositionGone."""
+        # A table that was rewound has its rows in the log again.
+        result = await self._log.reader.read(self.shard.key, offset, bytes_max)
+        return ShardRead(result.sections, result.gaps, result.next_offset)
+
+    def _count_table_read(self, tier: str, start_ns: int, offset: int, next_offset: int) -> None:
         self._count_read(tier)
         if start_ns:
-            self._trace_read("table.read", start_ns, offset, read.next_offset)
-        return read
+            self._trace_read("table.read", start_ns, offset, next_offset)
 
     def _trace_read(self, name: str, start_ns: int, offset: int, next_offset: int) -> None:
         topic, shard = str(self.shard.topic.name), self.shard.key.shard

@@ -3,7 +3,8 @@
     1  decision   one transaction replaces the topic's record by a DeletedTopicRecord. It says what is done with the
                   uncommitted messages, the rest, and with the table (model/topic_deletion_policy.py). The grants for
                   exactly this topic are parked in it: a topic of the same name inherits none of them (hazard 117)
-    2  names      cursors, then subscriptions, consumers and producers are deleted
+    2  names      cursors, then subscriptions, consumers and producers are deleted; a tombstone has copies of them, so
+                  that the topic can come back (topic_tombstones.py)
     3  rest       discard: the log drops it; the decision records how many messages of each shard
                   commit: the log keeps it until the pipeline has committed all of it to the table
     4  table      is detached. What is to be done with it is recorded for the lake process, in the transaction that
@@ -25,6 +26,7 @@ from icestream.broker import records
 from icestream.broker.schema_registry_records import topic_schema_key
 from icestream.broker.storage import PersistentStorage
 from icestream.broker.topic_owners import TopicOwners
+from icestream.broker.topic_tombstones import TopicTombstones
 from icestream.catalog.topic_bindings import TopicBindings
 from icestream.metadata.command import Delete, Operation, Put
 from icestream.metadata.store import MetadataStore
@@ -52,11 +54,14 @@ class Deletion(NamedTuple):
 class TopicDeletion:
     """The deletions of this node's topics that are in progress."""
 
-    def __init__(self, store: MetadataStore, storage: PersistentStorage, owners: TopicOwners) -> None:
+    def __init__(
+        self, store: MetadataStore, storage: PersistentStorage, owners: TopicOwners, tombstones: TopicTombstones
+    ) -> None:
         self._store = store
         self._bindings = TopicBindings(store)
         self._owners = owners
         self._storage = storage
+        self._tombstones = tombstones
         self._unfinished: dict[TopicName, records.DeletedTopicRecord] = {}  # step 2 is not completed
         self._draining: dict[int, records.DeletedTopicRecord] = {}  # by topic id: the rest waits for the pipeline
 
@@ -99,6 +104,7 @@ class TopicDeletion:
             Delete(records.topic_key(name)),
             Delete(topic_schema_key(name)),
             Put(records.deleted_topic_key(record.id), records.encode(deleted)),
+            *await self._tombstones.plan(name, record, end),
         ]
         for _ in range(limits.SECURITY_ATTEMPTS_MAX):
             is_unchanged, parking = await plan_parking(self._store, name)
@@ -190,15 +196,17 @@ class TopicDeletion:
         """Step 2. The cursors first: their keys are found by the subscriptions, which must still be there."""
         below = f"{name.namespace}/{name.name}/"
         prefix = records.SUBSCRIPTIONS + below
-        await self._storage.delete_cursors(
-            [
-                records.cursor_key(
-                    name, key.removeprefix(prefix), shard, deleted.shards, is_partitioned=deleted.is_partitioned
-                )
-                for key, _ in await self._store.list_all(prefix)
-                for shard in range(deleted.shards)
-            ]
-        )
+        subscriptions = [key for key, _ in await self._store.list_all(prefix)]
+        producers = [key for key, _ in await self._store.list_all(records.PRODUCERS + below)]
+        cursors = [
+            records.cursor_key(
+                name, key.removeprefix(prefix), shard, deleted.shards, is_partitioned=deleted.is_partitioned
+            )
+            for key in subscriptions
+            for shard in range(deleted.shards)
+        ]
+        await self._tombstones.copy_names(deleted.id, [*subscriptions, *cursors, *producers])
+        await self._storage.delete_cursors(cursors)
         for kind in (records.SUBSCRIPTIONS, records.PENDING_SUBSCRIPTIONS, records.CONSUMERS, records.PRODUCERS):
             await self._store.delete_prefix(kind + below)
 
@@ -207,7 +215,8 @@ class TopicDeletion:
         # The record goes last: until then a start repeats these steps, which may be repeated.
         await self._storage.forget_topic(deleted.id, deleted.shards)
         end_of_deletion = Delete(records.deleted_topic_key(deleted.id))
-        await self._bindings.release_table(deleted.id, deleted.table, [end_of_deletion])
+        grace_ms = self._tombstones.grace_ms(deleted.table)
+        await self._bindings.release_table(deleted.id, deleted.table, [end_of_deletion], grace_ms)
         self._draining.pop(deleted.id, None)
 
     async def _table_name(self, topic_id: int) -> list[str] | None:

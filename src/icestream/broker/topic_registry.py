@@ -10,6 +10,7 @@ Names are looked up exactly. A topic that is created again has a new id, which i
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -21,10 +22,13 @@ from icestream.broker.broker_topic import BrokerTopic
 from icestream.broker.storage import PersistentStorage
 from icestream.broker.topic_deletion import Deletion, TopicDeletion
 from icestream.broker.topic_owners import TopicOwners
+from icestream.broker.topic_restore import BackedUpTopic, TopicRestore
 from icestream.broker.topic_takeover import Takeover, TopicTakeover
+from icestream.broker.topic_tombstones import ReturnedTopic, TopicTombstones
 from icestream.metadata.command import Absent, AtRevision, Compare, Operation, Put
 from icestream.metadata.store import MetadataStore
 from icestream.metadata.watch import Resync
+from icestream.model.backlog_messages import RetainedTopic
 from icestream.model.subscription_options import DispatchMode
 from icestream.model.topic_deletion_policy import DeletedRestPolicy, DeletedTablePolicy
 from icestream.model.topic_name import TopicName, check_namespace
@@ -52,8 +56,11 @@ class TopicRegistry:
         self._clock = clock
         self.namespaces: dict[str, records.NamespaceRecord] = {}
         self._topics: dict[TopicName, BrokerTopic] = {}
+        self._retained: dict[int, RetainedTopic] = {}  # by topic id, in the order in which the pipeline gets them
         self.owners = owners or TopicOwners()
-        self._deletion = TopicDeletion(store, storage, self.owners)
+        self.tombstones = TopicTombstones(store, storage, self.owners, clock, options.undelete_grace_ms)
+        self.restores = TopicRestore(store, storage, self.owners, clock, options.node)
+        self._deletion = TopicDeletion(store, storage, self.owners, self.tombstones)
         self._takeover = TopicTakeover(store, storage, self.owners)
 
     def __iter__(self) -> Iterator[BrokerTopic]:
@@ -170,9 +177,21 @@ class TopicRegistry:
         return record.policies if record is not None else PolicyValues()
 
     def _apply_retention(self, topic: BrokerTopic) -> None:
-        policies = topic.policies
+        policies, record = topic.policies, topic.record
         bytes_max, age_max_ms = policies.retention_bytes or 0, policies.retention_ms or 0
-        self._storage.set_retention(topic.record.id, topic.record.shards, bytes_max, age_max_ms)
+        messages_max = policies.retention_messages or 0
+        self._storage.set_retention(record.id, record.shards, bytes_max, age_max_ms, messages_max)
+        self._retained.pop(record.id, None)
+        if bytes_max or age_max_ms or messages_max:
+            self._retained[record.id] = RetainedTopic(record.id, str(topic.name), bytes_max, messages_max, age_max_ms)
+
+    def next_retained_topics(self) -> list[RetainedTopic]:
+        """The next topics of this node with a retention, for its pipeline; each call returns those after the last."""
+        topics = list(islice(self._retained.values(), limits.RETAINED_TOPICS_MAX))
+        if len(topics) < len(self._retained):
+            for topic in topics:  # to the end of the queue
+                self._retained[topic.topic_id] = self._retained.pop(topic.topic_id)
+        return topics
 
     # --- namespaces ---
 
@@ -312,6 +331,7 @@ class TopicRegistry:
         # Clients are disconnected after the decision is durable: one that failed leaves the topic as it was.
         deletion = await self._deletion.decide(name, topic.record, policies, table_end, rest_end)
         del self._topics[name]
+        self._retained.pop(topic.record.id, None)
         topic.delete(f"topic {name} was deleted")
         await self._deletion.finish(name)
         return deletion
@@ -348,6 +368,16 @@ class TopicRegistry:
         """Makes this node the owner of a topic of a removed node, with what the topic's table holds."""
         takeover = await self._takeover.take_over(name, self._options.node)
         return self._serve(name, takeover.record), takeover
+
+    async def restore(self, topic: BackedUpTopic) -> BrokerTopic:
+        """Creates a topic of a backup. Raises as TopicRestore.create."""
+        return self._serve(topic.name, await self.restores.create(topic))
+
+    async def undelete(self, name: TopicName, topic_id: int | None) -> tuple[BrokerTopic, ReturnedTopic]:
+        """Creates a deleted topic again from its tombstone. Raises as TopicTombstones.return_topic."""
+        await self._deletion.finish(name)
+        returned = await self.tombstones.return_topic(name, topic_id)
+        return self._serve(name, returned.record), returned
 
     @property
     def is_draining(self) -> bool:

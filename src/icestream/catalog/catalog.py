@@ -60,6 +60,8 @@ class Catalog:
         documents = Documents(files, randomness, roots, cache_bytes)
         runner = TransactionRunner(store, documents, clock)
         self.store = store
+        self.clock = clock
+        self.warehouse = roots[0]
         self._files = files
         self._roots = roots
         self._runner = runner

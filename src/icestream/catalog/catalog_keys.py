@@ -8,14 +8,24 @@
     /catalog/parted/{topic id}                       DetachedRecord: the former table of a topic that has none
     /catalog/deleted_topics/{topic id}               DeletedTableRecord: the table of a deleted topic, until it is
                                                      detached or dropped (topic_bindings.py, hazard 49)
+    /catalog/former/{topic id}                       DetachedRecord of a deleted topic, while the topic can come back,
+                                                     with a time to live
     /catalog/requests/{idempotency key}              RequestRecord, with a time to live
     /catalog/purges/{table uuid}                     PurgeRecord: a dropped table whose files are to be removed
+    /catalog/retained/{topic id}                     RetainedRecord: the first kept offsets of a topic; they only rise
+    /catalog/places                                  written again with each change that chooses where a table or a
+                                                     namespace lies: its revision orders them (table_places.py)
+    /holds/{table uuid}/{holder}                     HoldRecord: a backup needs snapshots of it (catalog_holds.py)
     /retired/{table uuid}/{slot}                     RetiredFilesRecord: metadata files that a commit retired, at slot
                                                      version % CATALOG_RETIRED_SLOTS
     /snapshots/{topic id}/open, /{slot}              blocks of snapshot marks (snapshot_map.py)
     /pipeline/lease                                  LeaseRecord, written by the pipeline of a single node
     /pipeline/lease/{node}                           the same, for each node of a cluster
     /pipeline/tables/{topic id}                      the table of a topic in another catalog (catalogs/mirror.py)
+    /pipeline/retention/{topic id}                   RetentionIndex: which offsets were committed when
+    /pipeline/retention_clock/{node}                 RetentionClockRecord: the last time at which retention looked
+    /pipeline/structures/{topic id}                  the learned structure of a topic's MQTT topics
+                                                     (mqtt/learned_structure.py)
 
 Retired files and marks are not below /catalog/, so that a watch of the catalog is not notified of each of them.
 
@@ -40,14 +50,21 @@ ROOT: Final = "/catalog/"
 RELATIONS: Final = f"{ROOT}relations/"
 NAMESPACES: Final = f"{ROOT}namespaces/"
 PURGES: Final = f"{ROOT}purges/"
+PLACES: Final = f"{ROOT}places"
 TOPICS: Final = f"{ROOT}topics/"
 BOUND: Final = f"{ROOT}bound/"
 DETACHED: Final = f"{ROOT}parted/"
+FORMER: Final = f"{ROOT}former/"
 DELETED_TOPICS: Final = f"{ROOT}deleted_topics/"
+RETAINED: Final = f"{ROOT}retained/"
 RETIRED: Final = "/retired/"
+HOLDS: Final = "/holds/"
 MARKS: Final = "/snapshots/"
 FOREIGN_TABLES: Final = "/pipeline/tables/"
+STRUCTURES: Final = "/pipeline/structures/"
 LEASE: Final = "/pipeline/lease"
+RETENTION: Final = "/pipeline/retention/"
+RETENTION_CLOCK: Final = "/pipeline/retention_clock/"
 _ESCAPED: Final = str.maketrans({"%": "%25", "/": "%2F", ":": "%3A"})
 
 
@@ -115,12 +132,33 @@ def detached_key(topic_id: int) -> str:
     return f"{DETACHED}{topic_id}"
 
 
+def former_key(topic_id: int) -> str:
+    return f"{FORMER}{topic_id}"
+
+
 def bound_key(uuid: str) -> str:
     return f"{BOUND}{uuid.lower()}"
 
 
 def foreign_table_key(topic_id: int) -> str:
     return f"{FOREIGN_TABLES}{topic_id}"
+
+
+def retained_key(topic_id: int) -> str:
+    return f"{RETAINED}{topic_id}"
+
+
+def retention_key(topic_id: int) -> str:
+    return f"{RETENTION}{topic_id}"
+
+
+def retention_clock_key(lease_name: str) -> str:
+    """`lease_name`: of the driver that writes it; empty for a single node."""
+    return f"{RETENTION_CLOCK}{lease_name}"
+
+
+def structure_key(topic_id: int) -> str:
+    return f"{STRUCTURES}{topic_id}"
 
 
 def retired_key(uuid: str, version: int) -> str:

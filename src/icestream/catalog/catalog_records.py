@@ -35,6 +35,8 @@ class TableRecord(msgspec.Struct, frozen=True, omit_defaults=True, tag="table"):
     binding: Binding | None = None
     removals: Removals = ()
     is_registered: bool = False  # its metadata log may be incomplete (cleanup/orphan_metadata.py)
+    places_elsewhere: tuple[str, ...] = ()  # outside of its location: where its properties place files
+    former_topic: str = ""  # whose messages it has, if it is bound to none: of a deleted topic, or detached
 
 
 class ViewRecord(msgspec.Struct, frozen=True, omit_defaults=True, tag="view"):
@@ -63,6 +65,7 @@ class DeletedTableRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     uuid: str
     end: DeletedTablePolicy = DeletedTablePolicy.KEEP
+    grace_ms: int = 0  # how long the topic can come back to it
 
 
 class BoundRecord(msgspec.Struct, frozen=True):
@@ -82,6 +85,14 @@ class DetachedRecord(msgspec.Struct, frozen=True):
     location: str  # of the table's last metadata file
     committed: dict[int, int]  # per shard, when it was detached
     pipeline_epoch: int
+
+
+class RetainedRecord(msgspec.Struct, frozen=True):
+    """The first kept offset of each shard of a topic: everything below it was removed by a retention. It belongs to the
+    topic and not to its table, so that it survives whatever becomes of the table, and only rises."""
+
+    first: dict[int, int]
+    time_ms: int  # of the last change
 
 
 class PurgeRecord(msgspec.Struct, frozen=True):

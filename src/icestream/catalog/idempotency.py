@@ -52,7 +52,7 @@ class IdempotentRequest:
 
     def __init__(self, key: str, content: bytes, owner: str = "") -> None:
         """`owner`: the principal that sent it; empty while security is off. Keys of two principals are two keys: the
-        result of a request is for who made it (hazard 110)."""
+        result of a request is only for the principal that made it (hazard 110)."""
         if not _UUID.fullmatch(key):
             raise errors.InvalidInput(f"Idempotency-Key is not a UUID: {short_repr(key)}")
         prefix = f"{hashlib.sha256(owner.encode()).hexdigest()[:32]}-" if owner else ""

@@ -9,6 +9,8 @@ does not do (hazard 49):
     release     in the transaction that ends the deletion: a DeletedTableRecord says which table the topic had and what
                 becomes of it. Until the next step nothing but the topic's name in the table's properties is wrong
     clean-up    the lake process detaches, drops or purges the table (cleanup/deleted_topic_tables.py)
+
+What the table was then is kept for a while: the topic can come back to it (ADR 74).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from collections.abc import Sequence
 from icestream.catalog import catalog_keys, catalog_records
 from icestream.catalog.catalog_records import DeletedTableRecord, DetachedRecord, TopicTableRecord
 from icestream.iceberg.identifier import Identifier, check_namespace, identifier
-from icestream.metadata.command import Absent, AtRevision, Compare, Delete, DeletePrefix, Operation, Put
+from icestream.metadata.command import Absent, AtRevision, Compare, Delete, DeletePrefix, Operation, Put, PutWithTtl
 from icestream.metadata.store import MetadataStore
 from icestream.model.topic_deletion_policy import DeletedTablePolicy
 
@@ -43,29 +45,68 @@ class TopicBindings:
         """Returns whether the topic was deleted and the clean-up has not dealt with its table yet."""
         return await self._store.get(catalog_keys.deleted_topic_key(topic_id)) is not None
 
-    async def release_table(self, topic_id: int, end: DeletedTablePolicy, operations: Sequence[Operation] = ()) -> None:
+    async def find_former(self, topic_id: int) -> DetachedRecord | None:
+        """Returns the table that a deleted topic had, while the topic can come back to it; None without one."""
+        key = catalog_keys.former_key(topic_id)
+        entry = await self._store.get(key)
+        return None if entry is None else catalog_records.decode(DetachedRecord, key, entry)
+
+    @staticmethod
+    def plan_return(topic_id: int, former: DetachedRecord) -> list[Operation]:
+        """What a returning topic adds to its transaction: its table is one that it was detached from."""
+        return [
+            Put(catalog_keys.detached_key(topic_id), catalog_records.encode(former)),
+            Delete(catalog_keys.former_key(topic_id)),
+        ]
+
+    async def plan_return_of_offsets(self, topic_id: int) -> list[Operation]:
+        """What a returning topic adds to its transaction: its first kept offsets stay for good again (hazard 86)."""
+        key = catalog_keys.retained_key(topic_id)
+        entry = await self._store.get(key)
+        return [] if entry is None else [Put(key, entry.value)]
+
+    async def release_table(
+        self, topic_id: int, end: DeletedTablePolicy, operations: Sequence[Operation] = (), grace_ms: int = 0
+    ) -> None:
         """Removes everything that the catalog has recorded of a deleted topic, and hands its table to the clean-up.
 
-        `end`: what becomes of the table. `operations` are applied in the same transaction.
+        `end`: what becomes of the table. `operations` are applied in the same transaction. `grace_ms`: how long the
+        topic can come back.
         """
         key = catalog_keys.topic_key(topic_id)
         is_applied = False
         # Again if a table of the topic is created, renamed or dropped meanwhile: the record must name the current one.
         while not is_applied:
             entry = await self._store.get(key)
+            detached = await self.find_detached(topic_id)
+            retained_key = catalog_keys.retained_key(topic_id)
+            retained = await self._store.get(retained_key)
             comparison: Compare = Absent(key)
             released: list[Operation] = [
                 Delete(catalog_keys.detached_key(topic_id)),
                 DeletePrefix(catalog_keys.marks_prefix(topic_id)),
                 # Of a table in another catalog nothing else says that it is the topic's.
                 Delete(catalog_keys.foreign_table_key(topic_id)),
+                Delete(catalog_keys.structure_key(topic_id)),
+                # A topic that comes back begins where it began.
+                PutWithTtl(retained_key, retained.value, grace_ms)
+                if retained is not None and grace_ms
+                else Delete(retained_key),
+                Delete(catalog_keys.retention_key(topic_id)),
             ]
             if entry is not None:
                 table = catalog_records.decode(TopicTableRecord, key, entry)
-                record = DeletedTableRecord(table.namespace, table.name, table.uuid, end)
+                record = DeletedTableRecord(table.namespace, table.name, table.uuid, end, grace_ms)
                 released.append(Put(catalog_keys.deleted_topic_key(topic_id), catalog_records.encode(record)))
                 comparison = AtRevision(key, entry.mod_revision)
+            elif detached is not None and grace_ms:
+                released.append(keep_former(topic_id, detached, grace_ms))
             is_applied = (await self._store.txn([comparison], [*operations, *released])).held
+
+
+def keep_former(topic_id: int, detached: DetachedRecord, grace_ms: int) -> Operation:
+    """Keeps what the table of a deleted topic was, as long as the topic can come back."""
+    return PutWithTtl(catalog_keys.former_key(topic_id), catalog_records.encode(detached), grace_ms)
 
 
 def table_identifier(record: TopicTableRecord) -> Identifier:

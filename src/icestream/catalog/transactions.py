@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from icestream import errors, limits
@@ -50,6 +50,8 @@ class Attempt(Generic[Result]):
 
 
 Plan = Callable[[], Awaitable[Attempt[Result]]]
+# Raises if a change is not allowed now; returns what its transaction must compare for that to stay so.
+TransactionGuard = Callable[[], Awaitable[list[cmd.Compare]]]
 AnswerRepeat = Callable[[RequestResult], Awaitable[Result]]
 
 
@@ -128,11 +130,12 @@ class TransactionRunner:
         plan: Plan[Result],
         request: IdempotentRequest | None = None,
         answer_repeat: AnswerRepeat[Result] | None = None,
+        guard: TransactionGuard | None = None,
     ) -> Result:
         """Plans and runs attempts until one is applied; returns its result.
 
         `lock_keys`: the keys that the operation changes. `answer_repeat` makes the answer to a repeat of a `request`
-        that was applied before; operations that take requests have it.
+        that was applied before; operations that take requests have it. `guard` is asked before each plan.
 
         Raises what `plan` raises; CommitConflict after CATALOG_ATTEMPTS_MAX conflicts; OutcomeUnknown if the reply was
         lost and the outcome could not be determined; Refused if the store refused the transaction.
@@ -141,10 +144,13 @@ class TransactionRunner:
             async with self.locks.lock(lock_keys):
                 for _ in range(limits.CATALOG_ATTEMPTS_MAX):
                     # Planned anew for each attempt: after a conflict everything that was read may be outdated.
-                    attempt = await plan()
+                    attempt = await _guarded(plan, guard)
+                    # No transaction: the plan found that there is nothing to change.
                     if attempt.transaction is None or await self._run(attempt, attempt.transaction, None):
                         return attempt.result
                 raise _too_many_conflicts()
+        # The key of the request too: two copies of it that arrive together would both find no result and both be
+        # planned.
         async with self.locks.lock((*lock_keys, request.key)):
             try:
                 for _ in range(limits.CATALOG_ATTEMPTS_MAX):
@@ -152,10 +158,12 @@ class TransactionRunner:
                     request_result = await self._requests.find(request)
                     if request_result is not None:
                         return await _repeated(answer_repeat, request_result)
-                    attempt = await plan()
+                    attempt = await _guarded(plan, guard)
                     if await self._run(attempt, _with_request(attempt, request), request):
                         return attempt.result
                 raise _too_many_conflicts()
+            # Final errors only: a repeat gets the same answer. A conflict or an unreachable store may end differently
+            # the next time.
             except (errors.InvalidInput, errors.MetadataFileMissing) as error:
                 await self._requests.record_error(request, error)
                 raise
@@ -174,6 +182,7 @@ class TransactionRunner:
                 transaction.checked()  # the recorded result made it larger
             reply = await self.store.txn(transaction.comparisons, transaction.operations)
         except errors.OutcomeUnknown as lost_reply:
+            # The files stay until the outcome is known: a pointer may lead to them already.
             outcome = await self._resolve(transaction, lost_reply)
         # Refused means not applied, now and later: no pointer will lead to the files.
         except (errors.Refused, errors.InvalidInput):
@@ -215,6 +224,8 @@ class TransactionRunner:
         # The original may still be in flight. The fence compares the same revisions and changes one of them: if the
         # fence commits, the original can no longer commit, and the record tells whether it had committed before.
         fence = await self.store.txn(transaction.comparisons, [transaction.fence])
+        # Some comparison no longer holds: the original was applied, or another change. The next read of the record
+        # tells which.
         if not fence.held:
             return None
         is_applied = transaction.is_applied_in(await self.store.get(transaction.key))
@@ -246,6 +257,17 @@ class TransactionRunner:
         if not was_applied:
             await self.remove_files(attempt.written_files)
         return was_applied
+
+
+async def _guarded(plan: Plan[Result], guard: TransactionGuard | None) -> Attempt[Result]:
+    """Returns an attempt whose transaction compares what the guard has looked at."""
+    if guard is None:
+        return await plan()
+    comparisons = await guard()  # first: a refusal leaves no file behind
+    attempt = await plan()
+    if attempt.transaction is None:
+        return attempt
+    return replace(attempt, transaction=attempt.transaction.with_more(comparisons, []))
 
 
 def _with_request(attempt: Attempt[Result], request: IdempotentRequest) -> PlannedTransaction:

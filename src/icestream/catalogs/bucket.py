@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 from icestream import errors
@@ -90,6 +91,16 @@ class Bucket:
                     f"{self._label} refuses conditional writes (If-None-Match: *): {_first_line(error)}",
                     hint="a warehouse needs a store with conditional writes (docs/object-stores.md)",
                 ) from None
+
+        await self._call(f"write {name}", put)
+
+    async def upload(self, name: str, source: Path | bytes) -> None:
+        """Writes an object from a file or bytes, in parts if it is large. It replaces what has the name: for names that
+        say what the bytes are."""
+        import obstore
+
+        async def put() -> None:
+            await obstore.put_async(self._store, name, source)
 
         await self._call(f"write {name}", put)
 
@@ -246,6 +257,7 @@ class AssumedRole:
                 "an AWS role needs boto3, which is not installed", hint="pip install 'icestream[glue]'"
             ) from None
         self._role_arn = options.role_arn
+        self._endpoint = options.sts_endpoint
         self._session = boto3.Session(
             aws_access_key_id=options.access_key_id,
             aws_secret_access_key=options.secret_access_key,
@@ -255,7 +267,8 @@ class AssumedRole:
 
     def __call__(self) -> dict[str, Any]:
         """Returns fresh keys of the role. obstore calls it before the last ones expire."""
-        response = self._session.client("sts").assume_role(RoleArn=self._role_arn, RoleSessionName="icestream")
+        client = self._session.client("sts", endpoint_url=self._endpoint)
+        response = client.assume_role(RoleArn=self._role_arn, RoleSessionName="icestream")
         keys = response["Credentials"]
         return {
             "access_key_id": keys["AccessKeyId"],

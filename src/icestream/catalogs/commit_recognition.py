@@ -62,10 +62,14 @@ def commit_presence(metadata: Object, change: TableChange) -> CommitPresence:
     """Returns whether the table with this metadata has the commit. The states: see the head of the module."""
     if _is_other_table(metadata, change):
         return CommitPresence.ELSEWHERE
+    # The id is random and chosen by the writer: no other commit has it, so its presence proves this one, also behind
+    # later commits.
     added = set(_added_snapshots(change))
     if added:
         if added & _snapshot_ids(metadata):
             return CommitPresence.THERE
+    # Without a snapshot there is nothing to recognise it by. If applying it changes nothing, it was applied, or need
+    # not be.
     elif _changes_nothing(metadata, change):
         return CommitPresence.THERE
     return CommitPresence.OPEN if _requirements_may_hold(metadata, change) else CommitPresence.IMPOSSIBLE
@@ -78,6 +82,7 @@ def is_safe_to_resend(change: TableChange) -> bool:
     if pipeline_claims(change.requirements):
         # Our own catalog remembers the rounds and rewrites of a table, and answers a second copy with the first result.
         return True
+    # The first copy moves the reference that the second one compares.
     compared = {entry.get("ref") for entry in change.requirements if entry.get("type") == "assert-ref-snapshot-id"}
     return any(
         entry.get("action") == "set-snapshot-ref" and entry.get("ref-name") in compared for entry in change.updates

@@ -53,12 +53,14 @@ async def resolve_change(
         try:
             return await caller.change(operation, send, deadline_ns)
         except errors.StorageUnavailable as error:
+            # Not sent at all: the caller may treat it as not applied. After an ambiguous copy that no longer follows.
             if not error.is_ambiguous and not may_be_applied:
                 raise
             may_be_applied = True
         except errors.IcestreamError as error:
             if not may_be_applied:
                 raise
+            # Perhaps our own first copy is the reason ("already exists"): the read below decides.
             refusal = error
         try:
             if await is_done():
@@ -148,4 +150,5 @@ class CommitResolver:
             return CommitRefused(refusal.message, table, refusal.details)
         if refusal is not None:
             raise refusal
+        # IMPOSSIBLE: a requirement is violated for good, so no copy that is still in flight can be applied either.
         return CommitRefused("the table was changed by another commit", table)

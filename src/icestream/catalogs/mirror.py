@@ -31,7 +31,8 @@ class ForeignTableRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     topic: str = ""
     base: AdoptionBase | None = None  # the offsets that an operator stated for a snapshot; 0: the table had none
     rows_up_to: int = -1  # the highest offset in the table when the operator stated them
-    is_detached: bool = msgspec.field(default=False, name="is_parted")  # the topic had this table, and no longer has it
+    # The topic had this table, and no longer has it. `is_parted` is its name in stored records.
+    is_detached: bool = msgspec.field(default=False, name="is_parted")
     rows: int = -1  # in that snapshot; -1: its summary has no count
     removals: Removals = ()  # rows below `committed` that are not in that snapshot
 
@@ -43,6 +44,7 @@ class ForeignTableRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def decode_foreign_table(key: str, entry: Entry) -> ForeignTableRecord:
+    """The record at `key`. Raises MetadataDamaged."""
     try:
         return msgspec.json.decode(entry.value, type=ForeignTableRecord)
     except msgspec.MsgspecError as error:

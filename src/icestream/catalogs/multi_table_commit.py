@@ -57,6 +57,8 @@ class MultiTableCommit:
             if not await self._caller.pause(attempt, self._deadline_ns):
                 unknown = CommitUnknown("outcome not determined before the deadline; it may still be applied")
                 return dict.fromkeys(self._changes, unknown)
+            # As for one table (commit_resolution.py): sent again only after a look, and only if no table could take it
+            # twice.
             if self._is_read and all(map(is_safe_to_resend, self._changes.values())):
                 outcomes = await self._send_once()
 
@@ -65,6 +67,7 @@ class MultiTableCommit:
         self._is_read = False
         try:
             response = await self._caller.change(self._operation, self._send, self._deadline_ns)
+        # A conflict after a lost reply may be with our own first copy: the tables are read back.
         except errors.CommitConflict as error:
             return None if self._may_be_in_flight else await self._refused_outcomes(error)
         except errors.StorageUnavailable as error:
@@ -135,6 +138,7 @@ def _outcome(presence: CommitPresence, table: LoadedTable, is_applied: bool) -> 
     if presence is CommitPresence.ELSEWHERE:
         return CommitUnknown("another table has the name now; the commit may be in the original table")
     if presence is CommitPresence.OPEN and is_applied:
+        # A catalog should apply all or none, but not every server does, and readers may see the tables move one by one.
         return CommitUnknown("other tables of the request were committed; this one may follow")
     reason = (
         "the table was changed by another commit"

@@ -299,6 +299,7 @@ class PointerCatalog:
                         return PointerSwap.DONE
                 except errors.IcestreamError as error:
                     is_ambiguous = isinstance(error, errors.StorageUnavailable) and error.is_ambiguous
+                    # Refused, and no copy is in flight: the pointer will never lead to the file.
                     if not is_ambiguous and not may_be_applied:
                         await self._files.remove(location)
                         raise
@@ -310,6 +311,8 @@ class PointerCatalog:
                 if swap is not None:
                     return PointerSwap.UNKNOWN if swap is PointerSwap.RENAMED and may_be_applied else swap
             attempt += 1
+            # The pointer has not moved and a swap may still arrive: unknown, never a conflict, because a caller that
+            # hears of a conflict deletes the files of its commit (hazard 13).
             if not await self._caller.pause(attempt, deadline_ns):
                 return PointerSwap.UNKNOWN
 
@@ -326,8 +329,11 @@ class PointerCatalog:
             return None
         metadata = await self._read_metadata(current.location)
         log = metadata.metadata_log
+        # Later commits list the file that they replaced: ours was current for a while, so its commit is in the table.
         if any(entry["metadata-file"] == location for entry in log):
             return PointerSwap.DONE
+        # Another table has the name now. Ours lives on under a name that is not known here, perhaps with the swap
+        # applied.
         if metadata.uuid != table.uuid:
             return PointerSwap.RENAMED
         # The log of a table is cut at a length. Only if it reaches back to the pointer that was read, the absence of

@@ -134,6 +134,8 @@ class StorageCaller:
             )
         seconds_left = (deadline_ns - self.clock.monotonic_ns()) / 1e9
         try:
+            # A request has a bound of its own below the deadline of the call, so that one lost reply leaves time for a
+            # retry.
             async with asyncio.timeout(max(min(seconds_left, self.timeouts.request_seconds), 0.0)):
                 answer = await attempt()
         except TimeoutError:
@@ -153,6 +155,8 @@ class StorageCaller:
             raise
         except BaseException:
             before = self._breaker.state
+            # Cancelled: says nothing about the target, but a half-open breaker waits for this probe and must get it
+            # back.
             self._breaker.abandoned(permit, self.clock.monotonic_ns())
             self._log_change(before, call=operation)
             raise

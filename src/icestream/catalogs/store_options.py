@@ -42,6 +42,8 @@ class StoreOptions:
     secret_access_key: str | None = field(default=None, repr=False)
     session_token: str | None = field(default=None, repr=False)
     role_arn: str | None = None
+    table_role_arn: str | None = None
+    sts_endpoint: str | None = None
     credentials_file: str | None = None
     account_name: str | None = None
     account_key: str | None = field(default=None, repr=False)

@@ -52,6 +52,10 @@ NamespaceName = Annotated[
 TableName = Annotated[
     str, typer.Argument(metavar="TABLE", help="Such as shop.orders.", autocompletion=completion.tables)
 ]
+OptionalTableName = Annotated[
+    str | None,
+    typer.Argument(metavar="TABLE", help="Such as shop.orders; default: all.", autocompletion=completion.tables),
+]
 CatalogNamespace = Annotated[
     str | None,
     typer.Argument(metavar="NAMESPACE", help="Such as shop.", autocompletion=completion.catalog_namespaces),

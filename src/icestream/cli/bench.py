@@ -1,4 +1,9 @@
-"""`icestream bench`: a short load test of this machine and this broker. Not a comparison (docs/benchmarks.md).
+"""`icestream bench`: short load tests of this machine and this broker. Not comparisons (docs/benchmarks.md).
+
+    native   by the native protocol; what `icestream bench` runs without a name
+    mqtt     by MQTT (bench_mqtt.py)
+
+The native one:
 
     1. publish   all messages, as fast as the broker accepts them
     2. consume   all of them, from the earliest
@@ -21,10 +26,15 @@ from typing import Annotated, Any, Final
 import typer
 
 from icestream import errors, limits
+from icestream.cli.bench_mqtt import MqttLoad, MqttResult, MqttScenario
+from icestream.cli.bench_mqtt import run as run_mqtt
 from icestream.cli.broker_location import BrokerOption, Target
-from icestream.cli.connection import CLIENT_NAME, find_message_address, open_client
+from icestream.cli.commands import Commands, Group
+from icestream.cli.connection import CLIENT_NAME, BrokerCalls, call_broker, find_message_address, open_client
+from icestream.cli.mqtt_load_client import PAYLOAD_BYTES_MIN, MqttAccount
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Output, OutputFormat
+from icestream.cli.password_input import PasswordFile, read_password
 from icestream.client.batch import MessageId
 from icestream.client.client import Client, connect
 from icestream.client.producer import Producer
@@ -33,6 +43,18 @@ from icestream.observability.words import plural, size_text
 # Messages sent in one turn of the event loop, and received at once.
 TICK_MESSAGES: Final = 1_000
 CONSUME_SECONDS: Final = 30.0
+_DEFAULT: Final = "native"
+
+
+class _NativeByDefault(Group):
+    """`icestream bench --memory` is `icestream bench native --memory`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        is_named = bool(args) and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        return super().parse_args(ctx, args if is_named else [_DEFAULT, *args])
+
+
+app = Commands("Publish and consume for some seconds and report the throughput.", cls=_NativeByDefault)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +71,8 @@ class BenchResult:
     consume_seconds: float
 
 
-def bench(
+@app.command(_DEFAULT)
+def bench_native(
     messages: Annotated[
         int, typer.Option("--messages", metavar="NUMBER", min=1, max=1_000_000, help="Number of messages.")
     ] = 100_000,
@@ -67,7 +90,7 @@ def bench(
 ) -> None:
     """Publish and consume for some seconds and report throughput and latency.
 
-    Example: icestream bench --memory --messages 200000 --output json
+    Example: icestream bench native --memory --messages 200000 --output json
     """
     if memory and broker is not None:
         raise errors.InvalidInput("--memory and --broker exclude each other", hint="pass one of them")
@@ -76,6 +99,109 @@ def bench(
     result = asyncio.run(_run(Target(broker, config, sets), load, memory=memory))
     answer = Output(output)
     answer.record({"broker": location, **(figures_text if answer.is_text else figures)(load, result)})
+
+
+@app.command("mqtt")
+def bench_mqtt(
+    scenario: Annotated[
+        MqttScenario, typer.Argument(metavar="SCENARIO", help="persistent-session, connect, fan-in, fan-out or shared.")
+    ] = MqttScenario.PERSISTENT_SESSION,
+    mqtt: Annotated[
+        str | None,
+        typer.Option("--mqtt", metavar="HOST:PORT", help="An MQTT broker of any kind; default: that of the broker."),
+    ] = None,
+    publishers: Annotated[int, typer.Option("--publishers", metavar="NUMBER", min=1, max=10_000)] = 10,
+    subscribers: Annotated[int, typer.Option("--subscribers", metavar="NUMBER", min=1, max=10_000)] = 10,
+    clients: Annotated[
+        int, typer.Option("--clients", metavar="NUMBER", min=1, max=100_000, help="Of the scenario connect.")
+    ] = 1_000,
+    messages: Annotated[
+        int,
+        typer.Option("--messages", metavar="NUMBER", min=1, help="Of each publisher: fan-in, fan-out, shared."),
+    ] = 1_000,
+    cycles: Annotated[
+        int, typer.Option("--cycles", metavar="NUMBER", min=1, help="Of the scenario persistent-session.")
+    ] = 10,
+    seconds: Annotated[
+        float, typer.Option("--seconds", metavar="NUMBER", min=0.01, help="How long publishers send in each cycle.")
+    ] = 1.0,
+    qos: Annotated[int, typer.Option("--qos", metavar="QOS", min=0, max=2, help="Of both sides.")] = 2,
+    size: Annotated[
+        int, typer.Option("--size", metavar="BYTES", min=PAYLOAD_BYTES_MIN, max=1_000_000, help="Payload size of each.")
+    ] = 256,
+    window: Annotated[
+        int, typer.Option("--window", metavar="NUMBER", min=1, max=65_535, help="Messages of a publisher in flight.")
+    ] = 100,
+    user: Annotated[
+        str | None, typer.Option("--user", metavar="NAME", help="User name of the clients; the password is asked for.")
+    ] = None,
+    password_file: PasswordFile = None,
+    broker: BrokerOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Load an MQTT broker and check that every message arrives once and in order; exit code 1 if not.
+
+    Example: icestream bench mqtt
+    Example: icestream bench mqtt fan-out --subscribers 100 --qos 1 --mqtt 127.0.0.1:1883 --output json
+    """
+    address = mqtt or call_broker(Target(broker, config, sets), _mqtt_address)
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise errors.InvalidInput(f"{address!r} is not HOST:PORT", hint="for example --mqtt 127.0.0.1:1883")
+    account = MqttAccount(user, read_password(password_file, is_new=False) if user is not None else None)
+    load = MqttLoad(
+        host, int(port), account, publishers, subscribers, qos, size, window, messages, cycles, seconds, clients
+    )
+    result = asyncio.run(run_mqtt(scenario, load))
+    answer = Output(output)
+    answer.record({"mqtt": address, "scenario": scenario.value, **mqtt_figures(scenario, load, result)})
+    if not result.is_good(qos):
+        raise typer.Exit(1)
+
+
+async def _mqtt_address(broker: BrokerCalls) -> str:
+    """The address of MQTT of a broker. Raises InvalidInput if it serves none."""
+    endpoints = await broker.endpoints()
+    port = endpoints.ports.get("mqtt")
+    if not port:
+        raise errors.InvalidInput("the broker serves no MQTT", hint="set mqtt.enable, or name a broker with --mqtt")
+    return f"{endpoints.address.rpartition(':')[0]}:{port}"
+
+
+def mqtt_figures(scenario: MqttScenario, load: MqttLoad, result: MqttResult) -> dict[str, object]:
+    """The figures of a run; those of parts that it does not have are left out."""
+    document: dict[str, object] = {
+        "connections": len(result.connects),
+        "connect_p50_seconds": round(percentile(result.connects, 50), 6),
+        "connect_p99_seconds": round(percentile(result.connects, 99), 6),
+    }
+    if scenario is MqttScenario.CONNECT:
+        return {**document, "connects_per_second": _rate(len(result.connects), result.publish_seconds)}
+    document |= {
+        "qos": load.qos,
+        "payload_bytes": load.size,
+        "published": result.published,
+        "publish_messages_per_second": _rate(result.published, result.publish_seconds),
+        "delivered": result.consumed,
+        "deliver_messages_per_second": _rate(result.consumed, result.consume_seconds),
+        "missing": result.missing,
+        "gaps": result.gaps,
+        "repeats": result.repeats,
+        "stuck": result.stuck,
+    }
+    if scenario is MqttScenario.PERSISTENT_SESSION:
+        document["cycles"] = load.cycles
+        if result.first_seconds:
+            document["first_message_p50_seconds"] = round(percentile(result.first_seconds, 50), 6)
+            document["first_message_p99_seconds"] = round(percentile(result.first_seconds, 99), 6)
+    elif result.latency_seconds:
+        document["latency_p50_seconds"] = round(percentile(result.latency_seconds, 50), 6)
+        document["latency_p99_seconds"] = round(percentile(result.latency_seconds, 99), 6)
+    if result.per_member:
+        document |= {"member_least": min(result.per_member), "member_most": max(result.per_member)}
+    return document
 
 
 def figures(load: Load, result: BenchResult) -> dict[str, object]:

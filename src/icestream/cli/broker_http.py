@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from icestream import errors, limits
 from icestream.cli.broker_location import LOOPBACK_OF_WILDCARD, NO_BROKER_HINT
+from icestream.settings.text import is_loopback
 
 if TYPE_CHECKING:
     from icestream.settings import Settings
@@ -22,11 +23,15 @@ def http_get(
     context: ssl.SSLContext | None = None,
 ) -> tuple[int, bytes]:
     """Status and body. Blocks, for seconds at most. `context`: None for plain text. Raises ConnectionLost if the server
-    is unreachable or does not speak HTTP."""
-    connection = http_connection(
-        LOOPBACK_OF_WILDCARD.get(host, host), port, limits.CLIENT_CONNECT_SECONDS_DEFAULT, context
-    )
-    headers = {"Accept": accept} if token is None else {"Accept": accept, "Authorization": f"Bearer {token}"}
+    is unreachable or does not speak HTTP.
+
+    `token` is sent by TLS, or on this machine: not in plain text through a network.
+    """
+    host = LOOPBACK_OF_WILDCARD.get(host, host)
+    connection = http_connection(host, port, limits.CLIENT_CONNECT_SECONDS_DEFAULT, context)
+    headers = {"Accept": accept}
+    if token is not None and (context is not None or is_loopback(host)):
+        headers["Authorization"] = f"Bearer {token}"
     try:
         connection.request("GET", path, headers=headers)
         response = connection.getresponse()

@@ -43,7 +43,7 @@ PATH_KEYS: Final = (
     "danube.tls_client_ca", f"{_ICEBERG}.object_store.path", f"{_ICEBERG}.wal.base_path",
     *(
         f"tls.{listener}{name}"
-        for listener in ("", "native.", "danube.", "http.", "lake.")
+        for listener in ("", "native.", "danube.", "mqtt.", "http.", "lake.")
         for name in ("certificate", "key", "client_ca")
     ),
 )  # fmt: skip
@@ -51,6 +51,8 @@ PORT_KEYS: Final = {
     "ports.native": "native_port",
     "ports.danube": "danube_port",
     "ports.danube_admin": "danube_admin_port",
+    "ports.mqtt": "mqtt_port",
+    "ports.mqtt_ws": "mqtt_ws_port",
     "ports.broker_http": "http_port",
     "ports.lake": "lake_port",
 }

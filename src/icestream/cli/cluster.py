@@ -6,14 +6,15 @@ import asyncio
 import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
-from icestream import errors
+from icestream import errors, limits
 from icestream.admin_api.admin_call import AdminCall
 from icestream.admin_api.cluster_api import (
     CLUSTER_ADD,
+    CLUSTER_JOIN_TOKEN,
     CLUSTER_PROMOTE,
     CLUSTER_REMOVE,
     CLUSTER_SNAPSHOT,
@@ -32,6 +33,7 @@ from icestream.cli.output import Output, OutputFormat, columns_of, output_errors
 from icestream.observability.words import counted
 from icestream.wal.log_file import LOCK_NAME
 
+_JOIN_MINUTES: Final = limits.JOIN_TOKEN_SECONDS_DEFAULT // 60
 app = Commands("Show, change and verify the nodes of a cluster.")
 _COLUMNS = columns_of(
     MemberState,
@@ -90,6 +92,44 @@ def add(
     """
     result = _call(Target(broker, config, sets), CLUSTER_ADD, address=address)
     _print_result(output, result, f"node {result.get('node')} joins the cluster")
+
+
+@app.command("join-token")
+def join_token(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="The node.name of the node that will join.")],
+    minutes: Annotated[int, typer.Option(min=1, help="How long the token is valid.")] = _JOIN_MINUTES,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file", metavar="FILE", help="Write the token there, for its owner only, instead of printing it."
+        ),
+    ] = None,
+    broker: BrokerOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Make a token with which one node joins a cluster that has accounts, once. It is not stored anywhere.
+
+    Start the node with --join HOST:PORT and --set meta_store.join_token=file:FILE.
+
+    Example: icestream cluster join-token node-4 --file node-4.token
+    """
+    from icestream.runtime.secret_file import create_secret_file
+
+    if file is not None and file.exists():
+        raise errors.AlreadyExists(f"{file} exists", hint="remove it, or name another file")
+    issued = _call(Target(broker, config, sets), CLUSTER_JOIN_TOKEN, node=node, ttl_seconds=minutes * 60)
+    expires = datetime.fromtimestamp(issued["expires_ms"] / 1_000, UTC).isoformat(timespec="seconds")
+    if file is None:
+        Output(output).record({**issued, "expires_ms": expires})
+        return
+    create_secret_file(file, f"{issued['token']}\n".encode())
+    _print_result(
+        output,
+        {"file": str(file), "node": node, "expires_ms": expires},
+        f"the token for {node} is in {file}, until {expires}",
+    )
 
 
 @app.command()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
@@ -27,10 +28,13 @@ from icestream.admin_api.topic_api import LIST_TOPICS, PAGE_TOPICS
 from icestream.cli.broker_location import NO_BROKER_HINT, BrokerLocation, Target, host_and_port, native_address
 from icestream.cli.login_profile import find_token
 from icestream.cli.suggestions import suggest_topic
+from icestream.rpc.client_tls import ClientTls, tls_of_variables
 from icestream.rpc.handshake import HelloCredential
 from icestream.rpc.link import Link, open_link
 
 if TYPE_CHECKING:
+    import ssl
+
     from icestream.client.client import Client
 
 Document = dict[str, Any]
@@ -114,7 +118,10 @@ class BrokerCalls:
         host = self._host or ports["host"]
 
         def url(name: str) -> str | None:
-            return f"http://{host_and_port(host, ports[name])}" if ports.get(name) else None
+            listener = name.removesuffix("_port")
+            is_tls = {"pipeline": "http"}.get(listener, listener) in ports.get("certificates", {})
+            scheme = "https" if is_tls else "http"
+            return f"{scheme}://{host_and_port(host, ports[name])}" if ports.get(name) else None
 
         return BrokerEndpoints(
             ports["node"],
@@ -124,7 +131,7 @@ class BrokerCalls:
             url("lake_port"),
             url("pipeline_port"),
             url("danube_port"),
-            {**ports, "host": host},
+            {**{name: value for name, value in ports.items() if name != "certificates"}, "host": host},
         )
 
 
@@ -133,26 +140,43 @@ async def open_client(
     target: Target, *, send_timeout: float = limits.CLIENT_SEND_SECONDS_DEFAULT
 ) -> AsyncIterator[Client]:
     """A client for publishing and consuming. Raises ConnectionLost if the broker is unreachable."""
-    address = await find_message_address(target.location)
+    address, tls = await _find_native_port(target.location)
     async with contextlib.AsyncExitStack() as stack:
-        yield await _connect(stack, target.location, address, send_timeout)
+        yield await _connect(stack, target.location, address, send_timeout, tls=tls)
 
 
 async def find_message_address(location: BrokerLocation) -> str:
     """The native address of a broker, read from its local socket if it has one. Raises ConnectionLost."""
+    return (await _find_native_port(location))[0]
+
+
+async def _find_native_port(location: BrokerLocation) -> tuple[str, ClientTls | None]:
+    """The native address, and the TLS of a broker that was found by its local socket: its own certificate is trusted.
+    The variables of rpc/client_tls.py come first. Raises ConnectionLost."""
     if location.socket is None:
-        return location.address or ""
+        return location.address or "", None
     try:
         link = await _open_link(location, None)  # the call needs no right
     except errors.ConnectionLost as error:
         if location.address is None:
             raise _unreachable_error(location, error) from None
-        return location.address
+        return location.address, None
     try:
         ports = await link.call(PLACES.name, {})
     finally:
         link.close()
-    return native_address(ports["host"], ports["native_port"])
+    chain = ports.get("certificates", {}).get("native")
+    tls = OwnBrokerTls(chain) if chain is not None and tls_of_variables(os.environ) is None else None
+    return native_address(ports["host"], ports["native_port"]), tls
+
+
+class OwnBrokerTls(ClientTls):
+    """TLS to a broker whose certificate, `ca` as PEM, was told by its local socket. It may be for other names."""
+
+    def context(self) -> ssl.SSLContext:
+        from icestream.runtime.listener_tls import own_client_context
+
+        return own_client_context(str(self.ca).encode("latin-1"))
 
 
 async def _connect(
@@ -162,13 +186,15 @@ async def _connect(
     send_timeout: float = limits.CLIENT_SEND_SECONDS_DEFAULT,
     *,
     is_anonymous: bool = False,
+    tls: ClientTls | None = None,
 ) -> Client:
+    """`tls`: None for that of the variables, else plain text."""
     from icestream.client.client import connect
 
     token = None if is_anonymous else find_token(location)
     try:
         return await stack.enter_async_context(
-            connect(address, name=CLIENT_NAME, send_timeout=send_timeout, token=token)
+            connect(address, name=CLIENT_NAME, send_timeout=send_timeout, token=token, tls=tls)
         )
     except errors.Unauthenticated as error:
         raise _login_ended(error) from None

@@ -28,6 +28,7 @@ from icestream.cli.broker_location import BrokerOption, Target
 from icestream.cli.broker_settings import broker_settings
 from icestream.cli.connection import require_local_socket
 from icestream.cli.doctor_rules import CheckResult, CheckState
+from icestream.cli.login_profile import find_token
 from icestream.cli.metadata_check import check_metadata_log
 from icestream.cli.network_check import check_network, check_remote_broker
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
@@ -99,15 +100,15 @@ def examine(target: Target) -> Iterator[CheckResult]:
         yield from check_storage(settings)
     yield from _engine(settings)
     yield from _tokens(settings)
-    yield from check_network(settings)
+    yield from check_network(settings, find_token(target.location))
 
 
 def _settings(target: Target) -> Settings:
     """The settings that the running broker reports, else those of the command; with the data_dir of a named broker that
-    is not running."""
+    is not running, or that does not report them without a login."""
     try:
         return broker_settings(target, needs_lake=False)
-    except errors.ConnectionLost:
+    except (errors.ConnectionLost, errors.Unauthenticated, errors.PermissionDenied):
         data_dir = require_local_socket(target).parent
         return Target(None, target.config, [f"data_dir={data_dir}", *(target.sets or ())]).settings()
 

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from icestream import limits
-from icestream.cli import lake_lag, lake_operations, lake_tables
+from icestream.cli import lake_care, lake_lag, lake_operations, lake_tables
 from icestream.cli.broker_location import BrokerOption, Target
 from icestream.cli.commands import Commands
 from icestream.cli.connection import require_local_socket
@@ -25,6 +25,8 @@ app.command("describe")(lake_tables.describe)
 app.command("snapshots")(lake_tables.snapshots)
 app.command("history")(lake_tables.history)
 app.command("files")(lake_tables.files)
+app.command("health")(lake_care.health)
+app.command("maintain")(lake_care.maintain)
 app.command("lag")(lake_lag.lag)
 app.command("commit-now")(lake_lag.commit_now)
 app.command("bind")(lake_operations.bind)
@@ -44,8 +46,11 @@ def serve(
 ) -> None:
     """Run the lake process in the foreground, for a broker with lake.managed=false; Ctrl-C stops it.
 
+    Beside accounts it needs a secret: `icestream security process-secret lake`.
+
     Example: icestream lake serve --broker icestream-data --set ports.lake=8181
     """
+    from icestream.cli.operator_process import prepare_role
     from icestream.observability.log import set_up_logging
     from icestream.processes.lake_process import run_lake
     from icestream.runtime.file_access import restrict_files
@@ -57,9 +62,14 @@ def serve(
     set_up_logging(settings.log.level, settings.log.format)
     restrict_files(settings.storage.iceberg_config.object_store.file_access)
     socket = require_local_socket(target)
+    role_secret = prepare_role(target, settings, "lake")
     lower_priority(limits.LAKE_NICENESS)
+
+    def greet(port: int) -> None:
+        _greet(settings, port, Output(output))
+
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(run_lake(settings, lambda port: _greet(settings, port, Output(output)), socket=socket))
+        runner.run(run_lake(settings, greet, socket=socket, role_secret=role_secret))
 
 
 def _greet(settings: Settings, port: int, answer: Output) -> None:

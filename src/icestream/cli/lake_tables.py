@@ -278,24 +278,39 @@ def history(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Show which snapshot was current and since when, including rollbacks.
+    """Show which snapshot was current and since when, including rollbacks, and which job of the pipeline made it.
 
     Example: icestream lake history shop.orders
     """
     target = Target(broker, config, sets)
     _, metadata, _ = _load(resolve_table(table, target), target)
     parents = {snapshot["snapshot-id"]: snapshot.get("parent-snapshot-id") for snapshot in metadata["snapshots"]}
+    jobs = {snapshot["snapshot-id"]: _job(snapshot.get("summary") or {}) for snapshot in metadata["snapshots"]}
     lineage: set[int] = set()
     snapshot_id = _current_snapshot(metadata)
     while snapshot_id is not None and snapshot_id not in lineage:
         lineage.add(snapshot_id)
         snapshot_id = parents.get(snapshot_id)
     rows = [
-        (_time(entry["timestamp-ms"]), entry["snapshot-id"], _snapshot_status(entry["snapshot-id"], parents, lineage))
+        (
+            _time(entry["timestamp-ms"]),
+            entry["snapshot-id"],
+            _snapshot_status(entry["snapshot-id"], parents, lineage),
+            jobs.get(entry["snapshot-id"]),
+        )
         for entry in metadata.get("snapshot-log") or ()
     ]
     answer = Output(output)
-    answer.table((_time_column(answer), "snapshot", "now"), rows)
+    answer.table((_time_column(answer), "snapshot", "now", "job"), rows, drop=("job",))
+
+
+def _job(summary: Metadata) -> str | None:
+    """The job of the pipeline that made a snapshot; None for those of other engines."""
+    if "icestream-job" in summary:
+        return str(summary["icestream-job"])
+    if "icestream.added" in summary:
+        return "ingest"
+    return "retention" if "icestream.round" in summary and summary.get("operation") == "delete" else None
 
 
 def _snapshot_status(snapshot: int, parents: Metadata | dict[int, Any], lineage: set[int]) -> str:

@@ -33,6 +33,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "topic": "List, create, change and delete topics.",
         "sub": "List, create, move, change and delete subscriptions.",
         "namespace": "List, create, change and delete namespaces.",
+        "mqtt": "Show MQTT sessions, topics and routes; disconnect clients.",
         "lake": "Inspect tables; bind, detach, adopt, rewind and recreate them.",
     },
     "Broker": {
@@ -42,6 +43,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "top": "Show live rates, lag and connections per topic.",
         "bench": "Publish and consume for some seconds and report the throughput.",
         "context": "Name brokers and choose which one commands use.",
+        "backup": "Make, list, show, verify and delete backups.",
         "config": "Show, check, explain and change the settings.",
         "wal": "Inspect and repair the write-ahead log.",
         "metadata": "Inspect and repair the metadata log of a node.",

@@ -10,6 +10,7 @@ import json
 import socket
 import ssl
 from collections.abc import Iterator
+from http import HTTPStatus
 from typing import Final
 
 from icestream import errors, limits
@@ -19,6 +20,7 @@ from icestream.cli.broker_settings import broker_settings
 from icestream.cli.connection import CLIENT_NAME, call_broker
 from icestream.cli.doctor_rules import CheckResult, CheckState
 from icestream.cli.lake_http import read_catalog_token
+from icestream.cli.login_profile import find_token
 from icestream.client.client import connect
 from icestream.observability.words import counted
 from icestream.runtime.listener_tls import tls_files
@@ -27,12 +29,17 @@ from icestream.wal.log_file import LOCK_NAME
 
 # The start of an HTTP/2 connection: the preface and an empty SETTINGS frame. A server responds with a SETTINGS frame.
 HTTP2_HELLO: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+# CONNECT of a version that does not exist, which every server of MQTT refuses; and the first byte of CONNACK.
+MQTT_QUESTION: Final = b"\x10\x0c\0\4MQTT\xfe\x02\0\0\0\0"
+MQTT_ANSWER: Final = b"\x20"
+# To a request that is not for a WebSocket: upgrade required.
+WEBSOCKET_ANSWER: Final = b"HTTP/1.1 426"
 HTTP2_FRAME_HEADER_BYTES: Final = 9
 HTTP2_SETTINGS: Final = 4
 
 
-def check_network(settings: Settings) -> Iterator[CheckResult]:
-    """The checks of a node on this machine."""
+def check_network(settings: Settings, token: str | None = None) -> Iterator[CheckResult]:
+    """The checks of a node on this machine. `token`: of a login at it."""
     host, ports = settings.node.bind_host, settings.ports
     native_port = _native_port(settings, ports.native)
     http_port = _http_port("ports.broker_http", settings, "http", ports.broker_http)
@@ -47,10 +54,14 @@ def check_network(settings: Settings) -> Iterator[CheckResult]:
     if settings.danube.enable:
         yield _danube_port("ports.danube", settings, ports.danube, is_up=is_up)
         yield _danube_port("ports.danube_admin", settings, ports.danube_admin, is_up=is_up)
+    if settings.mqtt.enable:
+        yield _mqtt_port("ports.mqtt", settings, ports.mqtt, MQTT_QUESTION, MQTT_ANSWER, is_up=is_up)
+        question = f"GET {settings.mqtt.websocket_path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+        yield _mqtt_port("ports.mqtt_ws", settings, ports.mqtt_ws, question, WEBSOCKET_ANSWER, is_up=is_up)
     if settings.lake.managed:
         yield _lake_port(settings, ports.lake, is_up=is_up)
     if ports.broker_http and not _is_free(host, ports.broker_http):
-        yield from _broker(host, ports.broker_http, listener_context(settings, "http"))
+        yield from _broker(host, ports.broker_http, listener_context(settings, "http"), token)
     elif is_native_up:
         fix = "wait until it has started, or check its log messages"
         yield CheckResult("broker", CheckState.PROBLEM, "its native port responds, its HTTP port does not", fix)
@@ -75,7 +86,7 @@ def check_remote_broker(target: Target) -> Iterator[CheckResult]:
     text = f"{endpoints.address} in use by an Icestream broker, node {endpoints.node}"
     yield CheckResult("ports.native", CheckState.OK, text)
     if endpoints.http is not None:
-        yield from _broker(endpoints.ports["host"], endpoints.ports["http_port"])
+        yield from _broker(endpoints.ports["host"], endpoints.ports["http_port"], token=find_token(target.location))
     if endpoints.lake is not None:
         yield _lake(broker_settings(target))
 
@@ -171,6 +182,35 @@ def _danube_port(check: str, settings: Settings, port: int, *, is_up: bool) -> C
     return _in_use(check, port) if is_grpc else _foreign_process(check, port, "it does not speak gRPC")
 
 
+def _mqtt_port(
+    check: str, settings: Settings, port: int, question: bytes, answer: bytes, *, is_up: bool
+) -> CheckResult:
+    host = settings.node.bind_host
+    if (free := _check_free(check, host, port)) is not None:
+        return free
+    if not is_up:  # mosquitto speaks the same protocol
+        return _foreign_process(check, port, "no broker is running here that it could belong to")
+    is_tls = tls_files(settings, "mqtt") is not None
+    try:
+        is_mqtt = _answers(LOOPBACK_OF_WILDCARD.get(host, host), port, question, answer, is_tls=is_tls)
+    except OSError as error:
+        return _foreign_process(check, port, f"it does not speak MQTT: {error}")
+    return _in_use(check, port) if is_mqtt else _foreign_process(check, port, "it does not speak MQTT")
+
+
+def _answers(host: str, port: int, question: bytes, answer: bytes, *, is_tls: bool) -> bool:
+    """Whether the server's answer begins as expected; of TLS only the handshake is asked for. Raises OSError."""
+    with socket.create_connection((host, port), limits.CLIENT_CONNECT_SECONDS_DEFAULT) as plain:
+        if is_tls:
+            _unverified_context().wrap_socket(plain).close()
+            return True
+        plain.sendall(question)
+        received = b""
+        while len(received) < len(answer) and (more := plain.recv(len(answer) - len(received))):
+            received += more
+    return received == answer
+
+
 def _speaks_http2(host: str, port: int, *, is_tls: bool) -> bool:
     """Whether the server at this port speaks HTTP/2. Raises OSError."""
     with socket.create_connection((host, port), limits.CLIENT_CONNECT_SECONDS_DEFAULT) as plain:
@@ -184,12 +224,18 @@ def _speaks_http2(host: str, port: int, *, is_tls: bool) -> bool:
 
 
 def _negotiates_http2(plain: socket.socket) -> bool:
-    """Whether the TLS server agrees on HTTP/2. The certificate is not checked: no data is exchanged."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    """Whether the TLS server agrees on HTTP/2."""
+    context = _unverified_context()
     context.set_alpn_protocols(["h2"])
     with context.wrap_socket(plain) as secured:
         return secured.selected_alpn_protocol() == "h2"
+
+
+def _unverified_context() -> ssl.SSLContext:
+    """The certificate is not checked: no data is exchanged."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
 
 
 def _foreign_process(check: str, port: int, reason: str) -> CheckResult:
@@ -200,10 +246,15 @@ def _foreign_process(check: str, port: int, reason: str) -> CheckResult:
 # --- health -----------------------------------------------------------------------------------------------------------
 
 
-def _broker(host: str, port: int, context: ssl.SSLContext | None = None) -> Iterator[CheckResult]:
+def _broker(
+    host: str, port: int, context: ssl.SSLContext | None = None, token: str | None = None
+) -> Iterator[CheckResult]:
     """The readiness checks of the running broker that fail, and whether it is ready."""
     try:
-        _, body = http_get(host, port, "/readyz?verbose", "application/json", context=context)
+        status, body = http_get(host, port, "/readyz?verbose", "application/json", token, context)
+        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            yield _readiness(http_get(host, port, "/readyz", context=context)[0])
+            return
         document = json.loads(body)
         checks = [(entry["name"], entry["ok"], entry["reason"], entry["is_needed"]) for entry in document["checks"]]
     except (errors.ConnectionLost, ValueError, KeyError, TypeError) as error:
@@ -218,6 +269,14 @@ def _broker(host: str, port: int, context: ssl.SSLContext | None = None) -> Iter
     is_ready = bool(document["ready"])
     text = f"ready, {counted(len(checks), 'part')}" if is_ready else "not ready"
     yield CheckResult("broker", CheckState.OK if is_ready else CheckState.PROBLEM, text)
+
+
+def _readiness(status: int) -> CheckResult:
+    """What a broker with accounts tells without a login."""
+    is_ready = status == HTTPStatus.OK
+    text = f"{'ready' if is_ready else 'not ready'}; its checks are shown after `icestream security login`"
+    fix = "" if is_ready else "log in as a principal with the role monitor, or check the broker's log messages"
+    return CheckResult("broker", CheckState.OK if is_ready else CheckState.PROBLEM, text, fix)
 
 
 def _lake(settings: Settings) -> CheckResult:

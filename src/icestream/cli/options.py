@@ -64,14 +64,15 @@ def load_settings(config: Path | None, sets: list[str] | None, *, are_typed: boo
     False: a command has made them."""
     from icestream import errors
     from icestream.settings import KEYS, load  # loading takes 0.1 s, which most commands can avoid
-    from icestream.settings.secret_source import is_reference
+    from icestream.settings.keys import has_secret
 
     for assignment in (sets or ()) if are_typed else ():
         path, _, value = assignment.partition("=")
         key = KEYS.get(path.strip())
-        if key is not None and key.secret and value not in ("", "null", "~", "[]") and not is_reference(value):
+        if key is not None and has_secret(key, value):
             raise errors.ConfigurationError(
                 f"{key.path} is a secret, and every account of this machine can read a command line",
-                hint=f"--set {key.path}=file:PATH (or env:NAME, command:COMMAND), or set {key.env}",
+                hint=(f"--set {key.path}=file:PATH (or env:NAME, command:COMMAND), or " if key.secret else "")
+                + f"set {key.env}, or write it into a settings file (mode 0600)",
             )
     return load(config, os.environ, sets or ())

@@ -29,11 +29,13 @@ def run(
 ) -> None:
     """Run the pipeline in the foreground, for a broker with pipeline.managed=false; Ctrl-C stops it.
 
-    It connects to the broker's local socket. With --output json it prints the address of its metrics as one line of
-    JSON when it is ready.
+    It connects to the broker's local socket; beside accounts it needs a secret for that, which
+    `icestream security process-secret pipeline` makes. With --output json it prints the address of its metrics as one
+    line of JSON when it is ready.
 
     Example: icestream pipeline run --config broker.yml
     """
+    from icestream.cli.operator_process import prepare_role
     from icestream.observability.log import set_up_logging
     from icestream.processes.pipeline_process import run_pipeline
     from icestream.runtime.file_access import restrict_files
@@ -46,6 +48,7 @@ def run(
     settings = target.settings()
     set_up_logging(settings.log.level, settings.log.format)
     restrict_files(settings.storage.iceberg_config.object_store.file_access)
+    role_secret = prepare_role(target, settings, "pipeline")
     lower_priority(limits.PIPELINE_NICENESS)
     answer = Output(output)
     host = settings.node.bind_host
@@ -58,7 +61,7 @@ def run(
             sys.stdout.flush()
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(run_pipeline(settings, greet))
+        runner.run(run_pipeline(settings, greet, role_secret=role_secret))
 
 
 @app.command()

@@ -1,6 +1,6 @@
 """`icestream security`: accounts, tokens, roles, grants and decisions. Over the local socket only.
 
-Before `security init` everybody who reaches the broker may do everything; from then on what no grant allows is denied.
+Before `security init` every client may do everything; from then on what no grant allows is denied.
 Passwords come from a prompt, a file or stdin (password_input.py), tokens from a login (login_profile.py).
 """
 
@@ -49,9 +49,10 @@ GrantId = Annotated[str, typer.Argument(metavar="GRANT", help="Its id; `grants l
 _DAY_SECONDS: Final = 24 * 3600
 _ACCOUNT_COLUMNS = columns_of(api.AccountDetails, "principal", "is_disabled", "grants", "tokens", "created_ms")
 _TOKEN_COLUMNS = columns_of(api.TokenDetails, "token_id", "principal", "note", "created_ms", "expires_ms")
+_KEY_COLUMNS = columns_of(api.SigningKeyDetails, "key_id", "is_signing", "created_ms")
 _ROLE_COLUMNS = columns_of(api.RoleDetails, "role", "is_built_in", "rules")
 _GRANT_COLUMNS = columns_of(
-    api.GrantDetails, "grant_id", "principal", "role", "actions", "resource", "is_parked", "created_ms"
+    api.GrantDetails, "grant_id", "principal", "role", "actions", "resource", "scope", "is_parked", "created_ms"
 )
 
 
@@ -189,7 +190,7 @@ def whoami(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Show as whom the broker sees this command, and what is granted.
+    """Show the principal that this command authenticates as, and its grants.
 
     Example: icestream security whoami
     """
@@ -201,7 +202,9 @@ def whoami(
 def explain(
     principal: PrincipalText,
     action: Annotated[str, typer.Argument(metavar="ACTION", help="Such as consume, produce, table-read.")],
-    resource: Annotated[str, typer.Argument(metavar="RESOURCE", help="Such as /shop/orders, cluster.")],
+    resource: Annotated[
+        str, typer.Argument(metavar="RESOURCE", help="Such as /shop/orders, mqtt:sensors/1/t, cluster.")
+    ],
     role: Annotated[list[str] | None, typer.Option(help="A role that the credential would bring; repeatable.")] = None,
     claim: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A claim that it would have; repeatable.")
@@ -215,6 +218,7 @@ def explain(
 
     Example: icestream security explain alice consume /default/orders
     Example: icestream security explain oidc:corp:bob produce /shop/orders --claim team=shop
+    Example: icestream security explain alice produce mqtt:sensors/1/temperature
     """
     claims = dict(_assignment(text) for text in claim or ())
     target = Target(broker, config, sets)
@@ -242,6 +246,27 @@ def _assignment(text: str) -> tuple[str, str]:
     if not name or not equals:
         raise errors.InvalidInput(f"{text!r} is not a claim", hint="for example --claim team=shop")
     return name, value
+
+
+@app.command("process-secret")
+def process_secret(
+    role: Annotated[str, typer.Argument(metavar="ROLE", help="lake or pipeline.")],
+    delete: Annotated[bool, typer.Option("--delete", help="Delete the file: such a process is refused.")] = False,
+    broker: BrokerOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Make the secret of a lake process or pipeline that you run yourself, in a file of the broker's data directory.
+
+    `icestream lake serve` and `icestream pipeline run` read it there, or in the file that ICESTREAM_ROLE_SECRET_FILE
+    names. A second call makes a new secret and ends the older one. Processes that the broker starts need none.
+
+    Example: icestream security process-secret lake
+    """
+    call = api.DELETE_PROCESS_SECRET if delete else api.CREATE_PROCESS_SECRET
+    answer = _call(Target(broker, config, sets), call, role=role)
+    Output(output).record({"role": answer["role"], "deleted" if delete else "file": answer["file"]})
 
 
 # --- users ------------------------------------------------------------------------------------------------------------
@@ -273,7 +298,7 @@ def create_user(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Create a user, who logs in with a password, or a service account, which has tokens.
+    """Create a user, which logs in with a password, or a service account, which has tokens.
 
     Example: icestream security users create alice --password-file alice.password
     Example: icestream security users create ingest --service
@@ -437,6 +462,40 @@ def rotate_keys(
     _note_pending(change)
 
 
+@tokens.command("keys")
+def list_keys(
+    broker: BrokerOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """List the keys whose tokens are accepted, by id; the newest one signs.
+
+    Example: icestream security tokens keys
+    """
+    keys = _call(Target(broker, config, sets), api.LIST_KEYS)["keys"]
+    Output(output).table(_KEY_COLUMNS, [_row(key, _KEY_COLUMNS) for key in keys], keep=("key_id",))
+
+
+@tokens.command("remove-key")
+def remove_key(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Its id; `tokens keys` shows it.")],
+    yes: Yes = False,
+    broker: BrokerOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Remove a signing key that has leaked: every token that it signed ends, logins too. Rotate first.
+
+    Example: icestream security tokens remove-key 3f9a1c0b7d5e2468 --yes
+    """
+    confirm(f"Remove key {key}, and end every token that it signed?", is_confirmed=yes)
+    change = _call(Target(broker, config, sets), api.REMOVE_KEY, key_id=key)
+    Output(output).record({"removed": key, "key_ids": change["key_ids"]})
+    _note_pending(change)
+
+
 # --- roles ------------------------------------------------------------------------------------------------------------
 
 
@@ -497,7 +556,7 @@ def delete_role(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Delete a role that is granted to nobody.
+    """Delete a role without grants.
 
     Example: icestream security roles delete shop-team --yes
     """
@@ -534,9 +593,13 @@ def add_grant(
         str | None, typer.Argument(metavar="ACTIONS", help="Such as read, or produce,consume; not with --role.")
     ] = None,
     resource: Annotated[
-        str | None, typer.Argument(metavar="RESOURCE", help="Such as /shop/orders, '/shop/*', cluster.")
+        str | None,
+        typer.Argument(metavar="RESOURCE", help="Such as /shop/orders, '/shop/*', 'mqtt:sensors/#', cluster."),
     ] = None,
     role: Annotated[str, typer.Option(metavar="ROLE", help="Grant this role instead.")] = "",
+    scope: Annotated[
+        str, typer.Option(metavar="SCOPE", help="The role applies here only: /shop/orders, namespace:/shop.")
+    ] = "",
     broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
@@ -545,7 +608,7 @@ def add_grant(
     """Grant actions on a resource, or a role.
 
     Example: icestream security grants add alice read /default/orders
-    Example: icestream security grants add service:local:ingest --role writer
+    Example: icestream security grants add service:local:ingest --role writer --scope namespace:/shop
     """
     grant = _call(
         Target(broker, config, sets),
@@ -554,6 +617,7 @@ def add_grant(
         role=role,
         actions=actions.split(",") if actions else [],
         resource=resource or "",
+        scope=scope,
     )
     Output(output).record({**grant, "created_ms": _time(grant["created_ms"])})
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -20,7 +21,8 @@ from icestream.admin_api.node_api import DESCRIBE_SETTING, PLACES
 from icestream.admin_api.topic_api import PAGE_TOPICS
 from icestream.cli.broker_http import http_get
 from icestream.cli.broker_location import BrokerOption, Target
-from icestream.cli.connection import BrokerCalls, Document, broker_calls, interruptible, run_until_stopped
+from icestream.cli.connection import BrokerCalls, Document, OwnBrokerTls, broker_calls, interruptible, run_until_stopped
+from icestream.cli.login_profile import find_token
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Cell, Output, OutputFormat, table_layout
 from icestream.observability.words import size_text
@@ -93,7 +95,7 @@ def top(
 async def _top(target: Target, interval: float, limit: int, answer: Output, *, is_live: bool) -> None:
     with interruptible() as stop:
         async with broker_calls(target.location) as broker:
-            samples = _sample_pairs(broker, interval, stop)
+            samples = _sample_pairs(broker, interval, stop, find_token(target.location))
             if not is_live:
                 async for before, now in samples:
                     answer.table(COLUMNS, rows(before, now)[:limit], drop=DROP)
@@ -107,24 +109,26 @@ async def _top(target: Target, interval: float, limit: int, answer: Output, *, i
 
 
 async def _sample_pairs(
-    broker: BrokerCalls, interval: float, stop: asyncio.Event
+    broker: BrokerCalls, interval: float, stop: asyncio.Event, token: str | None = None
 ) -> AsyncIterator[tuple[Sample, Sample]]:
-    """Each sample with the previous one, until `stop` is set."""
+    """Each sample with the previous one, until `stop` is set. `token`: of a login, for the metrics."""
     clock: Clock = SystemClock()
     address = await _metrics_address(broker)
-    before = await _take_sample(broker, address, clock)
+    before = await _take_sample(broker, address, clock, token)
     while await run_until_stopped(_sleep(clock, interval), stop):
-        now = await _take_sample(broker, address, clock)
+        now = await _take_sample(broker, address, clock, token)
         yield before, now
         before = now
 
 
-async def _metrics_address(broker: BrokerCalls) -> tuple[str, int] | None:
-    """Host and port of the metrics; None if they are disabled."""
+async def _metrics_address(broker: BrokerCalls) -> tuple[str, int, ssl.SSLContext | None] | None:
+    """Host and port of the metrics, and what their certificate is verified with; None if they are disabled."""
     if not await _setting(broker, "metrics.enable"):
         return None
-    host, port = await _setting(broker, "node.bind_host"), (await broker.call(PLACES))["http_port"]
-    return (host, port) if port else None
+    host, places = await _setting(broker, "node.bind_host"), await broker.call(PLACES)
+    chain = places["certificates"].get("http")
+    context = None if chain is None else OwnBrokerTls(chain).context()
+    return (host, places["http_port"], context) if places["http_port"] else None
 
 
 async def _setting(broker: BrokerCalls, key: str) -> Any:
@@ -137,7 +141,12 @@ async def _sleep(clock: Clock, seconds: float) -> bool:
     return True
 
 
-async def _take_sample(broker: BrokerCalls, metrics_address: tuple[str, int] | None, clock: Clock) -> Sample:
+async def _take_sample(
+    broker: BrokerCalls,
+    metrics_address: tuple[str, int, ssl.SSLContext | None] | None,
+    clock: Clock,
+    token: str | None = None,
+) -> Sample:
     topics: dict[str, TopicSample] = {}
     after: str | None = ""
     while after is not None and len(topics) < TOPICS_MAX:
@@ -145,7 +154,7 @@ async def _take_sample(broker: BrokerCalls, metrics_address: tuple[str, int] | N
         # Topics of other nodes have no lag here.
         topics |= {topic["topic"]: _topic_sample(topic) for topic in page["items"] if topic["lag"] is not None}
         after = page["next"]
-    metrics = await asyncio.to_thread(_read_metrics, *metrics_address) if metrics_address is not None else {}
+    metrics = await asyncio.to_thread(_read_metrics, *metrics_address, token) if metrics_address is not None else {}
     return Sample(clock.monotonic_ns(), topics, metrics)
 
 
@@ -156,10 +165,12 @@ def _topic_sample(topic: Document) -> TopicSample:
     )  # fmt: skip
 
 
-def _read_metrics(host: str, port: int) -> dict[str, float]:
-    """The metrics that are shown; empty if the HTTP port does not respond."""
+def _read_metrics(
+    host: str, port: int, context: ssl.SSLContext | None = None, token: str | None = None
+) -> dict[str, float]:
+    """The metrics that are shown; empty if the HTTP port does not respond, or not to this principal."""
     try:
-        status, body = http_get(host, port, "/metrics")
+        status, body = http_get(host, port, "/metrics", token=token, context=context)
         return parse_metrics(body.decode()) if status == 200 else {}
     except (errors.ConnectionLost, ValueError):
         return {}

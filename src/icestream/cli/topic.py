@@ -14,17 +14,20 @@ from icestream.admin_api.topic_api import (
     DELETE_TOPIC,
     DESCRIBE_TOPIC,
     INSPECT_TOPIC,
+    LIST_DELETED_TOPICS,
     PAGE_PRODUCERS,
     SET_TOPIC_POLICIES,
     TAKEOVER_TOPIC,
     TOPIC_HISTORY,
     TOPIC_POLICIES,
+    UNDELETE_TOPIC,
     ConnectedProducer,
     DeletionReport,
     ShardTakeover,
     TopicOutline,
     TopicShard,
     TopicSummary,
+    TopicTombstone,
 )
 from icestream.cli import completion
 from icestream.cli.arguments import TopicName
@@ -52,6 +55,7 @@ _PRODUCER_COLUMNS = columns_of(ConnectedProducer, "producer", "peer", "epoch")
 _SUBSCRIPTION_COLUMNS = columns_of(SubscriptionSummary, "subscription", "type", "consumers", "lag")
 _CREATED = columns_of(TopicOutline, "topic", "id", "shards", "dispatch")
 _DELETION = columns_of(DeletionReport, "table_end", "rest", "rest_messages")
+_DELETED = columns_of(TopicTombstone, "topic", "id", "shards", "node", "deleted_ms", "until_ms")
 _TAKEOVER_COLUMNS = columns_of(ShardTakeover, "shard", "gap_start", "gap_end")
 
 
@@ -209,6 +213,96 @@ def _deletion_notes(topic: str, table: str | None, deletion: Document) -> list[s
     elif table:
         lines.append(f"Table {table} will be dropped; its files are kept.")
     return lines
+
+
+@app.command()
+def deleted(
+    broker: BrokerOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """List the deleted topics that can come back, the oldest deletion first.
+
+    Example: icestream topic deleted
+    """
+
+    async def read(broker: BrokerCalls) -> Document:
+        return await broker.call(LIST_DELETED_TOPICS)
+
+    topics, answer = call_broker(Target(broker, config, sets), read)["topics"], Output(output)
+    if not answer.is_text:
+        answer.record({"topics": topics})
+        return
+    rows = [
+        [*(topic[name] for name in _DELETED[:4]), *(_time(topic[name]) for name in _DELETED[4:])] for topic in topics
+    ]
+    answer.table([name.removesuffix("_ms") for name in _DELETED], rows)
+    if not topics:
+        print_note("No deleted topic can come back. `broker.undelete_grace_ms` is the time; purged ones cannot.")
+
+
+def _time(time_ms: int) -> Cell:
+    return Cell(time_ms, time_text(time_ms * 1000) or "")
+
+
+@app.command()
+def undelete(
+    topic: TopicName,
+    topic_id: Annotated[
+        int | None,
+        typer.Option("--id", metavar="NUMBER", help="Which of several deleted topics of that name; default: the last."),
+    ] = None,
+    broker: BrokerOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Bring a deleted topic back, with its offsets, its subscriptions at their cursors, and its table.
+
+    It works within `broker.undelete_grace_ms` and unless the table was purged. Grants stay parked.
+
+    Example: icestream topic undelete /default/orders
+    """
+    target = Target(broker, config, sets)
+
+    async def send(broker: BrokerCalls) -> Document:
+        return await broker.call(UNDELETE_TOPIC, topic=topic, id=topic_id)
+
+    returned, answer = call_broker(target, send), Output(output)
+    table = returned["former_table"]
+    adopted = None if table is None else _adopt_former(target, topic, table)
+    record = {name: returned[name] for name in ("topic", "id", "shards", "subscriptions")}
+    answer.record(record | {"table": format_levels([*table["namespace"], table["table"]]) if table else None})
+    if answer.is_text:
+        for line in adopted["words"] if adopted else ():
+            print_note(line)
+
+
+def _adopt_former(target: Target, topic: str, table: Document) -> Document:
+    """Binds the table of a topic that came back to it. Raises with the command to go on with, if that is refused."""
+    from icestream.cli.catalog_access import catalog_settings
+    from icestream.cli.lake_http import LakeApi
+
+    api = LakeApi(catalog_settings(target, needs_node=True), "`icestream topic undelete`", needs_embedded=False)
+    try:
+        return api.post(
+            "adopt",
+            namespace=table["namespace"],
+            table=table["table"],
+            topic=topic,
+            metadata_file=table["metadata_file"],
+            # What was discarded with the topic is a gap; it was decided then.
+            accept=["accept-gap"],
+        )
+    except errors.IcestreamError as error:
+        levels = format_levels([*table["namespace"], table["table"]])
+        raise type(error)(
+            f"{topic} is back, and its table {levels} is not bound to it: {error.message}",
+            hint=f"{error.hint}; then `icestream lake adopt {levels} {topic}`"
+            if error.hint
+            else f"`icestream lake adopt {levels} {topic} --dry-run` says what is in the way",
+        ) from None
 
 
 @app.command()

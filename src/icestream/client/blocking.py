@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ from icestream.client.stalls import Stall
 from icestream.client.start_position import StartPosition
 from icestream.client.subscribe_call import TypeName
 from icestream.client.subscription import Subscription
-from icestream.rpc.client_tls import ClientTls
+from icestream.rpc.client_tls import ClientTls, tls_of_variables
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
 
@@ -68,6 +69,7 @@ def connect_sync(
     end. Clients that are still open when the interpreter exits are closed then.
     """
     credential = client_credential(token, token_file, user, password)
+    tls = tls if tls is not None else tls_of_variables(os.environ)
     options = ClientOptions(
         name, wait, connect_timeout, call_timeout, send_timeout, heartbeat, compression, tls, credential
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +18,7 @@ from icestream.client.start_position import StartPosition
 from icestream.client.subscribe_call import SubscribeRequest, TypeName
 from icestream.client.subscription import Subscription
 from icestream.rpc import document
-from icestream.rpc.client_tls import ClientTls
+from icestream.rpc.client_tls import ClientTls, tls_of_variables
 from icestream.rpc.document import Document
 from icestream.runtime.clock import Clock, SystemClock
 from icestream.runtime.randomness import Randomness, SystemRandomness
@@ -43,16 +44,18 @@ def connect(
 ) -> Client:
     """`async with icestream.connect() as client:` connects to a broker, and reconnects whenever the connection is lost.
 
-    `address`: `icestream://host:port`, `host:port` or `unix:///path`. `name`: for the broker's logs. `wait`: seconds to
-    retry while there is no broker yet. `connect_timeout`: seconds for one connection to open. `call_timeout`: seconds
-    for the reply to a call. `send_timeout`: seconds within which a message must be stored. `heartbeat`: seconds of
-    silence after which a PING is sent. `compression`: compresses what is sent, if the broker supports it. `tls`: how to
-    connect by TLS; None: plain text. `token`: a text, or a function that is called for each connection; `token_file`:
-    read for each connection; or `user` and `password`. Without any of them the file that the variable
-    ICESTREAM_TOKEN_FILE names, if it is set. `clock` and `randomness` are for tests. Raises ConnectionLost,
-    Unauthenticated, or WrongPort if another kind of server answers.
+    `address`: `icestream://host:port`, `host:port` or `unix:///path`. `name`: for the broker's logs. `wait`:
+    seconds to retry while there is no broker yet. `connect_timeout`: seconds for one connection to open.
+    `call_timeout`: seconds for the reply to a call. `send_timeout`: seconds within which a message must be stored.
+    `heartbeat`: seconds of silence after which a PING is sent. `compression`: compresses what is sent, if the
+    broker supports it. `tls`: how to connect by TLS; None: as ICESTREAM_CA_FILE says, without it plain text.
+    `token`: a text, or a function that is called for each connection; `token_file`: read for each connection; or
+    `user` and `password`. Without any of them the file that the variable ICESTREAM_TOKEN_FILE names, if it is set.
+    `clock` and `randomness` are for tests. Raises ConnectionLost, Unauthenticated, or WrongPort if another kind of
+    server answers.
     """
     credential = client_credential(token, token_file, user, password)
+    tls = tls if tls is not None else tls_of_variables(os.environ)
     options = ClientOptions(
         name, wait, connect_timeout, call_timeout, send_timeout, heartbeat, compression, tls, credential
     )

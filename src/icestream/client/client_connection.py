@@ -291,7 +291,8 @@ def tls_error(address: Address, error: ssl.SSLError) -> errors.TlsFailed:
     if isinstance(error, ssl.SSLCertVerificationError):
         return errors.TlsFailed(
             f"cannot connect to {address}: its certificate is not accepted: {error.verify_message}",
-            hint="pass the authority that signed it (`tls=ClientTls(ca=…)`), and connect by a name that it has",
+            hint="name the authority that signed it (`tls=ClientTls(ca=…)`, ICESTREAM_CA_FILE), and connect by a "
+            "name that it has",
         )
     reason = error.reason or str(error)
     return errors.TlsFailed(
@@ -333,7 +334,8 @@ def wrong_port_error(address: Address, first_bytes: bytes) -> errors.WrongPort |
     if protocol == "TLS":
         return errors.WrongPort(
             f"{address} answers in {protocol}, and this client does not use it",
-            hint="connect with `tls=`; without it, to a broker whose native port has no TLS (settings tls.…)",
+            hint="connect with `tls=`, or set ICESTREAM_CA_FILE; without them, to a broker whose native port has no "
+            "TLS",
         )
     port = "changed here" if address.port == DEFAULT_PORT else f"{DEFAULT_PORT} unless it was changed"
     return errors.WrongPort(

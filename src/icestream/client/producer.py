@@ -3,15 +3,15 @@
 State of a producer
 
     opening   not registered at the broker yet
-    open      batches leave as their lanes (lane.py) allow; a lost connection only pauses the producer
+    open      batches leave as their queues (send_queue.py) allow; a lost connection only pauses the producer
     failed    fenced by another producer of its name, or the topic was deleted: pending and later sends fail
     closed
 
 `send` adds a message to the open batch of its shard. At the end of the loop tick the session calls `_flush`, which
 sends the batches of all shards together: `send` → `_schedule_flush` → Session → `_flush` → ClientConnection.publish;
-the answer comes back as ClientConnection → `_on_published` → Lane → the futures of the batch.
+the answer comes back as ClientConnection → `_on_published` → SendQueue → the futures of the batch.
 
-A refused batch (hazard 37): its lane drains, then the cause of the refusal decides.
+A refused batch (hazard 37): its queue drains, then the cause of the refusal decides.
 
     retryable                     wait (backoff), reset the shard, resend in order until the deadline of each message
     publish rate reached          the same, and the wait does not count against the deadline: the broker asked for it
@@ -21,7 +21,7 @@ A refused batch (hazard 37): its lane drains, then the cause of the refusal deci
     topic deleted                 register again without creating the topic; fails if the topic was not recreated
     producer fenced               the producer has failed
 
-A lost connection stops every lane. The producer registers again with the same `instance`, so that the broker knows it
+A lost connection stops every queue. The producer registers again with the same `instance`, so that the broker knows it
 is the same producer and reports which batches it had stored (hazard 7).
 """
 
@@ -38,7 +38,7 @@ from typing import Any, Final
 from icestream import errors, limits
 from icestream.client.batch import Batch, MessageId, checked_headers
 from icestream.client.client_connection import ClientConnection
-from icestream.client.lane import Flow, Lane
+from icestream.client.send_queue import Flow, SendQueue
 from icestream.client.session import Session
 from icestream.client.timestamps import to_microseconds
 from icestream.model import envelope
@@ -85,7 +85,7 @@ class Producer:
         self._send_timeout_ns = int(session.options.send_seconds * 1e9)
         self._is_closing = False
         # collecting
-        # The batch of each shard that takes messages in this tick: always the one that its lane collects in. Messages
+        # The batch of each shard that takes messages in this tick: always the one that its queue collects in. Messages
         # with and without keys share it, so that no message overtakes another one of its shard.
         self._open_batches: dict[int, Batch] = {}
         self._keyless_shard = 0  # gets the messages without a key of this tick
@@ -109,7 +109,7 @@ class Producer:
         self._handle = self._producer_id = self._producer_epoch = 0
         self._is_reopening = False
         self._was_topic_deleted = False
-        self._lanes: list[Lane] = []  # by shard
+        self._queues: list[SendQueue] = []  # by shard
         self._backoffs: dict[int, RetryBackoff] = {}  # of shards with a refused batch
         names = {envelope.PRODUCER_NAME: self._name, envelope.TOPIC_NAME: self._topic}
         self._constants = {column: ConstantColumn(text) for column, text in names.items()}
@@ -162,7 +162,7 @@ class Producer:
         """Waits until every message sent so far is stored or has failed; its future says which."""
         settled: list[asyncio.Future[None]] = []
         # By batch, not by message: waiting for a million futures would cost more than sending the messages.
-        for batch in [batch for lane in self._lanes for batch in lane if batch.futures]:
+        for batch in [batch for queue in self._queues for batch in queue if batch.futures]:
             settled.append(self._loop.create_future())
             batch.settled.append(settled[-1])
         if settled:
@@ -191,7 +191,7 @@ class Producer:
     @property
     def shards(self) -> int:
         """How many shards the topic has."""
-        return len(self._lanes)
+        return len(self._queues)
 
     async def close(self) -> None:
         """Waits until everything is stored or has failed, then closes the producer at the broker."""
@@ -236,10 +236,10 @@ class Producer:
         key_bytes = key if type(key) is bytes else _encode_key(key)
         text_headers = checked_headers(headers) if headers else None
         time_us = None if publish_time is None else to_microseconds(publish_time)
-        shard, lanes = self._keyless_shard, self._lanes
-        if key_bytes is not None and lanes:
+        shard, queues = self._keyless_shard, self._queues
+        if key_bytes is not None and queues:
             size += len(key_bytes)
-            shard = zlib.crc32(key_bytes) % len(lanes)
+            shard = zlib.crc32(key_bytes) % len(queues)
         if text_headers:
             size += sum(len(name.encode()) + len(value.encode()) + 8 for name, value in text_headers.items())
         batch = self._open_batches.get(shard)
@@ -254,7 +254,7 @@ class Producer:
         return future
 
     def _batch_for(self, shard: int, size: int) -> Batch:
-        """Returns the open batch of a shard with room for `size` bytes: the one that its lane collects in, or a new
+        """Returns the open batch of a shard with room for `size` bytes: the one that its queue collects in, or a new
         one behind it. Raises ClientClosed, MessageTooLarge, or the error that made the producer fail."""
         self._check_open()
         # Only the protocol's bound is checked here: the topic's own bound is policy, which the broker enforces.
@@ -263,14 +263,14 @@ class Producer:
                 f"message too large: {message_bytes:,} bytes, limit {limits.MESSAGE_BYTES_MAX:,}",
                 hint="store large payloads elsewhere and send a reference",
             )
-        lane = self._lanes[shard]
-        batch, now_ns = lane.collecting, self._session.clock.monotonic_ns()
+        queue = self._queues[shard]
+        batch, now_ns = queue.collecting, self._session.clock.monotonic_ns()
         is_full = batch is None or batch.bytes + size > self._batch_bytes
         # A deadline belongs to a batch: a message must not expire early because it joined a batch that has been
         # waiting for a connection.
         if batch is None or is_full or batch.deadline_ns - now_ns < _DEADLINE_SHARE_MIN * self._send_timeout_ns:
             batch = Batch(shard, self._session.clock.wall_us(), now_ns + self._send_timeout_ns)
-            lane.begin(batch)
+            queue.begin(batch)
             if not self._is_deadline_task_running:
                 self._is_deadline_task_running = True
                 self._session.tasks.start(self._fail_expired(), f"producer-{self.name}-deadlines")
@@ -300,30 +300,30 @@ class Producer:
             self._session.schedule_flush(self)
 
     def _flush(self, connection: ClientConnection | None) -> None:
-        """Sends the batches that their lanes allow; called by the session at the end of a tick."""
+        """Sends the batches that their queues allow; called by the session at the end of a tick."""
         self._is_flush_scheduled = False
         self._open_batches.clear()
         # The next tick goes to the next shard: within a tick one shard gets all messages without a key, in one batch.
-        if self._lanes:
-            self._keyless_shard = (self._keyless_shard + 1) % len(self._lanes)
+        if self._queues:
+            self._keyless_shard = (self._keyless_shard + 1) % len(self._queues)
         # While the socket is full nothing is queued behind it: `on_writable` of the session flushes again.
         if connection is None or connection is not self._connection or connection.is_write_paused:
             return
         batches: list[Batch] = []
-        for lane in self._lanes:
-            while (batch := lane.next_batch()) is not None:
-                if self._seal(lane, batch, connection):
-                    lane.sent(batch)
+        for queue in self._queues:
+            while (batch := queue.next_batch()) is not None:
+                if self._seal(queue, batch, connection):
+                    queue.sent(batch)
                     batches.append(batch)
         if batches:
             connection.publish(self._handle, self, batches)
 
-    def _seal(self, lane: Lane, batch: Batch, connection: ClientConnection) -> bool:
-        """Encodes the batch with the lane's next sequence numbers. False if it cannot be sent: its futures have failed.
+    def _seal(self, queue: SendQueue, batch: Batch, connection: ClientConnection) -> bool:
+        """Encodes the batch with its next sequence numbers. False if it cannot be sent: its futures have failed.
 
         Numbered here and not when it is collected: a batch that fails before it is sent leaves no hole in the sequence.
         """
-        numbering = Numbering(self._producer_id, self._producer_epoch, lane.next_sequence)
+        numbering = Numbering(self._producer_id, self._producer_epoch, queue.next_sequence)
         try:
             if batch.is_sealed:  # it was sent before, perhaps under another epoch
                 batch.renumber(numbering)
@@ -341,12 +341,12 @@ class Producer:
         return True
 
     def _fail_batch(self, batch: Batch, error: errors.IcestreamError) -> None:
-        """Fails the futures of a batch that has left its lane."""
+        """Fails the futures of a batch that has left its queue."""
         batch.fail(error)
         self._release(batch)
 
     def _complete_batch(self, batch: Batch, base_offset: int) -> None:
-        """Resolves the futures of a stored batch that has left its lane."""
+        """Resolves the futures of a stored batch that has left its queue."""
         self._release(batch)
         batch.succeed(self._topic, base_offset)
 
@@ -360,39 +360,41 @@ class Producer:
 
     def _on_published(self, batch: Batch, result: PartResult) -> None:
         """Handles the broker's answer to one batch; called by the connection in the order of sending."""
-        lane = self._lanes[batch.shard]
+        queue = self._queues[batch.shard]
         if result.outcome <= Outcome.DUPLICATE_FORGOTTEN:  # stored now, or by an earlier attempt
-            lane.stored(batch)
+            queue.stored(batch)
             self._complete_batch(batch, result.base_offset)
             if self._backoffs:
                 self._backoffs.pop(batch.shard, None)
         else:
             is_certain = result.outcome != Outcome.UNKNOWN
-            lane.refused(batch, document.decode_error(result.text), is_certain=is_certain)
-        if lane.flow is Flow.STOPPED:
-            self._recover_lane(lane)
-        elif lane.has_more:
+            queue.refused(batch, document.decode_error(result.text), is_certain=is_certain)
+        if queue.flow is Flow.STOPPED:
+            self._recover_queue(queue)
+        elif queue.has_more:
             self._schedule_flush()
 
-    def _recover_lane(self, lane: Lane) -> None:
-        """Decides how a drained lane continues: after a refusal, or because the producer registers again."""
-        cause, connection = lane.cause, self._connection
+    def _recover_queue(self, queue: SendQueue) -> None:
+        """Decides how a drained queue continues: after a refusal, or because the producer registers again."""
+        cause, connection = queue.cause, self._connection
         if isinstance(cause, errors.ProducerFenced):
             self._fail(cause)
         elif self._is_reopening or isinstance(cause, _REOPENING_ERRORS):
-            self._reopen(lane)
+            self._reopen(queue)
         elif cause is not None and connection is not None:
             delay_seconds = 0.0
             # A storage error is reported as not retryable because its outcome is uncertain; a producer may retry it,
             # because its sequence numbers make the broker drop duplicates.
             is_transient = cause.retryable or isinstance(cause, errors.PersistentStorageError)
             if is_transient:
-                delay_seconds = self._backoff_of(lane.shard).next_seconds()
+                delay_seconds = self._backoff_of(queue.shard).next_seconds()
             else:
-                self._isolate_invalid_message(lane, cause)
+                self._isolate_invalid_message(queue, cause)
             if not is_transient or isinstance(cause, errors.RateReached):
-                lane.extend_deadlines(self._session.clock.monotonic_ns() + self._send_timeout_ns)
-            self._session.tasks.start(self._reset_lane(lane, connection, delay_seconds), f"producer-{self.name}-reset")
+                queue.extend_deadlines(self._session.clock.monotonic_ns() + self._send_timeout_ns)
+            self._session.tasks.start(
+                self._reset_queue(queue, connection, delay_seconds), f"producer-{self.name}-reset"
+            )
 
     def _backoff_of(self, shard: int) -> RetryBackoff:
         """The backoff of a shard with a refused batch; it is dropped with the next stored batch."""
@@ -403,44 +405,46 @@ class Producer:
             self._backoffs[shard] = RetryBackoff(self._session.randomness, first_seconds, last_seconds)
         return self._backoffs[shard]
 
-    def _isolate_invalid_message(self, lane: Lane, cause: errors.IcestreamError) -> None:
+    def _isolate_invalid_message(self, queue: SendQueue, cause: errors.IcestreamError) -> None:
         """Splits the refused batch in halves, so that in the end only the invalid message fails."""
-        batch = lane.take_refused()
+        batch = queue.take_refused()
         if batch is None:
             return
         # The broker refuses a batch as a whole and does not say which message is invalid: halving finds it in a few
         # round trips.
         if batch.rows > 1 and batch.futures:
-            lane.put_back(*batch.split())
+            queue.put_back(*batch.split())
         else:
             self._fail_batch(batch, cause)
 
-    async def _reset_lane(self, lane: Lane, connection: ClientConnection, delay_seconds: float) -> None:
-        """Asks the broker which sequence number it stored last, and resumes the lane behind it."""
+    async def _reset_queue(self, queue: SendQueue, connection: ClientConnection, delay_seconds: float) -> None:
+        """Asks the broker which sequence number it stored last, and resumes the queue behind it."""
         if delay_seconds:
             await self._session.clock.sleep(delay_seconds)
-        if not self._can_resume(lane, connection):
+        if not self._can_resume(queue, connection):
             return
-        arguments = {"handle": self._handle, "shard": lane.shard}
+        arguments = {"handle": self._handle, "shard": queue.shard}
         try:
             reply = await self._session.call_on(connection, "reset_producer", arguments)
-            if self._can_resume(lane, connection):
-                self._resume_lane(lane, _check_sequence(reply.get("last_sequence")), _check_recent(reply.get("recent")))
+            if self._can_resume(queue, connection):
+                self._resume_queue(
+                    queue, _check_sequence(reply.get("last_sequence")), _check_recent(reply.get("recent"))
+                )
                 self._schedule_flush()
         except errors.ConnectionLost:
             pass  # the producer registers again on the next connection
         except errors.IcestreamError as error:
-            if self._can_resume(lane, connection):
-                lane.cause = error
-                self._reopen(lane)
+            if self._can_resume(queue, connection):
+                queue.cause = error
+                self._reopen(queue)
 
-    def _can_resume(self, lane: Lane, connection: ClientConnection) -> bool:
-        """True unless the connection was lost, the lane went on, or the producer registers again meanwhile."""
-        return connection is self._connection and lane.flow is Flow.STOPPED and not self._is_reopening
+    def _can_resume(self, queue: SendQueue, connection: ClientConnection) -> bool:
+        """True unless the connection was lost, the queue went on, or the producer registers again meanwhile."""
+        return connection is self._connection and queue.flow is Flow.STOPPED and not self._is_reopening
 
-    def _resume_lane(self, lane: Lane, last_sequence: int | None, recent: list[int]) -> None:
-        """Resumes a lane behind what the broker has stored, and completes the batches that turned out to be stored."""
-        stored, abandoned = lane.resume(last_sequence, recent)
+    def _resume_queue(self, queue: SendQueue, last_sequence: int | None, recent: list[int]) -> None:
+        """Resumes a queue behind what the broker has stored, and completes the batches that turned out to be stored."""
+        stored, abandoned = queue.resume(last_sequence, recent)
         for batch, base_offset in stored:
             self._complete_batch(batch, base_offset)
         for batch in abandoned:
@@ -476,19 +480,19 @@ class Producer:
         self._batch_bytes = min(batch_bytes, limits.CLIENT_BATCH_BYTES_MAX) - self._fixed_bytes
         self._connection = connection
         self._was_open, self._is_reopening, self._was_topic_deleted = True, False, False
-        self._set_lane_count(shards)
-        for lane in self._lanes:
-            self._resume_lane(lane, _check_sequence(sequences[lane.shard]), _check_recent(recent[lane.shard]))
+        self._set_queue_count(shards)
+        for queue in self._queues:
+            self._resume_queue(queue, _check_sequence(sequences[queue.shard]), _check_recent(recent[queue.shard]))
 
-    def _set_lane_count(self, shards: int) -> None:
-        """Adds or removes lanes: a topic that was deleted and created again may have another number of shards."""
-        self._lanes += [Lane(shard) for shard in range(len(self._lanes), shards)]
+    def _set_queue_count(self, shards: int) -> None:
+        """Adds or removes queues: a topic that was deleted and created again may have another number of shards."""
+        self._queues += [SendQueue(shard) for shard in range(len(self._queues), shards)]
         error = errors.UnknownTopic(f"topic {self._topic} has {shards} shards now", hint="send the message again")
-        for lane in self._lanes[shards:]:
-            for batch in lane.clear():
+        for queue in self._queues[shards:]:
+            for batch in queue.clear():
                 self._fail_batch(batch, error)
-        del self._lanes[shards:]
-        self._open_batches.clear()  # they may belong to a lane that was removed
+        del self._queues[shards:]
+        self._open_batches.clear()  # they may belong to a queue that was removed
         self._keyless_shard %= shards
 
     def _use_session(self, session: Session) -> None:
@@ -498,24 +502,24 @@ class Producer:
         """Leaves a lost connection: batches without an answer wait until the producer is registered again."""
         self._connection = None
         self._is_reopening = False
-        for lane in self._lanes:
-            lane.lose_connection()
+        for queue in self._queues:
+            queue.lose_connection()
 
-    def _reopen(self, lane: Lane) -> None:
+    def _reopen(self, queue: SendQueue) -> None:
         """Registers again on the same connection, as soon as nothing is in flight in any shard."""
-        cause, lane.cause = lane.cause, None
+        cause, queue.cause = queue.cause, None
         self._was_topic_deleted |= isinstance(cause, errors.UnknownTopic)
-        if cause is not None and lane.waiting:
+        if cause is not None and queue.waiting:
             # A batch that is refused again and again would otherwise make the producer register for ever.
-            lane.waiting[0].reopens += 1
-            if lane.waiting[0].reopens > limits.CLIENT_REOPENS_MAX:
-                self._fail_batch(lane.waiting.popleft(), cause)
+            queue.waiting[0].reopens += 1
+            if queue.waiting[0].reopens > limits.CLIENT_REOPENS_MAX:
+                self._fail_batch(queue.waiting.popleft(), cause)
         self._is_reopening = True
         # All shards, although one has the problem: registering gives the producer a new epoch, and batches of the old
         # one that are still in flight would be refused.
-        for other_lane in self._lanes:
-            other_lane.drain()
-        if self._connection is not None and all(lane.flow is Flow.STOPPED for lane in self._lanes):
+        for other_queue in self._queues:
+            other_queue.drain()
+        if self._connection is not None and all(queue.flow is Flow.STOPPED for queue in self._queues):
             connection, self._connection = self._connection, None
             self._session.tasks.start(self._register_again(connection), f"producer-{self.name}-reopen")
 
@@ -534,21 +538,21 @@ class Producer:
                 await clock.sleep(max(deadline_ns - clock.monotonic_ns(), 1_000_000) / 1e9)
                 now_ns = clock.monotonic_ns()
                 # One task for all messages, which looks at batches: a timer for each message would be far too much.
-                for lane in self._lanes:
-                    unanswered, unsent = lane.expire(now_ns)
-                    for batch in unanswered:  # keeps its place in the lane until the broker answers
-                        batch.fail(self._deadline_error(lane, batch))
+                for queue in self._queues:
+                    unanswered, unsent = queue.expire(now_ns)
+                    for batch in unanswered:  # keeps its place in the queue until the broker answers
+                        batch.fail(self._deadline_error(queue, batch))
                     for batch in unsent:
-                        self._fail_batch(batch, self._deadline_error(lane, batch))
+                        self._fail_batch(batch, self._deadline_error(queue, batch))
                 self._open_batches.clear()  # a batch that expired takes no more messages
         finally:
             self._is_deadline_task_running = False
 
     def _next_deadline_ns(self) -> int | None:
-        """The earliest deadline of all lanes; None if nothing is pending."""
-        return min((at_ns for lane in self._lanes if (at_ns := lane.deadline_ns) is not None), default=None)
+        """The earliest deadline of all queues; None if nothing is pending."""
+        return min((at_ns for queue in self._queues if (at_ns := queue.deadline_ns) is not None), default=None)
 
-    def _deadline_error(self, lane: Lane, batch: Batch) -> errors.IcestreamError:
+    def _deadline_error(self, queue: SendQueue, batch: Batch) -> errors.IcestreamError:
         """The error for messages past their deadline: what is known about their outcome, and why they waited."""
         seconds = self._session.options.send_seconds
         if batch.is_sent:
@@ -556,8 +560,8 @@ class Producer:
                 f"no reply from the broker within {seconds:g} s: the message may or may not have been stored",
                 hint="read the topic before sending it again, or send it again and let consumers deduplicate",
             )
-        if lane.cause is not None:
-            return lane.cause
+        if queue.cause is not None:
+            return queue.cause
         return errors.ConnectionLost(
             f"not sent within {seconds:g} s: {self._session.disconnect_reason}", hint="send it again"
         )
@@ -576,8 +580,8 @@ class Producer:
         unknown = errors.OutcomeUnknown(
             f"the message may or may not have been stored: {error.message}", hint=error.hint
         )
-        for lane in self._lanes:
-            for batch in lane.clear():
+        for queue in self._queues:
+            for batch in queue.clear():
                 self._fail_batch(batch, unknown if batch.is_sent else error)
         self._room_waiters.wake()
 

@@ -12,6 +12,7 @@ import msgspec
 
 from icestream import errors, limits
 from icestream.cluster import wire
+from icestream.cluster.join_token import check_token, token_key, token_missing
 from icestream.cluster.members import (
     LEARNER,
     NODES,
@@ -36,7 +37,9 @@ from icestream.cluster.shared_warehouse import (
     first_mark,
 )
 from icestream.metadata import command as cmd
+from icestream.metadata.entry import Entry
 from icestream.metadata.log_format import Promise
+from icestream.observability.log import get_logger
 from icestream.rpc import document
 from icestream.security import security_records
 
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 DIGEST_BYTES: Final = 32
+_log = get_logger("cluster")
 
 
 class Calls:
@@ -135,14 +139,17 @@ class Calls:
         joining = decode_record(record)
         value = encode_record(joining)
         self._check_knows_security(arguments)
+        entry = node.machine.get(node_key(node_id))
+        token = self._checked_token(arguments, joining.name) if self._needs_token(node_id, entry) else None
         if arguments.get("rejoins"):
             await self._remove_predecessor(node_id, joining.name, arguments)
         # After the predecessor is removed: a rejoining node has its name.
         self._check_name(node_id, joining.name)
         await self._check_warehouse(joining)
-        entry = node.machine.get(node_key(node_id))
-        if entry is None or entry.value != value:
-            # Before the change of members: with the entry in force the leader dials the node, and needs its address.
+        # Before the change of members: with the entry in force the leader dials the node, and needs its address.
+        if token is not None:
+            await self._use_token(token, node_key(node_id), value, joining.name)
+        elif entry is None or entry.value != value:
             await store.put(node_key(node_id), value)
         if node_id not in self._members():
             await node.change_members([(LEARNER, node_id)])
@@ -152,11 +159,33 @@ class Calls:
         """Raises ConfigurationError for a node of a version that would serve everybody (hazard 112)."""
         version = arguments.get("security")
         is_known = isinstance(version, int) and version >= security_records.VERSION
-        if self._host.node.machine.get(security_records.ENABLED) is not None and not is_known:
+        if self._host.has_accounts and not is_known:
             raise errors.ConfigurationError(
                 "security is on in this cluster, and this version of Icestream does not know it",
                 hint="install the version of the other nodes",
             )
+
+    def _needs_token(self, node_id: int, entry: Entry | None) -> bool:
+        """Whether a node is new to a cluster with accounts. This node is not, also if it was alone until now."""
+        return self._host.has_accounts and entry is None and node_id != self._host.id
+
+    def _checked_token(self, arguments: Document, name: str) -> cmd.AtRevision:
+        """The record of the join token of a new node. Raises ConfigurationError without a valid one (join_token.py)."""
+        token = document.text_of(arguments, "token", limits.NAME_BYTES_MAX, "")
+        if not token:
+            raise token_missing(name)
+        entry = self._host.node.machine.get(token_key(token))
+        check_token(entry.value if entry is not None else None, name)
+        assert entry is not None
+        return cmd.AtRevision(token_key(token), entry.mod_revision)
+
+    async def _use_token(self, token: cmd.AtRevision, key: str, value: bytes, name: str) -> None:
+        """Creates the record of a node and deletes its token, in one transaction. Raises ConfigurationError if another
+        node was faster."""
+        done = await self._host.running.txn([token], [cmd.Delete(token.key), cmd.Put(key, value)])
+        if not done.held:
+            check_token(None, name)
+        _log.info("a node joins with a one-time token", name=name)
 
     async def _remove_predecessor(self, successor: int, name: str, arguments: Document) -> None:
         """Removes the node that a rejoining node replaces (rejoin.py), by its id, or by its name if the id is lost."""
@@ -225,7 +254,7 @@ class Calls:
                 f"node {wire.id_text(host.id)} is already a member of cluster {host.identity.cluster_id.hex()}",
                 hint="a node that changes clusters begins with an empty data_dir",
             )
-        host.invited(wire.address_of(arguments))
+        host.invited(wire.address_of(arguments), document.text_of(arguments, "token", limits.NAME_BYTES_MAX, ""))
         return {"node": wire.id_text(host.id)}
 
     async def promote(self, arguments: Document) -> Document:

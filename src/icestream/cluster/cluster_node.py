@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import ssl
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -43,6 +42,7 @@ from icestream.cluster.rejoin import Predecessor
 from icestream.cluster.shared_warehouse import WAREHOUSE, check_mark, decode_warehouse
 from icestream.cluster.snapshot_transfer import IncomingSnapshot, SnapshotSender
 from icestream.cluster.state_comparison import StateComparison
+from icestream.cluster.tls import PeerCertificates
 from icestream.cluster.wire import PeerHello, PeerWelcome
 from icestream.metadata import command as cmd
 from icestream.metadata import eraftpb
@@ -74,10 +74,10 @@ class ClusterOptions:
     address: str = ""  # where others dial this node; empty: where it listens
     seeds: tuple[str, ...] = ()
     join: str = ""  # address of a member of an existing cluster
+    join_token: str = field(default="", repr=False)  # for a cluster with accounts (join_token.py)
     predecessor: Predecessor | None = None  # the node that this one replaces (rejoin.py)
     record: NodeRecord = field(default_factory=lambda: NodeRecord("", ""))
-    server_context: ssl.SSLContext | None = None
-    client_context: ssl.SSLContext | None = None
+    certificates: PeerCertificates | None = None  # None: plain text
     certified_cluster: str = ""  # the cluster that certificates must name (tls.py); empty: they need not
 
 
@@ -97,12 +97,13 @@ class ClusterNode:
             clock,
             self._hello,
             self._known_address,
-            options.client_context,
+            options.certificates,
             options.certified_cluster,
             self._check_certified_name,
         )
         self.peers.on_unreachable = self._unreachable
-        self.listener = PeerListener(self, options.server_context, certified_cluster=options.certified_cluster)
+        tls = None if options.certificates is None else options.certificates.listener
+        self.listener = PeerListener(self, tls, certified_cluster=options.certified_cluster)
         self.calls: dict[str, Call] = Calls(self).table
         self.open_calls = frozenset({"GetNodeInfo", "Invite"})
         self.ticker: Ticker | None = None
@@ -207,6 +208,7 @@ class ClusterNode:
             remembered_term=remembered.term,
             remembered_index=remembered.last,
             security=security_records.VERSION,
+            is_certified=self.is_certified,
         )
         if self.store is None:
             return info
@@ -248,13 +250,13 @@ class ClusterNode:
     @property
     def is_certified(self) -> bool:
         """Whether other nodes prove by certificates which node they are: accounts need that (hazard 105)."""
-        return self._options.server_context is not None and bool(self._options.certified_cluster)
+        return self._options.certificates is not None and bool(self._options.certified_cluster)
 
     def check_certificate(self, hello: PeerHello, name: str) -> None:
         self._check_certified_name(hello.node, name)
 
     def _check_certified_name(self, node_id: int, name: str) -> None:
-        recorded_name = self._recorded_name(node_id)
+        recorded_name = self._recorded_name(node_id) or (self._options.record.name if node_id == self.id else "")
         if recorded_name and recorded_name != name:
             raise errors.ForeignCluster(
                 "the certificate is that of another node", hint="each node has a certificate of its own, for its name"
@@ -291,6 +293,19 @@ class ClusterNode:
     def is_member(self, hello: PeerHello) -> bool:
         """Whether messages of the greeting node are accepted: it belongs to the same cluster."""
         return self.store is not None and hello.cluster == self.identity.cluster_id
+
+    def may_call(self, hello: PeerHello) -> bool:
+        """Whether calls of the greeting node are executed: with accounts, only those of nodes that have joined.
+
+        Raft messages are not refused so: a node that was away knows the record of a new leader only after the
+        messages of that leader.
+        """
+        return self.is_member(hello) and (not self.has_accounts or bool(self._known_address(hello.node)))
+
+    @property
+    def has_accounts(self) -> bool:
+        """Whether security is on, by the state that this node has applied."""
+        return self.store is not None and self.node.machine.get(security_records.ENABLED) is not None
 
     def receive(self, messages: list[bytes]) -> None:
         """Passes Raft messages to the node, unless it does not take part yet."""
@@ -428,9 +443,9 @@ class ClusterNode:
         self.node.take_part()
         self.node.tasks.start(self.ticker.run(), "metadata-ticks")
 
-    def invited(self, address: str) -> None:
-        """Takes over the address of a member to join through."""
-        self._options = dataclasses.replace(self._options, join=address)
+    def invited(self, address: str, token: str = "") -> None:
+        """Takes over the address of a member to join through, and a token for it."""
+        self._options = dataclasses.replace(self._options, join=address, join_token=token or self._options.join_token)
 
     def announce(self, record: NodeRecord) -> None:
         """Takes over the addresses of this node when its ports are known.
@@ -484,6 +499,7 @@ class ClusterNode:
             "node": wire.id_text(self.id),
             "record": encode_record(self.record),
             "security": security_records.VERSION,
+            "token": self._options.join_token,
         }
         if (predecessor := self._options.predecessor) is not None:
             arguments |= {"rejoins": True, "predecessor": predecessor.node}

@@ -5,7 +5,8 @@ greeting   waits for HELLO      of this cluster, or of a node without one, and a
 open       messages are passed to the node in the order of their arrival; calls are answered in any order
 receiving  a snapshot: INSTALL_SNAPSHOT, CHUNK …, END
 
-A connection without a greeting within PEER_OPEN_SECONDS_MAX is closed; with TLS its handshake has as long. When all
+A connection without a greeting within PEER_OPEN_SECONDS_MAX is closed. With TLS, half-open connections have places and
+time of their own (runtime/tls_server.py), and each gets the certificate that is in use when it is accepted. When all
 places are taken, connections that have not greeted are closed for new ones, then those of nodes that are not members
 (runtime/connection_room.py).
 """
@@ -13,7 +14,6 @@ places are taken, connections that have not greeted are closed for new ones, the
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, cast
 
@@ -28,7 +28,9 @@ from icestream.rpc.frame import Frame, encode_frame
 from icestream.rpc.stream import FrameStream
 from icestream.runtime.connection_room import ConnectionRoom, RoomState, Standing
 from icestream.runtime.keep_alive import keep_alive
-from icestream.runtime.listening import cannot_listen
+from icestream.runtime.listener_tls import ListenerTls
+from icestream.runtime.listening import cannot_listen, listening_socket
+from icestream.runtime.tls_server import TlsServer
 
 Call = Callable[[Document], Awaitable[Document]]
 _log = get_logger("cluster")
@@ -63,6 +65,9 @@ class Host(Protocol):
     def is_member(self, hello: PeerHello) -> bool:
         """Whether messages of the greeting node are accepted: it belongs to the same cluster."""
 
+    def may_call(self, hello: PeerHello) -> bool:
+        """Whether calls of the greeting node are executed, beside GetNodeInfo, Invite and Join."""
+
     def receive(self, messages: list[bytes]) -> None: ...
 
     async def begin_snapshot(self, message: bytes) -> Incoming: ...
@@ -81,16 +86,16 @@ class PeerListener:
     def __init__(
         self,
         host: Host,
-        context: ssl.SSLContext | None = None,
+        tls: ListenerTls | None = None,
         connections_max: int = limits.PEER_CONNECTIONS_MAX,
         certified_cluster: str = "",
     ) -> None:
         """`certified_cluster`: the cluster that certificates of other nodes must name (tls.py); empty: none."""
         self.host = host
         self.places: ConnectionRoom[PeerConnection] = ConnectionRoom("raft", connections_max)
-        self._context = context
+        self._tls = tls
         self.certified_cluster = certified_cluster
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | TlsServer | None = None
         self.connections: set[PeerConnection] = set()
         self.port = 0
         self.is_closed = False
@@ -99,13 +104,11 @@ class PeerListener:
         """Opens the port. Raises ConfigurationError if it is taken."""
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(
-                lambda: PeerConnection(self),
-                address,
-                port,
-                ssl=self._context,
-                ssl_handshake_timeout=limits.PEER_OPEN_SECONDS_MAX if self._context is not None else None,
-            )
+            if self._tls is None:
+                self._server = await loop.create_server(lambda: PeerConnection(self), address, port)
+            else:
+                listening = listening_socket(address, port)
+                self._server = TlsServer(listening, lambda: PeerConnection(self), self._tls)
         except OSError as error:
             raise cannot_listen("ports.raft", address, port, error) from error
         self.port = self._server.sockets[0].getsockname()[1]
@@ -245,6 +248,13 @@ class PeerConnection(asyncio.BufferedProtocol):
                 "this node is not a member of a cluster yet", hint="the call is retried automatically"
             )
 
+    def _check_joined(self) -> None:
+        if self.hello is None or not self._host.may_call(self.hello):
+            raise errors.NotReady(
+                "this node has no record of the calling node, which has to join first",
+                hint="the call is retried automatically",
+            )
+
     def _start(self, work: Any) -> None:
         if len(self._tasks) >= limits.PEER_CALLS_MAX:
             work.close()
@@ -270,8 +280,11 @@ class PeerConnection(asyncio.BufferedProtocol):
                 raise errors.InvalidInput(f"unknown call {method[:40]!r} between nodes")
             if method not in self._host.open_calls:
                 self._check_member()
-            if method == "Join" and self._certified_name and self.hello is not None:
-                self._host.check_join(self.hello, self._certified_name, arguments)
+            if method == "Join":
+                if self._certified_name and self.hello is not None:
+                    self._host.check_join(self.hello, self._certified_name, arguments)
+            elif method not in self._host.open_calls:
+                self._check_joined()
             self._send(PeerFrame.RESULT, frame.number, document.encode(await call(arguments)))
         except errors.IcestreamError as error:
             _log.debug("refused a call of another node", rpc=method, error=str(error))

@@ -6,6 +6,7 @@
                                  either, its connections are refused with the reason, and it stops. Empty, or a document
                                  in JSON: successor, the id of the node that has its messages now (rejoin.py)
 
+    key /cluster/join_tokens/<hash>    a token with which a node may join (join_token.py)
     key /cluster/superseded/<id of a cluster>    the cluster that this one replaced (force_new_cluster.py): its nodes
                                  may not use the warehouse any more (processes/node/directory_fence.py)
 

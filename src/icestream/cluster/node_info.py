@@ -33,6 +33,7 @@ class NodeInfo(msgspec.Struct, frozen=True):
     snapshot_digest: str = ""
     remembered_term: int = 0  # what this node remembers of the caller (promises.py)
     remembered_index: int = 0
+    is_certified: bool = False  # other nodes prove to it by certificates which nodes they are (tls.py)
     security: int = 0  # the version of the security records that the node knows; 0: none
 
 

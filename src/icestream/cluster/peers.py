@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
 from collections.abc import Callable
 from typing import Any
 
 from icestream import errors, limits
 from icestream.cluster.peer_link import PeerLink, dial
+from icestream.cluster.tls import PeerCertificates
 from icestream.cluster.wire import PeerHello, id_text
 from icestream.metadata import eraftpb
 from icestream.observability import metrics
@@ -87,7 +87,7 @@ class Peers:
         clock: Clock,
         hello: Callable[[int], PeerHello],
         address_of: Callable[[int], str],
-        context: ssl.SSLContext | None = None,
+        certificates: PeerCertificates | None = None,
         certified_cluster: str = "",
         check_certificate: Callable[[int, str], None] = lambda _node, _name: None,
     ) -> None:
@@ -96,7 +96,7 @@ class Peers:
         self.clock = clock
         self._hello = hello
         self._address_of = address_of
-        self._context = context
+        self._certificates = certificates
         self._certified_cluster = certified_cluster
         self._check_certificate = check_certificate
         self._tasks = Tasks(self._task_failed)
@@ -155,7 +155,8 @@ class Peers:
         return link
 
     async def _dial(self, address: str, hello: PeerHello) -> PeerLink:
-        link = await dial(address, hello, self._context, self._certified_cluster)
+        context = None if self._certificates is None else self._certificates.client_context
+        link = await dial(address, hello, context, self._certified_cluster)
         try:
             if link.certified_name:
                 self._check_certificate(link.welcome.node, link.certified_name)

@@ -10,6 +10,9 @@ its subject alternative names (hazard 105):
 
 A certificate of node A cannot speak for node B: the name is compared with the record that the cluster has of the node
 id in the greeting, and a node joins under the name of its certificate only. Nothing is answered before.
+
+The files are read again when they change, as those of other listeners (runtime/listener_tls.py): connections that open
+afterwards present the new certificate and trust the new authority. Open ones stay.
 """
 
 from __future__ import annotations
@@ -21,13 +24,9 @@ from pathlib import Path
 from typing import Final, cast
 
 from icestream import errors
-from icestream.runtime.secret_file import check_secret_file
+from icestream.runtime.listener_tls import ListenerTls, Pem, TlsFiles, peer_client_context
 
-HINT: Final = (
-    "the settings meta_store.tls_… name PEM files; `icestream cluster certificates` makes some for development"
-)
-
-
+LISTENER: Final = "raft"
 NODE_URI: Final = "icestream://{cluster}/{node}"
 
 
@@ -49,31 +48,36 @@ def certified_name(transport: asyncio.BaseTransport, cluster: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PeerTls:
-    """The PEM files of one node."""
+    """The PEM files of one node: its certificate with its key, and the authority of the cluster."""
 
     certificate: Path
     key: Path
     authority: Path
 
-    def server_context(self) -> ssl.SSLContext:
-        """The context for accepted connections."""
-        return self._context(ssl.PROTOCOL_TLS_SERVER)
-
     def client_context(self) -> ssl.SSLContext:
-        """The context for dialled connections."""
-        return self._context(ssl.PROTOCOL_TLS_CLIENT)
+        """The context for dialled connections, from the files as they are now. Raises ConfigurationError."""
+        return PeerCertificates(self).client_context
 
-    def _context(self, end: int) -> ssl.SSLContext:
-        context = ssl.SSLContext(end)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.verify_mode = ssl.CERT_REQUIRED
-        check_secret_file("meta_store.tls_key", self.key)
-        try:
-            context.load_verify_locations(self.authority)
-            context.load_cert_chain(self.certificate, self.key)
-        except (OSError, ssl.SSLError) as error:
-            names = ", ".join(map(str, (self.certificate, self.key, self.authority)))
-            raise errors.ConfigurationError(
-                f"cannot load TLS files for the Raft port: {names}: {error}", hint=HINT
-            ) from None
-        return context
+
+class PeerCertificates:
+    """The certificate of a node in use: for connections that it accepts, and for those that it dials."""
+
+    def __init__(self, files: PeerTls) -> None:
+        """Raises ConfigurationError for files that cannot be used."""
+        self.listener = ListenerTls(
+            LISTENER,
+            TlsFiles(
+                "meta_store.tls_certificate",
+                files.certificate,
+                files.key,
+                files.authority,
+                "required",
+                is_latest_only=True,
+                client_ca_setting="meta_store.tls_authority",
+            ),
+        )
+        self.client_context = peer_client_context(self.listener.pem)
+        self.listener.on_change.append(self._renew)
+
+    def _renew(self, pem: Pem) -> None:
+        self.client_context = peer_client_context(pem)

@@ -18,16 +18,18 @@ other one; messages go the way of the connection, calls are answered on it. A sn
         ClientWrite       envelope (metadata/command.py): applied by the leader, which stamps the time; -> answer
         RenewLease        key, revision: kept by the leader without an entry (metadata/leases.py); -> held
         StateHash         node, index, hash: the SHA-256 of its state there (state_comparison.py)
-        Join              node, record; rejoins, predecessor of a rejoining node (rejoin.py): becomes a learner, later
-                          a voter; any node accepts the call, the leader executes it
-        Invite            address of a member, for a node that waits for others: it then asks that member to join
+        Join              node, record, token (join_token.py); rejoins, predecessor of a rejoining node (rejoin.py):
+                          becomes a learner, later a voter; any node accepts the call, the leader executes it
+        Invite            address of a member and a token, for a node that waits for others: it then asks that member
+                          to join
         Remove, Promote, Transfer, Snapshot    node: operator calls (calls.py)
 
     InstallSnapshot  ->   the eraftpb Message that announces a snapshot; then
     CHUNK            ->   bytes of its state, in order, any number of them
     END              ->   empty: everything was sent. RESULT if size and SHA-256 match the announcement, else ERROR
 
-Messages and calls before both sides know that they belong to the same cluster are refused, except GetNodeInfo.
+Messages and calls before both sides know that they belong to the same cluster are refused, except GetNodeInfo and
+Invite. With accounts, a node that the cluster has no record of may also call Join, and nothing else.
 An invalid frame closes the connection and has no other effect.
 """
 

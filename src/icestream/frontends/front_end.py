@@ -22,6 +22,8 @@ from icestream.observability.http_listener import Response
 from icestream.observability.http_request import Request
 from icestream.runtime.connection_room import RoomState
 from icestream.runtime.listener_tls import ListenerTls
+from icestream.security.change_audit import ChangeAudit
+from icestream.security.security_store import SecurityStore
 from icestream.settings import Settings
 
 
@@ -37,9 +39,21 @@ class NodeView(Protocol):
         """The broker, for sessions of clients. Available to front ends that are not early."""
 
     @property
+    def open_door(self) -> BrokerDoor | None:
+        """The same for an early front end: None until the rights of clients are known."""
+
+    @property
     def store(self) -> MetadataStore:
         """For records that belong to the front end itself, such as Danube's client ids. Topics, subscriptions and
         messages are reached through the broker's use cases only."""
+
+    @property
+    def security(self) -> SecurityStore:
+        """The accounts, roles and grants. Available to front ends that are not early."""
+
+    @property
+    def audit(self) -> ChangeAudit:
+        """Where administrative changes are recorded. Available to front ends that are not early."""
 
     def tls(self, listener: str) -> ListenerTls | None:
         """The certificate of a listener (runtime/listener_tls.py); None for plain text."""

@@ -8,6 +8,7 @@ snapshot so that all pages belong to the same one, whatever is committed in betw
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from icestream import errors, limits
@@ -31,9 +32,15 @@ class PagePosition(NamedTuple):
 
 
 async def list_files(
-    table: TableMetadata, reader: ManifestReader, snapshot_id: int | None, after: str, limit: int
+    table: TableMetadata,
+    reader: ManifestReader,
+    snapshot_id: int | None,
+    after: str,
+    limit: int,
+    check: Callable[[TableMetadata, Sequence[str]], Awaitable[None]] | None = None,
 ) -> dict[str, Any]:
     """Returns a page as `items` and `next`. `snapshot_id` None: the current one. `after`: empty for the first page.
+    `check` raises for manifests that the table must not name; what these name is shown as it is.
 
     Raises InvalidInput for a snapshot that the table does not have, and for an `after` of another listing.
     """
@@ -45,7 +52,11 @@ async def list_files(
         raise errors.InvalidInput(
             f"the table has no snapshot {start.snapshot_id}", hint="`icestream lake snapshots` lists its snapshots"
         )
+    if check is not None:
+        await check(table, [str(snapshot.get("manifest-list") or table.location)])
     manifests = await _manifest_paths(snapshot, reader)
+    if check is not None:
+        await check(table, manifests)
     offset_field_id = next((field["id"] for field in table.current_schema["fields"] if field["name"] == "offset"), None)
     items: list[Object] = []
     position = start

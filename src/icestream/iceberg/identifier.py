@@ -36,6 +36,7 @@ def check_namespace(levels: list[str]) -> Namespace:
 
 
 def identifier(namespace: Namespace, name: str) -> Identifier:
+    """The identifier of a table or view. Raises InvalidInput for an invalid name."""
     return Identifier(namespace, _check_name(name))
 
 
@@ -43,7 +44,7 @@ def _check_name(text: str) -> str:
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        size = 0
+        size = 0  # half of a surrogate pair: JSON can carry it, no key of the store can
     if not 0 < size <= limits.CATALOG_NAME_BYTES_MAX or SEPARATOR in text or "\x00" in text:
         raise errors.InvalidInput(
             f"{short_repr(text)} is not a name",

@@ -17,6 +17,14 @@ from icestream.iceberg.values import short_repr
 _SCHEME: Final = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):(.*)", re.DOTALL)
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f?#]")
 _PLAIN_CHARACTER: Final = re.compile(r"[A-Za-z0-9.-]")
+# One object under several names, as the connectors of engines write them.
+_SCHEME_ALIASES: Final = {
+    **dict.fromkeys(("s3a", "s3n"), "s3"),
+    **dict.fromkeys(("abfss", "wasb", "wasbs"), "abfs"),
+    "gcs": "gs",
+}
+_AZURE_HOST: Final = re.compile(r"(//[^/@]+@[^/.]+)\.[^/]*")  # container@account, and the service that is asked
+_UNIQUE: Final = re.compile(r"[^/]+-(?:[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[0-9a-f]{32})")
 
 
 def normalize(location: str) -> str:
@@ -47,6 +55,19 @@ def normalize_or_none(location: str) -> str | None:
         return normalize(location)
     except errors.InvalidInput:
         return None
+
+
+def object_identity(location: str) -> str:
+    """Returns a text that is the same for all forms of a location which may mean the same file or object: aliases of a
+    scheme, and percent escapes, which some engines decode. Raises InvalidInput.
+
+    Two objects may share it, such as `a%20b` and `a b`: then neither is removed while one of them is in use.
+    """
+    scheme, rest = _split(normalize(location))
+    scheme = _SCHEME_ALIASES.get(scheme, scheme)
+    if scheme == "abfs":
+        rest = _AZURE_HOST.sub(r"\1", rest, count=1)
+    return f"{scheme}:{unquote(rest)}"
 
 
 def _split(location: str) -> tuple[str, str]:
@@ -80,7 +101,18 @@ def namespace_location(warehouse: str, levels: Sequence[str]) -> str:
 def new_location(base: str, name: str, token: str) -> str:
     """Returns a unique location for a new table or view below that of its namespace. The token makes it unique, so that
     a table that is dropped and created again never meets its old files."""
-    return f"{base.rstrip('/')}/{_path_segment(name)}-{token}"
+    return f"{base.rstrip('/')}/{location_name(name)}-{token}"
+
+
+def location_name(name: str) -> str:
+    """Returns the name of a table as it appears in its location."""
+    return _path_segment(name)
+
+
+def is_unique(location: str, base: str) -> bool:
+    """True for a location directly in that of a namespace, with a UUID in its name, as `new_location` and Trino make
+    them. Both in canonical form."""
+    return is_inside(location, base) and _UNIQUE.fullmatch(location.removeprefix(base).lstrip("/")) is not None
 
 
 def _path_segment(text: str) -> str:

@@ -194,6 +194,7 @@ def _partition_field(spec_field: Object, source_types: Mapping[int, Any]) -> Par
 
 
 def _result_type(transform_name: str, source_type: Any) -> str:
+    """Returns the type of a transform's values. A column that the schema no longer has leaves nulls alone: any type."""
     if transform_name.startswith("bucket") or transform_name in ("year", "month", "hour"):
         return "int"
     if transform_name == "day":
@@ -273,6 +274,10 @@ class ManifestEntry:
     @property
     def upper_bounds(self) -> dict[int, bytes]:
         return self._map("upper_bounds")
+
+    @property
+    def null_counts(self) -> dict[int, int]:
+        return self._map("null_value_counts")
 
     @property
     def equality_ids(self) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from icestream import errors, limits
-from icestream.iceberg.location import check_inside
+from icestream.iceberg.location import check_inside, is_inside, normalize_or_none
 from icestream.iceberg.values import short_repr
 
 PATH: Final = "write.metadata.path"
@@ -43,6 +43,15 @@ def check_places(properties: Mapping[str, str], roots: Sequence[str]) -> None:
     for name in (PATH, *DATA_PATHS):
         if path := properties.get(name):
             check_inside(path, roots)
+
+
+def places_elsewhere(location: str, properties: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the directories outside of a table's location in which its properties place files, in canonical form."""
+    own = normalize_or_none(location)
+    configured = {normalize_or_none(path) for name in (PATH, *DATA_PATHS) if (path := properties.get(name))}
+    return tuple(
+        sorted(place for place in configured if place is not None and (own is None or not is_inside(place, own)))
+    )
 
 
 def directory(location: str, properties: Mapping[str, str]) -> str:

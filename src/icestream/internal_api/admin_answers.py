@@ -143,9 +143,9 @@ def connected_producer(producer: BrokerProducer) -> ConnectedProducer:
 # --- subscriptions ----------------------------------------------------------------------------------------------------
 
 
-def subscription_summary(topic: BrokerTopic, subscription: BrokerSubscription) -> SubscriptionSummary:
+def subscription_summary(topic: TopicName, subscription: BrokerSubscription) -> SubscriptionSummary:
     return SubscriptionSummary(
-        topic=str(topic.name),
+        topic=str(topic),
         subscription=subscription.name,
         id=subscription.record.id,
         type=subscription.record.type,
@@ -162,7 +162,7 @@ def _subscription_state(subscription: BrokerSubscription) -> str:
 
 
 def subscription_details(
-    topic: BrokerTopic, subscription: BrokerSubscription, ages_ms: list[int | None]
+    topic: TopicName, subscription: BrokerSubscription, ages_ms: list[int | None]
 ) -> SubscriptionDetails:
     """`ages_ms`: the age of the oldest unacked message of each shard."""
     details_max = _details_per_shard(subscription.deliveries)

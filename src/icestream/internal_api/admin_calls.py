@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from icestream import errors
+from icestream import errors, limits
 from icestream.admin_api import namespace_api, node_api, subscription_api, topic_api
 from icestream.admin_api.admin_call import EmptyAnswer, Listing, NoArguments, PageRequest
 from icestream.broker.broker_subscription import BrokerSubscription
@@ -26,6 +26,7 @@ from icestream.model.subscription_options import SubscriptionStart
 from icestream.model.topic_name import TopicName
 from icestream.observability.health import Check, failure
 from icestream.runtime.clock import Clock
+from icestream.security.change_audit import ChangeAudit, cluster_change
 from icestream.settings import KEYS
 from icestream.wal.log_file import log_name
 from icestream.wal.write_ahead_log import WriteAheadLog
@@ -41,12 +42,14 @@ class AdminCalls:
         clock: Clock,
         checks: Callable[[], Awaitable[Sequence[Check]]],
         addresses: Callable[[], Document],
+        audit: ChangeAudit | None = None,
     ) -> None:
         self._log = log
         self._online = online
         self._clock = clock
         self._checks = checks
         self._addresses = addresses
+        self._audit = audit
 
     def calls(self) -> dict[str, Call]:
         return native_calls(self)
@@ -147,18 +150,18 @@ class AdminCalls:
         return page_of(
             topic.subscriptions.items(),
             request,
-            lambda subscription: admin_answers.subscription_summary(topic, subscription),
+            lambda subscription: admin_answers.subscription_summary(topic.name, subscription),
         )
 
     @implements(subscription_api.INSPECT_SUBSCRIPTION)
     async def inspect_subscription(
         self, caller: Caller, request: subscription_api.SubscriptionOnly
     ) -> subscription_api.SubscriptionDetails:
-        topic = _topic(caller, request.topic)
-        return await self._subscription_details(topic, caller.broker.subscription(topic.name, request.subscription))
+        topic = TopicName.parse(request.topic)  # its name alone: a right to the subscription is enough
+        return await self._subscription_details(topic, caller.broker.subscription(topic, request.subscription))
 
     async def _subscription_details(
-        self, topic: BrokerTopic, subscription: BrokerSubscription
+        self, topic: TopicName, subscription: BrokerSubscription
     ) -> subscription_api.SubscriptionDetails:
         positions = [(delivery.stream, delivery.dispatcher.acked.position) for delivery in subscription.deliveries]
         now_us = self._clock.wall_us()
@@ -170,9 +173,9 @@ class AdminCalls:
         self, caller: Caller, request: subscription_api.CreateSubscription
     ) -> subscription_api.SubscriptionDetails:
         start = SubscriptionStart(request.start, request.start_value)
-        topic = _topic(caller, request.topic)
+        topic = TopicName.parse(request.topic)
         subscription = await caller.broker.create_subscription(
-            topic.name, request.subscription, request.type, start, request.failure
+            topic, request.subscription, request.type, start, request.failure
         )
         return await self._subscription_details(topic, subscription)
 
@@ -180,12 +183,12 @@ class AdminCalls:
     async def change_subscription(
         self, caller: Caller, request: subscription_api.ChangeSubscription
     ) -> subscription_api.SubscriptionDetails:
-        topic = _topic(caller, request.topic)
+        topic = TopicName.parse(request.topic)
         if request.failure is not msgspec.UNSET:
-            await caller.broker.set_failure_policy(topic.name, request.subscription, request.failure)
+            await caller.broker.set_failure_policy(topic, request.subscription, request.failure)
         if request.max_dispatch_rate is not msgspec.UNSET:
-            await caller.broker.set_dispatch_rate(topic.name, request.subscription, request.max_dispatch_rate)
-        return await self._subscription_details(topic, caller.broker.subscription(topic.name, request.subscription))
+            await caller.broker.set_dispatch_rate(topic, request.subscription, request.max_dispatch_rate)
+        return await self._subscription_details(topic, caller.broker.subscription(topic, request.subscription))
 
     @implements(subscription_api.PAGE_CONSUMERS)
     async def page_consumers(
@@ -233,12 +236,18 @@ class AdminCalls:
 
     @implements(node_api.SET_SETTING)
     async def set_setting(self, caller: Caller, request: node_api.SetSetting) -> node_api.SettingDetails:
-        await self._online.set(request.key, request.value)
+        async with cluster_change(
+            self._audit, caller.session, f"set the setting {request.key[: limits.NAME_BYTES_MAX]}"
+        ):
+            await self._online.set(request.key, request.value)
         return admin_answers.setting_details(self._online, setting(request.key))
 
     @implements(node_api.UNSET_SETTING)
     async def unset_setting(self, caller: Caller, request: node_api.SettingOnly) -> node_api.SettingDetails:
-        await self._online.unset(request.key)
+        async with cluster_change(
+            self._audit, caller.session, f"unset the setting {request.key[: limits.NAME_BYTES_MAX]}"
+        ):
+            await self._online.unset(request.key)
         return admin_answers.setting_details(self._online, setting(request.key))
 
     @implements(node_api.HEALTH)

@@ -1,13 +1,13 @@
-"""Who may make which call of the local socket. Decisions over values.
+"""Which caller may make which call of the local socket. Decisions over values.
 
     call                                          while security is on
     a use case of the broker (topics, …)          by the rights of the session: GuardedBroker asks
     administration of security                    by the rights of the session: security_calls.py asks
     CLUSTER_RIGHTS                                by a right on the cluster
     PROCESS_CALLS                                 by processes of the node that proved their role (hazard 108)
-    OPEN_CALLS                                    anybody who reaches the socket
+    OPEN_CALLS                                    every client of the socket
 
-    who calls                                     whose rights decide
+    caller                                        rights that decide
     a process of the node, with `session`         those of the session that it opened for its client
     a process of the node, without                its role: the calls of PROCESS_CALLS, and nothing else
     a client (the command line)                   its own
@@ -35,13 +35,28 @@ PIPELINE: Final = "pipeline"
 _READS: Final = ("metadata_get", "metadata_list", "metadata_revision", "metadata_watch", "metadata_unwatch")
 _METADATA: Final = frozenset((*_READS, "metadata_submit", "metadata_renew"))
 _FENCE: Final = frozenset(("fence_terms", "fence_report"))
+_BACKUP: Final = (
+    "backup_hold",
+    "backup_cut",
+    "backup_tail",
+    "backup_tables",
+    "backup_pin",
+    "backup_unpin",
+    "backup_numbers",
+    "backup_freeze",
+    "backup_part",
+    "backup_end",
+    "backup_options",
+)
+_RESTORE: Final = ("restore_allocate", "restore_topic", "restore_end")
+# For clients of the HTTP ports of a process.
+_SESSIONS: Final = frozenset(("security_open_session", "security_close_session", "security_decide"))
 PROCESS_CALLS: Final[Mapping[str, frozenset[str]]] = {
-    LAKE: _METADATA
-    | _FENCE
-    | {"scan_serve", "scan_answer", "scan_failed", "pipeline_reopen"}
-    | {"security_open_session", "security_close_session", "security_decide"},
+    LAKE: _METADATA | _FENCE | _SESSIONS | {"scan_serve", "scan_answer", "scan_failed", "pipeline_reopen"},
     PIPELINE: _METADATA
     | _FENCE
+    | _SESSIONS
+    | frozenset(_BACKUP)
     | {
         "pipeline_backlog",
         "pipeline_lease",
@@ -57,24 +72,32 @@ CLUSTER_RIGHTS: Final[Mapping[str, Action]] = {
     **dict.fromkeys(("set_setting", "unset_setting"), Action.ADMIN),
     **dict.fromkeys(("cluster_status", "cluster_verify"), Action.DESCRIBE),
     **dict.fromkeys(("cluster_add", "cluster_promote", "cluster_remove", "cluster_transfer"), Action.ADMIN),
-    "cluster_snapshot": Action.ADMIN,
+    **dict.fromkeys(("cluster_join_token", "cluster_snapshot"), Action.ADMIN),
     **dict.fromkeys(_READS, Action.ADMIN),
     "metadata_submit": Action.MAINTAIN,
     "pipeline_backlog": Action.DESCRIBE,
     "pipeline_state": Action.DESCRIBE,
+    **dict.fromkeys(_BACKUP, Action.BACKUP),
+    # The state of the metadata store has the hashes of passwords: `read` on the cluster, which implies backup, is not
+    # enough for it.
+    **dict.fromkeys(("backup_freeze", "backup_part"), Action.ADMIN),
+    **dict.fromkeys(_RESTORE, Action.ADMIN),
 }
-# Decided by who is at the other end of the socket: a process would lend its own account to its client.
+# Decided by the process at the other end of the socket: forwarded, it would lend its own account to its client.
 UNFORWARDED_CALLS: Final = frozenset(("security_recover",))
 OPEN_CALLS: Final = frozenset(("ports", "places"))
 _CATALOG: Final = (catalog_keys.ROOT, catalog_keys.RETIRED, catalog_keys.MARKS)
-_COMMIT_NOW: Final = "/pipeline/commit_now"
+# What commands ask of the driver: commit-now, and maintenance of tables.
+_REQUESTS: Final = ("/pipeline/commit_now", "/pipeline/maintenance")
 _WRITABLE: Final[Mapping[str, tuple[str, ...]]] = {
-    LAKE: (*_CATALOG, catalog_keys.FOREIGN_TABLES, _COMMIT_NOW),
+    LAKE: (*_CATALOG, catalog_keys.FOREIGN_TABLES, *_REQUESTS),
     PIPELINE: (
         *_CATALOG,
         catalog_keys.FOREIGN_TABLES,
         catalog_keys.LEASE,
-        _COMMIT_NOW,
+        catalog_keys.RETENTION,
+        catalog_keys.RETENTION_CLOCK,
+        *_REQUESTS,
         f"{cmd.COUNTERS}pipeline-epoch",
     ),
 }
@@ -96,6 +119,8 @@ def admit_call(method: str, own: GuardedBroker, client: GuardedBroker | None) ->
             raise errors.PermissionDenied(
                 f"{principal} may not call {method} without the session of a client", hint="forward its session"
             )
+    if client is not None and client.session.closed is not None:
+        raise client.session.closed  # also for calls that ask for no right, such as security_whoami
     if method in UNFORWARDED_CALLS and client is not None:
         raise errors.PermissionDenied(f"{method} is not forwarded", hint="run it on the broker's machine")
     if method in CLUSTER_RIGHTS:
@@ -122,7 +147,7 @@ def check_written_keys(session: AccessSession, command: cmd.Command) -> None:
 
 
 def writable_prefixes(principal: Principal) -> tuple[str, ...]:
-    return _WRITABLE.get(principal.name, ()) if principal.is_internal else (_COMMIT_NOW,)
+    return _WRITABLE.get(principal.name, ()) if principal.is_internal else _REQUESTS
 
 
 def written_keys(command: cmd.Command) -> Iterator[str]:

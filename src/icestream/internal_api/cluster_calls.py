@@ -15,13 +15,16 @@ from icestream.admin_api.cluster_api import (
     ClusterState,
     CurrentLeader,
     JoiningNode,
+    JoinToken,
     MemberDigest,
     MemberState,
     MetadataSnapshot,
+    NewJoinToken,
     NodeOnly,
     OptionalNode,
 )
 from icestream.cluster.cluster_node import ClusterNode
+from icestream.cluster.join_token import JOIN_TOKENS, encode_token, token_key
 from icestream.cluster.members import NODES, NodeRecord, decode_record, id_of_key
 from icestream.cluster.node_info import NodeInfo, from_document
 from icestream.cluster.wire import ID
@@ -30,14 +33,25 @@ from icestream.internal_api.implementation import implements, native_calls
 from icestream.metadata import command as cmd
 from icestream.rpc import document
 from icestream.runtime.clock import Clock
+from icestream.runtime.randomness import Randomness, SystemRandomness
+from icestream.security.change_audit import ChangeAudit, cluster_change
+from icestream.security.resource import is_plain
 
 
 class ClusterCalls:
     """The calls of cluster_api. `cluster` is None for a single node, on which every call raises InvalidInput."""
 
-    def __init__(self, cluster: ClusterNode | None, clock: Clock) -> None:
+    def __init__(
+        self,
+        cluster: ClusterNode | None,
+        clock: Clock,
+        audit: ChangeAudit | None = None,
+        randomness: Randomness | None = None,
+    ) -> None:
         self._cluster_node = cluster
         self._clock = clock
+        self._audit = audit
+        self._randomness = randomness or SystemRandomness()
 
     def calls(self) -> dict[str, Call]:
         return native_calls(self)
@@ -99,19 +113,59 @@ class ClusterCalls:
     @implements(cluster_api.CLUSTER_ADD)
     async def cluster_add(self, caller: Caller, request: AddressOnly) -> JoiningNode:
         cluster = self._cluster
-        reply = await cluster.peers.ask(request.address, "Invite", {"address": cluster.address})
+        invitation: Document = {"address": cluster.address}
+        async with cluster_change(self._audit, caller.session, f"invite the node at {request.address}"):
+            if cluster.has_accounts:
+                waiting = from_document(await cluster.peers.ask(request.address, "GetNodeInfo", {}))
+                invitation["token"] = await self._new_token(waiting.name, limits.JOIN_TOKEN_SECONDS_DEFAULT)
+            reply = await cluster.peers.ask(request.address, "Invite", invitation)
         return JoiningNode(node=document.text_of(reply, "node", limits.NAME_BYTES_MAX))
+
+    @implements(cluster_api.CLUSTER_JOIN_TOKEN)
+    async def cluster_join_token(self, caller: Caller, request: NewJoinToken) -> JoinToken:
+        """Makes a token with which the node of this name joins, once. Raises InvalidInput while security is off."""
+        if not self._cluster.has_accounts:
+            raise errors.InvalidInput(
+                "nodes join this cluster without a token: it has no accounts",
+                hint="switch security on first: icestream security init",
+            )
+        if not is_plain(request.node):
+            raise errors.InvalidInput(f"{request.node[:100]!r} is not a node name", hint="the node.name of the node")
+        if not 1 <= request.ttl_seconds <= limits.JOIN_TOKEN_SECONDS_MAX:
+            raise errors.InvalidInput(
+                f"a join token cannot be valid for {request.ttl_seconds} s",
+                hint=f"1 to {limits.JOIN_TOKEN_SECONDS_MAX} s",
+            )
+        async with cluster_change(self._audit, caller.session, f"join token for node {request.node}"):
+            token = await self._new_token(request.node, request.ttl_seconds)
+        return JoinToken(
+            token=token, node=request.node, expires_ms=self._clock.wall_us() // 1_000 + request.ttl_seconds * 1_000
+        )
+
+    async def _new_token(self, node: str, ttl_seconds: int) -> str:
+        """A recorded token for a node (cluster/join_token.py). Raises Refused if too many wait for their nodes."""
+        store = self._cluster.running
+        if len(await store.list_all(JOIN_TOKENS)) >= limits.JOIN_TOKENS_MAX:
+            raise errors.Refused(
+                f"there are {limits.JOIN_TOKENS_MAX} join tokens that no node has used",
+                hint="start the nodes, or wait until the tokens expire",
+            )
+        token = self._randomness.token(limits.JOIN_TOKEN_BYTES).hex()
+        await store.put_with_ttl(token_key(token), encode_token(node), ttl_seconds * 1_000)
+        return token
 
     @implements(cluster_api.CLUSTER_PROMOTE)
     async def cluster_promote(self, caller: Caller, request: NodeOnly) -> EmptyAnswer:
         """Makes a learner a voter, now."""
-        await self._run_on_leader("Promote", self._id_of(request.node))
+        async with cluster_change(self._audit, caller.session, f"promote node {request.node}"):
+            await self._run_on_leader("Promote", self._id_of(request.node))
         return EmptyAnswer()
 
     @implements(cluster_api.CLUSTER_REMOVE)
     async def cluster_remove(self, caller: Caller, request: NodeOnly) -> EmptyAnswer:
         """Removes a node for good: its id is never used again."""
-        await self._run_on_leader("Remove", self._id_of(request.node))
+        async with cluster_change(self._audit, caller.session, f"remove node {request.node}"):
+            await self._run_on_leader("Remove", self._id_of(request.node))
         return EmptyAnswer()
 
     @implements(cluster_api.CLUSTER_TRANSFER)
@@ -119,7 +173,8 @@ class ClusterCalls:
         """Transfers leadership to a voter. Raises NotReady if leadership does not move."""
         node, target = self._cluster.node, self._id_of(request.node) if request.node else ""
         old_leader = node.leader
-        reply = await self._run_on_leader("Transfer", target)
+        async with cluster_change(self._audit, caller.session, f"transfer leadership to {request.node or 'any voter'}"):
+            reply = await self._run_on_leader("Transfer", target)
 
         def has_moved() -> bool:
             """According to this node, which may be the last to learn of it."""

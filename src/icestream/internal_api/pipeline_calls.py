@@ -3,7 +3,8 @@
 method              arguments                      result
 pipeline_backlog    wait_ms, files_max,            backlog: an encoded Backlog. Waits until some message is in no table,
                     passed_over                    wait_ms at most. For topics in passed_over it contains only sums
-pipeline_lease      lease, epoch, files, ttl_ms    nothing. Leases these log files; repeat to renew; no files to end it
+pipeline_lease      lease, epoch, files, ttl_ms    token: opens these files over HTTP, while the lease lasts. Leases
+                                                   these log files; repeat to renew; no files to end it
 pipeline_committed  positions, reopenings          nothing. Raises committed offsets: [[topic_id, shard, offset], …]
 pipeline_reopen     positions                      floors, in the same form: lowered as far as the log has the messages
 pipeline_state      state                          state, age_ms. The driver reports its state; nil only reads it
@@ -102,7 +103,7 @@ class PipelineCalls:
     async def pipeline_lease(self, caller: Caller, arguments: Document) -> Document:
         request = decode_arguments(LeaseFiles, arguments)
         self._service.lease(request.lease, request.epoch, request.files, request.ttl_ms)
-        return {}
+        return {"token": self._service.round_token(request.lease)}
 
     async def pipeline_name(self, caller: Caller, arguments: Document) -> Document:
         _ = self._service  # raises for a broker in memory

@@ -3,7 +3,7 @@
 Every call asks for its right first. A change is recorded in the audit before it is made, and in force on this node when
 it is answered; the answer names the nodes of the cluster that have not applied it yet (hazard 113).
 
-    anybody on the local socket     security_init, while security is off; security_whoami; security_login
+    any client of the local socket  security_init, while security is off; security_whoami; security_login
     the owner of the data directory, on the local socket      security_recover
     the account itself              its tokens: list and revoke; explain about itself
     administrators                  everything else
@@ -15,14 +15,15 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from icestream import errors, limits
 from icestream.admin_api import security_api as api
 from icestream.admin_api.admin_call import Listing, NoArguments, PageRequest
+from icestream.cluster.node_info import NodeInfo
 from icestream.frontends.native.public_calls import Call, Caller
 from icestream.internal_api.cluster_calls import ClusterCalls
 from icestream.internal_api.implementation import implements, native_calls
@@ -30,29 +31,21 @@ from icestream.internal_api.paging import page_of
 from icestream.runtime.clock import Clock
 from icestream.security import security_records as records
 from icestream.security.access_control import AccessControl
-from icestream.security.access_policy import explain, is_administrator
-from icestream.security.access_session import AccessSession
+from icestream.security.access_policy import Grant, explain, is_administrator
 from icestream.security.action import Action, parse_action
+from icestream.security.change_audit import ChangeAudit
 from icestream.security.credential import PasswordCredential
 from icestream.security.key_ring_changes import KeyRingChanges
 from icestream.security.password_hashing import PasswordHashing
-from icestream.security.principal import CallerIdentity, Principal, PrincipalKind, local_user
-from icestream.security.resource import CLUSTER, Pattern, Resource
+from icestream.security.principal import LOCAL, CallerIdentity, Principal, PrincipalKind, local_user
+from icestream.security.resource import CLUSTER, Pattern, Resource, ResourceKind
+from icestream.security.role_secrets import RoleSecrets
 from icestream.security.security_changes import find_account, local_principal, tokens_of
 from icestream.security.security_state import SecurityState
 from icestream.security.security_store import SecurityStore, security_is_off
 from icestream.security.service_tokens import ServiceTokens
 
 _PEER_CREDENTIALS: Final = struct.Struct("3i")  # of SO_PEERCRED: pid, uid, gid
-
-
-class ChangeAudit(Protocol):
-    """The audit, as far as administrative changes need it."""
-
-    def change(
-        self, session: AccessSession, action: Action, resource: Resource, detail: str
-    ) -> AbstractAsyncContextManager[None]:
-        """Records the change durably before the body makes it. Raises Refused if that is not possible."""
 
 
 class SecurityCalls:
@@ -66,9 +59,12 @@ class SecurityCalls:
         tokens: ServiceTokens,
         key_rings: KeyRingChanges,
         audit: ChangeAudit,
+        role_secrets: RoleSecrets,
         cluster: ClusterCalls | None = None,
         login_seconds: int = limits.LOGIN_TOKEN_SECONDS_DEFAULT,
+        check_settings: Callable[[], None] = lambda: None,
     ) -> None:
+        """`check_settings` raises ConfigurationError for settings of this node that cannot be used beside accounts."""
         self._security = security
         self._access_control = access_control
         self._clock = clock
@@ -77,6 +73,8 @@ class SecurityCalls:
         self._tokens = tokens
         self._key_rings = key_rings
         self._audit = audit
+        self._role_secrets = role_secrets
+        self._check_settings = check_settings
         self._cluster = cluster or ClusterCalls(None, clock)
         self._login_seconds = login_seconds
 
@@ -91,23 +89,17 @@ class SecurityCalls:
 
     @implements(api.INIT_SECURITY)
     async def init_security(self, caller: Caller, request: api.NamedPassword) -> api.SecurityInitialised:
-        """Raises AlreadyExists, NotReady while a node of the cluster does not answer."""
+        """Raises AlreadyExists; ConfigurationError for settings that cannot be used beside accounts; NotReady while a
+        node of the cluster does not answer; InvalidInput while a Raft port is open to processes without a certificate
+        of a node, which could change accounts (hazard 105)."""
         if self._state.is_enabled:
             raise errors.AlreadyExists(
                 "security is already on", hint="log in as an administrator: icestream security login NAME"
             )
+        self._check_settings()  # else the node would not start again
         principal = local_user(request.name)
         members = await self._cluster.member_infos()
-        for name, info in members.items():
-            if info is None:
-                raise errors.NotReady(
-                    f"node {name} does not answer: it would not learn that security is on",
-                    hint="start it, or remove it from the cluster, and try again",
-                )
-            if info.security < records.VERSION:
-                raise errors.InvalidInput(
-                    f"node {name} runs a version without security", hint="upgrade every node of the cluster first"
-                )
+        _check_members(members)
         password_hash = await self._passwords.hash(request.password)
         async with self._audit.change(caller.session, Action.ADMIN, CLUSTER, f"security on, administrator {principal}"):
             key_ring = await asyncio.to_thread(self._key_rings.new_ring)
@@ -169,7 +161,7 @@ class SecurityCalls:
                 return pending
             await self._clock.sleep(limits.METADATA_TICK_SECONDS)
 
-    # --- who calls ---
+    # --- the caller itself ---
 
     @implements(api.WHOAMI)
     async def whoami(self, caller: Caller, _request: NoArguments) -> api.CallerDetails:
@@ -180,7 +172,7 @@ class SecurityCalls:
             is_enabled=policy.is_enabled,
             principal=str(identity.principal),
             roles=list(identity.roles),
-            grants=[grant.role or str(grant.rule) for grant in grants if not grant.is_parked],
+            grants=[_grant_summary(grant) for grant in grants if not grant.is_parked],
             is_administrator=is_administrator(identity, policy),
             token_id=identity.credential_id,
             expires_ms=None if identity.expires_us is None else identity.expires_us // 1000,
@@ -333,12 +325,58 @@ class SecurityCalls:
         return await self._answer(revision)
 
     @implements(api.ROTATE_KEYS)
-    async def rotate_keys(self, caller: Caller, _request: NoArguments) -> api.KeyRotation:
+    async def rotate_keys(self, caller: Caller, _request: NoArguments) -> api.KeyRingChange:
         self._require_administrator(caller)
         async with self._changing(caller, "rotate the signing keys"):
             revision = await self._security.change_keys(self._key_rings.rotated)
-        key_ids = self._key_rings.key_ids(self._state.wrapped_keys)
-        return api.KeyRotation(revision=revision, pending_nodes=await self._pending_nodes(revision), key_ids=key_ids)
+        return await self._key_ring_change(revision)
+
+    @implements(api.LIST_KEYS)
+    async def list_keys(self, caller: Caller, _request: NoArguments) -> api.SigningKeys:
+        self._require_administrator(caller)
+        keys = self._key_rings.keys(self._state.wrapped_keys)
+        return api.SigningKeys(
+            keys=[
+                api.SigningKeyDetails(key_id=key.key_id, created_ms=key.created_us // 1000, is_signing=key is keys[0])
+                for key in keys
+            ]
+        )
+
+    @implements(api.REMOVE_KEY)
+    async def remove_key(self, caller: Caller, request: api.KeyOnly) -> api.KeyRingChange:
+        """Ends every token that the key signed, also that of the caller, at the latest when the answer was sent."""
+        self._require_administrator(caller)
+        async with self._changing(caller, f"remove signing key {request.key_id[: limits.NAME_BYTES_MAX]}"):
+            revision = await self._security.change_keys(lambda ring: self._key_rings.without(ring, request.key_id))
+        return await self._key_ring_change(revision)
+
+    async def _key_ring_change(self, revision: int) -> api.KeyRingChange:
+        key_ids = [key.key_id for key in self._key_rings.keys(self._state.wrapped_keys)]
+        return api.KeyRingChange(revision=revision, pending_nodes=await self._pending_nodes(revision), key_ids=key_ids)
+
+    # --- processes that an operator runs ---
+
+    @implements(api.CREATE_PROCESS_SECRET)
+    async def create_process_secret(self, caller: Caller, request: api.ProcessRole) -> api.ProcessSecretFile:
+        """While security is off too, so that such a process stays connected when it is switched on."""
+        caller.session.require(Action.ADMIN, CLUSTER)
+        return await self._change_process_secret(caller, request.role, "make", self._role_secrets.create_file)
+
+    @implements(api.DELETE_PROCESS_SECRET)
+    async def delete_process_secret(self, caller: Caller, request: api.ProcessRole) -> api.ProcessSecretFile:
+        caller.session.require(Action.ADMIN, CLUSTER)
+        return await self._change_process_secret(caller, request.role, "delete", self._role_secrets.delete_file)
+
+    async def _change_process_secret(
+        self, caller: Caller, role: str, verb: str, change: Callable[[str], Path]
+    ) -> api.ProcessSecretFile:
+        """Ends the sessions of the role too: the older secret is invalid. A child of the broker connects again."""
+        async with self._changing(caller, f"{verb} the secret of the process {role[:100]}"):
+            path = await asyncio.to_thread(change, role)
+        reason = errors.Unauthenticated(f"the secret of the process {role} has changed", hint="connect again")
+        principal = Principal(PrincipalKind.PROCESS, LOCAL, role)
+        self._access_control.end_sessions(lambda identity: identity.principal == principal, reason)
+        return api.ProcessSecretFile(role=role, file=str(path))
 
     # --- roles ---
 
@@ -388,6 +426,8 @@ class SecurityCalls:
             role=record.role,
             actions=record.rule.actions if record.rule is not None else [],
             resource=record.rule.resource if record.rule is not None else "",
+            scope=record.scope,
+            binding=record.binding,
             is_parked=record.is_parked,
             created_ms=record.created_ms,
         )
@@ -399,8 +439,9 @@ class SecurityCalls:
         has_rule = bool(request.actions or request.resource)
         rule = records.RuleRecord(request.actions, request.resource) if has_rule else None
         grant = rule.parse() if rule is not None else None
-        async with self._changing(caller, f"grant {grant or f'role {request.role[:100]}'} to {principal}"):
-            grant_id = await self._security.grant(principal, request.role, rule)
+        place = f" in {records.parse_scope(request.scope)}" if request.scope else ""
+        async with self._changing(caller, f"grant {grant or f'role {request.role[:100]}'} to {principal}{place}"):
+            grant_id = await self._security.grant(principal, request.role, rule, request.scope)
         return self._grant_details(grant_id)
 
     @implements(api.DELETE_GRANT)
@@ -434,6 +475,8 @@ class SecurityCalls:
         decision, considered = explain(identity, action, resource, self._access_control.policy)
         reason = decision.reason
         account = self._state.account(principal)
+        if resource.kind is ResourceKind.MQTT and not decision.is_allowed:
+            reason = f"{reason}; {action.value} on the topic that stores these messages would allow it too"
         if decision.is_allowed and account is not None and account.is_disabled:
             reason = f"{reason}; but {principal} is disabled and cannot log in"
         return api.AccessExplanation(
@@ -446,6 +489,11 @@ class SecurityCalls:
                 api.ExplainedRule(source=each.source, rule=str(each.rule), allows=each.allows) for each in considered
             ],
         )
+
+
+def _grant_summary(grant: Grant) -> str:
+    text = grant.role or str(grant.rule)
+    return text if grant.scope is None else f"{text} in {grant.scope}"
 
 
 def _token_details(tokens: dict[str, records.TokenRecord]) -> Callable[[str], api.TokenDetails]:
@@ -478,3 +526,31 @@ def _peer_uid(caller: Caller) -> int | None:
             raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
             return int(_PEER_CREDENTIALS.unpack(raw)[1])
     return None
+
+
+def _check_members(members: Mapping[str, NodeInfo | None]) -> None:
+    """Raises NotReady for a node that does not answer, InvalidInput for one that is too old or not certified.
+
+    Each condition is checked for all nodes before the next one, so that the error does not depend on node ids.
+    """
+    for name, info in members.items():
+        if info is None:
+            raise errors.NotReady(
+                f"node {name} does not answer: it would not learn that security is on",
+                hint="start it, or remove it from the cluster, and try again",
+            )
+    infos = {name: info for name, info in members.items() if info is not None}
+    for name, info in infos.items():
+        if info.security < records.VERSION:
+            raise errors.InvalidInput(
+                f"node {name} runs a version without security", hint="upgrade every node of the cluster first"
+            )
+    for name, info in infos.items():
+        if not info.is_certified:
+            raise errors.InvalidInput(
+                f"the Raft port of node {name} does not ask for certificates of nodes: every process that reaches "
+                "it could change accounts",
+                hint="restart every node with meta_store.tls_certificate, tls_key, tls_authority and tls_cluster; "
+                "`icestream cluster certificates DIRECTORY --cluster CLUSTER --name NODE` makes such files for "
+                "development",
+            )

@@ -16,6 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCol
 from starlette.responses import PlainTextResponse
 
 from icestream.catalog.catalog import Catalog
+from icestream.catalog.operations.file_rules import FileRules
 from icestream.catalog.tokens import Tokens
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.lake import problems
@@ -24,9 +25,9 @@ from icestream.lake.guard import Guard
 from icestream.lake.http import ConnectionSlots
 from icestream.lake.http_models import model_of
 from icestream.lake.operations import EmbeddedOperations, TopicTableOperations
-from icestream.lake.request_caller import RequestCallers, UnsecuredCallers, client_address
+from icestream.lake.request_caller import RequestCallers, UnsecuredCallers, client_address, client_certificate
 from icestream.lake.request_metrics import RequestMetrics
-from icestream.lake.routes import lake, namespaces, node, security, subscriptions, topics, verify
+from icestream.lake.routes import lake, mqtt, namespaces, node, security, subscriptions, topics, verify
 from icestream.observability import metrics
 from icestream.observability.exposition import exposition
 from icestream.observability.health import Check, connections_check, failure
@@ -64,8 +65,8 @@ def build_app(
 
     `catalog`: the embedded one, if it is served, with the reader of its manifests and the tokens that it requires.
     `scans`: the tables of topics in any catalog. `operations`: operations on these tables; None: those of the embedded
-    catalog. `slots`: the connections of the process, for its readiness. `host_names`: guard.py. `callers`: who makes
-    requests; None: security is off.
+    catalog. `slots`: the connections of the process, for its readiness. `host_names`: guard.py. `callers`: identifies
+    the callers of requests; None: security is off.
     """
     # Without FastAPI's documentation pages, which load scripts from another server.
     app = FastAPI(
@@ -78,6 +79,7 @@ def build_app(
     app.state.keeper, app.state.callers = keeper, callers or UnsecuredCallers()
     app.state.catalog, app.state.manifests, app.state.tokens = catalog, manifests, tokens or Tokens()
     app.state.scans = scans
+    app.state.file_rules = None if catalog is None else FileRules(catalog.places, app.state.callers.is_secured)
     app.state.operations = EmbeddedOperations(catalog) if operations is None and catalog is not None else operations
     problems.install(app)
     routers = (
@@ -89,6 +91,7 @@ def build_app(
         lake.router,
         verify.router,
         security.router,
+        mqtt.router,
     )
     for router in routers:
         app.include_router(router, dependencies=[Depends(identify_caller)])
@@ -115,7 +118,8 @@ def _add_process_routes(
         needs nothing, also beside lake.token_file: scrapers have no token of the catalog."""
         callers: RequestCallers = request.app.state.callers
         authorization = request.headers.getlist("authorization")
-        caller = await callers.identify(authorization, client_address(request.scope), LISTENER)
+        scope = request.scope
+        caller = await callers.identify(authorization, client_address(scope), LISTENER, client_certificate(scope))
         try:
             await caller.require([(Action.DESCRIBE, CLUSTER)])
         finally:

@@ -19,6 +19,7 @@ from icestream.lake.request_caller import (
     RequestCallers,
     check_tokens,
     client_address,
+    client_certificate,
     mark_authenticated,
 )
 from icestream.rpc.link_keeper import LinkKeeper
@@ -62,10 +63,11 @@ async def identify_caller(request: Request) -> AsyncIterator[RequestCaller]:
     """The caller of a request, which every route depends on. Raises Unauthenticated."""
     callers: RequestCallers = request.app.state.callers
     authorization = request.headers.getlist("authorization")
-    caller = await callers.identify(authorization, client_address(request.scope), LISTENER)
+    scope = request.scope
+    caller = await callers.identify(authorization, client_address(scope), LISTENER, client_certificate(scope))
     try:
         check_tokens(request.app.state.tokens, caller, authorization)
-        mark_authenticated(request.scope, caller)
+        mark_authenticated(scope, caller)
         yield caller
     finally:
         callers.release(caller)

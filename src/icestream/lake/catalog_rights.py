@@ -1,8 +1,11 @@
 """What a caller needs in order to use the embedded catalog: actions on resources, asked of the broker (ADR 57).
 
     a table bound to a topic        the resource of the topic, on every protocol (hazard 110)
+    one that was, and is kept       both: the topic that it was of, and table:/LEVELS/NAME. Rights to ordinary tables do
+                                    not open the messages of a deleted topic, nor do those to a new topic of its name
+                                    (hazard 117)
     another table, a view           table:/LEVELS/NAME
-    a namespace                     namespace:/LEVELS; visible also to who may see something in it
+    a namespace                     namespace:/LEVELS; visible also with the right to see something in it
 
 Everything that a call touches is asked for before the first document or file is read. What a caller may not describe
 does not exist for it: the error is that of an absent name, byte for byte (hazard 123). A caller without a credential is
@@ -12,6 +15,7 @@ told that it needs one, wherever the name is not visible, whether it exists or n
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Final
 
 from icestream.catalog import catalog_keys, catalog_records
@@ -41,11 +45,14 @@ def name_resource(identifier: Identifier) -> Resource:
     return table_resource((*identifier.namespace, identifier.name))
 
 
-def relation_resource(identifier: Identifier, record: Relation | None) -> Resource:
-    """The resource of a table or view with this record; None: nothing has the name."""
+def relation_resources(identifier: Identifier, record: Relation | None) -> list[Resource]:
+    """The resources of a table or view with this record, to all of which a request needs the right; None: nothing has
+    the name."""
     if isinstance(record, TableRecord) and record.binding is not None:
-        return topic_resource(TopicName.parse(record.binding.topic))
-    return name_resource(identifier)
+        return [topic_resource(TopicName.parse(record.binding.topic))]
+    if isinstance(record, TableRecord) and record.former_topic:
+        return [topic_resource(TopicName.parse(record.former_topic)), name_resource(identifier)]
+    return [name_resource(identifier)]
 
 
 class CatalogRights:
@@ -115,32 +122,35 @@ class CatalogRights:
         Raises UnknownTable or UnknownView for one that is absent or not visible, PermissionDenied, Unauthenticated.
         """
         records = {identifier: await self._record(identifier, kind) for identifier in needed}
-        resources = {identifier: relation_resource(identifier, records[identifier]) for identifier in needed}
+        resources = {identifier: relation_resources(identifier, records[identifier]) for identifier in needed}
+        own: list[Right] = []
         rights: list[Right] = []
         for identifier, actions in needed.items():
-            rights += [(_DESCRIBE, name_resource(identifier)), (_DESCRIBE, resources[identifier])]
-            rights += [(action, resources[identifier]) for action in actions]
-        # Not recorded: who has rights to a topic need not have any to the name of its table.
+            of_actions = [(action, resource) for action in actions for resource in resources[identifier]]
+            rights += [(_DESCRIBE, name_resource(identifier))]
+            rights += [*((_DESCRIBE, resource) for resource in resources[identifier]), *of_actions]
+            own += of_actions
+        # Not recorded as denials: a caller with rights to a topic need not have any to the name of its table.
         answers = iter(await self.caller.allows(rights))
         for identifier, actions in needed.items():
-            is_named, is_described = next(answers), next(answers)
-            has_all = [next(answers) for _ in actions]
+            is_named = next(answers)
+            is_described = all(list(islice(answers, len(resources[identifier]))))
+            has_all = list(islice(answers, len(actions) * len(resources[identifier])))
             is_visible = is_described or (bool(has_all) and all(has_all))
             if records[identifier] is None and repeat is not None and await self._is_done(repeat):
                 continue
             if records[identifier] is None or not is_visible:
-                await self._record_hidden(resources[identifier])
+                await self._record_hidden(*resources[identifier])
                 # The name is absent, or hidden: the same answer, by the rights to the name alone.
                 if self.caller.is_anonymous and not is_named:
                     raise self.caller.unauthenticated()
                 _ABSENT[kind](identifier, None)
-        own = [(action, resources[identifier]) for identifier, actions in needed.items() for action in actions]
         await self.caller.require([*own, *more])
         return records
 
-    async def _record_hidden(self, resource: Resource) -> None:
+    async def _record_hidden(self, *resources: Resource) -> None:
         """A request for what is not visible is a denial of the audit, although its answer does not say so."""
-        await self.caller.decide([(_DESCRIBE, resource)])
+        await self.caller.decide([(_DESCRIBE, resource) for resource in resources])
 
     async def _is_done(self, repeat: IdempotentRequest) -> bool:
         return await self._catalog.store.get(repeat.key) is not None
@@ -155,9 +165,9 @@ class CatalogRights:
     # --- what a listing shows ---
 
     async def visible_relations(self, relations: Sequence[tuple[Identifier, Relation]]) -> list[bool]:
-        return await self.caller.allows(
-            [(_DESCRIBE, relation_resource(identifier, record)) for identifier, record in relations]
-        )
+        resources = [relation_resources(identifier, record) for identifier, record in relations]
+        answers = iter(await self.caller.allows([(_DESCRIBE, resource) for group in resources for resource in group]))
+        return [all(list(islice(answers, len(group)))) for group in resources]
 
     async def visible_namespaces(self, namespaces: Sequence[Namespace]) -> list[bool]:
         return await self.caller.allows([(_DESCRIBE, namespace_resource(*namespace)) for namespace in namespaces])

@@ -89,6 +89,12 @@ class ForeignOperations:
 
     # --- a table that is there ---
 
+    async def register(self, table: Identifier, metadata_file: str) -> None:
+        raise errors.InvalidInput(
+            f"{table} cannot be registered from a metadata file: its catalog is not ours",
+            hint="register it there, then adopt it without a metadata file",
+        )
+
     async def bind(
         self, table: Identifier, read_log: ReadLog, consents: Collection[Consent], is_dry: bool
     ) -> OperationPreview:

@@ -29,10 +29,11 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from icestream import errors, limits
+from icestream.lake.request_caller import AUTHENTICATED, CLIENT_CERTIFICATE
 from icestream.runtime.connection_room import ConnectionRoom, RoomState, Standing
 from icestream.runtime.instance import NODE_TOKEN_HEADER
 from icestream.runtime.keep_alive import keep_alive
-from icestream.runtime.listener_tls import ListenerTls
+from icestream.runtime.listener_tls import ListenerTls, peer_certificate
 from icestream.runtime.listening import cannot_listen
 from icestream.runtime.tls_server import TlsServer
 
@@ -93,6 +94,7 @@ class ConnectionSlots:
         )
         self._node_token = node_token.encode()
         self._report = report
+        self.has_accounts = False  # since the first request that said so
         self._reported = (False, False)
         self._report_timer: asyncio.TimerHandle | None = None
 
@@ -137,9 +139,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast("asyncio.Transport", transport))
+        if (certificate := peer_certificate(transport)) is not None:
+            self.app_state = {**self.app_state, CLIENT_CERTIFICATE: certificate}
         self.transport = cast("asyncio.Transport", HeadJoiningTransport(self.transport, self.loop))
         keep_alive(transport, limits.KEEP_ALIVE_SECONDS, limits.API_UNREAD_SECONDS_MAX)
-        admission = self._room.admit(self)
+        admission = self._room.admit(self, is_stranger=self._slots.has_accounts)
         self._slots.on_change(self.loop)
         if admission.evicted is not None:
             admission.evicted.transport.close()
@@ -195,11 +199,21 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         is_followed = bool(self.pipeline)  # by a request whose head arrived before this response was sent
+        self._recognise()
         super().on_response_complete()
         if not is_followed:
             self._room.move(self, Standing.IDLE)
             self._slots.on_change(self.loop)
             self._expect_head_within(limits.HTTP_HEAD_SECONDS_MAX if self._is_head else limits.API_IDLE_SECONDS)
+
+    def _recognise(self) -> None:
+        """A connection whose request had a valid credential has a place of its own (runtime/connection_room.py)."""
+        is_authenticated = self.cycle.scope.get("state", {}).get(AUTHENTICATED)
+        if is_authenticated is None:
+            return
+        self._slots.has_accounts = True
+        if is_authenticated and (evicted := self._room.recognise(self)) is not None:
+            evicted.transport.close()
 
     @property
     def _is_responding(self) -> bool:

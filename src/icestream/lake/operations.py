@@ -32,6 +32,10 @@ class TopicTableOperations(Protocol):
     async def owner(self, table: Identifier) -> TableOwner | None:
         """The topic of a table. Raises UnknownTable."""
 
+    async def register(self, table: Identifier, metadata_file: str) -> None:
+        """Registers a dropped table again from its metadata file, unless it is there. Raises AlreadyExists if another
+        table has its name, InvalidInput if this catalog does not register tables."""
+
     async def bind(
         self, table: Identifier, read_log: ReadLog, consents: Collection[Consent], is_dry: bool
     ) -> OperationPreview: ...
@@ -73,6 +77,15 @@ class EmbeddedOperations:
         async with hint_on_unknown_table(self._catalog, table):
             binding = (await self._catalog.commits.load(table)).record.binding
         return None if binding is None else TableOwner(binding.topic, binding.topic_id)
+
+    async def register(self, table: Identifier, metadata_file: str) -> None:
+        dropped = await self._catalog.tables.read_file(metadata_file)
+        await self._create_namespaces(Identifier(table.namespace, table.name))
+        try:
+            await self._catalog.tables.register(table, metadata_file)
+        except errors.AlreadyExists:
+            if (await self._catalog.tables.load(table)).table.uuid != dropped.uuid:
+                raise
 
     async def bind(
         self, table: Identifier, read_log: ReadLog, consents: Collection[Consent], is_dry: bool

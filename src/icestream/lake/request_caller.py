@@ -1,7 +1,8 @@
 """The callers of HTTP requests: the broker verifies their credentials and decides about their rights (ADR 57).
 
     authorization          caller
-    none                   anonymous: it has the rights that `anonymous` was granted
+    none                   the principal of the client certificate; without one anonymous, which has the rights that
+                           `anonymous` was granted
     Bearer TOKEN           the principal of the token
     anything else          401
 
@@ -48,14 +49,16 @@ from icestream.runtime.tasks import Tasks
 from icestream.security.access_policy import Decision
 from icestream.security.access_session import denial
 from icestream.security.action import Action
+from icestream.security.credential import BEARER_HINT, bearer_token
 from icestream.security.principal import ANONYMOUS, CallerIdentity, Principal, PrincipalKind
 from icestream.security.resource import Resource
 
 Right = tuple[Action, Resource]
 AUTHENTICATED: Final = "icestream.authenticated"  # in the state of a request
+CLIENT_CERTIFICATE: Final = "icestream.client_certificate"  # the same: the verified one of its connection, in DER
+# A certificate belongs to the listener whose settings name its authority; catalog and API have one in common.
+_TLS_LISTENERS: Final = {"iceberg": "lake", "pipeline": "http"}
 _ALLOWED: Final = Decision(True, "security is off")
-_INVALID: Final = "the credential is not valid"
-_INVALID_HINT: Final = "send `authorization: Bearer TOKEN` with a valid token"
 
 
 class RequestCaller:
@@ -118,7 +121,7 @@ class RequestCaller:
 
     def unauthenticated(self) -> errors.Unauthenticated:
         """The error of a request without a credential. Its text is the same whatever was asked for (hazard 123)."""
-        return errors.Unauthenticated("this request needs a credential", hint=_INVALID_HINT)
+        return errors.Unauthenticated("this request needs a credential", hint=BEARER_HINT)
 
     async def call(self, keeper: LinkKeeper, method: str, arguments: dict[str, Any]) -> Document:
         """Makes a call of the broker on behalf of this caller, whose rights decide. Raises the broker's error."""
@@ -146,10 +149,13 @@ UNSECURED: Final = RequestCaller()
 
 
 class RequestCallers(Protocol):
-    """Who makes a request."""
+    """Identifies the callers of requests."""
 
-    async def identify(self, authorization: Sequence[str], address: str, listener: str) -> RequestCaller:
-        """Returns the caller of a request. `authorization`: its headers of that name. Raises Unauthenticated."""
+    async def identify(
+        self, authorization: Sequence[str], address: str, listener: str, certificate: bytes = b""
+    ) -> RequestCaller:
+        """Returns the caller of a request. `authorization`: its headers of that name; `certificate`: that of its
+        connection, which counts without a token. Raises Unauthenticated."""
 
     def release(self, caller: RequestCaller) -> None:
         """The request of a caller that was identified or opened has ended."""
@@ -157,11 +163,16 @@ class RequestCallers(Protocol):
     async def open(self, credential: SessionCredential, address: str, listener: str) -> RequestCaller:
         """Returns the caller with this credential; it is not kept for other requests. Raises Unauthenticated."""
 
+    async def is_secured(self) -> bool:
+        """Whether security is on; once it is, it stays so. Raises NotReady."""
+
 
 class UnsecuredCallers:
     """For tests, and for applications without a broker: security is off."""
 
-    async def identify(self, authorization: Sequence[str], address: str, listener: str) -> RequestCaller:
+    async def identify(
+        self, authorization: Sequence[str], address: str, listener: str, certificate: bytes = b""
+    ) -> RequestCaller:
         return UNSECURED
 
     def release(self, caller: RequestCaller) -> None:
@@ -169,6 +180,9 @@ class UnsecuredCallers:
 
     async def open(self, credential: SessionCredential, address: str, listener: str) -> RequestCaller:
         return UNSECURED
+
+    async def is_secured(self) -> bool:
+        return False
 
 
 class BrokerCallers:
@@ -178,16 +192,19 @@ class BrokerCallers:
         """`on_error` gets errors of background tasks."""
         self._keeper = keeper
         self._clock = clock
-        # By the digest of the token, address and listener: the link of the session, and until when it is kept.
+        # By the digest of the credential, address and listener: the link of the session, and until when it is kept.
         self._sessions: OrderedDict[tuple[bytes, str, str], tuple[Link, int, RequestCaller]] = OrderedDict()
         self._kept: set[RequestCaller] = set()  # those of `_sessions`
         self._closing = Tasks(on_error)
         self._off: tuple[Link, int] | None = None  # security is off: by this link, until this time
+        self._is_secured = False
 
     async def stop(self) -> None:
         await self._closing.stop()
 
-    async def identify(self, authorization: Sequence[str], address: str, listener: str) -> RequestCaller:
+    async def identify(
+        self, authorization: Sequence[str], address: str, listener: str, certificate: bytes = b""
+    ) -> RequestCaller:
         if self._keeper.link is None and self._off is not None:
             # Security was off, and without the broker there is nothing to protect but the state of this process.
             return UNSECURED
@@ -203,8 +220,11 @@ class BrokerCallers:
             if caller.is_secured:
                 raise
             return UNSECURED
+        credential = SessionCredential(token=token)
+        if certificate and not token:
+            credential, listener = SessionCredential(certificate=certificate), _TLS_LISTENERS.get(listener, listener)
         # By the digest: the cache is no list of valid tokens.
-        key = hashlib.sha256(token.encode()).digest(), address, listener
+        key = hashlib.sha256(credential.certificate or token.encode()).digest(), address, listener
         cached = self._sessions.get(key)
         if cached is not None and (cached[0] is not link or now_ns >= cached[1]):
             self._forget(key)
@@ -213,13 +233,20 @@ class BrokerCallers:
             self._sessions.move_to_end(key)
             cached[2].requests += 1
             return cached[2]
-        caller = await self.open(SessionCredential(token=token), address, listener)
+        caller = await self.open(credential, address, listener)
         if caller.is_secured and key not in self._sessions:  # a request that came meanwhile may have opened one, too
             self._sessions[key] = link, now_ns + int(limits.CALLER_SESSION_SECONDS * 1e9), caller
             self._kept.add(caller)
             while len(self._sessions) > limits.CALLER_SESSIONS_MAX:
                 self._forget(next(iter(self._sessions)))
         return caller
+
+    async def is_secured(self) -> bool:
+        if not self._is_secured:
+            caller = await self.identify((), "", "lake")
+            self.release(caller)
+            self._is_secured = caller.is_secured
+        return self._is_secured
 
     async def open(self, credential: SessionCredential, address: str, listener: str) -> RequestCaller:
         link = await self._link()
@@ -267,22 +294,6 @@ def _not_connected(error: errors.ConnectionLost) -> errors.NotReady:
     return errors.NotReady(error.message, hint=error.hint)
 
 
-def bearer_token(authorization: Sequence[str]) -> str:
-    """Returns the token of a request; empty if it has none. Raises Unauthenticated for anything else but one bearer
-    token: which of two headers counts must not depend on who reads them."""
-    if not authorization:
-        return ""
-    scheme, _, token = authorization[0].partition(" ")
-    token = token.strip()
-    if len(authorization) > 1 or scheme.lower() != "bearer" or not _is_token(token):
-        raise errors.Unauthenticated(_INVALID, hint=_INVALID_HINT)
-    return token
-
-
-def _is_token(text: str) -> bool:
-    return 0 < len(text) <= limits.CALLER_TOKEN_BYTES_MAX and text.isascii() and text.isprintable() and " " not in text
-
-
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 
@@ -292,18 +303,29 @@ def client_address(scope: Scope) -> str:
     return str(client[0]) if client else ""
 
 
+def client_certificate(scope: Scope) -> bytes:
+    """The verified certificate of the client of a request, in DER; empty without one, and for
+    a request that names the site that a browser made it for (hazard 123)."""
+    # A browser shows a certificate by itself, also for a request that another site made it send; a token it does not.
+    if any(name == b"origin" for name, _ in scope["headers"]):
+        return b""
+    certificate: bytes = scope.get("state", {}).get(CLIENT_CERTIFICATE, b"")
+    return certificate
+
+
 def mark_authenticated(scope: Scope, caller: RequestCaller) -> None:
-    """Tells the server that the connection of this request belongs to a client with a valid credential (http.py)."""
-    if caller.is_secured and not caller.is_anonymous:
-        scope.setdefault("state", {})[AUTHENTICATED] = True
+    """Tells the server that clients have accounts, and whether the connection of this request belongs to one with a
+    valid credential (http.py)."""
+    if caller.is_secured:
+        scope.setdefault("state", {})[AUTHENTICATED] = not caller.is_anonymous
 
 
 def check_tokens(tokens: Tokens, caller: RequestCaller, authorization: Sequence[str]) -> None:
     """The tokens of lake.token_file, for brokers without accounts. Raises Unauthenticated; ConfigurationError beside
-    accounts, where nobody could tell which of both decides."""
+    accounts, because it would be unclear which of the two decides."""
     if caller.is_secured and tokens:
         raise errors.ConfigurationError(
             "lake.token_file is set, and this broker has accounts", hint="remove lake.token_file: accounts have tokens"
         )
     if not caller.is_secured and not tokens.allows(authorization[0] if authorization else None):
-        raise errors.Unauthenticated("missing or invalid bearer token (lake.token_file)", hint=_INVALID_HINT)
+        raise errors.Unauthenticated("missing or invalid bearer token (lake.token_file)", hint=BEARER_HINT)

@@ -54,7 +54,8 @@ class TableRights:
             await self._catalog.require_relation(table, *actions, more=more or ())
 
     async def require_binding(self, table: Identifier, topic: str) -> None:
-        """To make a table that of a topic: who consumes the topic reads the table, who writes it fills the other."""
+        """Requires the rights to bind a table to a topic: consumers of the topic then read the table, and its producers
+        fill it. Raises PermissionDenied."""
         if not self._caller.is_secured:
             return
         await self.require_topic(topic, Action.ALTER)

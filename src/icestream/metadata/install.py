@@ -67,6 +67,7 @@ class Installs:
         self.count += 1
         self.bases_unsynced += 1
         self._begun.append(parts)
+        # Pinned before the BASE record is planned: a log that names a snapshot without its file is damaged.
         self._log.need_received(parts.index, received_name(name))
         if not self._is_running:
             self._is_running = True
@@ -89,6 +90,8 @@ class Installs:
             self._begun.popleft()
         _log.info("installed a snapshot of another node", index=parts.index, revision=machine.revision)
         self._node.resume()
+        # Adoption renames the file. Before BASE is synced, a crash would leave a snapshot ahead of the log, which a
+        # start reports as damage.
         await self._node.until(lambda: bool(self._begun) or not self.bases_unsynced)
         if not self._begun:
             await self._log.adopt_received(stored)

@@ -72,11 +72,14 @@ class Leases:
                 next_ms = until_ms
         if ended:
             return ended, now_ms
+        # Not more often than that: leases that end one after the other share a proposal.
         return ended, None if next_ms is None else max(next_ms, now_ms + limits.METADATA_LEASE_LOOK_MS)
 
     def _until_ms(self, key: str, entry: Entry) -> int:
         until_ms = max(entry.deadline_ms, self._since_ms + entry.lease_ms)
         renewal = self._renewals.get(key)
+        # A lease that was released and put again by another holder has another revision: the old renewal must not
+        # extend it.
         if renewal is not None and renewal.revision == entry.mod_revision:
             return max(until_ms, renewal.until_ms)
         return until_ms

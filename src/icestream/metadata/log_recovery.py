@@ -188,6 +188,8 @@ class Walk:
         if file.size < file.header.file_bytes:
             # All of its space was written before it got its name: it was truncated, and synced records with it.
             raise self._damage(file, file.size, expected, f"the file was {file.header.file_bytes} bytes long")
+        # LSNs continue from file to file. The oldest file may begin anywhere: those before it were removed behind a
+        # snapshot.
         if first and begins != expected:
             raise self._damage(file, wire.RECORDS_START, expected, f"record {begins} is there instead")
         if file.seal is not None:
@@ -216,13 +218,19 @@ class Walk:
         """
         begins = [first for first in map(self._begins_with, later) if first]
         if begins:
+            # A later file begins only after this one is complete and synced, so a record that is missing here was
+            # synced.
             if begins[0] != lsn:
                 raise self._damage(file, end, lsn, f"a later file holds record {begins[0]}")
             return False
         rest = data[end - wire.RECORDS_START :]
+        # Readable records behind an unreadable one prove nothing by themselves: writes reach the disk in any order.
+        # Their header says up to where the log was synced when they were written.
         for position, later_lsn, synced_through in find_headers(rest, end, file.number, lsn):
             if synced_through >= lsn:
                 raise self._damage(file, end, lsn, f"record {later_lsn} at position {position} says that it was synced")
+        # Zeros are prepared space, anything else is the rest of a write that was never confirmed: reported, not an
+        # error.
         if cut := len(rest.rstrip(b"\0")):
             self.report.tail_file, self.report.tail_position, self.report.tail_bytes = file.name, end, cut
         return True
@@ -248,6 +256,7 @@ class Walk:
         for scanned in records:
             at = ScannedRecord(*scanned)
             record = decode_record(data, at.position - wire.RECORDS_START, at.position, at.section_count)
+            # The last one counts for each: later records replace what earlier ones said.
             self.identity = record.identity or self.identity
             self.state = record.state or self.state
             self.promises = record.promises or self.promises
@@ -270,6 +279,8 @@ class Walk:
                 hint=self._hint,
             )
         self.last_index = record.last_index
+        # The snapshot has all of it; what was collected behind the snapshot before is overwritten by a record that ends
+        # there.
         if self.last_index <= self._covered:
             self.entries.clear()
             return
@@ -321,6 +332,7 @@ class Walk:
                 f"{synced_through} was synced",
                 hint=f"log files are missing. {self._hint}",
             )
+        # A snapshot is taken of applied entries, which were synced before: a log that ends earlier has lost some.
         if self._snapshots.index_max > self.last_index:
             raise errors.LogDamaged(
                 f"the log in {where} ends at entry {self.last_index}, but there is a snapshot of entry "
@@ -334,6 +346,7 @@ class Walk:
             )
         if self.lsn and self.identity is None:
             raise errors.LogDamaged(f"no record in {where} contains the identity of the node", hint=self._hint)
+        # Last: the checks above name the place of the damage, the mark only says that something is missing.
         self._check_mark()
 
 
@@ -350,6 +363,8 @@ def recover(directory: Directory, clock: Clock, new_log_id: bytes, mark: Mark | 
     report = MetadataReport(files=len(surveyed.files), sync_failed_before=surveyed.sync_failed)
     report.bad_snapshots = list(snapshots.bad)
     walk = Walk(directory, surveyed, snapshots, report, mark)
+    # Everything is read and judged before the first change: a damaged log stays as it is, for `icestream metadata
+    # repair`.
     walk.run()
     log_id = surveyed.log_id or new_log_id
     if any(snapshot.head.log_id != log_id for snapshot in snapshots.good):
@@ -382,6 +397,7 @@ def _settle(directory: Directory, clock: Clock, surveyed: Survey, walk: Walk, lo
         header = FileHeader(log_id, number, tail.file.number, walk.lsn, clock.wall_us(), 0)
         _write_copy(directory, header, tail)
         walk.files.append(LogFile(number, tail.last_index))
+        # After the copy has its name. With both, a start takes the copy, whose header names the file that it replaces.
         directory.remove(tail.file.name)
         walk.report.rewritten_file = tail.file.name
         number += 1

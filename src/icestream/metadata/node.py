@@ -306,6 +306,8 @@ class Node:
         # Until this write is synced, no message may mention the new term: see below.
         if begins_term:
             self._new_term_write = ready.number
+        # The role comes before entries and messages of the same ready: proposals of a lost lead must be failed before
+        # another leader's entries take their indexes.
         if ready.soft_state is not None:
             self._change_role(ready.soft_state)
         if self._new_term_write or self._confs_unsynced:
@@ -325,6 +327,7 @@ class Node:
             self.writes.add(write)
         else:
             self.send(ready.send_after)
+            # Nothing to write and no write before it: the core may count this ready as durable at once.
             self._core.persisted(ready.number)
         self._to_apply.extend(ready.committed)
         self._reads.add_indexes(ready.reads)
@@ -340,6 +343,7 @@ class Node:
             # A linearizable read: when it completes, this node has everything that the leader has acknowledged.
             self._begin_read().add_done_callback(self._on_caught_up)
         self.leads = False
+        # Entries of a former leader may still be committed by the next one: the outcome is unknown, not failed.
         self._proposals.fail_logged(lead_lost())
         if led:
             self.on_leading(False)
@@ -354,6 +358,8 @@ class Node:
 
         Then begins a read index for all waiting reads.
         """
+        # Not while earlier writes wait for room in a file: entries of the core cannot be taken back, queued commands
+        # can still be refused.
         while self._proposals.is_batch_due and not self.writes.are_queued:
             batch = self._proposals.take_batch(BATCH_BYTES_MAX, self._log.plan.room_for)
             if not batch:
@@ -364,10 +370,14 @@ class Node:
             ready = self._core.ready()
             assert ready is not None
             self.commit_notice.entries_sent()
+            # The ready of a proposal ends with exactly its entries, because everything older was drained before. That
+            # is how a command learns its index.
             own = ready.entries[-len(batch) :]
             for proposal, (index, _) in zip(batch, own, strict=True):
                 self._proposals.add_logged(proposal, index, self._term)
             self._handle(ready)
+        # A leader asks only once an entry of its own term is applied: the core drops earlier requests, and each would
+        # cost METADATA_READ_PATIENCE_TICKS until it is repeated.
         if self._reads.are_waiting and (self.leads if self._role == Role.LEADER else self.leader):
             self._core.read_index(self._reads.begin())
             self._drain()
@@ -390,6 +400,7 @@ class Node:
     def _complete_writes(self) -> None:
         done = self.writes.take_synced(self._synced_ticket, is_installing=self.installs.are_loading)
         for write in done:
+            # These messages confirm entries or votes. Sent before the sync they would promise what a crash forgets.
             self.send(write.messages)
             self.installs.bases_unsynced -= write.is_install
             self._confs_unsynced -= write.commit > 0
@@ -456,6 +467,7 @@ class Node:
     # --- a snapshot of another node ---
 
     def _begin_install(self, snapshot: bytes) -> Base:
+        # The snapshot contains them: they were committed, and the core continues behind it.
         self._to_apply.clear()
         return self.installs.begin(snapshot)
 
@@ -520,6 +532,7 @@ class Node:
         seconds = None if self.is_alone else limits.METADATA_CLOSE_SECONDS_MAX
         with contextlib.suppress(errors.IcestreamError):
             await self._waiters.until(lambda: not self._proposals.are_under_way, seconds)
+        # After the commands and before the seal: a task that still runs could plan another record.
         await self.tasks.stop()
         if self.stopped is None:
             with contextlib.suppress(errors.IcestreamError):

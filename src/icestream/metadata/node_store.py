@@ -177,6 +177,7 @@ class NodeStore(MetadataStore):
         is_noted = leases.renew(key, revision)
         # A linearizable read proves that this node still led after the renewal was noted (leases.py).
         await self._wait_current(Consistency.LINEARIZABLE)
+        # The leadership in which the renewal was noted has ended: the next leader does not know of it.
         if self._leases is not leases:
             raise errors.NotReady("leadership was lost during the call", hint="the call is retried automatically")
         return is_noted and leases.is_held(key, revision)
@@ -192,6 +193,8 @@ class NodeStore(MetadataStore):
             self._expiring.cancel()
         self._time = self._leases = self._expiry = self._expiring = None
         if leads:
+            # Alone, only this clock ever stamped. With peers the clock of the former leader may have been ahead: time
+            # continues from its last stamp, by the seconds that passed here since then, whatever the wall clock says.
             stamp_ms = self.node.machine.time_ms
             if self.node.is_alone or not stamp_ms:
                 self._time = StoreTime.from_wall(self._clock, stamp_ms)
@@ -206,6 +209,7 @@ class NodeStore(MetadataStore):
         """
         if self._expiry is not None:
             self._expiry.check()
+        # Started with the first deadline: most stores have none.
         elif self._time is not None and self._leases is not None and self._have_deadlines():
             self._expiry = Expiry(
                 self.node.machine, self._clock, self._time, self._leases, self.propose, self._has_others
@@ -238,6 +242,7 @@ class NodeStore(MetadataStore):
     async def _wait_current(self, consistency: Consistency) -> None:
         """Waits until the local state satisfies the consistency of a read."""
         self.node.check_serving()
+        # A single node has the only copy: what is acknowledged is applied here, so no round of messages is needed.
         if consistency is Consistency.LINEARIZABLE and not self.node.is_alone:
             await self.node.read()
 

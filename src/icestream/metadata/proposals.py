@@ -74,6 +74,7 @@ class Proposals:
         queue, size = self.queue, 0
         while queue:
             size += len(queue[0].data)
+            # The first command is taken however large it is: `command_bytes_max` has made sure that it fits a record.
             if batch and size + len(batch) * ENTRY_OVERHEAD_BYTES > bytes_max:
                 break
             if not has_room(size, len(batch) + 1):

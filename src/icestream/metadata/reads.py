@@ -50,6 +50,8 @@ class Reads:
         """The context of the read index request that serves all waiting reads."""
         self._number += 1
         context = self._name + self._number.to_bytes(8)
+        # A read that arrives from now on must not join this request: the leader may have answered it with an older
+        # index.
         self._requested[context] = (self._now, self._waiting)
         self._waiting = []
         return context
@@ -80,6 +82,7 @@ class Reads:
         for context, (requested_at, reads) in tuple(self._requested.items()):
             if self._now - requested_at >= patience:
                 del self._requested[context]
+                # Their age stays: a read that is repeated again and again must still fail after `most` ticks.
                 self._waiting += [read for read in reads if not read[1].done()]
         while self._waiting and self._now - self._waiting[0][0] > most:
             _, read = self._waiting.pop(0)

@@ -79,6 +79,8 @@ class Frozen:
 
     def _keep(self, key: str, old: Entry | None) -> None:
         """Called by the state machine before a key changes."""
+        # Only the first change of a key that is still to be encoded: the entry before it is that of the snapshot's
+        # moment.
         if key > self._passed and key not in self._preimages:
             self._preimages[key] = old
 
@@ -113,9 +115,13 @@ class Frozen:
                     if len(rows) == _SLICE_ENTRIES or size >= _SLICE_BYTES:
                         encoded.append(_chunk(_ENTRIES, rows))
                         rows, size = [], 0
+                # Counted by visited keys, not by encoded ones: a run of keys that were created since the beginning is
+                # work too.
                 if encoded or visited == _SLICE_ENTRIES:
                     is_last = False
                     break
+            # Frees memory as it goes: a long snapshot under many writes would otherwise keep every changed entry to its
+            # end.
             self._drop_passed()
             self.visited_most = max(self.visited_most, visited)
             if is_last and rows:
@@ -190,6 +196,7 @@ def _load(chunks: Iterator[tuple[int, bytes]], budget: Budget) -> StateMachine:
                 machine.clients[client] = Remembered(sequence, used_ms, answer)
         else:
             raise errors.DecodeError(f"malformed snapshot: unexpected chunk of kind {kind}")
+    # The digest of the file proves its bytes; the counts prove that its writer put every entry into them.
     if (len(rows), len(machine.clients)) != (entry_count, client_count):
         raise errors.DecodeError(f"malformed snapshot: {len(rows)} of {entry_count} entries")
     machine.restore(revision, time_ms, rows)

@@ -248,6 +248,7 @@ def find_snapshots(directory: Directory) -> FoundSnapshots:
                 snapshots.received[stored.head.index, snapshot_digest(name)] = stored
         if index is None:
             continue
+        # Also of a snapshot that is damaged: its name proves that the log had reached this entry.
         snapshots.index_max = max(snapshots.index_max, index)
         try:
             snapshots.good.append(verify_snapshot(directory, name))

@@ -81,6 +81,7 @@ class SnapshotTask:
     def check(self) -> None:
         """Begins a snapshot if one is due; called after each slice of applied commands."""
         node = self._node
+        # A state that is not ready or is being replaced is not the state at `applied_index`.
         if self._running or not node.is_ready or node.installs.are_loading:
             return
         if node.applied_index == self._log.covered_index:
@@ -90,6 +91,8 @@ class SnapshotTask:
             self._begin(is_wanted=True)
         elif self._log.plan.planned_bytes < self._next_try_bytes:
             return
+        # A member of a cluster waits for the common mark up to twice the interval: snapshots at different entries
+        # cannot be compared. Without a leader no mark comes, and the log must not grow without bound.
         elif self._is_due(1 if node.is_alone else 2):
             self._begin()
         elif node.leads and not self._asking and self._is_due(1):
@@ -129,6 +132,7 @@ class SnapshotTask:
             await self._take(moment)
         except OSError as error:
             _log.warning("cannot write a snapshot of the metadata store", error=str(error))
+            # By growth and not by time: without new commands another attempt would gain nothing.
             self._next_try_bytes = self._log.plan.planned_bytes + self._every.size_bytes // 4
             if is_wanted:
                 self._wanted = True
@@ -136,6 +140,7 @@ class SnapshotTask:
                 self._node.tasks.start(self._again(), "metadata-snapshot-again")
         finally:
             self._running = False
+        # The snapshot has the members of the moment when it began.
         self._wanted = self._wanted or moment.head.conf != self._node.conf
         self.check()
 
@@ -187,7 +192,11 @@ class SnapshotTask:
             frozen.end()
             self._log.expect_traffic(False)
         if node.installs.count == installs:
+            # Only now, when the file has its name: from here on the core sends this snapshot to followers, and forgets
+            # entries.
             self._core.snapshot(head.index, head.conf, self._log.snapshots[0].descriptor)
+            # A trail of entries stays for followers that are slightly behind: without it each of them would need the
+            # snapshot.
             await self._compact(head.index if node.is_alone else max(head.index - limits.METADATA_TRAIL_ENTRIES, 0))
             self.on_taken(head.index, snapshot_digest(self._log.snapshots[0].name))
 
@@ -210,6 +219,7 @@ class SnapshotTask:
             if size >= limits.METADATA_SNAPSHOT_PIECE_BYTES:
                 await self._offload.run(partial(writer.add, b"".join(piece)))
                 piece, size = [], 0
+            # As long as the slice took: the loop serves commands for at least half of the time, whatever the machine.
             await self._clock.sleep(took_ns / 1e9)
             begun_ns = self._clock.monotonic_ns()
         await self._offload.run(partial(writer.add, b"".join(piece)))

@@ -116,6 +116,7 @@ class StateMachine:
             return self._change((command,))  # the most frequent command costs no match
         match command:
             case cmd.CompareAndSwap(compare, value, ttl_ms):
+                # A comparison that fails is an answer, not an error: the command is applied and changes nothing.
                 put = cmd.PutWithTtl(compare.key, value, ttl_ms) if ttl_ms else cmd.Put(compare.key, value)
                 is_met = self._holds(compare)
                 return self._change([put] if is_met else [], held=is_met)
@@ -162,6 +163,8 @@ class StateMachine:
         plan = Plan(self.entries, self.revision + 1, self.time_ms)
         for operation in operations:
             plan.add(operation)
+        # A deletion by prefix goes on in the next command; a transaction cannot, because its other half would be
+        # visible before.
         if whole and plan.more:
             return Applied(
                 cmd.Rejected("invalid", f"a transaction deletes at most {limits.METADATA_DELETE_KEYS_MAX} keys"), []
@@ -181,6 +184,7 @@ class StateMachine:
         rejection in this class would make nodes of two versions differ.
         """
         budget = self._budget
+        # Only growth is refused: deletions must work when the store is full, or it could never be emptied.
         if plan.grown_keys > 0 and (keys := len(self.entries) + plan.grown_keys) > budget.keys:
             return cmd.Rejected("metadata_full", f"{keys} keys, at most {budget.keys} fit")
         if plan.grown_bytes > 0 and (size_bytes := self.size_bytes + plan.grown_bytes) > budget.size_bytes:
@@ -196,6 +200,7 @@ class StateMachine:
         entries = self.entries
         for key, entry in plan.changes.items():
             old = entries.get(key)
+            # Before the change: a snapshot in progress needs the entry as it was at its index.
             if self.keep_preimage is not None:
                 self.keep_preimage(key, old)
             if old is not None and old.deadline_ms:

@@ -58,6 +58,7 @@ class WatchHub:
         size = _size(events)
         self._kept[self.revision] = events, size
         self._kept_bytes += size
+        # By count and by bytes: many small changes cost objects, a few large ones cost memory.
         while len(self._kept) > self._batches_max or self._kept_bytes > self._bytes_max:
             self.floor += 1
             self._kept_bytes -= self._kept.pop(self.floor)[1]
@@ -117,6 +118,8 @@ class Watch(AsyncIterator[Changes | Resync]):
         """Called by the hub with each revision: moves `after` past changes without the prefix, or wakes the watch."""
         if self._behind or self._lost:
             return
+        # A watch that is caught up moves along with changes that do not concern it. Else a watch of a rarely changed
+        # prefix would fall behind the floor and be reset without having missed anything.
         if any(event.key.startswith(self._prefix) for event in events):
             self._behind = True
             self.news.set()
@@ -145,6 +148,7 @@ class Watch(AsyncIterator[Changes | Resync]):
         hub = self._hub
         if self._lost or self.after < hub.floor:
             self._lost = self._behind = False
+            # The position jumps to the present: what the consumer reads after a Resync is at least as new.
             self.after = hub.revision
             return Resync(hub.revision)
         while self.after < hub.revision:

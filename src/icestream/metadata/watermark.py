@@ -114,6 +114,7 @@ class FileWatermark:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             if os.fstat(self._fd).st_size < FILE_BYTES:
+                # A store into a mapped hole raises SIGBUS on a full disk, which would end the process.
                 os.posix_fallocate(self._fd, 0, FILE_BYTES)
             self._page = mmap.mmap(self._fd, FILE_BYTES)
         except BaseException:
@@ -127,6 +128,7 @@ class FileWatermark:
     def note(self, mark: Mark) -> None:
         self._number += 1
         self._mark = mark
+        # Into the slot that does not count: a torn write leaves the other one valid.
         start = self._number % 2 * SLOT_BYTES
         self._page[start : start + SLOT_BYTES] = encode_slot(self._number, mark)
 

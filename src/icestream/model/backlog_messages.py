@@ -13,8 +13,9 @@ The calls on the broker's local socket (internal_api/pipeline_calls.py); a Backl
 `encode_backlog`, because a document may not have so many values:
     pipeline_backlog     wait_ms, files_max,              backlog: bytes
                          passed_over: topic ids
-    pipeline_lease       lease, epoch, files, ttl_ms      nothing. No file: the lease ends. LeaseLost: a pipeline with a
-                                                          higher epoch has taken over. PositionGone: a file was freed
+    pipeline_lease       lease, epoch, files, ttl_ms      token: opens these files over HTTP, while the lease lasts. No
+                                                          file: the lease ends. LeaseLost: a pipeline with a higher
+                                                          epoch has taken over. PositionGone: a file was freed
     pipeline_committed   positions [[topic_id, shard, offset], …], at most PIPELINE_POSITIONS_MAX; reopenings of the
                          backlog that they were made by: of shards that went back since nothing is taken      nothing
     pipeline_reopen      positions, as above: the tables end there. Floors go down, as far as the log has it
@@ -68,6 +69,16 @@ class BacklogFile(msgspec.Struct, frozen=True):
     spill: bool = False  # a file of a topic's spill log (hazard 8), read like any other
 
 
+class RetainedTopic(msgspec.Struct, frozen=True, array_like=True):
+    """A topic that keeps only some of its messages. 0: no limit."""
+
+    topic_id: int
+    name: str
+    bytes_max: int = 0
+    messages_max: int = 0
+    age_ms: int = 0
+
+
 class PassedOver(msgspec.Struct, frozen=True):
     """The backlog of topics that the driver skips because they make no progress: only sums, which take no room."""
 
@@ -80,7 +91,7 @@ class Backlog(msgspec.Struct, frozen=True):
     log_id: str
     directory: str  # of the log, for tasks on the same machine
     address: str  # of the broker's HTTP, for all others: GET /wal/{number}
-    token: str  # the token that this endpoint requires
+    certificate: str  # its SHA-256, by which tasks recognise that endpoint; empty without TLS
     topics: list[TopicBacklog]
     files: list[BacklogFile]
     is_cut: bool = False  # truncated: request again after this is committed
@@ -89,6 +100,8 @@ class Backlog(msgspec.Struct, frozen=True):
     # Settings `writer_…` that were changed while the broker runs: they override those that the driver started with.
     changed_settings: dict[str, int] = {}
     passed_over: PassedOver = PassedOver()
+    # Topics with a retention, whether or not they have a backlog; at most RETAINED_TOPICS_MAX, the next ones next time.
+    retained: list[RetainedTopic] = []
 
 
 _decoder: Final = msgspec.msgpack.Decoder(Backlog)

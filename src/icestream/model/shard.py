@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from icestream import errors, limits
 
@@ -18,6 +18,10 @@ class ShardKey(NamedTuple):
 
     def __str__(self) -> str:
         return f"topic {self.topic_id} shard {self.shard}"
+
+
+# Ids from here on are the node's own topics of the log: they have no record, no table, and no client reads them.
+STATE_TOPIC_ID: Final = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,11 @@ class TopicIdentity:
             raise errors.InvalidInput(
                 f"topic name has {size} bytes", hint=f"1 to {limits.TOPIC_NAME_BYTES_MAX} bytes of UTF-8 are allowed"
             )
+
+    @property
+    def has_table(self) -> bool:
+        """False for the node's own topics, whose messages the pipeline must not see."""
+        return self.id < STATE_TOPIC_ID
 
     @classmethod
     def nameless(cls, topic_id: int) -> TopicIdentity:

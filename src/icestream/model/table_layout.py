@@ -4,12 +4,15 @@ them.
 partitioning        none; hour, day or month (of append_time); key; bucket[N] (of key)
 compression         a codec, and for codecs with levels one of them: zstd, zstd:9, gzip:6, snappy, lz4, uncompressed
 target_file_bytes   the size of data files if there are enough messages
+compaction          on: small files are merged (docs/adr/0065); off: they stay
+mqtt_columns        on: columns for MQTT topics, and files clustered by them (docs/adr/0061); off: none
 """
 
 from __future__ import annotations
 
 import re
 import reprlib
+from enum import StrEnum
 from typing import Final
 
 from icestream import errors, limits
@@ -48,6 +51,26 @@ def check_target_file_bytes(size: int) -> None:
             f"target_file_bytes {size} is out of range",
             hint=f"{limits.TARGET_FILE_BYTES_MIN} to {limits.TARGET_FILE_BYTES_MAX} are allowed",
         )
+
+
+class MqttColumnsPolicy(StrEnum):
+    ON = "on"
+    OFF = "off"
+
+
+def check_mqtt_columns(text: str) -> None:
+    if text not in list(MqttColumnsPolicy):
+        raise errors.InvalidInput(f"{reprlib.repr(text)} is not a value of mqtt_columns", hint="on or off")
+
+
+class CompactionPolicy(StrEnum):
+    ON = "on"
+    OFF = "off"
+
+
+def check_compaction(text: str) -> None:
+    if text not in list(CompactionPolicy):
+        raise errors.InvalidInput(f"{reprlib.repr(text)} is not a value of compaction", hint="on or off")
 
 
 def codec_and_level(text: str) -> tuple[str, str]:

@@ -20,6 +20,8 @@ class CoveredRange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WrittenFile(msgspec.Struct, frozen=True):
+    """A data file on disk or in the object store, with all that its manifest entry records."""
+
     topic_id: int
     location: str
     size_bytes: int
@@ -34,9 +36,12 @@ class WrittenFile(msgspec.Struct, frozen=True):
     lower_bounds: dict[int, bytes]  # as Iceberg serialises single values
     upper_bounds: dict[int, bytes]
     split_offsets: list[int]
+    row_digest: str = ""  # of its rows, as in its footer (model/row_digest.py); empty: read from a manifest
 
 
 class TaskErrorKind(StrEnum):
+    """What a failed task means for its round."""
+
     STALE = "stale"  # the range was freed or recycled: the round is planned again
     # A CRC does not match although the generation is right: read again from the owner before it counts as damage.
     DAMAGED = "damaged"
@@ -45,6 +50,8 @@ class TaskErrorKind(StrEnum):
 
 
 class TaskError(msgspec.Struct, frozen=True):
+    """Why a task wrote nothing, or less than planned."""
+
     trouble: TaskErrorKind
     message: str
 
@@ -61,3 +68,4 @@ class TopicTaskResult(msgspec.Struct, frozen=True):
     files: list[WrittenFile]
     error: TaskError | None = None
     is_cut: bool = False  # too many partition values: these are the first offsets, the rest follows in another round
+    new_topics: list[str] = []  # MQTT topics for the learned structure, at most LEARNED_TOPICS_MAX

@@ -36,6 +36,7 @@ class Applies(StrEnum):
     AT_ONCE = "at once"
     NEXT_RETENTION_STEP = "within a minute"
     NEXT_COMMIT = "with the next commit; existing files are not rewritten"
+    NEXT_ROUND = "with the next commit"
     AT_DELETION = "when the topic is deleted"
 
 
@@ -84,14 +85,24 @@ class PolicyValues(msgspec.Struct, frozen=True, omit_defaults=True):
     retention_bytes: Annotated[
         Count | None,
         TopicPolicy(
-            "Bytes of the topic in the log; the oldest messages beyond it are dropped (a declared gap).",
+            "Bytes that the topic keeps, in the log (uncommitted messages) and in its table (data files); the oldest "
+            "messages beyond are removed, in whole files.",
+            applies=Applies.NEXT_RETENTION_STEP,
+        ),
+    ] = None
+    retention_messages: Annotated[
+        Count | None,
+        TopicPolicy(
+            "Messages that the topic keeps, in the log and in its table; the oldest beyond are removed, in whole "
+            "files.",
             applies=Applies.NEXT_RETENTION_STEP,
         ),
     ] = None
     retention_ms: Annotated[
         Count | None,
         TopicPolicy(
-            "Age of messages in the log, in milliseconds; older ones are dropped.", applies=Applies.NEXT_RETENTION_STEP
+            "Age of messages in milliseconds; older ones are removed from the log and from its table, in whole files.",
+            applies=Applies.NEXT_RETENTION_STEP,
         ),
     ] = None
     partitioning: Annotated[
@@ -122,6 +133,28 @@ class PolicyValues(msgspec.Struct, frozen=True, omit_defaults=True):
             unset="as the table is; a new table has 512 MiB",
             applies=Applies.NEXT_COMMIT,
             check=table_layout.check_target_file_bytes,
+            is_table_layout=True,
+        ),
+    ] = None
+    mqtt_columns: Annotated[
+        Word | None,
+        TopicPolicy(
+            "Whether its table has columns for MQTT topics, and clusters its files by them: on or off. Routes set it.",
+            unset="off",
+            applies=Applies.NEXT_COMMIT,
+            check=table_layout.check_mqtt_columns,
+            words=table_layout.MqttColumnsPolicy,
+            is_table_layout=True,
+        ),
+    ] = None
+    compaction: Annotated[
+        Word | None,
+        TopicPolicy(
+            "Whether small files of its table are merged into larger ones: on or off.",
+            unset="setting pipeline.compaction.enabled",
+            applies=Applies.NEXT_ROUND,
+            check=table_layout.check_compaction,
+            words=table_layout.CompactionPolicy,
             is_table_layout=True,
         ),
     ] = None

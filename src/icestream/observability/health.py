@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from icestream.runtime.connection_room import RoomState
 
 # The listeners of producers and consumers, by their names in metrics.
-MESSAGE_LISTENERS: Final = frozenset({"native", "danube"})
+MESSAGE_LISTENERS: Final = frozenset({"native", "danube", "mqtt", "mqtt_ws"})
 
 
 class Check(NamedTuple):

@@ -8,7 +8,8 @@ It runs on the process's loop; docs/adr/0013 has the reason for an implementatio
        └── a head that takes longer than HTTP_HEAD_SECONDS_MAX, exceeds HTTP_HEAD_BYTES_MAX, or is malformed --> closed
 
 A request that arrives before the first is answered waits in the socket. When all places are taken, silent and idle
-connections are closed for new ones (runtime/connection_room.py). Only requests for this machine by a name that it has
+connections are closed for new ones; those that have proved a credential have places of their own
+(runtime/connection_room.py). Only requests for this machine by a name that it has
 are answered (runtime/host_header.py). With TLS a connection is silent when its handshake is done
 (runtime/tls_server.py).
 """
@@ -21,13 +22,13 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import NamedTuple
 
-from icestream import errors, limits
+from icestream import error_codes, errors, limits
 from icestream.observability.http_request import END, Request, parse
 from icestream.observability.log import get_logger
 from icestream.runtime.connection_room import ConnectionRoom, RoomState, Standing
 from icestream.runtime.host_header import is_known
 from icestream.runtime.instance import HEADER
-from icestream.runtime.listener_tls import ListenerTls
+from icestream.runtime.listener_tls import ListenerTls, peer_certificate
 from icestream.runtime.listening import cannot_listen, listening_socket
 from icestream.runtime.tls_server import TlsServer
 from icestream.settings.text import is_loopback
@@ -44,6 +45,7 @@ class Response(NamedTuple):
     body: bytes
     content_type: str = TEXT
     headers: tuple[tuple[str, str], ...] = ()
+    is_recognised: bool = False  # the request proved a credential
 
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -60,13 +62,16 @@ class HttpListener:
         setting: str = "ports.broker_http",
         connections_max: int = limits.HTTP_CONNECTIONS_MAX,
         host_names: frozenset[str] | None = None,
+        has_accounts: Callable[[], bool] = lambda: False,
     ) -> None:
         """`instance`: of the broker, in the header of every answer (runtime/instance.py).
 
         `name`: of the listener in metrics and readiness. `setting`: the key of its port. `host_names`: that a request
-        may name as its Host; None: any, unless the listener is on a loopback address.
+        may name as its Host; None: any, unless the listener is on a loopback address. `has_accounts`: whether a client
+        is a stranger until it has proved a credential (runtime/connection_room.py).
         """
         self._handler = handler
+        self._has_accounts = has_accounts
         self._headers = ((HEADER, instance),) if instance else ()
         self._setting = setting
         self._server: asyncio.Server | TlsServer | None = None
@@ -104,7 +109,7 @@ class HttpListener:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        admission = self._room.admit(writer)
+        admission = self._room.admit(writer, is_stranger=self._has_accounts())
         if admission.evicted is not None:
             admission.evicted.transport.abort()
         if not admission.is_admitted:
@@ -131,7 +136,9 @@ class HttpListener:
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, idle_seconds: float) -> bool:
         """Answers one request; returns whether another one may follow."""
         try:
-            request = await _read(reader, idle_seconds)
+            request = (await _read(reader, idle_seconds))._replace(
+                peer=_address(writer), certificate=peer_certificate(writer.transport)
+            )
         except asyncio.LimitOverrunError:
             await self._send(writer, _error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head is too long"))
             return False
@@ -141,6 +148,8 @@ class HttpListener:
         self._room.move(writer, Standing.BUSY)
         async with asyncio.timeout(limits.HTTP_IDLE_SECONDS):
             response = await self._answer(request)
+            if response.is_recognised and (evicted := self._room.recognise(writer)) is not None:
+                evicted.transport.abort()
             await self._send(writer, response, request.method, keeps_alive=request.keeps_alive)
         return request.keeps_alive
 
@@ -166,6 +175,11 @@ class HttpListener:
         if self._host_names is None and not self._is_only_local:
             return True
         return is_known(host, self._host_names or frozenset(), is_only_local=self._is_only_local)
+
+
+def _address(writer: asyncio.StreamWriter) -> str:
+    host, port, *_ = writer.get_extra_info("peername") or ("", 0)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 async def _read(reader: asyncio.StreamReader, idle_seconds: float) -> Request:
@@ -196,6 +210,12 @@ def _encoded(response: Response, *, keeps_alive: bool, length: int | None = None
         *(f"{name}: {value}" for name, value in response.headers),
     ]
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + response.body
+
+
+def error_response(error: errors.IcestreamError) -> Response:
+    """The answer to a request that ended with an error."""
+    headers = (("WWW-Authenticate", "Bearer"),) if isinstance(error, errors.Unauthenticated) else ()
+    return Response(HTTPStatus(error_codes.http_status(error)), f"{error}\n".encode(), headers=headers)
 
 
 def _error(status: HTTPStatus, message: str) -> Response:

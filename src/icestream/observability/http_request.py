@@ -29,6 +29,8 @@ class Request(NamedTuple):
     query: dict[str, list[str]]
     headers: dict[str, str]  # by lower-case name
     version: int  # the minor version: HTTP/1.0 or 1.1
+    peer: str = ""  # the address of the client, and its verified certificate in DER
+    certificate: bytes | None = None
 
     @property
     def keeps_alive(self) -> bool:

@@ -122,6 +122,26 @@ SCHEMA_VIOLATIONS = Counter(
     "icestream_schema_violations_total", "Messages that did not fit the schema of their topic, by policy.", ["policy"]
 )
 DEAD_LETTERS = Counter("icestream_delivery_dead_letters_total", "Messages that went to a dead-letter topic.")
+MQTT_CONNECTS = TickCounters(
+    "icestream_mqtt_connects_total", "CONNECT packets that were answered, by reason code.", "reason"
+)
+MQTT_DISCONNECTS = TickCounters(
+    "icestream_mqtt_disconnects_total", "MQTT connections that ended, by reason code.", "reason"
+)
+MQTT_EXPIRED = Counter("icestream_mqtt_expired_messages_total", "Messages whose expiry passed before they were sent.")
+MQTT_LOST = Counter(
+    "icestream_mqtt_lost_offsets_total", "Messages that sessions were owed and lost, by retention or by their lag."
+)
+MQTT_RETAINED_REFUSED = Counter(
+    "icestream_mqtt_retained_refused_total", "Retained messages that were stored and not kept as the last value."
+)
+MQTT_WILLS = Counter("icestream_mqtt_wills_total", "Wills that were published.")
+MQTT_SESSIONS_EXPIRED = Counter("icestream_mqtt_sessions_expired_total", "Sessions that ended by their expiry.")
+MQTT_LAGGED = Counter(
+    "icestream_mqtt_sessions_lagged_total",
+    "Sessions and shared groups that lost their backlog by mqtt.session_lag_bytes_max.",
+)
+MQTT_REPAIRS = Counter("icestream_mqtt_session_repairs_total", "Silent sessions that the watchdog started again.")
 CLOCK_STEPS_BACK = Counter(
     "icestream_wal_clock_steps_back_total", "Ticks at which the wall clock had gone back by 5 s."
 )
@@ -169,6 +189,9 @@ READ_GAPS = TickCounter(
 READ_GAP_OFFSETS = TickCounter(
     "icestream_reader_gap_offsets_total", "Offsets in the ranges of icestream_reader_gaps_total."
 )
+READS_SHARED = TickCounter(
+    "icestream_reader_shared_reads_total", "Reads of tables that joined the same read of another reader."
+)
 READ_WAITS = TickCounter(
     "icestream_reader_lake_waits_total",
     "Reads that were postponed because the lake process was unreachable or too slow.",
@@ -193,6 +216,16 @@ AUDIT_DROPPED = TickCounters(
 SCANS = Counter("icestream_scan_questions_total", "Scan requests of the broker, by outcome.", ["outcome"])
 SCAN_SECONDS = Counter("icestream_scan_seconds_total", "Time spent on scan requests.")
 SCAN_PLANS = Counter("icestream_scan_plans_total", "Tables that were loaded for readers: first seen, changed, or old.")
+SCAN_GROUPS = Counter(
+    "icestream_scan_row_groups_total",
+    "Row groups of tables that were read from their files, or skipped because no row can match the reader's filter.",
+    ["outcome"],
+)
+SCAN_FILES_SKIPPED = Counter(
+    "icestream_scan_files_skipped_total", "Data files not opened because no row can match the reader's filter."
+)
+SCAN_READ_BYTES = Counter("icestream_scan_read_bytes_total", "Bytes of row groups that were read from their files.")
+SCAN_SENT_BYTES = Counter("icestream_scan_sent_bytes_total", "Bytes of the rows in scan replies.")
 GROUP_CACHE_BYTES = Gauge("icestream_scan_cache_bytes", "Bytes of row groups in the cache.")
 READ_MISSING = Counter(
     "icestream_scan_missing_offsets_total", "Committed offsets without a row that readers met, by cause.", ["cause"]
@@ -241,6 +274,9 @@ PIPELINE_STEP_SECONDS = Counter(
     "Time of rounds by step: tables, write, commit, advance, clean_up.",
     ["step"],
 )
+PIPELINE_LEARNED_STRUCTURES = Counter(
+    "icestream_pipeline_learned_structures_total", "Versions of learned structures of MQTT topics that were stored."
+)
 PIPELINE_COMMIT_RETRIES = Counter("icestream_pipeline_commit_retries_total", "Commits that were tried again.")
 PIPELINE_VANISHED_FILES = Counter(
     "icestream_pipeline_vanished_files_total",
@@ -249,11 +285,39 @@ PIPELINE_VANISHED_FILES = Counter(
 PIPELINE_TASK_ERRORS = Counter(
     "icestream_pipeline_task_errors_total", "Parts of rounds that failed, by trouble.", ["trouble"]
 )
+PIPELINE_COMPACTION_GROUPS = Counter(
+    "icestream_pipeline_compaction_groups_total",
+    "Groups of files by outcome: committed; overtaken by another commit; left_alone, because they cannot get better or "
+    "are not understood; refused, because the rows would not be the same.",
+    ["outcome"],
+)
+PIPELINE_COMPACTION_FILES = Counter(
+    "icestream_pipeline_compaction_files_total", "Data files that compaction replaced, and added instead.", ["change"]
+)
+PIPELINE_COMPACTION_BYTES = Counter(
+    "icestream_pipeline_compaction_bytes_total", "Bytes of data files that compaction read and wrote.", ["direction"]
+)
+PIPELINE_COMPACTION_ROWS = Counter("icestream_pipeline_compaction_rows_total", "Rows in files that compaction added.")
+PIPELINE_COMPACTION_CPU_SECONDS = Counter(
+    "icestream_pipeline_compaction_cpu_seconds_total", "CPU seconds of the tasks of compaction."
+)
+PIPELINE_COMPACTION_MEMORY = Gauge(
+    "icestream_pipeline_compaction_memory_bytes", "Highest resident memory of the last task of compaction."
+)
 PIPELINE_REMOVED_FILES = Counter(
     "icestream_pipeline_removed_files_total",
     "Removed files that no snapshot refers to: of expired snapshots and of lost rounds.",
 )
 PIPELINE_REMOVED_BYTES = Counter("icestream_pipeline_removed_bytes_total", "Bytes of removed files.")
+BACKUPS = Counter("icestream_backups_total", "Completed backups of this process, by state of their root.", ["state"])
+BACKUP_MANIFESTS = Counter(
+    "icestream_backup_manifests_total", "Manifests of seed 003 beside backups, by outcome.", ["outcome"]
+)
+RETENTION_ROWS = Counter("icestream_retention_removed_messages_total", "Messages that a retention removed from tables.")
+RETENTION_BYTES = Counter("icestream_retention_removed_bytes_total", "Bytes of data files that a retention removed.")
+RETENTION_CLOCK_BELIEVED = Gauge(
+    "icestream_retention_clock_believed", "0 while the clock is not believed and nothing is removed by age, else 1."
+)
 PIPELINE_STOPPED_TOPICS = Gauge(
     "icestream_pipeline_stopped_topics", "Topics that are not written at present, by cause.", ["cause"]
 )
@@ -311,6 +375,20 @@ PAUSED = Reading(
     "icestream_subscriptions_paused_shards", "Shards in which no new messages are delivered, by reason.", "reason"
 )
 BLOCKED = Reading("icestream_subscriptions_blocked_messages", "Messages that failed too often and block others.")
+MQTT_SESSIONS = Reading("icestream_mqtt_sessions", "Sessions of MQTT clients, connected or not.", "state")
+MQTT_SUBSCRIPTIONS = Reading("icestream_mqtt_subscriptions", "Subscriptions of MQTT clients and shared groups.")
+MQTT_GROUPS = Reading("icestream_mqtt_shared_groups", "Shared subscriptions, each with all its members.")
+MQTT_LAG = Reading(
+    "icestream_mqtt_session_lag_messages",
+    "Stored messages that an MQTT session has not looked at; of the sessions that lag most.",
+    "client_id",
+)
+MQTT_LAG_BYTES = Reading("icestream_mqtt_session_lag_bytes_max", "About the bytes of the largest lag of a session.")
+MQTT_LAG_SECONDS = Reading("icestream_mqtt_session_lag_seconds_max", "About the age of the oldest lag of a session.")
+MQTT_RETAINED = Reading("icestream_mqtt_retained_messages", "Retained messages.")
+MQTT_RETAINED_BYTES = Reading("icestream_mqtt_retained_bytes", "Bytes of retained messages.")
+MQTT_PARKED = Reading("icestream_mqtt_parked_messages", "Messages of MQTT clients that wait for room in the log.")
+MQTT_TOPICS = Reading("icestream_mqtt_topics", "MQTT topics that listings know.")
 WAL_USED = Reading("icestream_wal_used_bytes", "Bytes that the log takes on disk.")
 WAL_WARM = Reading("icestream_wal_warm_bytes", "WAL bytes already in tables and kept only as a cache; reclaimable.")
 WAL_SPILL = Reading("icestream_wal_spill_bytes", "WAL bytes in spill logs of topics whose tables accept no commits.")

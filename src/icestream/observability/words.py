@@ -30,3 +30,22 @@ def size_text(size_bytes: int) -> str:
     while size >= 1024 and larger:
         size, unit = size / 1024, larger.pop(0)
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def duration_text(milliseconds: int) -> str:
+    """`0.4 s`, `35 s`, `12 min`, `3.5 h`, `2.1 d`; programs get the milliseconds."""
+    seconds = milliseconds / 1000
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7_200:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 172_800:
+        return f"{seconds / 3_600:.1f} h"
+    return f"{seconds / 86_400:.1f} d"
+
+
+def escaped(text: str) -> str:
+    """The text with escapes for characters that are not printable: `\\x1b`, `\\n`."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

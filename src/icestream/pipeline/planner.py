@@ -60,7 +60,7 @@ def plan_round(
     topics = [_topic_plan(entry, reason, pieces, positions) for entry, reason, pieces in selected]
     task_split = split(files, [piece for _, _, pieces in selected for piece in pieces], topics, budget.tasks_max)
     return RoundPlan(
-        LogSource(backlog.log_id, backlog.directory, backlog.address, backlog.token),
+        LogSource(backlog.log_id, backlog.directory, backlog.address, backlog.certificate),
         task_split.topics,
         {topic.topic_id: targets[topic.topic_id] for topic in topics},
         task_split.ranges,
@@ -75,6 +75,8 @@ def plan_round(
 def age_limit_us(budget: RoundBudget, active_topics: int) -> int:
     """How long a message may wait when so many topics have messages (hazard 24)."""
     fresh = limits.ROUND_FRESH_TOPICS
+    # In proportion to the topics: each costs a commit, so a fixed age would make the commits of a round outlast the
+    # age.
     return budget.age_due_ms * 1000 * max(active_topics, fresh) // fresh
 
 
@@ -89,6 +91,7 @@ def _due(waiting: Sequence[_WaitingTopic], budget: RoundBudget, limit_us: int) -
 
 
 def _due_reason(entry: _WaitingTopic, budget: RoundBudget, limit_us: int) -> Due | None:
+    # Rows and bytes before age: they say that a file of the target size is ready, which is the reason to show.
     if entry.rows >= budget.rows_due:
         return Due.ROWS
     if entry.bytes >= budget.bytes_due:
@@ -107,6 +110,7 @@ def _within_budget(
     """Returns what the budget allows: whole topics while it lasts, the first pieces of the topic where it ends."""
     selected: list[_Selected] = []
     bytes_left, files_left = budget.bytes_max, budget.files_max
+    # Those that waited longest come first, so a topic that does not fit now is at the front of the next round.
     for entry, reason in due[: budget.commits_max]:
         pieces: list[Piece] = []
         for piece in entry.share.pieces:
@@ -118,6 +122,7 @@ def _within_budget(
             bytes_left -= piece.bytes
         # An estimate: each topic writes at least one file, and one more for each target size.
         files_left -= 1 + sum(piece.bytes for piece in pieces) // targets[entry.topic.topic_id].target_bytes
+        # The order is kept: a later, smaller topic would fit, but taking it could keep a large one waiting for ever.
         if not pieces or (files_left < 0 and selected):
             break
         selected.append((entry, reason, pieces))

@@ -75,6 +75,7 @@ def _judge_topic(topic: TopicPlan, results: Sequence[TopicTaskResult]) -> TopicV
         # What lies behind the cut was written by no task yet: it is planned again, and is no error.
         return TopicVerdict(topic, claims, files, left_over, [], is_cut=True)
     missing = _missing(topic, ends)
+    # With an error of a task the reason is known already. Without one a result is missing: the plan is out of date.
     if missing and not errors:
         errors.append(TaskError(TaskErrorKind.STALE, f"not all offsets of {topic.name} were read: {missing}"))
     return TopicVerdict(topic, claims, files, left_over, errors)
@@ -82,6 +83,8 @@ def _judge_topic(topic: TopicPlan, results: Sequence[TopicTaskResult]) -> TopicV
 
 def _fault(result: TopicTaskResult, shards: dict[int, ShardPlan]) -> str:
     """Returns what is wrong with a result by itself; empty if nothing is."""
+    # A result is judged whole: its files hold rows of all its shards, and a file is committed with all of its rows or
+    # not.
     numbers = [covered.shard for covered in result.covered]
     if len(set(numbers)) < len(numbers):
         return "a shard occurs twice"
@@ -93,6 +96,7 @@ def _fault(result: TopicTaskResult, shards: dict[int, ShardPlan]) -> str:
         offset_gaps.rows_between(shards[covered.shard].gaps, covered.start, covered.end) for covered in result.covered
     )
     file_rows = sum(file.rows for file in result.files)
+    # The last guard before the commit: a task that lost or doubled a row would otherwise do so for good.
     if expected_rows != file_rows:
         return f"{expected_rows} offsets and {file_rows} rows"
     return ""

@@ -44,6 +44,13 @@ class RoundBudget(msgspec.Struct, frozen=True):
         return self.tasks_max * self.task_bytes_max
 
 
+class MqttTarget(msgspec.Struct, frozen=True):
+    """What tasks need to derive the columns of MQTT topics (rows/mqtt_columns.py)."""
+
+    native_topic: str  # the MQTT topic of messages whose key is no topic name
+    structure: bytes = b""  # the learned structure of the round; empty: it cannot be read, and no stream is assigned
+
+
 class TableTarget(msgspec.Struct, frozen=True):
     """The table of a topic, for the tasks that write its files. `schema` and `spec` are Iceberg's own JSON objects."""
 
@@ -55,6 +62,7 @@ class TableTarget(msgspec.Struct, frozen=True):
     target_bytes: int = limits.DATA_FILE_BYTES_TARGET
     storage: dict[str, Any] = {}  # `msgspec.to_builtins` of StoreOptions, with its secrets; empty for local files
     epoch: int = 0  # of the pipeline: files carry it in their names
+    mqtt: MqttTarget | None = None  # None: a topic without MQTT messages
 
 
 class LogSource(msgspec.Struct, frozen=True):
@@ -63,7 +71,8 @@ class LogSource(msgspec.Struct, frozen=True):
     log_id: str
     directory: str
     address: str
-    token: str
+    certificate: str  # the SHA-256 of the certificate at `address`, empty without TLS
+    token: str = ""  # of the lease
     lease: str = ""
 
 
@@ -138,9 +147,9 @@ class RoundPlan(msgspec.Struct, frozen=True):
         """The numbers of the log files that must be held while the round runs."""
         return sorted({log_range.file for log_range in self.ranges})
 
-    def leased(self, lease: str, epoch: int) -> RoundPlan:
-        """Returns the plan for the tasks: with the name under which the log files are held, and the epoch of the
-        driver."""
+    def leased(self, lease: str, token: str, epoch: int) -> RoundPlan:
+        """Returns the plan for the tasks: with the lease by which the log files are held, its token, and the epoch of
+        the driver."""
         replace = msgspec.structs.replace
         targets = {topic: replace(target, epoch=epoch) for topic, target in self.targets.items()}
-        return replace(self, source=replace(self.source, lease=lease), targets=targets)
+        return replace(self, source=replace(self.source, lease=lease, token=token), targets=targets)

@@ -44,6 +44,7 @@ def split(
     """Splits the bytes of a round into bundles, one for each task, and assigns small topics to writers."""
     cuts = _cuts(files, pieces)
     read_bytes = sum(cut.end - cut.start for cut in cuts)
+    # A file costs about as much as so many bytes: a thousand tiny topics are work for several tasks too.
     tasks = _task_count(read_bytes + limits.ROUND_FILE_COST_BYTES * len(topics), tasks_max)
     offsets_by_file: dict[int, list[OffsetRange]] = {}
     for piece in pieces:
@@ -67,6 +68,8 @@ def _cuts(files: Sequence[BacklogFile], pieces: Sequence[Piece]) -> list[_Cut]:
     cuts: list[_Cut] = []
     for index in sorted(first_positions):
         marks = files[index].marks
+        # A scan can only begin at a record, and marks are the known beginnings: from the last one at or before the
+        # piece.
         begin = max(bisect_right(marks, first_positions[index], key=lambda mark: mark[0]) - 1, 0)
         ends = [position for position, _ in marks[begin + 1 :]] + [files[index].end]
         cuts += [

@@ -63,6 +63,8 @@ def share_of(
         shard_pieces, fault = _shard_pieces(topic.topic_id, shard, positions[shard.shard], shard_stretches)
         pieces += shard_pieces
         faults += [fault] if fault else []
+    # By file and not by shard: where the budget ends, all shards end at about the same time, and log files can be
+    # freed.
     pieces.sort(key=lambda piece: piece.order)
     return Share(pieces, "; ".join(faults))
 
@@ -75,6 +77,7 @@ def _shard_pieces(
     next_offset = offset_gaps.past(shard.gaps, start)
     order = epoch = -1
     for index, stretch in stretches:
+        # Never beyond *synced*: a power loss could take back what a table has, and assign its offsets again (hazard 3).
         end = min(stretch.end, shard.synced)
         if end <= next_offset:
             continue

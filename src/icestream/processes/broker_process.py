@@ -29,6 +29,7 @@ from typing import Any
 
 from icestream import errors
 from icestream.broker.audit_log import AuditLog
+from icestream.broker.backup_service import BackupService
 from icestream.broker.guarded_broker import BrokerDoor
 from icestream.broker.iceberg_storage import IcebergStorage
 from icestream.broker.memory_storage import MemoryStorage
@@ -47,7 +48,7 @@ from icestream.metadata.node_store import NodeStore
 from icestream.metadata.store import MemoryStore, MetadataStore
 from icestream.model.shard import ShardKey
 from icestream.observability.log import get_logger
-from icestream.processes.component_options import broker_options, log_options
+from icestream.processes.component_options import broker_options, log_options, mqtt_options
 from icestream.processes.node.bind_check import check_accounts
 from icestream.processes.node.configured_authenticator import configured_tokens, open_authenticator
 from icestream.processes.node.deferred_table_checks import DeferredTableChecks
@@ -134,32 +135,41 @@ class BrokerNode:
         self.store = store
         self.cluster = cluster
         self.log = log
-        self.broker = Broker(broker_options(settings), store, storage, clock, topic_owners(store, cluster))
+        self.broker = Broker(
+            broker_options(settings), store, storage, clock, topic_owners(store, cluster), mqtt_options(settings)
+        )
         security, randomness = settings.security, SystemRandomness()
-        self.audit = AuditLog(self.broker, storage, clock, settings.node.name, security.audit_events_per_second)
-        on_allowed = self.audit.accessed if security.audit_access else None
-        self.access_control = AccessControl(clock, on_denied=self.audit.denied, on_allowed=on_allowed)
+        self.audit = AuditLog(
+            self.broker, storage, clock, settings.node.name, security.audit_events_per_second,
+            records_access=security.audit_access,
+        )  # fmt: skip
+        self.access_control = AccessControl(clock, on_denied=self.audit.denied, on_allowed=self.audit.accessed)
         graces = PolicyWatchOptions(security.partition_grace_login_ms, security.partition_grace_hold_ms)
         self.policy_watch = PolicyWatch(store, clock, self.access_control, graces)
         self.security = SecurityStore(store, self.policy_watch, clock, randomness)
         self.passwords = PasswordHashing()
         self.service_tokens = configured_tokens(settings, self.policy_watch, clock, randomness)
-        self.process_secrets: dict[str, str] = {}  # by role, of the children that this node has started
         self.authenticator = open_authenticator(
             settings,
             self.policy_watch,
             self.passwords,
             self.service_tokens,
             clock,
-            self.process_secrets,
             self.audit.login_failed,
         )
         self.access_control.authenticator = self.authenticator
         self.door = BrokerDoor(self.broker, self.access_control, self.services.role_secrets)
-        policy = self.broker.topics.table_policy
-        self.ingest = PipelineService(log, clock, self._log_location(), policy) if log is not None else None
+        topics = self.broker.topics
+        self.ingest = (
+            PipelineService(log, clock, self._log_location(), topics.table_policy, topics.next_retained_topics)
+            if log is not None
+            else None
+        )
+        flush_cursors = self.broker.storage.flush_cursors
+        self.backups = BackupService(log, store, clock, flush_cursors) if log is not None else None
         if self.ingest is not None:
             self.ingest.on_committed = self.broker.on_tables_committed
+            self.ingest.certificate = self._http_certificate
         self.certificates = self.services.certificates
         self.fence = open_fence_monitor(settings, store, clock) if isinstance(store, NodeStore) else None
         self.deferred_table_checks: DeferredTableChecks | None = None
@@ -178,11 +188,15 @@ class BrokerNode:
         return self.services.front_end(DanubeFrontEnd)
 
     def _log_location(self) -> LogLocation:
-        """Where tasks of the pipeline read the log. Each start has a new token."""
+        """Where tasks of the pipeline read the log. Each start has a new secret."""
         address = advertised_address(self.settings, self.services.http.port)
         if self.services.tls("http") is not None:
             address = f"https://{address}"
         return LogLocation(str(self.settings.wal.base_path), address, SystemRandomness().token(32).hex())
+
+    def _http_certificate(self) -> str:
+        tls = self.services.tls("http")
+        return "" if tls is None else tls.digest
 
     def _fail(self, error: errors.IcestreamError) -> None:
         if not self.failed.done():
@@ -242,7 +256,7 @@ class BrokerNode:
     async def _open_on_disk(
         cls, settings: Settings, services: NodeServices, join: str, stop: Stop | None
     ) -> BrokerNode:
-        opened = await open_store(settings, join, stop)
+        opened = await open_store(settings, join, stop, services.certificates.peers)
         store = opened.store
         try:
             owners = topic_owners(store)
@@ -261,6 +275,7 @@ class BrokerNode:
             await store.close()
             raise
         storage = IcebergStorage(log, store, SystemClock(), settings.broker.cursor_flush_ms, ScanRequests())
+        await storage.retained.load()  # before the first reader
         node = cls(settings, store, storage, log, services, opened.cluster)
         node.deferred_table_checks = DeferredTableChecks(store, storage, stored.unread)
         return node

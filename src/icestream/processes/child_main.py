@@ -76,7 +76,7 @@ def _run_lake(child: ChildSettings) -> Coroutine[Any, Any, None]:
         lambda port: _report(port=port),
         is_child=True,
         node_token=child.node_token,
-        role_secret=child.role_secret,
+        role_secret=lambda: child.role_secret,
         on_crowding=lambda room: _report(connections=room),
     )
 
@@ -84,7 +84,9 @@ def _run_lake(child: ChildSettings) -> Coroutine[Any, Any, None]:
 def _run_pipeline(child: ChildSettings) -> Coroutine[Any, Any, None]:
     from icestream.processes.pipeline_process import run_pipeline
 
-    return run_pipeline(child.settings, lambda port: _report(port=port), is_child=True, role_secret=child.role_secret)
+    return run_pipeline(
+        child.settings, lambda port: _report(port=port), is_child=True, role_secret=lambda: child.role_secret
+    )
 
 
 def _report(**line: object) -> None:

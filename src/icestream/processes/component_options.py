@@ -13,12 +13,14 @@ import msgspec
 from pydantic import SecretStr
 
 from icestream.broker.broker_options import BrokerOptions
+from icestream.broker.mqtt.mqtt_options import MqttOptions, ReplayRoute, WideFilters
 from icestream.catalogs.store_options import StoreOptions
 from icestream.catalogs.warehouse_fence_record import is_object_location
 from icestream.model.sync_mode import SyncMode
 from icestream.model.topic_policies import POLICIES, PolicyValues
 from icestream.readers.row_group_cache_options import RowGroupCacheOptions
 from icestream.settings import Settings, value_at
+from icestream.settings.mqtt import parse_route
 from icestream.wal.log_options import LogOptions
 
 
@@ -54,6 +56,7 @@ def broker_options(settings: Settings) -> BrokerOptions:
         cursor_flush_ms=broker.cursor_flush_ms,
         unacked_max=broker.max_unacked_messages,
         policy_defaults=_policy_defaults(settings),
+        undelete_grace_ms=broker.undelete_grace_ms,
         has_own_catalog=settings.catalog_embedded,
     )
 
@@ -62,6 +65,31 @@ def _policy_defaults(settings: Settings) -> PolicyValues:
     """The policies whose unset value is a setting, as their declarations name it."""
     values = {name: value_at(settings, policy.setting) for name, policy in POLICIES.items() if policy.setting}
     return msgspec.convert(values, PolicyValues)
+
+
+def mqtt_options(settings: Settings) -> MqttOptions:
+    mqtt = settings.mqtt
+    routes = [route for text in mqtt.replay if (route := parse_route(text)) is not None]  # each is: the settings say so
+    return MqttOptions(
+        is_enabled=mqtt.enable,
+        has_durable_sessions=mqtt.durable_sessions.enable,
+        replay=tuple(ReplayRoute(*route) for route in routes),
+        shards=mqtt.shards,
+        session_expiry_s_max=mqtt.session_expiry_max_s,
+        session_expiry_s_default=mqtt.session_expiry_default_s,
+        receive_maximum=mqtt.receive_maximum,
+        packet_bytes_max=mqtt.packet_bytes_max,
+        keep_alive_s_max=mqtt.keep_alive_max_s,
+        topic_aliases_max=mqtt.topic_aliases_max,
+        sessions_max=mqtt.sessions_max,
+        subscriptions_per_session_max=mqtt.subscriptions_per_session_max,
+        session_lag_bytes_max=mqtt.session_lag_bytes_max,
+        refused_filters=WideFilters(mqtt.refused_filters),
+        qos0_filters=WideFilters(mqtt.qos0_filters),
+        retained_values_max=mqtt.retained_values_max,
+        retained_bytes_max=mqtt.retained_bytes_max,
+        has_shared_subscriptions=mqtt.shared_subscriptions,
+    )
 
 
 def row_group_cache_options(settings: Settings) -> RowGroupCacheOptions:
@@ -81,6 +109,8 @@ def store_options(settings: Settings) -> StoreOptions:
         secret_access_key=reveal(store.secret_access_key),
         session_token=reveal(store.session_token),
         role_arn=store.role_arn,
+        table_role_arn=store.table_role_arn,
+        sts_endpoint=store.sts_endpoint,
         credentials_file=str(store.credentials_file) if store.credentials_file is not None else None,
         account_name=store.account_name,
         account_key=reveal(store.account_key),

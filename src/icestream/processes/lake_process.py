@@ -15,14 +15,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from icestream import limits
 from icestream.catalog.catalog import Catalog
+from icestream.catalog.operations.file_rules import FileRules
 from icestream.catalog.tokens import read_tokens
 from icestream.catalogs.object_files import open_files
+from icestream.catalogs.storage_caller import CallTimeouts, StorageCaller
+from icestream.catalogs.store_keys import StoreKeys
+from icestream.catalogs.store_options import StoreOptions
+from icestream.catalogs.table_role import TableRole
 from icestream.catalogs.warehouse_fence import guard_files
 from icestream.iceberg.file_io import LocalFiles, TableFiles, open_inside
 from icestream.iceberg.manifest_reader import ManifestReader
@@ -31,6 +36,7 @@ from icestream.lake.dispatch import build_lake_app
 from icestream.lake.foreign_operations import ForeignOperations
 from icestream.lake.http import ConnectionSlots, bind_listener, serve_http
 from icestream.lake.iceberg.access import NO_ACCESS, Access
+from icestream.lake.iceberg.delegated_access import DelegatedAccess
 from icestream.lake.operations import EmbeddedOperations, TopicTableOperations
 from icestream.lake.request_caller import BrokerCallers
 from icestream.lake.request_metrics import RequestMetrics
@@ -76,6 +82,7 @@ class ServedTables(NamedTuple):
     catalog: Catalog | None  # the embedded one, which is served over HTTP; None for another catalog
     new_views: Callable[[], TableViews]
     operations: TopicTableOperations
+    rules: FileRules | None = None  # which files of tables are read; None: all
 
 
 async def run_lake(
@@ -85,7 +92,7 @@ async def run_lake(
     is_child: bool = False,
     socket: Path | None = None,
     node_token: str = "",
-    role_secret: str = "",
+    role_secret: Callable[[], str] = str,
     on_crowding: Callable[[RoomState], None] | None = None,
     connections_max: int = limits.API_CONNECTIONS_MAX,
 ) -> None:
@@ -93,7 +100,8 @@ async def run_lake(
 
     `on_ready` gets the port of the listener. `socket`: the local socket of the broker, if it is not in `data_dir`.
     `node_token`: of requests that may use the reserve of connections (lake/http.py). `role_secret`: proves the role of
-    this process to the broker. `on_crowding` is called when all connections are taken, and when they are no longer.
+    this process to the broker, and is read for each connection. `on_crowding` is called when all connections are taken,
+    and when they are no longer.
     Raises ConfigurationError for a port, a warehouse or a token file that cannot be used.
     """
     set_up_spans("lake")
@@ -113,15 +121,23 @@ async def run_lake(
         manifests = ManifestReader(files, manifest_thread)
 
         link = LinkKeeper(
-            (socket or settings.local_socket).absolute(), "lake", clock, role_credential("lake", role_secret)
+            (socket or settings.local_socket).absolute(), "lake", clock, lambda: role_credential("lake", role_secret())
         )
         store = RemoteStore(link, clock, SystemRandomness())
+        callers = BrokerCallers(link, clock, _log_failed_task)
+        closing.push_async_callback(callers.stop)
         tables = (
-            _embedded_tables(settings, store, files, manifests, manifest_thread)
+            _embedded_tables(settings, store, files, manifests, manifest_thread, callers)
             if settings.catalog_embedded
             else _foreign_tables(settings, store, objects, manifests, closing)
         )
-        scans = LazyScanner(tables.new_views, files, row_group_cache_options(settings), table_roots(settings))
+        scans = LazyScanner(
+            tables.new_views,
+            files,
+            row_group_cache_options(settings),
+            table_roots(settings),
+            None if tables.rules is None else tables.rules.rule,
+        )
         closing.callback(scans.close)
 
         background = Tasks(_log_failed_task)
@@ -137,8 +153,6 @@ async def run_lake(
         tls = open_listener_tls(settings, "lake")
         if tls is not None:
             background.start(follow_files([tls], clock, report_change), "certificates")
-        callers = BrokerCallers(link, clock, _log_failed_task)
-        closing.push_async_callback(callers.stop)
         slots = ConnectionSlots(connections_max, node_token, on_crowding or _log_crowding)
         app = build_lake_app(
             link,
@@ -146,7 +160,7 @@ async def run_lake(
             tables.catalog,
             read_tokens(settings.lake.token_file),
             manifests,
-            _access(settings),
+            _access(settings, clock, closing),
             scans,
             tables.operations,
             request_metrics,
@@ -179,13 +193,20 @@ def _open_local_files(
 
 
 def _embedded_tables(
-    settings: Settings, store: MetadataStore, files: TableFiles, manifests: ManifestReader, manifest_thread: Offload
+    settings: Settings,
+    store: MetadataStore,
+    files: TableFiles,
+    manifests: ManifestReader,
+    manifest_thread: Offload,
+    callers: BrokerCallers,
 ) -> ServedTables:
     catalog = open_embedded_catalog(settings, store, files, manifest_thread)
+    rules = FileRules(catalog.places, callers.is_secured)
     return ServedTables(
         catalog,
-        lambda: EmbeddedTableViews(catalog, manifests, SystemClock()),
+        lambda: EmbeddedTableViews(catalog, manifests, SystemClock(), rules.check),
         EmbeddedOperations(catalog, fixed_namespace(settings)),
+        rules,
     )
 
 
@@ -207,10 +228,24 @@ def _foreign_tables(
     )
 
 
-def _access(settings: Settings) -> Access:
+def _access(settings: Settings, clock: Clock, closing: contextlib.AsyncExitStack) -> Access:
     if has_local_tables(settings):
         return NO_ACCESS
-    return Access.of(store_options(settings), settings.lake.share_keys, table_roots(settings))
+    store = store_options(settings)
+    roots = table_roots(settings)
+    delegated = _delegated_access(store, roots, clock, closing) if store.kind == "s3" else None
+    return Access.of(store, settings.lake.share_keys, roots, delegated)
+
+
+def _delegated_access(
+    store: StoreOptions, roots: Sequence[str], clock: Clock, closing: contextlib.AsyncExitStack
+) -> DelegatedAccess:
+    keys, role = StoreKeys(store, clock), None
+    if store.table_role_arn is not None:
+        timeouts = CallTimeouts(request_seconds=store.request_seconds)
+        role = TableRole(store, keys, StorageCaller("token service", clock, SystemRandomness(), timeouts))
+        closing.push_async_callback(role.close)
+    return DelegatedAccess(store, roots, keys, role, clock)
 
 
 def _log_unhandled(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -4,8 +4,8 @@
     Spark               is only checked: a session starts with the first messages, an idle pipeline is one small process
     metrics             from here on the process is reported as running
     files, catalog      of the warehouse; the catalog commits without HTTP if it is the embedded one
-    background tasks    link to the broker, warehouse fence; the rest of the start waits for the broker
-    driver              lease, jobs (ingest, file clean-up), commit-now requests
+    background tasks    link to the broker, warehouse fence, backups; the rest of the start waits for the broker
+    driver              lease, jobs (ingest, compaction, file clean-up), requests (commit-now, maintenance)
 
 A stop closes them in reverse order: the driver ends its round, gives back its lease, background tasks end, then
 catalog, threads, metrics and Spark are closed.
@@ -18,6 +18,8 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Callable
+from functools import partial
+from typing import Protocol
 
 from icestream import limits
 from icestream.catalogs.embedded import EmbeddedCatalog
@@ -27,32 +29,44 @@ from icestream.iceberg.file_io import LocalFiles, open_inside, open_local
 from icestream.iceberg.manifest_cache import ManifestCache
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.iceberg.shared_sync import LogDiskMonitor
+from icestream.lake.request_caller import BrokerCallers
 from icestream.metadata.remote_store import RemoteStore
+from icestream.observability.http_request import Request
 from icestream.observability.log import get_logger
 from icestream.observability.spans import set_up_spans
 from icestream.pipeline.commit.committer import Committer
 from icestream.pipeline.commit.file_presence import FilePresenceCheck
 from icestream.pipeline.commit.offset_ledger import OffsetLedger
 from icestream.pipeline.commit.snapshot_expiry import TagRetention
+from icestream.pipeline.compaction.compaction_job import CompactionJob, GroupWriter
 from icestream.pipeline.driver.broker_api import BrokerClient
 from icestream.pipeline.driver.commit_now import watch_requests
+from icestream.pipeline.driver.commit_sequence import CommitSequence
 from icestream.pipeline.driver.driver import Driver
 from icestream.pipeline.driver.driver_report import DriverReport
 from icestream.pipeline.driver.effects import Effects
 from icestream.pipeline.driver.ingest_job import IngestJob, RoundWriter
 from icestream.pipeline.driver.job import JobRegistry
 from icestream.pipeline.driver.lease import DriverLease
+from icestream.pipeline.driver.maintenance_request import MaintenanceRequest, watch_maintenance
 from icestream.pipeline.driver.metrics_port import metrics_listener
+from icestream.pipeline.driver.rewrite_commit import RewriteCommit
 from icestream.pipeline.driver.topic_table_set import TopicTableSet
 from icestream.pipeline.file_cleanup.cleaner import FileCleaner
 from icestream.pipeline.file_cleanup.cleanup_job import FileCleanupJob
 from icestream.pipeline.file_cleanup.referenced_files import ReferencedFiles
+from icestream.pipeline.retention.retention_clock import RetentionClock
+from icestream.pipeline.retention.shard_ranges import ShardRanges
+from icestream.pipeline.retention.table_retention_job import TableRetentionJob
 from icestream.pipeline.tables.embedded_ledger import EmbeddedLedger
 from icestream.pipeline.tables.foreign_ledger import ForeignLedger
+from icestream.pipeline.tables.learned_structures import LearnedStructures
 from icestream.processes.component_options import fixed_namespace, object_warehouse, store_options, table_roots
 from icestream.processes.configured_catalog import open_catalog, open_embedded_catalog
 from icestream.processes.node.certificates import report_change
-from icestream.processes.pipeline_options import driver_options, setup_paths, spark_options
+from icestream.processes.pipeline_options import compaction_options, driver_options, setup_paths, spark_options
+from icestream.processes.scheduled_backups import ScheduledBackups, broker_call
+from icestream.readers.lazy_scanner import file_opener
 from icestream.rpc.handshake import role_credential
 from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.advertised_address import known_host_names
@@ -62,17 +76,21 @@ from icestream.runtime.parent_pipe import watch_parent
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.stop_signals import stopping_by_signal
 from icestream.runtime.tasks import Offload, Tasks, ThreadOffload
+from icestream.security.action import Action
+from icestream.security.caller_address import host_of
+from icestream.security.resource import CLUSTER
 from icestream.settings import Settings
 
 _log = get_logger("pipeline")
 
 
 async def run_pipeline(
-    settings: Settings, on_ready: Callable[[int], None], *, is_child: bool = False, role_secret: str = ""
+    settings: Settings, on_ready: Callable[[int], None], *, is_child: bool = False, role_secret: Callable[[], str] = str
 ) -> None:
     """Runs the pipeline until a signal, or until its parent closes its stdin if it `is_child`.
 
-    `on_ready` gets the port of the metrics. `role_secret`: proves the role of this process to the broker. Raises
+    `on_ready` gets the port of the metrics. `role_secret`: proves the role of this process to the broker, and is read
+    for each connection. Raises
     MissingPart on a machine without Java or PySpark, ConfigurationError for a port or a warehouse that cannot be used.
     """
     from icestream.pipeline.spark.writer import open_writer
@@ -83,10 +101,16 @@ async def run_pipeline(
         if is_child:
             closing.callback((await watch_parent(stop.set)).close)
         closing.enter_context(stopping_by_signal(stop.set))
-        credential = role_credential("pipeline", role_secret)
-        link = LinkKeeper(settings.local_socket.absolute(), "pipeline", SystemClock(), credential)
+        link = LinkKeeper(
+            settings.local_socket.absolute(),
+            "pipeline",
+            SystemClock(),
+            lambda: role_credential("pipeline", role_secret()),
+        )
         writer = closing.enter_context(open_writer(spark_options(settings), setup_paths(settings, os.environ)))
-        metrics = metrics_listener(link, known_host_names(settings, "http"))
+        callers = BrokerCallers(link, SystemClock(), _log_failed_task)
+        closing.push_async_callback(callers.stop)
+        metrics = metrics_listener(link, known_host_names(settings, "http"), partial(_check_scraper, callers))
         tls = open_listener_tls(settings, "http")
         await metrics.listen(settings.node.bind_host, settings.ports.pipeline_metrics, tls)
         closing.push_async_callback(metrics.close)
@@ -105,7 +129,7 @@ async def run_pipeline(
 async def _open_driver(
     settings: Settings,
     link: LinkKeeper,
-    writer: RoundWriter,
+    writer: TaskWriter,
     metrics_port: int,
     is_child: bool,
     background: Tasks,
@@ -115,7 +139,9 @@ async def _open_driver(
     clock, randomness = SystemClock(), SystemRandomness()
     warehouse_threads = ThreadOffload("warehouse", limits.CATALOG_WRITES_AT_ONCE)
     manifest_thread, spark_thread = ThreadOffload("manifests"), ThreadOffload("spark")
-    for offload in (spark_thread, manifest_thread, warehouse_threads):
+    compaction_thread = ThreadOffload("compaction")
+    backup_threads = ThreadOffload("backup", limits.BACKUP_UPLOADS_AT_ONCE)
+    for offload in (compaction_thread, spark_thread, manifest_thread, backup_threads, warehouse_threads):
         closing.callback(offload.close)
     store = RemoteStore(link, clock, randomness)
     files = open_files(store_options(settings), clock, randomness, local=_local_files(settings, warehouse_threads))
@@ -144,12 +170,13 @@ async def _open_driver(
     )
     # Tasks write to a local warehouse without any options.
     storage = {} if store_options(settings).kind == "local" else dataclasses.asdict(store_options(settings))
-    tables = TopicTableSet(ledger, catalog, effects, clock, randomness, storage)
+    tables = TopicTableSet(ledger, catalog, LearnedStructures(store), effects, clock, randomness, storage)
+    manifests = ManifestCache(manifest_reader)
     committer = Committer(
         catalog,
         ledger,
         files,
-        ManifestCache(manifest_reader),
+        manifests,
         clock,
         randomness,
         TagRetention(settings.pipeline.hourly_tags_kept_ms, settings.pipeline.daily_tags_kept_ms),
@@ -165,14 +192,43 @@ async def _open_driver(
     jobs.add(
         IngestJob(broker, lease, ledger, tables, committer, writer, spark_thread, effects, clock, options, report, jobs)
     )
+    sequence = CommitSequence(lease, ledger, committer, effects, clock, report)
+    commits = RewriteCommit(lease, committer, sequence, jobs)
+    if own_catalog is not None:
+        retention_clock = RetentionClock(store, clock, lease_name, settings.pipeline.retention_downtime_max_ms)
+        ranges = ShardRanges(file_opener(files, table_roots(settings)))
+        jobs.add(
+            TableRetentionJob(
+                store, tables, manifests, commits, retention_clock, ranges, manifest_thread, effects, clock
+            )
+        )
+    care = compaction_options(settings, storage, is_clustered=bool(lease_name))
+    compaction = CompactionJob(
+        lease, tables, manifests, commits, writer, compaction_thread, effects, clock, care, report
+    )
+    closing.push_async_callback(compaction.close)
+    jobs.add(compaction)
     # Not for another catalog: only its owner knows which other readers need its files.
     if settings.catalog_embedded and settings.pipeline.clean_up:
         references = ReferencedFiles(manifest_reader)
         cleaner = FileCleaner(store, catalog, files, references, clock, settings.pipeline.clean_up_delay_ms)
         jobs.add(FileCleanupJob(cleaner, lease, effects))
+    if settings.backup.schedule.interval_ms:
+        schedule = ScheduledBackups(settings, broker_call(link.call), catalog, files, clock, randomness, backup_threads)
+        background.start(schedule.run(), "scheduled backups")
     driver = Driver(broker, lease, tables, jobs, effects, clock, options, report)
     background.start(watch_requests(store, clock, driver.expedite), "commit-now requests")
+
+    def accept(request: MaintenanceRequest) -> None:
+        compaction.request(request)
+        driver.wake()
+
+    background.start(watch_maintenance(store, clock, accept), "maintenance requests")
     return driver, lease
+
+
+class TaskWriter(RoundWriter, GroupWriter, Protocol):
+    """Runs the tasks of every job of the driver."""
 
 
 def _local_files(settings: Settings, offload: Offload) -> LocalFiles:
@@ -182,6 +238,16 @@ def _local_files(settings: Settings, offload: Offload) -> LocalFiles:
         return LocalFiles(open_local, offload)
     log_disk = LogDiskMonitor(settings.wal.base_path.absolute())
     return LocalFiles(open_inside(table_roots(settings)), offload, SystemClock(), log_disk)
+
+
+async def _check_scraper(callers: BrokerCallers, request: Request) -> None:
+    """Raises Unauthenticated or PermissionDenied unless the client of a request may describe the cluster."""
+    authorization = [request.headers["authorization"]] if "authorization" in request.headers else []
+    caller = await callers.identify(authorization, host_of(request.peer), "pipeline", request.certificate or b"")
+    try:
+        await caller.require([(Action.DESCRIBE, CLUSTER)])
+    finally:
+        callers.release(caller)
 
 
 def _log_failed_task(error: BaseException) -> None:

@@ -16,7 +16,7 @@ import fastavro
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from icestream import limits
-from icestream.readers.file_format import ColumnTypes, FileShape, RowGroupShape, decoding, split_rows
+from icestream.readers.file_format import ColumnTypes, FileShape, RowGroupShape, UnindexedFormat, decoding, split_rows
 from icestream.readers.stored_files import OpenFile
 
 _DECODED_RATIO: Final = 4  # decoded bytes for each stored one, about
@@ -30,7 +30,7 @@ class _Run(NamedTuple):
     bytes: int  # stored size of all of them
 
 
-class AvroFormat:
+class AvroFormat(UnindexedFormat):
     def __init__(self, open_file: OpenFile) -> None:
         self._open = open_file
 

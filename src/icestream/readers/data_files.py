@@ -12,9 +12,11 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from icestream.catalog.topic_rules.topic_schema import LEVELS
 from icestream.iceberg.conversions import integer_from_bytes
 from icestream.iceberg.manifests import DATA_CONTENT, EQUALITY_DELETES_CONTENT, ManifestEntry
 from icestream.model.pipeline_file_name import parse_pipeline_file
+from icestream.readers.level_bounds import GroupLevels, LevelBounds, known_levels
 
 _FILE_PATH: Final = 2147483546  # the field id of `file_path` in a file of position deletes
 _NAME_MAPPING: Final = "schema.name-mapping.default"
@@ -59,6 +61,7 @@ class ScanDataFile(NamedTuple):
     offsets: ScanBounds = UNKNOWN
     times: ScanBounds = UNKNOWN
     partition: Partition = Partition()
+    levels: GroupLevels | None = None  # of the topics of its rows; None: unknown
 
     @property
     def precedence(self) -> tuple[bool, int]:
@@ -157,7 +160,26 @@ def _file(
         _bounds(lower, upper, ids.get("offset")),
         _bounds(lower, upper, ids.get("append_time")),
         partition,
+        _levels(entry, lower, upper, ids) if LEVELS[0] in ids else None,
     )
+
+
+def _levels(
+    entry: ManifestEntry, lower: Mapping[int, bytes], upper: Mapping[int, bytes], ids: Mapping[str, int]
+) -> GroupLevels | None:
+    """Returns the bounds of the level columns. Bounds of texts may be truncated, and still enclose the values."""
+    nulls = entry.null_counts
+    bounds = []
+    for name in LEVELS:
+        field_id = ids.get(name, -1)
+        count = nulls.get(field_id)
+        is_known = count is not None
+        bounds.append(
+            LevelBounds(
+                lower.get(field_id), upper.get(field_id), not is_known or count != entry.record_count, count != 0
+            )
+        )
+    return known_levels(bounds)
 
 
 def _target(entry: ManifestEntry, lower: Mapping[int, bytes], upper: Mapping[int, bytes]) -> str | None:

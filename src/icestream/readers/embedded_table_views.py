@@ -15,6 +15,7 @@ from icestream import errors, limits
 from icestream.catalog import catalog_keys, catalog_records
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.catalog_records import BoundRecord, DetachedRecord
+from icestream.catalog.plans.commit_plans import first_kept
 from icestream.catalog.snapshot_map import SnapshotMap
 from icestream.catalog.topic_rules.snapshot_mark import SnapshotMark
 from icestream.iceberg.identifier import Identifier
@@ -22,7 +23,7 @@ from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.metadata.entry import Entry
 from icestream.metadata.watch import Changes
 from icestream.observability.log import get_logger
-from icestream.readers.snapshot_reader import SnapshotReader
+from icestream.readers.snapshot_reader import CheckPaths, SnapshotReader
 from icestream.readers.table_view import TableView
 from icestream.readers.table_views import BoundTopic, DetachedTopic
 from icestream.runtime.clock import Clock
@@ -33,9 +34,12 @@ _log = get_logger("scan")
 class EmbeddedTableViews:
     """Table views of the embedded catalog. `run` must be running for views to be cached."""
 
-    def __init__(self, catalog: Catalog, manifests: ManifestReader, clock: Clock) -> None:
+    def __init__(
+        self, catalog: Catalog, manifests: ManifestReader, clock: Clock, check: CheckPaths | None = None
+    ) -> None:
+        """`check`: of the paths that tables name (snapshot_reader.py)."""
         self._catalog = catalog
-        self._snapshots = SnapshotReader(manifests)
+        self._snapshots = SnapshotReader(manifests, check)
         self._marks = SnapshotMap(catalog.store)
         self._clock = clock
         self._views: dict[int, TableView] = {}  # by topic id
@@ -93,10 +97,13 @@ class EmbeddedTableViews:
         binding = loaded.record.binding
         if binding is None or binding.topic_id != topic_id:
             return None
-        if cached is not None and cached.record == loaded.record:
+        # After the table: a retention in between hides rows that the table still has. The other way round its rows
+        # would be missing without a reason.
+        first = first_kept(topic_id, await self._catalog.store.get(catalog_keys.retained_key(topic_id)))
+        if cached is not None and cached.record == loaded.record and cached.first_offsets == first:
             return cached  # same metadata file, so the same snapshot: its manifests need not be read again
         table = loaded.state.table
-        return TableView(identifier, loaded.record, table, await self._snapshots.current_files(table))
+        return TableView(identifier, loaded.record, table, await self._snapshots.current_files(table), first=first)
 
     def _cache(self, topic_id: int, key: str, view: TableView) -> None:
         while len(self._views) >= limits.SCAN_VIEWS_MAX:
@@ -154,6 +161,8 @@ class EmbeddedTableViews:
                 self.forget(self._topic_ids[key])
         elif key.startswith(catalog_keys.TOPICS):
             self.forget(int(key.removeprefix(catalog_keys.TOPICS)))
+        elif key.startswith(catalog_keys.RETAINED):
+            self.forget(int(key.removeprefix(catalog_keys.RETAINED)))
 
 
 def _bound_topic(key: str, entry: Entry) -> BoundTopic:

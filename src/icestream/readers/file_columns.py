@@ -22,15 +22,15 @@ from icestream.readers.sections import OFFSET, SHARD, TYPES
 REQUIRED_COLUMNS: Final = (SHARD, OFFSET)
 
 
-def match_columns(shape: FileShape, table: TableColumns) -> dict[str, str]:
-    """Returns the envelope columns that a file has: the name in the envelope, and the name in the file."""
+def match_columns(shape: FileShape, table: TableColumns, columns: Iterable[str] = TYPES) -> dict[str, str]:
+    """Returns those of `columns` that a file has: the name in the table, and the name in the file."""
     by_id = {id_: name for name, id_ in shape.ids.items() if id_ is not None}
     # Ids or names for the whole file, as Iceberg specifies it. A file with ids is never matched by name: after a column
     # was renamed, another column may have its old name.
     if by_id:
-        return {name: by_id[id_] for name in TYPES if (id_ := table.ids.get(name)) in by_id}
+        return {name: by_id[id_] for name in columns if (id_ := table.ids.get(name)) in by_id}
     names = {
-        name: next((alias for alias in table.names.get(name, (name,)) if alias in shape.ids), None) for name in TYPES
+        name: next((alias for alias in table.names.get(name, (name,)) if alias in shape.ids), None) for name in columns
     }
     return {name: alias for name, alias in names.items() if alias is not None}
 

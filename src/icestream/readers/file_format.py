@@ -8,7 +8,7 @@ the types that the file has or that the caller asked for.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -20,11 +20,20 @@ from icestream.readers.data_files import UNKNOWN, ScanBounds
 ColumnTypes = Mapping[str, Any]  # columns by the file's own names, and the Arrow type that the caller wants of each
 
 
+class TextBounds(NamedTuple):
+    """The statistics of a text column: UTF-8 bounds, inclusive, and the number of nulls; None: unknown."""
+
+    low: bytes | None
+    high: bytes | None
+    nulls: int | None
+
+
 class RowGroupShape(NamedTuple):
     """Size and statistics of one group of rows."""
 
     rows: int
     bounds: Mapping[str, ScanBounds]  # by the file's own names; columns without statistics are absent
+    stored_bytes: Mapping[str, int] = {}  # of each column in the file, where the format tells
 
     def bounds_of(self, column: str | None) -> ScanBounds:
         """Returns the bounds of a column; unknown for a column that the file does not have (None)."""
@@ -52,11 +61,17 @@ class FileFormat(Protocol):
     def decoded_bytes(self, path: str, shape: FileShape, number: int, columns: list[str]) -> int:
         """Estimates the memory that the columns of group `number` take once they are decoded."""
 
+    def text_bounds(self, shape: FileShape, columns: Sequence[str]) -> list[list[TextBounds]]:
+        """Returns the statistics of text columns, for each group of the file."""
+
     def batches(
         self, path: str, shape: FileShape, number: int, types: ColumnTypes, batch_rows: int | None
     ) -> Iterator[Any]:
         """Yields the columns of group `number` as Arrow tables of at most `batch_rows` rows, in the file's order; as
         one table if `batch_rows` is None."""
+
+    def tables(self, path: str, shape: FileShape, numbers: Sequence[int], types: ColumnTypes) -> Iterator[Any]:
+        """Yields the columns of several groups, each as one Arrow table. `numbers` rise."""
 
 
 @contextmanager
@@ -90,6 +105,19 @@ def split_rows(rows: Any, batch_rows: int | None) -> Iterator[Any]:
     """Yields a decoded table as tables of at most `batch_rows` rows; at least one table, even if it is empty."""
     for start in range(0, max(len(rows), 1), batch_rows or max(len(rows), 1)):
         yield rows.slice(start, batch_rows)
+
+
+class UnindexedFormat:
+    """The parts of FileFormat for formats whose readers expose no statistics of groups: nothing is known of them."""
+
+    def text_bounds(self, shape: FileShape, columns: Sequence[str]) -> list[list[TextBounds]]:
+        return [[TextBounds(None, None, None)] * len(columns) for _ in shape.groups]
+
+    def tables(
+        self: FileFormat, path: str, shape: FileShape, numbers: Sequence[int], types: ColumnTypes
+    ) -> Iterator[Any]:
+        for number in numbers:
+            yield from self.batches(path, shape, number, types, None)
 
 
 FormatOf = Callable[[str], FileFormat | None]  # by the name in the manifest; None for a format that is not supported

@@ -11,8 +11,9 @@ Everything here blocks, and runs in the threads of a scan.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -20,15 +21,19 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from cachebox import LRUCache
 
 from icestream import limits
+from icestream.catalog.topic_rules.topic_schema import LEVELS
 from icestream.model.scan_messages import RowRange
+from icestream.observability import metrics
 from icestream.readers.data_files import UNKNOWN, ScanBounds, ScanDataFile, ScanDeleteFile, TableColumns
 from icestream.readers.file_columns import REQUIRED_COLUMNS, match_columns, to_envelope_columns
-from icestream.readers.file_format import FileFormat, FileShape, decoding, unreadable
+from icestream.readers.file_format import FileFormat, FileShape, TextBounds, decoding, unreadable
+from icestream.readers.level_bounds import GroupLevels, LevelBounds, known_levels
 from icestream.readers.parquet_format import ParquetFormat
 from icestream.readers.row_deletes import NO_DELETES, Deletes, RowDeletes, drop_deleted
 from icestream.readers.row_group_cache import RowGroupCache, RowGroupKey
 from icestream.readers.sections import APPEND_TIME, OFFSET, SHARD, TYPES, int64s
 from icestream.readers.stored_files import OpenFile
+from icestream.readers.topic_filters import TopicFilters
 
 
 class RowGroup(NamedTuple):
@@ -66,19 +71,29 @@ class FileReader:
         self._open = open_file
         self._cache = cache
         self._formats: dict[str, FileFormat] = {}
-        self._opened: LRUCache[str, OpenedFile] = LRUCache(limits.SCAN_FOOTERS_MAX)
-        self._sizes: LRUCache[tuple[str, int], int] = LRUCache(limits.SCAN_FOOTERS_MAX)
+        self._opened: LRUCache[str, OpenedFile] = LRUCache(
+            limits.SCAN_FOOTER_GROUPS_MAX, getsizeof=lambda _, opened: _weight(opened.shape.groups)
+        )
+        self._sizes: LRUCache[tuple[str, int], int] = LRUCache(limits.SCAN_FOOTER_GROUPS_MAX)
+        self._levels: LRUCache[str, list[GroupLevels | None]] = LRUCache(
+            limits.SCAN_FOOTER_GROUPS_MAX, getsizeof=lambda _, levels: _weight(levels)
+        )
         self._deletes = RowDeletes(open_file, self._format)
         self.groups_read = 0
 
     # --- footers ---
 
-    def groups(self, file: ScanDataFile, table: TableColumns) -> list[RowGroup]:
-        """Returns the groups of a file, in its order. Raises TableUnreadable for a format that is not supported."""
+    def groups(self, file: ScanDataFile, table: TableColumns, filters: TopicFilters | None = None) -> list[RowGroup]:
+        """Returns the groups of a file that can hold a row that the filters match, in its order. Raises TableUnreadable
+        for a format that is not supported."""
         opened = self._open_file(file, table)
         shapes = opened.shape.groups
+        levels = self._levels_of(file, table) if filters is not None else ()
         groups, first_row = [], 0
         for number, shape in enumerate(shapes):
+            if filters is not None and not filters.may_match(levels[number]):
+                first_row += shape.rows
+                continue
             bounds = [shape.bounds_of(opened.columns.get(name)) for name in (SHARD, OFFSET, APPEND_TIME)]
             if len(shapes) == 1:
                 # The bounds of the file in its manifest hold for its only group, also where the file has no statistics.
@@ -97,6 +112,32 @@ class FileReader:
             size = opened.format.decoded_bytes(file.path, opened.shape, number, [*opened.columns.values()])
             self._sizes.insert(key, size)
         return size
+
+    def _levels_of(self, file: ScanDataFile, table: TableColumns) -> list[GroupLevels | None]:
+        """Returns the bounds of the topics' levels in each group."""
+        levels: list[GroupLevels | None] | None = self._levels.get(file.path)
+        if levels is None:
+            opened = self._open_file(file, table)
+            columns = match_columns(opened.shape, table, LEVELS)
+            bounds = opened.format.text_bounds(opened.shape, [*columns.values()])
+            levels = [
+                _group_levels(dict(zip(columns, texts, strict=True)), shape.rows)
+                for texts, shape in zip(bounds, opened.shape.groups, strict=True)
+            ]
+            self._levels.insert(file.path, levels)
+        return levels
+
+    def skipped_groups(
+        self, file: ScanDataFile, table: TableColumns, filters: TopicFilters, start: int, stop: int
+    ) -> int:
+        """Returns how many groups with offsets in [start, stop) `groups` leaves out, for metrics."""
+        opened = self._open_file(file, table)
+        offset = opened.columns.get(OFFSET)
+        bounds = (shape.bounds_of(offset) for shape in opened.shape.groups)
+        return sum(
+            not filters.may_match(levels) and (low is None or low < stop) and (high is None or high >= start)
+            for levels, (low, high) in zip(self._levels_of(file, table), bounds, strict=True)
+        )
 
     def rows_in(self, file: ScanDataFile | ScanDeleteFile, table: TableColumns) -> int:
         """Returns the number of rows that the file itself states, to be compared with its manifest."""
@@ -127,10 +168,52 @@ class FileReader:
 
     # --- rows ---
 
+    def decode_together(self, groups: Sequence[RowGroup], table: TableColumns) -> dict[RowGroupKey, Any]:
+        """Returns the rows of groups, for `shard_rows`. Groups of one file that follow each other are read together, in
+        one request to an object store. Those that are too large to hold are left out."""
+        decoded: dict[RowGroupKey, Any] = {}
+        missing: dict[str, list[RowGroup]] = {}
+        for group in groups:
+            if group.bytes > limits.SCAN_GROUP_BYTES_MAX or not self._has_required_columns(group, table):
+                continue
+            key = RowGroupKey(group.file.path, group.number)
+            rows = self._cache.get(key)
+            if rows is None:
+                missing.setdefault(group.file.path, []).append(group)
+            else:
+                decoded[key] = rows
+        for of_file in missing.values():
+            for run in _adjacent(sorted(of_file, key=lambda group: group.number)):
+                decoded |= self._decode_run(run, table)
+        return decoded
+
+    def _decode_run(self, groups: list[RowGroup], table: TableColumns) -> dict[RowGroupKey, Any]:
+        file, opened = groups[0].file, self._open_file(groups[0].file, table)
+        names = tuple(TYPES)
+        types = {opened.columns[name]: TYPES[name] for name in names if name in opened.columns}
+        tables = opened.format.tables(file.path, opened.shape, [group.number for group in groups], types)
+        decoded: dict[RowGroupKey, Any] = {}
+        for group, rows in zip(groups, tables, strict=True):
+            self._count_read(group, opened, types)
+            with decoding(file.path):
+                converted = to_envelope_columns(rows, opened.columns, names)
+            key = RowGroupKey(file.path, group.number)
+            decoded[key] = converted
+            self._cache.put(key, converted)
+        return decoded
+
     def shard_rows(
-        self, group: RowGroup, table: TableColumns, shard: int, deletes: tuple[ScanDeleteFile, ...], low: int, high: int
+        self,
+        group: RowGroup,
+        table: TableColumns,
+        shard: int,
+        deletes: tuple[ScanDeleteFile, ...],
+        low: int,
+        high: int,
+        decoded_groups: Mapping[RowGroupKey, Any] = MappingProxyType({}),
     ) -> ShardRows:
-        """Returns the live rows of the shard with offsets in [low, high)."""
+        """Returns the live rows of the shard with offsets in [low, high). `decoded_groups`: of `decode_together`; a
+        group that is not there is read."""
         if not self._has_required_columns(group, table):
             return ShardRows(no_rows(), [])
         deleted = self._deletes_in(group, deletes, table)
@@ -139,7 +222,8 @@ class FileReader:
             # the rows of the window are kept. Slow, but the memory of a scan stays bounded (hazard 22).
             parts = [_filter_rows(rows, shard, low, high) for rows in self.live_batches(group, table, deleted)]
             return ShardRows(sort_by_offset(pa.concat_tables(parts)) if parts else no_rows(), [])
-        decoded = self._decode(group, table)
+        key = RowGroupKey(group.file.path, group.number)
+        decoded = decoded_groups[key] if key in decoded_groups else self._decode(group, table)
         rows = drop_deleted(decoded, group.first_row, deleted)
         # Files of the pipeline have one shard each. Where the bounds prove that, filtering would only copy the rows.
         is_one_shard = group.shards.low == group.shards.high == shard and group.shards.low is not None
@@ -205,12 +289,22 @@ class FileReader:
     ) -> Iterator[Any]:
         """Decodes some columns of a group, with the envelope's names and types; columns that the file lacks are
         absent."""
-        self.groups_read += 1
         file, opened = group.file, self._open_file(group.file, table)
         types = {opened.columns[name]: TYPES[name] for name in names if name in opened.columns}
+        self._count_read(group, opened, types)
         for batch in opened.format.batches(file.path, opened.shape, group.number, types, batch_rows):
             with decoding(file.path):
                 yield to_envelope_columns(batch, opened.columns, names)
+
+    def _count_read(self, group: RowGroup, opened: OpenedFile, columns: Iterable[str]) -> None:
+        self.groups_read += 1
+        metrics.SCAN_GROUPS.labels("read").inc()
+        stored_bytes = opened.shape.groups[group.number].stored_bytes
+        size = sum(stored_bytes.get(column, 0) for column in columns)
+        # A format that does not tell: the share of the group's rows in the file.
+        metrics.SCAN_READ_BYTES.inc(
+            size if stored_bytes else group.file.size_bytes * group.rows // max(group.file.rows, 1)
+        )
 
 
 def _orc(open_file: OpenFile) -> FileFormat:
@@ -227,6 +321,36 @@ def _avro(open_file: OpenFile) -> FileFormat:
 
 # ORC and Avro are rare in tables of topics: their libraries are loaded with the first such file.
 FORMATS: Final[dict[str, Callable[[OpenFile], FileFormat]]] = {"parquet": ParquetFormat, "orc": _orc, "avro": _avro}
+
+
+def _weight(groups: Sequence[object]) -> int:
+    """Returns the share of a file in SCAN_FOOTER_GROUPS_MAX. A file with more groups than that fills the cache."""
+    return min(1 + len(groups), limits.SCAN_FOOTER_GROUPS_MAX)
+
+
+def _adjacent(groups: list[RowGroup]) -> Iterator[list[RowGroup]]:
+    """Yields runs of groups that follow each other in the file, of at most SCAN_FETCH_BYTES."""
+    run: list[RowGroup] = []
+    size = 0
+    for group in groups:
+        if run and (group.number != run[-1].number + 1 or size + group.bytes > limits.SCAN_FETCH_BYTES):
+            yield run
+            run, size = [], 0
+        run.append(group)
+        size += group.bytes
+    if run:
+        yield run
+
+
+def _group_levels(texts: Mapping[str, TextBounds], rows: int) -> GroupLevels | None:
+    """Returns the bounds of level columns, of those that the file has."""
+    levels = [
+        LevelBounds(text.low, text.high, text.nulls != rows, text.nulls != 0)
+        if (text := texts.get(name)) is not None
+        else None
+        for name in LEVELS
+    ]
+    return known_levels(levels)
 
 
 def _batch_rows(group: RowGroup) -> int:

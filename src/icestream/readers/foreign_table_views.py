@@ -110,6 +110,8 @@ class ForeignTableViews:
         try:
             async with lock:
                 cached = self._cached.get(topic_id)
+                # The start of that load and not its end: a commit before this request is in a table that was read after
+                # it.
                 if cached is not None and cached.loaded_ns > requested_ns and (is_fresh or self._is_watched):
                     return cached.view
                 return await self._load(topic_id)
@@ -124,6 +126,7 @@ class ForeignTableViews:
         """Loads the table of a topic; None if the topic has no table, or was detached from it. Raises
         TableUnreadable."""
         started_ns = self._clock.monotonic_ns()
+        # Out of the cache while it loads: a load that fails must not leave the outdated view behind.
         previous = self._cached.pop(topic_id, None)
         self._changed_during_load.discard(topic_id)
         key = foreign_table_key(topic_id)
@@ -135,6 +138,7 @@ class ForeignTableViews:
             return None
         identifier = Identifier(tuple(mirror.namespace), mirror.name)
         table, record = await self._load_record(topic_id, mirror, identifier)
+        # The same metadata file: its manifests are not read again, which is most of the cost of a load.
         if previous is not None and previous.view.record == record:
             view = previous.view
         else:
@@ -185,6 +189,7 @@ class ForeignTableViews:
 
     async def _watch(self) -> None:
         """Invalidates views with each commit of ours, which the pipeline records in the metadata store."""
+        # The watch begins before the cache is used: a commit between a load and the watch would go unnoticed.
         changes = self._store.watch(FOREIGN_TABLES, await self._store.revision())
         self._cached.clear()
         self._is_watched = True

@@ -4,15 +4,17 @@ processes never scan."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from icestream import limits
+from icestream.catalog.operations.file_rules import FileRule, refused_file
 from icestream.catalogs.object_files import SchemeFiles
 from icestream.iceberg.file_io import TableFiles
 from icestream.iceberg.location import normalize
 from icestream.iceberg.symlink_guard import SymlinkGuard, open_regular
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.model.scan_messages import ScanRequest, ScanResponse
 from icestream.readers.row_group_cache import NoRowGroupCache, open_row_group_cache
 from icestream.readers.row_group_cache_options import RowGroupCacheOptions
@@ -36,12 +38,15 @@ class LazyScanner:
         files: TableFiles,
         cache: RowGroupCacheOptions,
         roots: Sequence[str] = (),
+        rule_of: Callable[[TableMetadata], Awaitable[FileRule | None]] | None = None,
     ) -> None:
         """`new_tables` creates table views with an empty cache: `verify` must not rely on what was read before.
-        `roots`: locations of tables, out of which no symbolic link leads."""
+        `roots`: locations of tables, out of which no symbolic link leads. `rule_of`: which files of a table are read;
+        None: all."""
         self.new_tables = new_tables
         self.tables = new_tables()
         self._open = file_opener(files, roots)
+        self._rule_of = rule_of
         self._cache = cache
         self._offload = ThreadOffload("scan", limits.SCAN_THREADS)
         self._scanner: Scanner | None = None
@@ -61,15 +66,30 @@ class LazyScanner:
 
         return Scanner(self.tables, FileReader(self._open, open_row_group_cache(self._cache)), self._offload)
 
-    def verifier(self, view: TableView, log: Mapping[int, ShardLogState]) -> Verifier:
+    async def rule_of(self, view: TableView) -> FileRule | None:
+        """Returns which files of a table are read; None: all."""
+        return None if self._rule_of is None else await self._rule_of(view.table)
+
+    def verifier(self, view: TableView, log: Mapping[int, ShardLogState], rule: FileRule | None = None) -> Verifier:
         """Returns a verifier that shares no cache with readers. Blocks: the Parquet reader may have to be imported."""
         from icestream.readers.file_reader import FileReader
         from icestream.readers.verify.verifier import Verifier
 
-        return Verifier(view, FileReader(self._open, NoRowGroupCache()), StoredFiles(self._open), log)
+        # It also reads the manifests of snapshots that are not current, which no view has looked at.
+        open_file = self._open if rule is None else _refusing(rule, self._open)
+        return Verifier(view, FileReader(open_file, NoRowGroupCache()), StoredFiles(open_file), log)
 
     def close(self) -> None:
         self._offload.close()
+
+
+def _refusing(rule: FileRule, open_file: OpenFile) -> OpenFile:
+    def open_own(location: str) -> Any:
+        if rule.refuses(location):
+            raise refused_file(location)
+        return open_file(location)
+
+    return open_own
 
 
 def _import_scanner() -> None:

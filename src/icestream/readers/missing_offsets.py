@@ -1,5 +1,6 @@
 """Explains why committed offsets have no row in the table, for gap events of readers and for `verify`. Pure.
 
+retention     the topic does not keep them: they lie below its first kept offset (hazard 86)
 removed       an engine removed rows, and the catalog recorded which (removals beside the pointer, hazard 21)
 taken over    between two runs of the shard: only the log of the previous owner had them, if at all (hazard 2)
 before        the table receives the messages of its topic from a later offset on
@@ -21,6 +22,7 @@ from icestream.model.shard import GapState
 class GapCause(StrEnum):
     """Why offsets have no row; the head of the module explains each."""
 
+    RETENTION = "retention"
     REMOVED = "removed"
     TAKEN_OVER = "taken-over"
     BEFORE = "before"
@@ -28,6 +30,7 @@ class GapCause(StrEnum):
 
 
 GAP_STATES: Final = {
+    GapCause.RETENTION: GapState.DROPPED,
     GapCause.REMOVED: GapState.DROPPED,
     GapCause.TAKEN_OVER: GapState.PENDING,
     GapCause.BEFORE: GapState.LOST,
@@ -45,9 +48,14 @@ class ExplainedGap(NamedTuple):
     is_exact: bool = True  # False: some offsets of this range are missing, but it is not recorded which
 
 
-def explain(start: int, end: int, shard: int, binding: Binding, removals: Removals) -> list[ExplainedGap]:
-    """Splits the missing offsets [start, end) of a shard by cause. Exact explanations take precedence."""
+def explain(
+    start: int, end: int, shard: int, binding: Binding, removals: Removals, first: int = 0
+) -> list[ExplainedGap]:
+    """Splits the missing offsets [start, end) of a shard by cause. Exact explanations take precedence, the retention
+    before all others. `first`: the first kept offset of the shard."""
     explanations = _explanations(shard, binding, removals)
+    if first:
+        explanations.insert(0, ExplainedGap(0, first, GapCause.RETENTION, "removed by the topic's retention"))
     gaps: list[ExplainedGap] = []
     position = start
     while position < end:
@@ -60,6 +68,15 @@ def explain(start: int, end: int, shard: int, binding: Binding, removals: Remova
         gaps.append(covering._replace(start=position, end=stop))
         position = stop
     return gaps
+
+
+def recorded(
+    start: int, end: int, shard: int, binding: Binding, removals: Removals, first: int = 0
+) -> list[ExplainedGap]:
+    """Returns those of the offsets [start, end) that are missing by a record, whatever rows there are: for readers that
+    do not look at all rows."""
+    gaps = explain(start, end, shard, binding, removals, first)
+    return [gap for gap in gaps if gap.cause is not GapCause.UNEXPLAINED and gap.is_exact]
 
 
 def _unexplained(end: int) -> ExplainedGap:

@@ -12,14 +12,14 @@ from typing import Any, Final
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.orc as orc  # type: ignore[import-untyped]
 
-from icestream.readers.file_format import ColumnTypes, FileShape, RowGroupShape, decoding, split_rows
+from icestream.readers.file_format import ColumnTypes, FileShape, RowGroupShape, UnindexedFormat, decoding, split_rows
 from icestream.readers.stored_files import OpenFile
 
 _FIELD_ID: Final = b"iceberg.id"
 _DECODED_RATIO: Final = 4  # decoded bytes for each stored one, about: small integers and texts compress by that
 
 
-class OrcFormat:
+class OrcFormat(UnindexedFormat):
     def __init__(self, open_file: OpenFile) -> None:
         self._open = open_file
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from icestream import limits
 from icestream.readers.data_files import ScanBounds
-from icestream.readers.file_format import ColumnTypes, FileShape, RowGroupShape, decoding
+from icestream.readers.file_format import ColumnTypes, FileShape, RowGroupShape, TextBounds, decoding
 from icestream.readers.stored_files import OpenFile
 
 _FIELD_ID: Final = b"PARQUET:field_id"
@@ -27,7 +28,7 @@ class ParquetFormat:
             metadata = pq.read_metadata(source)
             ids = {field.name: _field_id(field) for field in metadata.schema.to_arrow_schema()}
             groups = map(metadata.row_group, range(metadata.num_row_groups))
-            shapes = tuple(RowGroupShape(group.num_rows, _bounds(group)) for group in groups)
+            shapes = tuple(RowGroupShape(group.num_rows, _bounds(group), _stored_bytes(group)) for group in groups)
         return FileShape(int(metadata.num_rows), ids, shapes, metadata)
 
     def decoded_bytes(self, path: str, shape: FileShape, number: int, columns: list[str]) -> int:
@@ -45,6 +46,12 @@ class ParquetFormat:
             rows = parquet.read_row_group(number, columns=names, use_threads=False)
         return sum(_value_bytes(chunk) for column in rows.columns for chunk in column.chunks)
 
+    def text_bounds(self, shape: FileShape, columns: Sequence[str]) -> list[list[TextBounds]]:
+        metadata = shape.detail
+        places = {metadata.schema.column(place).path: place for place in range(metadata.num_columns)}
+        groups = map(metadata.row_group, range(metadata.num_row_groups))
+        return [[_text_bounds(group.column(places[name])) for name in columns] for group in groups]
+
     def batches(
         self, path: str, shape: FileShape, number: int, types: ColumnTypes, batch_rows: int | None
     ) -> Iterator[Any]:
@@ -59,6 +66,15 @@ class ParquetFormat:
                 return
             for batch in parquet.iter_batches(batch_rows, [number], [*types], use_threads=False):
                 yield pa.Table.from_batches([batch])
+
+    def tables(self, path: str, shape: FileShape, numbers: Sequence[int], types: ColumnTypes) -> Iterator[Any]:
+        source = self._open(path)
+        with decoding(path):
+            if len(numbers) > 1 and not isinstance(source, pa.OSFile):
+                source = pa.PythonFile(_FetchedRange(source, *_byte_range(shape.detail, numbers)), "r")
+            with pq.ParquetFile(source, metadata=shape.detail, pre_buffer=len(numbers) == 1) as parquet:
+                for number in numbers:
+                    yield parquet.read_row_group(number, columns=[*types], use_threads=False)
 
 
 def _field_id(field: Any) -> int | None:
@@ -75,6 +91,72 @@ def _bounds(group: Any) -> dict[str, ScanBounds]:
         if statistics is not None and statistics.has_min_max and _is_comparable(statistics.logical_type):
             bounds[column.path_in_schema] = ScanBounds(_int(statistics.min_raw), _int(statistics.max_raw))
     return bounds
+
+
+def _stored_bytes(group: Any) -> dict[str, int]:
+    """Returns the size of each top-level column in the file."""
+    sizes: dict[str, int] = {}
+    for column in map(group.column, range(group.num_columns)):
+        name = column.path_in_schema.partition(".")[0]
+        sizes[name] = sizes.get(name, 0) + column.total_compressed_size
+    return sizes
+
+
+def _text_bounds(column: Any) -> TextBounds:
+    statistics = column.statistics
+    if statistics is None:
+        return TextBounds(None, None, None)
+    # Texts are compared by their bytes. Other types of the same physical type may be ordered differently.
+    has_bounds = statistics.has_min_max and statistics.logical_type.type == "STRING"
+    low, high = (statistics.min_raw, statistics.max_raw) if has_bounds else (None, None)
+    return TextBounds(low, high, statistics.null_count if statistics.has_null_count else None)
+
+
+def _byte_range(metadata: Any, numbers: Sequence[int]) -> tuple[int, int]:
+    """Returns where the first of these groups begins in the file, and where the last one ends."""
+    columns = [metadata.row_group(number).column(place) for number in numbers for place in range(metadata.num_columns)]
+    starts = [
+        min(column.dictionary_page_offset or column.data_page_offset, column.data_page_offset) for column in columns
+    ]
+    ends = [start + column.total_compressed_size for start, column in zip(starts, columns, strict=True)]
+    return min(starts), max(ends)
+
+
+class _FetchedRange(io.RawIOBase):
+    """A file in an object store, of which a range was fetched in one request. What lies outside is not read."""
+
+    def __init__(self, source: Any, start: int, end: int) -> None:
+        super().__init__()
+        self._size = source.size()
+        source.seek(start)
+        self._data = memoryview(source.read(end - start))
+        self._start = start
+        self._position = 0
+        source.close()
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def size(self) -> int:
+        return int(self._size)
+
+    def seek(self, position: int, whence: int = io.SEEK_SET) -> int:
+        self._position = position + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size()}[whence]
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        begin = self._position - self._start
+        if begin < 0:
+            raise OSError(f"read at {self._position} in front of the fetched range, which begins at {self._start}")
+        data = self._data[begin:] if size < 0 else self._data[begin : begin + size]
+        self._position += len(data)
+        return bytes(data)
 
 
 def _is_comparable(logical_type: Any) -> bool:

@@ -15,6 +15,7 @@ from icestream.readers.file_reader import FileReader, RowGroup, rows_of_shard
 from icestream.readers.offset_windows import OffsetSpan
 from icestream.readers.sections import OFFSET, SHARD
 from icestream.readers.table_view import TableView
+from icestream.readers.topic_filters import TopicFilters
 
 
 class RowGroupIndex:
@@ -25,10 +26,13 @@ class RowGroupIndex:
         # by path, row group and shard; None: no row of the shard
         self._bounds: LRUCache[tuple[str, int, int], tuple[int, int] | None] = LRUCache(limits.SCAN_FOOTERS_MAX)
 
-    def spans(self, view: TableView, file: ScanDataFile, shard: int, position: int) -> list[OffsetSpan[RowGroup]]:
-        """Returns the row groups of a file that can hold offsets of the shard at or after the position."""
+    def spans(
+        self, view: TableView, file: ScanDataFile, shard: int, position: int, filters: TopicFilters | None = None
+    ) -> list[OffsetSpan[RowGroup]]:
+        """Returns the row groups of a file that can hold offsets of the shard at or after the position, in rows that
+        the filters match."""
         spans = []
-        for group in self._files.groups(file, view.columns):
+        for group in self._files.groups(file, view.columns, filters):
             low, high = group.offsets
             if not group.shards.may_hold(shard) or (high is not None and high < position):
                 continue

@@ -10,8 +10,8 @@ null in every row, are left out of the blocks. No Python code runs for each mess
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -71,6 +71,37 @@ def to_sections(
             for at in range(start, end, limits.BLOCK_ROWS_MAX)
         )
         sections.append(ScanSection(offsets[start], end - start, times[start], epoch_of(offsets[start]), body))
+    return sections
+
+
+def to_sparse_sections(rows: Any, epoch_starts: Sequence[tuple[int, int]], bytes_max: int) -> list[ScanSection]:
+    """Returns the first rows as sections whose rows have any offsets and append times: as many as fit, at least one.
+    Messages that a filter selects are seldom neighbours, and a section for each would cost more than the message.
+
+    `epoch_starts`: (first offset, shard epoch), rising.
+    """
+    rows = _encode_headers(rows.slice(0, _rows_to_inspect(rows, bytes_max)).combine_chunks())
+    rows = rows.slice(0, _rows_that_fit(rows, bytes_max))
+    offsets, times = int64s(rows[OFFSET]), int64s(_append_times(rows))
+    columns = [source for column in envelope.COLUMNS if (source := _column_source(rows, column)) is not None]
+    firsts = [first for first, _ in epoch_starts]
+    cuts = {bisect_left(offsets, first) for first in firsts} | {*range(0, len(rows), limits.BLOCK_ROWS_MAX)}
+    starts = sorted(cut for cut in cuts if cut < len(rows))
+    sections = []
+    for start, end in pairwise([*starts, len(rows)]):
+        epoch = epoch_starts[max(bisect_right(firsts, offsets[start]) - 1, 0)][1]
+        body = _encode_block(columns, start, end)
+        sections.append(
+            ScanSection(
+                offsets[start],
+                end - start,
+                times[start],
+                epoch,
+                body,
+                bytes(offsets[start:end]),
+                bytes(times[start:end]),
+            )
+        )
     return sections
 
 

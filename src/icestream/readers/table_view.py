@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from icestream import errors
@@ -32,14 +33,17 @@ class TableView:
         table: TableMetadata,
         files: SnapshotFiles,
         mirror: Mapping[int, int] | None = None,
+        first: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
-        """`mirror`: for a table in another catalog, the committed offsets in our own metadata store."""
+        """`mirror`: for a table in another catalog, the committed offsets in our own metadata store. `first`: the first
+        kept offsets, which a retention raises."""
         self.identifier = identifier
         self.mirror = mirror
         self.record = record
         self.table = table
         self.files = files
         self.columns = table_columns(table.current_schema, table.properties)
+        self.first_offsets = first
         self._shard_files: dict[int, ShardFiles] = {}
 
     @property
@@ -54,6 +58,10 @@ class TableView:
     def end(self, shard: int) -> int:
         """Returns the committed offset of the shard: one past the last committed message."""
         return self.binding.committed().get(shard, 0)
+
+    def first(self, shard: int) -> int:
+        """Returns the first kept offset of the shard: what files have below it is not read."""
+        return self.first_offsets.get(shard, 0)
 
     def epoch_of(self, shard: int, offset: int) -> int:
         runs = self.binding.runs[shard]

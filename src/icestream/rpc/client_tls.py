@@ -1,16 +1,24 @@
-"""TLS of dialled connections: what a client trusts, and the certificate that it shows."""
+"""TLS of dialled connections: what a client trusts, and the certificate that it shows.
+
+A program names a ClientTls. Commands, and programs that name none, take it from variables, if one of them is set:
+
+    ICESTREAM_CA_FILE             the authorities; `system`: those of this machine, as without it
+    ICESTREAM_CERTIFICATE_FILE    the certificate of the client, and ICESTREAM_KEY_FILE its key
+"""
 
 from __future__ import annotations
 
-import asyncio
 import ssl
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from icestream import errors
 
-# The name by which a transport of the native wire has the certificate of its peer.
-PEER_CERTIFICATE: Final = "peer_certificate"
+CA_VARIABLE: Final = "ICESTREAM_CA_FILE"
+CERTIFICATE_VARIABLE: Final = "ICESTREAM_CERTIFICATE_FILE"
+KEY_VARIABLE: Final = "ICESTREAM_KEY_FILE"
+SYSTEM: Final = "system"
 
 
 class ClientTls(NamedTuple):
@@ -45,6 +53,14 @@ class ClientTls(NamedTuple):
         return context
 
 
+def tls_of_variables(environment: Mapping[str, str]) -> ClientTls | None:
+    """What the variables name; None if none is set: plain text."""
+    ca, certificate, key = (environment.get(name) or None for name in (CA_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE))
+    if ca is None and certificate is None and key is None:
+        return None
+    return ClientTls(None if ca == SYSTEM else ca, certificate, key)
+
+
 ClientTls.ca.__doc__ = "The authorities that may sign a broker's certificate; None: those of this machine."
 ClientTls.certificate.__doc__ = "What the client shows to brokers that ask for it."
 ClientTls.key.__doc__ = "The private key of the certificate; only its owner may read the file."
@@ -52,10 +68,3 @@ ClientTls.server_name.__doc__ = (
     "The name that the broker's certificate must have; empty: the host of the address. Of a cluster every node's "
     "certificate must have it."
 )
-
-
-def peer_certificate(transport: asyncio.BaseTransport) -> bytes | None:
-    """The verified certificate of the other side, in DER; None without one."""
-    given: bytes | None = transport.get_extra_info(PEER_CERTIFICATE)
-    tls: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
-    return given if tls is None else tls.getpeercert(binary_form=True)

@@ -6,7 +6,7 @@
               frame_bytes_max  the largest frame that the client accepts (the size field of a frame, see frame.py)
               compression      names, the client's favourite first; unknown ones are ignored
               credential       optional; one of {token}, {user, password}, and, on the local socket, {role, secret}.
-                               Who the client is follows from it or from its certificate, never from `client`
+                               The client's identity follows from it or from its certificate, never from `client`
     WELCOME   version          the version in use: the highest that both support
               node             the name of the broker
               frame_bytes_max  the largest frame that the broker accepts
@@ -54,9 +54,10 @@ class HelloCredential:
     secret: str = field(default="", repr=False)
 
 
-def role_credential(role: str, secret: str) -> HelloCredential | None:
-    """The credential of a process of the node; None for one that was started without a secret."""
-    return HelloCredential(role=role, secret=secret) if secret else None
+def role_credential(role: str, secret: str) -> HelloCredential:
+    """The credential of a process of the node. `secret`: empty for a process without one, which a broker without
+    accounts admits; another one refuses it with the command that makes a secret."""
+    return HelloCredential(role=role, secret=secret)
 
 
 class Hello(NamedTuple):

@@ -7,6 +7,7 @@ while disconnected: an attempt every LINK_RETRY_SECONDS_MIN, doubling up to LINK
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 from icestream import errors, limits
@@ -19,12 +20,21 @@ from icestream.runtime.clock import Clock
 _RETRY_HINT = "the call is retried automatically"
 
 
+def _no_credential() -> None:
+    return None
+
+
 class LinkKeeper:
     """The link of one process to its broker, and the reason while there is none."""
 
     def __init__(
-        self, path: Path, client: str, clock: Clock, credential: handshake.HelloCredential | None = None
+        self,
+        path: Path,
+        client: str,
+        clock: Clock,
+        credential: Callable[[], handshake.HelloCredential | None] = _no_credential,
     ) -> None:
+        """`credential` is called for each link: it may have changed since the last one."""
         self._path = path
         self._credential = credential
         self._client = client
@@ -46,9 +56,9 @@ class LinkKeeper:
         try:
             while True:
                 try:
-                    self.link = await open_link(self._path, self._client, self._credential)
+                    self.link = await open_link(self._path, self._client, self._credential())
                 except errors.IcestreamError as error:
-                    self._error = errors.ConnectionLost(error.message, hint=_RETRY_HINT)
+                    self._error = errors.ConnectionLost(str(error), hint=_RETRY_HINT)
                     await self._clock.sleep(backoff.next_seconds())
                     continue
                 backoff.reset()

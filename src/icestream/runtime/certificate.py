@@ -6,6 +6,7 @@ version, serialNumber, signature, issuer, validity SEQUENCE { notBefore, notAfte
 
 from __future__ import annotations
 
+import hashlib
 import ssl
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,11 +30,21 @@ def end_of_file(path: Path) -> datetime:
 
 def end_of_text(text: str, path: str) -> datetime:
     """The same for the contents of the file `path`. Raises DecodeError."""
+    return min(map(end_of, _certificates(text, path)))
+
+
+def digest_of_text(text: str, path: str) -> str:
+    """The SHA-256 of the first certificate in the contents of the file `path`, in hexadecimal. Raises DecodeError."""
+    return hashlib.sha256(_certificates(text, path)[0]).hexdigest()
+
+
+def _certificates(text: str, path: str) -> list[bytes]:
+    """The certificates of a file in DER. Raises DecodeError."""
     parts = [part.partition(_END)[0] for part in text.split(_BEGIN)[1:]]
     if not parts:
         raise errors.DecodeError(f"{path} has no certificate")
     try:
-        return min(end_of(ssl.PEM_cert_to_DER_cert(f"{_BEGIN}{part}{_END}\n")) for part in parts)
+        return [ssl.PEM_cert_to_DER_cert(f"{_BEGIN}{part}{_END}\n") for part in parts]
     except ValueError as error:
         raise errors.DecodeError(f"{path} has no readable certificate: {error}") from None
 

@@ -6,8 +6,15 @@
     BUSY         a request is being answered, or consumers and producers are open  never closed for another one
 
 So a connection that sends requests always finds a place while any other connection does not. When all are BUSY, a new
-one is refused. At such a time `reserve` places beyond the capacity accept new connections that can prove that they
-belong to this node: the listener decides that when the first request is complete (`is_reserved`).
+one is refused.
+
+Where clients have accounts, a connection is a *stranger* until it has proved a credential (`recognise`), for ever if it
+has none. Strangers have a part of the places, STRANGERS_SHARE, and are closed for each other only; the rest is for the
+others. So a flood of connections without a credential closes no connection that has one, and keeps none from coming
+(hazard 120).
+
+When all places are taken by busy connections, `reserve` places beyond the capacity accept new connections that can
+prove that they belong to this node: the listener decides that when the first request is complete (`is_reserved`).
 """
 
 from __future__ import annotations
@@ -17,6 +24,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 Connection = TypeVar("Connection")
 CROWDED_SHARE: Final = 0.95
+STRANGERS_SHARE: Final = 0.25
 
 
 class Standing(Enum):
@@ -60,6 +68,14 @@ class RoomState(NamedTuple):
         return self.busy >= self.capacity
 
 
+class _Group(Enum):
+    """Which places a connection may have."""
+
+    KNOWN = auto()
+    STRANGER = auto()
+    RESERVED = auto()
+
+
 class ConnectionRoom(Generic[Connection]):
     """The places of one listener."""
 
@@ -68,62 +84,93 @@ class ConnectionRoom(Generic[Connection]):
         self._listener = listener
         self._capacity = capacity
         self._reserve = reserve
-        self._by_standing: dict[Standing, dict[Connection, None]] = {standing: {} for standing in Standing}
-        self._standings: dict[Connection, Standing] = {}
-        self._reserved: set[Connection] = set()
+        self._strangers_max = max(int(capacity * STRANGERS_SHARE), 1)
+        # In each, the connection first that has had the standing longest.
+        self._connections: dict[tuple[_Group, Standing], dict[Connection, None]] = {
+            (group, standing): {} for group in _Group for standing in Standing
+        }
+        self._places: dict[Connection, tuple[_Group, Standing]] = {}
+        self._counts = dict.fromkeys(_Group, 0)
         self.evicted = 0
         self.refused = 0
 
     def __len__(self) -> int:
-        return len(self._standings)
+        return len(self._places)
 
     @property
     def state(self) -> RoomState:
-        busy = len(self._by_standing[Standing.BUSY])
+        busy = sum(len(self._connections[group, Standing.BUSY]) for group in _Group)
         return RoomState(self._listener, self._capacity, len(self), busy, self.evicted, self.refused)
 
-    def admit(self, connection: Connection) -> Admission[Connection]:
-        """Admits a connection as SILENT, or refuses it. The caller closes the evicted one, which has left the room."""
-        if len(self) - len(self._reserved) < self._capacity:
-            self._put(connection, Standing.SILENT)
+    def admit(self, connection: Connection, *, is_stranger: bool = False) -> Admission[Connection]:
+        """Admits a connection as SILENT, or refuses it. The caller closes the evicted one, which has left the room.
+
+        `is_stranger`: clients have accounts, and this one has not proved a credential.
+        """
+        group = _Group.STRANGER if is_stranger else _Group.KNOWN
+        has_place = not is_stranger or self._counts[_Group.STRANGER] < self._strangers_max
+        if has_place and len(self) - self._counts[_Group.RESERVED] < self._capacity:
+            self._put(connection, group, Standing.SILENT)
             return Admission(True)
-        evicted = self._least_useful(is_reserved=False)
-        is_reserved = evicted is None and self._reserve > 0
-        if is_reserved and len(self._reserved) >= self._reserve:
-            evicted = self._least_useful(is_reserved=True)
-            is_reserved = evicted is not None
-        if evicted is None and not is_reserved:
+        evicted = self._least_useful(_Group.STRANGER)
+        if evicted is None and has_place:
+            evicted = self._least_useful(_Group.KNOWN)
+        if evicted is None and self._reserve:
+            group = _Group.RESERVED
+            if self._counts[group] >= self._reserve:
+                evicted = self._least_useful(group)
+        if evicted is None and (group is not _Group.RESERVED or self._counts[group] >= self._reserve):
             self.refused += 1
             return Admission(False)
-        if evicted is not None:
-            self.leave(evicted)
-            self.evicted += 1
-        self._put(connection, Standing.SILENT)
-        if is_reserved:
-            self._reserved.add(connection)
-        return Admission(True, evicted, is_reserved)
+        self._evict(evicted)
+        self._put(connection, group, Standing.SILENT)
+        return Admission(True, evicted, group is _Group.RESERVED)
+
+    def recognise(self, connection: Connection) -> Connection | None:
+        """A stranger has proved a credential. Returns the connection that must be closed for it, and has left the room.
+
+        While all connections that are no strangers are busy, it stays one.
+        """
+        group, standing = self._places.get(connection, (None, Standing.SILENT))
+        if group is not _Group.STRANGER:
+            return None
+        evicted = None
+        if self._counts[_Group.KNOWN] >= self._capacity - self._strangers_max:
+            evicted = self._least_useful(_Group.KNOWN)
+            if evicted is None:
+                return None
+        self._evict(evicted)
+        self.leave(connection)
+        self._put(connection, _Group.KNOWN, standing)
+        return evicted
 
     def move(self, connection: Connection, standing: Standing) -> None:
         """Changes the standing of a connection; it becomes the last of that standing to be closed."""
-        former = self._standings.get(connection)
-        if former is not None:
-            del self._by_standing[former][connection]
-            self._put(connection, standing)
+        place = self._places.get(connection)
+        if place is not None:
+            self.leave(connection)
+            self._put(connection, place[0], standing)
 
     def leave(self, connection: Connection) -> None:
         """Frees the place of a connection."""
-        standing = self._standings.pop(connection, None)
-        if standing is not None:
-            del self._by_standing[standing][connection]
-            self._reserved.discard(connection)
+        place = self._places.pop(connection, None)
+        if place is not None:
+            del self._connections[place][connection]
+            self._counts[place[0]] -= 1
 
-    def _put(self, connection: Connection, standing: Standing) -> None:
-        self._standings[connection] = standing
-        self._by_standing[standing][connection] = None
+    def _put(self, connection: Connection, group: _Group, standing: Standing) -> None:
+        self._places[connection] = group, standing
+        self._connections[group, standing][connection] = None
+        self._counts[group] += 1
 
-    def _least_useful(self, *, is_reserved: bool) -> Connection | None:
+    def _evict(self, connection: Connection | None) -> None:
+        if connection is not None:
+            self.leave(connection)
+            self.evicted += 1
+
+    def _least_useful(self, group: _Group) -> Connection | None:
+        """The first of a group to be closed; None if all of them are busy."""
         for standing in (Standing.SILENT, Standing.IDLE, Standing.RECEIVING):
-            for connection in self._by_standing[standing]:
-                if (connection in self._reserved) == is_reserved:
-                    return connection
+            if connections := self._connections[group, standing]:
+                return next(iter(connections))
         return None

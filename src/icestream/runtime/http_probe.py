@@ -37,11 +37,11 @@ async def probe(
     try:
         async with asyncio.timeout(seconds):
             request = f"GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
-            head = await _head(host, port, request, None if tls is None else own_client_context(tls.pem[0]))
+            head = await _head(host, port, request, None if tls is None else own_client_context(tls.pem.chain))
     except TimeoutError:
         raise errors.ConnectionLost(f"{address} does not answer within {seconds:g} s") from None
     except (OSError, EOFError, asyncio.LimitOverrunError) as error:
-        if tls is not None and tls.pem[3] and not isinstance(error, ConnectionRefusedError):
+        if tls is not None and tls.pem.is_client_required and not isinstance(error, ConnectionRefusedError):
             return ProbeAnswer(200, None)
         raise errors.ConnectionLost(f"{address} does not answer: {error}") from None
     answer = parse_head(head)
@@ -51,6 +51,7 @@ async def probe(
 
 
 async def _head(host: str, port: int, request: str, context: ssl.SSLContext | None) -> bytes:
+    """Sends the request and returns the head of the answer; its body is not read."""
     reader, writer = await asyncio.open_connection(host, port, limit=limits.HTTP_HEAD_BYTES_MAX, ssl=context)
     try:
         writer.write(request.encode("ascii"))

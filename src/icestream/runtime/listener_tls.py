@@ -11,6 +11,7 @@ fit each other, and the next look finds them whole.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import ssl
@@ -18,18 +19,28 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from icestream import errors, limits
-from icestream.runtime.certificate import end_of_text
+from icestream.runtime.certificate import digest_of_text, end_of_text
 from icestream.runtime.clock import Clock
 from icestream.runtime.secret_file import check_secret_file
 from icestream.settings import Settings
 from icestream.settings.tls import ClientCertificates, ListenerTlsSection
 
-# Chain, key, authorities of clients (None: clients show nothing), whether they must, whether TLS 1.2 is refused.
-Pem = tuple[bytes, bytes, bytes | None, bool, bool]
-LISTENERS: Final = ("native", "danube", "http", "lake")
+# The name by which a transport of the native wire has the certificate of its peer.
+PEER_CERTIFICATE: Final = "peer_certificate"
+LISTENERS: Final = ("native", "danube", "mqtt", "http", "lake")
+
+
+class Pem(NamedTuple):
+    """The contents of a listener's files, and what they mean for its clients. The native part takes it as a tuple."""
+
+    chain: bytes
+    key: bytes
+    client_authorities: bytes | None  # None: clients show no certificate
+    is_client_required: bool  # clients without a certificate are refused
+    is_latest_only: bool  # TLS 1.2 is refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +53,11 @@ class TlsFiles:
     client_ca: Path | None = None
     client_certificates: ClientCertificates = "none"
     is_latest_only: bool = False
+    client_ca_setting: str = ""  # default: `client_ca` beside the certificate
+
+    @property
+    def authority_setting(self) -> str:
+        return self.client_ca_setting or self.setting.removesuffix("certificate") + "client_ca"
 
     def read(self) -> Pem:
         """The contents of the files. Raises ConfigurationError."""
@@ -49,12 +65,10 @@ class TlsFiles:
         check_secret_file(f"{section}key", self.key)
         authorities = None
         if self.client_ca is not None and self.client_certificates != "none":
-            authorities = _read(f"{section}client_ca", self.client_ca)
+            authorities = _read(self.authority_setting, self.client_ca)
         is_required = self.client_certificates == "required"
-        return (
-            _read(self.setting, self.certificate), _read(f"{section}key", self.key), authorities, is_required,
-            self.is_latest_only,
-        )  # fmt: skip
+        chain, key = _read(self.setting, self.certificate), _read(f"{section}key", self.key)
+        return Pem(chain, key, authorities, is_required, self.is_latest_only)
 
     def state(self) -> tuple[tuple[int, int, int] | None, ...]:
         """Differs when a file has changed."""
@@ -111,8 +125,13 @@ class ListenerTls:
     def end(self) -> datetime | None:
         """When the first certificate in use expires."""
         with contextlib.suppress(errors.DecodeError):
-            return end_of_text(self.pem[0].decode("latin-1"), str(self.files.certificate))
+            return end_of_text(self.pem.chain.decode("latin-1"), str(self.files.certificate))
         return None
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the certificate in use, in hexadecimal."""
+        return digest_of_text(self.pem.chain.decode("latin-1"), str(self.files.certificate))
 
     def refresh(self) -> bool:
         """Reads the files again if they have changed; returns whether anything did. A pair that cannot be used is
@@ -152,13 +171,28 @@ def server_context(pem: Pem) -> ssl.SSLContext:
     chain, key, authorities, is_required, is_latest_only = pem
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3 if is_latest_only else ssl.TLSVersion.TLSv1_2
-    # From memory: by the time OpenSSL opens the files, they may be others than those that were read.
-    with _memory_file(chain) as chain_path, _memory_file(key) as key_path:
-        # A key with a passphrase would ask for it on the terminal.
-        context.load_cert_chain(chain_path, key_path, password=lambda: b"")
+    _load_pair(context, chain, key)
     if authorities is not None:
         context.load_verify_locations(cadata=authorities.decode("latin-1"))
         context.verify_mode = ssl.CERT_REQUIRED if is_required else ssl.CERT_OPTIONAL
+    return context
+
+
+def peer_certificate(transport: asyncio.BaseTransport) -> bytes | None:
+    """The verified certificate of the other side of a connection, in DER; None without one."""
+    certificate: bytes | None = transport.get_extra_info(PEER_CERTIFICATE)
+    tls: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
+    return certificate if tls is None else tls.getpeercert(binary_form=True)
+
+
+def peer_client_context(pem: Pem) -> ssl.SSLContext:
+    """For a node that dials another one: it presents the same certificate, and trusts the same authorities, as in the
+    connections that it accepts. Raises ssl.SSLError for bytes that cannot be used."""
+    chain, key, authorities, _, _ = pem
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    _load_pair(context, chain, key)
+    context.load_verify_locations(cadata=(authorities or b"").decode("latin-1"))
     return context
 
 
@@ -180,6 +214,13 @@ def own_client_context(chain: bytes) -> ssl.SSLContext:
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.load_verify_locations(cadata=chain.decode("latin-1"))
     return context
+
+
+def _load_pair(context: ssl.SSLContext, chain: bytes, key: bytes) -> None:
+    # From memory: by the time OpenSSL opens the files, they may be others than those that were read.
+    with _memory_file(chain) as chain_path, _memory_file(key) as key_path:
+        # A key with a passphrase would ask for it on the terminal.
+        context.load_cert_chain(chain_path, key_path, password=lambda: b"")
 
 
 @contextlib.contextmanager

@@ -1,4 +1,5 @@
-"""Accepts connections with TLS on an event loop: a protocol hears of a connection when its handshake is done.
+"""Accepts connections on an event loop that begin with something else than their protocol: a TLS handshake, or what a
+load balancer sends in front of it. A protocol hears of a connection when that is done.
 
     half open    at most TLS_HALF_OPEN_MAX, each for TLS_HANDSHAKE_SECONDS_MAX; at the bound the oldest is closed for a
                  new one, and no connection that is open (hazard 120)
@@ -12,12 +13,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
 
-from icestream import limits
+from icestream import errors, limits
 from icestream.runtime.listener_tls import ListenerTls
 
 ACCEPT_PAUSE_SECONDS = 0.1
+
+NewProtocol: TypeAlias = Callable[[], asyncio.BaseProtocol]
 
 
 class TlsServer:
@@ -26,14 +30,20 @@ class TlsServer:
     def __init__(
         self,
         listening: socket.socket,
-        new_protocol: Callable[[], asyncio.BaseProtocol],
-        tls: ListenerTls,
+        new_protocol: NewProtocol,
+        tls: ListenerTls | None,
+        read_prelude: Callable[[socket.socket], Awaitable[NewProtocol]] | None = None,
     ) -> None:
-        """`listening` is given away."""
+        """`listening` is given away. `tls`: None for plain text.
+
+        `read_prelude` reads what comes before the handshake, and nothing more, and returns what makes the protocol of
+        this connection. It may raise DecodeError.
+        """
         self._loop = asyncio.get_running_loop()
         self._socket = listening
         self._new_protocol = new_protocol
         self._tls = tls
+        self._read_prelude = read_prelude
         self._half_open_max = limits.TLS_HALF_OPEN_MAX
         self._handshake_seconds = limits.TLS_HANDSHAKE_SECONDS_MAX
         self._half_open: dict[asyncio.Task[None], None] = {}  # oldest first
@@ -78,13 +88,18 @@ class TlsServer:
     async def _shake_hands(self, connection: socket.socket) -> None:
         try:
             async with asyncio.timeout(self._handshake_seconds):
+                new_protocol = self._new_protocol
+                if self._read_prelude is not None:
+                    new_protocol = await self._read_prelude(connection)
+                context = None if self._tls is None else self._tls.context
+                seconds = None if self._tls is None else self._handshake_seconds
                 await self._loop.connect_accepted_socket(
-                    self._new_protocol, connection, ssl=self._tls.context, ssl_handshake_timeout=self._handshake_seconds
+                    new_protocol, connection, ssl=context, ssl_handshake_timeout=seconds
                 )
-        except (OSError, EOFError):  # ssl.SSLError and TimeoutError are OSErrors
+        except (OSError, EOFError, errors.DecodeError):  # ssl.SSLError and TimeoutError are OSErrors
             self.failed += 1
             connection.close()
-        except asyncio.CancelledError:
+        except BaseException:  # a cancelled handshake or an unexpected error: the socket must not leak
             connection.close()
             raise
 

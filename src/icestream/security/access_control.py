@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Protocol
 
 from icestream import errors, limits
@@ -138,13 +138,16 @@ class AccessControl:
             self._find_end = find_end
         if self.authenticator is not None:
             self.authenticator.forget_tokens()
-        async for session in self._in_slices():
+        slices = _Slices(self._clock)
+        for session in list(self._sessions):
+            await slices.pause()
             if session.closed is None and (ended := self._ended(session.identity)) is not None:
                 session.end(ended)
                 continue
             is_asked = is_switched_on and not session.identity.principal.is_internal
             if not is_asked or not session.ask_to_reconnect(_switched_on()):
-                session.decide_again()
+                for _ in session.decide_again():
+                    await slices.pause()
 
     def _ended(self, identity: CallerIdentity) -> errors.IcestreamError | None:
         """Why the credential of an open session is not valid any more; None while it is."""
@@ -181,16 +184,22 @@ class AccessControl:
 
     async def close_holds(self, reason: errors.IcestreamError) -> int:
         """Closes the holds of all sessions; returns how many. The sessions stay."""
-        count = 0
-        async for session in self._in_slices():
+        count, slices = 0, _Slices(self._clock)
+        for session in list(self._sessions):
+            await slices.pause()
             count += session.close_holds(reason)
         return count
 
-    async def _in_slices(self) -> AsyncIterator[AccessSession]:
-        """All present sessions; lets the loop run after each ACCESS_SLICE_NS."""
-        deadline = self._clock.monotonic_ns() + limits.ACCESS_SLICE_NS
-        for session in list(self._sessions):
-            yield session
-            if self._clock.monotonic_ns() >= deadline:
-                await asyncio.sleep(0)
-                deadline = self._clock.monotonic_ns() + limits.ACCESS_SLICE_NS
+
+class _Slices:
+    """Work on the event loop in slices of ACCESS_SLICE_NS."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._deadline = clock.monotonic_ns() + limits.ACCESS_SLICE_NS
+
+    async def pause(self) -> None:
+        """Lets the loop run if the slice is over."""
+        if self._clock.monotonic_ns() >= self._deadline:
+            await asyncio.sleep(0)
+            self._deadline = self._clock.monotonic_ns() + limits.ACCESS_SLICE_NS

@@ -3,7 +3,9 @@
     AccessPolicy   roles by name, grants, the revision of the metadata store at which they were read
     AccessRole     a name and rules
     AccessRule     actions and a pattern
-    Grant          a principal, and a role or a single rule; `is_parked` while its topic is deleted (hazard 117)
+    Grant          a principal, and a role or a single rule; `is_parked` while its topic is deleted (hazard 117).
+                   A `scope` narrows a role to a namespace, a topic or a schema: the rules give what they give
+                   there. Administration has no narrower form, so a role with a scope does not give it
 
 Rules only allow; what no rule allows is denied. Every action includes `describe` of the same resource: an answer would
 have to lie about it otherwise. An identity has the roles and rules that are granted to its principal, the roles of its
@@ -11,7 +13,8 @@ credential, and what is granted to `anonymous`. A rule with the action `admin` o
 allows every action on every resource, except on what belongs to the node itself: `/system/…` can be read, nothing else,
 and by no wildcard: a rule for `/*/*` is not meant for the audit. A principal of Danube's shared key, and `anonymous`,
 never administer, whatever is granted to them (hazard 116).
-A rule that allows to describe something in a namespace allows to describe the namespace.
+A rule that allows to describe something in a namespace allows to describe the namespace. A rule about MQTT topics gives
+produce, consume and describe of them, whatever else it names (mqtt_rights.py).
 
 While security is off (`AccessPolicy.is_enabled` is False) everything is allowed, as on a broker that was never secured.
 """
@@ -32,28 +35,38 @@ SYSTEM_NAMESPACE: Final = "system"
 _SYSTEM_ACTIONS: Final = frozenset(
     {Action.CONSUME, Action.DESCRIBE, Action.TABLE_READ, Action.QUERY, Action.BACKUP, Action.MAINTAIN}
 )
+# What a rule about MQTT topics can give: never a table, a query or a backup (hazard 118).
+MQTT_ACTIONS: Final = frozenset({Action.PRODUCE, Action.CONSUME, Action.DESCRIBE})
 
 
 class AccessRule(NamedTuple):
-    """Allows actions on the resources of a pattern."""
+    """Allows actions on the resources of a pattern, of those in `scope` if there is one."""
 
     actions: frozenset[Action]
     pattern: Pattern
+    scope: Pattern | None = None
 
     def __str__(self) -> str:
-        return f"{','.join(sorted(action.value for action in self.actions))} on {self.pattern}"
+        text = f"{','.join(sorted(action.value for action in self.actions))} on {self.pattern}"
+        return text if self.scope is None else f"{text}, in {self.scope}"
 
     @property
     def is_administration(self) -> bool:
         """True for a rule that allows everything."""
-        return Action.ADMIN in self.actions and self.pattern.kind is ResourceKind.CLUSTER
+        return Action.ADMIN in self.actions and self.pattern.kind is ResourceKind.CLUSTER and self.scope is None
 
     def allows(self, action: Action, resource: Resource, claims: Mapping[str, str]) -> bool:
         if self.is_administration:
             return True
         if action not in self.actions and action is not Action.DESCRIBE:
             return False
-        if _is_system(resource) and self.pattern.segments[:1] != (SYSTEM_NAMESPACE,):
+        if self.scope is not None and not self.scope.encloses(resource):
+            is_shown = action is Action.DESCRIBE and self.scope.reaches_into(resource, {})
+            if not is_shown:
+                return False
+        if resource.kind is ResourceKind.MQTT and action not in MQTT_ACTIONS:
+            return False
+        if is_system(resource) and self.pattern.segments[:1] != (SYSTEM_NAMESPACE,):
             return False
         if self.pattern.matches(resource, claims):
             return True
@@ -73,9 +86,11 @@ class Grant(NamedTuple):
     role: str = ""
     rule: AccessRule | None = None
     is_parked: bool = False
+    scope: Pattern | None = None
 
     def __str__(self) -> str:
-        return f"grant {self.grant_id} of {self.principal}: {f'role {self.role}' if self.role else self.rule}"
+        place = "" if self.scope is None else f" in {self.scope}"
+        return f"grant {self.grant_id} of {self.principal}: {f'role {self.role}' if self.role else self.rule}{place}"
 
 
 class Decision(NamedTuple):
@@ -108,6 +123,8 @@ class AccessPolicy:
                     continue
                 role = self.roles.get(grant.role)
                 rules = (grant.rule,) if grant.rule is not None else (role.rules if role is not None else ())
+                if grant.scope is not None:
+                    rules = tuple(rule._replace(scope=grant.scope) for rule in rules)
                 yield from ((str(grant), rule) for rule in rules if not _is_void(principal, rule))
         for name in identity.roles:
             if (role := self.roles.get(name)) is not None:
@@ -116,7 +133,7 @@ class AccessPolicy:
 
 
 def may_administer(principal: Principal) -> bool:
-    """False for principals that anybody, or anybody with Danube's shared key, can be (hazard 116)."""
+    """False for principals that need no credential, or only Danube's shared key (hazard 116)."""
     return principal.kind not in (PrincipalKind.DANUBE, PrincipalKind.ANONYMOUS)
 
 
@@ -124,9 +141,10 @@ def _is_void(principal: Principal, rule: AccessRule) -> bool:
     return rule.is_administration and not may_administer(principal)
 
 
-def _is_system(resource: Resource) -> bool:
+def is_system(resource: Resource) -> bool:
     """True for what belongs to the broker: namespaces, topics, subscriptions and tables below `system`."""
-    return resource.segments[:1] == (SYSTEM_NAMESPACE,) and resource.kind is not ResourceKind.SCHEMA
+    has_namespace = resource.kind not in (ResourceKind.SCHEMA, ResourceKind.MQTT)
+    return has_namespace and resource.segments[:1] == (SYSTEM_NAMESPACE,)
 
 
 OPEN_POLICY: Final = AccessPolicy()
@@ -138,7 +156,7 @@ def decide(identity: CallerIdentity, action: Action, resource: Resource, policy:
         return Decision(True, "security is off")
     # A subscription belongs to its consumer: without `alter`, one on the audit could not be moved or deleted.
     is_own = resource.kind is ResourceKind.SUBSCRIPTION
-    if _is_system(resource) and not is_own and action not in _SYSTEM_ACTIONS:
+    if is_system(resource) and not is_own and action not in _SYSTEM_ACTIONS:
         return Decision(False, f"{resource} belongs to the broker")
     for source, rule in policy.rules_of(identity):
         if rule.allows(action, resource, identity.claims):

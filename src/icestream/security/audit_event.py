@@ -4,10 +4,10 @@ The payload of a message of `/system/audit` is an event as JSON:
 
     time_us, last_us  when it happened first and last, microseconds since 1970; equal unless `count` is above 1
     event             denied | login-failed | change | change-failed | access | dropped
-    principal         who; for a failed login the name that was claimed, for `dropped` empty
-    address           from where, without the port
-    listener          by which one
-    action, resource  what; for a change `resource` is followed by `detail`
+    principal         of the caller; for a failed login the name that was claimed, for `dropped` empty
+    address           of the caller, without the port
+    listener          that it connected to
+    action, resource  of the request; for a change `resource` is followed by `detail`
     decision          allowed | denied
     rule              the deciding rule, or the reason of a failure
     detail            of a change: what it sets; never a secret

@@ -5,7 +5,8 @@
     bearer         every             `iss` selects: our own tokens, or an external issuer
                    danube's          else, Danube's shared key
     certificate    with TLS          TLS; its subject alternative name is the principal
-    process        the local socket  the secret that the broker handed to its child
+
+A process of the node is no matter of this module: BrokerDoor verifies its secret (role_secrets.py).
 
 Every failure is answered with the same text, whatever its reason: the reason goes to the audit. Password logins are
 delayed per address and name; tokens are not, because a signature cannot be guessed and a client with an expired token
@@ -19,9 +20,8 @@ changes.
 from __future__ import annotations
 
 import hashlib
-import hmac
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from icestream import errors, limits
 from icestream.observability import metrics
@@ -44,8 +44,6 @@ from icestream.security.password_hashing import PasswordHashing
 from icestream.security.principal import LOCAL, CallerIdentity, Principal, PrincipalKind, check_principal_name
 from icestream.security.service_tokens import ISSUER, ServiceTokens
 from icestream.security.signed_token import InvalidToken, parse_token
-
-LOCAL_LISTENER: Final = "local"
 
 
 class FailedLogin(NamedTuple):
@@ -82,17 +80,15 @@ class Authenticator:
         external_tokens: Sequence[ExternalTokens] = (),
         danube_tokens: DanubeTokens | None = None,
         certificate_names: NameType = "dns",
-        process_secrets: Mapping[str, str] | None = None,
         on_failed: Callable[[FailedLogin], None] = _ignore_failure,
     ) -> None:
-        """`process_secrets`: by role; the broker may change it when it starts a child. `on_failed` must not wait."""
+        """`on_failed` must not wait."""
         self._directory = directory
         self._passwords = passwords
         self._service_tokens = service_tokens
         self._external_tokens = {issuer.options.issuer: issuer for issuer in external_tokens}
         self._danube_tokens = danube_tokens
         self._certificate_names: NameType = certificate_names
-        self._process_secrets: Mapping[str, str] = process_secrets if process_secrets is not None else {}
         self._clock = clock
         self._on_failed = on_failed
         self._throttle = LoginThrottle()
@@ -148,7 +144,7 @@ class Authenticator:
                     credential.certificate, listener, self._certificate_names, self._clock.wall_us()
                 )
             case ProcessCredential():
-                return self._verify_process(credential, listener)
+                raise InvalidToken("process secret")  # BrokerDoor verifies those of the local socket
 
     async def _verify_token(self, token: str, listener: str) -> CallerIdentity:
         is_danube = listener in DANUBE_LISTENERS
@@ -188,13 +184,6 @@ class Authenticator:
             raise InvalidToken("password")
         self._throttle.succeed(address, name)
         return CallerIdentity(Principal(PrincipalKind.USER, LOCAL, name), generation=account.generation)
-
-    def _verify_process(self, credential: ProcessCredential, listener: str) -> CallerIdentity:
-        secret = self._process_secrets.get(credential.role, "")
-        is_equal = hmac.compare_digest(secret.encode(), credential.secret.encode(errors="surrogatepass"))
-        if listener != LOCAL_LISTENER or not secret or not is_equal:
-            raise InvalidToken("process secret")
-        return CallerIdentity(Principal(PrincipalKind.PROCESS, LOCAL, credential.role))
 
     def _now_ms(self) -> int:
         return self._clock.monotonic_ns() // 1_000_000

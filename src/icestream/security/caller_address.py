@@ -1,7 +1,7 @@
 """The address of a caller, as far as throttle and audit tell callers apart. Pure.
 
 10.1.2.3:50123     host 10.1.2.3     group 10.1.2.3        every connection has another port
-[2001:db8::1]:5    host 2001:db8::1  group 2001:db8::/64   whoever has one address of a /64 has all of them
+[2001:db8::1]:5    host 2001:db8::1  group 2001:db8::/64   a host with one address of a /64 has all of them
 ::ffff:10.1.2.3    host 10.1.2.3     group 10.1.2.3
 anything else      as it is
 """

@@ -5,7 +5,7 @@
              principal_type       `user` or `service_account`; `broker_internal` is refused
              principal_name
 
-Whoever has the shared key can mint any of them, so the key is worth little: its tokens are accepted on Danube's
+Every tool with the shared key can mint any of them, so the key is worth little: its tokens are accepted on Danube's
 listeners only, are principals of a kind of their own (`danube:user:NAME`), and never administer the broker (hazard
 116).
 """
@@ -27,7 +27,7 @@ from icestream.security.signed_token import (
 )
 
 LISTENERS: Final = frozenset({"danube", "danube_admin"})
-_TYPES: Final = frozenset({"user", "service_account"})
+PRINCIPAL_TYPES: Final = frozenset({"user", "service_account"})
 
 
 class DanubeTokens:
@@ -47,7 +47,7 @@ class DanubeTokens:
         """The identity of a token. Raises InvalidToken."""
         claims = verify_token(token, self._key, self._clock.wall_us())
         kind = text_claim(claims, "principal_type")
-        if kind not in _TYPES:
+        if kind not in PRINCIPAL_TYPES:
             raise InvalidToken("principal type")
         try:
             name = check_principal_name(text_claim(claims, "principal_name"))

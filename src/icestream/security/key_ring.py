@@ -9,7 +9,7 @@
 
 The wrapping key is the file `security/wrapping.key` of the data directory: 32 random bytes in base64, mode 0600. The
 nodes of a cluster share it as they share their authority. A snapshot, an export or a backup of the metadata store has
-the wrapped bytes only (hazard 119); whoever restores one elsewhere without the file makes new keys.
+the wrapped bytes only (hazard 119); a restore elsewhere without the file needs new keys.
 """
 
 from __future__ import annotations
@@ -124,16 +124,21 @@ class KeyRing:
         if len(kept) >= limits.SIGNING_KEYS_MAX:
             raise errors.Refused(
                 f"the key ring has {len(kept)} keys whose tokens may still be valid",
-                hint="remove one that is no longer needed; its tokens end",
+                hint="`icestream security tokens remove-key ID` removes one; its tokens end",
             )
         return KeyRing((SigningKey.new(randomness, now_us), *kept))
 
     def without(self, key_id: str) -> KeyRing:
         """The ring without a key, whose tokens are invalid from then on. The last key stays: rotate first."""
         if self.find(key_id) is None:
-            raise errors.InvalidInput(f"there is no signing key {key_id[:100]!r}", hint="list the keys")
+            raise errors.InvalidInput(
+                f"there is no signing key {key_id[:100]!r}", hint="`icestream security tokens keys` lists them"
+            )
         if len(self.keys) == 1:
-            raise errors.InvalidInput("the last signing key cannot be removed", hint="rotate the keys first")
+            raise errors.InvalidInput(
+                "the last signing key cannot be removed",
+                hint="`icestream security tokens rotate-keys` adds one; then remove it",
+            )
         return KeyRing(tuple(key for key in self.keys if key.key_id != key_id))
 
     def encode(self, wrapping_key: WrappingKey, randomness: Randomness) -> bytes:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from icestream import errors
 from icestream.runtime.clock import Clock
 from icestream.runtime.randomness import Randomness
-from icestream.security.key_ring import KeyRing, WrappingKey, create_wrapping_key, read_wrapping_key
+from icestream.security.key_ring import KeyRing, SigningKey, WrappingKey, create_wrapping_key, read_wrapping_key
 
 
 class KeyRingChanges:
@@ -29,6 +30,11 @@ class KeyRingChanges:
         ring = KeyRing.decode(wrapped, wrapping_key).rotated(self._randomness, self._clock.wall_us())
         return ring.encode(wrapping_key, self._randomness)
 
+    def without(self, wrapped: bytes, key_id: str) -> bytes:
+        """The ring without a key, whose tokens end. Raises ConfigurationError, MetadataDamaged, InvalidInput."""
+        wrapping_key = self._wrapping_key()
+        return KeyRing.decode(wrapped, wrapping_key).without(key_id).encode(wrapping_key, self._randomness)
+
     def is_readable(self, wrapped: bytes) -> bool:
         """Whether this node can sign and verify with the ring."""
         try:
@@ -37,9 +43,9 @@ class KeyRingChanges:
             return False
         return True
 
-    def key_ids(self, wrapped: bytes) -> list[str]:
-        """The ids of the keys, the signing one first."""
-        return [key.key_id for key in KeyRing.decode(wrapped, self._wrapping_key()).keys]
+    def keys(self, wrapped: bytes) -> Sequence[SigningKey]:
+        """The keys, the signing one first."""
+        return KeyRing.decode(wrapped, self._wrapping_key()).keys
 
     def _wrapping_key(self) -> WrappingKey:
         wrapping_key = read_wrapping_key(self._data_dir)

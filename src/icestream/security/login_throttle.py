@@ -4,7 +4,7 @@
     delay                    none     100 ms   200 ms   400 ms       LOGIN_DELAY_MS_MAX
 
 A pair is (address, name). A success forgets its failures, and so does LOGIN_FORGET_MS without another one. It is a
-delay and never a lock: whoever knows the password gets in after at most the largest delay, and failures from one
+delay and never a lock: a login with the right password succeeds after at most the largest delay, and failures from one
 address do not delay any other (hazard 120). From the third failure on the logins of a pair run one at a time, and
 others are refused at once: attempts in parallel would escape the delay.
 

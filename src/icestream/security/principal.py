@@ -1,4 +1,4 @@
-"""Who acts: principals and identities. Pure.
+"""Principals and identities of callers. Pure.
 
     text form                    meaning
     user:local:alice             a password user of this cluster

@@ -71,7 +71,8 @@ def plan_recovery(state: SecurityState, name: str, password_hash: str, grant_id:
         Put(records.role_key(ADMINISTRATOR), records.encode(BUILT_IN_ROLES[ADMINISTRATOR])),
         Put(records.user_key(name), records.encode(account)),
     ]
-    if not any(grant.role == ADMINISTRATOR for grant in state.grants_of(principal)):
+    has_role = any(grant.role == ADMINISTRATOR and grant.scope is None for grant in state.grants_of(principal))
+    if not has_role:
         grant = records.GrantRecord(str(principal), now_ms, ADMINISTRATOR)
         operations.append(Put(records.grant_key(grant_id, None), records.encode(grant)))
     return operations
@@ -165,7 +166,7 @@ def plan_role(state: SecurityState, name: str, rules: Sequence[records.RuleRecor
 
 
 def plan_role_deletion(state: SecurityState, name: str) -> Operations:
-    """Deletes a role that is granted to nobody."""
+    """Deletes a role without grants."""
     record = state.role_records.get(name)
     if record is None:
         raise unknown_role(state, name)
@@ -200,8 +201,10 @@ def plan_grant(
     role: str,
     rule: records.RuleRecord | None,
     now_ms: int,
+    scope: str = "",
+    binding: str = "",
 ) -> Operations:
-    """Grants a role or a single rule."""
+    """Grants a role, everywhere or in a scope, or a single rule. `binding`: see `plan_binding`."""
     if principal.is_internal:
         raise errors.InvalidInput(f"{principal} is a process of a node", hint="what it may do cannot be granted")
     if principal.kind in (PrincipalKind.USER, PrincipalKind.SERVICE):
@@ -210,26 +213,37 @@ def plan_grant(
         raise errors.InvalidInput("a grant names a role, or actions and a resource", hint="name exactly one of them")
     if role and role not in state.roles:
         raise unknown_role(state, role)
-    record = records.GrantRecord(str(principal), now_ms, role, rule)
+    scope = records.canonical_scope(scope)
+    record = records.GrantRecord(str(principal), now_ms, role, rule, scope=scope, binding=binding)
     grant = record.parse(grant_id)  # raises InvalidInput
     _check_may_administer(state, grant)
     of_principal = state.grants_of(principal)
-    if any(other.role == grant.role and other.rule == grant.rule and not other.is_parked for other in of_principal):
+    same = [
+        other
+        for other in of_principal
+        if (other.role, other.rule, other.scope, other.is_parked) == (grant.role, grant.rule, grant.scope, False)
+        and state.grant_records[other.grant_id].binding == binding
+    ]
+    if same:
         raise errors.AlreadyExists(f"{principal} has this grant already", hint="`icestream security grants list`")
-    key = records.grant_key(grant_id, rule)
+    key = records.grant_key(grant_id, rule, scope)
     if len(state.grants) >= limits.SECURITY_GRANTS_MAX:
         raise _full("grants", limits.SECURITY_GRANTS_MAX)
     if len(of_principal) >= limits.SECURITY_GRANTS_EACH_MAX:
         raise _full(f"grants of {principal}", limits.SECURITY_GRANTS_EACH_MAX)
     if key.startswith(records.TOPIC_GRANTS) and _count_siblings(state, key) >= limits.SECURITY_GRANTS_EACH_MAX:
-        raise _full(f"grants for {grant.rule.pattern if grant.rule else ''}", limits.SECURITY_GRANTS_EACH_MAX)
+        raise _full(f"grants for {grant.rule.pattern if grant.rule else grant.scope}", limits.SECURITY_GRANTS_EACH_MAX)
     return [Put(key, records.encode(record))]
 
 
 def _check_may_administer(state: SecurityState, grant: Grant) -> None:
     role = state.roles.get(grant.role)
     rules: Sequence[AccessRule] = role.rules if role is not None else [grant.rule] if grant.rule is not None else []
-    if not may_administer(grant.principal) and any(Action.ADMIN in rule.actions for rule in rules):
+    if (
+        grant.scope is None
+        and not may_administer(grant.principal)
+        and any(Action.ADMIN in rule.actions for rule in rules)
+    ):
         raise errors.InvalidInput(
             f"{grant.principal} cannot administer the cluster", hint="grant it to a user or a service account"
         )
@@ -253,6 +267,64 @@ def plan_unparking(state: SecurityState, grant_id: str) -> Operations:
     if not record.is_parked:
         raise errors.InvalidInput(f"grant {grant_id} is in force", hint="only parked grants can be unparked")
     return [Put(state.grant_keys[grant_id], records.encode(msgspec.structs.replace(record, is_parked=False)))]
+
+
+def plan_binding(
+    state: SecurityState,
+    binding: str,
+    grant_ids: Sequence[str],
+    principal: Principal,
+    roles: Sequence[str],
+    scope: str,
+    now_ms: int,
+) -> Operations:
+    """Grants several roles under one id, in place of what the id had in this scope before.
+
+    `grant_ids`: an unused one for each role.
+    """
+    if not binding.isprintable() or not 0 < len(binding.encode()) <= limits.NAME_BYTES_MAX:
+        raise errors.InvalidInput(f"{binding[:100]!r} is not the id of a binding", hint="printable characters")
+    if not 0 < len(roles) <= limits.SECURITY_BINDING_ROLES_MAX:
+        raise errors.InvalidInput(
+            f"a binding of {counted(len(roles), 'role')}",
+            hint=f"1 to {limits.SECURITY_BINDING_ROLES_MAX} are possible",
+        )
+    former = bound_grants(state, binding, scope)
+    kept = {grant.role for grant in former if grant.principal == principal and grant.role in roles}
+    removed = [grant.grant_id for grant in former if grant.role not in kept]
+    operations: Operations = [Delete(state.grant_keys[grant_id]) for grant_id in removed]
+    if removed:
+        _check_administrator_left(state, without_grants=removed)
+    for grant_id, role in zip(grant_ids, dict.fromkeys(roles), strict=False):
+        if role not in kept:
+            operations += plan_grant(state, grant_id, principal, role, None, now_ms, scope, binding)
+    # A grant whose topic was deleted is in force again: an administrator has just said so.
+    for grant in former:
+        if grant.is_parked and grant.role in kept:
+            operations += plan_unparking(state, grant.grant_id)
+    return operations
+
+
+def plan_binding_deletion(state: SecurityState, binding: str, scope: str) -> Operations:
+    """Deletes the grants of a binding. Raises UnknownAccount."""
+    grants = bound_grants(state, binding, scope)
+    if not grants:
+        raise errors.UnknownAccount(
+            f"there is no binding {binding[:100]!r} in this scope", hint="`icestream security grants list` shows grants"
+        )
+    grant_ids = [grant.grant_id for grant in grants]
+    _check_administrator_left(state, without_grants=grant_ids)
+    return [Delete(state.grant_keys[grant_id]) for grant_id in grant_ids]
+
+
+def bound_grants(state: SecurityState, binding: str, scope: str) -> list[Grant]:
+    """The grants of a binding, parked ones included. A grant of a role without a binding is one by its own id."""
+    scope = records.canonical_scope(scope)
+    return [
+        state.grants[grant_id]
+        for grant_id, record in state.grant_records.items()
+        if record.scope == scope and record.role and binding == (record.binding or grant_id)
+    ]
 
 
 def find_grant(state: SecurityState, grant_id: str) -> records.GrantRecord:
@@ -325,7 +397,7 @@ def tokens_of(state: SecurityState, principal: Principal) -> list[str]:
 def _check_administrator_left(
     state: SecurityState, without: Collection[Principal] = (), without_grants: Collection[str] = ()
 ) -> None:
-    """Raises InvalidInput if nobody could administer the cluster after the change."""
+    """Raises InvalidInput if no principal could administer the cluster after the change."""
     administrators = set(state.administrators())
     if not administrators:
         return  # `security recover` is the way out, nothing gets worse

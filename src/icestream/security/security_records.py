@@ -8,8 +8,8 @@
     /security/services/{name}                  AccountRecord of a service account
     /security/roles/{name}                     RoleRecord
     /security/grants/{id}                      GrantRecord
-    /security/topic_grants/{namespace}/{topic}/{id}   GrantRecord for exactly this topic or a subscription of it: parked
-                                               in the transaction that deletes the topic (hazard 117)
+    /security/topic_grants/{namespace}/{topic}/{id}   GrantRecord for exactly this topic, a subscription of it or a role
+                                               in it: parked in the transaction that deletes the topic (hazard 117)
     /security/tokens/{id}                      TokenRecord of an issued token; expires with the token
     /security/revoked/{id}                     RevokedRecord; expires when the token would have expired
 
@@ -32,7 +32,7 @@ import msgspec
 
 from icestream import errors
 from icestream.model.topic_name import TopicName
-from icestream.security.access_policy import AccessRole, AccessRule, Grant
+from icestream.security.access_policy import MQTT_ACTIONS, AccessRole, AccessRule, Grant
 from icestream.security.action import parse_actions
 from icestream.security.principal import Principal
 from icestream.security.resource import Pattern, ResourceKind, is_plain
@@ -79,7 +79,13 @@ class RuleRecord(msgspec.Struct, frozen=True):
 
     def parse(self) -> AccessRule:
         """The rule. Raises InvalidInput."""
-        return AccessRule(parse_actions(self.actions), Pattern.parse(self.resource))
+        actions, pattern = parse_actions(self.actions), Pattern.parse(self.resource)
+        if pattern.kind is ResourceKind.MQTT and not actions & MQTT_ACTIONS:
+            raise errors.InvalidInput(
+                f"{','.join(self.actions)[:100]} is not possible on an MQTT topic",
+                hint="grant read or write there; tables, queries and backups are of the topic that stores the messages",
+            )
+        return AccessRule(actions, pattern)
 
 
 class RoleRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -92,18 +98,46 @@ class RoleRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class GrantRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Exactly one of `role` and `rule` is set."""
+    """Exactly one of `role` and `rule` is set.
+
+    scope     of a role: where it applies, such as `/shop/orders` or `namespace:/shop`; empty: everywhere
+    binding   the id that Danube's tools gave to the grants of several roles; empty for a grant of its own
+    """
 
     principal: str
     created_ms: int
     role: str = ""
     rule: RuleRecord | None = None
     is_parked: bool = False
+    scope: str = ""
+    binding: str = ""
 
     def parse(self, grant_id: str) -> Grant:
         """The grant. Raises InvalidInput."""
         rule = self.rule.parse() if self.rule is not None else None
-        return Grant(grant_id, Principal.parse(self.principal), self.role, rule, self.is_parked)
+        scope = parse_scope(self.scope) if self.scope else None
+        if scope is not None and rule is not None:
+            raise errors.InvalidInput("a scope narrows a role", hint="name the resource in the rule")
+        return Grant(grant_id, Principal.parse(self.principal), self.role, rule, self.is_parked, scope)
+
+
+_SCOPES: Final = (ResourceKind.NAMESPACE, ResourceKind.TOPIC, ResourceKind.SCHEMA)
+
+
+def parse_scope(text: str) -> Pattern:
+    """The part of the cluster that a role is granted in. Raises InvalidInput."""
+    scope = Pattern.parse(text)
+    if scope.kind not in _SCOPES or not all(is_plain(segment) for segment in scope.segments):
+        raise errors.InvalidInput(
+            f"{text[:200]!r} is not a scope",
+            hint="a topic (/shop/orders), a namespace (namespace:/shop) or a schema (schema:/orders-value)",
+        )
+    return scope
+
+
+def canonical_scope(text: str) -> str:
+    """The one text of a scope; empty for that of the whole cluster. Raises InvalidInput."""
+    return str(parse_scope(text)) if text else ""
 
 
 class TokenRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -168,9 +202,10 @@ def unquoted(part: str) -> str:
     return unquote(part)
 
 
-def grant_key(grant_id: str, rule: RuleRecord | None) -> str:
-    """The key of a grant. Raises InvalidInput for a malformed resource."""
-    topic = exact_topic(Pattern.parse(rule.resource)) if rule is not None else None
+def grant_key(grant_id: str, rule: RuleRecord | None, scope: str = "") -> str:
+    """The key of a grant. Raises InvalidInput for a malformed resource or scope."""
+    place = scope or (rule.resource if rule is not None else "")
+    topic = exact_topic(Pattern.parse(place)) if place else None
     return GRANTS + grant_id if topic is None else topic_grants_prefix(topic) + grant_id
 
 

@@ -140,7 +140,12 @@ class SecurityState:
     def administrators(self) -> Iterator[tuple[Principal, str]]:
         """The principals that can administer the cluster now, each with the id of a grant that lets it."""
         for grant in self.grants.values():
-            if grant.is_parked or not may_administer(grant.principal) or not self._is_usable(grant.principal):
+            if (
+                grant.is_parked
+                or grant.scope is not None
+                or not may_administer(grant.principal)
+                or not self._is_usable(grant.principal)
+            ):
                 continue
             role = self.roles.get(grant.role)
             rules = (grant.rule,) if grant.rule is not None else (role.rules if role is not None else ())

@@ -97,13 +97,25 @@ class SecurityStore:
     async def delete_role(self, name: str) -> int:
         return await self._change(lambda state: changes.plan_role_deletion(state, name))
 
-    async def grant(self, principal: Principal, role: str = "", rule: records.RuleRecord | None = None) -> str:
+    async def grant(
+        self, principal: Principal, role: str = "", rule: records.RuleRecord | None = None, scope: str = ""
+    ) -> str:
         """Grants a role or a rule; returns the id of the grant."""
         grant_id = self.new_id()
         await self._change(
-            lambda state: changes.plan_grant(state, grant_id, principal, role, rule, self.now_ms()),
+            lambda state: changes.plan_grant(state, grant_id, principal, role, rule, self.now_ms(), scope),
         )
         return grant_id
+
+    async def bind(self, binding: str, principal: Principal, roles: Sequence[str], scope: str) -> int:
+        """Grants several roles under one id (`plan_binding`)."""
+        grant_ids = [self.new_id() for _ in roles]
+        return await self._change(
+            lambda state: changes.plan_binding(state, binding, grant_ids, principal, roles, scope, self.now_ms())
+        )
+
+    async def unbind(self, binding: str, scope: str) -> int:
+        return await self._change(lambda state: changes.plan_binding_deletion(state, binding, scope))
 
     async def delete_grant(self, grant_id: str) -> int:
         return await self._change(lambda state: changes.plan_grant_deletion(state, grant_id))

@@ -1,4 +1,4 @@
-"""Tokens that this cluster signs: of service accounts, and of users who logged in with their password.
+"""Tokens that this cluster signs: of service accounts, and of users after a password login.
 
     header   {"alg": "EdDSA", "kid": KEY, "typ": "JWT"}
     claims   iss    "icestream"

@@ -45,6 +45,11 @@ class BrokerSection(Section):
         description="What becomes of the messages of such a topic that are in no table yet: the pipeline brings them "
         "into the table before it is let go of, and the log keeps them until then; or they go.",
     )
+    undelete_grace_ms: Annotated[int, units.duration("ms", 0, limits.UNDELETE_GRACE_MS_MAX)] = Field(
+        default=limits.UNDELETE_GRACE_MS_DEFAULT,
+        description="How long `icestream topic undelete` brings a deleted topic back, with its subscriptions and "
+        "cursors, unless its table was purged; 0: never. A week covers a holiday, and its records are small.",
+    )
     tail_bytes: Annotated[int, _SIZE] = Field(
         default=limits.TAIL_BYTES_DEFAULT,
         description="Memory for the newest messages of all topics, from which consumers that are caught up are served "

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import SecretStr
 
 from icestream.settings.keys import KEYS, value_at
 from icestream.settings.tree import Settings
+
+_CATALOG_WAREHOUSE: Final = "storage.iceberg_config.catalog.warehouse"  # would be derived again if it were left out
 
 
 def as_document(settings: Settings) -> dict[str, Any]:
@@ -16,7 +18,7 @@ def as_document(settings: Settings) -> dict[str, Any]:
     document: dict[str, Any] = {}
     for path in KEYS:
         value = _plain(value_at(settings, path))
-        if value is None:
+        if value is None and path != _CATALOG_WAREHOUSE:
             continue
         *sections, name = path.split(".")
         place = document

@@ -36,6 +36,8 @@ def with_derived_defaults(explicit: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fill_catalog(tree: dict[str, Any]) -> None:
+    """Fills the type, address and region of the catalog."""
+    # An address without a type names a server elsewhere: the embedded catalog is where nothing is named.
     _fill(tree, f"{_ICEBERG}.catalog.type", "rest" if _text(tree, f"{_ICEBERG}.catalog.uri") else "embedded")
     if _text(tree, f"{_ICEBERG}.catalog.type") == "embedded":
         _fill(tree, f"{_ICEBERG}.catalog.uri", _own_uri(tree))
@@ -43,11 +45,14 @@ def _fill_catalog(tree: dict[str, Any]) -> None:
 
 
 def _fill_locations(tree: dict[str, Any], data_dir: Path) -> None:
+    """Fills the directory of a local store and both `warehouse` keys; each follows from any other that is set."""
     store = _text(tree, f"{_ICEBERG}.object_store.type") or "local"
     warehouse = _text(tree, f"{_ICEBERG}.warehouse") or _text(tree, f"{_ICEBERG}.catalog.warehouse")
     if store == "local":
         _fill(tree, f"{_ICEBERG}.object_store.path", _directory_of(warehouse) or str(data_dir / "warehouse"))
-    is_set = warehouse is not None
+    # Explicitly none: so it stays when a derived tree, which has a `warehouse`, is read again by a child process.
+    is_none = (_at(tree, f"{_ICEBERG}.catalog") or {}).get("warehouse", "") is None
+    is_set = warehouse is not None and not is_none
     warehouse = warehouse or _store_root(tree, store, data_dir)
     if is_set or _text(tree, f"{_ICEBERG}.catalog.type") != "rest":  # another server has a default of its own
         _fill(tree, f"{_ICEBERG}.catalog.warehouse", _text(tree, f"{_ICEBERG}.warehouse") or warehouse)
@@ -61,6 +66,8 @@ def _directory_of(warehouse: str | None) -> str | None:
 
 
 def _store_root(tree: dict[str, Any], store: str, data_dir: Path) -> str:
+    """The location of an object store's root: the warehouse where none is set."""
+    # Placeholders for a bucket or account that is not set: validation refuses the tree, and names the key.
     bucket = _text(tree, f"{_ICEBERG}.object_store.bucket") or "bucket"
     if store in ("s3", "gcs"):
         return f"{'s3' if store == 's3' else 'gs'}://{bucket}/"
@@ -75,6 +82,7 @@ def _store_root(tree: dict[str, Any], store: str, data_dir: Path) -> str:
 
 
 def _own_uri(tree: dict[str, Any]) -> str:
+    """The address of the embedded catalog, in this node's own lake process."""
     port = _at(tree, "ports.lake")
     return lake_uri(
         _text(tree, "node.bind_host") or BIND_HOST_DEFAULT,
@@ -100,6 +108,7 @@ def _copy(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _at(tree: dict[str, Any], path: str) -> Any:
+    """The value at a dotted path; None if it is not set."""
     value: Any = tree
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None
@@ -107,11 +116,13 @@ def _at(tree: dict[str, Any], path: str) -> Any:
 
 
 def _text(tree: dict[str, Any], path: str) -> str | None:
+    """The text at a dotted path; None if it is not set, empty, or no text."""
     value = _at(tree, path)
     return str(value) if isinstance(value, str | Path) and str(value) else None
 
 
 def _fill(tree: dict[str, Any], path: str, value: object) -> None:
+    """Sets the value at a dotted path unless there is one."""
     *sections, name = path.split(".")
     for section in sections:
         child = tree.setdefault(section, {})

@@ -159,6 +159,18 @@ class ObjectStoreSection(Section):
         default=None,
         description="Role that is assumed for an `s3` store, with the keys or the credentials of the process.",
     )
+    table_role_arn: Annotated[str, text.ROLE] | None = Field(
+        default=None,
+        description="Role that is assumed for each table of an `s3` store, narrowed to its files: a broker with "
+        "accounts gives such keys to clients of the catalog that ask for them "
+        "(`X-Iceberg-Access-Delegation: vended-credentials`), for 15 minutes. Without it no keys are given out; "
+        "clients can have their requests signed (`remote-signing`).",
+    )
+    sts_endpoint: Annotated[str, text.HTTP_URI] | None = Field(
+        default=None,
+        description="Where roles are assumed. Without it `table_role_arn` is assumed at `endpoint`, as stores that are "
+        "not AWS have it, and everything else at AWS's own of the `region`.",
+    )
     credentials_file: Annotated[Path, text.DIRECTORY] | None = Field(
         default=None, description="File of a service account, for a `gcs` store. Without it: the role of the machine."
     )
@@ -178,6 +190,10 @@ class ObjectStoreSection(Section):
             article = "a" if self.type == "gcs" else "an"
             yield Broken(
                 ("type", "bucket"), f"{article} `{self.type}` object store needs a `bucket`", "name the bucket"
+            )
+        if self.table_role_arn is not None and self.type != "s3":
+            yield Broken(
+                ("table_role_arn", "type"), "only an `s3` object store has keys for tables", "remove `table_role_arn`"
             )
         if self.type == "azure" and self.account_name is None:
             yield Broken(

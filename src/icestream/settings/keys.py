@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
+from icestream.settings.secret_source import is_reference
 from icestream.settings.text import Text
 from icestream.settings.tree import Settings
 from icestream.settings.units import Quantity
@@ -77,7 +78,23 @@ def masked(item: str) -> str:
     """An item of a list for display. Of one like `spark.hadoop.fs.s3a.secret.key=…`, whose name says that it is a
     secret, the value is masked (hazard 122)."""
     name, equals, _ = item.partition("=")
-    return f"{name}={SECRET_MASK}" if equals and _SECRET_NAME.search(name) else item
+    return f"{name}={SECRET_MASK}" if equals and is_secret_name(name) else item
+
+
+def has_secret(key: Key, value: object) -> bool:
+    """Whether a value, as text or as read from YAML, is a secret itself and not a reference to one; or a list with one,
+    such as `spark.authenticate.secret=…`."""
+    if key.secret:
+        return bool(value) and value not in ("null", "~", "[]") and not is_reference(value)
+    if key.kind is not Kind.LIST:
+        return False
+    items = value.strip("[] ").split(",") if isinstance(value, str) else value if isinstance(value, list) else []
+    return any(masked(item) != item for item in (str(item).strip(" \"'") for item in items))
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a setting of another program, such as Spark, holds a secret by its name."""
+    return _SECRET_NAME.search(name) is not None
 
 
 class Keys(Mapping[str, Key]):

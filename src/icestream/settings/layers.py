@@ -15,8 +15,8 @@ from typing import Final
 import yaml
 
 from icestream import limits
-from icestream.settings.keys import ENV_PREFIX, Key, Keys, Kind
-from icestream.settings.secret_source import is_reference, secret_fault
+from icestream.settings.keys import ENV_PREFIX, Key, Keys, Kind, has_secret
+from icestream.settings.secret_source import secret_fault
 from icestream.settings.setting_problems import Origin, SettingProblem, shown
 
 # A Kubernetes service called `icestream…` puts these into the environment of every pod beside it: not settings.
@@ -28,8 +28,14 @@ _SERVICE_LINK = re.compile(
 # Variables with other names (the first is that of the seeds), used if the key's own variable is not set.
 OTHER_VARIABLES: Final = {"DANUBE_SUB_CURSOR_FLUSH_MS": "broker.cursor_flush_ms", "ICESTREAM_JARS": "pipeline.jars"}
 # Variables of clients and commands, which are not settings: ICESTREAM_BROKER selects the broker of a command,
-# ICESTREAM_TOKEN_FILE has the token of a client.
-COMMAND_VARIABLES: Final = frozenset({"ICESTREAM_BROKER", "ICESTREAM_TOKEN_FILE"})
+# ICESTREAM_TOKEN_FILE has the token of a client, ICESTREAM_CA_FILE and those behind it its TLS,
+# ICESTREAM_ROLE_SECRET_FILE the secret of a process.
+COMMAND_VARIABLES: Final = frozenset(
+    {
+        "ICESTREAM_BROKER", "ICESTREAM_TOKEN_FILE", "ICESTREAM_ROLE_SECRET_FILE",
+        "ICESTREAM_CA_FILE", "ICESTREAM_CERTIFICATE_FILE", "ICESTREAM_KEY_FILE",
+    }
+)  # fmt: skip
 _NULL_TAG: Final = "tag:yaml.org,2002:null"
 
 
@@ -117,7 +123,7 @@ def from_file(path: Path, keys: Keys) -> Layer:
             _walk(root, "", path, keys, layer)
     if fault := secret_fault(path):
         for name, entry in layer.entries.items():
-            if entry.key.secret and entry.value and not is_reference(entry.value):
+            if has_secret(entry.key, entry.value):
                 hint = f"chmod 600 {path}; or name a file with the secret: file:PATH"
                 message = f"is a secret, and {path} {fault}"
                 layer.problems.append(SettingProblem(name, message, entry.origin, hint=hint))

@@ -12,6 +12,7 @@ from icestream.settings import text, units
 from icestream.settings.section import Section, derived
 
 _DELAY = units.duration("ms", limits.CLEAN_UP_DELAY_MS_MIN, limits.CLEAN_UP_DELAY_MS_MAX)
+_DOWNTIME = units.duration("ms", limits.RETENTION_CLOCK_JUMP_MS, limits.RETENTION_DOWNTIME_MS_MAX)
 _TAGS = units.duration("ms", 0, limits.TAGS_MS_MAX)
 
 
@@ -26,6 +27,42 @@ class SparkSection(Section):
         default=(),
         description="More settings of Spark, such as `spark.executor.memory=2g`. Those that a round needs stay as they "
         "are.",
+    )
+
+    @property
+    def is_private(self) -> bool:
+        """Whether Spark's processes talk on this machine only, or prove themselves to each other and encrypt."""
+        return self.master.startswith("local") or (
+            "spark.authenticate=true" in self.conf
+            and any(f"{name}=true" in self.conf for name in ("spark.network.crypto.enabled", "spark.ssl.rpc.enabled"))
+        )
+
+
+class CompactionSection(Section):
+    """Small files of tables become larger ones, beside ingest."""
+
+    enabled: StrictBool = Field(
+        default=True,
+        description="Small files are merged, for topics whose policy `compaction` does not say otherwise. A rewrite "
+        "keeps every offset and every row, and is refused by the catalog if it does not.",
+    )
+    files_min: Annotated[int, units.count(2, limits.COMPACTION_GROUP_FILES_MAX)] = Field(
+        default=limits.COMPACTION_FILES_MIN,
+        description="So many small files next to one another are worth a rewrite while messages arrive. A table "
+        "without messages for ten minutes needs two.",
+    )
+    interval_ms: Annotated[int, units.duration("ms", limits.COMPACTION_INTERVAL_MS_MIN)] = Field(
+        default=limits.COMPACTION_INTERVAL_MS,
+        description="How often tables with new files are looked at.",
+    )
+    cpu_seconds_per_hour: Annotated[int, units.count(1)] = Field(
+        default=limits.COMPACTION_CPU_SECONDS_DEFAULT,
+        description="CPU time that its tasks may take in an hour: 900 is a quarter of a core. What an hour did not "
+        "need is left for the next.",
+    )
+    bytes_per_hour: Annotated[int, units.size(limits.COMPACTION_GROUP_BYTES)] = Field(
+        default=limits.COMPACTION_HOUR_BYTES_DEFAULT,
+        description="Bytes of data files that it may read in an hour.",
     )
 
 
@@ -58,6 +95,13 @@ class PipelineSection(Section):
         description="How long such a file stays after the last reference to it is gone, so that running queries on an "
         "older snapshot still find it. A query that takes longer than this fails.",
     )
+    retention_downtime_max_ms: Annotated[int, _DOWNTIME] = Field(
+        default=limits.RETENTION_DOWNTIME_MS_DEFAULT,
+        description="How long the pipeline may have been down for its clock to be believed at the next start. A clock "
+        "that says more may be wrong, and what a retention removes never comes back: until the clock is right, or this "
+        "is raised, nothing is removed by age.",
+    )
+    compaction: CompactionSection = CompactionSection()
     java_home: Annotated[Path, text.DIRECTORY] | None = Field(
         default=None,
         description="The Java for Spark, 17 or 21. Without it: `JAVA_HOME`, the `java` on the path, the usual places, "

@@ -38,7 +38,7 @@ def resolve(reference: str) -> str:
 
 def secret_fault(path: Path) -> str:
     """Why a file should not hold a secret, as the end of a sentence that begins with its name; empty if it may. A file
-    that cannot be looked at has no fault here: whoever reads it says so."""
+    that cannot be looked at has no fault here: the code that reads it reports that."""
     try:
         mode = path.stat().st_mode
     except OSError:

@@ -1,4 +1,4 @@
-"""`security`: how clients prove who they are, and what is audited. It has an effect after `icestream security init`."""
+"""`security`: how clients prove their identity, and what is audited. In effect after `icestream security init`."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class SecuritySection(Section):
     audit_access: StrictBool = Field(
         default=False,
         description="Record every access that is allowed, too: opened producers and consumers, changes, requests; "
-        "never single messages. Denials, failed logins and administrative changes are always recorded.",
+        "never single messages. Denials, failed logins and changes are always recorded.",
     )
     audit_events_per_second: Annotated[int, units.count(1, limits.AUDIT_EVENTS_PER_SECOND_MAX)] = Field(
         default=limits.AUDIT_EVENTS_PER_SECOND,

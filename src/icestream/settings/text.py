@@ -40,12 +40,14 @@ class Text:
     accepts: Callable[[str], bool]
 
     def read(self, value: object) -> object:
+        """The value, a secret as plain text. Raises ValueError for a value that is not accepted."""
         value = value.get_secret_value() if isinstance(value, SecretStr) else value
         if not isinstance(value, str | Path) or not self.accepts(str(value)):
             raise ValueError(f"must be {self.allowed}")
         return value
 
     def show(self, value: object) -> str:
+        """The value for `config show`; a Quantity shows its unit."""
         return str(value)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

@@ -72,6 +72,7 @@ class TlsSection(Section):
     )
     native: ListenerTlsSection = ListenerTlsSection()
     danube: ListenerTlsSection = ListenerTlsSection()
+    mqtt: ListenerTlsSection = ListenerTlsSection()
     http: ListenerTlsSection = ListenerTlsSection()
     lake: ListenerTlsSection = ListenerTlsSection()
 
@@ -83,7 +84,7 @@ class TlsSection(Section):
                 f"`client_certificates` is {self.client_certificates}, and no authority could have signed one",
                 "set `client_ca`",
             )
-        for name in ("native", "danube", "http", "lake"):
+        for name in ("native", "danube", "mqtt", "http", "lake"):
             listener: ListenerTlsSection = getattr(self, name)
             if listener.client_certificates not in (None, "none") and (listener.client_ca or self.client_ca) is None:
                 yield Broken(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, StrictBool, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, StrictBool, model_validator
 
 from icestream import limits
 from icestream.settings import text, units
@@ -19,6 +19,7 @@ from icestream.settings.danube import DanubeSection
 from icestream.settings.derive import DATA_DIR_DEFAULT, with_derived_defaults
 from icestream.settings.iceberg_config import CatalogSection, IcebergSection
 from icestream.settings.lake import LakeProcessSection
+from icestream.settings.mqtt import MqttSection
 from icestream.settings.pipeline import PipelineSection
 from icestream.settings.section import ONLINE, Broken, Section, derived
 from icestream.settings.security import SecuritySection
@@ -71,9 +72,8 @@ class PortsSection(Section):
     danube: Annotated[int, _PORT] = Field(default=6650, description="Danube clients (gRPC).")
     danube_admin: Annotated[int, _PORT] = Field(default=50051, description="Danube's admin services (gRPC).")
     native: Annotated[int, _PORT] = Field(default=6651, description="Native frames of the Icestream client.")
-    mqtt: Annotated[int, _PORT] = Field(
-        default=1883, description="MQTT, the port that its standard names. Reserved: nothing listens there yet."
-    )
+    mqtt: Annotated[int, _PORT] = Field(default=1883, description="Clients of MQTT.")
+    mqtt_ws: Annotated[int, _PORT] = Field(default=8083, description="Clients of MQTT by WebSocket.")
     lake: Annotated[int, _PORT] = Field(
         default=8181, description="HTTP of the lake process: Iceberg REST catalog, admin API."
     )
@@ -126,6 +126,11 @@ class MetaStoreSection(Section):
         description="Addresses `host:port` of all nodes of the cluster, this one included. Empty, the default: a node "
         "on its own, which needs no configuration.",
     )
+    join_token: SecretStr | None = Field(
+        default=None,
+        description="One-time token with which this node joins a cluster that has accounts; `icestream cluster "
+        "join-token` makes it. Needed for the first start only.",
+    )
     tls_certificate: Annotated[Path, text.FILE] | None = Field(
         default=None,
         description="PEM file with the certificate of this node, and its chain. Set: nodes speak TLS with each other, "
@@ -165,11 +170,12 @@ class MetaStoreSection(Section):
 
 
 class BackupIcebergSection(Section):
-    """Iceberg manifests beside each backup (seed 003). Reserved: checked and shown, not used before backups exist."""
+    """Manifests of seed 003 beside each backup. A change applies to the next backup; a running one keeps its copy."""
 
     enable: StrictBool = Field(
         default=False,
-        description="Write a manifest for each batch of backup files. Not used yet: there are no backups.",
+        description="Write a JSON manifest for each batch of files of a backup. Off by default: the object list and "
+        "the inventory table say the same, and engines read them.",
         json_schema_extra=ONLINE,
     )
     warehouse: Annotated[str, text.RELATIVE] = Field(
@@ -188,12 +194,60 @@ class BackupIcebergSection(Section):
         description="First part of the name of each manifest: `<prefix>_<snapshot end>_<number>.json`.",
         json_schema_extra=ONLINE,
     )
+    strict: StrictBool = Field(
+        default=False,
+        description="End a backup whose manifest cannot be written. Off by default: the backup itself does not need "
+        "manifests; the root names those that are missing.",
+        json_schema_extra=ONLINE,
+    )
+
+
+class BackupScheduleSection(Section):
+    """Backups in intervals, made by the pipeline process of the node, each incremental from the one before."""
+
+    interval_ms: Annotated[int, units.duration("ms", 0, limits.BACKUP_INTERVAL_MS_MAX)] = Field(
+        default=0,
+        description="Time from the begin of a backup to the begin of the next. 0, the default, makes none: "
+        "a backup needs a target first.",
+    )
+    reference: StrictBool = Field(
+        default=False,
+        description="Pin the files of tables instead of copying them. Off by default: pins do not survive the loss of "
+        "the warehouse.",
+    )
+    keep_count: Annotated[int, units.count(0, limits.BACKUPS_KEPT_MAX)] = Field(
+        default=0, description="Complete backups of this node that are kept; older ones are deleted. 0: all."
+    )
+    keep_age_ms: Annotated[int, units.duration("ms", 0, limits.BACKUP_INTERVAL_MS_MAX)] = Field(
+        default=0,
+        description="Age from which complete backups of this node are deleted, but for the newest one. 0: none.",
+    )
 
 
 class BackupSection(Section):
-    """Backups of the node. Reserved: not used yet."""
+    """Backups, as `icestream backup` makes them on this machine."""
 
+    target: Annotated[str, text.LOCATION] | None = Field(
+        default=None,
+        description="Where `icestream backup` finds and puts backups without `--to`: a directory, `s3://…`, `gs://…` "
+        "or `abfss://…` with the credentials of `object_store`. No default: it should not be on the disk of the data.",
+    )
+    rate_bytes: Annotated[int, units.size()] = Field(
+        default=0,
+        description="Bytes per second that a backup writes, manifests included, without `--rate`. 0, the default, is "
+        "no limit: a backup that takes longer holds log files for longer.",
+    )
+    key: Annotated[str, text.LOCATION] | None = Field(
+        default=None,
+        description="Where the key that encrypts backups comes from without `--key`: `file:PATH`, `env:NAME` or "
+        "`command:COMMAND`, with 32 bytes as hex or base64. No default: a lost key is a lost backup.",
+    )
+    schedule: BackupScheduleSection = BackupScheduleSection()
     iceberg: BackupIcebergSection = BackupIcebergSection()
+
+    def broken_rules(self) -> Iterator[Broken]:
+        if self.schedule.interval_ms and self.target is None:
+            yield Broken(("schedule", "interval_ms"), "scheduled backups need a target", "set `backup.target`")
 
 
 class LogSection(Section):
@@ -232,6 +286,7 @@ class Settings(Section):
     log: LogSection = LogSection()
     broker: BrokerSection = BrokerSection()
     danube: DanubeSection = DanubeSection()
+    mqtt: MqttSection = MqttSection()
     lake: LakeProcessSection = LakeProcessSection()
     pipeline: PipelineSection = PipelineSection()
     security: SecuritySection = SecuritySection()
@@ -273,6 +328,7 @@ class Settings(Section):
     def _plain_listeners(self) -> list[str]:
         """The listeners without TLS."""
         names = ["native", "http", *(["danube"] if self.danube.enable else [])]
+        names += ["mqtt"] if self.mqtt.enable else []
         names += ["lake"] if self.lake.managed else []
         return [name for name in names if not self._has_tls(name)]
 

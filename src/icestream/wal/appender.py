@@ -124,7 +124,7 @@ class SealedFile:
 
 
 @dataclass(slots=True)
-class _InFlight:
+class _InFlightRecord:
     """A record between its assignment and its sync."""
 
     ticket: int
@@ -174,8 +174,8 @@ class Appender:
         self._section_cost = _SECTION_COST if mode is SyncMode.ALWAYS else _SECTION_COST + _RESERVE_COST
         self._ticket = 0
         self._writes: list[PlannedWrite] = []
-        self._unreleased: deque[_InFlight] = deque()
-        self._unsynced: deque[_InFlight] = deque()
+        self._unreleased: deque[_InFlightRecord] = deque()
+        self._unsynced: deque[_InFlightRecord] = deque()
         self._sealing: deque[tuple[int, SealedFile]] = deque()
         self._sealed: list[SealedFile] = []
         self.sealed_count = 0
@@ -266,9 +266,12 @@ class Appender:
         lsn = self.state.lsn + 1
         for batch in batches:
             if isinstance(batch, AppendGroup):
+                # A group stays in one record: it has one answer, which leaves when that record is released.
                 cost = self._group_cost(batch)
                 if gathered_bytes + cost > limit or len(self._gathered) + len(batch.shards) > _SHARDS_MAX:
                     self._close_record(now_us)
+                    # The cost depends on the file: a shard that is new in it needs its topic's name and a place in the
+                    # footer. So it is computed again after each step that may change the file.
                     gathered_bytes, cost = 0, self._group_cost(batch)
                     if not self._make_room(cost):
                         break
@@ -327,6 +330,8 @@ class Appender:
         """Assigns offsets to a group that the record has room for."""
         shards, group = batch.shards, batch.group
         bases = [shard.assigned for shard in shards]
+        # Judged as a whole, and only here, where the record has room: `admit_group` also records the sequence numbers,
+        # and a group without room must stay unknown, because it can still be refused.
         rejected, lsn_max = self.state.producers.admit_group(
             [shard.key for shard in shards], group, bases, lsn, now_us, self.synced_lsn, self.released_lsn
         )
@@ -340,6 +345,8 @@ class Appender:
                 shard.blocks.append(body)
                 shard.rows += rows
                 shard.assigned += rows
+        # A group of duplicates alone waits for the record that has the originals: its ack must not be earlier than
+        # theirs.
         return PlacedGroup(bases, lsn if is_stored else lsn_max, rejected)
 
     def declare_gaps(self, gaps: Sequence[DeclaredGap], now_us: int) -> int:
@@ -410,7 +417,7 @@ class Appender:
         if file.position >= file.index.mark_due:
             file.index.mark(file.position, lsn)
         file.position += len(data)
-        record = _InFlight(ticket, lsn, len(data), file.number, file.position, needs_sync, ends, reservations)
+        record = _InFlightRecord(ticket, lsn, len(data), file.number, file.position, needs_sync, ends, reservations)
         self._unreleased.append(record)
         self.in_flight_bytes += len(data)
         self._gathered = []
@@ -483,7 +490,7 @@ class Appender:
             topic_id, shard_number = shard.key
             sections.append((topic_id, shard_number, 1, 0, shard.epoch, base, time_us, rows, previous, body))
             # Added before the write is performed; readers stop at `Shard.written`, so they cannot see it early.
-            tail.add(shard.key, SectionRead(base, rows, time_us, shard.epoch, body))
+            tail.add(shard.key, new_tuple(SectionRead, (base, rows, time_us, shard.epoch, body)))
             ends.append((shard, end, size, at))
             at += wire.ENTRY_BYTES
             shard.rows, shard.blocks = 0, []
@@ -557,10 +564,11 @@ class Appender:
         self.state.lsn = last_lsn
         return self._unfinished_files(last_lsn)
 
-    def _mark_released(self, record: _InFlight) -> None:
+    def _mark_released(self, record: _InFlightRecord) -> None:
         number = record.number
         for shard, end, _, position in record.ends:
             shard.written = end
+            # A gap has no section: its shard's end moves, and there is nothing new to read.
             if position:
                 shard.read_file = number
                 shard.read_position = position
@@ -576,7 +584,7 @@ class Appender:
             self._mark_synced(record)
         self._unsynced.clear()
 
-    def _mark_synced(self, record: _InFlight) -> None:
+    def _mark_synced(self, record: _InFlightRecord) -> None:
         for shard, end, _, _ in record.ends:
             shard.synced = end
         for shard, reserved in record.reservations:

@@ -160,7 +160,7 @@ class BacklogReader:
         messages = 0
         ages_us: list[int] = []
         for number, shard in enumerate(list(self._state.shards.values()), 1):
-            if shard.floor < shard.synced and (rows := _rows(self._freeze(shard))):
+            if shard.topic.has_table and shard.floor < shard.synced and (rows := _rows(self._freeze(shard))):
                 messages += rows
                 ages_us.append(self._oldest_us(shard))
             if not number % limits.BACKLOG_SLICE_SHARDS:
@@ -180,7 +180,9 @@ class BacklogReader:
         oldest_by_topic: dict[int, int] = {}
         now_us = self._clock.wall_us()
         for number, shard in enumerate(list(self._state.shards.values()), 1):
-            if shard.floor < shard.synced and self._state.step_over(shard.key, shard.floor) < shard.synced:
+            # A shard that has only gaps behind its floor has nothing to commit.
+            has_rest = shard.topic.has_table and shard.floor < shard.synced
+            if has_rest and self._state.step_over(shard.key, shard.floor) < shard.synced:
                 oldest_us = self._update_age(shard, now_us)
                 oldest_by_topic[shard.topic.id] = min(oldest_by_topic.get(shard.topic.id, oldest_us), oldest_us)
             else:
@@ -271,6 +273,8 @@ class BacklogReader:
                 continue
             if any(file_range.end > shards[key].floor for key, file_range in file.ranges()):
                 topics.setdefault(file.keys[0].topic_id, []).append(file)
+        # Another topic first after each answer that was cut: else the spill files of the last topics would never be
+        # told of.
         start = self._spill_rotation % max(len(topics), 1)
         selection = _SpillSelection()
         for topic_id in [*topics][start:] + [*topics][:start]:
@@ -329,6 +333,7 @@ async def _collect_ranges(
         if shard is not None:
             start, end = max(part.first, shard.committed, spilled_end(part.key)), min(part.end, shard.synced)
             if start < end:
+                # In proportion: the index knows the bytes of a shard in a file, not those of each message.
                 size = part.own_bytes * (end - start) // (part.end - part.first)
                 ranges.append(BacklogRange(*part.key, shard.epoch, start, end, size))
                 topic_id = part.key.topic_id

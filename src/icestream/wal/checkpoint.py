@@ -10,7 +10,9 @@ LSN it covers, with one section each of
                          u16 n, then n times i64 first_sequence | u32 count | i64 base_offset | i64 lsn
     EPOCHS   per producer  i64 id | i32 highest epoch | i32 highest epoch whose window was evicted, -1 for none. It may
                          contain epochs above the LSN: they are in use, so no other producer may use them
-    CURRENT  u64 number of the log file that gets the next record, 0 if there is none (log_file.py: the current file).
+    CURRENT  u64 number of the log file that gets the next record (log_file.py: the current file). Without one (full
+             disk, clean stop): of the newest file that is not sealed yet or keeps its name without a record. 0 if there
+             is none of these either: the checkpoint covers every record of the log.
                          OPTIONAL; a checkpoint of an older version has no such section
 It is written under a temporary name, synced, renamed, and the directory synced. `next` is the shard's *synced* offset.
 `clean`: the log was closed in order and ends at this LSN, so reserved offsets were not used either.
@@ -59,11 +61,13 @@ class KeptCheckpoint:
     name: str
     lsn: int
     floors: dict[ShardKey, int]
+    current: int  # the log file that it names, 0 for none
 
     @classmethod
     def of(cls, name: str, checkpoint: Checkpoint) -> KeptCheckpoint:
         """What must be remembered of a checkpoint file."""
-        return cls(name, checkpoint.lsn, {key: shard.floor for key, shard in checkpoint.state.shards.items()})
+        floors = {key: shard.floor for key, shard in checkpoint.state.shards.items()}
+        return cls(name, checkpoint.lsn, floors, checkpoint.current)
 
 
 def encode_checkpoint(checkpoint: Checkpoint, shards: bytes, windows: bytes, epochs: bytes, now_us: int) -> bytes:

@@ -25,8 +25,8 @@ class CheckpointWriter:
         self._provisioner = provisioner
         self.kept = list(kept)  # the checkpoints on disk, newest first
 
-    def write(self, lsn: int, floors: dict[ShardKey, int], data: bytes) -> None:
-        """Writes the encoded checkpoint `data`, which covers `lsn` and contains `floors`, as a new file.
+    def write(self, lsn: int, floors: dict[ShardKey, int], current: int, data: bytes) -> None:
+        """Writes the encoded checkpoint `data` as a new file; it covers `lsn`, contains `floors` and names `current`.
 
         It is written under a temporary name, synced and renamed. On a full disk it uses the space of the reserve file.
         Raises OSError; the older checkpoints remain valid then.
@@ -52,7 +52,7 @@ class CheckpointWriter:
             raise
         # The new name is durable before an old checkpoint is removed: there are always two to start from.
         directory.sync()
-        checkpoints = [KeptCheckpoint(name, lsn, floors), *self.kept]
+        checkpoints = [KeptCheckpoint(name, lsn, floors, current), *self.kept]
         for old in checkpoints[limits.CHECKPOINTS_KEPT :]:
             directory.remove(old.name)
         self.kept = checkpoints[: limits.CHECKPOINTS_KEPT]

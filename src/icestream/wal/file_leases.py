@@ -18,9 +18,9 @@ from icestream.wal.file_summary import FileSummary
 
 
 class _Lease(NamedTuple):
-    """The files that a round of the pipeline with this epoch holds until `until_ns`."""
+    """The files that a round of the pipeline with this epoch, or a backup, holds until `until_ns`."""
 
-    epoch: int
+    epoch: int | None  # None: of a backup, which no takeover of the pipeline ends
     files: frozenset[int]
     until_ns: int
 
@@ -49,7 +49,19 @@ class FileLeases:
         # go on reading files that nothing protects any more.
         if epoch > self._epoch:
             self._epoch = epoch
-            self._leases = {}
+            self._leases = {name: active for name, active in self._leases.items() if active.epoch is None}
+        self._hold(lease, epoch, files, ttl_ms)
+
+    def hold_for_backup(self, lease: str, files: Iterable[int], ttl_ms: int) -> None:
+        """Grants or renews a lease that is not of the pipeline; no files: ends it."""
+        self._drop_expired()
+        self._hold(lease, None, files, ttl_ms)
+
+    def is_active(self, lease: str) -> bool:
+        self._drop_expired()
+        return lease in self._leases
+
+    def _hold(self, lease: str, epoch: int | None, files: Iterable[int], ttl_ms: int) -> None:
         numbers = frozenset(files)
         if not numbers:
             self._leases.pop(lease, None)

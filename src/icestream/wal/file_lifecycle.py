@@ -308,20 +308,31 @@ class FileLifecycle:
         lsn = self._appender.synced_lsn
         # Here and not by a timer: producers that are forgotten in memory must be forgotten on disk at the same moment.
         self.state.producers.expire(self._clock.wall_us() - limits.PRODUCER_AGE_SECONDS_DEFAULT * 1_000_000)
-        current = 0 if clean else self._appender.current_number
+        current = self._file_to_name(clean=clean)
         checkpoint = Checkpoint(lsn, self.log_id, self._next_number, clean, self.state, current)
         # Taken with the LSN and before the first await. A floor that moves during the encoding is not in the
         # checkpoint, and no file may be freed because of it.
         floors = {key: shard.floor for key, shard in self.state.shards.items()}
         try:
             data = await self._encode_checkpoint(checkpoint)
-            await self._offload.run(lambda: self._checkpoint_writer.write(lsn, floors, data))
+            await self._offload.run(lambda: self._checkpoint_writer.write(lsn, floors, current, data))
         except OSError:
             metrics.WAL_MAINTENANCE_FAILURES.inc()
             return False
         self._bytes_since_checkpoint = 0
         self._required = max(self._required, current)
         return True
+
+    def _file_to_name(self, *, clean: bool) -> int:
+        """The number of the file that a checkpoint names as the current one, 0 for none (checkpoint.py: CURRENT).
+
+        While no file is ready, a file that is being sealed may hold records beyond the checkpoint, and the header of a
+        leftover may name a file that is freed after this checkpoint.
+        """
+        named = [*self.handles, *self._leftovers]
+        if clean:  # the file that was prepared for the next record is removed after this, unless a start requires it
+            return max((number for number in named if number <= self._required), default=0)
+        return self._appender.current_number or max(named, default=0)
 
     async def _encode_checkpoint(self, checkpoint: Checkpoint) -> bytes:
         # The shards are encoded at once, as they are at the LSN. The producers may be many, so they are encoded in
@@ -330,6 +341,14 @@ class FileLifecycle:
         windows = await _join_slices(window_slices(self.state, checkpoint.lsn))
         epochs = await _join_slices(epoch_slices(self.state))
         return encode_checkpoint(checkpoint, shards, windows, epochs, self._clock.wall_us())
+
+    async def encode_present(self) -> tuple[int, bytes]:
+        """The LSN of the synced end, and the state there as the bytes of a checkpoint; nothing is written."""
+        # Behind the lock: only one encoding at a time may ask the producers for their windows at its LSN.
+        async with self._checkpoint_lock:
+            lsn = self._appender.synced_lsn
+            checkpoint = Checkpoint(lsn, self.log_id, self._next_number, False, self.state, 0)
+            return lsn, await self._encode_checkpoint(checkpoint)
 
     def move_floor(self, shard: Shard, offset: int) -> None:
         """Raises a shard's floor and stops counting the bytes below it against its topic's quota.
@@ -417,10 +436,12 @@ class FileLifecycle:
         return self.warm.due_count(self._options.warm_ms, self._options.warm_bytes, needed_bytes)
 
     async def _free_later(self) -> None:
-        is_overdue = self._due_count > 0  # held by a pin or lease, or the disk failed: try again when pins have expired
-        await self._clock.sleep(
-            limits.PIN_SECONDS_MAX if is_overdue else self.warm.seconds_until_due(self._options.warm_ms)
-        )
+        # Another task may have freed them all before the first step of this one.
+        if self.warm.files:
+            is_overdue = self._due_count > 0  # held by a pin or lease, or the disk failed: wait until pins have expired
+            await self._clock.sleep(
+                limits.PIN_SECONDS_MAX if is_overdue else self.warm.seconds_until_due(self._options.warm_ms)
+            )
         self._is_freeing_scheduled = False
         await self.free_due_files()
 
@@ -432,8 +453,12 @@ class FileLifecycle:
         free = file_states.freeable(
             self.warm.files, covered, lambda key: max(self._checkpointed_floor(key), self.spills.end(key))
         )
-        # The required file stays, however old it is: without it the next start would report a missing file (ADR 41).
-        return list(itertools.takewhile(lambda file: file.number != self._required, free))
+        # A file that a checkpoint names, or the copy of it, stays until both checkpoints name a later file or none:
+        # without it the next start would report a missing file (ADR 41). The seal of the file itself, which names the
+        # next one, is no reason to free it: it goes with the file, and the first record of the next may never be
+        # synced.
+        named = min((checkpoint.current for checkpoint in checkpoints if checkpoint.current), default=self._next_number)
+        return list(itertools.takewhile(lambda file: file.number < named, free))
 
     def _checkpointed_floor(self, key: ShardKey) -> int:
         """The floor that every kept checkpoint contains: losing the newest must not make data missing (hazard 4)."""
@@ -502,12 +527,13 @@ class FileLifecycle:
         except OSError:
             metrics.WAL_MAINTENANCE_FAILURES.inc()
         # After trimming: a clean checkpoint says that every file is complete, so the next start does not scan them.
-        await self.checkpoint(clean=True)
+        is_written = await self.checkpoint(clean=True)
         unused = self._appender.next_file
         if unused is not None:
             self.handles.pop(unused.number).close()
-            # A file that the checkpoint requires keeps its name although it has no record.
-            if unused.number > self._required:
+            # A file that a start requires keeps its name although it has no record. Without the checkpoint it may be
+            # the only one that names the file before it.
+            if unused.number > self._required and is_written:
                 await self._recycle([log_file.log_name(unused.number)])
 
     def _trim_last(self) -> None:

@@ -5,10 +5,11 @@
                                                                  the log closes, and a start does not
                                                                  require it (log_file.py)                -> FREE
     ACTIVE      gets records                                     it is full, or the log closes           -> SEALED
-    SEALED      records, footer and seal are synced              both kept checkpoints cover it and contain floors
-                                                                 beyond it (or the rest is spilled), it is the
-                                                                 oldest, has no pin or lease, and was kept
-                                                                 warm long enough                        -> FREE
+    SEALED      records, footer and seal are synced              both kept checkpoints cover it, contain floors
+                                                                 beyond it (or the rest is spilled) and name no
+                                                                 file up to it as current, it is the oldest,
+                                                                 has no pin or lease, and was kept warm long
+                                                                 enough                                  -> FREE
     FREE        a spare, its old bytes still inside              it gets a new number and header         -> PREPARED
 
 A checkpoint with the floors is written before a file is freed. So a start can tell a freed file, which its checkpoint

@@ -28,9 +28,9 @@ SEAL SECTOR (512 bytes at 512), zero until the file is sealed
 
 THE CURRENT FILE. `current` of every header, `next_number` of every seal and the CURRENT section of the newest
 checkpoint (checkpoint.py) each name a log file that existed, durably, and was to get records. The highest of these
-numbers is the *required* file. It keeps its name until a file with a higher number is required, so a start must see
-it, or a copy that `replaces` it, or a later file that holds a record. Otherwise it was deleted, with all its records:
-damage (docs/adr/0041).
+numbers is the *required* file. It keeps its name until a file with a higher number is required, or none at all, so a
+start must see it, or a copy that `replaces` it, or a later file that holds a record. Otherwise it was deleted, with all
+its records: damage (docs/adr/0041). The copy is kept like the file.
 """
 
 from __future__ import annotations

@@ -64,6 +64,7 @@ async def open_log_on(
     # One thread for maintenance, so that files are prepared, freed and checkpointed one at a time, in order. Reads have
     # threads of their own: a slow read must not delay the next log file.
     maintenance, reads = threads("wal-files", 1), threads("wal-reads", limits.READ_THREADS)
+    log: WriteAheadLog | None = None
     try:
         recovered = await maintenance.run(
             lambda: _recover(directory, clock, randomness.token(16), positions, must_exist=must_exist)
@@ -72,11 +73,14 @@ async def open_log_on(
         await log.start()
     # Cancellation included: a start that is aborted must not keep the lock.
     except BaseException as error:
-        sink.close()
-        maintenance.close()
-        reads.close()
-        lock.close()
-        directory.close()
+        if log is not None:
+            await log.abort()
+        else:
+            sink.close()
+            maintenance.close()
+            reads.close()
+            lock.close()
+            directory.close()
         if isinstance(error, OSError):
             raise _open_error(directory, error) from error
         raise

@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from icestream import errors, limits
 from icestream.model.block import NOT_NUMBERED, Numbering, new_tuple
@@ -98,10 +98,14 @@ class SequenceWindow:
 
 
 Key = tuple[ShardKey, int]
+NO_PRODUCER: Final = -1
+_LSN: Final = StoredBatch._fields.index("lsn")
+# How long after its last use a window is moved behind the others: moving it with each batch costs as much as the rest.
+_USE_STEP_US: Final = 1_000_000
 
 
 class ProducerSequences:
-    """Every sequence window of the log, least recently used first, and the epochs of all producers."""
+    """Every sequence window of the log, least recently used first (to the second), and the epochs of all producers."""
 
     def __init__(self, count_max: int = limits.PRODUCERS_MAX_DEFAULT) -> None:
         self.count_max = count_max
@@ -124,6 +128,7 @@ class ProducerSequences:
                 f"producer {producer_id} epoch {producer_epoch} was used before and its sequence window has expired",
                 hint="open with a higher epoch",
             )
+        # Popped and set: the dict is in order of use, and the bound below evicts the least recently opened.
         self._opened.pop(producer_id, None)
         self._opened[producer_id] = producer_epoch
         while len(self._opened) > self.count_max:
@@ -145,6 +150,8 @@ class ProducerSequences:
         if epoch < current_epoch:
             raise _fenced(producer_id, epoch, current_epoch)
         if window is None or window.producer_epoch < epoch:
+            # Without a window a retry cannot be told from a new batch, so only an epoch that opened in this run may
+            # begin one.
             if self._opened.get(producer_id) != epoch:
                 raise errors.UnknownProducer(
                     f"producer {producer_id} epoch {epoch} is not known here",
@@ -196,7 +203,8 @@ class ProducerSequences:
         windows, opened, epochs = self._windows, self._opened, self._epochs
         window_batches = limits.PRODUCER_WINDOW_BATCHES
         forgotten_lsn = synced_lsn if self.checkpoint_lsn is None else min(synced_lsn, self.checkpoint_lsn)
-        index = -1
+        index, producer, producer_epoch = -1, NO_PRODUCER, 0  # of the batch before, if the next may go on in its window
+        window: SequenceWindow | None = None
         for first, rows, producer_id, epoch in zip(
             group.first_sequences, group.rows, group.producer_ids, group.producer_epochs, strict=True
         ):
@@ -204,30 +212,38 @@ class ProducerSequences:
             if index == shard_end:
                 shard += 1
                 shard_end, key, offset = group.shard_ends[shard], keys[shard], bases[shard]
+                producer = NO_PRODUCER
             if first == NOT_NUMBERED:
                 offset += rows
                 continue
-            slot = (key, producer_id)
-            window = windows.get(slot)
             # The common case, written out: the next number of an open producer whose window has room.
+            if producer_id != producer or epoch != producer_epoch:
+                producer, producer_epoch, window = producer_id, epoch, windows.get((key, producer_id))
+                if (
+                    window is None
+                    or window.producer_epoch != epoch
+                    or opened.get(producer_id, -1) > epoch
+                    or epochs.get(producer_id, -1) > epoch
+                    or window.before is not None
+                ):
+                    producer = NO_PRODUCER
             if (
-                window is not None
+                producer == producer_id
+                and window is not None
                 and window.expected == first
-                and window.producer_epoch == epoch
-                and opened.get(producer_id, -1) <= epoch
-                and epochs.get(producer_id, -1) <= epoch
-                and window.before is None
-                and (len(sent := window.sent) < window_batches or sent[-window_batches].lsn <= released_lsn)
+                and ((room := len(sent := window.sent) < window_batches) or sent[-window_batches][_LSN] <= released_lsn)
             ):
                 sent.append(new_tuple(StoredBatch, (first, rows, offset, lsn)))
-                if len(sent) > window_batches:
+                if not room and sent[1][_LSN] <= forgotten_lsn:
                     window.forget(forgotten_lsn)
                 window.expected = first + rows
+                if now_us - window.used_us >= _USE_STEP_US:
+                    del windows[key, producer_id]  # used last
+                    windows[key, producer_id] = window
                 window.used_us = now_us
-                del windows[slot]  # used last
-                windows[slot] = window
                 offset += rows
                 continue
+            producer = NO_PRODUCER
             numbering = Numbering(producer_id, epoch, first)
             try:
                 duplicate = self.check(key, numbering, rows, released_lsn)
@@ -340,6 +356,7 @@ def _find_duplicate(window: SequenceWindow, numbering: Numbering, count: int) ->
             if batch.first_sequence <= first and first + count <= batch.first_sequence + batch.rows:
                 return Duplicate(batch.base_offset + first - batch.first_sequence, batch.lsn)
         if first + count <= oldest:
+            # Older than everything in the window: stored, but its offset is forgotten. The ack needs none.
             return Duplicate(None, 0)
     raise errors.OutOfOrderSequence(
         f"producer {numbering.producer_id} sent {first}..{first + count - 1}, expected {window.expected}",

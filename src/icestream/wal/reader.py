@@ -219,6 +219,7 @@ class Reader:
 
     async def _read_pinned(self, number: int, call: Callable[[], Result]) -> Result:
         """Runs a read of one file off the loop, under a pin. Raises StaleRead if the file was recycled meanwhile."""
+        # A pin delays recycling for a bounded time and is then broken: a reader that hangs must not fill the disk.
         pin = self._lifecycle.pins.pin(number)
         try:
             result = await self._offload.run(call)
@@ -246,6 +247,7 @@ class Reader:
             size = 0
             for front, entry in reversed(entries):
                 is_enough = size + entry.body_bytes > max_bytes or len(sections) == limits.READ_SECTIONS_MAX
+                # At least one section, however large, else a reader with a small bound would never advance.
                 if sections and (is_enough or entry.end_offset > visible):
                     break
                 sections.append(_read_section(window, span.number, front, entry))

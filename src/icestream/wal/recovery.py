@@ -66,7 +66,7 @@ class RecoveredWal:
     next_number: int
     report: RecoveryReport
     required: int = 0  # number of the log file that a start must find, 0 for none
-    leftovers: list[int] = field(default_factory=list)  # that file, if it holds no valid record: it is removed later
+    leftovers: list[int] = field(default_factory=list)  # files without a valid record that are removed later
 
 
 @dataclass(slots=True)
@@ -481,7 +481,7 @@ def recover(
     identity = contents.log_id or log_id
     summaries, number = _settle(directory, clock, replay, identity)
     required = contents.required.number if contents.required else 0
-    leftovers = [file.number for file in replay.empty if file.number == required]
+    leftovers = sorted(file.number for file in _needed_empties(replay))
     return RecoveredWal(
         identity, state, summaries, replay.spills, contents.spares, contents.kept, number, report, required, leftovers
     )
@@ -537,11 +537,10 @@ def _settle(directory: Directory, clock: Clock, replay: Replay, log_id: bytes) -
     """
     contents = replay.contents
     # Files that only take space are removed first: a full disk must be able to start.
-    required = contents.required.number if contents.required else 0
-    for file in replay.empty:
-        if file.number == required:
-            _truncate_empty(directory, file, replay.report.last_lsn)
-    unneeded = (file.name for file in replay.empty if file.number != required)
+    needed = _needed_empties(replay)
+    for file in needed:
+        _truncate_empty(directory, file, replay.report.last_lsn)
+    unneeded = (file.name for file in replay.empty if file not in needed)
     for name in [*contents.unfinished, *contents.replaced, *unneeded]:
         directory.remove(name)
     for file, seal, index in replay.unsealed_middle:
@@ -567,19 +566,35 @@ def _settle(directory: Directory, clock: Clock, replay: Replay, log_id: bytes) -
     return summaries, number
 
 
+def _needed_empties(replay: Replay) -> list[SurveyedFile]:
+    """The files without records that keep their names until a later file is required.
+
+    None of them if the required file holds records: it, or its copy, is sealed and stands for every file before it.
+    Else the required file and those after it, because one of these may be what names it: without that, the header of
+    the required file could name an older one, which was removed long ago.
+    """
+    required = replay.contents.required.number if replay.contents.required else 0
+    if required not in (file.number for file in replay.empty):
+        return []
+    return [file for file in replay.empty if file.number >= required]
+
+
 def _truncate_empty(directory: Directory, file: SurveyedFile, last_lsn: int) -> None:
     """Releases the space of a file without records, but keeps its name until a later file is required.
 
     Otherwise a start that crashed before it created that file would look like the loss of this one.
     """
+    if file.size <= wire.RECORDS_START:
+        return
+    seal = file.seal or Seal.empty(file.number, last_lsn)
     handle = directory.open(file.name)
     try:
-        if file.seal is None:
-            handle.write_at(log_file.SEAL_POSITION, log_file.encode_seal(Seal.empty(file.number, last_lsn)))
-            handle.sync()
-        if file.size > wire.RECORDS_START:
-            handle.truncate(wire.RECORDS_START)
-            handle.sync()
+        # Written again if it is there: after a failed sync it may exist only in the page cache (hazard 6). A file that
+        # is cut off and not sealed is damage.
+        handle.write_at(log_file.SEAL_POSITION, log_file.encode_seal(seal))
+        handle.sync()
+        handle.truncate(wire.RECORDS_START)
+        handle.sync()
     finally:
         handle.close()
 

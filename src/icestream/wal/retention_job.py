@@ -89,7 +89,10 @@ class RetentionJob:
             return
         share = self._options().retention_step_percent / 100
         floors: dict[ShardKey, int] = {}
-        for file_slice in to_drop(retention, usage.held_bytes, self._slices(keys), self._wall_clock.now_us(), share):
+        shards = [self._state.shards[key] for key in keys if key in self._state.shards]
+        held_messages = sum(shard.written - shard.floor for shard in shards)
+        now_us = self._wall_clock.now_us()
+        for file_slice in to_drop(retention, usage.held_bytes, self._slices(keys), now_us, share, held_messages):
             floors.update((key, file_range.end) for key, file_range in file_slice.items())
         for key, floor in floors.items():
             self._drop_below(key, floor)

@@ -122,6 +122,8 @@ def _read_checkpoint(directory: Directory, name: str, contents: Survey) -> None:
     file = directory.open(name)
     try:
         checkpoint = decode_checkpoint(file.read_at(0, file.size()))
+        # A copied or renamed checkpoint would state floors of another moment, and files that are still needed would be
+        # freed.
         if checkpoint.lsn != log_file.checkpoint_lsn(name):
             raise errors.DecodeError("name and content differ")
     except errors.DecodeError:
@@ -170,6 +172,8 @@ def _separate_replaced(contents: Survey) -> None:
     replaced = {file.header.replaces for file in contents.files if file.header.replaces}
     contents.replaced = [file.name for file in contents.files if file.number in replaced]
     names = {log_file.log_name(number) for number in replaced}
+    # An original with a bad header is no damage if a copy replaces it: the copy was complete and synced before it got
+    # its name.
     contents.replaced += [name for name, _ in contents.bad_headers if name in names]
     contents.bad_headers = [(name, reason) for name, reason in contents.bad_headers if name not in names]
     contents.files = [file for file in contents.files if file.number not in replaced]

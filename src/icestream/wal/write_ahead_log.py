@@ -585,11 +585,21 @@ class WriteAheadLog:
                 await self._seal_last_file()
                 await self.lifecycle.finish()
         finally:
-            self._closing = self.lifecycle.closing = True
-            await self._release_resources()
+            await self.abort()
 
-    async def _release_resources(self) -> None:
-        await self._tasks.stop()
+    async def abort(self) -> None:
+        """Releases the resources without another write: the directory stays as it is, and the next start recovers.
+
+        For a start that failed. Its background tasks end before the lock is released: one that frees files would change
+        the directory under the next process.
+        """
+        self._closing = self.lifecycle.closing = True
+        try:
+            await self._tasks.stop()
+        finally:
+            self._release_resources()
+
+    def _release_resources(self) -> None:
         if self._sink.fileno() >= 0:
             self._loop.remove_reader(self._sink.fileno())
         self._sink.close()

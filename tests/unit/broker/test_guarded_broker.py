@@ -11,11 +11,13 @@ import pytest_asyncio
 from icestream import errors, limits
 from icestream.broker.guarded_broker import ASKS_NOTHING, GuardedBroker
 from icestream.broker.guarded_schemas import GuardedSchemas
+from icestream.broker.topic_restore import BackedUpTopic
 from icestream.model.subscription_options import FailurePolicy, PoisonPolicy, SubscriptionStart, SubscriptionType
 from icestream.model.topic_deletion_policy import DeletedTablePolicy
 from icestream.model.topic_name import TopicName
 from icestream.model.topic_policies import PolicyValues
 from icestream.schema.kinds import Compatibility, SchemaType, ValidationPolicy
+from icestream.security.action import Action
 from icestream.security.principal import CallerIdentity, local_user
 from tests.support.recording_consumer import RecordingConsumer
 from tests.support.secured_access import SecuredAccess
@@ -53,6 +55,14 @@ USE_CASES: dict[str, tuple[list[str], UseCase]] = {
         lambda g, topic: g.delete_topic(ORDERS, PURGE),
     ),
     "take_over_topic": (["admin on cluster"], lambda g, topic: g.take_over_topic(ORDERS)),
+    "deleted_topics": (["admin on cluster"], lambda g, topic: g.deleted_topics()),
+    "undelete_topic": (["admin on cluster"], lambda g, topic: g.undelete_topic(NEW)),
+    "allocate_restore": (["admin on cluster"], lambda g, topic: g.allocate_restore("b", NEW, PolicyValues())),
+    "restore_topic": (
+        ["admin on cluster"],
+        lambda g, topic: g.restore_topic(BackedUpTopic("b", NEW, topic.record, [], [], None)),
+    ),
+    "end_restore": (["admin on cluster"], lambda g, topic: g.end_restore("b", NEW)),
     "set_topic_policies": (
         ["alter on /shop/orders"],
         lambda g, topic: g.set_topic_policies(ORDERS, PolicyValues()),
@@ -67,6 +77,7 @@ USE_CASES: dict[str, tuple[list[str], UseCase]] = {
         ["produce on /shop/orders"],
         lambda g, topic: g.open_internal_producer(ORDERS, "p/1", "i"),
     ),
+    "check_produce": (["produce on /shop/orders"], lambda g, topic: g.check_produce(ORDERS)),
     "disconnect_producer": (["alter on /shop/orders"], lambda g, topic: g.disconnect_producer(ORDERS, "p")),
     "subscribe": (
         ["consume on subscription:/shop/orders/s"],
@@ -113,9 +124,17 @@ USE_CASES: dict[str, tuple[list[str], UseCase]] = {
         lambda g, topic: g.disconnect_consumer(ORDERS, "old", "c"),
     ),
     "seek": (["alter on subscription:/shop/orders/old"], lambda g, topic: g.seek(ORDERS, "old", START)),
+    "topic_of_subscription": (
+        ["alter on subscription:/shop/orders/old"],
+        lambda g, topic: g.topic_of_subscription(Action.ALTER, ORDERS, "old"),
+    ),
     "subscription": (
         ["describe on subscription:/shop/orders/old"],
         lambda g, topic: g.subscription(ORDERS, "old"),
+    ),
+    "consumed_subscription": (
+        ["consume on subscription:/shop/orders/old"],
+        lambda g, topic: g.consumed_subscription(ORDERS, "old"),
     ),
 }
 SCHEMA_USE_CASES: dict[str, tuple[list[str], UseCase]] = {

@@ -7,8 +7,10 @@ import asyncio
 import pytest
 
 from icestream import errors, limits
-from icestream.broker.storage import ShardRead
+from icestream.broker.expiring_cache import FilteredShard
+from icestream.broker.storage import FilteredRead, ShardRead
 from icestream.broker.table_prefetch import TablePrefetch
+from icestream.model.filtered_rows import FilteredSection
 from icestream.model.scan_messages import ScanResponse, ScanSection
 from icestream.model.shard import ShardKey
 from icestream.wal.tail import SectionRead
@@ -50,6 +52,47 @@ async def test_recent_reply_serves_reads_from_any_offset_in_it() -> None:
     assert prefetch.recent_from(ShardKey(1, 1), 15) is None
     prefetch.remember(KEY, 30, shard_read(30))
     assert prefetch.recent_from(KEY, 15) is None, "its reader has gone on"
+
+
+async def test_a_recent_reply_is_kept_while_another_reader_comes_to_it() -> None:
+    """Two readers got the first reply; one goes on, and the other finds what the first one read."""
+    prefetch = TablePrefetch()
+    for _ in range(2):
+        prefetch.remember(KEY, 0, shard_read(0))
+    prefetch.remember(KEY, 10, shard_read(10))
+    prefetch.remember(KEY, 20, shard_read(20))
+    assert starts(prefetch.recent_from(KEY, 10)) == [10], "the second reader is at 10, and at 20 now"
+    assert prefetch.recent_from(KEY, 5) is None, "no reader is there any more"
+    assert starts(prefetch.recent_from(KEY, 20)) == [20]
+    prefetch.remember(KEY, 30, shard_read(30))
+    prefetch.remember(KEY, 30, shard_read(30))
+    assert [prefetch.recent_from(KEY, offset) for offset in (0, 10, 20)] == [None] * 3, "both are beyond"
+    assert starts(prefetch.recent_from(KEY, 30)) == [30]
+
+
+async def test_a_reader_that_asks_from_the_middle_is_the_same_reader() -> None:
+    prefetch = TablePrefetch()
+    prefetch.remember(KEY, 0, shard_read(0, 10))
+    for _ in range(5):
+        assert starts(prefetch.recent_from(KEY, 15)) == [10]
+    prefetch.remember(KEY, 20, shard_read(20))
+    assert prefetch.recent_from(KEY, 15) is None
+
+
+async def test_filtered_replies_are_kept_for_the_same_filters() -> None:
+    prefetch = TablePrefetch()
+    source, other = FilteredShard(1, 0, ("a/#",)), FilteredShard(1, 0, ("b/#",))
+    sections = [FilteredSection([3, 7], [0, 0], 0, b""), FilteredSection([20, 40], [0, 0], 0, b"")]
+    read = FilteredRead(sections, [], 50)
+    prefetch.remember_filtered(source, 2, read)
+    assert prefetch.filtered_from(source, 2) == read
+    assert prefetch.filtered_from(source, 7) == read
+    assert prefetch.filtered_from(source, 8) == FilteredRead(sections[1:], [], 50)
+    assert prefetch.filtered_from(source, 45) == FilteredRead([], [], 50), "nothing matches up to there"
+    assert prefetch.filtered_from(source, 1) is None
+    assert prefetch.filtered_from(source, 50) is None
+    assert prefetch.filtered_from(other, 2) is None
+    assert prefetch.recent_from(KEY, 3) is None
 
 
 async def test_readers_of_one_shard_do_not_evict_each_others_replies() -> None:

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from icestream import errors, limits
+from icestream.broker.iceberg_storage import IcebergStorage
 from icestream.broker.service import Broker, history_starts
 from icestream.model.scan_messages import ScanKind, ScanResponse
 from icestream.model.shard import GapState, ShardKey
 from icestream.model.subscription_options import StartAt, SubscriptionStart, SubscriptionType
 from icestream.observability import metrics
 from icestream.readers.row_group_cache_options import RowGroupCacheOptions
-from tests.support.broker_machine import EARLIEST, TOPIC, SubscriptionReader, publish, quiet, subscribe
+from tests.support.broker_machine import EARLIEST, TOPIC, BrokerMachine, SubscriptionReader, publish, quiet, subscribe
 from tests.support.tiers import InProcessScanWorker, TieredMachine
 from tests.support.topic_lake import damage
 
@@ -87,6 +88,28 @@ async def test_reads_and_their_intervals_are_counted_by_tier(tmp_path: Path) -> 
     assert intervals["log", "0.001"] == intervals["log", "+Inf"], "the clock stood still"
     assert intervals["cache", "+Inf"] == 1, "the reply is remembered for a moment"
     assert (intervals["cache", "5.0"], intervals["cache", "10.0"]) == (0, 1), "after seven seconds"
+    await broker.shutdown()
+
+
+async def test_what_a_consumer_has_no_credit_for_is_kept_and_not_read_again() -> None:
+    machine = BrokerMachine(tail_bytes=1)
+    broker = await machine.open_broker()
+    await broker.create_topic(TOPIC)
+    producer = await broker.open_producer(TOPIC, "p")
+    for number in range(60):
+        await publish(broker, producer, b"%d " % number + BODY)
+    reads = metrics.READS.values.get("log", 0)
+    reader = await subscribe(broker, credit=7)
+    storage = broker.storage
+    assert isinstance(storage, IcebergStorage)
+    for count, read in ((7, 1), (14, 1), (21, 2), (28, 2)):  # a read of this log has 14 messages
+        await quiet()
+        assert numbers(reader.sink.payloads) == list(range(count))
+        assert metrics.READS.values["log"] == reads + read
+        assert len(storage._read_ahead) == 1, "that of the read before was dropped"
+        reader.credit(7)
+    reader.leave()
+    assert not len(storage._read_ahead)
     await broker.shutdown()
 
 
@@ -325,8 +348,8 @@ async def test_scan_requests_are_bounded_and_served_by_the_next_worker(tmp_path:
     request_ids: list[int] = []
     machine.scan_requests.attach_worker(lambda event: request_ids.append(event["asked"][0]))
     asking = [
-        asyncio.create_task(machine.scan_requests.request(ScanKind.EARLIEST, str(TOPIC), ShardKey(1, 0)))
-        for _ in range(2 * limits.SCANS_IN_FLIGHT_MAX)
+        asyncio.create_task(machine.scan_requests.request(ScanKind.TIME, str(TOPIC), ShardKey(1, 0), -number))
+        for number in range(2 * limits.SCANS_IN_FLIGHT_MAX)
     ]
     await quiet()
     assert len(request_ids) == limits.SCANS_IN_FLIGHT_MAX

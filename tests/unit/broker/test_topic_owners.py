@@ -19,7 +19,7 @@ from icestream.model.topic_policies import PolicyValues
 from icestream.rpc import document
 from icestream.runtime.clock import SystemClock
 from tests.support.faulty_store import FaultyStore
-from tests.support.secured_access import unguarded
+from tests.support.secured_access import open_door
 from tests.support.two_nodes import FIRST, SECOND, TwoNodes, broker_of, two_nodes
 from tests.support.until import until
 
@@ -179,7 +179,7 @@ async def test_clients_of_danube_are_redirected() -> None:
     async with two_nodes() as nodes:
         await nodes.second.create_partitioned_topic(BILLS, 2)
         service = DanubeService(
-            unguarded(nodes.first), nodes.first.store, SystemClock(), DanubeOptions("http://127.0.0.1:1")
+            open_door(nodes.first), nodes.first.store, SystemClock(), DanubeOptions("http://127.0.0.1:1")
         )
         table, request = service.table().unary, pb.TopicLookupRequest(request_id=3, topic="/default/bills-part-1")
         raw = await table["/danube.Discovery/TopicLookup"](request.SerializeToString(), Call("test"))

@@ -49,7 +49,7 @@ def completions(line: str) -> list[str]:
     ("line", "expected"),
     [
         ("icestream to", ["top", "topic"]),
-        ("icestream topic de", ["delete", "describe"]),
+        ("icestream topic de", ["delete", "deleted", "describe"]),
         ("icestream consume --ty", ["--type"]),
         ("icestream consume --type ", sorted(TYPES)),
         ("icestream sub seek /default/x s --to e", ["earliest"]),

@@ -18,6 +18,7 @@ import trustme
 from icestream import limits, testing
 from icestream.cli import doctor_rules
 from icestream.cli.doctor_rules import CheckState
+from icestream.frontends.mqtt.mqtt_front_end import MqttFrontEnd
 from icestream.pipeline.spark_setup.jar_choice import JarChoice, JarCopy, JarOrigin
 from icestream.pipeline.spark_setup.java_choice import JavaChoice, JavaInstall, JavaOrigin
 from icestream.pipeline.spark_setup.pinned_versions import ICEBERG_SPARK as JAR
@@ -31,7 +32,8 @@ JAVA = JavaInstall(Path("/usr/lib/jvm/java-17"), JavaOrigin.PATH, "17.0.15")
 
 
 def doctor(data_dir: Path, *sets: str) -> CommandResult:
-    ports = ("ports.native=0", "ports.broker_http=0", "ports.danube=0", "ports.danube_admin=0", "lake.managed=false")
+    names = ("native", "broker_http", "danube", "danube_admin", "mqtt", "mqtt_ws")
+    ports = (*(f"ports.{name}=0" for name in names), "lake.managed=false")
     arguments = [argument for setting in (f"data_dir={data_dir}", *ports, *sets) for argument in ("--set", setting)]
     return icestream("doctor", *arguments, "--output", "json")
 
@@ -51,7 +53,8 @@ def test_a_fresh_machine_has_no_problems_and_nothing_is_created(tmp_path: Path) 
     assert "problem" not in states_by_check.values()
     assert set(states_by_check) == {
         "versions", "native part", "open files", "settings", "data", "sync", "disk", "clock", "log", "java", "pyspark",
-        "iceberg jar", "ports.native", "ports.broker_http", "ports.danube", "ports.danube_admin", "broker",
+        "iceberg jar", "ports.native", "ports.broker_http", "ports.danube", "ports.danube_admin", "ports.mqtt",
+        "ports.mqtt_ws", "broker",
     }  # fmt: skip
     assert (states_by_check["data"], states_by_check["log"], states_by_check["broker"]) == ("ok", "ok", "warning")
     assert by_check(ran)["broker"]["fix"] == "icestream serve"
@@ -63,6 +66,7 @@ def test_for_people_it_ends_with_a_count(tmp_path: Path) -> None:
         "ports.native=0",
         "ports.broker_http=0",
         "danube.enable=false",
+        "mqtt.enable=false",
         "lake.managed=false",
         "storage.type=memory",
         f"data_dir={tmp_path}",
@@ -108,7 +112,10 @@ def stranger() -> Iterator[int]:
     thread.join()
 
 
-PORTS = ("ports.native", "ports.broker_http", "ports.danube", "ports.danube_admin", "ports.lake")
+PORTS = (
+    "ports.native", "ports.broker_http", "ports.danube", "ports.danube_admin", "ports.mqtt", "ports.mqtt_ws",
+    "ports.lake",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("key", PORTS)
@@ -120,14 +127,18 @@ def test_a_port_used_by_another_process_is_a_problem(tmp_path: Path, key: str) -
     assert f"set {key} to a free port" in check["fix"]
 
 
-@pytest.mark.parametrize("key", ["ports.danube", "ports.danube_admin"])
-def test_beside_a_broker_a_port_that_speaks_no_grpc_is_a_problem(key: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "protocol"),
+    [("danube", "gRPC"), ("danube_admin", "gRPC"), ("mqtt", "MQTT"), ("mqtt_ws", "MQTT")],
+)
+def test_beside_a_broker_a_port_that_speaks_another_protocol_is_a_problem(key: str, protocol: str) -> None:
     with testing.broker(storage="disk") as broker, stranger() as port:
         settings = broker.node.settings
-        ports = (f"ports.native={broker.address.rpartition(':')[2]}", f"{key}={port}")
-        ran = doctor(settings.data_dir, *ports, "danube.enable=true")  # which the broker itself has not
-    assert (states(ran)["ports.native"], states(ran)[key]) == ("ok", "problem")
-    assert "it does not speak gRPC" in by_check(ran)[key]["finding"]
+        ports = (f"ports.native={broker.address.rpartition(':')[2]}", f"ports.{key}={port}")
+        # Which the broker itself has not:
+        ran = doctor(settings.data_dir, *ports, "danube.enable=true", "mqtt.enable=true")
+    assert (states(ran)["ports.native"], states(ran)[f"ports.{key}"]) == ("ok", "problem")
+    assert f"it does not speak {protocol}" in by_check(ran)[f"ports.{key}"]["finding"]
 
 
 def certificates(folder: Path) -> dict[str, Path]:
@@ -160,6 +171,29 @@ async def test_the_ports_of_danube_answer_while_their_broker_runs_and_are_a_prob
     assert checks["ports.danube"]["finding"] == f"{settings[0].partition('=')[2]} in use by an Icestream broker"
     assert checks["ports.danube_admin"]["finding"] == f"{settings[1].partition('=')[2]} in use by an Icestream broker"
     assert [states(without)[key] for key in ("ports.danube", "ports.danube_admin")] == ["problem", "problem"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("is_tls", [False, True])
+async def test_the_ports_of_mqtt_answer_while_their_broker_runs_and_are_a_problem_without(
+    tmp_path: Path, is_tls: bool
+) -> None:
+    """mosquitto would speak MQTT there too."""
+    pem = {name.removeprefix("tls_"): str(path) for name, path in certificates(tmp_path).items()} if is_tls else {}
+    tls = {"mqtt": {name: pem[name] for name in ("certificate", "key")}} if is_tls else {}
+    node = await BrokerNode.start(node_settings(tmp_path / "data", "memory", mqtt={"enable": True}, tls=tls))
+    try:
+        mqtt, native = node.services.front_end(MqttFrontEnd), node.native.port
+        settings = [f"ports.mqtt={mqtt.port}", f"ports.mqtt_ws={mqtt.web_port}"]
+        settings += [f"tls.mqtt.{key}={path}" for key, path in tls.get("mqtt", {}).items()]
+        beside = await asyncio.to_thread(doctor, tmp_path / "data", f"ports.native={native}", *settings)
+        without = await asyncio.to_thread(doctor, tmp_path / "data", *settings)
+    finally:
+        await node.stop()
+    checks = by_check(beside)
+    assert checks["ports.mqtt"]["finding"] == f"{mqtt.port} in use by an Icestream broker"
+    assert checks["ports.mqtt_ws"]["finding"] == f"{mqtt.web_port} in use by an Icestream broker"
+    assert [states(without)[key] for key in ("ports.mqtt", "ports.mqtt_ws")] == ["problem", "problem"]
 
 
 def test_a_broker_with_other_data_is_not_mistaken_for_the_local_one(tmp_path: Path) -> None:

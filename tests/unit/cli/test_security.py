@@ -98,6 +98,10 @@ def test_users_grants_and_explanations(broker: SecuredBroker) -> None:
     explained = broker.ask("explain", "oidc:corp:bob", "produce", "/shop/x", "--role", "team", "--claim", "team=shop")
     assert explained["is_allowed"]
     assert "role team" in explained["reason"]
+    broker.ask("grants", "add", "alice", "write", "mqtt:sensors/{claims.client_id}/#")
+    of_device = ("explain", "alice", "produce", "mqtt:sensors/1/t")
+    assert "would allow it too" in broker.ask(*of_device)["reason"]
+    assert broker.ask(*of_device, "--claim", "client_id=1")["is_allowed"]
     broker.ask("users", "disable", "alice")
     assert "is disabled" in broker.ask("explain", "alice", "consume", "/default/orders")["reason"]
     broker.ask("users", "delete", "alice", "--yes")
@@ -169,6 +173,8 @@ def test_the_commands_of_the_page_work(broker: SecuredBroker, tmp_path: Path, mo
         ran = icestream(*line, *broker.local)
         if "1f2e3d4c5b6a" in line:
             assert "there is no grant" in ran.err
+        elif "remove-key" in line:
+            assert "there is no signing key" in ran.err
         else:
             assert ran.code == 0, (line, ran.err)
         if line[1] == "recover":
@@ -191,3 +197,13 @@ def test_the_records_hold_no_password_and_no_key_in_clear(broker: SecuredBroker)
     assert PASSWORD.strip() not in values
     assert b"seed" not in values
     assert CLUSTER.segments == ()
+
+
+def test_doctor_shows_the_checks_of_a_broker_with_accounts_after_a_login(open_broker: SecuredBroker) -> None:
+    open_broker.ask("init", "admin")
+    command = ("doctor", *open_broker.local, "--set", f"ports.broker_http={open_broker.node.services.http.port}")
+    before = {row["check"]: row["finding"] for row in icestream(*command, "--output", "json").document}
+    assert before["broker"] == "ready; its checks are shown after `icestream security login`"
+    open_broker.ask("login", "admin")
+    after = {row["check"]: row["finding"] for row in icestream(*command, "--output", "json").document}
+    assert after["broker"].startswith("ready, ")

@@ -6,6 +6,7 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -168,7 +169,7 @@ async def test_a_removed_node_rejoins_with_the_hint_it_gets(three: ClusterNodes)
     async with asyncio.timeout(SECONDS):
         await three.stop(number)
         remove = ClusterCalls(three.leader, SystemClock()).calls()["cluster_remove"]
-        await remove(cast("Any", None), {"node": f"{old:016x}"})
+        await remove(cast("Any", SimpleNamespace(session=None)), {"node": f"{old:016x}"})
         removed_node = await three.start(number)
         with pytest.raises(errors.NodeRemoved) as raised:
             await removed_node.running.ready()

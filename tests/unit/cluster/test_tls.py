@@ -13,7 +13,7 @@ import pytest
 from icestream import errors
 from icestream.cluster.development_authority import LOOPBACK, make_certificate
 from icestream.cluster.peer_link import dial
-from icestream.cluster.tls import PeerTls
+from icestream.cluster.tls import PeerCertificates, PeerTls
 from icestream.cluster.wire import NO_CLUSTER, PeerHello
 from icestream.metadata.raft_core import has_raft_core
 from tests.support.cluster_nodes import SECONDS, ClusterNodes
@@ -50,7 +50,7 @@ async def test_nodes_of_one_authority_form_a_cluster_and_refuse_all_others(tmp_p
 
 
 def test_a_node_may_only_use_the_name_of_its_certificate(tmp_path: Path) -> None:
-    elsewhere = certificate(tmp_path, "elsewhere", ("node-7.example",)).server_context()
+    elsewhere = PeerCertificates(certificate(tmp_path, "elsewhere", ("node-7.example",))).listener.context
     ours = certificate(tmp_path).client_context()
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     server = elsewhere.wrap_bio(to_server, to_client, server_side=True)
@@ -90,8 +90,8 @@ def test_invalid_certificate_files_are_reported(tmp_path: Path) -> None:
         PeerTls(good.certificate, tmp_path / "ca.key", good.authority),
         PeerTls(good.certificate, good.key, tmp_path / "text"),
     ):
-        with pytest.raises(errors.ConfigurationError, match="cannot load TLS files"):
-            broken.server_context()
+        with pytest.raises(errors.ConfigurationError, match=r"meta_store\.tls_"):
+            PeerCertificates(broken)
     (tmp_path / "ca.key").write_text("no key")
     with pytest.raises(errors.ConfigurationError, match="cannot sign"):
         certificate(tmp_path, "third")

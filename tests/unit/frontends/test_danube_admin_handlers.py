@@ -24,7 +24,6 @@ from icestream.processes.broker_process import BrokerNode
 from tests.support.danube_handlers import DanubeHandlers, danube_handlers
 from tests.support.faulty_store import FaultyStore
 from tests.support.node_settings import node_settings
-from tests.support.secured_access import unguarded
 
 pytestmark = pytest.mark.asyncio
 TOPIC = TopicName("default", "t")
@@ -36,7 +35,7 @@ class DanubeOperator:
         self.clients = clients
         self.broker = clients.broker
         place = BrokerAddresses("node-1", "h:6650", "h:50051", "h:9040")
-        self.calls = AdminHandlers(unguarded(clients.broker), place).table().unary
+        self.calls = clients.service.guarded(AdminHandlers(place).table(), "danube_admin").unary
 
     async def call(self, method: str, request: Message, kind: type[Answer] = pb.Done) -> Answer:  # type: ignore[assignment]
         raw = await self.calls[f"/danube_admin.{method}"](request.SerializeToString(), Call())
@@ -283,16 +282,15 @@ async def test_the_subscriptions_of_a_topic_are_listed(operator: DanubeOperator)
 
 CLUSTER = "ClusterStatus AddNode PromoteNode RemoveNode"
 BROKER = "UnloadBroker ActivateBroker GetClusterBalance TriggerRebalance"
-SECURITY = "CreateRole GetRole ListRoles DeleteRole CreateBinding GetBinding ListBindings DeleteBinding ListAllBindings"
 
 
-async def test_every_call_of_a_cluster_or_of_security_is_named() -> None:
-    expected = {"ClusterAdmin": CLUSTER, "BrokerAdmin": BROKER, "SecurityAdmin": SECURITY, "TopicAdmin": "UnloadTopic"}
+async def test_every_call_of_a_cluster_is_named() -> None:
+    expected = {"ClusterAdmin": CLUSTER, "BrokerAdmin": BROKER, "TopicAdmin": "UnloadTopic"}
     assert {service: " ".join(names) for service, names in UNIMPLEMENTED.items()} == expected
 
 
 @pytest.mark.parametrize("method", [f"{service}/{name}" for service, names in UNIMPLEMENTED.items() for name in names])
-async def test_cluster_and_security_calls_are_unimplemented(operator: DanubeOperator, method: str) -> None:
+async def test_cluster_calls_are_unimplemented(operator: DanubeOperator, method: str) -> None:
     assert await operator.refused(method, pb.Empty()) == "UNIMPLEMENTED"
 
 

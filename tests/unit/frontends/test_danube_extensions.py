@@ -11,6 +11,7 @@ import pytest_asyncio
 from icestream import errors, limits
 from icestream.frontends.danube.danube_consumer import AckWindow
 from icestream.frontends.danube.extensions import ProducerSequence, parse_sequence, parse_start
+from icestream.frontends.danube.wire import danube_pb2 as pb
 from icestream.model.subscription_options import StartAt, SubscriptionStart
 from icestream.model.topic_name import TopicName
 from icestream.model.topic_policies import PolicyValues
@@ -214,7 +215,7 @@ async def test_a_long_lived_numbered_producer_keeps_its_names() -> None:
         ids = table.service.producers._ids
         for key in list(ids._written_ms):
             ids._written_ms[key] -= limits.NAME_RENEWAL_MS
-        assert await table.service.producers.is_known(mine)
+        assert await table.is_known(pb.HealthCheckRequest.Producer, mine)
         after = [await table.broker.store.get(key) for key in keys]
         for old, new in zip(before, after, strict=True):
             assert old is not None

@@ -16,7 +16,6 @@ from icestream.frontends.danube.wire import admin_pb2 as ad
 from icestream.frontends.danube.wire import danube_pb2 as pb
 from icestream.frontends.danube.wire import registry_pb2 as rg
 from tests.support.danube_handlers import danube_handlers
-from tests.support.secured_access import unguarded
 
 REQUESTS: dict[str, type[Message]] = {
     "/danube.ProducerService/CreateProducer": pb.ProducerRequest,
@@ -115,7 +114,7 @@ async def answers(requests: list[tuple[str, bytes]]) -> list[str]:
         await table.producer("/default/p-part-1")
         await table.subscribe("/default/t")
         place = BrokerAddresses("n", "a:1", "a:2", "a:3")
-        calls = {**table._table.unary, **AdminHandlers(unguarded(table.broker), place).table().unary}
+        calls = {**table._table.unary, **table.service.guarded(AdminHandlers(place).table(), "danube_admin").unary}
         for path, raw in requests:
             try:
                 await calls[path](raw, Call("test"))

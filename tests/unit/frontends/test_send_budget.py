@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import limits
-from icestream.frontends.native.send_budget import SendBudget
+from icestream.frontends.send_budget import SendBudget
 
 
 class RecordingConnection:
@@ -23,10 +21,11 @@ class RecordingConnection:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 200)), max_size=8))
 def test_all_connections_get_equal_shares_within_the_budget(steps: list[tuple[bool, int]]) -> None:
-    budget, here = SendBudget(), []
+    budget: SendBudget[RecordingConnection] = SendBudget("native")
+    here = []
     for comes, count in steps:
         for _ in range(count):
-            connection: Any = RecordingConnection()
+            connection = RecordingConnection()
             if comes:
                 here.append(connection)
                 budget.add(connection)
@@ -38,7 +37,7 @@ def test_all_connections_get_equal_shares_within_the_budget(steps: list[tuple[bo
 
 
 def test_shares_are_announced_only_when_they_double() -> None:
-    budget: Any = SendBudget()
+    budget: SendBudget[RecordingConnection] = SendBudget("native")
     first = RecordingConnection()
     budget.add(first)
     for _ in range(4096):

@@ -13,6 +13,7 @@ import pytest_asyncio
 
 from icestream import errors, limits
 from icestream.admin_api.all_calls import LOCAL_CALLS
+from icestream.internal_api.backup_calls import BACKUP_METHODS
 from icestream.internal_api.fence_calls import FENCE_METHODS
 from icestream.internal_api.metadata_calls import METADATA_METHODS
 from icestream.internal_api.pipeline_calls import PIPELINE_METHODS
@@ -325,7 +326,7 @@ async def test_internal_calls_are_not_offered_to_the_network(ask: AdminClient) -
     await asyncio.get_running_loop().create_connection(lambda: link, "127.0.0.1", ask.node.native.port)
     await link.opened
     assert await link.call("list_topics", {}) == {"topics": [], "next": None}
-    for method in (*LOCAL_CALLS, *METADATA_METHODS, *PIPELINE_METHODS, *FENCE_METHODS):
+    for method in (*LOCAL_CALLS, *METADATA_METHODS, *PIPELINE_METHODS, *BACKUP_METHODS, *FENCE_METHODS):
         with pytest.raises(errors.InvalidInput, match="unknown method"):
             await link.call(method, {})
     large = {"padding": bytes(limits.CALL_BYTES_MAX)}

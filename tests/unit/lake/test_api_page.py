@@ -13,6 +13,7 @@ from fastapi.openapi.models import OpenAPI
 
 from icestream import error_codes, errors, limits
 from icestream.admin_api.all_calls import LOCAL_CALLS
+from icestream.internal_api.backup_calls import BACKUP_METHODS
 from icestream.internal_api.fence_calls import FENCE_METHODS
 from icestream.internal_api.metadata_calls import METADATA_METHODS
 from icestream.internal_api.pipeline_calls import PIPELINE_METHODS
@@ -80,7 +81,7 @@ def test_every_local_method_is_on_the_page() -> None:
     shown = {
         name for row in re.findall(r"^\| (`.*?) \|", table, flags=re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
     }
-    assert shown == {*LOCAL_CALLS, *METADATA_METHODS, *PIPELINE_METHODS, *FENCE_METHODS}
+    assert shown == {*LOCAL_CALLS, *METADATA_METHODS, *PIPELINE_METHODS, *BACKUP_METHODS, *FENCE_METHODS}
 
 
 def test_every_online_setting_is_on_the_page() -> None:

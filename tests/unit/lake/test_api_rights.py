@@ -64,6 +64,8 @@ async def send(lake: SecuredLake, caller: str, method: str, template: str) -> As
     path = re.sub(r"\{[a-z]+\}", "0", template)
     if template.startswith(f"{PREFIX}/lake/"):
         path += "?namespace=shop&table=orders&topic=/shop/orders"
+    elif template == f"{PREFIX}/mqtt/session":
+        path += "?client_id=orders"
     return await lake.as_(caller, method, path, valid_body(method, template))
 
 

@@ -28,7 +28,7 @@ KEY = "01890a5d-ac96-774b-bcce-b302099a8057"
 
 
 @pytest.mark.parametrize("query", ["", "?warehouse=rck_warehouse", "?warehouse="])
-async def test_the_config_route_answers_for_any_warehouse_name(query: str) -> None:
+async def test_the_config_route_answers_for_names_of_the_live_warehouse(query: str) -> None:
     config = await IcebergWorld().client("GET", f"/config{query}")
     assert (config["defaults"], config["overrides"], config["idempotency-key-lifetime"]) == ({}, {}, "PT10M")
     assert len(config["endpoints"]) == len(routes.ROUTES) - 1

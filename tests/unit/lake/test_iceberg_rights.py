@@ -10,11 +10,14 @@ import pytest
 
 from icestream import errors
 from icestream.iceberg.identifier import Identifier
+from icestream.lake.iceberg.access import NO_ACCESS
 from icestream.lake.iceberg.routes import ROUTES
 from tests.support.asgi import AsgiResponse
 from tests.support.iceberg import commit_of, set_properties
-from tests.support.secured_lake import SecuredLake, secured_lake
+from tests.support.secured_lake import ORDERS, PLAIN, SecuredLake, secured_lake
+from tests.support.signed_store import S3_WAREHOUSE, file_uri, signing_access
 from tests.support.tables import SCHEMA
+from tests.support.warehouse import WAREHOUSE
 
 pytestmark = pytest.mark.asyncio
 NS, TABLE, VIEW = "/v1/namespaces/ns", "/v1/namespaces/ns/tables/t", "/v1/namespaces/ns/views/v"
@@ -48,6 +51,7 @@ class Example(NamedTuple):
     exact: tuple[str, ...] = ()
     neighbour: tuple[str, ...] = ()
     is_listing: bool = False  # answered without rights, with nothing in it
+    warehouse: str = WAREHOUSE
 
 
 def on_table(*actions: str, resource: str = T, neighbour: str = NEIGHBOUR_T) -> dict[str, tuple[str, ...]]:
@@ -94,6 +98,12 @@ EXAMPLES: dict[tuple[str, str], Example] = {
     ),
     ("GET", "/v1/namespaces/{namespace}/tables/{table}/credentials"): Example(
         f"{TABLE}/credentials", **on_table("table-read")
+    ),
+    ("POST", "/v1/namespaces/{namespace}/tables/{table}/sign"): Example(
+        f"{TABLE}/sign",
+        {"method": "GET", "uri": "", "region": "r", "headers": {}},
+        **on_table("table-read"),
+        warehouse=S3_WAREHOUSE,
     ),
     ("POST", "/v1/tables/rename"): Example(
         "/v1/tables/rename",
@@ -143,7 +153,11 @@ async def filled(lake: SecuredLake) -> Callable[[Example], Any]:
     view_file = (await lake.catalog.views.create(Identifier(("ns",), "w"), {**NEW_VIEW, "name": "w"})).location
     await lake.catalog.views.drop(Identifier(("ns",), "w"))
 
+    location = (await lake.catalog.tables.load(PLAIN)).table.location
+
     def fill(example: Example) -> Any:
+        if isinstance(example.body, dict) and "uri" in example.body:
+            return {**example.body, "uri": file_uri(location, "data/f.parquet")}
         if isinstance(example.body, dict) and "metadata-location" in example.body:
             return {**example.body, "metadata-location": view_file if example.path.endswith("view") else table_file}
         return example.body
@@ -154,7 +168,9 @@ async def filled(lake: SecuredLake) -> Callable[[Example], Any]:
 @pytest.mark.parametrize(("method", "route"), EXAMPLES, ids=str)
 async def test_a_route_needs_exactly_its_right(tmp_path: Path, method: str, route: str) -> None:
     example = EXAMPLES[method, route]
-    async with secured_lake(tmp_path, {"exact": example.exact, "neighbour": example.neighbour}) as lake:
+    rules = {"exact": example.exact, "neighbour": example.neighbour}
+    access = signing_access() if example.warehouse == S3_WAREHOUSE else NO_ACCESS
+    async with secured_lake(tmp_path, rules, access, warehouse=example.warehouse) as lake:
         body = (await filled(lake))(example)
         before = await lake.store.list_all("/catalog/")
         answers = {name: await lake.as_(name, method, example.path, body) for name in ("anonymous", "nobody")}
@@ -194,13 +210,14 @@ def same_bytes(first: AsgiResponse, second: AsgiResponse, first_name: str, secon
         ("POST", "", COMMIT),
         ("POST", "/metrics", {"report-type": "scan-report"}),
         ("GET", "/credentials", None),
+        ("POST", "/sign", {"method": "GET", "uri": "http://store:8333/lake/x", "region": "r", "headers": {}}),
     ],
 )
 async def test_hazard_123_a_hidden_table_is_answered_like_an_absent_one(
     tmp_path: Path, caller: str, method: str, suffix: str, body: Any
 ) -> None:
     rules = {"reader": ["read on /shop/orders", "all on table:/shop/**"]}
-    async with secured_lake(tmp_path, rules) as lake:
+    async with secured_lake(tmp_path, rules, signing_access(), warehouse=S3_WAREHOUSE) as lake:
         hidden = await lake.as_(caller, method, f"/v1/namespaces/shop/tables/secret{suffix}", body)
         absent = await lake.as_(caller, method, f"/v1/namespaces/shop/tables/absent{suffix}", body)
         same_bytes(hidden, absent, "secret", "absent")
@@ -297,3 +314,40 @@ async def test_sessions_do_not_outlive_the_connection_to_the_broker(tmp_path: Pa
             answers.append(await lake.as_("nobody", "GET", TABLE))
         assert answers[-1].status == 404
         assert (await lake.as_("reader", "GET", TABLE)).status == 200
+
+
+@pytest.mark.parametrize("is_renamed", [False, True])
+async def test_hazard_117_a_kept_table_of_a_deleted_topic_needs_the_rights_of_both(
+    tmp_path: Path, is_renamed: bool
+) -> None:
+    """Rights to ordinary tables must not open the messages of a topic, nor those to a new topic of the same name."""
+    rules = {
+        "tables": ["all on table:/**"],
+        "topic": ["all on /shop/orders"],
+        "both": ["read on /shop/orders", "read on table:/shop/**"],
+    }
+    async with secured_lake(tmp_path, rules) as lake:
+        tables = "/v1/namespaces/shop/tables"
+        path = f"{tables}/orders"
+        assert (await lake.as_("topic", "GET", path)).status == 200
+        await lake.catalog.topics.detach(ORDERS)  # as the clean-up does after the deletion
+        if is_renamed:
+            path = f"{tables}/renamed"
+            await lake.catalog.tables.rename(ORDERS, Identifier(("shop",), "renamed"))
+        for name in ("tables", "topic"):
+            for method, body in (("GET", None), ("HEAD", None), ("POST", COMMIT), ("DELETE", None)):
+                assert (await lake.as_(name, method, path, body)).status == 404, (name, method)
+            if name == "tables":
+                assert (await lake.as_(name, "GET", tables)).json["identifiers"] == []
+        assert (await lake.as_("both", "GET", path)).status == 200
+        assert (await lake.as_("both", "POST", path, COMMIT)).status == 403
+        listed = (await lake.as_("both", "GET", tables)).json["identifiers"]
+        assert [entry["name"] for entry in listed] == [path.rpartition("/")[2]]
+        # A commit does not forget whose messages the table has.
+        await lake.change({"writer": ["all on /shop/orders", "all on table:/shop/**"], "tables": rules["tables"]})
+        assert (await lake.as_("writer", "POST", path, COMMIT)).status == 200
+        assert (await lake.as_("tables", "GET", path)).status == 404
+        await lake.catalog.topics.bind(Identifier(("shop",), path.rpartition("/")[2]), "/shop/other", 3, {0: (1, 0)})
+        assert (await lake.as_("tables", "GET", path)).status == 404
+        await lake.change({"other": ["read on /shop/other"]})
+        assert (await lake.as_("other", "GET", path)).status == 200, "it is the table of another topic now"

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from icestream.catalog.topic_rules.commit_rules import CommitRequest
 from icestream.iceberg.identifier import Identifier
 from tests.support.asgi import AsgiResponse
+from tests.support.avro_files import appended, manifest_list
 from tests.support.iceberg import commit_of
-from tests.support.secured_lake import PLAIN, SECRET, SecuredLake, secured_lake
+from tests.support.secured_lake import ORDERS, PLAIN, SECRET, SecuredLake, secured_lake
 from tests.support.tables import SCHEMA
+from tests.unit.lake.test_iceberg_rights import NEW_VIEW
 
 pytestmark = pytest.mark.asyncio
 RULES = {"writer": ["all on table:/ns/**", "all on namespace:/ns"], "root": ["admin on cluster"]}
@@ -120,3 +123,50 @@ async def test_hazard_110_only_an_administrator_chooses_the_place_of_a_namespace
         body = {"updates": {"location": "file:/warehouse/shop"}}
         assert (await lake.as_("writer", "POST", "/v1/namespaces/ns/properties", body)).status == 403
         assert (await lake.as_("root", "POST", "/v1/namespaces/ns/properties", body)).status == 200
+
+
+async def test_hazard_110_a_view_is_not_moved_to_the_place_of_a_table(tmp_path: Path) -> None:
+    async with secured_lake(tmp_path, RULES) as lake:
+        await lake.catalog.views.create(Identifier(("ns",), "v"), {**NEW_VIEW, "name": "v"})
+        for place, status in ((await location_of(lake, SECRET), 403), (await location_of(lake, PLAIN), 400)):
+            body = commit_of([{"action": "set-location", "location": place}])
+            assert (await lake.as_("writer", "POST", "/v1/namespaces/ns/views/v", body)).status == status
+
+
+async def test_hazard_110_a_namespace_is_not_placed_inside_of_a_table(tmp_path: Path) -> None:
+    async with secured_lake(tmp_path, RULES) as lake:
+        assert (await created(lake, "new", "file:/warehouse/raw", "root")).status == 200
+        refused = await lake.as_("root", "POST", "/v1/namespaces", {"namespace": ["raw"]})
+        assert (refused.status, "place of another table" in refused.json["error"]["message"]) == (400, True)
+        body = {"updates": {"location": await location_of(lake, SECRET)}}
+        assert (await lake.as_("root", "POST", "/v1/namespaces/ns/properties", body)).status == 400
+
+
+async def test_hazard_109_nobody_mixes_files_of_another_table_into_that_of_a_topic(tmp_path: Path) -> None:
+    async with secured_lake(tmp_path, RULES) as lake:
+        secret = f"{await location_of(lake, SECRET)}/data/f.parquet"
+        for table, path, status in ((ORDERS, "shop/tables/orders", 403), (PLAIN, "ns/tables/t", 200)):
+            updates = appended(lake, await location_of(lake, table), 1, secret)
+            answer = await lake.as_("root", "POST", f"/v1/namespaces/{path}", commit_of(updates))
+            assert answer.status == status, answer
+
+
+@pytest.mark.parametrize("is_secured", [True, False])
+async def test_hazard_109_a_list_of_files_reads_no_manifest_of_another_table(tmp_path: Path, is_secured: bool) -> None:
+    async with secured_lake(tmp_path, RULES if is_secured else None) as lake:
+        locations = {table: await location_of(lake, table) for table in (PLAIN, SECRET)}
+        for table, location in locations.items():
+            if table == PLAIN:
+                await lake.catalog.commits.commit(table, CommitRequest([], appended(lake, location, 1)))
+            else:
+                appended(lake, location, 1)
+        files = "/api/v1/lake/files?namespace=ns&table=t"
+        caller = "writer" if is_secured else "anonymous"
+        assert len((await lake.as_(caller, "GET", files)).json["items"]) == 2
+        # The manifest list of the writer's own table is replaced by one that names a manifest of the other.
+        replaced = f"{locations[PLAIN]}/metadata/snap-1.avro".removeprefix("file:")
+        lake.disk.remove(replaced)
+        lake.write(f"file:{replaced}", manifest_list(f"{locations[SECRET]}/metadata/manifest-1.avro"))
+        answer = await lake.as_(caller, "GET", files)
+        assert (b"rows-1-1" in answer.body) != is_secured
+        assert (answer.status == 200) != is_secured

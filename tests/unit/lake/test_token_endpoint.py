@@ -9,8 +9,6 @@ from urllib.parse import urlencode
 import pytest
 
 from icestream.catalog.tokens import Tokens
-from icestream.catalogs.store_options import StoreOptions
-from icestream.lake.iceberg.access import Access
 from icestream.security.principal import service_account
 from tests.support.asgi import AsgiResponse
 from tests.support.secured_lake import SecuredLake, secured_lake
@@ -128,16 +126,3 @@ async def test_without_accounts_nothing_is_asked_for(tmp_path: Path) -> None:
     async with secured_lake(tmp_path, None, tokens=Tokens(["0123456789abcdef"])) as lake:
         assert (await lake.ask("GET", TABLE)).status == 401
         assert (await lake.ask("GET", TABLE, headers={"authorization": "Bearer 0123456789abcdef"})).status == 200
-
-
-async def test_hazard_111_keys_of_the_store_are_not_shared_beside_accounts(tmp_path: Path) -> None:
-    store = StoreOptions(kind="s3", region="r", access_key_id="AKIA", secret_access_key="hunter2")
-    access = Access.of(store, True, ["s3://lake"])
-    asking = {"x_iceberg_access_delegation": "vended-credentials"}
-    async with secured_lake(tmp_path, {"root": ["admin on cluster"]}, access) as lake:
-        for path in (TABLE, f"{TABLE}/credentials"):
-            answer = await lake.as_("root", "GET", path, **asking)
-            assert answer.status == 200
-            assert b"hunter2" not in answer.body
-    async with secured_lake(tmp_path, None, access) as lake:
-        assert b"hunter2" in (await lake.as_("anonymous", "GET", TABLE, **asking)).body

@@ -231,8 +231,8 @@ def test_topics_without_a_table_wait() -> None:
 
 
 def test_a_lease_is_kept_in_the_plan() -> None:
-    leased = planned(even_log(records=4, topics=1)).leased("abc", 7)
-    assert leased.source.lease == "abc"
+    leased = planned(even_log(records=4, topics=1)).leased("abc", "token", 7)
+    assert (leased.source.lease, leased.source.token) == ("abc", "token")
     assert {target.epoch for target in leased.targets.values()} == {7}
 
 

@@ -12,6 +12,7 @@ from icestream import errors
 from icestream.catalog import catalog_keys
 from icestream.catalogs.table_catalog import CommitOutcome, CommitUnknown, TableCatalog, TableChange
 from icestream.iceberg.identifier import Identifier
+from icestream.model.row_digest import RowDigest
 from icestream.model.task_messages import WrittenFile
 from icestream.pipeline.commit.committer import CommittedSnapshot, NotCommitted
 from icestream.pipeline.commit.offset_ledger import TopicCommit
@@ -45,7 +46,10 @@ def rewrite(
     """Replaces the removed files by one with these offsets."""
     merged = world.write(table, 0, start, end)
     locations = [file.location for file in removed]
-    return world.round(table, [], [merged])._replace(operation=Operation.REPLACE, removed_files=locations)
+    digest = RowDigest(end - start, 1, 1)  # these files have rows in their manifests alone
+    return world.round(table, [], [merged])._replace(
+        operation=Operation.REPLACE, removed_files=locations, removed_rows=digest, added_rows=digest
+    )
 
 
 async def static_table(world: CommitterHarness, table: TopicTable) -> StaticTable:

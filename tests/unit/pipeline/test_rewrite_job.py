@@ -22,7 +22,7 @@ from icestream.catalogs.table_catalog import CommitOutcome, CommitUnknown, Table
 from icestream.iceberg.identifier import Identifier
 from icestream.pipeline.commit import rewrite_draft
 from icestream.pipeline.commit.committer import CommittedSnapshot, NotCommitted
-from icestream.pipeline.driver.effects import Effect, Fault
+from icestream.pipeline.driver.effects import RETENTION_EFFECTS, Effect, Fault
 from icestream.pipeline.tables.topic_table import StopReason
 from tests.support.fault_world import HANGS_SECONDS, FaultWorld
 from tests.support.foreign_engine import ForeignEngine
@@ -37,8 +37,10 @@ NOT_OF_A_REWRITE = {
     Effect.EVOLVE_TABLE,
     Effect.HOLD_FILES,
     Effect.ADVANCE,
+    Effect.LEARN,
     Effect.RELEASE_FILES,
     Effect.CLEAN_UP,
+    *RETENTION_EFFECTS,
 }
 EFFECTS = [effect for effect in Effect if effect not in NOT_OF_A_REWRITE]
 # By which call each of them reaches the world.
@@ -304,8 +306,32 @@ def drop_the_highest_offset_and_double_another(rows: pa.Table) -> pa.Table:
     return pa.concat_tables([rows.slice(0, highest), rows.slice(highest + 1), rows.slice(0, 1)])
 
 
+def drop_a_row_and_double_another(rows: pa.Table) -> pa.Table:
+    """Count and bounds are right: only the digest tells."""
+    return pa.concat_tables([rows.slice(0, 3), rows.slice(4), rows.slice(2, 1)])
+
+
+def swap_two_payloads(rows: pa.Table) -> pa.Table:
+    payloads = rows["payload"].to_pylist()
+    payloads[2], payloads[3] = payloads[3], payloads[2]
+    return rows.set_column(rows.schema.get_field_index("payload"), rows.schema.field("payload"), [payloads])
+
+
+def lose_a_column(rows: pa.Table) -> pa.Table:
+    return rows.drop_columns(["key"])
+
+
 MISTAKES = pytest.mark.parametrize(
-    "mistake", [drop_a_row, drop_a_row_in_the_middle, double_a_row, drop_the_highest_offset_and_double_another]
+    "mistake",
+    [
+        drop_a_row,
+        drop_a_row_in_the_middle,
+        double_a_row,
+        drop_the_highest_offset_and_double_another,
+        drop_a_row_and_double_another,
+        swap_two_payloads,
+        lose_a_column,
+    ],
 )
 
 

@@ -15,10 +15,12 @@ from icestream import limits
 from icestream.catalog.topic_rules.topic_schema import new_schema
 from icestream.model import envelope
 from icestream.model.block import ConstantColumn, Numbering, encode_block
+from icestream.model.row_digest import FOOTER_KEY
 from icestream.model.task_messages import CoveredRange, TaskErrorKind, TopicTaskResult
 from icestream.pipeline.files import file_store
 from icestream.pipeline.round_judgement import OffsetClaim, judge_round
 from icestream.pipeline.round_plan import RoundPlan
+from icestream.readers.row_hashes import digest_of
 from icestream.wal.format import RecordSection, SectionKind
 from tests.support.pipeline_round import (
     LogInFolder,
@@ -169,6 +171,19 @@ def test_codecs(log: LogInFolder, tables: Path, codec: str) -> None:
     assert all_rows(written.files) == log.expected(1)
     metadata = pq.ParquetFile(written.files[0].location.removeprefix("file:")).metadata
     assert metadata.row_group(0).column(0).compression.lower().startswith(codec.removesuffix("_raw"))
+
+
+def test_a_file_says_the_digest_of_the_rows_that_the_log_had(log: LogInFolder, tables: Path) -> None:
+    """Hazard 83: computed before the file is encoded, and the same when its rows are read back."""
+    log.append((1, 0, body(b"a", b"b")), (1, 1, body(b"c")))
+    log.save()
+    files = [file for result in write_here(log.plan(tables)) for file in result.files]
+    assert files
+    for file in files:
+        location = file.location.removeprefix("file:")
+        footer = pq.read_metadata(location).metadata
+        assert footer[FOOTER_KEY].decode() == file.row_digest
+        assert digest_of(pq.read_table(location)).text == file.row_digest
 
 
 def test_a_file_never_spans_two_partition_values(log: LogInFolder, tables: Path) -> None:

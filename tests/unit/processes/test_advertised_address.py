@@ -44,8 +44,8 @@ async def test_a_remote_task_reads_the_log_from_the_advertised_host(tmp_path: Pa
         backlog = await backlog_of(ask)
         assert backlog.address == f"localhost:{ask.node.services.http.port}"
         (file,) = backlog.files
-        await ask("pipeline_lease", lease="r1", epoch=1, files=[file.number], ttl_ms=60_000)
-        owner = LogOwner(LogSource(backlog.log_id, "", backlog.address, backlog.token, "r1"))
+        leased = await ask("pipeline_lease", lease="r1", epoch=1, files=[file.number], ttl_ms=60_000)
+        owner = LogOwner(LogSource(backlog.log_id, "", backlog.address, backlog.certificate, leased["token"], "r1"))
         position, _ = file.marks[0]
         data = await asyncio.to_thread(owner.read, file.number, position, file.end)
         owner.close()

@@ -37,6 +37,7 @@ def settings(data_dir: Path, storage: str = "memory", **wal: Any) -> Settings:
         "storage": {"type": storage, "iceberg_config": {"wal": small}},
         "ports": {"native": 0, "broker_http": 0, "lake": 0, "danube": 0, "danube_admin": 0, "pipeline_metrics": 0},
         "lake": {"managed": False},
+        "mqtt": {"enable": False},
     }
     return Settings.model_validate(tree)
 

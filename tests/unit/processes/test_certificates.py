@@ -88,13 +88,13 @@ def test_the_certificates_of_all_settings_are_read(tmp_path: Path) -> None:
     settings = node_settings(
         tmp_path / "data",
         danube={"enable": True, **tls, "tls_client_ca": str(pem.client_ca)},
-        meta_store={**tls, "tls_authority": str(tmp_path / "absent.pem")},
+        meta_store={**tls, "tls_authority": str(pem.client_ca)},
         tls=pem.settings("optional", lake={"enable": False}),
     )
     certificates = NodeCertificates(settings)
-    assert set(certificates.listeners) == {"native", "danube", "http"}
+    assert set(certificates.listeners) == {"native", "danube", "http", "raft"}
     names = {certificate.setting for certificate in certificates.certificates()}
     assert names == {
         "tls.certificate", "tls.client_ca", "danube.tls_certificate", "danube.tls_client_ca",
-        "meta_store.tls_certificate",
+        "meta_store.tls_certificate", "meta_store.tls_authority",
     }  # fmt: skip

@@ -56,7 +56,7 @@ def opened(settings: Settings) -> tuple[Authenticator, Any, list[FailedLogin]]:
     directory = StoredAccounts(KeyRing.new(randomness, clock.wall_us()).encode(wrapping_key, randomness))
     tokens = configured_tokens(settings, directory, clock, randomness)
     passwords = PasswordHashing(memory_kib=8)
-    authenticator = open_authenticator(settings, directory, passwords, tokens, clock, {}, failures.append)
+    authenticator = open_authenticator(settings, directory, passwords, tokens, clock, failures.append)
     return authenticator, tokens, failures
 
 

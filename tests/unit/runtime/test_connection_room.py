@@ -70,9 +70,75 @@ def test_a_closed_connection_is_not_restored() -> None:
 
 @given(st.integers(-1, 1_000_000), st.integers(100, 10_000))
 def test_all_listeners_leave_descriptors_for_the_log(allowed: int, limit: int) -> None:
-    bounds = [connections_within(allowed, limit, share) for share in (0.35, 0.35, 0.1, 0.1)]
+    bounds = [connections_within(allowed, limit, share) for share in (0.2, 0.2, 0.2, 0.2, 0.05, 0.05)]
     assert all(CONNECTIONS_MIN <= bound <= limit for bound in bounds)
-    if allowed >= OWN + 10 * CONNECTIONS_MIN:
+    if allowed >= OWN + 20 * CONNECTIONS_MIN:
         assert sum(bounds) <= allowed - OWN
     if allowed < 0:
-        assert bounds == [limit] * 4
+        assert bounds == [limit] * 6
+
+
+STRANGERS = st.lists(
+    st.tuples(
+        st.sampled_from(["open", "open", "recognise", "move", "close"]), st.integers(0, 40), st.sampled_from(Standing)
+    ),
+    max_size=80,
+)
+
+
+@given(STRANGERS, st.integers(1, 12))
+def test_hazard_120_strangers_are_closed_for_each_other_only(
+    steps: list[tuple[str, int, Standing]], capacity: int
+) -> None:
+    """A connection without a credential neither closes one that has proved a credential, nor takes its place."""
+    room: ConnectionRoom[int] = ConnectionRoom("test", capacity)
+    share = max(capacity // 4, 1)
+    strangers: set[int] = set()
+    known: set[int] = set()
+    busy: set[int] = set()
+    for now, (step, index, standing) in enumerate(steps):
+        everyone = sorted(strangers | known)
+        chosen = everyone[index % len(everyone)] if everyone else -1
+        if step == "open":
+            was_full = len(strangers) >= share
+            admission = room.admit(now, is_stranger=True)
+            if admission.evicted is not None:
+                assert admission.evicted in strangers
+                assert admission.evicted not in busy
+            assert admission.is_admitted or strangers <= busy
+            assert admission.is_admitted or was_full
+            strangers.discard(-1 if admission.evicted is None else admission.evicted)
+            if admission.is_admitted:
+                strangers.add(now)
+        elif step == "recognise" and chosen in strangers:
+            evicted = room.recognise(chosen)
+            assert evicted not in strangers
+            assert evicted not in busy
+            known.discard(-1 if evicted is None else evicted)
+            if len(known) < capacity - share:
+                known.add(chosen)
+                strangers.discard(chosen)
+            else:
+                assert known <= busy, "it stays a stranger only while all others are busy"
+        elif step == "move" and chosen >= 0:
+            room.move(chosen, standing)
+            (busy.add if standing is Standing.BUSY else busy.discard)(chosen)
+        elif step == "close" and chosen >= 0:
+            room.leave(chosen)
+            strangers.discard(chosen)
+            known.discard(chosen)
+        busy &= strangers | known
+        assert len(room) == len(strangers) + len(known) <= capacity
+        assert len(strangers) <= share
+
+
+def test_a_listener_full_of_idle_clients_lets_a_new_one_prove_itself() -> None:
+    room: ConnectionRoom[str] = ConnectionRoom("test", 4)
+    for name in ("a", "b", "c"):
+        room.admit(name, is_stranger=True)
+        room.recognise(name)
+        room.move(name, Standing.IDLE)
+    assert room.admit("d", is_stranger=True) == (True, None, False)
+    assert room.admit("flood", is_stranger=True).evicted == "d"
+    assert room.admit("e", is_stranger=True).evicted == "flood"
+    assert room.recognise("e") == "a", "the longest idle of those that have a credential"

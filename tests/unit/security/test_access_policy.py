@@ -25,6 +25,7 @@ from icestream.security.resource import (
     table_resource,
     topic_resource,
 )
+from icestream.security.security_records import parse_scope
 
 ALICE, BOB = local_user("alice"), local_user("bob")
 NAMES = ("a", "b", "orders")
@@ -58,9 +59,44 @@ PATTERNS = st.one_of(
     st.just("table:/**"),
 )
 RULES = st.builds(
-    AccessRule, st.frozensets(st.sampled_from(list(Action)), min_size=1, max_size=3), PATTERNS.map(Pattern.parse)
+    AccessRule,
+    st.frozensets(st.sampled_from(list(Action)), min_size=1, max_size=3),
+    PATTERNS.map(Pattern.parse),
+    st.none(),
 )
+SCOPES = st.one_of(
+    st.none(),
+    st.builds("namespace:/{}".format, st.sampled_from(NAMES)),
+    st.builds("namespace:/{}/{}".format, st.sampled_from(NAMES), st.sampled_from(NAMES)),
+    st.builds("/{}/{}".format, st.sampled_from(NAMES), st.sampled_from(NAMES)),
+    st.builds("schema:/{}".format, st.sampled_from(NAMES)),
+).map(lambda text: None if text is None else parse_scope(text))
 CLAIMS = st.dictionaries(st.just("team"), st.sampled_from([*NAMES, "*", "a/b", "", "**", "#", "a*"]))
+
+
+def model_encloses(scope: Pattern, resource: Resource) -> bool:
+    """The same by the texts: a namespace encloses what lies below it, a topic its subscriptions."""
+    kinds = {
+        ResourceKind.NAMESPACE: ("namespace", "topic", "subscription", "table"),
+        ResourceKind.TOPIC: ("topic", "subscription"),
+        ResourceKind.SCHEMA: ("schema",),
+    }
+    kind, _, path = str(resource).partition(":")
+    wanted = str(scope).partition(":")[2]
+    if kind == "namespace" and scope.kind is ResourceKind.NAMESPACE:
+        return path == wanted
+    return kind in kinds[scope.kind] and (path == wanted or path.startswith(f"{wanted}/"))
+
+
+def model_scoped(rule: AccessRule, scope: Pattern, action: Action, resource: Resource, claims: dict[str, str]) -> bool:
+    if Action.ADMIN in rule.actions and str(rule.pattern) == "cluster":
+        return False  # nothing in a scope is the cluster, and administration has no narrower form
+    if model_encloses(scope, resource) and model_allows(rule, action, resource, claims):
+        return True
+    # A namespace above the scope is shown if the rule shows something in the scope.
+    is_above = resource.kind is ResourceKind.NAMESPACE and scope.segments[: len(resource.segments)] == resource.segments
+    is_topic = scope.kind is ResourceKind.TOPIC and len(resource.segments) == 1
+    return is_above and is_topic and action is Action.DESCRIBE and model_allows(rule, action, resource, claims)
 
 
 def model_allows(rule: AccessRule, action: Action, resource: Resource, claims: dict[str, str]) -> bool:
@@ -97,19 +133,34 @@ def model_allows(rule: AccessRule, action: Action, resource: Resource, claims: d
     return re.fullmatch(expression, text) is not None
 
 
-@given(st.lists(RULES, max_size=4), st.lists(RULES, max_size=3), st.sampled_from(list(Action)), CLAIMS, st.booleans())
+@given(
+    st.lists(RULES, max_size=4),
+    st.lists(RULES, max_size=3),
+    st.sampled_from(list(Action)),
+    CLAIMS,
+    st.booleans(),
+    SCOPES,
+)
 def test_the_decision_is_that_of_a_brute_force_model(
-    direct: list[AccessRule], of_role: list[AccessRule], action: Action, claims: dict[str, str], has_role: bool
+    direct: list[AccessRule],
+    of_role: list[AccessRule],
+    action: Action,
+    claims: dict[str, str],
+    has_role: bool,
+    scope: Pattern | None,
 ) -> None:
     grants = tuple(Grant(str(number), ALICE, rule=rule) for number, rule in enumerate(direct))
-    role_grant = (Grant("role", ALICE, role="team"),) if has_role else ()
+    role_grant = (Grant("role", ALICE, role="team", scope=scope),) if has_role else ()
     policy = AccessPolicy(True, 7, {"team": AccessRole("team", tuple(of_role))}, {ALICE: grants + role_grant})
     identity = CallerIdentity(ALICE, claims)
-    rules = direct + (of_role if has_role else [])
+    everywhere = direct + (of_role if has_role and scope is None else [])
+    in_scope = of_role if has_role else []
     for resource in RESOURCES:
-        expected = any(model_allows(rule, action, resource, claims) for rule in rules)
+        expected = any(model_allows(rule, action, resource, claims) for rule in everywhere) or (
+            scope is not None and any(model_scoped(rule, scope, action, resource, claims) for rule in in_scope)
+        )
         decision, considered = explain(identity, action, resource, policy)
-        assert decision.is_allowed == expected, (str(resource), [str(rule) for rule in rules])
+        assert decision.is_allowed == expected, (str(resource), str(scope))
         assert decision.is_allowed == any(rule.allows for rule in considered)
         assert not decide(CallerIdentity(BOB, claims), action, resource, policy).is_allowed
 
@@ -124,6 +175,18 @@ def _policy(principal: Principal, *rules: str, is_parked: bool = False) -> Acces
 
 
 ORDERS = topic_resource(TopicName("shop", "orders"))
+
+
+@pytest.mark.parametrize("pattern", ["/shop/{claims.team}", "table:/shop/eu/{claims.team}"])
+def test_a_pattern_with_a_claim_that_fills_nothing_shows_no_namespace(pattern: str) -> None:
+    policy = _policy(ALICE, f"read {pattern}")
+
+    def is_shown(claims: dict[str, str]) -> bool:
+        return decide(CallerIdentity(ALICE, claims), Action.DESCRIBE, namespace_resource("shop"), policy).is_allowed
+
+    assert is_shown({"team": "blue"})
+    assert not is_shown({})
+    assert not is_shown({"team": "*"})
 
 
 def test_read_covers_consuming_the_table_queries_and_the_backup_of_a_topic() -> None:

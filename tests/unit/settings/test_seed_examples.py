@@ -91,6 +91,7 @@ def test_seed_003_backup_knobs(tmp_path: Path) -> None:
         "namespace": "a.b",
         "table": "t",
         "manifest_prefix": "m",
+        "strict": False,
     }
     assert not Settings.default().backup.iceberg.enable
 

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from icestream import errors, limits
 from icestream.settings import KEYS, Settings, WalSection, load
 from icestream.settings.keys import SECRET_MASK, value_at
+from icestream.settings.mqtt import parse_route
 
 WAL = "storage.iceberg_config.wal"
 ICEBERG = "storage.iceberg_config"
@@ -48,6 +49,7 @@ def test_the_ports_of_the_design() -> None:
         "danube_admin": 50051,
         "native": 6651,
         "mqtt": 1883,
+        "mqtt_ws": 8083,
         "lake": 8181,
         "broker_http": 9040,
         "pipeline_metrics": 9041,
@@ -65,6 +67,42 @@ def test_directories_follow_data_dir_unless_set(tmp_path: Path) -> None:
 def test_a_data_dir_with_dots_and_spaces_gives_a_plain_warehouse(tmp_path: Path) -> None:
     settings = settings_with(f"data_dir={tmp_path}/a b/../c d")
     assert settings.catalog.warehouse == f"file:{tmp_path}/c d/warehouse"
+
+
+@pytest.mark.parametrize(
+    ("route", "parts"),
+    [
+        ("# -> /mqtt/messages", ("#", 0, "/mqtt/messages")),
+        ("sensors/+/t qos 1 -> /plant/sensors", ("sensors/+/t", 1, "/plant/sensors")),
+        (" a b/c -> d -> /x/y ", ("a b/c -> d", 0, "/x/y")),
+        ("$SYS/# qos 2 -> /x/y", ("$SYS/#", 2, "/x/y")),
+    ],
+)
+def test_a_route_of_mqtt_has_a_filter_a_minimum_qos_and_a_topic(route: str, parts: tuple[str, int, str]) -> None:
+    assert parse_route(route) == parts
+    assert settings_with(f"mqtt.replay={route}").mqtt.replay == (route.strip(),)
+
+
+@pytest.mark.parametrize(
+    "route",
+    ["", "#", "-> /a/b", "# -> ", "# -> a/b", "# -> /a", "# -> /a/b/c", "#/a -> /a/b", "a+ -> /a/b",
+     "a qos 3 -> /a/b c", "$share/g/a -> /a/b", "$replay/-1h/a -> /a/b", "a\0b -> /a/b", f"{'a/' * 128}a -> /a/b"],
+)  # fmt: skip
+def test_a_malformed_route_is_refused(route: str) -> None:
+    assert parse_route(route) is None
+
+
+def test_mqtt_needs_a_route() -> None:
+    assert "topic of its last route" in refused("mqtt.replay=[]")
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["mqtt.proxy_protocol_from=10.0.0.0/33", "mqtt.proxy_protocol_from=lb.example", "mqtt.refused_filters=a#",
+     "mqtt.websocket_path=mqtt", "mqtt.websocket_origins=example.com", "mqtt.session_expiry_default_s=31d"],
+)  # fmt: skip
+def test_wrong_settings_of_mqtt_are_refused(flag: str) -> None:
+    assert flag.partition("=")[0] in refused(flag)
 
 
 def test_a_tree_is_frozen() -> None:
@@ -200,7 +238,7 @@ def test_other_alignments_are_refused(value: str) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.5", "broker-1"])
 def test_binding_beyond_loopback_needs_tls_or_the_explicit_flag(host: str) -> None:
     message = refused(f"node.bind_host={host}")
-    assert "native, http, danube, lake could be overheard: no TLS" in message
+    assert "native, http, danube, mqtt, lake could be overheard: no TLS" in message
     assert "`icestream security init`" in message, "the first way out"
     assert "node.allow_insecure_bind" in message, "the second"
     tls = ("tls.certificate=a.pem", "tls.key=a.key")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 from dataclasses import dataclass, field
 
 import pytest
@@ -17,7 +19,8 @@ from hypothesis.stateful import (
 )
 
 from icestream import errors, limits
-from icestream.model.block import Numbering
+from icestream.model.block import NOT_NUMBERED, Numbering
+from icestream.model.block_group import BlockGroup
 from icestream.model.shard import ShardKey
 from icestream.wal.producer_sequences import Duplicate, ProducerSequences, SequenceWindow, StoredBatch
 from tests.support.hypothesis_effort import HALF
@@ -174,6 +177,65 @@ def test_the_least_recently_used_is_evicted_first() -> None:
     for producer_id in (1, 2, 1, 3):
         producers.record(KEY, Numbering(producer_id, 1, 0), 1, 0, 1, 0, 0)
     assert [producer_id for _, producer_id, _ in producers.windows()] == [1, 3]
+
+
+def test_a_group_moves_a_window_behind_the_others_a_second_after_its_last_use() -> None:
+    producers = ProducerSequences()
+    for producer_id in (1, 2, 3):
+        producers.record(KEY, Numbering(producer_id, 1, 0), 1, 0, 1, 0, 0)
+    for sequence, now_us, order in ((1, 999_999, [1, 2, 3]), (2, 1_999_998, [1, 2, 3]), (3, 2_999_998, [2, 3, 1])):
+        group = BlockGroup((9,), (1,), (1,), (1,), (sequence,), (1,))
+        assert producers.admit_group([KEY], group, [0], 2, now_us, 0, 2) == ({}, 0)
+        assert [producer_id for _, producer_id, _ in producers.windows()] == order
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_hazard_07_a_group_is_judged_as_its_batches_one_by_one(seed: int) -> None:
+    """Runs of one producer, epochs that end, retries, holes, full windows and batches without numbers."""
+    chance = random.Random(seed)
+    by_group, one_by_one = ProducerSequences(), ProducerSequences()
+    expected: dict[tuple[ShardKey, int], int] = {}
+    for lsn in range(1, 60):
+        released_lsn = max(0, lsn - chance.choice([1, 1, 30]))
+        if chance.random() < 0.2:
+            producer_id, epoch = chance.randrange(3), chance.randrange(1, 4)
+            for producers in (by_group, one_by_one):
+                with contextlib.suppress(errors.ProducerFenced):
+                    producers.open(producer_id, epoch)
+        keys, batches, ends = [KEY, OTHER], list[tuple[int, int, int, int]](), list[int]()
+        for key in keys:
+            producer_id, epoch = chance.randrange(3), chance.randrange(1, 4)
+            for _ in range(chance.randrange(1, 30)):
+                if chance.random() < 0.2:
+                    producer_id, epoch = chance.randrange(3), chance.randrange(1, 4)
+                rows = chance.randrange(1, 4)
+                first = max(0, expected.get((key, producer_id), 0) + chance.choice([0] * 20 + [-1, -30, 2]))
+                if chance.random() < 0.05:
+                    first = NOT_NUMBERED
+                else:
+                    expected[key, producer_id] = first + rows
+                batches.append((rows, producer_id, epoch, first))
+            ends.append(len(batches))
+        rows_column, ids, epochs, sequences = zip(*batches, strict=True)
+        group = BlockGroup(range(len(batches)), rows_column, ids, epochs, sequences, ends)
+        rejected, _ = by_group.admit_group(keys, group, [1_000 * lsn, 0], lsn, lsn, lsn - 1, released_lsn)
+        offsets = dict(zip(keys, [1_000 * lsn, 0], strict=True))
+        for index, (rows, producer_id, epoch, first) in enumerate(batches):
+            key, outcome = keys[index >= ends[0]], rejected.get(index)
+            if first != NOT_NUMBERED:
+                numbering = Numbering(producer_id, epoch, first)
+                verdict: object
+                try:
+                    verdict = one_by_one.check(key, numbering, rows, released_lsn)
+                except (errors.InvalidInput, errors.InFlightFull) as error:
+                    verdict = error
+                assert repr(outcome) == repr(verdict)
+                if verdict is not None:
+                    continue
+                one_by_one.record(key, numbering, rows, offsets[key], lsn, lsn, lsn - 1)
+            offsets[key] += rows
+        stored = [{(key, number): window for key, number, window in each.windows()} for each in (by_group, one_by_one)]
+        assert stored[0] == stored[1]
 
 
 def test_use_keeps_a_window_young() -> None:

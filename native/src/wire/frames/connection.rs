@@ -11,14 +11,20 @@
 //!                                                              end it, before it decides about what follows
 //!     later      nothing; a PUBLISH as rows would be behind    in the next burst, for the same reason
 //!                an event of this connection
-//!     blocked    nothing; the window of a producer, or the     when answers have left
-//!                bound of the connection, is full
+//!     blocked    nothing; the window of a producer, or a       when answers have left
+//!                bound, is full
+//!
+//! A PUBLISH that is blocked, or arrives while Python holds the connection, is parked, and so is every PUBLISH behind it, up
+//! to a bound. ACK, NACK and CREDIT that fit their declaration and PING overtake what is parked: what a client settles must
+//! not wait until its own messages are stored (hazard 67). Every other frame, also one that Python might refuse, keeps its
+//! place, and at the bound the connection is not read.
 
 use super::answers::Answers;
+use super::rows::{CreditRow, Event, PublishRow, Segment, Settlement, Target};
 use crate::block;
-use crate::wire::burst::{Burst, CreditRow, Event, PublishRow, Settlement, Target};
-use crate::wire::epoll::Epoll;
-use crate::wire::socket::Socket;
+use crate::wire::burst::Burst;
+use crate::wire::hub::Protocol;
+use crate::wire::stream::{ROW_COST, Stream};
 use std::collections::HashMap;
 
 const HEAD_BYTES: usize = 16;
@@ -37,16 +43,15 @@ const PUBLISH: u8 = 16;
 const CREDIT: u8 = 18;
 const ACK: u8 = 20;
 const NACK: u8 = 21;
-/// What a row costs beside its bytes: its entries in the columns, and its answer.
-const ROW_COST: usize = 64;
 
 /// Bounds, all of them from `icestream/limits.py`.
 pub struct Bounds {
     pub hello_bytes_max: usize,
     /// Unanswered rows of a connection.
     pub connection_bytes_max: usize,
-    /// Answers that the peer does not read.
-    pub answer_bytes_max: usize,
+    /// Parked frames of a connection: one more may begin below it.
+    pub parked_bytes_max: usize,
+    pub ping_bytes_max: usize,
     pub parts_max: usize,
     /// Batches of a numbered producer in flight in one shard.
     pub window_max: u32,
@@ -64,7 +69,7 @@ pub struct Bounds {
 /// What Python declared about a producer in one shard.
 pub struct Producer {
     pub slot: u32,
-    pub lane: u32,
+    pub queue: u32,
     /// -1: its batches are not numbered.
     pub producer_id: i64,
     pub epoch: i32,
@@ -82,36 +87,25 @@ pub struct Consumer {
     pub allows_cumulative: bool,
 }
 
-pub struct Connection {
-    pub number: u64,
-    pub socket: Socket,
+#[derive(Default)]
+pub struct FrameConnection {
     pub answers: Answers,
     pub producers: HashMap<(u32, u32), Producer>,
     pub consumers: HashMap<u32, Consumer>,
     /// 0 until the handshake: then the first frame is a HELLO.
     pub frame_bytes_max: usize,
-    /// Bytes received and not parsed yet.
-    pub input: Vec<u8>,
-    /// By Python.
-    pub is_paused: bool,
-    pub is_discarding: bool,
-    pub is_blocked: bool,
-    /// Frames are left in `input` behind a barrier.
-    pub has_backlog: bool,
-    pub is_failed: bool,
-    pub at_end: bool,
-    /// Cost of the rows that are not answered yet.
-    pub pending: usize,
-    /// Bytes of answers that the socket may not have taken.
-    pub answer_bytes: usize,
-    /// Beyond it Python sends no messages, and hears when the queue has drained.
-    pub queue_high: usize,
-    pub awaits_room: bool,
     last_publish: u64,
-    /// The burst of the last row, and the segment in it.
-    position: (u64, usize),
-    /// The burst of the last frame that went to Python as it is.
-    event_burst: u64,
+    /// Whole PUBLISH frames that wait, in order.
+    parked: Vec<u8>,
+}
+
+struct Head {
+    /// Behind the size field.
+    size: usize,
+    kind: u8,
+    flags: u8,
+    zero: u8,
+    number: u64,
 }
 
 #[derive(PartialEq)]
@@ -122,108 +116,114 @@ enum Step {
     Blocked,
 }
 
-impl Connection {
-    pub fn new(number: u64, socket: Socket) -> Connection {
-        Connection {
-            number,
-            socket,
-            answers: Answers::default(),
-            producers: HashMap::new(),
-            consumers: HashMap::new(),
-            frame_bytes_max: 0,
-            input: Vec::new(),
-            is_paused: false,
-            is_discarding: false,
-            is_blocked: false,
-            has_backlog: false,
-            is_failed: false,
-            at_end: false,
-            pending: 0,
-            answer_bytes: 0,
-            queue_high: usize::MAX,
-            awaits_room: false,
-            last_publish: 0,
-            position: (0, 0),
-            event_burst: 0,
-        }
+impl Protocol for FrameConnection {
+    type Segment = Segment;
+    type Bounds = Bounds;
+
+    fn new() -> FrameConnection {
+        FrameConnection::default()
     }
 
-    /// Whether frames may be cut off now.
-    pub fn can_parse(&self, bounds: &Bounds) -> bool {
-        !self.is_paused && !self.is_failed && !self.is_discarding && self.answer_bytes < bounds.answer_bytes_max
+    fn whole_bytes(&self, input: &[u8]) -> Option<usize> {
+        let size = input.first_chunk::<4>()?;
+        Some(u32::from_le_bytes(*size) as usize + 4)
     }
 
-    /// Whether the socket may be read: bytes that wait to be parsed keep it from growing.
-    fn can_read(&self, bounds: &Bounds) -> bool {
-        let is_open = !self.at_end && !self.socket.is_broken();
-        is_open && (self.is_discarding || (self.can_parse(bounds) && !self.is_blocked && !self.has_backlog))
-    }
-
-    /// Whether Python should send no messages now.
-    pub fn is_over_bound(&self) -> bool {
-        self.socket.queued_bytes() > self.queue_high
-    }
-
-    pub fn update_reading(&mut self, bounds: &Bounds, epoll: &Epoll) {
-        self.socket.set_reading(self.can_read(bounds), epoll);
-    }
-
-    /// The position of this connection in the burst `number`.
-    pub fn position(&mut self, number: u64) -> &mut usize {
-        if self.position.0 != number {
-            self.position = (number, 0);
-        }
-        &mut self.position.1
-    }
-
-    /// How many bytes the next read asks for: the rest of a frame that has begun, between the two bounds.
-    pub fn read_bytes(&self, least: usize, most: usize) -> usize {
-        let Some(size) = self.input.first_chunk::<4>() else { return most };
-        let whole = u32::from_le_bytes(*size) as usize + 4;
-        whole.saturating_sub(self.input.len()).clamp(least, most)
-    }
-
-    /// Parses frames from the start of `data`, as many as may go into this burst. Returns how many bytes they had.
-    pub fn parse(&mut self, data: &[u8], burst: &mut Burst, burst_number: u64, bounds: &Bounds) -> usize {
+    fn parse(&mut self, stream: &mut Stream, data: &[u8], burst: &mut Burst<Segment>, bounds: &Bounds) -> usize {
+        self.publish_parked(stream, burst, bounds);
         let mut at = 0;
-        self.is_blocked = false;
-        self.has_backlog = false;
-        while self.can_parse(bounds) && data.len() - at >= HEAD_BYTES {
+        while !stream.has_backlog && stream.can_parse() && data.len() - at >= HEAD_BYTES {
             let rest = &data[at..];
-            let size = u32::from_le_bytes(*rest.first_chunk().expect("a head")) as usize;
-            let (kind, flags) = (rest[4], rest[5]);
-            let number = u64::from_le_bytes(*rest[8..].first_chunk().expect("a head"));
-            let zero = rest[6] | rest[7];
+            let Head { size, kind, flags, zero, number } = head_of(rest);
             let size_max = if self.frame_bytes_max == 0 { bounds.hello_bytes_max } else { self.frame_bytes_max };
             let is_valid = (SIZE_MIN..=size_max).contains(&size) && self.expects(kind);
             if !is_valid || flags & !COMPRESSED != 0 || zero != 0 {
-                self.is_failed = true;
-                let event = Event::Malformed { connection: self.number, size: size as u32, kind };
-                burst.add_event(self.position(burst_number), event);
+                if self.is_parking(stream) {
+                    stream.is_blocked = true;
+                    break;
+                }
+                stream.is_failed = true;
+                let event = Event::Malformed { connection: stream.number, size: size as u32, kind };
+                stream.add_event(burst, event);
                 break;
             }
             let Some(body) = rest.get(HEAD_BYTES..4 + size) else { break };
             let step = match kind {
-                PUBLISH => self.publish(number, flags, body, burst, burst_number, bounds),
-                ACK | NACK if flags == 0 && self.settle(kind, body, burst, burst_number, bounds) => Step::Next,
-                CREDIT if flags == 0 && self.credit(body, burst, burst_number) => Step::Next,
+                PUBLISH if self.is_parking(stream) => Step::Blocked,
+                PUBLISH => self.publish(stream, number, flags, body, burst, bounds),
+                ACK | NACK if flags == 0 && self.settle(stream, kind, body, burst, bounds) => Step::Next,
+                CREDIT if flags == 0 && self.credit(stream, body, burst) => Step::Next,
+                _ if self.is_parking(stream) && !is_valid_ping(kind, flags, number, body, bounds) => Step::Blocked,
                 _ => {
-                    self.hand_over(kind, flags, number, body, burst, burst_number);
+                    self.hand_over(stream, kind, flags, number, body, burst);
                     if matches!(kind, ACK | NACK | CREDIT | PING) { Step::Next } else { Step::Barrier }
                 }
             };
-            if matches!(step, Step::Blocked | Step::Later) {
-                self.is_blocked = step == Step::Blocked;
-                self.has_backlog = step == Step::Later;
+            if step == Step::Blocked && kind == PUBLISH && self.parked.len() < bounds.parked_bytes_max {
+                self.parked.extend_from_slice(&rest[..4 + size]);
+            } else if matches!(step, Step::Blocked | Step::Later) {
+                stream.is_blocked = step == Step::Blocked;
+                stream.has_backlog = step == Step::Later;
                 break;
             }
             at += 4 + size;
             if step == Step::Barrier {
-                self.has_backlog = at < data.len();
+                stream.has_backlog = at < data.len();
                 break;
             }
         }
+        stream.has_parked = !self.parked.is_empty();
         at
+    }
+}
+
+/// The head at the start of `bytes`, which has at least `HEAD_BYTES`.
+fn head_of(bytes: &[u8]) -> Head {
+    Head {
+        size: u32::from_le_bytes(*bytes.first_chunk().expect("a head")) as usize,
+        kind: bytes[4],
+        flags: bytes[5],
+        zero: bytes[6] | bytes[7],
+        number: u64::from_le_bytes(*bytes[8..].first_chunk().expect("a head")),
+    }
+}
+
+/// Whether it is a PING that Python will answer.
+fn is_valid_ping(kind: u8, flags: u8, number: u64, body: &[u8], bounds: &Bounds) -> bool {
+    kind == PING && flags == 0 && number != 0 && body.len() <= bounds.ping_bytes_max
+}
+
+impl FrameConnection {
+    /// Whether a PUBLISH that arrives now is parked.
+    fn is_parking(&self, stream: &Stream) -> bool {
+        stream.is_held || !self.parked.is_empty()
+    }
+
+    /// Publishes what is parked, until a frame has to wait.
+    fn publish_parked(&mut self, stream: &mut Stream, burst: &mut Burst<Segment>, bounds: &Bounds) {
+        if self.parked.is_empty() || stream.is_held || !stream.can_parse() {
+            return;
+        }
+        let mut parked = std::mem::take(&mut self.parked);
+        let mut at = 0;
+        while at < parked.len() {
+            let Head { size, flags, number, .. } = head_of(&parked[at..]);
+            let end = at + 4 + size;
+            let step = self.publish(stream, number, flags, &parked[at + HEAD_BYTES..end], burst, bounds);
+            if matches!(step, Step::Blocked | Step::Later) {
+                stream.has_backlog = step == Step::Later;
+                break;
+            }
+            at = end;
+            if step == Step::Barrier {
+                stream.has_backlog = true;
+                break;
+            }
+        }
+        parked.drain(..at);
+        if !parked.is_empty() {
+            self.parked = parked;
+        }
     }
 
     fn expects(&self, kind: u8) -> bool {
@@ -233,20 +233,32 @@ impl Connection {
         matches!(kind, CALL | PING | PUBLISH | CREDIT | ACK | NACK)
     }
 
-    fn hand_over(&mut self, kind: u8, flags: u8, number: u64, body: &[u8], burst: &mut Burst, burst_number: u64) {
-        let (connection, last_publish) = (self.number, self.last_publish);
-        self.event_burst = burst_number;
+    fn hand_over(
+        &self,
+        stream: &mut Stream,
+        kind: u8,
+        flags: u8,
+        number: u64,
+        body: &[u8],
+        burst: &mut Burst<Segment>,
+    ) {
+        let (connection, last_publish) = (stream.number, self.last_publish);
+        stream.event_burst = burst.number;
         burst.bytes += body.len() + ROW_COST;
         let event = Event::Frame { connection, kind, flags, number, body: body.to_vec(), last_publish };
-        burst.add_event(self.position(burst_number), event);
+        stream.add_event(burst, event);
     }
 
     /// Adds an ACK or a NACK as a row; false if it is not as its consumer was declared.
-    fn settle(&mut self, kind: u8, body: &[u8], burst: &mut Burst, burst_number: u64, bounds: &Bounds) -> bool {
+    fn settle(&self, stream: &mut Stream, kind: u8, body: &[u8], burst: &mut Burst<Segment>, bounds: &Bounds) -> bool {
         let Some(settlement) = self.plain_settlement(kind, body, bounds) else { return false };
         burst.bytes += body.len() + ROW_COST * settlement.ranges.len();
-        let position = self.position(burst_number);
-        if kind == ACK { burst.add_ack(position, settlement) } else { burst.add_nack(position, settlement) }
+        let position = stream.position(burst);
+        if kind == ACK {
+            burst.add_ack(position, settlement)
+        } else {
+            burst.add_nack(position, settlement)
+        }
         true
     }
 
@@ -279,35 +291,35 @@ impl Connection {
     }
 
     /// Adds a CREDIT as a row; false if it is not of a declared consumer.
-    fn credit(&mut self, body: &[u8], burst: &mut Burst, burst_number: u64) -> bool {
+    fn credit(&self, stream: &mut Stream, body: &[u8], burst: &mut Burst<Segment>) -> bool {
         if body.len() != CREDIT_BYTES {
             return false;
         }
         let [handle, messages] = numbers(body);
         let Some(slot) = self.consumers.get(&handle).map(|consumer| consumer.slot) else { return false };
         burst.bytes += body.len() + ROW_COST;
-        burst.add_credit(self.position(burst_number), CreditRow { slot, messages });
+        burst.add_credit(stream.position(burst), CreditRow { slot, messages });
         true
     }
 
     fn publish(
         &mut self,
+        stream: &mut Stream,
         number: u64,
         flags: u8,
         body: &[u8],
-        burst: &mut Burst,
-        burst_number: u64,
+        burst: &mut Burst<Segment>,
         bounds: &Bounds,
     ) -> Step {
-        if self.pending >= bounds.connection_bytes_max {
+        if stream.pending >= bounds.connection_bytes_max || stream.is_at_common_bound {
             return Step::Blocked;
         }
-        if self.event_burst == burst_number {
+        if stream.event_burst == burst.number {
             return Step::Later;
         }
         let parts = if flags == 0 && number > self.last_publish { self.plain_parts(body, bounds) } else { None };
         let Some(parts) = parts else {
-            self.hand_over(PUBLISH, flags, number, body, burst, burst_number);
+            self.hand_over(stream, PUBLISH, flags, number, body, burst);
             if number > self.last_publish {
                 self.answers.expect(number, 1);
                 self.last_publish = number;
@@ -323,7 +335,7 @@ impl Connection {
             let producer = &self.producers[&part.key];
             let cost = part.block.len() + ROW_COST;
             let target = Target {
-                connection: self.number,
+                connection: stream.number,
                 answer,
                 part: index as u32,
                 producer: part.key,
@@ -332,15 +344,15 @@ impl Connection {
                 cost,
             };
             let row = PublishRow {
-                lane: producer.lane,
+                queue: producer.queue,
                 target,
                 producer_id: producer.producer_id,
                 producer_epoch: producer.epoch,
                 sequence: part.sequence,
                 block: part.block,
             };
-            self.pending += cost;
-            burst.add_row(self.position(burst_number), row);
+            stream.pending += cost;
+            burst.add_row(stream.position(burst), row);
         }
         Step::Next
     }

@@ -2,6 +2,7 @@
 
 mod answers;
 mod connection;
+mod rows;
 mod server;
 
 pub use server::FrameServer;

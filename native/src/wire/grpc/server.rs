@@ -180,6 +180,16 @@ impl GrpcServer {
         Ok(())
     }
 
+    /// Clients have accounts from now on (`places`).
+    fn guard(&self) {
+        self.places.guard();
+    }
+
+    /// A connection has proved a credential.
+    fn recognise(&self, connection: u32) {
+        self.places.recognise(connection);
+    }
+
     /// Connections that are open and those of them that are busy; and since the start: evicted, refused.
     fn connections(&self) -> (usize, usize, u64, u64) {
         self.places.counts()
@@ -295,8 +305,8 @@ async fn listen(inbox: Arc<Inbox>, places: Arc<Places>, listener: StdListener, t
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
-        let Some(place) = places.admit() else { continue }; // the socket is closed at once
         number = number.wrapping_add(1);
+        let Some(place) = places.admit(number) else { continue }; // the socket is closed at once
         let (inbox, acceptor, drain) = (inbox.clone(), lock(&tls).clone(), drain.clone());
         tokio::spawn(async move {
             tokio::select! {

@@ -115,6 +115,7 @@ class KeySharedBestEffortDispatcher(KeySharedDispatcher):
         owner = self.ring.owner(key, ring_point(key))
         member = self.consumers.get(owner.consumer_id) if owner is not None else None
         if member is None or member.credit.messages <= 0:
+            # Not to another consumer: a key has one owner, and without acks nothing could keep its order.
             self._append(Dropped(offset, offset + 1, 0, UNWANTED if member is None else NO_ROOM))
             return True
         if not self.throttle.allowed(now_ms):

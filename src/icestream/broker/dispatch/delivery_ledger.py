@@ -152,6 +152,7 @@ class DeliveryLedger:
         start = max(start, self.acked.position)
         if start >= end:
             return
+        # Taken and added: a gap may be declared twice, and a run set holds no overlapping runs.
         self._gaps.take(start, end)
         self._gaps.add(start, end, None)
         for low, high in list(self.acked.missing(max(start, self.next), end)):
@@ -257,6 +258,8 @@ class DeliveryLedger:
 
     def _apply_policy(self, now_ms: int) -> None:
         """Applies a changed policy to messages in flight, delayed, ready and blocked."""
+        # From when each was delivered or delayed, not from now: a policy that is set again and again must not extend
+        # deadlines for ever.
         self.in_flight.retime(lambda delivery: delivery.since_ms + self.policy.ack_timeout_ms)
         self.delayed.retime(self._delay_end_ms)
         for run in list(self.blocked):

@@ -46,6 +46,7 @@ class KeyLane:
 
     def owner_in(self, ring: HashRing) -> KeyOwner | None:
         """The owner of its key in the ring."""
+        # The ring is searched once for each change of consumers, not for each message.
         if self._ring_version != ring.version:
             self._ring_owner, self._ring_version = ring.owner(self.key, self.point), ring.version
         return self._ring_owner
@@ -85,6 +86,7 @@ class KeyLane:
         """Makes a pending message wait again. `sort` must follow before the next `start`."""
         del self.pending[offset]
         self.retried.discard(offset)
+        # Sorted later, once for all messages of a consumer that left, instead of at each of them.
         self._is_unsorted |= bool(self.waiting) and self.waiting[0] < offset
         self.waiting.appendleft(offset)
 

@@ -118,6 +118,7 @@ class KeySharedDispatcher(Dispatcher):
     def _lookahead_room_from(self, start: int) -> int:
         """How many more messages may enter the look-ahead from `start` on."""
         room = self._lookahead_room
+        # As in `_room`: messages below the acked ranges close holes, and the cursor sets no bound on them.
         if start >= self.acked.end:
             room = min(room, self._acked_room(self.lanes.messages, start))
         return room
@@ -284,6 +285,8 @@ class KeySharedDispatcher(Dispatcher):
         """Acks and drops the messages of keys that no consumer accepts, once their grace has ended."""
         if not self._unowned or not len(self.ring) or now_ms < self._skip_ms:
             return
+        # Acked and not kept: keys that no consumer accepts would fill the look-ahead and stop the delivery of all
+        # others.
         unwanted = [lane for lane, until_ms in self._unowned.items() if until_ms <= now_ms]
         for start, end in _runs(sorted(offset for lane in unwanted for offset in lane.waiting)):
             self._settle(start, end)
@@ -326,6 +329,7 @@ class KeySharedDispatcher(Dispatcher):
             self.turns.on_delivered(member, len(offsets))
             member.unacked += len(offsets)
             self.throttle.spend(len(offsets))
+            # The lane left the rotation above and is due again at once: its consumer takes several messages of a key.
             if member.credit.messages_per_key > 1 and lane.run_room > 0:
                 self._extend(lane)
         for member, picked in waves.items():

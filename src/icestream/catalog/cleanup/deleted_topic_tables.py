@@ -14,6 +14,7 @@ from icestream.catalog import catalog_keys, catalog_records
 from icestream.catalog.catalog_records import DeletedTableRecord
 from icestream.catalog.operations.table_operations import TableOperations
 from icestream.catalog.operations.topic_operations import TopicOperations
+from icestream.catalog.topic_bindings import keep_former
 from icestream.iceberg.identifier import Identifier
 from icestream.metadata import command as cmd
 from icestream.metadata.store import MetadataStore
@@ -35,12 +36,17 @@ class DeletedTopicTables:
         """Detaches, drops or purges the table of each deleted topic; yields after each."""
         for key, entry in await self._store.list_all(catalog_keys.DELETED_TOPICS):
             topic_id = int(key.removeprefix(catalog_keys.DELETED_TOPICS))
-            end = catalog_records.decode(DeletedTableRecord, key, entry).end
+            deleted = catalog_records.decode(DeletedTableRecord, key, entry)
+            end = deleted.end
             table = await self._topics.table_of(topic_id)  # it may have been renamed since
             if table is not None:
                 await (self._detach(table) if end is DeletedTablePolicy.KEEP else self._drop(table, end))
             # Last: a crash before it repeats the work, which finds that the table is no longer the topic's.
-            await self._store.txn([], [cmd.Delete(catalog_keys.detached_key(topic_id)), cmd.Delete(key)])
+            detached = await self._topics.find_detached(topic_id)
+            kept: list[cmd.Operation] = []
+            if detached is not None and deleted.grace_ms and end is not DeletedTablePolicy.PURGE:
+                kept = [keep_former(topic_id, detached, deleted.grace_ms)]
+            await self._store.txn([], [*kept, cmd.Delete(catalog_keys.detached_key(topic_id)), cmd.Delete(key)])
             yield
 
     async def _detach(self, table: Identifier) -> None:

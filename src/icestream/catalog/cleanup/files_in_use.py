@@ -52,16 +52,19 @@ class FilesInUse:
         self.unreadable: dict[str, errors.IcestreamError] = {}  # by the keys of tables
 
     def add(self, paths: Iterable[str]) -> None:
+        """Adds those of the paths that are below the locations."""
         for path in map(normalize_or_none, paths):
             if path and any(is_inside(path, location) for location in self._locations):
                 self.files.add(path)
 
     def overlaps(self, table_location: str) -> bool:
+        """True if a table there may have files below the locations, or the locations files of it."""
         return any(
             is_inside(table_location, location) or is_inside(location, table_location) for location in self._locations
         )
 
     def add_unreadable(self, key: str, file: str, error: errors.IcestreamError) -> None:
+        """Records the first error of a table, and logs it."""
         if key not in self.unreadable:
             self.unreadable[key] = error
             _log.warning(
@@ -121,7 +124,9 @@ class FilesInUseScan:
                 self._remember(manifest, paths, table_location)
 
     def _remember(self, manifest: str, paths: Sequence[str], table_location: str) -> None:
+        """Remembers a self-contained manifest. Manifests never change, so that holds for every later scan."""
         if paths and all(is_inside(normalize_or_none(path) or "", table_location) for path in paths):
             if len(self._self_contained) >= limits.CATALOG_MANIFESTS_REMEMBERED:
+                # Only costs reads: the next scan fills it again.
                 self._self_contained.clear()
             self._self_contained.add(manifest)

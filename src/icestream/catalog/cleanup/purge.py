@@ -1,5 +1,6 @@
 """Purges: removes the files of dropped tables, an hour after the drop or later (hazard 23).
 
+    0  hold      a table that a backup holds is left alone (catalog_holds.py)
     1  read      the table's last metadata file names all other files. The purge is cancelled if the table has a name
                  again, by a registration, or says gc.enabled=false because others use its files
     2  scan      every other table of the catalog is read for files in the purged table's location: those stay, and so
@@ -28,7 +29,7 @@ from typing import Final
 import msgspec
 
 from icestream import errors, limits
-from icestream.catalog import catalog_keys, catalog_records
+from icestream.catalog import catalog_holds, catalog_keys, catalog_records
 from icestream.catalog.catalog_records import PurgeRecord
 from icestream.catalog.cleanup.file_references import (
     ManifestSource,
@@ -109,6 +110,8 @@ class Purges:
         pending: dict[str, DuePurge] = {}
         for key, entry, record in due[: limits.CATALOG_PURGES_AT_ONCE]:
             with self._collecting(key, failures):
+                if await self._postpone_if_held(key, entry, record, now_ms):
+                    continue
                 if (purge := await self._read(key, entry, record)) is not None:
                     pending[purge.uuid] = purge
             yield
@@ -165,6 +168,18 @@ class Purges:
         await self._end(purge.key, "purge done", table=purge.location, kept=len(in_use))
 
     # --- read ---
+
+    async def _postpone_if_held(self, key: str, entry: Entry, record: PurgeRecord, now_ms: int) -> bool:
+        """True if a backup holds the table (hazard 76): its purge is due again after another grace."""
+        uuid = key.removeprefix(catalog_keys.PURGES)
+        holders = await catalog_holds.held_snapshots(self._store, uuid)
+        if not holders:
+            return False
+        # Not left as due: the clean-up would look at it again without a pause.
+        later = msgspec.structs.replace(record, time_ms=now_ms)
+        await self._store.txn([cmd.AtRevision(key, entry.mod_revision)], [cmd.Put(key, catalog_records.encode(later))])
+        _log.info("purge waits for the backups of its table", uuid=uuid, holders=sorted(holders)[:8])
+        return True
 
     async def _read(self, key: str, entry: Entry, record: PurgeRecord) -> DuePurge | None:
         """Reads the table of a purge; None if there is nothing to purge, and the record is deleted."""

@@ -8,20 +8,19 @@ catalog create the table, and then refuses the table's location because it is no
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from icestream import errors, limits
 from icestream.catalog import catalog_keys
 from icestream.catalog.idempotency import RELOAD_HINT, IdempotentRequest, RequestResult
 from icestream.catalog.plans import namespace_plans
-from icestream.catalog.plans.namespace_plans import PropertyChanges
-from icestream.catalog.transactions import Attempt, TransactionRunner
+from icestream.catalog.plans.namespace_plans import LOCATION, PropertyChanges
+from icestream.catalog.transactions import Attempt, TransactionGuard, TransactionRunner
 from icestream.iceberg.identifier import Namespace
 from icestream.iceberg.location import is_inside, namespace_location, normalize_or_none
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
 
-LOCATION: Final = "location"
 VisibleNamespaces = Callable[[Sequence[Namespace]], Awaitable[list[bool]]]
 
 
@@ -71,7 +70,11 @@ class NamespaceOperations:
         return NamePage(names, None)
 
     async def create(
-        self, namespace: Namespace, properties: Mapping[str, str], request: IdempotentRequest | None = None
+        self,
+        namespace: Namespace,
+        properties: Mapping[str, str],
+        request: IdempotentRequest | None = None,
+        guard: TransactionGuard | None = None,
     ) -> dict[str, str]:
         """Creates a namespace; returns its properties with its location. Raises AlreadyExists, and UnknownNamespace for
         a missing parent."""
@@ -87,7 +90,7 @@ class NamespaceOperations:
         async def answer_repeat(_: RequestResult) -> dict[str, str]:
             return self._with_location(namespace, properties)
 
-        return await self._runner.run_until_applied([key], plan, request, answer_repeat)
+        return await self._runner.run_until_applied([key], plan, request, answer_repeat, guard)
 
     async def change_properties(
         self,
@@ -95,6 +98,7 @@ class NamespaceOperations:
         updates: Mapping[str, str],
         removals: Sequence[str],
         request: IdempotentRequest | None = None,
+        guard: TransactionGuard | None = None,
     ) -> PropertyChanges:
         """Sets and removes properties; returns which were set, removed, and missing. Raises UnknownNamespace,
         Contradiction."""
@@ -115,7 +119,7 @@ class NamespaceOperations:
             missing = [name for name in dict.fromkeys(removals) if name not in request_result.removed]
             return PropertyChanges([*updates], [*request_result.removed], missing)
 
-        return await self._runner.run_until_applied([key], plan, request, answer_repeat)
+        return await self._runner.run_until_applied([key], plan, request, answer_repeat, guard)
 
     def _were_properties_changed(self, namespace: Namespace, before: Entry | None) -> Callable[[], Awaitable[bool]]:
         """Returns a check after a lost reply: False if the record has the old value, so that only its revision was

@@ -27,9 +27,11 @@ class RelationLookup:
         self._store = runner.store
 
     async def entry(self, identifier: Identifier) -> Entry | None:
+        """The record of a table or view in the metadata store; None if the name is free."""
         return await self._store.get(catalog_keys.relation_key(identifier))
 
     async def namespace(self, namespace: Namespace) -> Entry | None:
+        """The record of a namespace; None if it does not exist."""
         return await self._store.get(catalog_keys.namespace_key(namespace))
 
     async def document(
@@ -76,6 +78,7 @@ class RelationLookup:
         see; None: all. Raises UnknownNamespace."""
         namespace_plans.existing(namespace, await self.namespace(namespace))
         prefix = catalog_keys.relations_in(namespace)
+        # The protocol: a client that sends no token does not know pages, and gets all names at once.
         count_max = None if token is None else page_size(size)
         after = catalog_keys.key_after(prefix, token or "")
         names: list[str] = []

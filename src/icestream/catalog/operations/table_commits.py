@@ -13,20 +13,20 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from icestream import errors, limits
-from icestream.catalog import catalog_keys
+from icestream.catalog import catalog_holds, catalog_keys
 from icestream.catalog.catalog_records import TableRecord
 from icestream.catalog.idempotency import RELOAD_HINT, IdempotentRequest, RequestResult
 from icestream.catalog.operations.file_changes import FileChangesReader
 from icestream.catalog.operations.relation_lookup import RelationLookup
 from icestream.catalog.plans import commit_plans, namespace_plans, relation_plans
-from icestream.catalog.plans.commit_plans import PlannedChange
-from icestream.catalog.plans.planned_transaction import PlannedTransaction
+from icestream.catalog.plans.commit_plans import PlannedChange, RetainedChange
+from icestream.catalog.plans.planned_transaction import PLACES_CHANGED, PlannedTransaction
 from icestream.catalog.plans.snapshot_mark_plans import MarkWrites
 from icestream.catalog.snapshot_map import SnapshotMap
 from icestream.catalog.topic_rules import commit_rules, snapshot_mark, topic_properties
 from icestream.catalog.topic_rules.claim import lease_of
 from icestream.catalog.topic_rules.commit_rules import CommitDecision, CommitRequest, TableState
-from icestream.catalog.transactions import Attempt, TransactionRunner
+from icestream.catalog.transactions import Attempt, TransactionGuard, TransactionRunner
 from icestream.iceberg import metadata_file, table_commit, values
 from icestream.iceberg import updates as update
 from icestream.iceberg.identifier import Identifier
@@ -58,6 +58,7 @@ class LoadedState(NamedTuple):
     entry: Entry
     record: TableRecord
     state: TableState
+    retained_entry: Entry | None = None  # of the topic's first kept offsets; read for a retention alone
 
 
 class JudgedChange(NamedTuple):
@@ -77,16 +78,38 @@ class JudgedChange(NamedTuple):
         return after.table is not before.table or (after.binding, after.removals) != (before.binding, before.removals)
 
     @property
+    def places_files(self) -> bool:
+        """Whether the commit chooses where the table lies. The location of a table that is created comes from the
+        client, which may have got it from us."""
+        if self.loaded is None:
+            return True
+        before, after = self.loaded.state.table, self.decision.table
+        return after.location != before.location or (
+            after.properties is not before.properties
+            and metadata_file.places_elsewhere(after.location, after.properties) != self.loaded.record.places_elsewhere
+        )
+
+    @property
     def version(self) -> int:
         return self.loaded.record.version + 1 if self.loaded else 0
 
     def change(self, location: str) -> PlannedChange:
         """Returns the change to plan once the metadata file at `location` is written."""
         loaded, decision = self.loaded, self.decision
-        uuid, is_registered = decision.table.uuid or "", loaded is not None and loaded.record.is_registered
-        record = commit_plans.record_of(decision, uuid, location, self.version, is_registered=is_registered)
+        uuid, former = decision.table.uuid or "", loaded.record if loaded is not None else None
+        record = commit_plans.record_of(decision, uuid, location, self.version, former)
         entry, old_binding = (loaded.entry, loaded.record.binding) if loaded else (None, None)
-        return PlannedChange(self.identifier, entry, record, old_binding, decision.is_round, self.namespace)
+        return PlannedChange(
+            self.identifier, entry, record, old_binding, decision.is_round, self.namespace, self._retained_change
+        )
+
+    @property
+    def _retained_change(self) -> RetainedChange | None:
+        """The change of the topic's first kept offsets; None unless a retention commits."""
+        loaded, decision = self.loaded, self.decision
+        if loaded is None or decision.first is None or decision.binding is None:
+            return None
+        return RetainedChange(decision.binding.topic_id, decision.first, loaded.retained_entry)
 
 
 Commits = Mapping[Identifier, CommitRequest]
@@ -136,11 +159,17 @@ class TableCommits:
     # --- commits ---
 
     async def commit(
-        self, identifier: Identifier, commit: CommitRequest, request: IdempotentRequest | None = None
+        self,
+        identifier: Identifier,
+        commit: CommitRequest,
+        request: IdempotentRequest | None = None,
+        guard: TransactionGuard | None = None,
     ) -> CommittedTable:
-        return (await self.commit_all({identifier: commit}, request))[identifier]
+        return (await self.commit_all({identifier: commit}, request, guard))[identifier]
 
-    async def commit_all(self, commits: Commits, request: IdempotentRequest | None = None) -> CommitResults:
+    async def commit_all(
+        self, commits: Commits, request: IdempotentRequest | None = None, guard: TransactionGuard | None = None
+    ) -> CommitResults:
         """Commits to all tables or none. Each table is judged by itself; a conflict of one refuses all of them
         (hazards 14, 47).
 
@@ -178,7 +207,7 @@ class TableCommits:
             }
 
         lock_keys = [catalog_keys.relation_key(identifier) for identifier in commits]
-        return await self._runner.run_until_applied(lock_keys, plan, request, answer_repeat)
+        return await self._runner.run_until_applied(lock_keys, plan, request, answer_repeat, guard)
 
     def _check_locations(self, commit: CommitRequest) -> CommitRequest:
         """Returns the commit with normalized locations. Raises InvalidInput if it moves the table, or what will be
@@ -224,6 +253,8 @@ class TableCommits:
             loaded = {changed[0]: await self.load(changed[0], cached_entry=entries.get(changed[0]))}
         else:
             loaded = await self._load_all(changed, entries)
+        for identifier, table in loaded.items():
+            loaded[identifier] = await self._with_retained(table, commits[identifier])
         pairs = {
             identifier: (table.state, await self._with_file_changes(table.state, commits[identifier], lease_epoch))
             for identifier, table in loaded.items()
@@ -237,6 +268,15 @@ class TableCommits:
             JudgedChange(identifier, loaded[identifier], None, decision) for identifier, decision in decisions.items()
         ]
         return judged + [await self._judge_create(identifier, commits[identifier], now_ms) for identifier in created]
+
+    async def _with_retained(self, table: LoadedState, commit: CommitRequest) -> LoadedState:
+        """Returns the table with the first kept offsets of its topic, if the decision depends on them."""
+        topic_id = commit_rules.retained_topic(commit.requirements)
+        if topic_id is None:
+            return table
+        entry = await self._runner.store.get(catalog_keys.retained_key(topic_id))
+        state = table.state._replace(first=commit_plans.first_kept(topic_id, entry))
+        return table._replace(state=state, retained_entry=entry)
 
     async def _with_file_changes(
         self, state: TableState, commit: CommitRequest, lease_epoch: int | None
@@ -262,6 +302,7 @@ class TableCommits:
         existing = relation_plans.decode_relation_entry(identifier, await self._relations.entry(identifier))
         if existing is not None and not isinstance(existing.record, TableRecord):
             relation_plans.check_free(identifier, existing.entry, relation_plans.TABLE)
+        # A conflict and not AlreadyExists: the client of a staged creation reloads and retries, as for any commit.
         if existing is not None:
             raise errors.CommitConflict("Requirement failed: table already exists")
         table_commit.check_requirements(None, commit.requirements)
@@ -274,6 +315,7 @@ class TableCommits:
     ) -> Attempt[CommitResults]:
         """Writes the new metadata files, durably, and plans the transaction that points to them."""
         changed = [change for change in judged if change.is_changed]
+        await self._check_backup_tags(changed)
         # Files of a round were synced by the pipeline; those of other engines were not.
         foreign = [change for change in changed if not change.decision.is_round]
         referenced = [
@@ -289,8 +331,17 @@ class TableCommits:
                 await self._runner.documents.make_durable([*referenced, *files])
             return self._attempt(judged, locations, lease, await self._plan_marks(changed, commits))
         except errors.IcestreamError:
+            # No transaction was sent: no pointer can lead to these files.
             await self._runner.remove_files(files)
             raise
+
+    async def _check_backup_tags(self, changed: Sequence[JudgedChange]) -> None:
+        """Raises TopicTableConflict for a commit that takes away the tag of a backup which holds the snapshot."""
+        for change in changed:
+            before = change.loaded.state.table if change.loaded is not None else None
+            if before is not None and (lost := catalog_holds.lost_tags(before, change.decision.table)):
+                holders = await catalog_holds.held_snapshots(self._runner.store, before.uuid or "")
+                catalog_holds.check_tags(lost, holders)
 
     async def _plan_marks(self, changed: Sequence[JudgedChange], commits: Commits) -> dict[int, MarkWrites]:
         """Returns the marks, by topic id, of the snapshots that this commit removes from topic tables."""
@@ -353,6 +404,8 @@ class TableCommits:
             for location in table_commit.dropped_metadata_files(change.loaded.state.table, change.decision.table)
         ]
         transaction = commit_plans.commit(changes, lease, marks.values(), retired, self._runner.now_ms())
+        if any(change.places_files for change in judged):
+            transaction = transaction.with_more([], [PLACES_CHANGED])
         return Attempt(
             transaction,
             results,
@@ -374,6 +427,8 @@ class TableCommits:
             }
             for change in changes:
                 before, value = change.before, puts[catalog_keys.relation_key(change.identifier)]
+                # The entry as the store keeps it now, computed instead of read: revisions and versions follow from the
+                # transaction.
                 created, version = (before.create_revision, before.version + 1) if before else (revision, 1)
                 self._last_entries[change.identifier] = Entry(value, created, revision, version, 0)
                 self._last_entries.move_to_end(change.identifier)

@@ -12,8 +12,9 @@ from icestream.catalog.operations.namespace_operations import NamePage, table_ba
 from icestream.catalog.operations.relation_lookup import RelationLookup, VisibleRelations
 from icestream.catalog.operations.table_commits import CommittedTable, TableCommits
 from icestream.catalog.plans import namespace_plans, relation_plans
+from icestream.catalog.plans.planned_transaction import PLACES_CHANGED
 from icestream.catalog.topic_rules import topic_properties
-from icestream.catalog.transactions import AnswerRepeat, Attempt, TransactionRunner
+from icestream.catalog.transactions import AnswerRepeat, Attempt, TransactionGuard, TransactionRunner
 from icestream.iceberg import metadata_file, values
 from icestream.iceberg.file_io import refusing_links
 from icestream.iceberg.identifier import Identifier, Namespace
@@ -45,6 +46,11 @@ class TableOperations:
         loaded = await self._commits.load(identifier, self._runner.documents.checked_table)
         return CommittedTable(loaded.state.location, loaded.state.table)
 
+    async def read_file(self, location: str) -> TableMetadata:
+        """Returns the table of a metadata file, which need not be in the catalog. Raises InvalidInput outside the
+        warehouse, MetadataFileMissing, MetadataFileDamaged."""
+        return await refusing_links(location, self._runner.documents.read_table(location))
+
     async def exists(self, identifier: Identifier) -> None:
         """Raises UnknownTable. The table's metadata file is not read."""
         relation_plans.table_of(identifier, await self._relations.entry(identifier))
@@ -71,10 +77,15 @@ class TableOperations:
         return table
 
     async def create(
-        self, identifier: Identifier, definition: Object, request: IdempotentRequest | None = None
+        self,
+        identifier: Identifier,
+        definition: Object,
+        request: IdempotentRequest | None = None,
+        guard: TransactionGuard | None = None,
     ) -> CommittedTable:
         """Creates a table. Raises AlreadyExists and UnknownNamespace."""
         new_table: TableMetadata | None = None
+        is_chosen = values.optional_text(definition, "location") is not None
 
         async def plan() -> Attempt[CommittedTable]:
             nonlocal new_table  # every attempt creates the same UUID
@@ -85,7 +96,11 @@ class TableOperations:
             # Planned once without a file: a refusal then leaves no file behind.
             relation_plans.create(identifier, TableRecord(uuid, "", 0), namespace, entry)
             (location,) = await self._commits.write_all([(table, 0)])
-            transaction = relation_plans.create(identifier, TableRecord(uuid, location, 0), namespace, entry)
+            elsewhere = metadata_file.places_elsewhere(table.location, table.properties)
+            record = TableRecord(uuid, location, 0, places_elsewhere=elsewhere)
+            transaction = relation_plans.create(identifier, record, namespace, entry)
+            if is_chosen or elsewhere:
+                transaction = transaction.with_more([], [PLACES_CHANGED])
             return Attempt(
                 transaction,
                 CommittedTable(location, table),
@@ -95,7 +110,7 @@ class TableOperations:
             )
 
         return await self._runner.run_until_applied(
-            [catalog_keys.relation_key(identifier)], plan, request, self._answer_repeat(identifier)
+            [catalog_keys.relation_key(identifier)], plan, request, self._answer_repeat(identifier), guard
         )
 
     def _answer_repeat(self, identifier: Identifier) -> AnswerRepeat[CommittedTable]:
@@ -129,6 +144,7 @@ class TableOperations:
         location: str,
         is_overwriting: bool = False,
         request: IdempotentRequest | None = None,
+        guard: TransactionGuard | None = None,
     ) -> CommittedTable:
         """Registers a table from an existing metadata file. What that names is made durable first (hazard 11)."""
         location = check_inside(location, self._roots)
@@ -147,7 +163,8 @@ class TableOperations:
             places = metadata_file.data_places(table.location, table.properties)
             await self._runner.documents.make_durable([location, *places])
             version = metadata_file.version_of(location)
-            record = TableRecord(table.uuid or "", location, version, is_registered=True)
+            elsewhere = metadata_file.places_elsewhere(table.location, table.properties)
+            record = TableRecord(table.uuid or "", location, version, is_registered=True, places_elsewhere=elsewhere)
             if entry is None:
                 transaction = relation_plans.create(identifier, record, namespace, entry)
             else:
@@ -155,6 +172,7 @@ class TableOperations:
             purge_key = catalog_keys.purge_key(record.uuid)
             purge_entry = await self._runner.store.get(purge_key)
             transaction = relation_plans.cancel_purge(transaction, purge_key, purge_entry)
+            transaction = transaction.with_more([], [PLACES_CHANGED])
             return Attempt(
                 transaction,
                 CommittedTable(location, table),
@@ -163,7 +181,7 @@ class TableOperations:
             )
 
         return await self._runner.run_until_applied(
-            [catalog_keys.relation_key(identifier)], plan, request, self._answer_repeat(identifier)
+            [catalog_keys.relation_key(identifier)], plan, request, self._answer_repeat(identifier), guard
         )
 
     async def drop(

@@ -12,7 +12,8 @@ from icestream.catalog.idempotency import RELOAD_HINT, IdempotentRequest, Reques
 from icestream.catalog.operations.namespace_operations import NamePage
 from icestream.catalog.operations.relation_lookup import RelationLookup, VisibleRelations
 from icestream.catalog.plans import namespace_plans, relation_plans
-from icestream.catalog.transactions import Attempt, Plan, TransactionRunner
+from icestream.catalog.plans.planned_transaction import PLACES_CHANGED
+from icestream.catalog.transactions import Attempt, Plan, TransactionGuard, TransactionRunner
 from icestream.iceberg import metadata_file, values
 from icestream.iceberg.file_io import refusing_links
 from icestream.iceberg.identifier import Identifier, Namespace
@@ -69,7 +70,11 @@ class ViewOperations:
         await self._relations.rename(source, target, relation_plans.VIEW, False, request)
 
     async def create(
-        self, identifier: Identifier, definition: Object, request: IdempotentRequest | None = None
+        self,
+        identifier: Identifier,
+        definition: Object,
+        request: IdempotentRequest | None = None,
+        guard: TransactionGuard | None = None,
     ) -> LoadedView:
         """Creates a view. Raises AlreadyExists, UnknownNamespace."""
         requested = values.optional_text(definition, "location")
@@ -88,11 +93,13 @@ class ViewOperations:
             relation_plans.create(identifier, ViewRecord(uuid, "", 0), namespace, entry)
             file = await self._runner.documents.write(view, view.properties, 0)
             transaction = relation_plans.create(identifier, ViewRecord(uuid, file, 0), namespace, entry)
+            if requested is not None:
+                transaction = transaction.with_more([], [PLACES_CHANGED])
             return Attempt(
                 transaction, LoadedView(file, view), [file], is_create=True, request_result=RequestResult([uuid])
             )
 
-        return await self._run(identifier, plan, request)
+        return await self._run(identifier, plan, request, guard)
 
     async def replace(
         self,
@@ -100,6 +107,7 @@ class ViewOperations:
         requirements: Sequence[Object],
         updates: Sequence[Object],
         request: IdempotentRequest | None = None,
+        guard: TransactionGuard | None = None,
     ) -> LoadedView:
         """Applies updates to a view if its requirements hold. Raises UnknownView, CommitConflict."""
 
@@ -115,6 +123,8 @@ class ViewOperations:
             file = await self._runner.documents.write(view, view.properties, record.version + 1)
             new_record = ViewRecord(record.uuid, file, record.version + 1)
             transaction = relation_plans.swap_pointer(identifier, entry, new_record)
+            if view.location != loaded.view.location:
+                transaction = transaction.with_more([], [PLACES_CHANGED])
             return Attempt(
                 transaction.checked(),
                 LoadedView(file, view),
@@ -123,7 +133,7 @@ class ViewOperations:
                 request_result=request_result,
             )
 
-        return await self._run(identifier, plan, request)
+        return await self._run(identifier, plan, request, guard)
 
     def _was_replaced(
         self, identifier: Identifier, before: Entry, new_record: ViewRecord
@@ -140,7 +150,11 @@ class ViewOperations:
         return check
 
     async def register(
-        self, identifier: Identifier, location: str, request: IdempotentRequest | None = None
+        self,
+        identifier: Identifier,
+        location: str,
+        request: IdempotentRequest | None = None,
+        guard: TransactionGuard | None = None,
     ) -> LoadedView:
         """Registers a view from an existing metadata file, which is made durable first."""
         location = check_inside(location, self._roots)
@@ -153,12 +167,12 @@ class ViewOperations:
             view = await refusing_links(location, self._runner.documents.view(location))
             await self._runner.documents.make_durable([location])
             record = ViewRecord(view.uuid, location, metadata_file.version_of(location))
-            transaction = relation_plans.create(identifier, record, namespace, entry)
+            transaction = relation_plans.create(identifier, record, namespace, entry).with_more([], [PLACES_CHANGED])
             return Attempt(
                 transaction, LoadedView(location, view), is_create=True, request_result=RequestResult([view.uuid])
             )
 
-        return await self._run(identifier, plan, request)
+        return await self._run(identifier, plan, request, guard)
 
     async def drop(self, identifier: Identifier, request: IdempotentRequest | None = None) -> None:
         async def plan() -> Attempt[None]:
@@ -172,7 +186,11 @@ class ViewOperations:
         await self._runner.run_until_applied([catalog_keys.relation_key(identifier)], plan, request, answer_repeat)
 
     async def _run(
-        self, identifier: Identifier, plan: Plan[LoadedView], request: IdempotentRequest | None
+        self,
+        identifier: Identifier,
+        plan: Plan[LoadedView],
+        request: IdempotentRequest | None,
+        guard: TransactionGuard | None,
     ) -> LoadedView:
         """Runs a change of a view; a repeat is answered with the view as it is now."""
 
@@ -182,5 +200,5 @@ class ViewOperations:
             return loaded
 
         return await self._runner.run_until_applied(
-            [catalog_keys.relation_key(identifier)], plan, request, answer_repeat
+            [catalog_keys.relation_key(identifier)], plan, request, answer_repeat, guard
         )

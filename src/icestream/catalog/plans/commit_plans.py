@@ -16,6 +16,7 @@ from icestream.catalog.catalog_records import (
     BoundRecord,
     DetachedRecord,
     LeaseRecord,
+    RetainedRecord,
     RetiredFilesRecord,
     TableRecord,
     TopicTableRecord,
@@ -26,9 +27,18 @@ from icestream.catalog.plans.snapshot_mark_plans import MarkWrites
 from icestream.catalog.topic_rules.binding import Binding
 from icestream.catalog.topic_rules.commit_rules import CommitDecision
 from icestream.catalog.topic_rules.rebinding import NO_FORMER_TABLE, FormerTable
+from icestream.iceberg import metadata_file
 from icestream.iceberg.identifier import Identifier, Namespace, join_levels
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
+
+
+class RetainedChange(NamedTuple):
+    """The first kept offsets of a topic after a retention."""
+
+    topic_id: int
+    first: Mapping[int, int]
+    before: Entry | None  # None: nothing was removed so far
 
 
 class PlannedChange(NamedTuple):
@@ -40,12 +50,23 @@ class PlannedChange(NamedTuple):
     old_binding: Binding | None
     is_round: bool
     namespace: Entry | None = None  # of a table that is created
+    retained: RetainedChange | None = None
 
 
 def record_of(
-    decision: CommitDecision, uuid: str, location: str, version: int, *, is_registered: bool = False
+    decision: CommitDecision, uuid: str, location: str, version: int, former: TableRecord | None = None
 ) -> TableRecord:
-    return TableRecord(uuid, location, version, decision.binding, decision.removals, is_registered)
+    """The record of a table after a commit. `former`: before it; None: the table is created."""
+    elsewhere = metadata_file.places_elsewhere(decision.table.location, decision.table.properties)
+    is_registered, former_topic = False, ""
+    if former is not None:
+        is_registered = former.is_registered
+        former_topic = former.binding.topic if former.binding is not None else former.former_topic
+    if decision.binding is not None:
+        former_topic = ""
+    return TableRecord(
+        uuid, location, version, decision.binding, decision.removals, is_registered, elsewhere, former_topic
+    )
 
 
 class DriverLeaseEntry(NamedTuple):
@@ -116,6 +137,9 @@ def commit(
     transaction, *others = (_plan_change(change) for change in changes)
     for other in others:
         transaction = transaction.with_more(other.comparisons, other.operations)
+    for change in changes:
+        if change.retained is not None:
+            transaction = _with_retained(transaction, change.retained, now_ms)
     for writes in marks:
         transaction = transaction.with_more(writes.comparisons, writes.operations)
     if retired_files:
@@ -126,6 +150,22 @@ def commit(
         # request arrives (hazard 10).
         transaction = transaction.with_more([cmd.HasValue(lease.key, lease.entry.value)], [])
     return transaction.checked()
+
+
+def first_kept(topic_id: int, entry: Entry | None) -> dict[int, int]:
+    """Returns the first kept offsets of a topic. `entry`: at the topic's key; None: nothing was removed."""
+    if entry is None:
+        return {}
+    return catalog_records.decode(RetainedRecord, catalog_keys.retained_key(topic_id), entry).first
+
+
+def _with_retained(transaction: PlannedTransaction, change: RetainedChange, now_ms: int) -> PlannedTransaction:
+    """Returns the transaction, which also raises the first kept offsets of a topic. In the same one: a reader never
+    misses a row that it was not told of, and is never told of rows that are still there."""
+    key = catalog_keys.retained_key(change.topic_id)
+    unchanged = cmd.Absent(key) if change.before is None else cmd.AtRevision(key, change.before.mod_revision)
+    record = RetainedRecord(dict(sorted(change.first.items())), now_ms)
+    return transaction.with_more([unchanged], [cmd.Put(key, catalog_records.encode(record))])
 
 
 def _retire(record: TableRecord, files: Sequence[str], now_ms: int) -> cmd.Put:

@@ -8,18 +8,20 @@ disturb each other. Every change of properties raises the generation, so that a 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from icestream import errors
 from icestream.catalog import catalog_keys, catalog_records
 from icestream.catalog.catalog_records import CatalogNamespaceRecord
-from icestream.catalog.plans.planned_transaction import PlannedTransaction
+from icestream.catalog.plans.planned_transaction import PLACES_CHANGED, PlannedTransaction
 from icestream.iceberg.identifier import Namespace, join_levels
 from icestream.iceberg.values import short_repr
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
+
+LOCATION: Final = "location"  # the property of a namespace below which its tables lie
 
 
 class PropertyChanges(NamedTuple):
@@ -69,7 +71,7 @@ def create(
     value = catalog_records.encode(CatalogNamespaceRecord(new_id, dict(properties)))
     transaction = PlannedTransaction(
         [cmd.Absent(key)],
-        [cmd.Put(key, value)],
+        [cmd.Put(key, value), PLACES_CHANGED],
         key,
         0,
         lambda current: _has_id(key, current, new_id),
@@ -110,9 +112,10 @@ def change_properties(
     key = catalog_keys.namespace_key(namespace)
     new_record = msgspec.structs.replace(record, properties=properties, generation=record.generation + 1)
     value = catalog_records.encode(new_record)
+    places = [PLACES_CHANGED] if properties.get(LOCATION) != record.properties.get(LOCATION) else []
     transaction = PlannedTransaction(
         [cmd.AtRevision(key, entry.mod_revision)],
-        [cmd.Put(key, value)],
+        [cmd.Put(key, value), *places],
         key,
         entry.mod_revision,
         lambda current: current is not None and current.value == value,

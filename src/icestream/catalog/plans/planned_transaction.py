@@ -17,14 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from icestream import errors
+from icestream.catalog import catalog_keys
 from icestream.metadata import command as cmd
 from icestream.metadata.bounds import refusal
 from icestream.metadata.entry import Entry
 
 IsAppliedIn = Callable[[Entry | None], bool]
+# Part of every change that chooses where a table or a namespace lies. The same value again raises the revision, which
+# another such change has compared (operations/table_places.py).
+PLACES_CHANGED: Final = cmd.Put(catalog_keys.PLACES, b"{}")
 
 
 class PlannedTransaction(NamedTuple):

@@ -7,7 +7,8 @@ people and engines; no decision depends on them.
     pipeline_epoch     the highest lease of a driver that committed: an older one is refused
     runs               per shard (offset_run.py)
     rounds             the last committed rounds: id, snapshot, and a checksum over the claimed ranges
-    rewrites           the last committed rewrites (rewrite.py): id, snapshot, and a checksum over their files
+    rewrites           the last committed jobs: id, snapshot, and a checksum over the files of a rewrite (rewrite.py) or
+                       retention (retention_claim.py)
     base               the progress of the table when it was adopted on an operator's word (adopt.py), else none: its
                        older snapshots say nothing about this topic
     is_rewound         the committed offsets went back once, or the table was adopted: a snapshot may be ahead of them

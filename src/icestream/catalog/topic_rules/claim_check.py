@@ -14,12 +14,24 @@ under another round id are never a repeat: they come with other files (hazard 14
 from __future__ import annotations
 
 import uuid
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from icestream import errors
 from icestream.catalog.topic_rules.binding import Binding, CommittedRound, with_round
 from icestream.catalog.topic_rules.claim import ClaimedRange, RoundClaim
-from icestream.catalog.topic_rules.rewrite import RewriteClaim
+
+
+class PipelineClaim(Protocol):
+    """What every commit of the pipeline names: a round, a rewrite, a retention."""
+
+    @property
+    def round_id(self) -> bytes: ...
+    @property
+    def topic_id(self) -> int: ...
+    @property
+    def pipeline_epoch(self) -> int: ...
+    @property
+    def sum(self) -> int: ...
 
 
 class Repeated(NamedTuple):
@@ -50,7 +62,7 @@ def check_claim(binding: Binding, claim: RoundClaim, lease_epoch: int | None) ->
     return Accepted({claimed.shard: claimed.end for claimed in claim.ranges})
 
 
-def check_driver(binding: Binding, claim: RoundClaim | RewriteClaim, lease_epoch: int | None) -> Repeated | None:
+def check_driver(binding: Binding, claim: PipelineClaim, lease_epoch: int | None) -> Repeated | None:
     """Returns the earlier commit of the same id; None if there is none, and the driver may commit. Raises RangeRefused
     for a commit to the table of another topic, and of a driver that does not have the lease."""
     if claim.topic_id != binding.topic_id:

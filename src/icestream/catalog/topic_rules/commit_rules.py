@@ -6,7 +6,8 @@
 3. The updates are applied. Snapshot and properties of a round or rewrite get what the server writes
    (topic_properties.py).
 4. A round may only append to main. A rewrite may only replace files by others with the same rows (rewrite_check.py). A
-   foreign commit to a topic's table is checked by foreign_changes.py, and what it removes from main is recorded.
+   retention may only remove files below the first kept offsets, which rise with it (retention_claim.py). A foreign
+   commit to a topic's table is checked by foreign_changes.py, and what it removes from main is recorded.
 
 In a transaction each table is judged by itself: repeats change nothing; a conflict refuses all tables and names those
 in conflict.
@@ -15,6 +16,7 @@ in conflict.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 
 from icestream import errors
@@ -23,7 +25,8 @@ from icestream.catalog.topic_rules.binding import Binding, CommittedRound, with_
 from icestream.catalog.topic_rules.claim import CLAIM_TYPE, RoundClaim, read_claim
 from icestream.catalog.topic_rules.claim_check import Repeated, check_claim, check_driver, range_refused
 from icestream.catalog.topic_rules.removal import Removals
-from icestream.catalog.topic_rules.rewrite import JOB_TYPE, RewriteClaim, read_rewrite
+from icestream.catalog.topic_rules.retention_claim import RetentionClaim, check_retention, read_job
+from icestream.catalog.topic_rules.rewrite import JOB_TYPE, RewriteClaim
 from icestream.catalog.topic_rules.rewrite_check import check_files
 from icestream.catalog.topic_rules.rewritten_rows import FileChanges
 from icestream.catalog.topic_rules.snapshot_progress import check_not_ahead, removals_after_commit
@@ -35,7 +38,8 @@ from icestream.iceberg.values import Object
 
 Name = TypeVar("Name", bound=Hashable)
 _PIPELINE_TYPES: Final = frozenset((CLAIM_TYPE, JOB_TYPE))
-_SUBJECTS: Final = {"append": "a round", "replace": "a rewrite"}  # by the operation of their snapshots
+# By the operation of their snapshots.
+_SUBJECTS: Final = {"append": "a round", "replace": "a rewrite", "delete": "a retention"}
 
 
 class TableState(NamedTuple):
@@ -45,6 +49,7 @@ class TableState(NamedTuple):
     location: str  # of its metadata file
     binding: Binding | None = None
     removals: Removals = ()
+    first: Mapping[int, int] = MappingProxyType({})  # the first kept offsets of the topic; read for a retention alone
 
 
 class CommitRequest(NamedTuple):
@@ -53,7 +58,7 @@ class CommitRequest(NamedTuple):
     requirements: Sequence[Object]
     updates: Sequence[Object]
     is_forced: bool = False
-    file_changes: FileChanges | None = None  # of a rewrite: read by the catalog, never sent by a client
+    file_changes: FileChanges | None = None  # of a job: read by the catalog, never sent by a client
 
 
 class CommitDecision(NamedTuple):
@@ -64,6 +69,7 @@ class CommitDecision(NamedTuple):
     removals: Removals
     repeated: int | None = None  # the snapshot of the round or rewrite that was committed before
     is_round: bool = False  # a commit of the pipeline: it synced its files, and its lease is compared
+    first: Mapping[int, int] | None = None  # of a retention: the first kept offsets after it
 
 
 def pipeline_claims(requirements: Iterable[Object]) -> list[Object]:
@@ -91,7 +97,7 @@ def judge_commit(state: TableState, request: CommitRequest, lease_epoch: int | N
         return _judge_foreign(state, after, request, now_ms)
     others = [entry for entry in request.requirements if entry is not claims[0]]
     if requirement.kind(claims[0]) == JOB_TYPE:
-        return _judge_rewrite(state, read_rewrite(claims[0]), others, request, lease_epoch, now_ms)
+        return _judge_job(state, read_job(claims[0]), others, request, lease_epoch, now_ms)
     return _judge_round(state, read_claim(claims[0]), others, request.updates, lease_epoch, now_ms)
 
 
@@ -123,29 +129,35 @@ def _judge_round(
 
 
 def reads_files(state: TableState, request: CommitRequest, lease_epoch: int | None) -> bool:
-    """True if the decision about a commit depends on `CommitRequest.file_changes`: for a rewrite that is built on main,
-    unless it is a repeat or is refused for its driver. The manifests of such a rewrite may be gone: merged into others
+    """True if the decision about a commit depends on `CommitRequest.file_changes`: for a job that is built on main,
+    unless it is a repeat or is refused for its driver. The manifests of such a job may be gone: merged into others
     since it landed, or removed by the driver that took over."""
     claims = [entry for entry in request.requirements if requirement.kind(entry) == JOB_TYPE]
     if len(claims) != 1 or state.binding is None:
         return False
     try:
-        is_repeat = check_driver(state.binding, read_rewrite(claims[0]), lease_epoch) is not None
+        is_repeat = check_driver(state.binding, read_job(claims[0]), lease_epoch) is not None
     except errors.RangeRefused:
         return False  # `judge_commit` raises it
     parent_id = added_snapshot(request.updates).get("parent-snapshot-id")
     return not is_repeat and parent_id is not None and parent_id == state.table.current_snapshot_id
 
 
-def _judge_rewrite(
+def retained_topic(requirements: Iterable[Object]) -> int | None:
+    """The id of the topic whose first kept offsets decide about a commit; None if it is no retention."""
+    jobs = [read_job(entry) for entry in requirements if requirement.kind(entry) == JOB_TYPE]
+    return next((job.topic_id for job in jobs if isinstance(job, RetentionClaim)), None)
+
+
+def _judge_job(
     state: TableState,
-    claim: RewriteClaim,
+    claim: RewriteClaim | RetentionClaim,
     others: Sequence[Object],
     request: CommitRequest,
     lease_epoch: int | None,
     now_ms: int,
 ) -> CommitDecision:
-    """Decides about a rewrite. The committed offsets and the removals stay as they are."""
+    """Decides about a rewrite or a retention. The committed offsets and the removals stay as they are."""
     if state.binding is None:
         raise _not_bound()
     if (repeated := check_driver(state.binding, claim, lease_epoch)) is not None:
@@ -154,11 +166,14 @@ def _judge_rewrite(
     topic_properties.check_untouched(request.updates, state.table.properties, is_bound=True)
     snapshot_id = _added_snapshot_id(request.updates)
     binding = with_rewrite(state.binding, claim.pipeline_epoch, CommittedRound(claim.round_id, snapshot_id, claim.sum))
-    summary = topic_properties.rewrite_summary(binding, state.removals)
-    decision = _apply(state, binding, summary, "replace", request.updates, now_ms)
+    summary = topic_properties.job_summary(binding, state.removals, claim)
+    operation = "delete" if isinstance(claim, RetentionClaim) else "replace"
+    decision = _apply(state, binding, summary, operation, request.updates, now_ms)
     # Last: `_apply` has made sure that the snapshot is built on main, and the changes are those from main to it.
     if request.file_changes is None:
-        raise errors.InvalidInput("a rewrite needs a manifest list in its snapshot and in the one before it")
+        raise errors.InvalidInput("the commit of a job needs a manifest list in its snapshot and in the one before it")
+    if isinstance(claim, RetentionClaim):
+        return decision._replace(first=check_retention(claim, request.file_changes, state.binding, state.first))
     check_files(claim, request.file_changes, state.binding)
     return decision
 

@@ -39,6 +39,7 @@ class ShardLog(NamedTuple):
     end: int  # of the synced messages
 
     def checked(self) -> ShardLog:
+        """Returns itself. Raises InvalidInput for impossible numbers: they come from another process."""
         if self.epoch < 0 or not 0 <= self.earliest <= self.end <= limits.OFFSET_MAX:
             raise errors.InvalidInput(f"invalid shard log: epoch {self.epoch}, offsets [{self.earliest}, {self.end})")
         return self
@@ -63,10 +64,12 @@ class ShardPreview(NamedTuple):
 
     @property
     def missing(self) -> tuple[int, int] | None:
+        """Offsets [start, end) that neither the table nor the log has; None if there are none."""
         return (self.held, self.goes_on_at) if self.held < self.goes_on_at else None
 
     @property
     def written_again(self) -> tuple[int, int] | None:
+        """Committed offsets [start, end) that the pipeline writes a second time; None if there are none."""
         is_again = self.committed is not None and self.committed > self.goes_on_at
         return (self.goes_on_at, self.committed or 0) if is_again else None
 
@@ -83,6 +86,7 @@ class OperationPreview(NamedTuple):
 
     @property
     def needed(self) -> frozenset[Consent]:
+        """The consents without which `check` refuses the operation."""
         gap = {Consent.GAP} if self.losses or any(preview.missing for preview in self.shards) else set()
         return frozenset(gap | ({Consent.DUPLICATES} if self.doubts else set()))
 

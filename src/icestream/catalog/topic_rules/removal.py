@@ -167,15 +167,15 @@ def added_ranges(snapshot: Object, topic_id: int) -> Ranges | None:
 
 
 def added_summary(ranges: Ranges) -> dict[str, str]:
-    return {ADDED: _as_text(ranges)}
+    return {ADDED: as_text(ranges)}
 
 
 def as_summary(topic_id: int, committed: Mapping[int, int], removals: Removals) -> dict[str, str]:
-    summary = {TOPIC_ID: str(topic_id), COMMITTED: _as_text(committed)}
-    return summary | {REMOVED: _as_text(removals)} if removals else summary
+    summary = {TOPIC_ID: str(topic_id), COMMITTED: as_text(committed)}
+    return summary | {REMOVED: as_text(removals)} if removals else summary
 
 
-def _as_text(value: object) -> str:
+def as_text(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 

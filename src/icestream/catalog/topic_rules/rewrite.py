@@ -2,11 +2,13 @@
 
     {"type": "assert-icestream-job", "kind": "rewrite", "topic-id": 12, "round-id": "<UUID>", "pipeline-epoch": 3,
      "replaced": ["file:/…/a.parquet", "file:/…/b.parquet"], "added": ["file:/…/c.parquet"],
-     "lease": "<id of a node>"}
+     "replaced-rows": "1:20:<digest>", "added-rows": "1:20:<digest>", "lease": "<id of a node>"}
 
-kind        `rewrite`: the added files hold the rows of the replaced ones. Others may follow (retention, erasure)
+kind        `rewrite`: the added files hold the rows of the replaced ones. The other kind is retention_claim.py
 replaced    data files that are live in the table before the commit, and in no later snapshot
 added       data files that are live after it. Their names carry `pipeline-epoch` (model/pipeline_file_name.py)
+…-rows      the digest of the rows (model/row_digest.py): of the replaced files as ingest wrote it into their footers,
+            of the added files as they were read back from the storage (docs/adr/0064)
 lease       as in a claim (claim.py)
 
 It is a requirement of a commit, beside those of Iceberg's protocol. Without it the catalog takes a snapshot with the
@@ -21,6 +23,7 @@ from icestream import errors, limits
 from icestream.catalog.topic_rules.claim import not_negative, read_lease, read_round_id
 from icestream.iceberg import values
 from icestream.iceberg.values import Object, short_repr
+from icestream.model.row_digest import RowDigest, parse_digest
 from icestream.runtime.checksum import crc32
 
 JOB_TYPE: Final = "assert-icestream-job"
@@ -36,6 +39,8 @@ class RewriteClaim(NamedTuple):
     replaced: frozenset[str]  # locations
     added: frozenset[str]
     lease: str = ""
+    replaced_rows: RowDigest = RowDigest()
+    added_rows: RowDigest = RowDigest()
 
     @property
     def sum(self) -> int:
@@ -48,9 +53,9 @@ def read_rewrite(requirement: Object) -> RewriteClaim:
     kind = values.text(requirement, "kind")
     if kind != REWRITE_KIND:
         raise errors.InvalidInput(
-            f"unknown kind of job: {short_repr(kind)}", hint=f"this catalog knows {REWRITE_KIND!r} alone"
+            f"unknown kind of job: {short_repr(kind)}", hint="this catalog knows rewrite and retention"
         )
-    replaced, added = _locations(requirement, "replaced"), _locations(requirement, "added")
+    replaced, added = read_locations(requirement, "replaced"), read_locations(requirement, "added")
     if common := replaced & added:
         raise errors.InvalidInput(f"a rewrite both replaces and adds {min(common)}")
     return RewriteClaim(
@@ -60,18 +65,20 @@ def read_rewrite(requirement: Object) -> RewriteClaim:
         replaced,
         added,
         read_lease(requirement),
+        parse_digest(values.text(requirement, "replaced-rows")),
+        parse_digest(values.text(requirement, "added-rows")),
     )
 
 
-def _locations(requirement: Object, name: str) -> frozenset[str]:
+def read_locations(requirement: Object, name: str) -> frozenset[str]:
     """The files of a list in the requirement. Raises InvalidInput for an empty, repeating or too long one."""
     listed = values.texts(requirement, name)
     locations = frozenset(listed)
     if not locations or len(locations) < len(listed):
-        raise errors.InvalidInput(f"a rewrite names each file in {name!r} once, and at least one")
+        raise errors.InvalidInput(f"a commit of a job names each file in {name!r} once, and at least one")
     if len(locations) > limits.CATALOG_REWRITE_FILES_MAX:
         raise errors.InvalidInput(
-            f"a rewrite of {len(locations)} files in {name!r}, at most {limits.CATALOG_REWRITE_FILES_MAX}",
+            f"a commit of a job names {len(locations)} files in {name!r}, at most {limits.CATALOG_REWRITE_FILES_MAX}",
             hint="commit it in several parts",
         )
     return locations

@@ -4,7 +4,8 @@
     a delete file may apply to a replaced file        refused: the delete came after the rewrite was planned
     the snapshot changes other files than the requirement names, or an added file was written under another epoch
                                                       Contradiction
-    rows or bounds differ (rewritten_rows.py)         Contradiction
+    rows or bounds differ (rewritten_rows.py), or the digests of the rows, or a digest is of another number of rows
+                                                      Contradiction
 
 A refusal is an answer to the state of the table, and may be different later. A contradiction is a mistake of the job,
 whatever the table looks like.
@@ -47,6 +48,14 @@ def check_files(claim: RewriteClaim, changes: FileChanges, binding: Binding | No
                 f"a rewrite under pipeline epoch {claim.pipeline_epoch} adds {location}, whose name says otherwise"
             )
     check_same_rows(changes)
+    rows = sum(file.rows for file in changes.removed)
+    for digest in (claim.replaced_rows, claim.added_rows):
+        if digest.rows != rows:
+            raise _contradiction(f"a rewrite of {rows} rows has a digest of {digest.rows}")
+    if claim.replaced_rows != claim.added_rows:
+        raise _contradiction(
+            f"a rewrite changes rows: their digest was {claim.replaced_rows.text} and is {claim.added_rows.text}"
+        )
 
 
 def _contradiction(problem: str) -> errors.Contradiction:

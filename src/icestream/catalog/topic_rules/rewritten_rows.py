@@ -11,8 +11,8 @@ moves rows only between the files of a band, so in each band the replaced and th
 
 That proves: no row is lost, doubled or moved to another range without another row taking its place in the same band. It
 does not prove that the rows of a band are the same rows: a task that drops one row and doubles another one of the same
-band, or that changes a payload, passes. That takes a digest of the rows, which ingest does not write yet (hazard 83,
-docs/adr/0055).
+band, or that changes a payload, passes. The digests in the requirement of the rewrite find that (rewrite_check.py,
+docs/adr/0064).
 
 A file without bounds is left alone: nothing could be proven about it. So is a file to which a delete file may apply:
 its rows are fewer than its manifest says, and a delete that names the file would not hit the file that replaces it

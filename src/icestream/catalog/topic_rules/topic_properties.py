@@ -3,6 +3,7 @@
     in the properties of the table      topic, topic-id, pipeline-epoch, round, committed
     in the summary of each snapshot that a round made      topic-id, round, committed, added, removed
     in the summary of each snapshot that a rewrite made    topic-id, round, committed, removed
+    in the summary of each snapshot of a retention         the same, and first: its first kept offsets
 
 `committed` is JSON: per shard the first offset that is not in the table. `added`: per shard the offsets [start, end)
 that the round added. The summary tells what is missing if main is moved to the snapshot, and which rows are restored if
@@ -19,6 +20,8 @@ from icestream import errors
 from icestream.catalog.topic_rules import removal
 from icestream.catalog.topic_rules.binding import Binding
 from icestream.catalog.topic_rules.removal import Ranges, Removals
+from icestream.catalog.topic_rules.retention_claim import FIRST, RetentionClaim
+from icestream.catalog.topic_rules.rewrite import RewriteClaim
 from icestream.iceberg import updates as update
 from icestream.iceberg import values
 from icestream.iceberg.values import Object
@@ -43,11 +46,12 @@ def summary(binding: Binding, added: Ranges, removals: Removals) -> dict[str, st
     return progress | removal.added_summary(added) | _round(binding)
 
 
-def rewrite_summary(binding: Binding, removals: Removals) -> dict[str, str]:
-    """The reserved part of the summary of the last rewrite of this binding. It repeats the progress of the table: the
+def job_summary(binding: Binding, removals: Removals, claim: RewriteClaim | RetentionClaim) -> dict[str, str]:
+    """The reserved part of the summary of the last job of this binding. It repeats the progress of the table: the
     rounds before it may expire, and then nothing else in the table's history would say which offsets it holds."""
     progress = removal.as_summary(binding.topic_id, binding.committed(), removals)
-    return progress | {ROUND: str(uuid.UUID(bytes=binding.rewrites[-1].id))}
+    kept = {FIRST: removal.as_text(dict(claim.first))} if isinstance(claim, RetentionClaim) else {}
+    return progress | kept | {ROUND: str(uuid.UUID(bytes=binding.rewrites[-1].id))}
 
 
 def _round(binding: Binding) -> dict[str, str]:

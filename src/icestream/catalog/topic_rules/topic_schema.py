@@ -2,13 +2,17 @@
 
 model/envelope.py lists the columns of a message; shard, offset and append_time come from its place in the log. Typed
 columns of a schema follow after these and are not checked here.
+
+Tables of topics with MQTT messages have MQTT_COLUMNS too, which ingest derives from `key` and `wire`
+(pipeline/rows/mqtt_columns.py). They are no part of a message: a table without them, or with a column of that name and
+another type, is a topic's table all the same, and its readers read more than they would have to.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from icestream import errors
+from icestream import errors, limits
 from icestream.iceberg import types
 from icestream.iceberg.values import Object
 from icestream.model import envelope
@@ -30,6 +34,16 @@ COLUMNS: Final[dict[str, str]] = {
     **{column.name: _TYPES[column.kind] for column in envelope.COLUMNS if column.in_table},
 }
 
+LEVELS: Final = tuple(f"level_{number}" for number in range(1, limits.MQTT_LEVEL_COLUMNS + 1))
+EXPIRY: Final = "expiry_s"
+STRUCTURE: Final = "structure"
+STREAM: Final = "stream"
+MQTT_COLUMNS: Final[dict[str, str]] = {
+    **dict.fromkeys(LEVELS, "string"),
+    EXPIRY: "long",
+    STRUCTURE: "int",
+    STREAM: "string",
+}
 
 HINT: Final = (
     "a topic's table needs all columns of the envelope (docs/lake.md); `icestream lake recreate TOPIC` creates one"
@@ -59,6 +73,11 @@ def new_schema() -> Object:
         for number, name in enumerate(names, 1)
     ]
     return {"type": "struct", "fields": fields}
+
+
+def mqtt_fields() -> list[Object]:
+    """The fields of MQTT_COLUMNS, with id 0: the caller numbers them when it adds them to a schema."""
+    return [{"id": 0, "name": name, "type": kind, "required": False} for name, kind in MQTT_COLUMNS.items()]
 
 
 def check_bindable(schema: Object) -> None:

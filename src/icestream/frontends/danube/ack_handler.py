@@ -5,6 +5,9 @@
     a non-reliable topic                               OK, without effect
 
 Several acknowledgements at once: `settle`.
+
+Acks of the messages of a consumer use its right, so nothing is decided for them (hazard 124). Others, such as those of
+a client that was disconnected meanwhile, need the right to consume the subscription (hazard 106).
 """
 
 from __future__ import annotations
@@ -13,13 +16,13 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from icestream import errors, limits
-from icestream.broker.broker_subscription import unknown_subscription
 from icestream.broker.guarded_broker import GuardedBroker
 from icestream.broker.shard_delivery import ShardDelivery
-from icestream.frontends.danube.consumer_registry import ConsumerRegistry, DeliveryKey
+from icestream.frontends.danube.consumer_registry import ConsumerRegistry
+from icestream.frontends.danube.danube_consumer import DeliveryKey
 from icestream.frontends.danube.handlers import Call, CallFailed, decode, status_number
 from icestream.frontends.danube.messages import INTEGER, TEXT
-from icestream.frontends.danube.partition_names import resolve_partition
+from icestream.frontends.danube.partition_names import parse_partition, resolve_partition
 from icestream.frontends.danube.request_batch import RequestBatch
 from icestream.frontends.danube.wire import danube_pb2 as pb
 
@@ -39,15 +42,15 @@ class Acknowledgement(NamedTuple):
 
 
 class AckHandler:
-    def __init__(self, broker: GuardedBroker, consumers: ConsumerRegistry) -> None:
-        self._broker = broker
+    def __init__(self, consumers: ConsumerRegistry) -> None:
         self._consumers = consumers
 
     async def ack(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.AckRequest, raw)
         _raise_failure(
             self.settle(
-                [Acknowledgement(request.msg_id.topic_name, request.subscription_name, request.msg_id.topic_offset)]
+                [Acknowledgement(request.msg_id.topic_name, request.subscription_name, request.msg_id.topic_offset)],
+                call.client,
             )
         )
         return pb.AckResponse(request_id=request.request_id).SerializeToString()
@@ -59,20 +62,21 @@ class AckHandler:
             self._ack_rows(batch)
             return
         try:
-            self._ack_all(str(topic_name, "utf-8"), str(subscription, "utf-8"), batch.integers(OFFSET))
+            self._ack_all(batch.client, str(topic_name, "utf-8"), str(subscription, "utf-8"), batch.integers(OFFSET))
         except errors.IcestreamError as error:
             batch.fail_all(status_number(_status_error(error)))
         else:
             batch.succeed_all()
 
-    def _ack_all(self, topic_name: str, subscription: str, offsets: Sequence[int]) -> None:
-        key, delivery = self._delivery(topic_name, subscription)
+    def _ack_all(self, client: GuardedBroker, topic_name: str, subscription: str, offsets: Sequence[int]) -> None:
+        key, delivery = self._delivery(client, topic_name, subscription)
         delivery.ack(ranges_of(offsets), delivery.generation)
         self._consumers.acked(key, len(offsets))
 
     def _ack_rows(self, batch: RequestBatch) -> None:
         rows = zip(batch.texts(TOPIC_NAME), batch.texts(SUBSCRIPTION), batch.integers(OFFSET), strict=True)
-        for row, error in enumerate(self.settle([Acknowledgement(*row_values) for row_values in rows])):
+        acknowledgements = [Acknowledgement(*row_values) for row_values in rows]
+        for row, error in enumerate(self.settle(acknowledgements, batch.client)):
             if error is None:
                 batch.succeed(row)
             else:
@@ -85,16 +89,16 @@ class AckHandler:
         nack = Acknowledgement(
             message_id.topic_name, request.subscription_name, message_id.topic_offset, delay_ms, request.reason
         )
-        _raise_failure(self.settle([nack]))
+        _raise_failure(self.settle([nack], call.client))
         return pb.NackResponse(request_id=request.request_id).SerializeToString()
 
-    def settle(self, batch: Iterable[Acknowledgement]) -> list[errors.IcestreamError | None]:
+    def settle(self, batch: Iterable[Acknowledgement], client: GuardedBroker) -> list[errors.IcestreamError | None]:
         """Returns the error of each acknowledgement, None for success. Acks of a shard and subscription are merged."""
         outcomes: list[errors.IcestreamError | None] = []
         acks: dict[DeliveryKey, tuple[ShardDelivery, list[tuple[int, int]]]] = {}
         for acknowledgement in batch:
             try:
-                key, delivery = self._delivery(acknowledgement.topic_name, acknowledgement.subscription)
+                key, delivery = self._delivery(client, acknowledgement.topic_name, acknowledgement.subscription)
             except errors.IcestreamError as error:
                 outcomes.append(error)
                 continue
@@ -110,13 +114,15 @@ class AckHandler:
             self._consumers.acked(key, len(ranges))
         return outcomes
 
-    def _delivery(self, topic_name: str, subscription: str) -> tuple[DeliveryKey, ShardDelivery]:
-        topic, part = resolve_partition(self._broker, topic_name)
-        entry = topic.subscriptions.get(subscription)
-        if entry is None:
-            raise unknown_subscription(topic.name, subscription)
-        shard = part or 0
-        return (topic.record.id, shard, subscription), entry.delivery(shard)
+    def _delivery(self, client: GuardedBroker, topic_name: str, subscription: str) -> tuple[DeliveryKey, ShardDelivery]:
+        """Raises UnknownTopic, UnknownSubscription, PermissionDenied."""
+        consumer = self._consumers.find(client, topic_name, subscription)
+        if consumer is not None:
+            return consumer.delivery_key, consumer.delivery
+        name, _part = parse_partition(topic_name)
+        consumed = client.consumed_subscription(name, subscription)
+        partition = resolve_partition(client, topic_name, subscription)
+        return (partition.topic.record.id, partition.shard, subscription), consumed.delivery(partition.shard)
 
 
 def ranges_of(offsets: Iterable[int]) -> list[tuple[int, int]]:

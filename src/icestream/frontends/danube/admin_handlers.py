@@ -1,7 +1,8 @@
 """Danube's admin services as a handler table: the broker, namespaces, topics, and failure policies of subscriptions.
 
 Topics with partitions are listed by partition, as in Danube; they are created and deleted as a whole. A subscription
-belongs to the whole topic, whichever of its partitions is named. Cluster and security calls return UNIMPLEMENTED.
+belongs to the whole topic, whichever of its partitions is named. Cluster calls return UNIMPLEMENTED; those of security
+are in security_handlers.py.
 
 The messages are Danube's, so they are not derived from admin_api. Policies of topics are: their declaration has the
 name that Danube gives them (model/topic_policies.py).
@@ -31,6 +32,8 @@ from icestream.model.subscription_options import (
 )
 from icestream.model.topic_name import TopicName, check_namespace
 from icestream.model.topic_policies import POLICIES, PolicyValues
+from icestream.security.action import Action
+from icestream.security.resource import CLUSTER
 
 # In the order of their numbers in the client protocol.
 TYPES: Final = tuple(SubscriptionType)
@@ -44,10 +47,6 @@ UNIMPLEMENTED: Final = {
     "BrokerAdmin": ("UnloadBroker", "ActivateBroker", "GetClusterBalance", "TriggerRebalance"),
     "TopicAdmin": ("UnloadTopic",),
     "ClusterAdmin": ("ClusterStatus", "AddNode", "PromoteNode", "RemoveNode"),
-    "SecurityAdmin": (
-        "CreateRole", "GetRole", "ListRoles", "DeleteRole",
-        "CreateBinding", "GetBinding", "ListBindings", "DeleteBinding", "ListAllBindings",
-    ),
 }  # fmt: skip
 
 
@@ -61,11 +60,13 @@ class BrokerAddresses:
     metrics_address: str
 
 
+OnSubscription = pb.SubscriptionRequest | pb.SetFailurePolicyRequest | pb.SetDispatchConfigRequest
+
+
 class AdminHandlers:
     """The calls of Danube's admin tools, each from an encoded request to an encoded response."""
 
-    def __init__(self, broker: GuardedBroker, addresses: BrokerAddresses) -> None:
-        self._broker = broker
+    def __init__(self, addresses: BrokerAddresses) -> None:
         self._addresses = addresses
 
     def table(self) -> HandlerTable:
@@ -99,6 +100,7 @@ class AdminHandlers:
 
     async def brokers(self, raw: bytes, call: Call) -> bytes:
         """This node alone: Danube's tools see every node as a broker of its own."""
+        call.client.session.require(Action.DESCRIBE, CLUSTER)
         addresses = self._addresses
         info = pb.BrokerInfo(
             broker_id=addresses.name,
@@ -111,51 +113,38 @@ class AdminHandlers:
         return pb.BrokerListResponse(brokers=[info]).SerializeToString()
 
     async def leader(self, raw: bytes, call: Call) -> bytes:
+        call.client.session.require(Action.DESCRIBE, CLUSTER)
         return pb.BrokerResponse(leader=self._addresses.name).SerializeToString()
 
     # --- namespaces ---
 
     async def namespaces(self, raw: bytes, call: Call) -> bytes:
-        return pb.NamespaceListResponse(namespaces=sorted(self._broker.namespaces())).SerializeToString()
+        return pb.NamespaceListResponse(namespaces=sorted(call.client.namespaces())).SerializeToString()
 
     async def namespace_topics(self, raw: bytes, call: Call) -> bytes:
-        topics = self._topics_in(decode(pb.NamespaceRequest, raw).name)
+        topics = _topics_in(call.client, decode(pb.NamespaceRequest, raw).name)
         return pb.TopicListResponse(topics=[name for name, _ in topics]).SerializeToString()
 
     async def namespace_policies(self, raw: bytes, call: Call) -> bytes:
         name = decode(pb.NamespaceRequest, raw).name
-        self._check_namespace(name)
-        policies = self._broker.namespace(name).policies
+        _check_namespace(call.client, name)
+        policies = call.client.namespace(name).policies
         return pb.PolicyResponse(policies=json.dumps(danube_policies(policies))).SerializeToString()
 
     async def create_namespace(self, raw: bytes, call: Call) -> bytes:
-        await self._broker.create_namespace(decode(pb.NamespaceRequest, raw).name)
+        await call.client.create_namespace(decode(pb.NamespaceRequest, raw).name)
         return _success()
 
     async def delete_namespace(self, raw: bytes, call: Call) -> bytes:
         name = decode(pb.NamespaceRequest, raw).name
-        self._check_namespace(name)
-        await self._broker.delete_namespace(name)
+        _check_namespace(call.client, name)
+        await call.client.delete_namespace(name)
         return _success()
-
-    def _check_namespace(self, name: str) -> None:
-        """Fails with NOT_FOUND for an unknown namespace, which admin tools do not retry."""
-        if check_namespace(name) not in self._broker.namespaces():
-            raise CallFailed("NOT_FOUND", errors.UnknownNamespace(f"there is no namespace {name}"))
-
-    def _topics_in(self, namespace: str) -> list[tuple[str, BrokerTopic]]:
-        self._check_namespace(namespace)
-        return self._names([topic for topic in self._broker.list_topics() if topic.name.namespace == namespace])
-
-    @staticmethod
-    def _names(topics: list[BrokerTopic]) -> list[tuple[str, BrokerTopic]]:
-        in_order = sorted(topics, key=lambda topic: topic.name)
-        return [(wire_name(topic, shard), topic) for topic in in_order for shard in range(topic.record.shards)]
 
     # --- topics ---
 
     async def topics_of_namespace(self, raw: bytes, call: Call) -> bytes:
-        return self._topic_list(self._topics_in(decode(pb.NamespaceRequest, raw).name))
+        return self._topic_list(_topics_in(call.client, decode(pb.NamespaceRequest, raw).name))
 
     async def topics_of_broker(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.BrokerRequest, raw)
@@ -164,7 +153,7 @@ class AdminHandlers:
                 f"unknown broker {request.broker_id[:100]}", hint=f"this broker is {self._addresses.name}"
             )
             raise CallFailed("NOT_FOUND", error)
-        return self._topic_list(self._names(self._broker.list_topics()))
+        return self._topic_list(_names(call.client.list_topics()))
 
     def _topic_list(self, topics: list[tuple[str, BrokerTopic]]) -> bytes:
         infos = [
@@ -178,24 +167,14 @@ class AdminHandlers:
         name = TopicName.parse(request.name)
         subject = request.schema_subject if request.HasField("schema_subject") else ""
         dispatch = _dispatch(request.dispatch_strategy)
-        return await self._create(name, subject, lambda: self._broker.create_topic(name, dispatch=dispatch))
+        return await _create(call.client, name, subject, lambda: call.client.create_topic(name, dispatch=dispatch))
 
     async def create_partitioned_topic(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.PartitionedTopicRequest, raw)
         name, count = TopicName.parse(request.base_name), request.partitions
         subject = request.schema_subject if request.HasField("schema_subject") else ""
-        dispatch, create = _dispatch(request.dispatch_strategy), self._broker.create_partitioned_topic
-        return await self._create(name, subject, lambda: create(name, count, dispatch))
-
-    async def _create(self, name: TopicName, subject: str, create: Callable[[], Awaitable[BrokerTopic]]) -> bytes:
-        """`subject`: that of the topic's schema; empty without one. It is checked first: a topic that was created must
-        not remain without its schema."""
-        if subject:
-            await check_reference(self._broker, SchemaReference(subject=subject))
-        await create()
-        if subject:
-            await self._broker.schemas.bind(name, subject)
-        return _success()
+        dispatch, create = _dispatch(request.dispatch_strategy), call.client.create_partitioned_topic
+        return await _create(call.client, name, subject, lambda: create(name, count, dispatch))
 
     async def delete_topic(self, raw: bytes, call: Call) -> bytes:
         name, part = parse_partition(decode(pb.TopicRequest, raw).name)
@@ -204,58 +183,55 @@ class AdminHandlers:
                 f"Cannot delete individual partition {part} of {name}",  # Danube's words, which its tools know
                 hint=f"delete {name}: all of its partitions go",
             )
-        await self._broker.delete_topic(name)
+        await call.client.delete_topic(name)
         return _success()
 
     async def describe_topic(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.TopicRequest, raw)
-        topic = self._topic(request.name)
+        topic = call.client.topic(base_name(request.name))
         response = pb.DescribeTopicResponse(
             name=request.name,
             subscriptions=sorted(topic.subscriptions),
             broker_id=self._addresses.name,
             delivery=DELIVERY[topic.record.dispatch],
         )
-        schema = self._broker.schemas.of_topic(topic.name)
+        schema = call.client.schemas.of_topic(topic.name)
         if schema is not None:
-            subject = await self._broker.schemas.subject(schema.subject)
+            subject = await call.client.schemas.subject(schema.subject)
             response.schema_subject, response.schema_id = schema.subject, schema.schema_id
             response.compatibility_mode = subject.compatibility.value.upper()
             if subject.latest is not None:
                 response.schema_version, response.schema_type = subject.latest.version, subject.latest.type.value
         return response.SerializeToString()
 
-    def _topic(self, name: str) -> BrokerTopic:
-        return self._broker.topic(base_name(name))
-
     # --- subscriptions ---
 
     async def subscriptions(self, raw: bytes, call: Call) -> bytes:
-        topic = self._topic(decode(pb.TopicRequest, raw).name)
+        topic = call.client.topic(base_name(decode(pb.TopicRequest, raw).name))
         return pb.SubscriptionListResponse(subscriptions=sorted(topic.subscriptions)).SerializeToString()
 
     async def unsubscribe(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.SubscriptionRequest, raw)
-        await self._broker.delete_subscription(base_name(request.topic), request.subscription)
+        await call.client.delete_subscription(base_name(request.topic), request.subscription)
         return _success()
 
     async def set_failure_policy(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.SetFailurePolicyRequest, raw)
-        topic = self._reliable(request.topic)
+        topic = _reliable(call.client, Action.ALTER, request)
         policy = _failure_policy(request.failure_policy)
         # Danube's operators set the policy before the first consumer creates the subscription.
-        await self._broker.set_failure_policy(topic.name, request.subscription, policy, is_ahead=True)
+        await call.client.set_failure_policy(topic.name, request.subscription, policy, is_ahead=True)
         return _success()
 
     async def failure_policy(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.SubscriptionRequest, raw)
-        topic = self._reliable(request.topic).name
-        pending = await self._broker.pending_subscription(topic, request.subscription)
+        topic = _reliable(call.client, Action.DESCRIBE, request).name
+        pending = await call.client.pending_subscription(topic, request.subscription)
         if pending is not None and pending.failure is not None:
             return pb.GetFailurePolicyResponse(
                 failure_policy=_failure_policy_message(pending.failure)
             ).SerializeToString()
-        record = self._broker.subscription(topic, request.subscription).record
+        record = call.client.subscription(topic, request.subscription).record
         return pb.GetFailurePolicyResponse(
             failure_policy=_failure_policy_message(record.failure), subscription_type=TYPES.index(record.type)
         ).SerializeToString()
@@ -263,27 +239,57 @@ class AdminHandlers:
     async def set_dispatch(self, raw: bytes, call: Call) -> bytes:
         """0 restores the default of the broker's settings."""
         request = decode(pb.SetDispatchConfigRequest, raw)
-        topic, count = self._reliable(request.topic), request.dispatch_config.max_unacked_messages
-        await self._broker.set_unacked_max(topic.name, request.subscription, count or None, is_ahead=True)
+        topic, count = _reliable(call.client, Action.ALTER, request), request.dispatch_config.max_unacked_messages
+        await call.client.set_unacked_max(topic.name, request.subscription, count or None, is_ahead=True)
         return _success()
 
     async def dispatch(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.SubscriptionRequest, raw)
-        topic = self._reliable(request.topic).name
-        pending = await self._broker.pending_subscription(topic, request.subscription)
+        topic = _reliable(call.client, Action.DESCRIBE, request).name
+        pending = await call.client.pending_subscription(topic, request.subscription)
         count = pending.max_unacked_messages if pending is not None else None
         if count is None:
-            count = self._broker.subscription(topic, request.subscription).record.max_unacked_messages
-        count = count or self._broker.options.unacked_max
+            count = call.client.subscription(topic, request.subscription).record.max_unacked_messages
+        count = count or call.client.options.unacked_max
         config = pb.DispatchConfig(max_unacked_messages=count)
         return pb.GetDispatchConfigResponse(dispatch_config=config).SerializeToString()
 
-    def _reliable(self, name: str) -> BrokerTopic:
-        """The topic. Raises TopicMismatch for one without redelivery, on which these settings would have no effect."""
-        topic = self._topic(name)
-        if topic.record.dispatch is not DispatchMode.RELIABLE:
-            raise errors.TopicMismatch(f"topic {topic.name} is not reliable", hint="its messages are never redelivered")
-        return topic
+
+async def _create(
+    client: GuardedBroker, name: TopicName, subject: str, create: Callable[[], Awaitable[BrokerTopic]]
+) -> bytes:
+    """`subject`: that of the topic's schema; empty without one. It is checked first: a topic that was created must
+    not remain without its schema."""
+    if subject:
+        await check_reference(client, SchemaReference(subject=subject))
+    await create()
+    if subject:
+        await client.schemas.bind(name, subject)
+    return _success()
+
+
+def _check_namespace(client: GuardedBroker, name: str) -> None:
+    """Fails with NOT_FOUND for an unknown namespace, which admin tools do not retry."""
+    if check_namespace(name) not in client.namespaces():
+        raise CallFailed("NOT_FOUND", errors.UnknownNamespace(f"there is no namespace {name}"))
+
+
+def _topics_in(client: GuardedBroker, namespace: str) -> list[tuple[str, BrokerTopic]]:
+    _check_namespace(client, namespace)
+    return _names([topic for topic in client.list_topics() if topic.name.namespace == namespace])
+
+
+def _names(topics: list[BrokerTopic]) -> list[tuple[str, BrokerTopic]]:
+    in_order = sorted(topics, key=lambda topic: topic.name)
+    return [(wire_name(topic, shard), topic) for topic in in_order for shard in range(topic.record.shards)]
+
+
+def _reliable(client: GuardedBroker, action: Action, request: OnSubscription) -> BrokerTopic:
+    """The topic. Raises TopicMismatch for one without redelivery, on which these settings would have no effect."""
+    topic = client.topic_of_subscription(action, base_name(request.topic), request.subscription)
+    if topic.record.dispatch is not DispatchMode.RELIABLE:
+        raise errors.TopicMismatch(f"topic {topic.name} is not reliable", hint="its messages are never redelivered")
+    return topic
 
 
 def _failure_policy(message: pb.FailurePolicy) -> FailurePolicy:

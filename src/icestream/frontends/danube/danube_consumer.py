@@ -17,6 +17,8 @@ from icestream import errors, limits
 from icestream.broker.broker_consumer import BrokerConsumer
 from icestream.broker.broker_subscription import BrokerSubscription
 from icestream.broker.broker_topic import BrokerTopic
+from icestream.broker.guarded_broker import GuardedBroker
+from icestream.broker.shard_delivery import ShardDelivery
 from icestream.broker.stall import RESUMED, STALLED
 from icestream.frontends.danube.handlers import OutStream
 from icestream.frontends.danube.messages import messages_of, subscription_field
@@ -28,6 +30,7 @@ from icestream.observability.log import get_logger
 from icestream.wal.tail import SectionRead
 
 _log = get_logger("danube")
+DeliveryKey = tuple[int, int, str]  # topic id, shard, subscription
 _TOP_UP: Final = limits.CREDIT_MAX // 2
 TAKEN_OVER: Final = "connected again"
 TOO_LARGE: Final = "too large for a client of Danube"
@@ -68,6 +71,7 @@ class DanubeConsumer:
 
     def __init__(
         self,
+        client: GuardedBroker,
         partition: PartitionRef,
         subscription: str,
         peer: str,
@@ -75,13 +79,16 @@ class DanubeConsumer:
         message_bytes_max: int,
         now_ms: Callable[[], int],
     ) -> None:
+        self.client = client  # whose session holds the right to consume
         self.topic: BrokerTopic = partition.topic
         self.shard = partition.shard
+        self.subscription = subscription
+        self.delivery_key: DeliveryKey = (partition.topic.record.id, partition.shard, subscription)
         self.peer = peer
         self.since_ms = now_ms()
         self._now_ms = now_ms
         self._suffix = subscription_field(subscription)  # the last field of each encoded message
-        self._wire_name = wire_name(partition.topic, partition.shard)
+        self.wire_name = wire_name(partition.topic, partition.shard)
         self._address = address
         self._message_bytes_max = message_bytes_max + limits.DANUBE_DELIVERY_BYTES_EXTRA
         self._loop = asyncio.get_running_loop()
@@ -94,7 +101,7 @@ class DanubeConsumer:
         self.window = AckWindow(self.since_ms)
         # The reason, or the error that the stream ends with.
         self.ended: asyncio.Future[str] = self._loop.create_future()
-        subject = f"subscription {subscription} of {self._wire_name}"
+        subject = f"subscription {subscription} of {self.wire_name}"
         self._stall_watch = StallWatch(subject, self._has_unacked, self._fail)
 
     @property
@@ -104,8 +111,19 @@ class DanubeConsumer:
         return self._consumer.id
 
     @property
+    def delivery(self) -> ShardDelivery:
+        """The deliveries of its shard in its subscription."""
+        assert self._subscription is not None
+        return self._subscription.delivery(self.shard)
+
+    @property
     def is_streaming(self) -> bool:
         return self._stream is not None
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if it has joined its subscription and has had no stream yet."""
+        return self._stream is None and not self.ended.done()
 
     @property
     def is_stalled(self) -> bool:
@@ -148,8 +166,10 @@ class DanubeConsumer:
             self.ended.set_result(reason)
 
     def _fail(self, error: errors.IcestreamError) -> None:
+        self._stall_watch.close()
         if not self.ended.done():
             self.ended.set_exception(error)
+            self.ended.exception()  # there may be no stream that would see it
 
     def _has_unacked(self) -> bool:
         """True if the client has messages that it has not acked."""
@@ -173,7 +193,7 @@ class DanubeConsumer:
     ) -> None:
         """Encodes the messages and pushes them to the stream; without a stream they wait for it."""
         accepted: list[bytes] = []
-        for offset, message in messages_of(section, first_row, rows, self._wire_name, self._address):
+        for offset, message in messages_of(section, first_row, rows, self.wire_name, self._address):
             if len(message) + len(self._suffix) > self._message_bytes_max:
                 # In the next turn: the dispatcher is the caller of this one.
                 self._loop.call_soon(self._nack_too_large, offset, generation, len(message))
@@ -191,7 +211,7 @@ class DanubeConsumer:
 
     def _nack_too_large(self, offset: int, generation: int, size: int) -> None:
         """Nacks a message that exceeds the clients' limit: the failure policy decides what happens."""
-        _log.warning("message too large for Danube clients", topic=self._wire_name, offset=offset, bytes=size)
+        _log.warning("message too large for Danube clients", topic=self.wire_name, offset=offset, bytes=size)
         if self._subscription is not None:
             self._subscription.delivery(self.shard).nack([(offset, offset + 1)], generation, 0, self.id, TOO_LARGE)
 
@@ -207,7 +227,11 @@ class DanubeConsumer:
     def event(self, event: str, details: dict[str, object]) -> None:
         """Handles an event of the broker; Danube's protocol has a message for none of them."""
         if event == "closed":
-            self._end(str(details.get("reason", "")))
+            reason, kind = str(details.get("reason", "")), errors.BY_CODE.get(str(details.get("code", "")))
+            if kind is None:
+                self._end(reason)
+            else:  # its right has ended: the status of the stream says why
+                self._fail(kind(reason, hint=str(details.get("hint", ""))))
         elif event == STALLED:
             self._stall_watch.stalled(details)
         elif event == RESUMED:

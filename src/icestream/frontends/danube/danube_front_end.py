@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from icestream import limits
-from icestream.broker.guarded_broker import GuardedBroker
+from icestream.broker.guarded_broker import BrokerDoor
 from icestream.frontends.front_end import FrontEnd, NodeView
 from icestream.runtime.advertised_address import advertised_address
 from icestream.runtime.clock import SystemClock
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from icestream.frontends.danube.danube_service import DanubeService
     from icestream.frontends.danube.native_grpc_server import NativeGrpcListener
     from icestream.frontends.danube.python_grpc_server import PythonGrpcListener
-    from icestream.frontends.danube.schema_handlers import SchemaHandlers
 
 
 class DanubeFrontEnd(FrontEnd):
@@ -33,6 +32,7 @@ class DanubeFrontEnd(FrontEnd):
         self._service: DanubeService | None = None
         self._listener: PythonGrpcListener | NativeGrpcListener | None = None
         self._admin: PythonGrpcListener | NativeGrpcListener | None = None
+        self.methods: frozenset[str] = frozenset()  # the paths that both listeners serve
         self.url = ""  # the advertised address of the client listener; empty while it is closed
 
     @classmethod
@@ -64,34 +64,38 @@ class DanubeFrontEnd(FrontEnd):
             return
         from icestream.frontends.danube.danube_service import DanubeOptions, DanubeService
 
-        # One session for all clients, until each call has an identity of its own: with security on, they have the
-        # rights of `anonymous`.
-        settings, broker = self._settings, self._node.door.admit_anonymous("", self.name)
-        tls = self._node.tls(self.name)
+        settings, tls = self._settings, self._node.tls(self.name)
         # Bound before it serves: replies contain the advertised address, and port 0 is known only then.
-        listener = _listener("ports.danube", limits.OPEN_FILES_MESSAGE_SHARE)
+        listener = _listener("ports.danube", limits.OPEN_FILES_MESSAGE_SHARE, self._node.door)
         port = await listener.bind(settings.node.bind_host, settings.ports.danube, tls)
         self.url = f"{'http' if tls is None else 'https'}://{_address(settings, port)}"
         self._service = DanubeService(
-            broker, self._node.store, SystemClock(), DanubeOptions(self.url, settings.danube.max_message_bytes)
+            self._node.door, self._node.store, SystemClock(), DanubeOptions(self.url, settings.danube.max_message_bytes)
         )
-        await listener.serve(self._service.table())
+        table = self._service.table()
+        await listener.serve(table)
+        self.methods |= {*table.unary, *table.streams}
         self._listener = listener  # after it serves: `open_ports` shows ports that answer
         self._service.start()
-        await self._listen_for_admin(broker, self._service.schemas, port)
+        await self._listen_for_admin(self._service, port)
 
-    async def _listen_for_admin(self, broker: GuardedBroker, schemas: SchemaHandlers, port: int) -> None:
+    async def _listen_for_admin(self, service: DanubeService, port: int) -> None:
         """Opens the admin listener. It needs the ports of the others, which it reports to admin tools."""
         from icestream.frontends.danube.admin_handlers import AdminHandlers, BrokerAddresses
         from icestream.frontends.danube.handlers import HandlerTable
+        from icestream.frontends.danube.security_handlers import SecurityHandlers
 
         settings, tls = self._settings, self._node.tls(self.name)
-        listener = _listener("ports.danube_admin", limits.OPEN_FILES_OPERATOR_SHARE)
+        listener = _listener("ports.danube_admin", limits.OPEN_FILES_OPERATOR_SHARE, self._node.door)
         admin_port = await listener.bind(settings.node.bind_host, settings.ports.danube_admin, tls)
         metrics_port = int(str(self._node.ports()["http_port"]))
         addresses = [_address(settings, number) for number in (port, admin_port, metrics_port)]
-        administration = AdminHandlers(broker, BrokerAddresses(settings.node.name, *addresses))
-        await listener.serve(HandlerTable({**administration.table().unary, **schemas.table().unary}))
+        administration = AdminHandlers(BrokerAddresses(settings.node.name, *addresses))
+        security = SecurityHandlers(self._node.security, self._node.audit)
+        tables = administration.table(), security.table(), service.schemas.table()
+        table = HandlerTable({path: handler for part in tables for path, handler in part.unary.items()})
+        await listener.serve(service.guarded(table, "danube_admin"))
+        self.methods |= table.unary.keys()
         self._admin = listener
 
     async def close(self) -> None:
@@ -112,7 +116,7 @@ class DanubeFrontEnd(FrontEnd):
         return {"danube": self.url or None}
 
 
-def _listener(setting: str, share: float) -> PythonGrpcListener | NativeGrpcListener:
+def _listener(setting: str, share: float, door: BrokerDoor) -> PythonGrpcListener | NativeGrpcListener:
     """The native gRPC server; without the native part grpc.aio, which takes ten times as long for a call.
 
     `share` is that of the file descriptors of this process.
@@ -121,7 +125,7 @@ def _listener(setting: str, share: float) -> PythonGrpcListener | NativeGrpcList
     from icestream.frontends.danube.native_grpc_server import NativeGrpcListener, has_native_wire
 
     if has_native_wire():
-        return NativeGrpcListener(setting, connections_max)
+        return NativeGrpcListener(setting, connections_max, lambda: door.is_secured)
     _silence_grpc()
     from icestream.frontends.danube.python_grpc_server import PythonGrpcListener
 

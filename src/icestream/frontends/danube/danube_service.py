@@ -6,8 +6,9 @@ import asyncio
 from dataclasses import dataclass
 
 from icestream import limits
-from icestream.broker.guarded_broker import GuardedBroker
+from icestream.broker.guarded_broker import BrokerDoor
 from icestream.frontends.danube.ack_handler import ACK_COLUMNS, AckHandler
+from icestream.frontends.danube.call_admission import CallAdmission
 from icestream.frontends.danube.consumer_registry import ConsumerRegistry
 from icestream.frontends.danube.discovery import Discovery
 from icestream.frontends.danube.handlers import HandlerTable
@@ -39,18 +40,19 @@ class DanubeOptions:
 
 
 class DanubeService:
-    """Composes the handlers of Danube's client services, and removes idle producers and consumers."""
+    """Composes the handlers of Danube's client services, and removes idle producers, consumers and sessions."""
 
-    def __init__(self, broker: GuardedBroker, store: MetadataStore, clock: Clock, options: DanubeOptions) -> None:
+    def __init__(self, door: BrokerDoor, store: MetadataStore, clock: Clock, options: DanubeOptions) -> None:
         """`store`: for the records of this front end alone, the ids of its clients."""
         self._tasks = Tasks(self._task_failed)
+        self._admission = CallAdmission(door, self._tasks)
         ids = IdRegistry(store, clock)
-        self.producers = ProducerRegistry(broker, store, ids)
-        self.consumers = ConsumerRegistry(broker, ids, clock, options.address, options.message_bytes_max)
-        self._sender = MessageSender(broker, self.producers, clock, self._tasks, options.message_bytes_max)
-        self._acks = AckHandler(broker, self.consumers)
-        self._discovery = Discovery(broker, self.producers, self.consumers, options.url)
-        self.schemas = SchemaHandlers(broker)
+        self.producers = ProducerRegistry(store, ids)
+        self.consumers = ConsumerRegistry(ids, clock, options.address, options.message_bytes_max)
+        self._sender = MessageSender(door.publishing, self.producers, clock, self._tasks, options.message_bytes_max)
+        self._acks = AckHandler(self.consumers)
+        self._discovery = Discovery(self.producers, self.consumers, options.url)
+        self.schemas = SchemaHandlers()
         self._loop = asyncio.get_running_loop()
         self._sweep: asyncio.TimerHandle | None = None
 
@@ -58,8 +60,9 @@ class DanubeService:
         _log.error("a background task of the Danube front end failed", error=repr(error))
 
     def table(self) -> HandlerTable:
-        """The handler of each method. The two hot methods also take many requests at once."""
-        return HandlerTable(
+        """The handler of each method of the client port, behind the admission of its caller. The two hot methods also
+        take many requests at once."""
+        table = HandlerTable(
             {
                 **self.schemas.table().unary,
                 "/danube.ProducerService/CreateProducer": self.producers.create,
@@ -77,6 +80,11 @@ class DanubeService:
                 "/danube.ConsumerService/Ack": BatchedMethod(ACK_COLUMNS, (0, 1), self._acks.ack_batch),
             },
         )
+        return self.guarded(table, "danube")
+
+    def guarded(self, table: HandlerTable, listener: str) -> HandlerTable:
+        """Returns the handlers behind the admission of their callers (call_admission.py). `listener`: its name."""
+        return self._admission.guarded(table, listener, self.consumers.delay_failure)
 
     def start(self) -> None:
         """Starts the periodic removal of idle producers and consumers."""
@@ -86,6 +94,7 @@ class DanubeService:
         """Removes idle producers and consumers, every DANUBE_SWEEP_SECONDS."""
         self.producers.sweep()
         self.consumers.sweep()
+        self._admission.sweep()  # last: what was removed holds no session any more
         self.start()
 
     def leave(self) -> None:

@@ -7,7 +7,6 @@ fails once never repeats it, and would not notice that its consumer is gone.
 from __future__ import annotations
 
 from icestream import errors
-from icestream.broker.guarded_broker import GuardedBroker
 from icestream.frontends.danube.consumer_registry import ConsumerRegistry
 from icestream.frontends.danube.handlers import Call, decode
 from icestream.frontends.danube.partition_names import base_name, wire_names
@@ -21,10 +20,7 @@ _log = get_logger("danube")
 class Discovery:
     """Handlers of the services Discovery and HealthCheck."""
 
-    def __init__(
-        self, broker: GuardedBroker, producers: ProducerRegistry, consumers: ConsumerRegistry, url: str
-    ) -> None:
-        self._broker = broker
+    def __init__(self, producers: ProducerRegistry, consumers: ConsumerRegistry, url: str) -> None:
         self._producers = producers
         self._consumers = consumers
         self._url = url
@@ -34,12 +30,12 @@ class Discovery:
         request = decode(pb.TopicLookupRequest, raw)
         response_type, url = pb.TopicLookupResponse.Connect, self._url
         try:
-            await self._broker.locate_topic(base_name(request.topic))
+            await call.client.locate_topic(base_name(request.topic))
         except errors.TopicElsewhere as error:
             response_type, url = pb.TopicLookupResponse.Redirect, error.details.get("danube", "")
             if not url:  # that node has no Danube port, or is gone: the error says so, a redirect could not
                 raise
-        if not wire_names(self._broker, request.topic):
+        if not wire_names(call.client, request.topic):
             raise errors.UnknownTopic(f"there is no topic {request.topic}", hint="TopicPartitions lists its partitions")
         response = pb.TopicLookupResponse(
             request_id=request.request_id, response_type=response_type, connect_url=url, broker_url=url
@@ -49,7 +45,7 @@ class Discovery:
     async def partitions(self, raw: bytes, call: Call) -> bytes:
         """Handles TopicPartitions: the partitions of a topic; empty for a topic that does not exist."""
         request = decode(pb.TopicLookupRequest, raw)
-        names = wire_names(self._broker, request.topic)
+        names = wire_names(call.client, request.topic)
         return pb.TopicPartitionsResponse(request_id=request.request_id, partitions=names).SerializeToString()
 
     async def health(self, raw: bytes, call: Call) -> bytes:
@@ -60,7 +56,9 @@ class Discovery:
         is_consumer = request.client == pb.HealthCheckRequest.Consumer
         registry = self._consumers if is_consumer else self._producers
         try:
-            is_known = await registry.is_known(request.id)
+            is_known = await registry.is_known(request.id, call.client)
+        except (errors.PermissionDenied, errors.Unauthenticated):
+            is_known = False  # the client registers again, and learns why it may not
         except errors.IcestreamError as error:
             # CLOSE would make every client register again while the metadata store is away.
             _log.warning("health check: cannot look up the id, answered OK", id=request.id, error=str(error))

@@ -21,6 +21,8 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from icestream import error_codes, errors
+from icestream.broker.guarded_broker import GuardedBroker
+from icestream.frontends.danube.extensions import START
 from icestream.frontends.danube.request_batch import BatchedMethod
 from icestream.observability.log import get_logger
 
@@ -33,12 +35,40 @@ STATUSES: Final = MappingProxyType({name: number for number, name in enumerate((
 ))})  # fmt: skip
 
 
-@dataclass(slots=True)
+AUTHORIZATION: Final = "authorization"
+# The metadata that handlers see. A call with two values for one of them is refused (hazard 114).
+METADATA_KEYS: Final = (START, AUTHORIZATION)
+METADATA_VALUE_BYTES_MAX: Final = 8 << 10  # as in native/src/wire/grpc/inbox.rs
+
+
+def _no_places() -> None:
+    pass
+
+
+@dataclass(slots=True, eq=False)
 class Call:
-    """The caller's address, and the metadata whose keys begin with `x-icestream-`."""
+    """The caller: its address, its metadata with the keys above, and its verified certificate in DER form.
+
+    The native wire uses one for all calls of a connection with the same metadata.
+    """
 
     peer: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
+    certificate: bytes | None = None
+    admitted: GuardedBroker | None = None  # set by call_admission.py
+    # Called when a call of the connection had a valid credential: it has a place of its own then.
+    recognise: Callable[[], None] = _no_places
+
+    @property
+    def client(self) -> GuardedBroker:
+        """The use cases of the broker for the session of this call."""
+        assert self.admitted is not None
+        return self.admitted
+
+
+def doubtful_metadata(key: str) -> errors.Unauthenticated:
+    """The error for a key that comes twice or is too long: there must be no doubt whose call it is."""
+    return errors.Unauthenticated(f"{key}: one value of at most 8 KiB is allowed")
 
 
 class OutStream(Protocol):

@@ -4,6 +4,9 @@ returns after hours finds its producers and consumers.
     /danube/producers/{id}     RegisteredProducer
     /danube/consumers/{id}     RegisteredConsumer
 
+Ids are small numbers that can be guessed, so each works only for the principal that made it: for every other one it is
+an unknown id, before and after a restart of the broker (hazard 106).
+
 Clients choose random names, so these keys have a time to live, like the names themselves (broker/name_registry.py). It
 begins anew when a client uses an id whose key is old.
 """
@@ -14,10 +17,12 @@ import msgspec
 
 from icestream import limits
 from icestream.broker import records
+from icestream.broker.guarded_broker import GuardedBroker
 from icestream.broker.name_registry import put_name
 from icestream.metadata.store import MetadataStore
 from icestream.model.subscription_options import SubscriptionType
 from icestream.runtime.clock import Clock
+from icestream.security.principal import ANONYMOUS
 
 PRODUCERS = "/danube/producers/"
 CONSUMERS = "/danube/consumers/"
@@ -28,6 +33,7 @@ class RegisteredProducer(msgspec.Struct, frozen=True):
 
     topic: str  # without a partition: a producer may send to all
     name: str
+    principal: str = ""  # the only one for which the id works (hazard 106); empty: of `anonymous`
 
 
 class RegisteredConsumer(msgspec.Struct, frozen=True):
@@ -38,6 +44,13 @@ class RegisteredConsumer(msgspec.Struct, frozen=True):
     name: str
     type: SubscriptionType
     key_patterns: tuple[str, ...] = ()
+    principal: str = ""  # as above
+
+
+def owner_of(client: GuardedBroker) -> str:
+    """The principal of a session as registrations have it: empty for `anonymous`, so also while security is off."""
+    principal = client.session.identity.principal
+    return "" if principal is ANONYMOUS else str(principal)
 
 
 class IdRegistry:

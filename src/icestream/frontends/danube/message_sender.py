@@ -16,12 +16,12 @@ from typing import NamedTuple, Protocol
 
 from icestream import errors, limits
 from icestream.broker.broker_topic import BrokerProducer
-from icestream.broker.guarded_broker import GuardedBroker
+from icestream.broker.guarded_broker import GuardedBroker, PublishPath
 from icestream.broker.publish_result import PublishResult
 from icestream.frontends.danube.extensions import SEQUENCE, parse_sequence
 from icestream.frontends.danube.handlers import Call, decode, malformed_request, status_number
 from icestream.frontends.danube.messages import Fields, Row, fields_of, fields_of_batch, row_of
-from icestream.frontends.danube.partition_names import resolve_partition
+from icestream.frontends.danube.partition_names import parse_partition, partition_of
 from icestream.frontends.danube.producer_registry import DanubeProducer, ProducerRegistry
 from icestream.frontends.danube.request_batch import RequestBatch, RowOutcome
 from icestream.frontends.danube.uniform_batch import uniform_batch
@@ -54,9 +54,9 @@ class PendingMessage(NamedTuple):
 
 class MessageSender:
     def __init__(
-        self, broker: GuardedBroker, producers: ProducerRegistry, clock: Clock, tasks: Tasks, message_bytes_max: int
+        self, publishing: PublishPath, producers: ProducerRegistry, clock: Clock, tasks: Tasks, message_bytes_max: int
     ) -> None:
-        self._broker = broker
+        self._publishing = publishing
         self._producers = producers
         self._clock = clock
         self._tasks = tasks
@@ -75,7 +75,7 @@ class MessageSender:
         try:
             message = decode(pb.StreamMessage, raw)
             self._check_size(len(raw))
-            wait_ms = await self._enqueue(fields_of(message))
+            wait_ms = await self._enqueue(fields_of(message), call.client)
         finally:
             self._bytes_in_flight -= len(raw)
         if wait_ms:
@@ -90,31 +90,33 @@ class MessageSender:
                 hint="setting danube.max_message_bytes",
             )
 
-    async def _enqueue(self, fields: Fields) -> int:
+    async def _enqueue(self, fields: Fields, client: GuardedBroker) -> int:
         outcome: asyncio.Future[int] = self._loop.create_future()
-        message = self._pending_message(fields, outcome)
+        message = self._pending_message(fields, client, outcome)
         if message is None:
-            message = await self._recall_and_number(fields, outcome)
+            message = await self._recall_and_number(fields, client, outcome)
         self._add_pending(message)
         return await outcome
 
-    def _pending_message(self, fields: Fields, outcome: SendOutcome) -> PendingMessage | None:
+    def _pending_message(self, fields: Fields, client: GuardedBroker, outcome: SendOutcome) -> PendingMessage | None:
         """None if the metadata store must be read first: for an unconnected producer, or a numbered message."""
-        producer = self._producers.find(fields.producer_id)
+        producer = self._producers.find(fields.producer_id, client)
         if producer is None or SEQUENCE in fields.attributes:
             return None
         shard = self._shard_of(producer, fields.topic_name)
         return PendingMessage(producer.plain, shard, row_of(fields), None, outcome)
 
-    async def _recall_and_number(self, fields: Fields, outcome: SendOutcome) -> PendingMessage | None:
+    async def _recall_and_number(
+        self, fields: Fields, client: GuardedBroker, outcome: SendOutcome
+    ) -> PendingMessage | None:
         """None for a duplicate of a message that was stored before a restart; its outcome is set here."""
-        producer = await self._producers.recall(fields.producer_id)
+        producer = await self._producers.recall(fields.producer_id, client)
         shard = self._shard_of(producer, fields.topic_name)
         row, text = row_of(fields), fields.attributes.get(SEQUENCE)
         if text is None:
             return PendingMessage(producer.plain, shard, row, None, outcome)
         sequence = parse_sequence(text)
-        numbered = await self._producers.numbered(producer, sequence.incarnation)
+        numbered = await self._producers.numbered(producer, sequence.incarnation, client)
         last = producer.stored_before.get(shard)
         if last is not None and sequence.number <= last:
             outcome.set_result(0)
@@ -136,13 +138,15 @@ class MessageSender:
     def _send_uniform(self, batch: RequestBatch) -> bool:
         """Stores the batch as it is; False if its rows have to be checked one by one, then nothing is stored."""
         uniform = uniform_batch(batch)
-        producer = None if uniform is None else self._producers.find(uniform.producer_id)
-        if uniform is None or producer is None or uniform.message_bytes > self._message_bytes_max:
+        if uniform is None or uniform.message_bytes > self._message_bytes_max:
             return False
         try:
+            producer = self._producers.find(uniform.producer_id, batch.client)
+            if producer is None:
+                return False
             shard = self._shard_of(producer, uniform.topic_name)
             block = encode_block(batch.count, uniform.columns)
-            if len(block) > self._broker.batch_bytes_max or not self._broker.has_room(len(block)):
+            if len(block) > self._publishing.batch_bytes_max or not self._publishing.has_room(len(block)):
                 return False
             self._publish(producer.plain, shard, block, lambda result: _complete_batch(batch, result))
         except errors.IcestreamError:
@@ -157,30 +161,31 @@ class MessageSender:
                 if fields is None:
                     raise malformed_request(pb.StreamMessage)
                 self._check_size(fields.size)
-                message = self._pending_message(fields, outcome)
+                message = self._pending_message(fields, batch.client, outcome)
             except errors.IcestreamError as error:
                 outcome.set_exception(error)
                 continue
             if message is not None:
                 ready.append(message)
             else:
-                self._tasks.start(self._enqueue_row(fields, outcome), "danube-send")
+                self._tasks.start(self._enqueue_row(fields, batch.client, outcome), "danube-send")
         self.store(ready)
 
-    async def _enqueue_row(self, fields: Fields, outcome: SendOutcome) -> None:
+    async def _enqueue_row(self, fields: Fields, client: GuardedBroker, outcome: SendOutcome) -> None:
         try:
-            self._add_pending(await self._recall_and_number(fields, outcome))
+            self._add_pending(await self._recall_and_number(fields, client, outcome))
         except Exception as error:  # noqa: BLE001 (whatever the error, the caller of the row waits for an outcome)
             outcome.set_exception(error)
 
     def _shard_of(self, producer: DanubeProducer, name: str) -> int:
-        partition = resolve_partition(self._broker, name)
-        if partition.topic is not producer.plain.topic:
+        """By the topic that the producer has opened: nothing is looked up or decided for a message (hazard 124)."""
+        topic_name, part = parse_partition(name)
+        if topic_name != producer.topic:
             raise errors.InvalidInput(
-                f"producer {producer.id} belongs to {producer.topic}, not to {partition.topic.name}",
+                f"producer {producer.id} belongs to {producer.topic}, not to {topic_name}",
                 hint="send with the producer of the topic",
             )
-        return partition.shard
+        return partition_of(producer.plain.topic, part).shard
 
     # --- the tick ---
 
@@ -204,7 +209,7 @@ class MessageSender:
             else:
                 groups.setdefault((id(message.producer), message.shard), []).append(message)
         for group in groups.values():
-            for part in _parts(group, self._broker.batch_bytes_max):
+            for part in _parts(group, self._publishing.batch_bytes_max):
                 self._store(part)
 
     def _store(self, group: list[PendingMessage]) -> None:
@@ -214,7 +219,7 @@ class MessageSender:
             numbering = Numbering(first.producer.id, first.producer.epoch, first.number)
         try:
             block = encode_block(len(group), _columns(group), numbering)
-            if self._broker.has_room(len(block)):
+            if self._publishing.has_room(len(block)):
                 self._publish(first.producer, first.shard, block, lambda result: _complete(group, result))
             else:
                 self._tasks.start(self._publish_later(group, block), "danube-room")
@@ -223,7 +228,7 @@ class MessageSender:
 
     async def _publish_later(self, group: list[PendingMessage], block: bytes) -> None:
         try:
-            await self._broker.wait_for_room(len(block))
+            await self._publishing.wait_for_room(len(block))
             self._publish(group[0].producer, group[0].shard, block, lambda result: _complete(group, result))
         except errors.IcestreamError as error:
             self._refuse(group, error)
@@ -232,8 +237,8 @@ class MessageSender:
         self, producer: BrokerProducer, shard: int, block: bytes, on_done: Callable[[PublishResult], None]
     ) -> None:
         if producer.window(shard).is_refused:
-            self._broker.reset_producer(producer, shard)
-        self._broker.publish(producer, shard, block).add_done_callback(on_done)
+            self._publishing.reset_producer(producer, shard)
+        self._publishing.publish(producer, shard, block).add_done_callback(on_done)
 
     def _refuse(self, group: list[PendingMessage], error: errors.IcestreamError) -> None:
         """Fails the group; where a single invalid message may be the reason, stores each message by itself instead."""

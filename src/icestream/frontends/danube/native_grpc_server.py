@@ -14,11 +14,21 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from icestream import errors, limits
-from icestream.frontends.danube.handlers import STATUSES, Call, HandlerTable, Streaming, Unary, status_number
+from icestream.frontends.danube.handlers import (
+    AUTHORIZATION,
+    METADATA_KEYS,
+    STATUSES,
+    Call,
+    HandlerTable,
+    Streaming,
+    Unary,
+    status_number,
+)
 from icestream.frontends.danube.request_batch import RequestBatch
 from icestream.observability.log import get_logger
 from icestream.runtime.connection_room import RoomState
@@ -29,7 +39,6 @@ from icestream.runtime.native import native
 _log = get_logger("danube")
 # The kinds of events of `poll`: native/src/wire/mod.rs.
 BATCH, UNARY, STREAM, STREAM_GONE, STREAM_LOW, METADATA, CONNECTION, CONNECTION_GONE = range(8)
-METADATA_KEYS: Final = ("x-icestream-start",)
 OK: Final = 0
 
 
@@ -40,10 +49,17 @@ def has_native_wire() -> bool:
 class NativeGrpcListener:
     """Bound to a port first, because the service needs the port for its advertised address; then it serves."""
 
-    def __init__(self, setting: str, connections_max: int = limits.DANUBE_CONNECTIONS_MAX) -> None:
-        """`setting` is the key of the port, for errors and metrics."""
+    def __init__(
+        self,
+        setting: str,
+        connections_max: int = limits.DANUBE_CONNECTIONS_MAX,
+        has_accounts: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`setting` is the key of the port, for errors and metrics. `has_accounts`: whether a connection is a stranger
+        until it has proved a credential."""
         self._setting = setting
         self._connections_max = connections_max
+        self._has_accounts = has_accounts
         self._socket: socket.socket | None = None
         self._tls: ListenerTls | None = None
         self._server: NativeGrpcServer | None = None
@@ -68,7 +84,9 @@ class NativeGrpcListener:
         assert self._socket is not None
         try:
             pem = None if self._tls is None else self._tls.pem
-            self._server = NativeGrpcServer(self._socket.detach(), table, pem, self._connections_max)
+            self._server = NativeGrpcServer(
+                self._socket.detach(), table, pem, self._connections_max, self._has_accounts
+            )
         except ValueError as error:
             raise errors.ConfigurationError(str(error), hint="the settings tls.… name PEM files") from None
         if self._tls is not None:
@@ -85,15 +103,38 @@ class NativeGrpcListener:
             self._socket.close()
 
 
+class CallerConnection:
+    """A connection: its address and certificate, and a Call for each set of metadata, by number; 0 has none."""
+
+    __slots__ = ("calls", "certificate", "peer", "recognise")
+
+    def __init__(self, peer: str, certificate: bytes | None, recognise: Callable[[], None]) -> None:
+        self.peer = peer
+        self.certificate = certificate
+        self.recognise = recognise
+        self.calls = {0: self.new_call({})}
+
+    def new_call(self, metadata: Mapping[str, str]) -> Call:
+        return Call(self.peer, metadata, self.certificate, recognise=self.recognise)
+
+
 class NativeGrpcServer:
-    def __init__(self, listener: int, table: HandlerTable, pem: Pem | None, connections_max: int) -> None:
+    def __init__(
+        self,
+        listener: int,
+        table: HandlerTable,
+        pem: Pem | None,
+        connections_max: int,
+        has_accounts: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._table = table
+        self._has_accounts = has_accounts
+        self._is_guarded = False
         self._batched = list(table.batched.items())
         self._loop = asyncio.get_running_loop()
-        self._peers: dict[int, str] = {}
+        self._callers: dict[int, CallerConnection] = {}
         self._all_disconnected = asyncio.Event()
         self._all_disconnected.set()
-        self._metadata: dict[int, dict[int, dict[str, str]]] = {}  # the sets of each connection, by their numbers
         self._replaced_metadata: list[tuple[int, int]] = []  # dropped when the events of a wake-up are handled
         self._tasks: set[asyncio.Task[None]] = set()
         self._streams: dict[int, NativeStream] = {}
@@ -120,11 +161,19 @@ class NativeGrpcServer:
             CONNECTION: self._on_connected,
             CONNECTION_GONE: self._on_disconnected,
         }
+        self._guard_places()
         self._loop.add_reader(self._wire.fileno(), self._on_wake_up)
 
     def set_tls(self, pem: Pem) -> None:
         """New connections get this certificate."""
         self._wire.set_tls(pem)
+
+    def _guard_places(self) -> None:
+        """Makes new connections strangers until a call of them has a credential, once clients have accounts
+        (runtime/connection_room.py)."""
+        if not self._is_guarded and self._has_accounts():
+            self._is_guarded = True
+            self._wire.guard()
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
@@ -137,19 +186,20 @@ class NativeGrpcServer:
             self._event_handlers[kind](*details)
         if self._replaced_metadata:
             for connection, number in self._replaced_metadata:
-                self._metadata.get(connection, {}).pop(number, None)
+                if (caller := self._callers.get(connection)) is not None:
+                    caller.calls.pop(number, None)
             self._replaced_metadata.clear()
 
     # --- events of the wire ---
 
     def _on_connected(self, connection: int, peer: str, certificate: bytes | None) -> None:
-        self._peers[connection] = peer
+        self._guard_places()
+        self._callers[connection] = CallerConnection(peer, certificate, partial(self._wire.recognise, connection))
         self._all_disconnected.clear()
 
     def _on_disconnected(self, connection: int) -> None:
-        self._peers.pop(connection, None)
-        self._metadata.pop(connection, None)
-        if not self._peers:
+        self._callers.pop(connection, None)
+        if not self._callers:
             self._all_disconnected.set()
 
     def _on_metadata(self, connection: int, number: int, pairs: Sequence[tuple[str, bytes]], replaced: int) -> None:
@@ -158,14 +208,19 @@ class NativeGrpcServer:
         The native part bounds the sets of a connection. Requests of this burst may still name the replaced one.
         """
         metadata = {key: value.decode("latin-1") for key, value in pairs}
-        self._metadata.setdefault(connection, {})[number] = metadata
+        if (caller := self._callers.get(connection)) is not None:
+            caller.calls[number] = caller.new_call(metadata)
         if replaced:
             self._replaced_metadata.append((connection, replaced))
 
     def _on_batch(self, number: int, method: int, count: int, present: bytes, *rest: Any) -> None:
-        columns = rest[-1]  # before them: connections, metadata, deadlines
+        connections, metadata, _deadlines, columns = rest
         batch = RequestBatch(
-            count, present, columns, lambda rows, failures: self._wire.complete(number, rows, failures)
+            count,
+            present,
+            columns,
+            lambda rows, failures: self._wire.complete(number, rows, failures),
+            lambda: self._rows_by_call(count, connections, metadata),
         )
         try:
             self._batched[method][1].handle(batch)
@@ -216,7 +271,20 @@ class NativeGrpcServer:
             out.drained()
 
     def _call(self, connection: int, metadata: int) -> Call:
-        return Call(self._peers.get(connection, ""), self._metadata.get(connection, {}).get(metadata, {}))
+        caller = self._callers.get(connection)
+        call = caller.calls.get(metadata) if caller is not None else None
+        # A set that was replaced while the request arrived: nothing says any more whose call it is.
+        return call or Call("", {AUTHORIZATION: ""})
+
+    def _rows_by_call(self, count: int, connections: bytes, metadata: bytes) -> dict[Call, list[int]]:
+        """The rows of a batch by their calls; a batch of one call, the usual case, without a loop over the rows."""
+        if connections == connections[:4] * count and metadata == metadata[:4] * count:
+            first = memoryview(connections).cast("I")[0], memoryview(metadata).cast("I")[0]
+            return {self._call(*first): list(range(count))}
+        rows: dict[tuple[int, int], list[int]] = {}
+        for row, pair in enumerate(zip(memoryview(connections).cast("I"), memoryview(metadata).cast("I"), strict=True)):
+            rows.setdefault(pair, []).append(row)
+        return {self._call(*pair): numbers for pair, numbers in rows.items()}
 
     def _start(self, running: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(running)
@@ -233,7 +301,7 @@ class NativeGrpcServer:
             async with asyncio.timeout(limits.CLOSE_SECONDS_MAX):
                 await self._all_disconnected.wait()
         except TimeoutError:
-            _log.warning("clients did not disconnect in time", connections=len(self._peers), calls=len(self._tasks))
+            _log.warning("clients did not disconnect in time", connections=len(self._callers), calls=len(self._tasks))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -9,6 +9,7 @@ from icestream.broker.broker_topic import BrokerTopic
 from icestream.broker.danube_partitions import check_partition, unknown_partition
 from icestream.broker.guarded_broker import GuardedBroker
 from icestream.model.topic_name import TopicName, parse_shard
+from icestream.security.action import Action
 
 parse_partition = lru_cache(4096)(parse_shard)  # cached: every message and ack carries such a name
 
@@ -25,10 +26,15 @@ class PartitionRef(NamedTuple):
         return self.part or 0
 
 
-def resolve_partition(broker: GuardedBroker, name: str) -> PartitionRef:
-    """The shard with this name. Raises UnknownTopic for a topic or partition that does not exist."""
+def resolve_partition(broker: GuardedBroker, name: str, subscription: str) -> PartitionRef:
+    """The shard with this name, for a consumer of the subscription. Raises UnknownTopic for a topic or partition that
+    does not exist, PermissionDenied."""
     topic_name, part = parse_partition(name)
-    topic = broker.topic(topic_name)
+    return partition_of(broker.topic_of_subscription(Action.CONSUME, topic_name, subscription), part)
+
+
+def partition_of(topic: BrokerTopic, part: int | None) -> PartitionRef:
+    """The shard of a topic with this number. Raises UnknownTopic for a partition that does not exist."""
     check_partition(topic, part)
     if part is not None and part >= topic.record.shards:
         raise unknown_partition(topic, part)

@@ -1,8 +1,11 @@
 """Danube's producers by their ids.
 
-A Danube producer has no connection and is never closed by its client: any client that knows the id may send. So there
-is one producer for a name, shared by all clients that use the name; none of them fences another. A producer that has
-been idle for a while no longer counts as connected, but it need not be created again to send.
+A Danube producer has no connection and is never closed by its client: any client of its principal may send by the id.
+So there is one producer for a name, shared by all clients that use the name; none of them fences another. A producer
+that has been idle for a while no longer counts as connected, but it need not be created again to send.
+
+It is a hold of the session that opened it. When that session ends, such as with an expired token, the next message of
+the principal opens it again by the session of its own call, or is refused with the reason.
 
     CreateProducer                   registers the producer
     a message or a health check      renews it; after a restart of the broker the id tells topic and name
@@ -30,7 +33,7 @@ from icestream.broker.danube_partitions import PartitionRequest
 from icestream.broker.guarded_broker import GuardedBroker
 from icestream.broker.name_registry import put_name
 from icestream.frontends.danube.handlers import Call, decode
-from icestream.frontends.danube.id_registry import PRODUCERS, IdRegistry, RegisteredProducer
+from icestream.frontends.danube.id_registry import PRODUCERS, IdRegistry, RegisteredProducer, owner_of
 from icestream.frontends.danube.messages import OWN_COLUMNS
 from icestream.frontends.danube.partition_names import parse_partition
 from icestream.frontends.danube.schema_handlers import check_reference
@@ -56,24 +59,31 @@ class DanubeProducer:
     id: int
     topic: TopicName
     name: str
+    client: GuardedBroker  # whose session opened `plain`
     plain: BrokerProducer  # for messages without sequence numbers
     active_ms: int  # time of its last request
+    numbered_client: GuardedBroker | None = None  # whose session opened `numbered`
     numbered: BrokerProducer | None = None  # for messages with sequence numbers, of `incarnation`
     incarnation: str = ""
     stored_before: dict[int, int] = field(default_factory=dict)  # last sequence of each shard under older epochs
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
+    def release(self) -> None:
+        """Gives up both producers of the broker, with the rights that they hold."""
+        self.client.close_producer(self.plain)
+        if self.numbered is not None and self.numbered_client is not None:
+            self.numbered_client.close_producer(self.numbered)
+
 
 class ProducerRegistry:
     """The producers of Danube's clients on this node."""
 
-    def __init__(self, broker: GuardedBroker, store: MetadataStore, ids: IdRegistry) -> None:
+    def __init__(self, store: MetadataStore, ids: IdRegistry) -> None:
         """`store`: for the incarnations of producers, which are records of this front end."""
-        self._broker = broker
         self._store = store
         self._ids = ids
         self._connected: OrderedDict[int, DanubeProducer] = OrderedDict()  # longest idle first
-        self._recalls: dict[int, asyncio.Task[DanubeProducer | None]] = {}
+        self._recalls: dict[tuple[int, str], asyncio.Task[DanubeProducer | None]] = {}  # by id and principal
 
     def __len__(self) -> int:
         return len(self._connected)
@@ -88,92 +98,97 @@ class ProducerRegistry:
                 f"unknown access mode {request.producer_access_mode} or dispatch strategy {request.dispatch_strategy}",
                 hint="allowed: 0 and 1",
             )
-        has_schema = request.HasField("schema_ref")
+        client, has_schema = call.client, request.HasField("schema_ref")
         if has_schema:
-            await check_reference(self._broker, request.schema_ref)
-            self._check_subject(name, request.schema_ref.subject)
-        broker_producer = await self._broker.open_producer(
+            await check_reference(client, request.schema_ref)
+            _check_subject(client, name, request.schema_ref.subject)
+        broker_producer = await client.open_producer(
             name, request.producer_name, partition=PartitionRequest(part, dispatch)
         )
         broker_producer.peer = call.peer
         if has_schema:  # after the topic exists; a concurrent producer with another subject is refused here
-            await self._broker.schemas.bind(name, request.schema_ref.subject)
-        producer = self._connect(broker_producer.id, broker_producer)
-        await self._ids.keep(PRODUCERS, producer.id, RegisteredProducer(str(name), broker_producer.name))
+            await client.schemas.bind(name, request.schema_ref.subject)
+        producer = self._connect(client, broker_producer)
+        registration = RegisteredProducer(str(name), broker_producer.name, owner_of(client))
+        await self._ids.keep(PRODUCERS, producer.id, registration)
         response = pb.ProducerResponse(
             request_id=request.request_id, producer_id=broker_producer.id, producer_name=request.producer_name
         )
         return response.SerializeToString()
 
-    def _check_subject(self, topic: TopicName, subject: str) -> None:
-        """Raises SchemaMismatch for a topic with another subject.
-
-        Called before the topic is created: a producer that is refused leaves no topic behind.
-        """
-        schema = self._broker.schemas.of_topic(topic)
-        if schema is not None and schema.subject != subject:
-            raise errors.SchemaMismatch(
-                f"topic {topic} has the subject {schema.subject}, not {subject}", hint="use its subject"
-            )
-
-    def _connect(self, id_: int, broker_producer: BrokerProducer) -> DanubeProducer:
-        """Makes this the connected producer of an id. Keeps the numbered producer of the former one: a second client
+    def _connect(self, client: GuardedBroker, broker_producer: BrokerProducer) -> DanubeProducer:
+        """Makes this the connected producer of its id. Keeps the numbered producer of the former one: a second client
         of the name, or a repeated CreateProducer, must not fence it."""
         broker_producer.columns = OWN_COLUMNS
+        id_, topic = broker_producer.id, broker_producer.topic
         old = self._connected.pop(id_, None)
-        producer = DanubeProducer(
-            id_, broker_producer.topic.name, broker_producer.name, broker_producer, self._ids.now_ms()
-        )
-        if old is not None and old.plain.topic is broker_producer.topic:
+        producer = DanubeProducer(id_, topic.name, broker_producer.name, client, broker_producer, self._ids.now_ms())
+        if old is not None and old.plain.topic is topic and _is_principal(old.client, client):
             producer.numbered, producer.incarnation, producer.opening = old.numbered, old.incarnation, old.opening
-            producer.stored_before = old.stored_before
+            producer.numbered_client, producer.stored_before = old.numbered_client, old.stored_before
+            old.numbered = None
+        if old is not None:
+            old.release()
         self._connected[id_] = producer
         return producer
 
-    def find(self, id_: int) -> DanubeProducer | None:
-        """The connected producer with this id, whose idle time begins anew; None if it is not connected."""
+    def find(self, id_: int, client: GuardedBroker) -> DanubeProducer | None:
+        """The connected producer with this id, whose idle time begins anew; None if it is not connected, or another
+        principal's. Raises PermissionDenied if another session opened it and this one may not produce."""
         producer = self._connected.get(id_)
         if producer is None or producer.plain.closed is not None:
             return None
+        if producer.client is not client:
+            if not _is_principal(producer.client, client):
+                return None
+            # Two credentials of a principal may have different rights, such as by the claims of their tokens.
+            client.check_produce(producer.topic)
         producer.active_ms = self._ids.now_ms()
         self._connected.move_to_end(id_)
         return producer
 
-    async def recall(self, id_: int) -> DanubeProducer:
-        """Like `find`, and reopens a producer that was registered before a restart of the broker.
+    async def recall(self, id_: int, client: GuardedBroker) -> DanubeProducer:
+        """Like `find`, and reopens a producer that was registered before a restart of the broker, or whose session has
+        ended.
 
-        Concurrent calls for one id share one lookup. Raises UnknownProducer for an id that is not registered.
+        Concurrent calls for one id share one lookup. Raises UnknownProducer for an id that is not registered, or
+        another principal's.
         """
-        producer = self.find(id_)
+        producer = self.find(id_, client)
         if producer is not None:
             return producer
         # After a restart every message of a busy producer comes here at once: opening it for each of them would fence
         # the one before.
-        task = self._recalls.get(id_)
+        key = id_, owner_of(client)
+        task = self._recalls.get(key)
         if task is None:
-            task = self._recalls[id_] = asyncio.get_running_loop().create_task(self._recall(id_))
-            task.add_done_callback(lambda _: self._recalls.pop(id_, None))
+            task = self._recalls[key] = asyncio.get_running_loop().create_task(self._recall(id_, client))
+            task.add_done_callback(lambda _: self._recalls.pop(key, None))
         recalled_producer = await asyncio.shield(task)
         if recalled_producer is None:
             raise errors.UnknownProducer(f"unknown producer id {id_}", hint="create the producer again")
         return recalled_producer
 
-    async def _recall(self, id_: int) -> DanubeProducer | None:
-        """Opens a registered producer again; None if it is not registered, or its topic was deleted."""
+    async def _recall(self, id_: int, client: GuardedBroker) -> DanubeProducer | None:
+        """Opens a registered producer again; None if it is not registered by this principal, or its topic was
+        deleted."""
         registration = await self._ids.producer(id_)
-        if registration is None:
+        if registration is None or registration.principal != owner_of(client):
             return None
         try:
-            broker_producer = await self._broker.open_producer(
+            broker_producer = await client.open_producer(
                 TopicName.parse(registration.topic), registration.name, create=False
             )
         except errors.UnknownTopic:
             return None
-        return self._connect(id_, broker_producer)
+        if broker_producer.id != id_:  # the name expired and has a new id, which belongs to a later client
+            client.close_producer(broker_producer)
+            return None
+        return self._connect(client, broker_producer)
 
-    async def is_known(self, id_: int) -> bool:
-        """True if the id belongs to a producer whose topic exists; renews it. For health checks."""
-        producer = self.find(id_)
+    async def is_known(self, id_: int, client: GuardedBroker) -> bool:
+        """True if the id belongs to a producer of this principal whose topic exists; renews it. For health checks."""
+        producer = self.find(id_, client)
         if producer is not None:
             await self._ids.renew(PRODUCERS, id_)
             if producer.numbered is not None:
@@ -181,11 +196,13 @@ class ProducerRegistry:
                 await self._ids.renew_key(records.producer_key(producer.topic, producer.numbered.name))
             return True
         registration = await self._ids.producer(id_)
-        return registration is not None and self._broker.find_topic(TopicName.parse(registration.topic)) is not None
+        if registration is None or registration.principal != owner_of(client):
+            return False
+        return client.find_topic(TopicName.parse(registration.topic)) is not None
 
     # --- sequence numbers ---
 
-    async def numbered(self, producer: DanubeProducer, incarnation: str) -> BrokerProducer:
+    async def numbered(self, producer: DanubeProducer, incarnation: str, client: GuardedBroker) -> BrokerProducer:
         """The broker's producer that stores the numbered messages of this incarnation."""
         if producer.incarnation == incarnation and _is_open(producer.numbered):
             assert producer.numbered is not None
@@ -193,22 +210,19 @@ class ProducerRegistry:
         async with producer.opening:  # compared again inside: another message may have opened it while this one waited
             if producer.incarnation != incarnation or not _is_open(producer.numbered):
                 resumes = await self._register_incarnation(producer, incarnation)
-                broker_producer = await self._broker.open_internal_producer(
+                if producer.numbered is not None and producer.numbered_client is not None:
+                    producer.numbered_client.close_producer(producer.numbered)
+                broker_producer = await client.open_internal_producer(
                     producer.topic, f"danube/{producer.name}", incarnation, resumes=resumes
                 )
                 broker_producer.columns = OWN_COLUMNS
                 # Batches of the former epoch are stored or rolled back then: only now its sequence numbers are final.
-                await self._broker.wait_durable()
+                await client.wait_durable()
                 producer.numbered, producer.incarnation = broker_producer, incarnation
-                producer.stored_before = self._last_sequences(broker_producer) if resumes else {}
+                producer.numbered_client = client
+                producer.stored_before = _last_sequences(client, broker_producer) if resumes else {}
             assert producer.numbered is not None
             return producer.numbered
-
-    def _last_sequences(self, broker_producer: BrokerProducer) -> dict[int, int]:
-        """The last stored sequence number of each shard that has one, by all epochs of this incarnation."""
-        shards = range(broker_producer.topic.record.shards)
-        sequences = {shard: self._broker.last_sequence(broker_producer, shard) for shard in shards}
-        return {shard: last for shard, last in sequences.items() if last is not None}
 
     async def _register_incarnation(self, producer: DanubeProducer, incarnation: str) -> bool:
         """Registers a new incarnation. True if this one was the latest before: it continues.
@@ -238,7 +252,7 @@ class ProducerRegistry:
         oldest = self._ids.now_ms() - limits.DANUBE_PRODUCER_IDLE_MS
         while self._connected and next(iter(self._connected.values())).active_ms < oldest:  # in order of last use
             id_, idle = self._connected.popitem(last=False)
-            self._broker.close_producer(idle.plain)
+            idle.release()
             self._ids.forget(PRODUCERS, id_)
             self._ids.forget(INCARNATIONS, id_)
             if idle.numbered is not None:
@@ -248,6 +262,30 @@ class ProducerRegistry:
         """Cancels the lookups in flight."""
         for task in self._recalls.values():
             task.cancel()
+
+
+def _is_principal(owner: GuardedBroker, client: GuardedBroker) -> bool:
+    """True if both sessions are of one principal."""
+    return owner.session.identity.principal == client.session.identity.principal
+
+
+def _check_subject(client: GuardedBroker, topic: TopicName, subject: str) -> None:
+    """Raises SchemaMismatch for a topic with another subject.
+
+    Called before the topic is created: a producer that is refused leaves no topic behind.
+    """
+    schema = client.schemas.of_topic(topic)
+    if schema is not None and schema.subject != subject:
+        raise errors.SchemaMismatch(
+            f"topic {topic} has the subject {schema.subject}, not {subject}", hint="use its subject"
+        )
+
+
+def _last_sequences(client: GuardedBroker, broker_producer: BrokerProducer) -> dict[int, int]:
+    """The last stored sequence number of each shard that has one, by all epochs of this incarnation."""
+    shards = range(broker_producer.topic.record.shards)
+    sequences = {shard: client.last_sequence(broker_producer, shard) for shard in shards}
+    return {shard: last for shard, last in sequences.items() if last is not None}
 
 
 def _is_open(producer: BrokerProducer | None) -> bool:

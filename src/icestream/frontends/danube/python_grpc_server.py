@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
+from urllib.parse import unquote
 
 import grpc
 from grpc import aio
 
 from icestream import limits
-from icestream.frontends.danube.handlers import Call, HandlerTable, Streaming, Unary, status_of
+from icestream.frontends.danube.handlers import (
+    METADATA_KEYS,
+    METADATA_VALUE_BYTES_MAX,
+    Call,
+    HandlerTable,
+    Streaming,
+    Unary,
+    doubtful_metadata,
+    status_of,
+)
 from icestream.observability.log import get_logger
 from icestream.runtime.connection_room import RoomState
 from icestream.runtime.listener_tls import ListenerTls
 from icestream.runtime.listening import cannot_listen
 
 _log = get_logger("danube")
-_METADATA_PREFIX: Final = "x-icestream-"
 Streams = set["asyncio.Task[Any]"]  # the running handlers of streams
 
 OPTIONS: Final = (
@@ -132,9 +142,25 @@ class _Handlers(grpc.GenericRpcHandler):
 
 
 def _call(context: Any) -> Call:
-    """The caller and the metadata of our extensions."""
-    metadata = {key: value for key, value in context.invocation_metadata() or () if key.startswith(_METADATA_PREFIX)}
-    return Call(context.peer(), metadata)
+    """The caller of a call. Raises Unauthenticated for metadata that comes twice, as the native wire does."""
+    metadata: dict[str, str] = {}
+    for key, value in context.invocation_metadata() or ():
+        if key in METADATA_KEYS:
+            if key in metadata or len(value) > METADATA_VALUE_BYTES_MAX:
+                raise doubtful_metadata(key)
+            metadata[key] = value
+    return Call(_address(context.peer()), metadata, _certificate(context))
+
+
+def _address(peer: str) -> str:
+    """The address without gRPC's prefix: `ipv4:10.1.2.3:50123`, `ipv6:%5B::1%5D:50123`."""
+    return unquote(peer.partition(":")[2]) if peer.startswith(("ipv4:", "ipv6:")) else peer
+
+
+def _certificate(context: Any) -> bytes | None:
+    """The certificate of the client in DER form. gRPC asks for one only where it is required, and has verified it."""
+    pem = context.auth_context().get("x509_pem_cert")
+    return ssl.PEM_cert_to_DER_cert(pem[0].decode()) if pem else None
 
 
 def _unary(handler: Unary) -> Callable[[bytes, Any], Any]:

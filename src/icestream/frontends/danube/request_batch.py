@@ -13,12 +13,20 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from operator import sub
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from icestream.broker.guarded_broker import GuardedBroker
+    from icestream.frontends.danube.handlers import Call
 
 CompleteRows = Callable[
     [list[int] | None, Mapping[int, tuple[int, str]]], None
 ]  # rows (None: all of them), and the statuses of failed rows
+
+
+Callers = Callable[[], "dict[Call, list[int]]"]  # the rows of each call
 
 
 class BatchedMethod(NamedTuple):
@@ -30,13 +38,41 @@ class BatchedMethod(NamedTuple):
 
 
 class RequestBatch:
-    def __init__(self, count: int, present: bytes, columns: tuple[Any, ...], complete: CompleteRows) -> None:
+    def __init__(
+        self,
+        count: int,
+        present: bytes,
+        columns: tuple[Any, ...],
+        complete: CompleteRows,
+        callers: Callers = dict,
+    ) -> None:
+        """`callers`: the rows of each caller, for the admission (call_admission.py)."""
         self.count = count
+        self.callers = callers
+        self.admitted: GuardedBroker | None = None  # set by call_admission.py
         self.present = memoryview(present).cast("I")
         self._columns = columns
         self._complete = complete
         self._done: list[int] = []
         self._failures: dict[int, tuple[int, str]] = {}
+
+    @property
+    def client(self) -> GuardedBroker:
+        """The use cases of the broker for the session that all rows are of."""
+        assert self.admitted is not None
+        return self.admitted
+
+    def part(self, rows: Sequence[int]) -> RequestBatch:
+        """The batch of these rows alone, which completes them by its own numbers; the batch itself if it has all."""
+        if len(rows) == self.count:
+            return self
+
+        def complete(done: list[int] | None, failures: Mapping[int, tuple[int, str]]) -> None:
+            completed = list(rows) if done is None else [rows[row] for row in done]
+            self._complete(completed, {rows[row]: status for row, status in failures.items()})
+
+        columns = tuple(_rows_of(column, rows) for column in self._columns)
+        return RequestBatch(len(rows), array("I", [self.present[row] for row in rows]).tobytes(), columns, complete)
 
     def integers(self, column: int) -> memoryview:
         return memoryview(self._columns[column]).cast("Q")
@@ -109,6 +145,17 @@ class RequestBatch:
         done, self._done = self._done, []
         failures, self._failures = self._failures, {}
         self._complete(done, failures)
+
+
+def _rows_of(column: Any, rows: Sequence[int]) -> Any:
+    """Some rows of an integer column or of a value column."""
+    if isinstance(column, bytes):
+        numbers = memoryview(column).cast("Q")
+        return array("Q", [numbers[row] for row in rows]).tobytes()
+    joined, ends = column
+    bounds = [0, *memoryview(ends).cast("I")]
+    values = [joined[bounds[row] : bounds[row + 1]] for row in rows]
+    return b"".join(values), array("I", accumulate(map(len, values))).tobytes()
 
 
 class RowOutcome:

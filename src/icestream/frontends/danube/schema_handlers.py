@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from icestream import errors
 from icestream.broker.guarded_broker import GuardedBroker
+from icestream.broker.guarded_schemas import GuardedSchemas
 from icestream.broker.schema_registry import RegisteredSchema
 from icestream.broker.schema_registry_records import SchemaVersion
 from icestream.frontends.danube.handlers import Call, HandlerTable, decode
@@ -15,10 +16,6 @@ from icestream.schema.kinds import compatibility, schema_type, validation_policy
 
 class SchemaHandlers:
     """Handlers of the service SchemaRegistry: each decodes its request, calls the registry and encodes the result."""
-
-    def __init__(self, broker: GuardedBroker) -> None:
-        self._broker = broker
-        self._registry = broker.schemas
 
     def table(self) -> HandlerTable:
         calls = {
@@ -40,7 +37,7 @@ class SchemaHandlers:
 
     async def register(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.RegisterSchemaRequest, raw)
-        registered = await self._registry.register(
+        registered = await call.client.schemas.register(
             request.subject,
             schema_type(request.schema_type),
             request.schema_definition,
@@ -58,31 +55,15 @@ class SchemaHandlers:
     async def get(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.GetSchemaRequest, raw)
         version = request.version if request.HasField("version") else None
-        return await self._schema_response(await self._registry.by_id(request.schema_id, version))
+        return await _schema_response(call.client.schemas, await call.client.schemas.by_id(request.schema_id, version))
 
     async def latest(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.GetLatestSchemaRequest, raw)
-        return await self._schema_response(await self._registry.latest(request.subject))
-
-    async def _schema_response(self, registered: RegisteredSchema) -> bytes:
-        version = registered.version
-        return pb.GetSchemaResponse(
-            schema_id=registered.subject.id,
-            version=version.version,
-            subject=registered.name,
-            schema_type=version.type.value,
-            schema_definition=await self._registry.definition(registered),
-            description=version.description,
-            created_at=version.created_ms,
-            created_by=version.created_by,
-            tags=version.tags,
-            fingerprint=_fingerprint(version),
-            compatibility_mode=registered.subject.compatibility.value,
-        ).SerializeToString()
+        return await _schema_response(call.client.schemas, await call.client.schemas.latest(request.subject))
 
     async def versions(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.ListVersionsRequest, raw)
-        subject = await self._registry.subject(request.subject)
+        subject = await call.client.schemas.subject(request.subject)
         infos = [
             pb.SchemaVersionInfo(
                 version=version.version,
@@ -99,26 +80,26 @@ class SchemaHandlers:
     async def check(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.CheckCompatibilityRequest, raw)
         mode = compatibility(request.compatibility_mode) if request.HasField("compatibility_mode") else None
-        problems = await self._registry.check_compatibility(
+        problems = await call.client.schemas.check_compatibility(
             request.subject, schema_type(request.schema_type), request.new_schema_definition, mode
         )
         return pb.CheckCompatibilityResponse(is_compatible=not problems, errors=problems).SerializeToString()
 
     async def delete(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.DeleteSchemaVersionRequest, raw)
-        await self._registry.delete_version(request.subject, request.version)
+        await call.client.schemas.delete_version(request.subject, request.version)
         return _success(f"version {request.version} of {request.subject} is deleted")
 
     async def set_mode(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.SetCompatibilityModeRequest, raw)
         mode = compatibility(request.compatibility_mode)
-        await self._registry.set_compatibility(request.subject, mode)
+        await call.client.schemas.set_compatibility(request.subject, mode)
         return _success(f"subject {request.subject} now has the compatibility mode {mode.value}")
 
     async def subjects(self, raw: bytes, call: Call) -> bytes:
         decode(pb.ListSubjectsRequest, raw)
         infos = []
-        for name, subject in await self._registry.subjects():
+        for name, subject in await call.client.schemas.subjects():
             latest = subject.latest
             infos.append(
                 pb.SubjectInfo(
@@ -138,7 +119,7 @@ class SchemaHandlers:
         request = decode(pb.ConfigureTopicSchemaRequest, raw)
         policy = validation_policy(request.validation_policy)
         checks = request.enable_payload_validation
-        await self._registry.configure(
+        await call.client.schemas.configure(
             base_name(request.topic_name), request.schema_subject, policy, checks_payload=checks
         )
         return _success(f"topic {request.topic_name} has the subject {request.schema_subject}")
@@ -146,7 +127,7 @@ class SchemaHandlers:
     async def set_policy(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.UpdateTopicValidationPolicyRequest, raw)
         policy = validation_policy(request.validation_policy)
-        await self._registry.set_policy(
+        await call.client.schemas.set_policy(
             base_name(request.topic_name), policy, checks_payload=request.enable_payload_validation
         )
         return _success(f"the policy of topic {request.topic_name} is {policy.value}")
@@ -154,9 +135,9 @@ class SchemaHandlers:
     async def topic(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.GetTopicSchemaConfigRequest, raw)
         name = base_name(request.topic_name)
-        schema = self._registry.of_topic(name)
+        schema = call.client.schemas.of_topic(name)
         if schema is None:
-            self._broker.topic(name)  # raises UnknownTopic: another error than a topic without a schema
+            call.client.topic(name)  # raises UnknownTopic: another error than a topic without a schema
             raise errors.UnknownSchema(f"topic {name} has no schema", hint="configure a schema, or produce with one")
         return pb.GetTopicSchemaConfigResponse(
             schema_subject=schema.subject,
@@ -164,6 +145,23 @@ class SchemaHandlers:
             enable_payload_validation=schema.checks_payload,
             schema_id=schema.schema_id,
         ).SerializeToString()
+
+
+async def _schema_response(schemas: GuardedSchemas, registered: RegisteredSchema) -> bytes:
+    version = registered.version
+    return pb.GetSchemaResponse(
+        schema_id=registered.subject.id,
+        version=version.version,
+        subject=registered.name,
+        schema_type=version.type.value,
+        schema_definition=await schemas.definition(registered),
+        description=version.description,
+        created_at=version.created_ms,
+        created_by=version.created_by,
+        tags=version.tags,
+        fingerprint=_fingerprint(version),
+        compatibility_mode=registered.subject.compatibility.value,
+    ).SerializeToString()
 
 
 def _fingerprint(version: SchemaVersion) -> str:

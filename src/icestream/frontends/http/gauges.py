@@ -13,6 +13,9 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from icestream import limits
 from icestream.broker.dispatch.dispatcher import Pause
+from icestream.broker.mqtt.mqtt_service import MqttService
+from icestream.broker.mqtt.mqtt_session import MqttSession
+from icestream.broker.mqtt.mqtt_views import SessionLag, readers, session_lag
 from icestream.broker.service import Broker
 from icestream.metadata.node_store import NodeStore
 from icestream.metadata.state_machine import StateMachine
@@ -68,6 +71,35 @@ async def broker_families(broker: Broker) -> list[GaugeMetricFamily]:
         metrics.LAG_OF_EACH.family({(topic, subscription): lag for lag, topic, subscription in largest_lags}),
         metrics.BLOCKED.family(counts.blocked),
         metrics.PAUSED.family({pause.name.lower(): counts.paused[pause.name.lower()] for pause in Pause}),
+    ]
+
+
+async def mqtt_families(service: MqttService) -> list[GaugeMetricFamily]:
+    """The gauges of MQTT. Only the largest lags are named, and client ids cut: labels must be bounded."""
+    lags: list[tuple[SessionLag, str]] = []
+    connected = 0
+    for number, reader in enumerate(readers(service), 1):
+        connected += isinstance(reader, MqttSession) and reader.is_online
+        lag = session_lag(service, reader)
+        if lag.messages:
+            lags.append((lag, reader.state.client_id[: limits.METRICS_CLIENT_ID_CHARACTERS]))
+        if not number % limits.METRICS_SLICE_TOPICS:
+            await asyncio.sleep(0)
+    largest = heapq.nlargest(limits.METRICS_SUBSCRIPTIONS_MAX, lags, key=lambda entry: entry[0].messages)
+    return [
+        metrics.MQTT_SESSIONS.family(
+            {"connected": float(connected), "disconnected": float(len(service.sessions) - connected)}
+        ),
+        metrics.MQTT_SUBSCRIPTIONS.family(len(service.index)),
+        metrics.MQTT_GROUPS.family(len(service.groups)),
+        # Of client ids that are the same when cut, the largest lag.
+        metrics.MQTT_LAG.family({client_id: float(lag.messages) for lag, client_id in reversed(largest)}),
+        metrics.MQTT_LAG_BYTES.family(max((lag.size for lag, _ in lags), default=0)),
+        metrics.MQTT_LAG_SECONDS.family(max((lag.age_ms or 0 for lag, _ in lags), default=0) / 1000),
+        metrics.MQTT_RETAINED.family(len(service.retained)),
+        metrics.MQTT_RETAINED_BYTES.family(service.retained.held_bytes),
+        metrics.MQTT_PARKED.family(sum(client.parked_messages for client in list(service.clients.values()))),
+        metrics.MQTT_TOPICS.family(len(service.seen)),
     ]
 
 

@@ -3,7 +3,7 @@
     GET /wal/NUMBER?from=POSITION&to=POSITION&lease=NAME        Authorization: Bearer TOKEN
     200    the bytes [from, to), a copy (hazard 15); at most LOG_RANGE_BYTES_MAX per request
     400    no positions, a larger range, or bytes after the last synced record
-    403    not the token of this run of the broker, which the backlog contains
+    403    not the token of this lease, which the driver gets with it (docs/adr/0077)
     404    the log never had a file with this number
     410    the file was recycled, or the lease does not cover it any more: the round is over (hazard 29)
     503    the broker is starting
@@ -16,9 +16,9 @@ from __future__ import annotations
 import hmac
 from http import HTTPStatus
 
-from icestream import error_codes, errors, limits
+from icestream import errors, limits
 from icestream.broker.pipeline_service import PipelineService
-from icestream.observability.http_listener import Response
+from icestream.observability.http_listener import Response, error_response
 from icestream.observability.http_request import Request
 
 CONTENT_TYPE = "application/octet-stream"
@@ -28,8 +28,9 @@ async def log_range(ingest: PipelineService | None, request: Request) -> Respons
     """Answers a request for bytes of a log file. `ingest`: None while the broker starts, and for a broker in memory."""
     if ingest is None:
         return _response(HTTPStatus.SERVICE_UNAVAILABLE, "no log is open")
-    if not _is_allowed(request, ingest.location.token):
-        return _response(HTTPStatus.FORBIDDEN, "missing or wrong token: it is part of the pipeline's backlog")
+    lease = request.query.get("lease", [""])[-1]
+    if not _is_allowed(request, ingest.round_token(lease)):
+        return _response(HTTPStatus.FORBIDDEN, "missing token, or not the one of this lease")
     # ASCII digits only, and few enough for 64 bits: `int` alone accepts signs, spaces and other digits.
     number = request.path.removeprefix("/wal/")
     if not number.isascii() or not number.isdigit() or len(number) > 18:
@@ -41,12 +42,12 @@ async def log_range(ingest: PipelineService | None, request: Request) -> Respons
                 f"range of {end - start} bytes exceeds the limit of {limits.LOG_RANGE_BYTES_MAX}",
                 hint="request smaller ranges",
             )
-        lease = request.query.get("lease", [""])[-1]
-        return Response(HTTPStatus.OK, await ingest.copy(lease, int(number), start, end), CONTENT_TYPE)
+        copy = await ingest.copy(lease, int(number), start, end)
+        return Response(HTTPStatus.OK, copy, CONTENT_TYPE, is_recognised=True)
     except errors.StaleRead as error:
         return _response(HTTPStatus.GONE, str(error))
     except errors.IcestreamError as error:
-        return _response(HTTPStatus(error_codes.http_status(error)), str(error))
+        return error_response(error)
 
 
 def _is_allowed(request: Request, token: str) -> bool:

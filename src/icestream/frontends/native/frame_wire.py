@@ -11,12 +11,13 @@
     acks, nacks, credits of declared consumers        acks are joined for each shard of a subscription, which is then
                                                       dispatched once; nacks and credits are applied to each consumer
 
-A producer is declared for a shard with its first stored batch, a consumer with its first credit or ack, which came as a
-frame. What does not fit the declaration comes as a frame again, so that every refusal is made by the same code,
-whichever way a batch or an ack arrives. What fits it cannot be refused.
+A producer is declared for a shard with its first stored batch, a consumer when it has subscribed, and again with a
+frame for a shard that was added since. What does not fit the declaration comes as a frame again, so that every refusal
+is made by the same code, whichever way a batch or an ack arrives. What fits it cannot be refused.
 
-    lane     a shard, as the server names it. If the log has no room for a group, the group and those behind it in its
-             lane wait in order, and the connections that they came from are not read
+    queue    a shard, as the server names it. If the log has no room for a group, the group and those behind it in its
+             queue wait in order, and the connections that they came from are held: what they publish is parked, their
+             acks, nacks, credits and pings go on (hazard 67)
     slot     a producer in a shard, or a consumer. A number is never used twice: a batch or an ack that arrives after
              its producer or consumer was closed finds no slot
 
@@ -28,14 +29,13 @@ Bounds: the server stops reading a connection, or all of them, at the bound of u
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from icestream import errors, limits
 from icestream.broker.block_validation import forbidden_columns
@@ -50,7 +50,8 @@ from icestream.frontends.native.native_consumer import NativeConsumer
 from icestream.frontends.native.notifier import Notifier
 from icestream.frontends.native.outbox import Outbox
 from icestream.frontends.native.publish_responses import encode_outcome, encode_refusal
-from icestream.frontends.native.wire_connection import WireConnection, transport_of
+from icestream.frontends.native.wire_connection import WireConnection
+from icestream.frontends.wire_driver import CONNECTED, GONE, PROTOCOL_ROWS, ROOM, WireDriver, transport_of
 from icestream.model.block import NOT_NUMBERED, BlockHead, Numbering, decode_block_head, new_tuple
 from icestream.model.block_group import BlockGroup
 from icestream.model.shard import ShardKey
@@ -62,10 +63,9 @@ from icestream.runtime.tasks import Tasks
 
 _log = get_logger("native")
 # The rows of `poll`: native/src/wire/frames/server.rs.
-CONNECTED, FRAME, MALFORMED, GONE, ROOM, ACCEPT_FAILED, GROUP, SINGLE, ACKS, NACKS, CREDITS = range(11)
+FRAME, MALFORMED, GROUP, SINGLE, ACKS, NACKS, CREDITS = range(PROTOCOL_ROWS, PROTOCOL_ROWS + 7)
 COLUMN_TYPES: Final = "IIqiqI"  # of the columns of a group
 NO_OFFSETS: Final = ()
-ACCEPT_PAUSE_SECONDS: Final = 0.1
 
 
 def has_frame_wire() -> bool:
@@ -79,7 +79,7 @@ class PublishSlot(NamedTuple):
     producer: BrokerProducer
     window: ProducerWindow
     shard: int
-    lane: int
+    queue: int
 
 
 class ReceivedGroup(NamedTuple):
@@ -92,7 +92,7 @@ class ReceivedGroup(NamedTuple):
     largest_block: int
 
 
-class PublishLane:
+class ShardQueue:
     """A shard that some connection publishes to, and the groups that wait for room in the log."""
 
     __slots__ = ("key", "number", "slots", "topic", "waiting")
@@ -105,7 +105,7 @@ class PublishLane:
         self.waiting: deque[ReceivedGroup] = deque()
 
 
-class FrameWire:
+class FrameWire(WireDriver):
     def __init__(
         self,
         broker: PublishPath,
@@ -114,24 +114,11 @@ class FrameWire:
         tls: ListenerTls | None = None,
     ) -> None:
         """`listener` is given away. `tls`: None for plain text."""
-        self._broker = broker
-        self._new_connection = new_connection
-        self._loop = asyncio.get_running_loop()
-        self._tasks = Tasks(self._task_failed)
-        self._connections: dict[int, tuple[NativeConnection, WireConnection]] = {}
-        self._slots: dict[int, PublishSlot] = {}
-        self._slot_numbers = count(1)
-        self._lanes: dict[int, PublishLane] = {}
-        self._lanes_by_key: dict[ShardKey, PublishLane] = {}
-        self._lane_numbers = count(1)
-        self._waiting_lanes = 0  # lanes with a group that waits for room in the log
-        self._consumers: dict[int, NativeConsumer] = {}  # declared ones, by slot
-        self._outboxes: list[tuple[int, Outbox]] = []  # to be written at the end of this tick, with their connections
-        self.settled = Notifier()  # notifies with every answered group
         assert native is not None
-        self._server: Any = native.FrameServer(
+        server = native.FrameServer(
             hello_bytes_max=limits.HELLO_BYTES_MAX,
             connection_bytes_max=limits.CONNECTION_IN_FLIGHT_BYTES_MAX,
+            parked_bytes_max=limits.CONNECTION_PARKED_BYTES_MAX,
             pending_bytes_max=limits.WIRE_PENDING_BYTES_MAX,
             answer_bytes_max=limits.CONNECTION_ANSWER_BYTES_MAX,
             parts_max=limits.PUBLISH_PARTS_MAX,
@@ -140,46 +127,38 @@ class FrameWire:
             rows_bytes_max=broker.batch_bytes_max,
             unpacked_bytes_max=limits.BLOCK_UNPACKED_BYTES_MAX,
             ranges_max=limits.ACK_RANGES_MAX,
+            ping_bytes_max=limits.PING_BYTES_MAX,
             offset_max=limits.OFFSET_MAX,
             delay_ms_max=limits.FAILURE_POLICY_VALUE_MAX,
         )
-        self._handlers: dict[int, Callable[..., None]] = {
+        super().__init__(server, listener, tls)
+        self._broker = broker
+        self._new_connection = new_connection
+        self._tasks = Tasks(self._task_failed)
+        self._connections: dict[int, tuple[NativeConnection, WireConnection]] = {}
+        self._slots: dict[int, PublishSlot] = {}
+        self._slot_numbers = count(1)
+        self._queues: dict[int, ShardQueue] = {}
+        self._queues_by_key: dict[ShardKey, ShardQueue] = {}
+        self._queue_numbers = count(1)
+        self._waiting_queues = 0  # queues with a group that waits for room in the log
+        self._consumers: dict[int, NativeConsumer] = {}  # declared ones, by slot
+        self._outboxes: list[tuple[int, Outbox]] = []  # to be written at the end of this tick, with their connections
+        self.settled = Notifier()  # notifies with every answered group
+        self._handlers |= {
             CONNECTED: self._on_connected,
             FRAME: self._on_frame,
             MALFORMED: self._on_malformed,
             GONE: self._on_gone,
             ROOM: self._on_room,
-            ACCEPT_FAILED: self._on_accept_failed,
             GROUP: self._on_group,
             SINGLE: self._on_single,
             ACKS: self._on_acks,
             NACKS: self._on_nacks,
             CREDITS: self._on_credits,
         }
-        listener.setblocking(False)
-        self._tls = tls
-        if tls is None:
-            self._server.listen(listener.detach(), limits.KEEP_ALIVE_SECONDS)
-        else:
-            self._server.listen_tls(
-                listener.detach(), limits.KEEP_ALIVE_SECONDS, tls.pem, limits.TLS_HALF_OPEN_MAX,
-                limits.TLS_HANDSHAKE_SECONDS_MAX,
-            )  # fmt: skip
-            tls.on_change.append(self._server.set_tls)
-        self._loop.add_reader(self._server.fileno(), self._on_ready)
 
     # --- the burst ---
-
-    def _on_ready(self) -> None:
-        for kind, *details in self._server.poll():
-            try:
-                self._handlers[kind](*details)
-            except Exception as error:  # noqa: BLE001 (a bug in one handler must not lose the rest of the burst)
-                self._report(error)
-
-    def _report(self, error: Exception) -> None:
-        context = {"message": "a row of the native wire was not handled", "exception": error}
-        self._loop.call_exception_handler(context)
 
     def _on_connected(self, number: int, peer: str, certificate: bytes | None) -> None:
         wire = WireConnection(self, self._server, number, peer, certificate)
@@ -210,47 +189,43 @@ class FrameWire:
         if (entry := self._connections.get(number)) is not None:
             entry[1].drained()
 
-    def _on_accept_failed(self, errno: int) -> None:
-        """Pauses accepting: it would fail again at once, for instance while all descriptors are in use."""
-        _log.warning("cannot accept a connection; trying again in a moment", errno=errno)
-        self._server.set_accepting(False)
-        self._loop.call_later(ACCEPT_PAUSE_SECONDS, self._server.set_accepting, True)
-
     # --- groups ---
 
     def _on_group(
-        self, batch: int, lanes: bytes, slots: bytes, columns: Sequence[bytes], blocks: bytes, largest: int
+        self, batch: int, queues: bytes, slots: bytes, columns: Sequence[bytes], blocks: bytes, largest: int
     ) -> None:
         group = BlockGroup(*map(array, COLUMN_TYPES, columns))
         received = ReceivedGroup(batch, [*map(self._slots.get, array("I", slots))], group, blocks, largest)
-        self._publish_lanes([*map(self._lanes.get, array("I", lanes))], received)
+        self._publish_queues([*map(self._queues.get, array("I", queues))], received)
 
-    def _publish_lanes(self, lanes: Sequence[PublishLane | None], received: ReceivedGroup) -> None:
-        """Publishes a group as one if nothing stands in the way, else lane by lane: each lane has its own order."""
-        if len(lanes) == 1:
-            self._publish_lane(lanes[0], received)
+    def _publish_queues(self, queues: Sequence[ShardQueue | None], received: ReceivedGroup) -> None:
+        """Publishes a group as one if nothing stands in the way, else queue by queue: each queue has its own order."""
+        if len(queues) == 1:
+            self._publish_queue(queues[0], received)
             return
-        is_free = not self._waiting_lanes and self._broker.has_room(len(received.blocks))
-        if is_free and None not in lanes and self._publish(lanes, received):  # type: ignore[arg-type]
+        is_free = not self._waiting_queues and self._broker.has_room(len(received.blocks))
+        if is_free and None not in queues and self._publish(queues, received):  # type: ignore[arg-type]
             return
         batches = self._server.split(received.batch)
         starts = (0, *received.group.shard_ends)
         groups = received.group.split(received.blocks)
-        for lane, batch, start, (group, blocks) in zip(lanes, batches, starts, groups, strict=False):
+        for queue, batch, start, (group, blocks) in zip(queues, batches, starts, groups, strict=False):
             slots = received.slots[start : start + group.block_count]
-            self._publish_lane(lane, ReceivedGroup(batch, slots, group, blocks, received.largest_block))
+            self._publish_queue(queue, ReceivedGroup(batch, slots, group, blocks, received.largest_block))
 
-    def _publish_lane(self, lane: PublishLane | None, received: ReceivedGroup) -> None:
+    def _publish_queue(self, queue: ShardQueue | None, received: ReceivedGroup) -> None:
         """Publishes a group for one shard, as one if possible, else batch by batch."""
-        if lane is not None and (lane.waiting or not self._broker.has_room(len(received.blocks))):
-            self._wait_for_room(lane, received)
-        elif lane is None or not self._publish((lane,), received):
+        if queue is not None and (queue.waiting or not self._broker.has_room(len(received.blocks))):
+            self._wait_for_room(queue, received)
+        elif queue is None or not self._publish((queue,), received):
             self._publish_one_by_one(received)
 
-    def _on_single(self, batch: int, lane: int, slot_number: int, rows: int, sequence: int, block: bytes) -> None:
-        slot, publish_lane = self._slots.get(slot_number), self._lanes.get(lane)
-        if slot is None or publish_lane is None or publish_lane.waiting or not self._broker.has_room(len(block)):
-            self._publish_lane(publish_lane, _group_of(batch, slot, block))
+    def _on_single(
+        self, batch: int, queue_number: int, slot_number: int, rows: int, sequence: int, block: bytes
+    ) -> None:
+        slot, queue = self._slots.get(slot_number), self._queues.get(queue_number)
+        if slot is None or queue is None or queue.waiting or not self._broker.has_room(len(block)):
+            self._publish_queue(queue, _group_of(batch, slot, block))
             return
         try:
             # Only blocks of the producer's own numbering are declared, so its id and epoch are those of the block.
@@ -271,12 +246,12 @@ class FrameWire:
         else:
             self._settle(batch, NO_OFFSETS, {0: encode_outcome(result)}, result.pause_ms)
 
-    def _publish(self, lanes: Sequence[PublishLane], received: ReceivedGroup) -> bool:
+    def _publish(self, queues: Sequence[ShardQueue], received: ReceivedGroup) -> bool:
         """Publishes a group as one; False if the broker has to decide about its parts."""
         slots = received.slots
         return None not in slots and self._broker.publish_group(
-            [lane.topic for lane in lanes],
-            [lane.key for lane in lanes],
+            [queue.topic for queue in queues],
+            [queue.key for queue in queues],
             [slot.window for slot in slots],  # type: ignore[union-attr]
             received.blocks,
             received.group,
@@ -309,39 +284,39 @@ class FrameWire:
     def _settle(
         self, batch: int, base_offsets: Sequence[int], exceptions: dict[int, bytes] | None, pause_ms: int
     ) -> None:
-        """Answers a group. `base_offsets`: of each lane; of no use where all of its batches are exceptions."""
+        """Answers a group. `base_offsets`: of each queue; of no use where all of its batches are exceptions."""
         if pause_ms:
             self._loop.call_later(pause_ms / 1000, self._settle, batch, base_offsets, exceptions, 0)
             return
         self._server.settle(batch, base_offsets, exceptions)
         self.settled.notify()
 
-    def _wait_for_room(self, lane: PublishLane, received: ReceivedGroup) -> None:
+    def _wait_for_room(self, queue: ShardQueue, received: ReceivedGroup) -> None:
         for slot in received.slots:
             if slot is not None:
                 slot.connection.hold()
-        lane.waiting.append(received)
-        if len(lane.waiting) == 1:
-            self._waiting_lanes += 1
-            self._tasks.start(self._publish_waiting(lane), "native-room")
+        queue.waiting.append(received)
+        if len(queue.waiting) == 1:
+            self._waiting_queues += 1
+            self._tasks.start(self._publish_waiting(queue), "native-room")
 
-    async def _publish_waiting(self, lane: PublishLane) -> None:
-        while lane.waiting:
-            received = lane.waiting[0]
+    async def _publish_waiting(self, queue: ShardQueue) -> None:
+        while queue.waiting:
+            received = queue.waiting[0]
             try:
                 await self._broker.wait_for_room(len(received.blocks))
             except errors.IcestreamError as error:
                 refusals = dict.fromkeys(range(received.group.block_count), encode_refusal(error))
                 self._settle(received.batch, NO_OFFSETS, refusals, 0)
             else:
-                if not self._publish((lane,), received):
+                if not self._publish((queue,), received):
                     self._publish_one_by_one(received)
-            lane.waiting.popleft()
+            queue.waiting.popleft()
             for slot in received.slots:
                 if slot is not None:
                     slot.connection.release()
-        self._waiting_lanes -= 1
-        self._drop_unused(lane)
+        self._waiting_queues -= 1
+        self._drop_unused(queue)
         self.settled.notify()
 
     # --- acks, nacks, credits ---
@@ -352,7 +327,7 @@ class FrameWire:
             consumer = self._consumers.get(slot)
             if consumer is None:  # closed, which the client may not have learned yet
                 continue
-            if not consumer.connection.is_dispatching:
+            if not consumer.connection.takes_settlements:
                 _resend_settlement(consumer, FrameKind.ACK, AckRanges(consumer.handle, shard, generation, 0, ranges))
                 continue
             # Acks are by offset, whichever consumer sends them: those of one delivery are one event of it.
@@ -371,7 +346,7 @@ class FrameWire:
             consumer = self._consumers.get(slot)
             if consumer is None:
                 continue
-            if not consumer.connection.is_dispatching:
+            if not consumer.connection.takes_settlements:
                 nack = AckRanges(consumer.handle, shard, generation, delay_ms, ranges)
                 _resend_settlement(consumer, FrameKind.NACK, nack)
                 continue
@@ -385,7 +360,7 @@ class FrameWire:
             consumer = self._consumers.get(slot)
             if consumer is None:
                 continue
-            if not consumer.connection.is_dispatching:
+            if not consumer.connection.takes_settlements:
                 body = encode_credit(consumer.handle, messages)
                 consumer.connection.frame_received(Frame(FrameKind.CREDIT, 0, 0, body))
                 continue
@@ -426,42 +401,36 @@ class FrameWire:
     def declare(self, connection: WireConnection, handle: int, producer: BrokerProducer, shard: int) -> int:
         """Returns the number of the slot."""
         key = producer.topic.shard_key(shard)
-        lane = self._lanes_by_key.get(key)
-        if lane is None:
-            lane = PublishLane(next(self._lane_numbers), producer.topic, key)
-            self._lanes[lane.number] = self._lanes_by_key[key] = lane
-        lane.slots += 1
+        queue = self._queues_by_key.get(key)
+        if queue is None:
+            queue = ShardQueue(next(self._queue_numbers), producer.topic, key)
+            self._queues[queue.number] = self._queues_by_key[key] = queue
+        queue.slots += 1
         number = next(self._slot_numbers)
-        self._slots[number] = PublishSlot(connection, producer, producer.window(shard), shard, lane.number)
+        self._slots[number] = PublishSlot(connection, producer, producer.window(shard), shard, queue.number)
         producer_id = producer.id if producer.is_numbered else NOT_NUMBERED
         self._server.declare(
-            connection.number, handle, shard, number, lane.number, producer_id, producer.epoch,
+            connection.number, handle, shard, number, queue.number, producer_id, producer.epoch,
             forbidden_columns(producer),
         )  # fmt: skip
         return number
 
     def forget(self, slot_number: int) -> None:
         slot = self._slots.pop(slot_number)
-        lane = self._lanes[slot.lane]
-        lane.slots -= 1
-        self._drop_unused(lane)
+        queue = self._queues[slot.queue]
+        queue.slots -= 1
+        self._drop_unused(queue)
 
-    def _drop_unused(self, lane: PublishLane) -> None:
-        if not lane.slots and not lane.waiting:
-            del self._lanes[lane.number]
-            del self._lanes_by_key[lane.key]
+    def _drop_unused(self, queue: ShardQueue) -> None:
+        if not queue.slots and not queue.waiting:
+            del self._queues[queue.number]
+            del self._queues_by_key[queue.key]
 
     def has_waiting_groups(self, producer: BrokerProducer, shard: int) -> bool:
-        lane = self._lanes_by_key.get(producer.topic.shard_key(shard))
-        return lane is not None and bool(lane.waiting)
+        queue = self._queues_by_key.get(producer.topic.shard_key(shard))
+        return queue is not None and bool(queue.waiting)
 
     # --- end ---
-
-    def stop_listening(self) -> None:
-        if self._tls is not None:
-            self._tls.on_change.remove(self._server.set_tls)
-            self._tls = None
-        self._server.stop_listening()
 
     async def close(self) -> None:
         """Closes every connection that is left."""

@@ -10,8 +10,10 @@
 When the session of the client ends (its credential expired or was revoked), the connection is closing with that error.
 
 Frames are dispatched in order. When a frame has to wait (for room in the log, for outstanding publish responses, for
-calls in flight, for a client that does not read its responses), the connection stops reading its socket and resumes
-from that frame later: the client is slowed down, nothing is refused. Outgoing bytes: outbox.py.
+calls in flight, for a client that does not read its responses), the frames behind it are queued, the connection stops
+reading its socket, and it resumes from that frame later: the client is slowed down, nothing is refused. While a PUBLISH
+waits, ACK, NACK, CREDIT and PING overtake it and every PUBLISH behind it, and the socket is read up to a bound: what a
+client settles must not wait until its own messages are stored (hazard 67). Outgoing bytes: outbox.py.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Collection, Coroutine
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from icestream import errors, limits
 from icestream.broker.broker_topic import BrokerProducer
@@ -29,15 +31,15 @@ from icestream.frontends.native.notifier import Notifier
 from icestream.frontends.native.outbox import Outbox
 from icestream.frontends.native.public_calls import PUBLIC, Caller, CallTable
 from icestream.frontends.native.publish_responses import PendingResponse, PublishResponses
-from icestream.frontends.native.send_budget import SendBudget
 from icestream.frontends.native.wire_connection import WireConnection
+from icestream.frontends.send_budget import SendBudget
 from icestream.observability.log import get_logger
 from icestream.rpc import document, frame, handshake
-from icestream.rpc.client_tls import peer_certificate
 from icestream.rpc.frame import Frame, FrameKind, PublishPart
 from icestream.rpc.stream import FrameStream, head_error
 from icestream.runtime.connection_room import Standing
 from icestream.runtime.keep_alive import keep_alive
+from icestream.runtime.listener_tls import peer_certificate
 from icestream.runtime.tasks import Tasks
 from icestream.security.credential import (
     BearerCredential,
@@ -48,6 +50,8 @@ from icestream.security.credential import (
 )
 
 _log = get_logger("native")
+# What goes on while a PUBLISH in front of it waits (native/src/wire/frames/connection.rs).
+OVERTAKING_KINDS: Final = frozenset({FrameKind.ACK, FrameKind.NACK, FrameKind.CREDIT, FrameKind.PING})
 
 
 class _PublishInProgress:
@@ -62,12 +66,60 @@ class _PublishInProgress:
         self.delay_ms = 0  # of the response: the longest that the topics of its parts ask for
 
 
+class QueuedFrames:
+    """Frames behind one that waits, in order."""
+
+    def __init__(self) -> None:
+        self._frames: deque[Frame] = deque()
+        self._publish_bytes = 0
+        self._others = 0  # frames that are no PUBLISH
+
+    def __bool__(self) -> bool:
+        return bool(self._frames)
+
+    @property
+    def publish_bytes(self) -> int:
+        """The size of the PUBLISH frames among them."""
+        return self._publish_bytes
+
+    @property
+    def has_room(self) -> bool:
+        """True if another frame may be read; False as soon as one is queued that no other frame may overtake."""
+        return not self._others and self._publish_bytes < limits.CONNECTION_PARKED_BYTES_MAX
+
+    def append(self, received: Frame) -> None:
+        self._count(received, 1)
+        self._frames.append(received)
+
+    def return_first(self, received: Frame) -> None:
+        self._count(received, 1)
+        self._frames.appendleft(received)
+
+    def take_first(self) -> Frame:
+        received = self._frames.popleft()
+        self._count(received, -1)
+        return received
+
+    def clear(self) -> None:
+        self._frames.clear()
+        self._publish_bytes = self._others = 0
+
+    def may_overtake(self, kind: int) -> bool:
+        return kind in OVERTAKING_KINDS and not self._others
+
+    def _count(self, received: Frame, sign: int) -> None:
+        if received.kind == FrameKind.PUBLISH:
+            self._publish_bytes += sign * len(received.body)
+        else:
+            self._others += sign
+
+
 class NativeConnection(asyncio.BufferedProtocol):
     def __init__(
         self,
         door: BrokerDoor,
         handshake_server: handshake.HandshakeServer,
-        connections: SendBudget,
+        connections: SendBudget[NativeConnection],
         call_table: CallTable = PUBLIC,
         wire: WireConnection | None = None,
     ) -> None:
@@ -93,9 +145,10 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._tasks = Tasks(self._task_failed)
         self._publish_in_progress: _PublishInProgress | None = None
         self._last_publish_number = 0
-        self._queued_frames: deque[Frame] = deque()  # received behind a frame that waits
+        self._queued_frames = QueuedFrames()  # received behind a frame that waits
         self._queued_failure: errors.IcestreamError | None = None  # a decoding error behind the queued frames
         self._is_waiting = False
+        self._is_parked = False  # it is a PUBLISH that waits
         self._is_closing = False
         self._calls_in_flight = 0
         self._call_finished = Notifier()
@@ -117,7 +170,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self.out.attach(self._transport)
         self.peer = _address_text(transport.get_extra_info("peername"))
         self.peer_certificate = peer_certificate(transport)
-        admission = self._connections.room.admit(self)
+        admission = self._connections.room.admit(self, is_stranger=self._door.is_secured)
         if admission.evicted is not None:
             admission.evicted.make_room()
         if not admission.is_admitted:
@@ -166,9 +219,14 @@ class NativeConnection(asyncio.BufferedProtocol):
         self.frame_received(received)
 
     @property
-    def is_dispatching(self) -> bool:
-        """True if a frame that is received now is dispatched at once, neither queued nor ignored."""
-        return not (self._is_waiting or self._is_closing or self._transport is None or self.out.is_flooded)
+    def takes_settlements(self) -> bool:
+        """True if an ACK, NACK or CREDIT that is received now is dispatched at once, neither queued nor ignored."""
+        if self._is_closing or self._transport is None or self.out.is_flooded:
+            return False
+        return not self._is_waiting or self._may_overtake(FrameKind.ACK)
+
+    def _may_overtake(self, kind: int) -> bool:
+        return self._is_parked and self._queued_failure is None and self._queued_frames.may_overtake(kind)
 
     def head_received(self, size: int, kind: int) -> None:
         """Called by the native wire for a frame head that is invalid; nothing follows."""
@@ -177,6 +235,7 @@ class NativeConnection(asyncio.BufferedProtocol):
     def _on_invalid(self, error: errors.IcestreamError) -> None:
         if self._is_waiting:
             self._queued_failure = error  # raised once the frames before it have been dispatched
+            self._update_reading()
         else:
             self._fail(error)
 
@@ -187,11 +246,16 @@ class NativeConnection(asyncio.BufferedProtocol):
         """
         if self._transport is not None:
             self._transport.pause_reading()
-            self._loop.call_soon(self._resume_reading)
+            self._loop.call_soon(self._update_reading)
 
-    def _resume_reading(self) -> None:
-        if not self._is_waiting and not self._is_closing and self._transport is not None:
+    def _update_reading(self) -> None:
+        if self._transport is None or self._is_closing:
+            return
+        may_queue = self._is_parked and self._queued_failure is None and self._queued_frames.has_room
+        if may_queue or not self._is_waiting:
             self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
 
     def eof_received(self) -> bool:
         return False
@@ -333,7 +397,9 @@ class NativeConnection(asyncio.BufferedProtocol):
         if self._transport is None or self._transport.is_closing() or self._is_closing:
             return
         if self._is_waiting:
-            self._queued_frames.append(received)
+            if not self._overtake(received):
+                self._queued_frames.append(received)
+                self._update_reading()
         elif self.out.agreed is None:
             self._on_hello(received)
         else:
@@ -378,6 +444,8 @@ class NativeConnection(asyncio.BufferedProtocol):
         self.out.send_frame(FrameKind.WELCOME, hello_number, welcome)
         self.out.agreed = agreed
         self._update_standing()
+        if not client.session.is_anonymous and (evicted := self._connections.room.recognise(self)) is not None:
+            evicted.make_room()
         if self._deadline is not None:
             self._deadline.cancel()
 
@@ -394,10 +462,20 @@ class NativeConnection(asyncio.BufferedProtocol):
     def _admit(self, received: Frame) -> None:
         """Dispatches the frame, or queues it while the client does not read its responses (hazard 35)."""
         if self.out.is_flooded:
-            self._queued_frames.appendleft(received)
+            self._queued_frames.return_first(received)
             self._wait(self.out.written.wait_while(lambda: self.out.is_flooded))
         else:
             self._dispatch(handshake.incoming_frame(received, self.agreed))
+
+    def _overtake(self, received: Frame) -> bool:
+        """Dispatches the frame before the PUBLISH that waits; False if it has to be queued."""
+        if self.out.is_flooded or not self._may_overtake(received.kind):
+            return False
+        try:
+            self._dispatch(handshake.incoming_frame(received, self.agreed))
+        except errors.IcestreamError:
+            return False  # it fails again, and closes the connection, behind the frames before it
+        return True
 
     def _dispatch(self, request: Frame) -> None:
         match request.kind:
@@ -435,29 +513,36 @@ class NativeConnection(asyncio.BufferedProtocol):
         if self._wire is not None:
             self._wire.declare_consumer(consumer)
 
-    def _wait(self, until: Coroutine[Any, Any, None], *, has_room: bool = False) -> None:
-        """Stops reading until `until` returns, then resumes with the frame that waits.
+    def _wait(self, until: Coroutine[Any, Any, None], *, is_publish: bool = False, has_room: bool = False) -> None:
+        """Queues frames until `until` returns, then resumes with the frame that waits.
 
-        `has_room`: `until` reserved room in the log, so that the next part is published without another check.
+        `is_publish`: that is a PUBLISH, which some frames may overtake. `has_room`: `until` reserved room in the log,
+        so that the next part is published without another check.
         """
-        self._is_waiting = True
-        if self._transport is not None:
-            self._transport.pause_reading()
+        self._is_waiting, self._is_parked = True, is_publish
+        if is_publish and self._wire is not None:
+            self._wire.hold()
+        self._update_reading()
         self._tasks.start(self._resume_after(until, has_room=has_room), "native-wait")
 
     async def _resume_after(self, until: Coroutine[Any, Any, None], *, has_room: bool) -> None:
         try:
             await until
-            self._is_waiting = False
+            self._end_wait()
             if self._publish_in_progress is not None:
                 self._publish_parts(self._publish_in_progress, has_room=has_room)
             while self._queued_frames and not self._is_waiting:
-                self._admit(self._queued_frames.popleft())
+                self._admit(self._queued_frames.take_first())
             if self._queued_failure is not None and not self._is_waiting:
                 raise self._queued_failure
         except errors.IcestreamError as error:
             self._fail(error)
-        self._resume_reading()
+        self._update_reading()
+
+    def _end_wait(self) -> None:
+        if self._is_parked and self._wire is not None:
+            self._wire.release()
+        self._is_waiting = self._is_parked = False
 
     # --- publishing ---
 
@@ -504,12 +589,13 @@ class NativeConnection(asyncio.BufferedProtocol):
         size = len(part.block)
         if self.responses.is_full or producer.is_full(part.shard):
             self._wait(
-                self.responses.settled.wait_while(lambda: self.responses.is_full or producer.is_full(part.shard))
+                self.responses.settled.wait_while(lambda: self.responses.is_full or producer.is_full(part.shard)),
+                is_publish=True,
             )
         elif not self._publishing.has_room(size):
-            self._wait(self._publishing.wait_for_room(size), has_room=True)
+            self._wait(self._publishing.wait_for_room(size), is_publish=True, has_room=True)
         elif self._wire is not None and self._wire.has_waiting_groups(producer, part.shard):
-            self._wait(self._wire.groups_published(producer, part.shard))
+            self._wait(self._wire.groups_published(producer, part.shard), is_publish=True)
         else:
             return False
         return True
@@ -531,7 +617,7 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     def _on_call(self, request: Frame) -> None:
         if self._calls_in_flight >= limits.CALLS_IN_FLIGHT_MAX:
-            self._queued_frames.appendleft(request)
+            self._queued_frames.return_first(request)
             self._wait(self._call_finished.wait_while(lambda: self._calls_in_flight >= limits.CALLS_IN_FLIGHT_MAX))
             return
         _check_number(request)
@@ -568,7 +654,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         return None if self._transport is None else self._transport.get_extra_info("socket")
 
     def _caller(self, method: str, arguments: dict[str, Any]) -> Caller:
-        """Who makes a call: the client of this connection, or the one whose session the arguments name.
+        """Returns the caller: the client of this connection, or the client of the session that the arguments name.
 
         Raises UnknownHandle, and PermissionDenied for a call that this client may not make.
         """
@@ -583,7 +669,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         return Caller(self, admit(method, self.broker, client) if admit is not None else client or self.broker)
 
     def add_session(self, client: GuardedBroker) -> int:
-        """Returns a handle for a client on whose behalf this connection makes calls."""
+        """Returns a handle for the session of a client, for which this connection makes calls."""
         if len(self._forwarded) >= limits.SESSIONS_PER_CONNECTION_MAX:
             self._door.leave(self._forwarded.popitem(last=False)[1])
         handle = self.new_handle()
@@ -623,9 +709,15 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     def unregister_producer(self, handle: int) -> BrokerProducer | None:
         """Returns the producer that had the handle, which belongs to none from now on."""
-        if self._wire is not None:
+        producer = self.producers.pop(handle, None)
+        # A client may name any number; the wire takes its own handles only.
+        if producer is not None and self._wire is not None:
             self._wire.forget_producer(handle)
-        return self.producers.pop(handle, None)
+        return producer
+
+    def register_consumer(self, consumer: NativeConsumer) -> None:
+        self.consumers[consumer.handle] = consumer
+        self._declare(consumer)
 
     def unregister_consumer(self, handle: int) -> None:
         """Ignores what the client still sends for the consumer."""

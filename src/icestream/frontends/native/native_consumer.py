@@ -48,7 +48,7 @@ class NativeConsumer:
             subscription.leave(consumer)
             raise errors.ConnectionLost("the client disconnected")
         if not self._is_closed:
-            self._connection.consumers[self.handle] = self
+            self._connection.register_consumer(self)
         asyncio.get_running_loop().call_soon(self._send_queued_frames)
 
     def _send_queued_frames(self) -> None:

@@ -10,8 +10,8 @@ from icestream.broker.guarded_broker import BrokerDoor
 from icestream.frontends.native.frame_wire import FrameWire, has_frame_wire
 from icestream.frontends.native.native_connection import NativeConnection
 from icestream.frontends.native.public_calls import PUBLIC, CallTable
-from icestream.frontends.native.send_budget import SendBudget
 from icestream.frontends.native.wire_connection import WireConnection
+from icestream.frontends.send_budget import SendBudget
 from icestream.rpc import handshake, local_socket
 from icestream.runtime.connection_room import RoomState
 from icestream.runtime.listener_tls import ListenerTls
@@ -39,7 +39,7 @@ class NativeListener:
         self._door = door
         self._handshake = handshake_server
         self._call_table = call_table
-        self._connections = SendBudget(name, connections_max)
+        self._connections: SendBudget[NativeConnection] = SendBudget(name, connections_max)
         self._server: asyncio.Server | TlsServer | None = None
         self.port = 0
 
@@ -72,6 +72,11 @@ class NativeListener:
         """
         bound_socket = local_socket.bind(path)
         self._server = await asyncio.get_running_loop().create_unix_server(self._new_connection, sock=bound_socket)
+
+    @property
+    def methods(self) -> frozenset[str]:
+        """The calls that this listener serves."""
+        return frozenset(self._call_table.calls)
 
     @property
     def connections(self) -> int:

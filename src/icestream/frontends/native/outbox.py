@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from icestream import limits
 from icestream.frontends.native.notifier import Notifier
-from icestream.frontends.native.send_budget import SendBudget
+from icestream.frontends.send_budget import SendBudget
 from icestream.rpc import handshake
 from icestream.rpc.frame import HEAD, encode_frame
 
 
 class Outbox:
     def __init__(
-        self, budget: SendBudget, on_room: Callable[[], None], write_later: Callable[[Outbox], None] | None = None
+        self, budget: SendBudget[Any], on_room: Callable[[], None], write_later: Callable[[Outbox], None] | None = None
     ) -> None:
         """`on_room` is called when the outbox was full and has room again.
 
@@ -84,7 +85,7 @@ class Outbox:
         self.taken()
 
     def take(self) -> list[bytes]:
-        """Removes the pieces; the caller writes them and calls `taken`. Empty if they can be sent to nobody."""
+        """Removes the pieces; the caller writes them and calls `taken`. Empty if the transport is closed."""
         self._was_full, self._is_write_scheduled = self.is_full, False
         pieces, self._pieces, self._bytes = self._pieces, [], 0
         return pieces if self._transport is not None and not self._transport.is_closing() else []

@@ -17,12 +17,17 @@ from icestream.admin_api.topic_api import (
     DeleteTopic,
     DeletionReport,
     EffectivePolicies,
+    FormerTopicTable,
     ListTopics,
+    ReturnReport,
     ShardTakeover,
     TakeoverReport,
+    TombstoneList,
     TopicNames,
     TopicOnly,
     TopicOutline,
+    TopicTombstone,
+    UndeleteTopic,
 )
 from icestream.broker.broker_topic import BrokerProducer, BrokerTopic
 from icestream.broker.guarded_broker import GuardedBroker
@@ -100,14 +105,14 @@ def _check_field_names(argument: str, fields: object, allowed: tuple[str, ...]) 
 
 
 class Caller(NamedTuple):
-    """Who makes a call: the connection, and the broker as far as the session of the call may use it."""
+    """The origin of a call: its connection, and the broker as far as the session of the call may use it."""
 
     connection: NativeConnection
     broker: GuardedBroker
 
     @property
     def session(self) -> AccessSession:
-        """Whose rights decide: those of the client of the connection, or of the client that a process calls for."""
+        """The session that decides: of the client of the connection, or of the client that a process calls for."""
         return self.broker.session
 
 
@@ -257,6 +262,40 @@ async def delete_topic(caller: Caller, arguments: Document) -> Document:
     )
 
 
+async def undelete_topic(caller: Caller, arguments: Document) -> Document:
+    request = decode_arguments(UndeleteTopic, arguments)
+    returned = await caller.broker.undelete_topic(TopicName.parse(request.topic), request.id)
+    table = returned.table
+    return _document(
+        ReturnReport(
+            topic=str(TopicName.parse(request.topic)),
+            id=returned.record.id,
+            shards=returned.record.shards,
+            subscriptions=returned.subscriptions,
+            former_table=None
+            if table is None
+            else FormerTopicTable(
+                namespace=table.namespace, table=table.name, uuid=table.uuid, metadata_file=table.location
+            ),
+        )
+    )
+
+
+async def list_deleted_topics(caller: Caller, _arguments: Document) -> Document:
+    topics = [
+        TopicTombstone(
+            topic=f"/{tombstone.namespace}/{tombstone.name}",
+            id=tombstone.topic.id,
+            shards=tombstone.topic.shards,
+            node=tombstone.topic.node,
+            deleted_ms=tombstone.deleted_ms,
+            until_ms=tombstone.until_ms,
+        )
+        for tombstone in await caller.broker.deleted_topics()
+    ]
+    return _document(TombstoneList(topics=topics))
+
+
 async def takeover_topic(caller: Caller, arguments: Document) -> Document:
     takeover = await caller.broker.take_over_topic(TopicName.parse(decode_arguments(TopicOnly, arguments).topic))
     shards = [ShardTakeover(shard=gap.key.shard, gap_start=gap.start, gap_end=gap.end) for gap in takeover.gaps]
@@ -313,7 +352,7 @@ CALLS: Final[dict[Any, Call]] = {
     call.__name__: call
     for call in (
         open_producer, close_producer, reset_producer, subscribe, close_consumer, seek, create_topic, delete_topic,
-        takeover_topic,
+        undelete_topic, list_deleted_topics, takeover_topic,
         describe_topic, topic_policies, list_topics, delete_subscription,
     )
 }  # fmt: skip
@@ -325,8 +364,8 @@ class CallTable(NamedTuple):
 
     calls: Mapping[Any, Call]
     call_bytes_max: int = limits.CALL_BYTES_MAX
-    # By whom a call may be made: the method, the broker for the connection, and for the session that the call names.
-    # Returns the one whose rights decide. None: every client may make every call, and its rights decide.
+    # Decides about a call: the method, the broker for the connection, and for the session that the call names.
+    # Returns the broker of the deciding session. None: every client may make every call with its own rights.
     admit: Callable[[str, GuardedBroker, GuardedBroker | None], GuardedBroker] | None = None
 
 

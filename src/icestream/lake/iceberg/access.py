@@ -6,21 +6,25 @@
                  `config`, newer ones `storage-credentials`, which also names the locations that the keys apply to
     …/credentials   the same `storage-credentials` for a client that has loaded the table before; no header is needed
 
-The keys are those of the settings, unrestricted: clients get the same access as the broker.
+The keys are those of the settings, unrestricted: clients get the same access as the broker. That is for brokers without
+accounts; with accounts a client gets access to one table (delegated_access.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import orjson
 
 from icestream.catalogs import store_options
 from icestream.catalogs.store_options import StoreOptions
 
+if TYPE_CHECKING:
+    from icestream.lake.iceberg.delegated_access import DelegatedAccess
+
 HEADER: Final = b"x-iceberg-access-delegation"
-_VENDED_CREDENTIALS: Final = "vended-credentials"
+VENDED_CREDENTIALS: Final = "vended-credentials"
 _EMPTY_OBJECT: Final = b"{}"
 _EMPTY_LIST: Final = b"[]"
 
@@ -36,22 +40,35 @@ class Access(NamedTuple):
     defaults: dict[str, str]
     keys: bytes  # JSON, encoded once for all responses
     credentials: bytes = _EMPTY_LIST  # the same as `storage-credentials`
+    delegated: DelegatedAccess | None = None  # with accounts; None: the store has no such access
 
     @classmethod
-    def of(cls, store: StoreOptions, is_sharing_keys: bool, roots: Sequence[str] = ()) -> Access:
+    def of(
+        cls,
+        store: StoreOptions,
+        is_sharing_keys: bool,
+        roots: Sequence[str] = (),
+        delegated: DelegatedAccess | None = None,
+    ) -> Access:
         """`roots`: locations that the keys apply to, which are the warehouse and other roots of tables."""
         defaults = store_options.public_file_io(store)
         keys = store_options.secret_file_io(store)
         if not is_sharing_keys or not keys:
-            return cls(defaults, orjson.dumps(defaults) if is_sharing_keys else _EMPTY_OBJECT)
+            keys_config = orjson.dumps(defaults) if is_sharing_keys else _EMPTY_OBJECT
+            return cls(defaults, keys_config, delegated=delegated)
         config = defaults | keys
         credentials = [{"prefix": f"{root.rstrip('/')}/", "config": config} for root in roots]
-        return cls(defaults, orjson.dumps(config), orjson.dumps(credentials))
+        return cls(defaults, orjson.dumps(config), orjson.dumps(credentials), delegated)
 
     def table(self, delegation: str | None) -> TableAccess:
         """The access for a client that sent this value of X-Iceberg-Access-Delegation."""
-        mechanisms = [name.strip().lower() for name in (delegation or "").split(",")]
-        return TableAccess(self.keys, self.credentials) if _VENDED_CREDENTIALS in mechanisms else NO_TABLE_ACCESS
+        is_asked = VENDED_CREDENTIALS in mechanisms(delegation)
+        return TableAccess(self.keys, self.credentials) if is_asked else NO_TABLE_ACCESS
+
+
+def mechanisms(delegation: str | None) -> list[str]:
+    """Returns the mechanisms that a client accepts, by its header X-Iceberg-Access-Delegation."""
+    return [name.strip().lower() for name in (delegation or "").split(",")]
 
 
 NO_ACCESS: Final = Access({}, _EMPTY_OBJECT)

@@ -3,6 +3,7 @@
 no valid credential             401
 right missing                   403, or the error of an absent name where the caller may not see it (route_rights.py)
 no such path, no such method    404, 405
+not a read, in a view           403
 handled by the catalog          its result, or its error in Iceberg's format
 an internal error               500; clients treat it as an unknown outcome, which it may be (hazard 13)
 """
@@ -21,7 +22,7 @@ from icestream.lake.catalog_rights import CatalogRights
 from icestream.lake.guard import Guard, GuardPolicy
 from icestream.lake.iceberg import responses, routes
 from icestream.lake.iceberg.access import NO_ACCESS, Access
-from icestream.lake.iceberg.request import IcebergRequest
+from icestream.lake.iceberg.request import IcebergRequest, decode_segment
 from icestream.lake.iceberg.responses import IcebergResponse, compress
 from icestream.lake.iceberg.token_endpoint import issue_token
 from icestream.lake.request_caller import (
@@ -30,6 +31,7 @@ from icestream.lake.request_caller import (
     UnsecuredCallers,
     check_tokens,
     client_address,
+    client_certificate,
     mark_authenticated,
 )
 from icestream.lake.request_metrics import RequestMetrics
@@ -52,7 +54,7 @@ class IcebergApp:
         callers: RequestCallers | None = None,
     ) -> None:
         """`catalog` is None if the tables of the node are in another catalog. `tokens` are for brokers without
-        accounts; `callers`: who makes requests, None: security is off."""
+        accounts; `callers` identifies the callers of requests; None: security is off."""
         self._catalog = catalog
         self._access = access
         self._tokens = tokens
@@ -80,14 +82,14 @@ class IcebergApp:
 
     async def _handle(self, scope: Scope, request: IcebergRequest, route: routes.Route | None) -> IcebergResponse:
         is_open = request.path == routes.CONFIG_PATH and request.method == "GET" and not self._tokens
-        if is_open and self._catalog is not None:
-            return await routes.config(self._catalog, request)
         address = client_address(scope)
         try:
+            if is_open and self._catalog is not None:
+                return await routes.config(self._catalog, request)
             if request.path == routes.TOKENS_PATH:
                 return await issue_token(self._callers, request, address)
             authorization = request.headers(b"authorization")
-            caller = await self._callers.identify(authorization, address, LISTENER)
+            caller = await self._callers.identify(authorization, address, LISTENER, client_certificate(scope))
             try:
                 check_tokens(self._tokens, caller, authorization)
                 mark_authenticated(scope, caller)
@@ -107,6 +109,11 @@ class IcebergApp:
         if route is None or self._catalog is None:
             return responses.status_response(404, "No route for this path" if route is None else _NO_CATALOG)
         endpoint = route.methods.get(request.method)
+        if request.prefix is not None:
+            request.view = routes.views_of(self._catalog).of_name(decode_segment(request.prefix))
+            endpoint = route.view_methods.get(request.method)
+            if endpoint is None:
+                raise errors.PermissionDenied(f"view {request.view.name} is read-only: {request.method} is refused")
         if endpoint is None:
             allowed = ", ".join(route.methods)
             message = f"method {request.method} not allowed; allowed: {allowed}"

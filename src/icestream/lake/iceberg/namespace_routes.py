@@ -24,7 +24,7 @@ async def create_namespace(catalog: Catalog, request: IcebergRequest) -> Iceberg
     document = request.document()
     namespace = check_namespace(values.texts(document, "namespace"))
     properties = values.optional_text_map(document, "properties")
-    stored = await catalog.namespaces.create(namespace, properties, request.name)
+    stored = await catalog.namespaces.create(namespace, properties, request.name, request.guard)
     return responses.json_response({"namespace": namespace, "properties": stored})
 
 
@@ -47,5 +47,7 @@ async def change_properties(catalog: Catalog, request: IcebergRequest) -> Iceber
     document = request.document()
     updates = values.optional_text_map(document, "updates")
     removals = values.texts(document, "removals") if document.get("removals") is not None else []
-    changed = await catalog.namespaces.change_properties(request.namespace, updates, removals, request.name)
+    changed = await catalog.namespaces.change_properties(
+        request.namespace, updates, removals, request.name, request.guard
+    )
     return responses.json_response({"updated": changed.updated, "removed": changed.removed, "missing": changed.missing})

@@ -1,7 +1,7 @@
 """A request of Iceberg's REST protocol: path, query, headers and body, each decoded only when it is read.
 
 Names in a path are encoded separately, so a slash in a name is %2F; a plus is a space, as Java's clients encode it. The
-levels of a namespace are separated by 0x1F.
+levels of a namespace are separated by 0x1F. A first segment that is no route is the prefix of a view (lake_views.py).
 """
 
 from __future__ import annotations
@@ -9,30 +9,54 @@ from __future__ import annotations
 import json
 import re
 from functools import lru_cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from icestream import errors
 from icestream.catalog.idempotency import IdempotentRequest
+from icestream.catalog.transactions import TransactionGuard
 from icestream.iceberg import values
 from icestream.iceberg.identifier import SEPARATOR, Identifier, Namespace, check_namespace, identifier
 from icestream.iceberg.values import Object, short_repr
 from icestream.lake.catalog_rights import CatalogRights
-from icestream.lake.iceberg.access import HEADER, NO_ACCESS, NO_TABLE_ACCESS, Access, TableAccess
+from icestream.lake.iceberg.access import HEADER, NO_ACCESS, Access
+
+if TYPE_CHECKING:
+    from icestream.lake.iceberg.delegated_access import SignableFile
+    from icestream.lake.iceberg.lake_views import LakeView
 
 FORCE: Final = "icestream-force"
 _QUERY_FIELDS_MAX: Final = 32
 _PAGE_DIGITS_MAX: Final = 9
+# Of the routes without a prefix.
+_FIRST_SEGMENTS: Final = frozenset((b"config", b"namespaces", b"tables", b"transactions", b"views", b"oauth"))
 _KEY_END: Final = re.compile(rb'"[ \t\r\n]*:')
 
 
 class IcebergRequest:
     """One request. `raw` is the body, `segments` the parts of the path after /v1, `access` what this node grants.
 
-    `rights`: those of the caller in the catalog; None while security is off.
+    `prefix`: the name of a view before them, encoded; None: the live tables. `view`: that view, for routes of views.
+    `rights`: those of the caller in the catalog; None while security is off. `guard`: what the transaction of the
+    request must compare, because rights were decided by it. `signable`: the request to the object store that it wants
+    to be signed, and may.
     """
 
-    __slots__ = ("_headers", "_query", "_raw_query", "access", "method", "path", "raw", "rights", "segments")
+    __slots__ = (
+        "_headers",
+        "_query",
+        "_raw_query",
+        "access",
+        "guard",
+        "method",
+        "path",
+        "prefix",
+        "raw",
+        "rights",
+        "segments",
+        "signable",
+        "view",
+    )
 
     def __init__(
         self,
@@ -46,10 +70,16 @@ class IcebergRequest:
         self.access = access
         self.method = method
         self.path = path  # encoded
-        self.segments = path.split(b"/")[2:]
+        segments = path.split(b"/")[2:]
+        is_prefixed = len(segments) > 1 and segments[0] not in _FIRST_SEGMENTS
+        self.prefix = segments[0] if is_prefixed else None
+        self.segments = segments[1:] if is_prefixed else segments
         self.raw = raw
         self._headers = headers
         self.rights: CatalogRights | None = None
+        self.guard: TransactionGuard | None = None
+        self.signable: SignableFile | None = None
+        self.view: LakeView | None = None
         self._raw_query = query
         self._query: dict[str, str] | None = None
 
@@ -110,15 +140,9 @@ class IcebergRequest:
         return value is not None and value.lower() != "false"
 
     @property
-    def table_access(self) -> TableAccess:
-        """The access to table files that the response grants to this client. With accounts none: the keys are those of
-        the broker, and open the tables of everybody (hazard 111)."""
-        return self.access.table(self.header(HEADER)) if self.rights is None else NO_TABLE_ACCESS
-
-    @property
-    def storage_credentials(self) -> bytes:
-        """The same for a client that asks for credentials alone, as JSON."""
-        return self.access.credentials if self.rights is None else NO_TABLE_ACCESS.storage_credentials
+    def delegation(self) -> str | None:
+        """Which access to the files of a table the client accepts (access.py)."""
+        return self.header(HEADER)
 
     @property
     def name(self) -> IdempotentRequest | None:

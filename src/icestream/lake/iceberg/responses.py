@@ -75,6 +75,14 @@ def staged_table_response(metadata: TableMetadata, access: TableAccess = NO_TABL
     return IcebergResponse(200, document, (_JSON,))
 
 
+def view_table_response(metadata: TableMetadata, tag: str, access: TableAccess) -> IcebergResponse:
+    """A table in a view of the lake. Its document is in no file; the location that it names is that of none."""
+    # PyIceberg chooses its file system by this location, and where it is missing by the name of the warehouse.
+    location = f"{metadata.location}/metadata/view-{metadata.uuid}.metadata.json"
+    document = _metadata_document(location, metadata.pieces(), b"", access)
+    return IcebergResponse(200, document, (_JSON, (b"etag", tag.encode())))
+
+
 def credentials_response(storage_credentials: bytes) -> IcebergResponse:
     """The response to a request for credentials; `storage_credentials` is JSON."""
     return IcebergResponse(200, b'{"storage-credentials":' + storage_credentials + b"}", (_JSON,))

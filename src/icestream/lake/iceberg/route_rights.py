@@ -2,6 +2,7 @@
 
     list, HEAD, metrics           describe; listings show what is visible
     load, credentials             table-read
+    sign                          table-read, or table-write for a request that writes; create for a staged table
     commit, transaction           table-write of every table, create of new ones; with icestream-force also delete
     create                        create of the name
     register                      create, or table-write of what it overwrites; a file of another table: admin
@@ -21,13 +22,17 @@ from typing import Any
 from icestream import errors
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.catalog_records import Relation, TableRecord
-from icestream.catalog.operations.namespace_operations import LOCATION
 from icestream.catalog.plans import relation_plans
+from icestream.catalog.plans.namespace_plans import LOCATION
 from icestream.catalog.topic_rules import commit_rules
 from icestream.catalog.topic_rules.commit_rules import CommitRequest
 from icestream.iceberg import table_commit, values
+from icestream.iceberg import updates as update
 from icestream.iceberg.identifier import Identifier, check_namespace
+from icestream.iceberg.location import normalize
 from icestream.lake.catalog_rights import CatalogRights, name_resource
+from icestream.lake.iceberg.delegated_access import SignableFile, no_signatures, signing_scope
+from icestream.lake.iceberg.remote_signing import parse_sign_request
 from icestream.lake.iceberg.request import IcebergRequest, parse_namespace
 from icestream.lake.iceberg.table_routes import commit_request, transaction_changes
 from icestream.lake.location_rights import LocationRights
@@ -54,12 +59,14 @@ async def list_namespaces(_catalog: Catalog, request: IcebergRequest, rights: Ca
         raise rights.caller.unauthenticated()
 
 
-async def create_namespace(_catalog: Catalog, request: IcebergRequest, rights: CatalogRights) -> None:
+async def create_namespace(catalog: Catalog, request: IcebergRequest, rights: CatalogRights) -> None:
     document = request.document()
     properties = values.optional_text_map(document, "properties")
-    await rights.require_new_namespace(check_namespace(values.texts(document, "namespace")))
+    namespace = check_namespace(values.texts(document, "namespace"))
+    await rights.require_new_namespace(namespace)
     if LOCATION in properties:
         await rights.require_administrator()
+    request.guard = catalog.places.namespace_guard(namespace, properties)
 
 
 async def see_namespace(_catalog: Catalog, request: IcebergRequest, rights: CatalogRights) -> None:
@@ -70,10 +77,13 @@ async def drop_namespace(_catalog: Catalog, request: IcebergRequest, rights: Cat
     await rights.require_namespace(request.namespace, Action.DELETE)
 
 
-async def change_properties(_catalog: Catalog, request: IcebergRequest, rights: CatalogRights) -> None:
+async def change_properties(catalog: Catalog, request: IcebergRequest, rights: CatalogRights) -> None:
     document = request.document()
-    names = {*values.optional_text_map(document, "updates"), *(document.get("removals") or ())}
-    await rights.require_namespace(request.namespace, Action.ALTER, more=[_ADMINISTRATOR] if LOCATION in names else ())
+    updates = values.optional_text_map(document, "updates")
+    is_placed = LOCATION in {*updates, *(document.get("removals") or ())}
+    await rights.require_namespace(request.namespace, Action.ALTER, more=[_ADMINISTRATOR] if is_placed else ())
+    if is_placed:
+        request.guard = catalog.places.namespace_guard(request.namespace, updates)
 
 
 # --- tables ---
@@ -97,7 +107,9 @@ def create(places_files: bool) -> RouteRights:
         await rights.require_new(identifier)
         properties = values.optional_text_map(document, "properties") if places_files else {}
         location = values.optional_text(document, "location")
-        await LocationRights(catalog, rights).check_new(identifier, location, properties)
+        locations = LocationRights(catalog, rights)
+        await locations.check_new(identifier, location, properties)
+        request.guard = locations.guard()
 
     return require
 
@@ -110,12 +122,22 @@ async def register_table(catalog: Catalog, request: IcebergRequest, rights: Cata
     if values.optional_flag(document, "overwrite") and await rights.exists(identifier):
         await rights.require_relation(identifier, Action.TABLE_WRITE)
         table = (await catalog.commits.load(identifier)).state.table
-    await LocationRights(catalog, rights).check_registered(location, table)
+    locations = LocationRights(catalog, rights)
+    await locations.check_registered(identifier, location, table)
+    request.guard = locations.guard()
 
 
 async def register_view(_catalog: Catalog, request: IcebergRequest, rights: CatalogRights) -> None:
     await rights.require_new(request.new_relation(request.document()))
     await rights.require_administrator()
+
+
+async def sign_request(catalog: Catalog, request: IcebergRequest, rights: CatalogRights) -> None:
+    delegated, wanted = request.access.delegated, parse_sign_request(request.document())
+    if delegated is None:
+        raise no_signatures()
+    scope = await signing_scope(catalog, rights, delegated, request.relation, wanted)
+    request.signable = SignableFile(wanted, scope)
 
 
 async def drop_table(_catalog: Catalog, request: IcebergRequest, rights: CatalogRights) -> None:
@@ -160,8 +182,27 @@ async def _commit(
     locations = LocationRights(catalog, rights)
     for identifier, commit in commits.items():
         state: Any = None
-        if isinstance(records.get(identifier), TableRecord):
+        record = records.get(identifier)
+        if isinstance(record, TableRecord):
             state = (await catalog.commits.load(identifier)).state.table
         elif identifier not in created:
             continue  # a repeat of a commit to a table that is gone
-        await locations.check_commit(identifier, state, commit.updates)
+        is_topic = isinstance(record, TableRecord) and record.binding is not None
+        await locations.check_commit(identifier, state, commit.updates, is_topic)
+    request.guard = locations.guard()
+
+
+# --- views ---
+
+
+async def replace_view(catalog: Catalog, request: IcebergRequest, rights: CatalogRights) -> None:
+    identifier = request.relation
+    record = await rights.require_relation(
+        identifier, Action.TABLE_WRITE, kind=relation_plans.VIEW, repeat=request.name
+    )
+    updates = values.objects(request.document(), "updates")
+    if record is not None and any(update.action(entry) == "set-location" for entry in updates):
+        locations = LocationRights(catalog, rights)
+        view = (await catalog.views.load(identifier)).view
+        await locations.check_moved(identifier, record.uuid, normalize(view.location), updates)
+        request.guard = locations.guard()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from icestream import limits
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.plans import relation_plans
 from icestream.iceberg.values import Object
-from icestream.lake.iceberg import namespace_routes, route_rights, table_routes, view_routes
+from icestream.lake.iceberg import lake_view_routes, namespace_routes, route_rights, table_routes, view_routes
+from icestream.lake.iceberg.lake_views import LakeViews
 from icestream.lake.iceberg.request import IcebergRequest
 from icestream.lake.iceberg.responses import IcebergResponse, json_response
 from icestream.lake.iceberg.route_rights import RouteRights
@@ -25,9 +26,17 @@ class IcebergEndpoint(NamedTuple):
     rights: RouteRights
 
 
-async def config(_catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
-    """The configuration for clients. There is only one warehouse: the `warehouse` parameter is ignored."""
-    return json_response({**_CONFIG, "defaults": request.access.defaults})
+async def config(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
+    """The configuration for clients of the live tables, or of the view that the `warehouse` parameter names. Raises
+    UnknownWarehouse."""
+    view = views_of(catalog).of_warehouse(request.parameter("warehouse"))
+    document = _CONFIG if view is None else {**_VIEW_CONFIG, "overrides": {"prefix": view.name}}
+    return json_response({**document, "defaults": request.access.defaults})
+
+
+def views_of(catalog: Catalog) -> LakeViews:
+    """The read-only views of the lake of this catalog."""
+    return LakeViews(catalog.warehouse, lambda: catalog.clock.wall_us() // 1000)
 
 
 _NAMESPACE: Final = "/v1/namespaces/{namespace}"
@@ -57,6 +66,7 @@ ROUTES: Final[dict[tuple[str, str], IcebergEndpoint]] = {
     ("GET", f"{_TABLE}/credentials"): IcebergEndpoint(
         table_routes.load_credentials, route_rights.relation(Action.TABLE_READ)
     ),
+    ("POST", f"{_TABLE}/sign"): IcebergEndpoint(table_routes.sign_request, route_rights.sign_request),
     ("POST", "/v1/tables/rename"): IcebergEndpoint(table_routes.rename_table, route_rights.rename(TABLE)),
     ("POST", "/v1/transactions/commit"): IcebergEndpoint(
         table_routes.commit_transaction, route_rights.commit_transaction
@@ -66,17 +76,34 @@ ROUTES: Final[dict[tuple[str, str], IcebergEndpoint]] = {
     ("POST", f"{_NAMESPACE}/register-view"): IcebergEndpoint(view_routes.register_view, route_rights.register_view),
     ("GET", _VIEW): IcebergEndpoint(view_routes.load_view, route_rights.relation(Action.TABLE_READ, kind=VIEW)),
     ("HEAD", _VIEW): IcebergEndpoint(view_routes.view_exists, route_rights.relation(kind=VIEW)),
-    ("POST", _VIEW): IcebergEndpoint(view_routes.replace_view, route_rights.relation(Action.TABLE_WRITE, kind=VIEW)),
+    ("POST", _VIEW): IcebergEndpoint(view_routes.replace_view, route_rights.replace_view),
     ("DELETE", _VIEW): IcebergEndpoint(view_routes.drop_view, route_rights.relation(Action.DELETE, kind=VIEW)),
     ("POST", "/v1/views/rename"): IcebergEndpoint(view_routes.rename_view, route_rights.rename(VIEW)),
 }
+# Below the prefix of a view; anything else there is refused, whatever the rights.
+VIEW_ROUTES: Final[dict[tuple[str, str], IcebergEndpoint]] = {
+    ("GET", "/v1/namespaces"): ROUTES["GET", "/v1/namespaces"],
+    ("GET", _NAMESPACE): ROUTES["GET", _NAMESPACE],
+    ("HEAD", _NAMESPACE): ROUTES["HEAD", _NAMESPACE],
+    ("GET", f"{_NAMESPACE}/tables"): IcebergEndpoint(lake_view_routes.list_tables, route_rights.see_namespace),
+    ("GET", _TABLE): IcebergEndpoint(lake_view_routes.load_table, route_rights.relation(Action.TABLE_READ)),
+    ("HEAD", _TABLE): IcebergEndpoint(lake_view_routes.table_exists, route_rights.relation()),
+    ("GET", f"{_TABLE}/credentials"): IcebergEndpoint(
+        lake_view_routes.load_credentials, route_rights.relation(Action.TABLE_READ)
+    ),
+}
+
+
+def _endpoints(routes: Iterable[tuple[str, str]]) -> list[str]:
+    return [f"{method} {path.replace('/v1/', '/v1/{prefix}/')}" for method, path in routes if path != "/v1/config"]
+
+
 _CONFIG: Final[Object] = {
     "overrides": {},
-    "endpoints": [
-        f"{method} {path.replace('/v1/', '/v1/{prefix}/')}" for method, path in ROUTES if path != "/v1/config"
-    ],
+    "endpoints": _endpoints(ROUTES),
     "idempotency-key-lifetime": f"PT{limits.CATALOG_REQUEST_TTL_MS // 60_000}M",
 }
+_VIEW_CONFIG: Final[Object] = {"overrides": {}, "endpoints": _endpoints(VIEW_ROUTES)}
 # Deprecated in the protocol. A client with a `credential` requests a token here first (token_endpoint.py).
 TOKENS_PATH: Final = b"/v1/oauth/tokens"
 CONFIG_PATH: Final = b"/v1/config"  # needs no credential: a client reads here how it gets one
@@ -85,6 +112,7 @@ CONFIG_PATH: Final = b"/v1/config"  # needs no credential: a client reads here h
 class Route(NamedTuple):
     path: str
     methods: dict[str, IcebergEndpoint]
+    view_methods: dict[str, IcebergEndpoint]  # below the prefix of a view
 
 
 def _by_shape() -> dict[tuple[bytes, ...], Route]:
@@ -92,7 +120,10 @@ def _by_shape() -> dict[tuple[bytes, ...], Route]:
     shapes: dict[tuple[bytes, ...], Route] = {}
     for (method, path), endpoint in ROUTES.items():
         shape = tuple(b"" if part.startswith("{") else part.encode() for part in path.split("/")[2:])
-        shapes.setdefault(shape, Route(path, {})).methods[method] = endpoint
+        route = shapes.setdefault(shape, Route(path, {}, {}))
+        route.methods[method] = endpoint
+        if (method, path) in VIEW_ROUTES:
+            route.view_methods[method] = VIEW_ROUTES[method, path]
     return shapes
 
 

@@ -30,7 +30,8 @@ from icestream import errors, limits
 from icestream.admin_api.session_api import SessionCredential
 from icestream.lake.iceberg.request import IcebergRequest
 from icestream.lake.iceberg.responses import IcebergResponse, error_response, token_response
-from icestream.lake.request_caller import RequestCallers, bearer_token
+from icestream.lake.request_caller import RequestCallers
+from icestream.security.credential import bearer_token
 
 LISTENER: Final = "iceberg"
 _CLIENT_CREDENTIALS: Final = "client_credentials"
@@ -114,7 +115,7 @@ def _client_credentials(request: IcebergRequest, form: Mapping[str, str]) -> Tok
     headers = request.headers(b"authorization")
     if headers and not secret:
         account, secret = _basic(headers)
-    if not secret or len(secret) > limits.CALLER_TOKEN_BYTES_MAX or len(account) > limits.NAME_BYTES_MAX:
+    if not secret or len(secret) > limits.TOKEN_BYTES_MAX or len(account) > limits.NAME_BYTES_MAX:
         raise errors.Unauthenticated("the credential is not valid")
     if not account or secret.count(".") == 2:  # three parts: a token, which a password should not look like
         bearer_token([f"Bearer {secret}"])

@@ -18,13 +18,17 @@ async def list_views(catalog: Catalog, request: IcebergRequest) -> IcebergRespon
 
 async def create_view(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
     document = request.document()
-    return responses.view_response(await catalog.views.create(request.new_relation(document), document, request.name))
+    return responses.view_response(
+        await catalog.views.create(request.new_relation(document), document, request.name, request.guard)
+    )
 
 
 async def register_view(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
     document = request.document()
     location = values.text(document, "metadata-location")
-    return responses.view_response(await catalog.views.register(request.new_relation(document), location, request.name))
+    return responses.view_response(
+        await catalog.views.register(request.new_relation(document), location, request.name, request.guard)
+    )
 
 
 async def load_view(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
@@ -40,7 +44,9 @@ async def replace_view(catalog: Catalog, request: IcebergRequest) -> IcebergResp
     document = request.document()
     requirements = values.optional_objects(document, "requirements")
     updates = values.objects(document, "updates")
-    return responses.view_response(await catalog.views.replace(request.relation, requirements, updates, request.name))
+    return responses.view_response(
+        await catalog.views.replace(request.relation, requirements, updates, request.name, request.guard)
+    )
 
 
 async def drop_view(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:

@@ -19,6 +19,7 @@ from icestream.admin_api.admin_call import Listing
 from icestream.catalog import catalog_keys, catalog_records
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.catalog_records import PurgeRecord
+from icestream.catalog.operations.file_rules import FileRules
 from icestream.catalog.topic_rules.operation_preview import Consent, OperationPreview, TopicLog
 from icestream.iceberg import file_listing
 from icestream.iceberg.identifier import Identifier, check_namespace, identifier
@@ -57,6 +58,11 @@ def get_manifests(request: Request) -> ManifestReader:
     return manifests
 
 
+def get_file_rules(request: Request) -> FileRules | None:
+    rules: FileRules | None = request.app.state.file_rules
+    return rules
+
+
 def get_rights(request: Request, caller: CallerDep) -> TableRights:
     catalog: Catalog | None = request.app.state.catalog
     return TableRights(caller, None if catalog is None else CatalogRights(catalog, caller))
@@ -72,6 +78,7 @@ def table_query(
 CatalogDep = Annotated[Catalog, Depends(get_catalog)]
 OperationsDep = Annotated[TopicTableOperations, Depends(get_operations)]
 ManifestsDep = Annotated[ManifestReader, Depends(get_manifests)]
+FileRulesDep = Annotated[FileRules | None, Depends(get_file_rules)]
 RightsDep = Annotated[TableRights, Depends(get_rights)]
 OperationRequest = api.TableOperationRequest | api.RecreateRequest
 TableDep = Annotated[Identifier, Depends(table_query)]
@@ -135,12 +142,14 @@ async def list_files(
     table: TableDep,
     page: PageDep,
     rights: RightsDep,
+    rules: FileRulesDep,
     snapshot: int | None = None,
 ) -> Listing[api.TableFile]:
     await rights.require_table(table, Action.TABLE_READ)
     async with hint_on_unknown_table(catalog, table):
         metadata = (await catalog.tables.load(table)).table
-    files = await file_listing.list_files(metadata, manifests, snapshot, page.after, page.limit)
+    check = None if rules is None else rules.check
+    files = await file_listing.list_files(metadata, manifests, snapshot, page.after, page.limit, check)
     return msgspec.convert(files, Listing[api.TableFile])
 
 
@@ -217,6 +226,9 @@ async def adopt(
     request: Annotated[api.AdoptRequest, body(api.AdoptRequest)],
 ) -> api.OperationOutcome:
     table, consents = _identifier(request), _consents(request)
+    if request.metadata_file is not None:
+        await rights.require_cluster(Action.ADMIN)  # as registering a file of another table does
+        await operations.register(table, request.metadata_file)
     await rights.require_binding(table, request.topic)
     positions = (
         None if request.positions is None else {_parse_shard(shard): end for shard, end in request.positions.items()}

@@ -104,9 +104,21 @@ async def revoke_all_tokens(broker: BrokerDep, principal: str) -> api.SecurityCh
     return await broker(api.REVOKE_ALL_TOKENS, api.PrincipalOnly(principal))
 
 
-@router.post("/keys", response_model=model_of(api.KeyRotation), summary="Sign new tokens with a new key")
-async def rotate_keys(broker: BrokerDep) -> api.KeyRotation:
+@router.get("/keys", response_model=model_of(api.SigningKeys), summary="List the signing keys by id")
+async def list_keys(broker: BrokerDep) -> api.SigningKeys:
+    return await broker(api.LIST_KEYS)
+
+
+@router.post("/keys", response_model=model_of(api.KeyRingChange), summary="Sign new tokens with a new key")
+async def rotate_keys(broker: BrokerDep) -> api.KeyRingChange:
     return await broker(api.ROTATE_KEYS)
+
+
+@router.delete(
+    "/keys/{key_id}", response_model=model_of(api.KeyRingChange), summary="Remove a signing key; its tokens end"
+)
+async def remove_key(broker: BrokerDep, key_id: str) -> api.KeyRingChange:
+    return await broker(api.REMOVE_KEY, api.KeyOnly(key_id))
 
 
 # --- roles ---

@@ -8,7 +8,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Response
 
 from icestream.admin_api import topic_api as api
-from icestream.admin_api.admin_call import Listing
+from icestream.admin_api.admin_call import Listing, NoArguments
 from icestream.lake.broker_calls import PREFIX, BrokerDep, PageDep
 from icestream.lake.http_models import body, extend, model_of
 from icestream.model.topic_deletion_policy import DeletedRestPolicy, DeletedTablePolicy
@@ -22,6 +22,29 @@ _TOPIC, _TOPICS = model_of(api.TopicDetails), model_of(Listing[api.TopicSummary]
 @all_topics_router.get("/topics", response_model=_TOPICS, summary="List the topics of all namespaces")
 async def list_all_topics(broker: BrokerDep, page: PageDep) -> Listing[api.TopicSummary]:
     return await broker(api.PAGE_TOPICS, extend(api.PageTopics, page))
+
+
+@all_topics_router.get(
+    "/deleted-topics", response_model=model_of(api.TombstoneList), summary="List the deleted topics that can come back"
+)
+async def list_deleted_topics(broker: BrokerDep) -> api.TombstoneList:
+    return await broker(api.LIST_DELETED_TOPICS, NoArguments())
+
+
+@router.post(
+    "/{topic}/undelete",
+    response_model=model_of(api.ReturnReport),
+    summary="Bring a deleted topic back; then adopt its table",
+)
+async def undelete_topic(
+    broker: BrokerDep,
+    namespace: str,
+    topic: str,
+    id: Annotated[  # noqa: A002  # the name of the parameter
+        int | None, Query(description="Which of several deleted topics of that name; default: the last one.")
+    ] = None,
+) -> api.ReturnReport:
+    return await broker(api.UNDELETE_TOPIC, api.UndeleteTopic(f"/{namespace}/{topic}", id))
 
 
 @router.get("", response_model=_TOPICS, summary="List the topics of a namespace")

@@ -130,7 +130,7 @@ async def prepare_verifier(scans: LazyScanner, broker: BrokerLink, topic: str) -
         )
         for shard in after.shard_offsets
     }
-    return await asyncio.to_thread(scans.verifier, view, log)
+    return await asyncio.to_thread(scans.verifier, view, log, await scans.rule_of(view))
 
 
 def _permanent_stalls(topic: topic_api.TopicDetails, shard: int) -> list[tuple[int, str]]:

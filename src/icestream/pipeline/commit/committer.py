@@ -30,7 +30,7 @@ from icestream.pipeline.commit.committed_files import CommittedFiles
 from icestream.pipeline.commit.file_presence import FilePresenceCheck
 from icestream.pipeline.commit.offset_ledger import OffsetLedger, TopicCommit
 from icestream.pipeline.commit.partition_check import check_partition
-from icestream.pipeline.commit.snapshot_builder import ManifestChange, NewSnapshot, build_snapshot
+from icestream.pipeline.commit.snapshot_builder import JOB, ManifestChange, NewSnapshot, build_snapshot
 from icestream.pipeline.commit.snapshot_expiry import TagRetention
 from icestream.pipeline.commit.verdict import OutcomeVerdict, verdict
 from icestream.pipeline.tables.topic_table import StopReason
@@ -99,6 +99,8 @@ class Committer:
         Raises StorageUnavailable if some topics have no result and nothing was changed for them; LeaseLost if another
         driver took over.
         """
+        # Together first, because one transaction costs the catalog as much as one table does; a table in conflict is
+        # then committed by itself, so that it does not make the others wait for its retries.
         alone: list[TopicCommit] = []
         # One transaction of the catalog has a bound on its size (hazard 10).
         for begin in range(0, len(commits), limits.COMMIT_TABLES_MAX):
@@ -183,14 +185,14 @@ class Committer:
         drafts: dict[Identifier, CommitDraft] = {}
         for commit in commits:
             try:
-                if commit.is_rewrite and (snapshot_id := await self._find_rewrite(commit)) is not None:
+                if commit.is_job and (snapshot_id := await self._find_job(commit)) is not None:
                     results[commit.table.topic_id] = CommittedSnapshot(snapshot_id, is_repeat=True)
                     continue
                 drafts[commit.table.identifier] = await self._draft(commit)
             except (errors.StorageUnavailable, errors.LeaseLost):
                 raise
             except errors.IcestreamError as error:
-                if commit.is_rewrite and isinstance(error, errors.CommitConflict):
+                if commit.is_job and isinstance(error, errors.CommitConflict):
                     # Another commit was faster. The topic itself is fine: nothing about it needs a decision.
                     commit.table.is_stale = True
                     results[commit.table.topic_id] = NotCommitted(error.message)
@@ -215,13 +217,13 @@ class Committer:
             return await self._send_one_by_one(drafts.values(), results)
         return [(drafts[name], outcome) for name, outcome in outcomes.items()]
 
-    async def _find_rewrite(self, commit: TopicCommit) -> int | None:
-        """The snapshot of a rewrite that is in its table already; None if it is not, and may be sent."""
+    async def _find_job(self, commit: TopicCommit) -> int | None:
+        """The snapshot of a rewrite or retention that is in its table already; None if it is not, and may be sent."""
         if commit.table.is_stale:
             # An earlier attempt has no known outcome, and the table in memory may be the one before it. A draft on that
             # would be refused, and leave manifests behind that nothing removes in another catalog.
             await self._ledger.refresh(commit.table)
-        return await self._ledger.check_rewrite(commit)
+        return await self._ledger.check_job(commit)
 
     async def _send_one_by_one(
         self, drafts: Iterable[CommitDraft], results: dict[int, Result]
@@ -253,6 +255,7 @@ class Committer:
                 results[table.topic_id] = self._apply_commit(draft, outcome)
             case OutcomeVerdict.OPEN:
                 table.is_stale = True
+                # Its files must survive: the commit that names them may still be applied.
                 results[table.topic_id] = NotCommitted(getattr(outcome, "reason", ""), is_unresolved=True)
             case OutcomeVerdict.TAKEN:
                 table.is_stale = True
@@ -294,8 +297,15 @@ class Committer:
         changes = [
             self._manifest_change(commit, spec_id) for spec_id in sorted({file.spec_id for file in commit.files})
         ]
-        if commit.is_rewrite:
+        if commit.is_retention:
+            changes = [
+                ManifestChange(layout, [])
+                for layout in rewrite_draft.layouts(table.table, table.manifests, self._manifests)
+            ]
+            await rewrite_draft.check_retention(commit, self._manifests)
+        elif commit.is_job:
             await rewrite_draft.check_rewrite(commit, self._manifests)
+        if commit.is_job:
             changes = await rewrite_draft.with_removals(commit, changes, self._manifests)
         merged = [manifest for change in changes for manifest in change.merged]
         entries: dict[str, Sequence[EncodedEntry]] = {}
@@ -310,8 +320,8 @@ class Committer:
             commit.epoch,
             self._randomness.token(16),
             self._now_ms(),
-            self._tag_retention,
-            self._ledger.summary(commit),
+            self._tag_retention.bounded(table.history_ms),
+            {**({JOB: commit.job} if commit.job else {}), **self._ledger.summary(commit)},
             commit.operation,
         )
         requirements = [*_requirements(table.table), *self._ledger.requirements(commit)]

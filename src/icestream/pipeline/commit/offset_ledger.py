@@ -10,20 +10,23 @@ requires that main is the snapshot that it was built on, so it never undoes, rep
 between; it is built again on the new main then. Whether it still may be committed is decided again before each attempt:
 
 EmbeddedLedger   the commit names its job, its files and its epoch, and the catalog judges it (hazard 75)
-ForeignLedger    `check_rewrite` looks for it in the history of main, and compares lease and epoch (hazard 96)
+ForeignLedger    `check_job` looks for it in the history of main, and compares lease and epoch (hazard 96)
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from icestream.catalog.topic_rules.claim import CLAIM_TYPE
 from icestream.catalog.topic_rules.operation_preview import ShardLog
+from icestream.catalog.topic_rules.retention_claim import RetentionClaim, retention_requirement
 from icestream.catalog.topic_rules.rewrite import JOB_TYPE, REWRITE_KIND, RewriteClaim
 from icestream.iceberg.values import Object
 from icestream.model.backlog_messages import TopicBacklog
+from icestream.model.row_digest import RowDigest
 from icestream.model.task_messages import WrittenFile
 from icestream.pipeline.commit.snapshot_builder import Operation
 from icestream.pipeline.round_judgement import OffsetClaim
@@ -40,11 +43,20 @@ class TopicCommit(NamedTuple):
     files: Sequence[WrittenFile]  # to add
     snapshot_id: int
     operation: Operation = Operation.APPEND
-    removed_files: Sequence[str] = ()  # locations of data files in the table whose rows are in `files` now
+    removed_files: Sequence[str] = ()  # locations of data files in the table: of a rewrite, their rows are in `files`
+    first: Mapping[int, int] = MappingProxyType({})  # of a retention: the first kept offset of each shard after it
+    removed_rows: RowDigest = RowDigest()  # of a rewrite: the digest of the removed files, and that of `files`
+    added_rows: RowDigest = RowDigest()
+    job: str = ""  # of a rewrite: its kind, for the summary of the snapshot
 
     @property
-    def is_rewrite(self) -> bool:
-        return self.operation is Operation.REPLACE
+    def is_job(self) -> bool:
+        """True for a commit that adds no offsets: a rewrite or a retention."""
+        return self.operation is not Operation.APPEND
+
+    @property
+    def is_retention(self) -> bool:
+        return self.operation is Operation.DELETE
 
     @property
     def ends(self) -> dict[int, int]:
@@ -66,6 +78,9 @@ class OffsetLedger(Protocol):
         """Returns the table of a topic, created if it never had one. Raises TopicTableConflict if an operator must
         decide."""
 
+    async def find(self, topic_id: int, topic: str) -> TopicTable | None:
+        """Returns the table of a topic whose backlog is not known; None if it has none. Never creates one."""
+
     async def create_all(self, topics: Sequence[TopicBacklog]) -> dict[int, TopicTable]:
         """Creates the tables of new topics together. Returns those that were created, by topic id; the others are
         opened one by one, which reports what is wrong with them."""
@@ -85,8 +100,8 @@ class OffsetLedger(Protocol):
     def requirements(self, commit: TopicCommit) -> list[Object]:
         """What the commit requires beyond the requirements of every commit."""
 
-    async def check_rewrite(self, commit: TopicCommit) -> int | None:
-        """Checks a rewrite against its table as last loaded, before each attempt. Returns the snapshot of the rewrite
+    async def check_job(self, commit: TopicCommit) -> int | None:
+        """Checks a rewrite or retention against its table as last loaded, before each attempt. Returns its snapshot
         if it is in the table already, else None. Raises LeaseLost if another driver took over."""
 
     def summary(self, commit: TopicCommit) -> Mapping[str, str]:
@@ -111,10 +126,34 @@ def claim_requirement(commit: TopicCommit) -> Object:
     }
 
 
+def job_claim(commit: TopicCommit) -> RewriteClaim | RetentionClaim:
+    """The claim of a rewrite or a retention, as our own catalog reads it from the requirement."""
+    if commit.is_retention:
+        removed = frozenset(commit.removed_files)
+        return RetentionClaim(commit.round_id, commit.table.topic_id, commit.epoch, removed, commit.first)
+    return rewrite_claim(commit)
+
+
+def job_requirement(commit: TopicCommit) -> Object:
+    """The requirement by which our own catalog judges a rewrite or a retention."""
+    claim = job_claim(commit)
+    if isinstance(claim, RetentionClaim):
+        return retention_requirement(claim, str(uuid.UUID(bytes=claim.round_id)))
+    return rewrite_requirement(commit)
+
+
 def rewrite_claim(commit: TopicCommit) -> RewriteClaim:
     """The claim of a rewrite, as our own catalog reads it from the requirement."""
     added = frozenset(file.location for file in commit.files)
-    return RewriteClaim(commit.round_id, commit.table.topic_id, commit.epoch, frozenset(commit.removed_files), added)
+    return RewriteClaim(
+        commit.round_id,
+        commit.table.topic_id,
+        commit.epoch,
+        frozenset(commit.removed_files),
+        added,
+        replaced_rows=commit.removed_rows,
+        added_rows=commit.added_rows,
+    )
 
 
 def rewrite_requirement(commit: TopicCommit) -> Object:
@@ -128,4 +167,6 @@ def rewrite_requirement(commit: TopicCommit) -> Object:
         "pipeline-epoch": claim.pipeline_epoch,
         "replaced": sorted(claim.replaced),
         "added": sorted(claim.added),
+        "replaced-rows": claim.replaced_rows.text,
+        "added-rows": claim.added_rows.text,
     }

@@ -1,6 +1,6 @@
-"""The part of a commit that replaces files: where the replaced files are, and whether the new ones hold their rows.
+"""The part of a commit that replaces or removes files: where these files are, and whether the commit may go on.
 
-Our own catalog judges a rewrite again, in the transaction of its commit. Another catalog does not, so this check runs
+Our own catalog judges a job again, in the transaction of its commit. Another catalog does not, so this check runs
 before every attempt, on the manifests of the snapshot that the attempt requires to be main.
 """
 
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from icestream import errors
+from icestream.catalog.topic_rules.claim_check import range_refused
+from icestream.catalog.topic_rules.retention_claim import is_below
 from icestream.catalog.topic_rules.rewrite_check import check_files
 from icestream.catalog.topic_rules.rewritten_rows import (
     DataFile,
@@ -20,7 +22,8 @@ from icestream.catalog.topic_rules.rewritten_rows import (
     delete_file_of_entry,
 )
 from icestream.iceberg.manifest_cache import ManifestCache
-from icestream.iceberg.manifests import DATA_CONTENT
+from icestream.iceberg.manifests import DATA_CONTENT, ManifestFile, ManifestLayout
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.pipeline.commit import manifest_merge
 from icestream.pipeline.commit.offset_ledger import TopicCommit, rewrite_claim
 from icestream.pipeline.commit.snapshot_builder import ManifestChange
@@ -33,6 +36,25 @@ async def check_rewrite(commit: TopicCommit, manifests: ManifestCache) -> None:
     files cannot hold the rows of the replaced ones.
     """
     check_files(rewrite_claim(commit), await _file_changes(commit, manifests))
+
+
+async def check_retention(commit: TopicCommit, manifests: ManifestCache) -> None:
+    """The same for a retention. Contradiction: a removed file may hold rows that are kept."""
+    changes, committed = await _file_changes(commit, manifests), commit.table.next_offsets
+    if gone := set(commit.removed_files) - {file.location for file in changes.removed}:
+        raise range_refused(None, "not_live", f"{min(gone)} is not a live file of the table any more")
+    for shard, offset in commit.first.items():
+        if offset > committed.get(shard, 0):
+            raise range_refused(None, "not_committed", f"shard {shard} is not committed up to {offset}")
+    if kept := [file.location for file in changes.removed if not is_below(file, commit.first)]:
+        raise errors.Contradiction(f"a retention removes {kept[0]}, which may hold rows that are kept")
+
+
+def layouts(table: TableMetadata, manifests: Sequence[ManifestFile], cache: ManifestCache) -> list[ManifestLayout]:
+    """The layouts of manifests that a commit without new files may have to write again: one of each partition spec."""
+    used = {manifest.spec_id for manifest in manifests if manifest.content == DATA_CONTENT}
+    specs = [spec for spec in table.fields["partition-specs"] if spec["spec-id"] in used]
+    return [cache.layout(table, table.current_schema, spec) for spec in specs]
 
 
 async def _file_changes(commit: TopicCommit, manifests: ManifestCache) -> FileChanges:
@@ -62,8 +84,8 @@ async def _file_changes(commit: TopicCommit, manifests: ManifestCache) -> FileCh
 async def with_removals(
     commit: TopicCommit, changes: Sequence[ManifestChange], manifests: ManifestCache
 ) -> list[ManifestChange]:
-    """The changes of a rewrite, each of which also rewrites the manifests that hold replaced files of its spec. Raises
-    CommitConflict for a replaced file in a manifest that the pipeline does not rewrite."""
+    """The changes of a job, each of which also rewrites the manifests that hold removed files of its spec. Those that
+    change nothing are left out. Raises CommitConflict for a removed file in a manifest that is not rewritten."""
     remaining = set(commit.removed_files)
     extended = []
     for change in changes:
@@ -85,4 +107,4 @@ async def with_removals(
             f"{commit.table.identifier}: {min(remaining)} is in a manifest of another engine, or of another partition "
             "spec than the files that replace it"
         )
-    return extended
+    return [change for change in extended if change.added or change.removed]

@@ -6,6 +6,7 @@ from commit to commit, so that nothing is read while no other engine commits.
     append    adds files. Small manifests are merged on the way (manifest_merge.py)
     replace   adds files and removes others that hold the same rows, such as a compaction: every offset stays in the
               table. The manifests of the removed files are rewritten with their entries as DELETED
+    delete    removes files with their rows, in the same way: a retention
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ _TOTALS: Final = {
     "total-records": ("added-records", "deleted-records"),
     "total-files-size": ("added-files-size", "removed-files-size"),
 }
+# In the summary of a snapshot that a job made: which kind. Not below `icestream.`, which only the server writes.
+JOB: Final = "icestream-job"
 _OTHER_TOTALS: Final = ("total-delete-files", "total-position-deletes", "total-equality-deletes")
 
 
@@ -48,6 +51,7 @@ class Operation(StrEnum):
 
     APPEND = "append"
     REPLACE = "replace"
+    DELETE = "delete"
 
 
 class ManifestChange(NamedTuple):
@@ -149,6 +153,7 @@ def build_snapshot(
         snapshot["parent-snapshot-id"] = parent_id
     updates = [{"action": "add-snapshot", "snapshot": snapshot}, _set_main(table, snapshot_id)]
     updates += snapshot_expiry.tag_updates(table, tag_retention, now_ms)
+    # Tags first, then expiry: a snapshot that gets its tag in this commit must not expire in it.
     tagged_ids = {update["snapshot-id"] for update in updates if update["action"] == "set-snapshot-ref"}
     removed_tags = {update["ref-name"] for update in updates if update["action"] == "remove-snapshot-ref"}
     expired_ids = [
@@ -172,7 +177,11 @@ def _check_operation(
         return
     missing = set(removed) - {entry.file_path for entry in deleted_entries}
     if missing:
-        raise errors.Contradiction(f"a replace removes {min(missing)}, which is not in the manifests that it rewrites")
+        raise errors.Contradiction(
+            f"a {operation} removes {min(missing)}, which is not in the manifests that it rewrites"
+        )
+    if operation is Operation.DELETE and (added := [file for change in changes for file in change.added]):
+        raise errors.Contradiction(f"a delete adds {len(added)} files, such as {added[0].location}")
 
 
 def metadata_folder(table: TableMetadata) -> str:
@@ -226,6 +235,7 @@ def _totals(table: TableMetadata, counts: Mapping[str, int]) -> dict[str, str]:
     totals = {}
     for name, (added, removed) in _TOTALS.items():
         before = "0" if parent is None else parent_summary.get(name, "")
+        # A total on top of an unknown one would be wrong for ever; a missing one is counted by engines that need it.
         if before.isascii() and before.isdigit():
             totals[name] = str(int(before) + counts[added] - counts.get(removed, 0))
     for name in _OTHER_TOTALS:

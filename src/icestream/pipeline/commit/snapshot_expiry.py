@@ -43,6 +43,13 @@ class TagRetention(NamedTuple):
     hourly_tags_ms: int = limits.HOURLY_TAGS_MS_DEFAULT
     daily_tags_ms: int = limits.DAILY_TAGS_MS_DEFAULT
 
+    def bounded(self, history_ms: int) -> TagRetention:
+        """Returns the same for a topic that keeps its messages for so long (0: for ever): an older tag would only keep
+        rows that are not kept."""
+        if not history_ms:
+            return self
+        return TagRetention(min(self.hourly_tags_ms, history_ms), min(self.daily_tags_ms, history_ms))
+
 
 def expired(table: TableMetadata, now_ms: int, removed_tags: Collection[str] = ()) -> list[int]:
     """Returns the ids of the snapshots that expire when another one is added to main now, the oldest first."""

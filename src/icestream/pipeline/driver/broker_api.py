@@ -21,8 +21,9 @@ class BrokerApi(Protocol):
         """Returns what is in no table yet; waits up to `wait_ms` for something. `passed_over`: ids of halted topics, of
         which only sums are returned and for which the call does not wait."""
 
-    async def hold(self, lease: str, epoch: int, files: Sequence[int], ttl_ms: int) -> None:
-        """Keeps these log files for so long; again to renew it. No files: releases them."""
+    async def hold(self, lease: str, epoch: int, files: Sequence[int], ttl_ms: int) -> str:
+        """Keeps these log files for so long; again to renew it. No files: releases them. Returns the token by which
+        tasks on other machines read them."""
 
     async def advance(self, positions: Iterable[tuple[int, int, int]], reopenings: int) -> None:
         """Everything below these positions (topic id, shard, offset) is in the table. `reopenings`: of the backlog
@@ -49,9 +50,9 @@ class BrokerClient:
             raise errors.DecodeError("pipeline_backlog: the response of the broker has no field 'backlog'")
         return decode_backlog(encoded)
 
-    async def hold(self, lease: str, epoch: int, files: Sequence[int], ttl_ms: int) -> None:
+    async def hold(self, lease: str, epoch: int, files: Sequence[int], ttl_ms: int) -> str:
         arguments = {"lease": lease, "epoch": epoch, "files": list(files), "ttl_ms": ttl_ms}
-        await self._keeper.call("pipeline_lease", arguments)
+        return document.text_of(await self._keeper.call("pipeline_lease", arguments), "token", limits.NAME_BYTES_MAX)
 
     async def advance(self, positions: Iterable[tuple[int, int, int]], reopenings: int) -> None:
         for batch in _batches(positions):

@@ -80,6 +80,8 @@ class CommitSequence:
                     await self._committer.commit(commits, results)
                 return
             except errors.StorageUnavailable as error:
+                # No last attempt: the files are written and the log keeps the messages, so waiting costs only age, and
+                # giving up would write everything again.
                 failures += 1
                 metrics.PIPELINE_COMMIT_RETRIES.inc()
                 self._report.set_phase("committing", f"the catalog is unreachable: {error.message}")
@@ -104,6 +106,7 @@ class CommitSequence:
                 commit, result = committed[topic_id], results[topic_id]
                 assert isinstance(result, CommittedSnapshot)
                 if isinstance(missing, errors.IcestreamError):
+                    # Neither undone nor recorded: an unreadable store proves nothing about the files.
                     commit.table.is_stale = True
                     results[topic_id] = unverified(missing)
                     continue
@@ -113,7 +116,7 @@ class CommitSequence:
                     shard: ShardLog(position.epoch, starts.get(shard, position.next), position.next)
                     for shard, position in commit.table.positions.items()
                 }
-                remedy = _REPLACED_AGAIN if commit.is_rewrite else _WRITTEN_AGAIN
+                remedy = _REPLACED_AGAIN if commit.is_job else _WRITTEN_AGAIN
                 results[topic_id] = await self.undo(commit.table, result.snapshot_id, shards, missing, remedy)
 
     async def undo(
@@ -140,6 +143,7 @@ class CommitSequence:
         except errors.IcestreamError as error:
             return StopReason(f"{description}; the commit cannot be undone: {error.message}", _REWIND)
         finally:
+            # Also after an error: the undo may have been applied although its reply was lost.
             table.is_stale = True
         _log.error(
             f"committed files are missing: commit undone, {remedy}",

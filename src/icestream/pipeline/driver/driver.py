@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from typing import Any
 
 from icestream import errors, limits
@@ -54,6 +54,7 @@ class Driver:
         self._clock = clock
         self._options = options
         self._expedite = asyncio.Event()
+        self._woken = asyncio.Event()
         self._expedite_requested_us = 0
         self.jobs = jobs
         self.report = report
@@ -64,6 +65,10 @@ class Driver:
         """Commits everything that is in the log now, in as many rounds as it takes (`icestream lake commit-now`)."""
         self._expedite_requested_us = self._clock.wall_us()
         self._expedite.set()
+
+    def wake(self) -> None:
+        """Ends the wait for messages: a job has got something to do."""
+        self._woken.set()
 
     @property
     def is_expedited(self) -> bool:
@@ -113,7 +118,7 @@ class Driver:
         is_expedited = self._expedite.is_set()
         with self._effects.happens(Effect.ASK):
             halted_ids = self._tables.halted_ids()
-            backlog = await self._broker.backlog(0 if is_expedited else self._backlog_wait_ms, halted_ids)
+            backlog = await self._ask_backlog(0 if is_expedited else self._backlog_wait_ms, halted_ids)
         self.report.set_backlog(backlog, self._clock.wall_us())
         self._tables.drop_finished_halts(backlog, halted_ids)
         # Cleared before the round: a request that arrives while it runs starts another one.
@@ -129,17 +134,36 @@ class Driver:
             self._expedite.set()
         if not backlog.topics:
             # An idle pipeline holds no lease, so that it writes nothing. Halted topics are work that waits.
-            if not self._tables.halted:
+            if not self._tables.halted and not self.jobs.is_busy:
                 await self._lease.release()
         elif not turn.report.topics:
             await self._wait_until_due(turn.next_due_us)
 
+    async def _ask_backlog(self, wait_ms: int, halted_ids: Collection[int]) -> Backlog:
+        """Asks the broker for the backlog. The call ends early if the driver is woken, and is made again."""
+        asking = asyncio.ensure_future(self._broker.backlog(wait_ms, halted_ids))
+        waking = asyncio.ensure_future(self._woken.wait())
+        try:
+            await asyncio.wait({asking, waking}, return_when=asyncio.FIRST_COMPLETED)
+            # Without another wait: a stop that comes with the answer does not cut off what follows from it.
+            if asking.done():
+                return asking.result()
+        finally:
+            waking.cancel()
+            self._woken.clear()
+            if not asking.done():
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
+        return await self._broker.backlog(0, halted_ids)
+
     @property
     def _backlog_wait_ms(self) -> int:
-        """How long the broker may wait for messages: at most until a halted topic is retried."""
+        """How long the broker may wait for messages: at most until a halted topic is retried, and not long while a job
+        has work under way."""
+        wait_ms = min(self._options.wait_ms, limits.JOB_LOOK_MS) if self.jobs.is_busy else self._options.wait_ms
         if not self._tables.halted:
-            return self._options.wait_ms
-        return min(self._options.wait_ms, int(self._tables.next_retry_seconds * 1000) + 1)
+            return wait_ms
+        return min(wait_ms, int(self._tables.next_retry_seconds * 1000) + 1)
 
     async def _wait_until_due(self, due_us: int | None) -> None:
         """Waits until the next topic is due, or commit-now is requested. At most LOOK_SECONDS: a topic whose backlog

@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+import msgspec
+
 from icestream import errors, limits
 from icestream.iceberg.identifier import Identifier
 from icestream.model.backlog_messages import Backlog
 from icestream.observability import metrics
 from icestream.observability.words import are, counted
 from icestream.pipeline.commit.offset_ledger import TopicCommit
+from icestream.pipeline.driver.maintenance_request import MaintenanceProgress
 
 
 @dataclass
@@ -64,6 +67,7 @@ class DriverReport:
         self.last_round: RoundReport | None = None
         self.age_limit_ms = 0
         self.halted: Mapping[int, Any] = {}
+        self.maintenance: MaintenanceProgress | None = None  # of the last request
         self.send: Callable[[dict[str, Any]], Awaitable[None]] | None = None
         self._first_snapshots: deque[dict[str, Any]] = deque(maxlen=limits.REPORTED_TOPICS_MAX)
 
@@ -130,6 +134,7 @@ class DriverReport:
             "last_round": self.last_round.as_document() if self.last_round else None,
             "stopped_topics": stopped,
             "first_snapshots": list(self._first_snapshots),
+            "maintenance": None if self.maintenance is None else msgspec.to_builtins(self.maintenance),
         }
 
     def _summary(self, stopped: list[dict[str, str]]) -> str:

@@ -32,8 +32,13 @@ class Effect(StrEnum):
     LOOK_AGAIN = "look_again"  # verifies that the committed files exist; a commit without them is undone
     NOTE = "note"  # the ledger records the commit: the mirror of a table in another catalog
     ADVANCE = "advance"  # the broker's committed offsets
+    LEARN = "learn"  # the next version of a learned structure is stored
     RELEASE_FILES = "release_files"
     CLEAN_UP = "clean_up"  # removes a few files that no table needs any more
+    NOTE_TIMES = "note_times"  # retention: which offsets were committed when
+
+
+RETENTION_EFFECTS: Final = frozenset((Effect.NOTE_TIMES,))  # of topics with a retention alone
 
 
 class Fault(NamedTuple):

@@ -7,6 +7,7 @@ write    one Spark job writes data files
 judge    pure (round_judgement.py): which of the written offsets continue their table without a hole
 commit   all tables in one request; then the committed files are verified, before anything follows from it
 advance  the broker's committed offsets, by what the catalog answered alone (offset_sync.py)
+learn    the structure of MQTT topics, for the next rounds (tables/learned_structures.py)
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ class IngestJob(Job[IngestPlan, list[TopicTaskResult]]):
         self._report = report
         self._round_commit = RoundCommit(lease, ledger, tables, committer, effects, clock, report, jobs)
         self._offset_sync = OffsetSync(broker, tables, effects, self._round_commit.positions_with_files)
+        self._log_token = ""  # of the round that runs: its tasks read the log files by it
         self.writer = writer
 
     def is_due(self, turn: Turn) -> bool:
@@ -161,7 +163,7 @@ class IngestJob(Job[IngestPlan, list[TopicTaskResult]]):
 
         self._report.set_phase("writing")
         with self._effects.happens(Effect.HOLD_FILES):
-            await self._broker.hold(plan.hold_name, epoch, files, ttl_ms)
+            self._log_token = await self._broker.hold(plan.hold_name, epoch, files, ttl_ms)
         renewing = asyncio.create_task(renew())
         try:
             yield
@@ -175,7 +177,7 @@ class IngestJob(Job[IngestPlan, list[TopicTaskResult]]):
         """Writes the data files of the round: one Spark job, in a thread of its own."""
         # The files get the epoch of the lease into their names: the clean-up of a later driver knows by it that no
         # commit of theirs can be accepted any more.
-        leased = plan.round.leased(plan.hold_name, self._lease.epoch)
+        leased = plan.round.leased(plan.hold_name, self._log_token, self._lease.epoch)
         with turn.timed("write"), self._effects.happens(Effect.WRITE):
             return await self._offload.run(lambda: self.writer.write(leased))
 
@@ -192,3 +194,4 @@ class IngestJob(Job[IngestPlan, list[TopicTaskResult]]):
             self._report.clear_uncommitted(turn.report.committed > 0, self._clock.wall_us())
         with turn.timed("advance"):
             await self._offset_sync.advance(positions)
+        await self._tables.learn(result)

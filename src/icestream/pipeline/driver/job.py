@@ -1,6 +1,7 @@
 """Background jobs of the pipeline: what the driver runs under its lease, turn by turn.
 
-A job is one kind of work on the tables of topics: ingest (ingest_job.py), file clean-up (file_cleanup/cleanup_job.py).
+A job is one kind of work on the tables of topics: ingest (ingest_job.py), compaction
+(compaction/compaction_job.py), file clean-up (file_cleanup/cleanup_job.py).
 The driver calls each job that is due, in the order of the registry:
 
     is_due   pure: does this turn have work for the job?
@@ -76,6 +77,12 @@ class Job(ABC, Generic[PlanT, ResultT]):
     async def commit(self, turn: Turn, plan: PlanT, result: ResultT) -> None:
         """Makes the result visible. Jobs that change no table have nothing to do here."""
 
+    @property
+    def is_busy(self) -> bool:
+        """True while the job has work under way that outlives a turn: the driver keeps its lease, and its next turn
+        comes soon."""
+        return False
+
     # --- events of other jobs ---
 
     def on_table_committed(self, table: TopicTable) -> None:
@@ -99,6 +106,10 @@ class JobRegistry:
 
     def __iter__(self) -> Iterator[Job[Any, Any]]:
         return iter(list(self._jobs.values()))
+
+    @property
+    def is_busy(self) -> bool:
+        return any(job.is_busy for job in self)
 
     def table_committed(self, table: TopicTable) -> None:
         for job in self:

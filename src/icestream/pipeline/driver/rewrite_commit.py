@@ -1,4 +1,4 @@
-"""Commits the rewrites of a job: files of topic tables are replaced by others with the same rows.
+"""Commits the work of a job: files of topic tables are replaced by others with the same rows, or removed.
 
     outcome                                  consequence
     committed, or committed before           the other jobs hear of it
@@ -12,9 +12,10 @@ neither a replaced one nor a new one (hazard 1): the clean-up knows which files 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from icestream.model.row_digest import RowDigest
 from icestream.model.task_messages import WrittenFile
 from icestream.observability.log import get_logger
 from icestream.pipeline.commit.committer import CommittedSnapshot, Committer, NotCommitted, Result
@@ -34,10 +35,21 @@ class TableRewrite(NamedTuple):
     table: TopicTable
     replaced_files: Sequence[str]  # locations
     files: Sequence[WrittenFile]
+    replaced_rows: RowDigest  # of the replaced files, as their footers have it
+    added_rows: RowDigest  # of `files`, as they were read back
+    job: str  # the kind of job, for the history of the table
+
+
+class TableRetention(NamedTuple):
+    """Files of a table that a retention removes, and the first kept offset of each shard after it."""
+
+    table: TopicTable
+    removed_files: Sequence[str]  # locations
+    first: Mapping[int, int]
 
 
 class RewriteCommit:
-    """Commits rewrites under the driver's lease, by the same steps as ingest."""
+    """Commits rewrites and retentions under the driver's lease, by the same steps as ingest."""
 
     def __init__(self, lease: DriverLease, committer: Committer, sequence: CommitSequence, jobs: JobRegistry) -> None:
         """`jobs` hear of each commit, and of files that a commit left behind."""
@@ -46,23 +58,11 @@ class RewriteCommit:
         self._sequence = sequence
         self._jobs = jobs
 
-    async def commit(self, rewrites: Sequence[TableRewrite]) -> dict[int, Result]:
-        """Commits rewrites, at most one of each table. Returns the result of each, by topic id. Raises LeaseLost when
-        another driver took over."""
+    async def commit(self, changes: Sequence[TableRewrite | TableRetention]) -> dict[int, Result]:
+        """Commits rewrites and retentions, at most one of each table. Returns the result of each, by topic id. Raises
+        LeaseLost when another driver took over."""
         epoch, round_id = self._lease.check(), self._committer.new_round_id()
-        commits = [
-            TopicCommit(
-                rewrite.table,
-                round_id,
-                epoch,
-                (),
-                rewrite.files,
-                self._committer.new_snapshot_id(),
-                Operation.REPLACE,
-                rewrite.replaced_files,
-            )
-            for rewrite in rewrites
-        ]
+        commits = [self._commit_of(change, round_id, epoch) for change in changes]
         retries_before = self._committer.retries
         results = await self._sequence.run(commits)
         is_first_attempt = self._committer.retries == retries_before
@@ -70,13 +70,47 @@ class RewriteCommit:
             self._apply_result(commit, results.get(commit.table.topic_id), is_first_attempt=is_first_attempt)
         return results
 
+    def _commit_of(self, change: TableRewrite | TableRetention, round_id: bytes, epoch: int) -> TopicCommit:
+        snapshot_id = self._committer.new_snapshot_id()
+        if isinstance(change, TableRetention):
+            return TopicCommit(
+                change.table,
+                round_id,
+                epoch,
+                (),
+                (),
+                snapshot_id,
+                Operation.DELETE,
+                change.removed_files,
+                change.first,
+            )
+        return TopicCommit(
+            change.table,
+            round_id,
+            epoch,
+            (),
+            change.files,
+            snapshot_id,
+            Operation.REPLACE,
+            change.replaced_files,
+            removed_rows=change.replaced_rows,
+            added_rows=change.added_rows,
+            job=change.job,
+        )
+
     def _apply_result(self, commit: TopicCommit, result: Result | None, *, is_first_attempt: bool) -> None:
-        """Logs a rewrite that was not committed, and lets the other jobs know what became of its files."""
+        """Logs a job that was not committed, and lets the other jobs know what became of its files."""
         table = commit.table
         if isinstance(result, CommittedSnapshot):
             self._jobs.table_committed(table)
         elif result is not None:
-            _log.warning("rewrite not committed", topic=table.topic, files=len(commit.files), reason=result.reason)
+            _log.warning(
+                "commit of a job refused",
+                operation=str(commit.operation),
+                topic=table.topic,
+                files=len(commit.files) or len(commit.removed_files),
+                reason=result.reason,
+            )
         if isinstance(result, NotCommitted):
             table.is_stale = True
         # Every attempt writes manifests of its own, and only those of the last one can be in the table.

@@ -95,6 +95,8 @@ class RoundCommit:
             _log_task_errors(verdict)
         results = await self._commit_and_apply(commits, report, task_errors)
         for verdict in verdicts:
+            # Stuck: nothing of the topic was committed, so the next round would fail the same way. With claims it has
+            # moved on.
             if verdict.errors and not verdict.claims:
                 self._record_failure(verdict.topic.topic_id, verdict.topic.name, verdict.errors[0], is_stuck=True)
         return [
@@ -230,6 +232,7 @@ class RoundCommit:
                 shard.shard: ShardLog(shard.epoch, shard.committed, shard.synced)
                 for shard in topics[table.topic_id].shards
             }
+            # Only the newest: an undo makes its parent main, and the next comparison judges that one.
             result = await self._sequence.undo(table, snapshot_id, shards, missing)
             if isinstance(result, StopReason):
                 self._tables.halt(table.topic_id, table.topic, result)

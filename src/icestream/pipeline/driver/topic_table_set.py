@@ -18,13 +18,14 @@ from typing import Any, NamedTuple
 from icestream import errors, limits
 from icestream.catalogs.table_catalog import CommitDone, TableCatalog, TableChange
 from icestream.model.backlog_messages import Backlog, TopicBacklog
-from icestream.model.task_messages import TaskErrorKind
+from icestream.model.task_messages import TaskErrorKind, TopicTaskResult
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
 from icestream.pipeline.commit.offset_ledger import OffsetLedger
 from icestream.pipeline.driver.effects import Effect, Effects
 from icestream.pipeline.round_plan import TableTarget
 from icestream.pipeline.tables import table_policy
+from icestream.pipeline.tables.learned_structures import LearnedStructures
 from icestream.pipeline.tables.topic_table import StopReason, TopicTable
 from icestream.rpc.backoff import backoff_seconds, with_jitter
 from icestream.runtime.clock import Clock
@@ -67,14 +68,17 @@ class TopicTableSet:
         self,
         ledger: OffsetLedger,
         catalog: TableCatalog,
+        structures: LearnedStructures,
         effects: Effects,
         clock: Clock,
         randomness: Randomness,
         storage: Mapping[str, Any],
     ) -> None:
-        """`storage`: the options with which tasks reach the files of tables."""
+        """`structures`: of topics with MQTT messages. `storage`: the options with which tasks reach the files of
+        tables."""
         self._ledger = ledger
         self._catalog = catalog
+        self._structures = structures
         self._effects = effects
         self._clock = clock
         self._randomness = randomness
@@ -87,9 +91,30 @@ class TopicTableSet:
     def __getitem__(self, topic_id: int) -> TopicTable:
         return self._tables[topic_id]
 
+    def loaded(self, topic_id: int) -> TopicTable | None:
+        """Returns the table of a topic if it is loaded."""
+        return self._tables.get(topic_id)
+
+    def loaded_ids(self) -> list[int]:
+        """The topics whose tables are loaded."""
+        return list(self._tables)
+
+    async def refreshed(self, table: TopicTable) -> TopicTable | None:
+        """Reloads a table in place, for a job that changes its files; None if table and topic do not agree any more,
+        which ingest reports when it opens the table. Raises StorageUnavailable."""
+        try:
+            refreshed = await self._ledger.refresh(table)
+        except errors.StorageUnavailable:
+            raise
+        except errors.IcestreamError as error:
+            _log.warning("table cannot be reloaded", topic=table.topic, reason=error.message)
+            return None
+        return refreshed
+
     def clear(self) -> None:
         """Drops all tables: another driver was at work, so that nothing in memory is certain."""
         self._tables.clear()
+        self._structures.clear()
 
     def mark_stale(self, topic_ids: Iterable[int]) -> None:
         """Has these tables reloaded before they are used again."""
@@ -144,6 +169,7 @@ class TopicTableSet:
 
     def drop_finished_halts(self, backlog: Backlog, left_out_ids: Collection[int]) -> None:
         """Ends the halt of topics without backlog: they were deleted, or another driver committed it."""
+        # A topic that is missing from an incomplete backlog may still have messages.
         if backlog.is_cut:
             return
         for topic_id in self.halted.keys() - {topic.topic_id for topic in backlog.topics} - set(left_out_ids):
@@ -177,6 +203,7 @@ class TopicTableSet:
         StorageUnavailable while the catalog is unreachable."""
         active = [topic for topic in topics if not self.is_halted(topic.topic_id)]
         await self._create_new([topic for topic in active if topic.topic_id not in self._tables])
+        # Each opening reads from the catalog: hundreds at once would exceed its connections, and time out together.
         gate = asyncio.Semaphore(limits.TABLES_OPENED_AT_ONCE)
 
         async def open_gated(topic: TopicBacklog) -> TopicTable | None:
@@ -185,6 +212,16 @@ class TopicTableSet:
 
         tables = await asyncio.gather(*(open_gated(topic) for topic in active))
         return [table for table in tables if table is not None]
+
+    async def find(self, topic_id: int, topic: str) -> TopicTable | None:
+        """Returns the table of a topic without a backlog, for jobs that work on existing tables; None if it has none,
+        or is halted. The same object as in rounds: a commit to it is known to the next round."""
+        if self.is_halted(topic_id):
+            return None
+        table = self._tables.get(topic_id)
+        if table is not None and table.is_stale:
+            return await self._ledger.refresh(table)
+        return table or await self._ledger.find(topic_id, topic)
 
     async def _create_new(self, topics: Sequence[TopicBacklog]) -> None:
         """Creates the tables of new topics together, because each by itself costs several syncs. An error of one topic
@@ -212,6 +249,9 @@ class TopicTableSet:
                 table = await self._evolve(table)
             if len(table.positions) < len(topic.shards):
                 table = await self._ledger.add_shards(table, topic)
+            table.has_mqtt = table_policy.has_mqtt(topic.policy)
+            if table.has_mqtt:
+                await self._structures.load(table.topic_id)
         except errors.StorageUnavailable:
             raise
         except errors.IcestreamError as error:
@@ -230,6 +270,7 @@ class TopicTableSet:
         if not updates:
             return table
         fields = table.table.fields
+        # Not main: a commit of another engine meanwhile does not matter to schema and partitioning.
         requirements = [
             {"type": "assert-table-uuid", "uuid": table.table.uuid},
             {"type": "assert-current-schema-id", "current-schema-id": fields["current-schema-id"]},
@@ -238,6 +279,7 @@ class TopicTableSet:
         ]
         with self._effects.happens(Effect.EVOLVE_TABLE):
             outcome = await self._catalog.commit(table.identifier, TableChange(requirements, updates))
+        # Not an error: the files are written for the table as it is, and the next opening tries again.
         if not isinstance(outcome, CommitDone):
             _log.warning("table not changed to its topic's policy yet", topic=table.topic, reason=outcome.reason)
         return await self._ledger.refresh(table)
@@ -247,4 +289,18 @@ class TopicTableSet:
         return {table.topic_id: table.next_offsets for table in tables}
 
     def targets(self, tables: Iterable[TopicTable]) -> dict[int, TableTarget]:
-        return {table.topic_id: table_policy.target_of(table.table, table.policy, self._storage) for table in tables}
+        return {table.topic_id: self._target(table) for table in tables}
+
+    def _target(self, table: TopicTable) -> TableTarget:
+        mqtt = self._structures.target(table.topic_id, table.topic) if table.has_mqtt else None
+        return table_policy.target_of(table.table, table.policy, self._storage, mqtt)
+
+    async def learn(self, results: Iterable[TopicTaskResult]) -> None:
+        """Stores what the tasks of a round found out about the topics of MQTT messages, for the rounds after it."""
+        new_topics: dict[int, list[str]] = {}
+        for result in results:
+            new_topics.setdefault(result.topic_id, []).extend(result.new_topics)
+        for topic_id, topics in new_topics.items():
+            if topics:
+                with self._effects.happens(Effect.LEARN):
+                    await self._structures.learn(topic_id, topics)

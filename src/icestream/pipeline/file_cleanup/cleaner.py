@@ -22,12 +22,12 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from icestream import errors, limits
-from icestream.catalog import catalog_keys, catalog_records
+from icestream.catalog import catalog_holds, catalog_keys, catalog_records
 from icestream.catalog.catalog_records import TableRecord
 from icestream.catalogs.table_catalog import TableCatalog
 from icestream.iceberg import table_metadata as tables
 from icestream.iceberg.file_io import TableFiles
-from icestream.iceberg.location import is_inside, normalize, normalize_or_none
+from icestream.iceberg.location import is_inside, normalize, normalize_or_none, object_identity
 from icestream.iceberg.properties import as_flag
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.metadata.store import MetadataStore
@@ -171,6 +171,12 @@ class FileCleaner:
         if live is None:
             table.reset(now_ns + limits.CLEAN_UP_FOLDERS_MS * 1_000_000)
             return
+        # A held snapshot that the table no longer has lost its tag by force: what it needs is not known here.
+        held = await catalog_holds.held_snapshots(self._store, table.uuid)
+        if any(live.metadata.snapshots.find(number) is None for numbers in held.values() for number in numbers):
+            _log.warning("files are kept for a backup whose snapshot is gone", table=live.folder, holders=sorted(held))
+            table.reset(now_ns + limits.CLEAN_UP_FOLDERS_MS * 1_000_000)
+            return
         table.observe(live.metadata, now_ns + self._delay_ns)  # before the next commit, so that no snapshot is missed
         yield
         if table.list_folders_ns <= now_ns:
@@ -203,11 +209,13 @@ class FileCleaner:
             yield
 
     async def _subtract_live_files(self, candidates: set[str], manifests: Iterable[str]) -> AsyncGenerator[None]:
-        """Removes the data files of the manifests from `candidates`."""
+        """Removes the data files of the manifests from `candidates`, in whatever form their locations are written."""
+        by_identity = _by_identity(candidates)
         for manifest in manifests:
             if not candidates:
                 return
-            candidates.difference_update(file.location for file in await self._references.live_files(manifest))
+            for file in await self._references.live_files(manifest):
+                candidates.difference_update(by_identity.pop(object_identity(file.location), ()))
             yield
 
     # --- orphans ---
@@ -231,11 +239,10 @@ class FileCleaner:
             yield
         async for _ in self._subtract_live_files(candidates[PipelineFileKind.DATA], manifests):
             yield
-        lists = sorted(candidates[PipelineFileKind.LIST] - live.lists)
+        lists = _without(candidates[PipelineFileKind.LIST], live.lists)
         table.add(PendingRemoval(due_ns, location, is_list=True) for location in lists)
-        table.add(
-            PendingRemoval(due_ns, location) for location in sorted(candidates[PipelineFileKind.MANIFEST] - manifests)
-        )
+        unnamed = _without(candidates[PipelineFileKind.MANIFEST], manifests)
+        table.add(PendingRemoval(due_ns, location) for location in unnamed)
         table.add(PendingRemoval(due_ns, location) for location in sorted(candidates[PipelineFileKind.DATA]))
 
     # --- removal ---
@@ -247,7 +254,7 @@ class FileCleaner:
         manifests: set[str] = set()
         async for _ in self._collect_manifests(live.lists, table.pending_lists(besides=due), manifests):
             yield
-        referenced = live.lists | live.statistics | manifests
+        referenced = {object_identity(location) for location in live.lists | live.statistics | manifests}
         state = CleanedTable(True, live.epoch, {}, live.metadata.current_snapshot_id, referenced)
         plan = RemovalPlan({}, {}, [], set())
         for pending in due:
@@ -313,6 +320,20 @@ class FileCleaner:
         return size
 
 
+def _by_identity(locations: Iterable[str]) -> dict[str, list[str]]:
+    """The locations by the object that they mean."""
+    by_identity: dict[str, list[str]] = {}
+    for location in locations:
+        by_identity.setdefault(object_identity(location), []).append(location)
+    return by_identity
+
+
+def _without(candidates: Iterable[str], referenced: Iterable[str]) -> list[str]:
+    """The candidates that mean none of the referenced objects, sorted."""
+    identities = {object_identity(location) for location in referenced}
+    return sorted(location for location in candidates if object_identity(location) not in identities)
+
+
 def _live_table(table: WatchedTable, metadata: TableMetadata, epoch: int) -> LiveTable | None:
     """None if the table is not ours to clean."""
     folder = normalize(metadata.location)
@@ -321,13 +342,14 @@ def _live_table(table: WatchedTable, metadata: TableMetadata, epoch: int) -> Liv
     has_own_folder = metadata.uuid == table.uuid and folder.endswith(f"-{table.uuid}")
     if not has_own_folder or not as_flag(metadata.properties, GC_ENABLED, True):
         return None
-    locations = [normalize_or_none(snapshot.get("manifest-list") or "") for snapshot in metadata.snapshots]
-    lists = frozenset(location for location in locations if location is not None)
+    lists = frozenset(
+        normalize(snapshot["manifest-list"]) for snapshot in metadata.snapshots if "manifest-list" in snapshot
+    )
     return LiveTable(metadata, folder, epoch, lists, frozenset(statistics_of(metadata)))
 
 
 def _may_remove(file: RemovableFile, state: CleanedTable, folder: str) -> bool:
     file_name = parse_pipeline_file(file.location)
     epoch = _UNKNOWN_EPOCH if file_name is None else file_name.epoch
-    candidate = Candidate(file.location, epoch, was_committed=file.was_committed)
+    candidate = Candidate(object_identity(file.location), epoch, was_committed=file.was_committed)
     return is_inside(file.location, folder) and may_remove(candidate, state, is_holder=True)

@@ -1,5 +1,9 @@
 """Reads which files manifest lists and manifests refer to, with normalized locations and sizes. Manifest lists are
-needed at every check and never change: the most recent ones are cached."""
+needed at every check and never change: the most recent ones are cached.
+
+A location that cannot be normalized might mean any file. In what a table needs it raises InvalidInput, which stops the
+clean-up of that table (hazard 82); in what nothing refers to any more it is left out, and its file stays.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from icestream import errors, limits
-from icestream.iceberg.location import normalize_or_none
+from icestream.iceberg.location import normalize, normalize_or_none
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.iceberg.manifests import ManifestEntry
 
@@ -29,12 +33,15 @@ class ReferencedFiles:
         self._shared: dict[str, str] = {}  # interned, because the same manifest is in many lists
 
     async def manifests_in(self, manifest_list: str) -> tuple[str, ...]:
-        """Raises if the list cannot be read: then it is not known what the table needs."""
+        """Raises if the list, or a location in it, cannot be read: then it is not known what the table needs."""
         cached = self._lists.get(manifest_list)
         if cached is not None:
             self._lists.move_to_end(manifest_list)
             return cached
-        manifests = await self._manifests(manifest_list)
+        manifests = [
+            ReferencedFile(normalize(manifest.path), manifest.length)
+            for manifest in await self._reader.manifest_files(manifest_list)
+        ]
         if len(self._shared) > limits.CLEAN_UP_MANIFESTS_REMEMBERED:
             self._shared.clear()
         locations = tuple(self._shared.setdefault(file.location, file.location) for file in manifests)
@@ -52,8 +59,13 @@ class ReferencedFiles:
             return ()
 
     async def live_files(self, manifest: str) -> list[ReferencedFile]:
-        """Returns the live files of a manifest."""
-        return await self._reader.select_entries(manifest, lambda entries: list(_files(entries)))
+        """Returns the live files of a manifest. Raises InvalidInput for a location that cannot be normalized."""
+        return await self._reader.select_entries(
+            manifest,
+            lambda entries: [
+                ReferencedFile(normalize(entry.file_path), entry.file_size_bytes) for entry in entries if entry.is_live
+            ],
+        )
 
     async def manifests(self, manifest_list: str) -> list[ReferencedFile]:
         """Empty if the list does not exist, or was cut off while it was written."""
@@ -65,7 +77,7 @@ class ReferencedFiles:
     async def files(self, manifest: str) -> list[ReferencedFile]:
         """Returns all files of a manifest, those that it records as deleted too; empty if it cannot be read."""
         try:
-            return await self._reader.select_entries(manifest, lambda entries: list(_files(entries, with_deleted=True)))
+            return await self._reader.select_entries(manifest, lambda entries: list(_files(entries)))
         except (errors.MetadataFileMissing, errors.MetadataFileDamaged):
             return []
 
@@ -78,7 +90,7 @@ class ReferencedFiles:
         ]
 
 
-def _files(entries: Iterator[ManifestEntry], *, with_deleted: bool = False) -> Iterator[ReferencedFile]:
+def _files(entries: Iterator[ManifestEntry]) -> Iterator[ReferencedFile]:
     for entry in entries:
-        if (with_deleted or entry.is_live) and (location := normalize_or_none(entry.file_path)) is not None:
+        if (location := normalize_or_none(entry.file_path)) is not None:
             yield ReferencedFile(location, entry.file_size_bytes)

@@ -26,7 +26,7 @@ from typing import NamedTuple
 class Candidate(NamedTuple):
     """A file that the rule judges."""
 
-    location: str
+    location: str  # in the form of `referenced`
     epoch: int  # of the pipeline when it was written, or the highest possible one
     ends: Mapping[int, int] | None = None  # the end offsets of its round by shard; None: not known any more
     base: int | None = None  # the snapshot that its commit was built on
@@ -40,7 +40,7 @@ class CleanedTable(NamedTuple):
     epoch: int  # of its last commit
     committed: Mapping[int, int]
     main: int | None
-    referenced: Collection[str]  # locations that any snapshot refers to
+    referenced: Collection[str]  # what any snapshot refers to, as objects (location.object_identity)
 
 
 def may_remove(file: Candidate, table: CleanedTable, is_holder: bool) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -33,8 +34,16 @@ class ColumnMetrics(NamedTuple):
     split_offsets: list[int]
 
 
-def encode_parquet(table: Any, layout: ParquetLayout, codec: str, level: int | None) -> tuple[Any, ColumnMetrics]:
-    """Returns the file as an Arrow buffer, and its metrics. `codec`: zstd, snappy, gzip, lz4, or uncompressed."""
+def encode_parquet(
+    table: Any,
+    layout: ParquetLayout,
+    codec: str,
+    level: int | None,
+    group_rows: Sequence[int] | None = None,
+    footer: Mapping[bytes, bytes] | None = None,
+) -> tuple[Any, ColumnMetrics]:
+    """Returns the file as an Arrow buffer, and its metrics. `codec`: zstd, snappy, gzip, lz4, or uncompressed.
+    `group_rows`: the number of rows in each row group; None: by size. `footer`: more metadata for its footer."""
     name = codec.lower()
     compression = {"uncompressed": "none", "lz4": "lz4_raw"}.get(name, name)
     if name == "zstd" and level is None:
@@ -50,8 +59,22 @@ def encode_parquet(table: Any, layout: ParquetLayout, codec: str, level: int | N
         store_schema=False,
         **writer_options(table),
     ) as writer:
-        writer.write_table(table, _group_rows(table))
+        if group_rows is None:
+            writer.write_table(table, _group_rows(table))
+        else:
+            start = 0
+            for count in group_rows:
+                writer.write_table(table.slice(start, count), count)
+                start += count
+        if footer:
+            writer.add_key_value_metadata(footer)
     return sink.getvalue(), _metrics(table, layout, writer.writer.metadata)
+
+
+def row_group_counts(table: Any) -> list[int]:
+    """Returns the number of rows in each row group of a table that is written by size."""
+    rows = _group_rows(table)
+    return [min(rows, table.num_rows - start) for start in range(0, table.num_rows, rows)]
 
 
 def _group_rows(table: Any) -> int:

@@ -14,11 +14,14 @@ import os
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from icestream import errors, limits
-from icestream.iceberg.file_io import TableFiles, sync_disk
+from icestream.iceberg.file_io import sync_disk
 from icestream.iceberg.location import normalize
+
+if TYPE_CHECKING:
+    from icestream.catalogs.object_files import SchemeFiles
 
 Failures = dict[str, str]
 # Folders whose own directory entries are durable, as this process knows. A folder that exists may come from a task that
@@ -32,6 +35,9 @@ class FileStore(Protocol):
     def put(self, location: str, data: Any) -> None: ...
 
     def settle(self) -> Failures: ...
+
+    def read(self, location: str) -> bytes:
+        """Returns a whole file. Raises OSError or what the object store raises."""
 
 
 class FolderStore:
@@ -90,6 +96,9 @@ class FolderStore:
         if not self._failures:
             _remember(self._folders)
         return self._failures
+
+    def read(self, location: str) -> bytes:
+        return Path(normalize(location).removeprefix("file:")).read_bytes()
 
     def _sync_folders(self) -> None:
         """Syncs the folders of new files, and the parents of new folders."""
@@ -164,7 +173,7 @@ def _sync(number: int) -> None:
 class BucketStore:
     """`s3://…` and the like: all uploads run at the end, some at a time. A finished upload is durable."""
 
-    def __init__(self, open_files: Callable[[], TableFiles]) -> None:
+    def __init__(self, open_files: Callable[[], SchemeFiles]) -> None:
         """`open_files` is called inside the event loop that uses the files."""
         self._open = open_files
         self._waiting: dict[str, Any] = {}
@@ -174,6 +183,21 @@ class BucketStore:
 
     def settle(self) -> Failures:
         return asyncio.run(self._upload())
+
+    def read(self, location: str) -> bytes:
+        return asyncio.run(self._download(location))
+
+    async def _download(self, location: str) -> bytes:
+        from icestream.catalogs.object_files import parse_object_location
+
+        data = (
+            await self._open()
+            .objects_at(location)
+            .get(parse_object_location(location).name, limits.COMPACTION_FILE_BYTES_MAX)
+        )
+        if data is None:
+            raise errors.MetadataFileMissing(f"{location} does not exist", hint="another engine has removed it")
+        return bytes(data)
 
     async def _upload(self) -> Failures:
         """Uploads all files, a few at a time."""

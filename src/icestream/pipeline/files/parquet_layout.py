@@ -15,15 +15,25 @@ import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from icestream import errors
-from icestream.catalog.topic_rules.topic_schema import COLUMNS
+from icestream.catalog.topic_rules.topic_schema import COLUMNS, LEVELS, MQTT_COLUMNS, STREAM
 from icestream.pipeline.round_plan import TableTarget
 
 _FIELD_ID: Final = b"PARQUET:field_id"
 # Delta encoding for numbers that rise or hardly change, dictionaries for text that repeats.
 _DELTA: Final = frozenset({"int", "long", "timestamptz"})
-_REPEATED: Final = frozenset(
-    {"producer_name", "topic_name", "broker_addr", "subscription_name", "schema_error", "content_type"}
+REPEATED: Final = frozenset(
+    {
+        "producer_name",
+        "topic_name",
+        "broker_addr",
+        "subscription_name",
+        "schema_error",
+        "content_type",
+        *LEVELS,
+        STREAM,
+    }
 )
+_TYPES: Final = COLUMNS | MQTT_COLUMNS
 _HEADER_KEYS: Final = "headers.key_value.key"
 ARROW: Final = {
     "int": pa.int32(),
@@ -84,25 +94,30 @@ class ParquetLayout:
 
 def writer_options(table: Any) -> dict[str, Any]:
     """Returns the encodings, as arguments of ParquetWriter."""
-    repeated = [field.name for field in table.schema if field.name in _REPEATED]
+    repeated = [field.name for field in table.schema if field.name in REPEATED]
     if "headers" in table.schema.names:
         repeated.append(_HEADER_KEYS)
-    numbers = [field.name for field in table.schema if COLUMNS[field.name] in _DELTA]
+    numbers = [field.name for field in table.schema if _TYPES[field.name] in _DELTA]
     return {"use_dictionary": repeated, "column_encoding": dict.fromkeys(numbers, "DELTA_BINARY_PACKED")}
 
 
 def layout_of(target: TableTarget) -> ParquetLayout:
-    """Returns the layout of the envelope's columns; other columns of the table stay null. Raises InvalidInput."""
-    return _layout(msgspec.json.encode(target.schema))
+    """Returns the layout of the envelope's columns, and of those that are derived for MQTT topics; other columns of the
+    table stay null. Raises InvalidInput."""
+    return _layout(msgspec.json.encode(target.schema), has_mqtt=target.mqtt is not None)
 
 
 @cache
-def _layout(schema: bytes) -> ParquetLayout:
+def _layout(schema: bytes, *, has_mqtt: bool) -> ParquetLayout:
     """Returns the layout of a schema, computed once. Raises InvalidInput for one that cannot hold messages."""
     document = msgspec.json.decode(schema)
     columns: list[ParquetColumn] = []
     for field in document["fields"]:
         name, kind = field["name"], field["type"]
+        # A column of this name and another type was added by another engine: it stays null, and readers ignore it.
+        if has_mqtt and MQTT_COLUMNS.get(name) == kind:
+            columns.append(ParquetColumn(name, field["id"], kind, bool(field.get("required"))))
+            continue
         if name not in COLUMNS:
             if field.get("required"):
                 raise errors.InvalidInput(

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from icestream.model.pipeline_file_name import data_name
+from icestream.model.row_digest import FOOTER_KEY
 from icestream.model.task_messages import CoveredRange, WrittenFile
+from icestream.pipeline.files.clustered_rows import RowGroups, cluster
 from icestream.pipeline.files.data_file import ColumnMetrics, encode_parquet
 from icestream.pipeline.files.file_store import FileStore
 from icestream.pipeline.files.parquet_layout import layout_of
 from icestream.pipeline.files.partition_groups import PartitionGroup, group_by_partition
 from icestream.pipeline.round_plan import TableTarget
+from icestream.pipeline.rows.mqtt_columns import mqtt_columns
 from icestream.pipeline.rows.topic_rows import TopicRows
+from icestream.readers.row_hashes import digest_of
+
+_ORDER: Final = "_order"  # beside the columns of the table while its rows are divided: their order by stream
 
 
 class TopicFiles(NamedTuple):
@@ -23,6 +29,7 @@ class TopicFiles(NamedTuple):
 
     files: list[WrittenFile]
     ends: dict[int, int] | None = None  # the end of each shard with rows in the files; None: all rows were written
+    new_topics: Sequence[str] = ()  # MQTT topics that the learned structure has no stream for
 
 
 def write_topic(
@@ -30,17 +37,25 @@ def write_topic(
 ) -> TopicFiles:
     """Writes all rows, or the first ones if they have too many partition values. If it raises, no file counts."""
     layout = layout_of(target)
-    table = layout.table(_join(parts), sum(part.rows for part in parts))
+    values, count = _join(parts), sum(part.rows for part in parts)
+    derived = mqtt_columns(values, count, target.mqtt) if target.mqtt is not None else None
+    table = layout.table(values if derived is None else values | derived.columns, count)
+    if derived is not None:
+        table = table.append_column(_ORDER, pa.array(derived.order))
     names = {column.field_id: column.name for column in layout.columns}
     ids = {name: field_id for field_id, name in names.items()}
     files = []
     grouped = group_by_partition(table, target.spec, names)
     for group in grouped.groups:
         for rows in _sized(_rows_of(table, group), target.target_bytes):
-            data, metrics = encode_parquet(rows, layout, target.codec, target.codec_level)
+            ordered, group_rows = _row_groups(rows)
+            # From the decoded log, before anything of the file exists: what a rewrite is later compared with.
+            digest = digest_of(rows).text
+            footer = {FOOTER_KEY: digest.encode()}
+            data, metrics = encode_parquet(ordered, layout, target.codec, target.codec_level, group_rows, footer)
             location = f"{target.location.rstrip('/')}/{data_name(target.epoch, name())}"
             store.put(location, data)
-            covered = _covered(rows, metrics, ids)
+            covered = covered_ranges(rows, metrics, ids)
             files.append(
                 WrittenFile(
                     parts[0].topic_id,
@@ -52,9 +67,18 @@ def write_topic(
                     target.spec["spec-id"],
                     list(group.values),
                     *metrics,
+                    digest,
                 )
             )
-    return TopicFiles(files, None if grouped.taken is None else _ends(table, grouped.taken))
+    ends = None if grouped.taken is None else _ends(table, grouped.taken)
+    return TopicFiles(files, ends, () if derived is None else derived.new_topics)
+
+
+def _row_groups(table: Any) -> RowGroups:
+    """Returns the rows of a file as they are written."""
+    if _ORDER not in table.schema.names:
+        return RowGroups(table)
+    return cluster(table.drop_columns([_ORDER]), table.column(_ORDER).to_numpy())
 
 
 def _ends(table: Any, taken: Any) -> dict[int, int]:
@@ -91,7 +115,7 @@ def _sized(table: Any, target_bytes: int) -> Iterator[Any]:
         yield table.slice(start, rows)
 
 
-def _covered(rows: Any, metrics: ColumnMetrics, ids: Mapping[str, int]) -> list[CoveredRange]:
+def covered_ranges(rows: Any, metrics: ColumnMetrics, ids: Mapping[str, int]) -> list[CoveredRange]:
     """Returns the first to the last offset of each shard; in a partitioned table other files may have offsets in
     between. Most files have one shard: then the column bounds are used."""
     low, high = (_bound(bounds, ids["shard"]) for bounds in (metrics.lower_bounds, metrics.upper_bounds))

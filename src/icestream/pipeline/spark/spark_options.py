@@ -19,6 +19,7 @@ class SparkOptions:
 
     master: str = "local[*]"
     conf: dict[str, str] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)  # more of it, never on a command line
     scratch: Path | None = None  # for shuffles; None: Spark's own choice
 
     @property
@@ -48,8 +49,8 @@ def parse_conf(entries: tuple[str, ...]) -> dict[str, str]:
 
 
 def spark_conf(options: SparkOptions, java_options: str) -> dict[str, str]:
-    """Returns the configuration of the session. The user's entries override ours, except for those that a round relies
-    on."""
+    """Returns the configuration of the session, without its secrets. The user's entries override ours, except for those
+    that a round relies on."""
     conf = {
         "spark.app.name": "icestream-pipeline",
         "spark.ui.enabled": "false",
@@ -63,7 +64,12 @@ def spark_conf(options: SparkOptions, java_options: str) -> dict[str, str]:
         "spark.cleaner.periodicGC.interval": "24h",
     }
     if options.is_local:
-        conf |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        # Authenticated by a secret that Spark makes for itself: the driver's ports can be reached by other accounts.
+        conf |= {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.authenticate": "true",
+        }
     if options.scratch is not None:
         conf["spark.local.dir"] = str(options.scratch)
     conf |= options.conf

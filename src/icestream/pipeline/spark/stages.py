@@ -2,6 +2,7 @@
 
 first stage    (ReadJob, [(writer, WriteJob)])  ->  (writer, tagged bytes)
 second stage   what was sent to one writer      ->  TopicTaskResult
+compaction     GroupJob                         ->  GroupResult
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from icestream.pipeline.compaction.group_rewrite import rewrite_group
 from icestream.pipeline.task import task_jobs as jobs
-from icestream.pipeline.task.task_run import WRITTEN, read_bundle, write_handed
+from icestream.pipeline.task.task_run import WRITTEN, fresh_name, open_store, read_bundle, write_handed
 
 Input = tuple[bytes, list[tuple[int, bytes]]]
 _JOB: Final = b"J"
@@ -31,6 +33,12 @@ def read(inputs: Iterable[Input]) -> Iterator[tuple[int, bytes]]:
             yield writer, _JOB + job
         for writer, result in read_bundle(read_job):
             yield (0, _WRITTEN + result) if writer == WRITTEN else (writer, _HANDED + result)
+
+
+def rewrite(group_jobs: Iterable[bytes]) -> Iterator[bytes]:
+    """Yields the results of the groups of one task of a compaction."""
+    for job in group_jobs:
+        yield rewrite_group(job, open_store, fresh_name)
 
 
 def partition_of(writer: int) -> int:

@@ -1,8 +1,8 @@
-"""Writes a round as one Spark job. `write` blocks; it is called from one thread at a time.
+"""Writes a round as one Spark job, and the groups of a compaction as another. Both block; each is called from one
+thread at a time, and they may run at the same time in one session.
 
-Spark starts with the first round: a node without messages needs no Spark. When Java or the job fails, the round fails
-with EngineFailed, the rest of the session is ended, and the next round starts a new one: a session keeps no state of a
-round.
+Spark starts with the first round: a node without messages needs no Spark. When Java or a job fails, it fails with
+EngineFailed, the rest of the session is ended, and the next job starts a new one: a session keeps no state of a job.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from socketserver import BaseServer
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -69,6 +69,13 @@ class SparkWriter:
             results = run_round(context, plan)
         return [jobs.decode_written(result) for result in results]
 
+    def rewrite(self, group_jobs: Sequence[bytes]) -> list[bytes]:
+        """Runs the tasks of a compaction, and leaves a core to a round that begins meanwhile."""
+        with self._session() as context:
+            tasks = min(len(group_jobs), max(1, self.tasks_max - 1))
+            results: list[bytes] = context.parallelize(group_jobs, tasks).mapPartitions(stages.rewrite).collect()
+        return results
+
     def run_empty_job(self) -> None:
         """Runs the smallest possible job, through Java and a Python worker."""
         with warnings.catch_warnings():
@@ -84,14 +91,17 @@ class SparkWriter:
 
     @contextlib.contextmanager
     def _session(self) -> Iterator[SparkContext]:
-        """A running session. An error ends it and is raised as EngineFailed."""
+        """A running session. An error ends it, for other jobs of it too, and is raised as EngineFailed."""
         with self._lock:
             context = self._started_context()
-            try:
-                yield context
-            except Exception as error:  # noqa: BLE001  # of the job, of Java, or of the connection to it
-                self._end()
-                raise _engine_failed(error) from None
+        try:
+            yield context
+        except Exception as error:  # noqa: BLE001  # of the job, of Java, or of the connection to it
+            with self._lock:
+                # Unless another job of the session has met its end before, and the next one has begun.
+                if self._context is context:
+                    self._end()
+            raise _engine_failed(error) from None
 
     def _started_context(self) -> SparkContext:
         """Returns the running session, started if there is none. Raises EngineFailed."""
@@ -129,7 +139,9 @@ class SparkWriter:
         for key, value in spark_conf(self._options, java_options).items():
             conf.set(key, value)
         with jvm_log.stderr_pipe() as stderr:
-            gateway = launch_gateway(conf, {"stderr": stderr})
+            gateway = launch_gateway(conf, {"stderr": stderr})  # on the command line of Java: the secrets come later
+        for key, value in self._options.secrets.items():
+            conf.set(key, value)
         context = SparkContext(conf=conf, gateway=gateway)
         ignore_java_disconnect(context._accumulatorServer)
         return context
@@ -251,8 +263,8 @@ def _engine_failed(error: Exception) -> errors.EngineFailed:
         text = type(error).__name__
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return errors.EngineFailed(
-        f"Spark did not finish the round: {' / '.join(lines[:3])[:500] or type(error).__name__}",
-        hint="the next round starts a new session; nothing was committed",
+        f"Spark did not finish its job: {' / '.join(lines[:3])[:500] or type(error).__name__}",
+        hint="the next job starts a new session; nothing was committed",
     )
 
 

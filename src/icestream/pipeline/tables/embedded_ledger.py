@@ -31,8 +31,8 @@ from icestream.model.topic_name import TopicName
 from icestream.pipeline.commit.offset_ledger import (
     TopicCommit,
     claim_requirement,
-    rewrite_claim,
-    rewrite_requirement,
+    job_claim,
+    job_requirement,
 )
 from icestream.pipeline.tables import table_policy
 from icestream.pipeline.tables.topic_table import Position, TopicTable
@@ -67,6 +67,10 @@ class EmbeddedLedger:
         if identifier is None:
             identifier = await self._create(topic)
         return await self._load(topic.topic_id, topic.name, identifier)
+
+    async def find(self, topic_id: int, topic: str) -> TopicTable | None:
+        identifier = await self._bound_table(topic_id)
+        return None if identifier is None else await self._load(topic_id, topic, identifier)
 
     async def create_all(self, topics: Sequence[TopicBacklog]) -> dict[int, TopicTable]:
         """Costs one sync for all tables, and a transaction for each NEW_TABLES_MAX. Returns nothing if one of them
@@ -118,15 +122,15 @@ class EmbeddedLedger:
         await self._catalog.topics.undo_round(table.identifier, log, snapshot_id)
 
     def requirements(self, commit: TopicCommit) -> list[Object]:
-        claim = rewrite_requirement(commit) if commit.is_rewrite else claim_requirement(commit)
+        claim = job_requirement(commit) if commit.is_job else claim_requirement(commit)
         return [claim | {"lease": self._lease_name} if self._lease_name else claim]
 
-    async def check_rewrite(self, commit: TopicCommit) -> int | None:
-        """Looks for the rewrite in the binding. The catalog would recognise it too, but the snapshot that it has to be
+    async def check_job(self, commit: TopicCommit) -> int | None:
+        """Looks for the job in the binding. The catalog would recognise it too, but the snapshot that it has to be
         sent with cannot be built: the replaced files are gone. The lease is compared by the catalog."""
         binding = await self._binding(commit.table.identifier)
         committed = None if binding is None else binding.find_round(commit.round_id)
-        is_same = committed is not None and committed.claimed == rewrite_claim(commit).sum
+        is_same = committed is not None and committed.claimed == job_claim(commit).sum
         return committed.snapshot_id if committed is not None and is_same else None
 
     def summary(self, commit: TopicCommit) -> Mapping[str, str]:

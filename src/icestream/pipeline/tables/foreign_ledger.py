@@ -105,6 +105,10 @@ class ForeignLedger:
             loaded = await self._create(identifier, topic)
         return await self._check(topic.topic_id, topic.name, identifier, tables.load(loaded.metadata), mirror)
 
+    async def find(self, topic_id: int, topic: str) -> TopicTable | None:
+        """Of tables in another catalog only those are known that a round has opened: None."""
+        return None
+
     async def create_all(self, topics: Sequence[TopicBacklog]) -> dict[int, TopicTable]:
         """Returns nothing: the protocols of other catalogs create one table at a time."""
         return {}
@@ -150,7 +154,7 @@ class ForeignLedger:
     def requirements(self, commit: TopicCommit) -> list[Object]:
         return []
 
-    async def check_rewrite(self, commit: TopicCommit) -> int | None:
+    async def check_job(self, commit: TopicCommit) -> int | None:
         """Does what our own catalog does in the transaction of a commit. A request that is sent after this check and
         arrives late is refused by its requirement as soon as the next driver has committed, which moves main; until
         then it does no harm, because nothing removes files of a table in another catalog."""
@@ -179,7 +183,7 @@ class ForeignLedger:
         removals = self._removals(table.topic_id, table.table, table.next_offsets)
         progress = as_summary(table.topic_id, table.next_offsets | commit.ends, removals)
         pipeline = {ROUND: commit.round_id.hex(), EPOCH: str(commit.epoch)}
-        if commit.is_rewrite:
+        if commit.is_job:
             return progress | pipeline
         return progress | added_summary({claim.shard: (claim.start, claim.end) for claim in commit.claims}) | pipeline
 
@@ -197,6 +201,7 @@ class ForeignLedger:
         refused_ids: list[int] = []
         for begin in range(0, len(commits), limits.COMMIT_TABLES_MAX):
             batch = commits[begin : begin + limits.COMMIT_TABLES_MAX]
+            # One changed mirror refuses the batch: one by one, only the commit of that topic is refused.
             if not await self._record_batch(batch):
                 refused_ids += [commit.table.topic_id for commit in batch if not await self._record_batch([commit])]
         return refused_ids
@@ -309,6 +314,7 @@ class ForeignLedger:
         comparisons = [_unchanged(topic_id, self._mirror_state(topic_id).revision), *map_change.comparisons]
         put = cmd.Put(foreign_table_key(topic_id), msgspec.json.encode(repaired))
         reply = await self._store.txn(comparisons, [put, *map_change.operations])
+        # If not, an operator has decided something about the table: the next load reads it.
         if reply.held:
             self._mirrors[topic_id] = _MirrorState(repaired, reply.revision)
             self._snapshot_map.remember(topic_id, map_change, reply.revision)
@@ -317,6 +323,7 @@ class ForeignLedger:
         """Returns the highest offset in the files of main; None if there are no rows, or if main was checked or written
         by this driver before."""
         snapshot_id = table.current_snapshot_id
+        # Reading the bounds of all files is dear. Snapshots never change, so one look at each is enough.
         if self._checked_snapshots.get(topic_id, 0) == snapshot_id:
             return None
         return await highest_offset(self._manifest_reader, table, snapshot_id)

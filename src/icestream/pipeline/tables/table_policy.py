@@ -17,7 +17,8 @@ from icestream.iceberg import partitioning
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 from icestream.model import table_layout
-from icestream.pipeline.round_plan import TableTarget
+from icestream.model.table_layout import MqttColumnsPolicy
+from icestream.pipeline.round_plan import MqttTarget, TableTarget
 
 CODEC: Final = "write.parquet.compression-codec"
 LEVEL: Final = "write.parquet.compression-level"
@@ -64,7 +65,8 @@ def evolution(table: TableMetadata, policy: Mapping[str, str]) -> list[Object]:
     schema = table.current_schema
     names = {field["name"] for field in schema["fields"]}
     updates: list[Object] = []
-    if missing := [field for field in topic_schema.new_schema()["fields"] if field["name"] not in names]:
+    expected = [*topic_schema.new_schema()["fields"], *(topic_schema.mqtt_fields() if has_mqtt(policy) else ())]
+    if missing := [field for field in expected if field["name"] not in names]:
         updates += _add_columns(table, schema, missing)
     partitioning_name = policy.get("partitioning")
     if partitioning_name is not None:
@@ -74,6 +76,11 @@ def evolution(table: TableMetadata, policy: Mapping[str, str]) -> list[Object]:
         if not partitioning.same(spec, current):
             updates += [{"action": "add-spec", "spec": spec}, {"action": "set-default-spec", "spec-id": -1}]
     return updates + _properties(table.properties, policy)
+
+
+def has_mqtt(policy: Mapping[str, str]) -> bool:
+    """True for a topic with MQTT messages: its table has columns of their topics."""
+    return policy.get("mqtt_columns") == MqttColumnsPolicy.ON
 
 
 def _properties(properties: Mapping[str, str], policy: Mapping[str, str]) -> list[Object]:
@@ -118,7 +125,9 @@ def data_folder(table: TableMetadata) -> str:
     return (path or f"{table.location}/data").rstrip("/")
 
 
-def target_of(table: TableMetadata, policy: Mapping[str, str], storage: Mapping[str, Any]) -> TableTarget:
+def target_of(
+    table: TableMetadata, policy: Mapping[str, str], storage: Mapping[str, Any], mqtt: MqttTarget | None = None
+) -> TableTarget:
     """Returns how tasks write files for a table: the policy first, then the table's properties, then defaults."""
     codec, level = table_layout.codec_and_level(policy.get("compression", ""))
     properties = table.properties
@@ -133,4 +142,5 @@ def target_of(table: TableMetadata, policy: Mapping[str, str], storage: Mapping[
         codec_level=int(level) if level.lstrip("-").isdigit() else None,
         target_bytes=int(size) if size.isdigit() and int(size) else limits.DATA_FILE_BYTES_TARGET,
         storage=dict(storage),
+        mqtt=mqtt,
     )

@@ -43,6 +43,8 @@ class TopicTable:
     # The policy that its metadata was evolved to. Reloading resets it: others may have changed the table, or refused
     # our change.
     policy: Mapping[str, str] = field(default_factory=dict)
+    history_ms: int = 0  # how long its topic keeps messages; 0: for ever, or not known yet
+    has_mqtt: bool = False  # its topic has MQTT messages now: tasks derive columns for them
 
     @property
     def next_offsets(self) -> dict[int, int]:

@@ -122,7 +122,10 @@ class Collector:
             if topic == topic_id and files and (ends is None or shard in ends)
         ]
         error = self._errors.get(topic_id)
-        return TopicTaskResult(topic_id, self._range.get(topic_id, 0), covered, files, error, is_cut=ends is not None)
+        new_topics = [*written.new_topics] if written is not None else []
+        return TopicTaskResult(
+            topic_id, self._range.get(topic_id, 0), covered, files, error, ends is not None, new_topics
+        )
 
 
 def _store(

@@ -1,8 +1,7 @@
 """The certificates of a node: of its listeners, and of its Raft port; and the check that warns before they expire.
 
-Those of the listeners are read again when their files change (runtime/listener_tls.py). The lake process does so by
-itself: here its certificate is read for the check, and to ask it whether it lives. The Raft port keeps the certificate
-that it was opened with; what its files contain now is shown.
+All are read again when their files change (runtime/listener_tls.py). The lake process does so by itself: here its
+certificate is read for the check, and to ask it whether it lives.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from icestream import errors, limits
+from icestream.cluster.tls import LISTENER, PeerCertificates, PeerTls
 from icestream.observability.health import Check
 from icestream.observability.log import get_logger
 from icestream.runtime.certificate import end_of_file
@@ -35,10 +35,12 @@ class NodeCertificates:
 
     def __init__(self, settings: Settings) -> None:
         """Raises ConfigurationError for files of a listener that cannot be used."""
-        names = [name for name in LISTENERS if name != "danube" or settings.danube.enable]
+        is_off = {"danube": not settings.danube.enable, "mqtt": not settings.mqtt.enable}
+        names = [name for name in LISTENERS if not is_off.get(name)]
         opened = {name: open_listener_tls(settings, name) for name in names}
+        self.peers = open_peer_certificates(settings)
+        opened[LISTENER] = None if self.peers is None else self.peers.listener
         self.listeners: Mapping[str, ListenerTls] = {name: tls for name, tls in opened.items() if tls is not None}
-        self._settings = settings
 
     async def follow(self, clock: Clock) -> None:
         """Reads the files of listeners again when they change, until the task is cancelled."""
@@ -58,16 +60,10 @@ class NodeCertificates:
         return list(found.values())
 
     def _other_files(self) -> Iterator[tuple[str, Path]]:
-        """Setting and path of the authorities, and of the files of the Raft port."""
+        """Setting and path of the authorities."""
         for tls in self.listeners.values():
-            if tls.files.client_ca is not None and tls.pem[2] is not None:
-                yield tls.files.setting.removesuffix("certificate") + "client_ca", tls.files.client_ca
-        meta_store = self._settings.meta_store
-        files = (
-            ("meta_store.tls_certificate", meta_store.tls_certificate),
-            ("meta_store.tls_authority", meta_store.tls_authority),
-        )
-        yield from ((setting, path) for setting, path in files if path is not None)
+            if tls.files.client_ca is not None and tls.pem.client_authorities is not None:
+                yield tls.files.authority_setting, tls.files.client_ca
 
     def check(self, now: datetime) -> Check | None:
         """None without certificates. Informational: open connections and other listeners are not affected."""
@@ -76,6 +72,14 @@ class NodeCertificates:
             reason = f"changed TLS files are not in use: {fault}; new connections get the former certificate"
             return Check("certificates", False, reason, is_needed=False)
         return certificates_check(self.certificates(), now)
+
+
+def open_peer_certificates(settings: Settings) -> PeerCertificates | None:
+    """The certificate of the Raft port; None for plain text. Raises ConfigurationError."""
+    meta_store = settings.meta_store
+    if meta_store.tls_certificate is None or meta_store.tls_key is None or meta_store.tls_authority is None:
+        return None
+    return PeerCertificates(PeerTls(meta_store.tls_certificate, meta_store.tls_key, meta_store.tls_authority))
 
 
 def report_change(tls: ListenerTls) -> None:
@@ -94,11 +98,7 @@ def certificates_check(certificates: Sequence[Certificate], now: datetime) -> Ch
         return None
     first = min(certificates, key=lambda certificate: certificate.end)
     name = f"{first.path} ({first.setting})"
-    fix = (
-        "put a new one there and restart this node"
-        if first.setting.startswith("meta_store.")
-        else "put a new one there"
-    )
+    fix = "put a new one there"
     if first.end <= now:
         reason = f"{name} ended at {first.end.isoformat()}: new connections fail; {fix}"
         return Check("certificates", False, reason, is_needed=False)

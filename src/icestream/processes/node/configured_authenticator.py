@@ -6,7 +6,7 @@ the reason, instead of refusing logins later. The keys of an external issuer are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from icestream.runtime.clock import Clock
@@ -54,7 +54,6 @@ def open_authenticator(
     passwords: PasswordHashing,
     service_tokens: ServiceTokens,
     clock: Clock,
-    process_secrets: Mapping[str, str],
     on_failed: Callable[[FailedLogin], None],
 ) -> Authenticator:
     """The authenticator of a node; `close` ends it. Raises ConfigurationError for a file that cannot be used."""
@@ -70,7 +69,6 @@ def open_authenticator(
         external_tokens=_external_tokens(settings, clock),
         danube_tokens=danube_tokens,
         certificate_names=security.certificate_names,
-        process_secrets=process_secrets,
         on_failed=on_failed,
     )
 

@@ -22,7 +22,7 @@ from icestream import errors
 from icestream.cluster.cluster_node import ClusterNode, ClusterOptions
 from icestream.cluster.members import NodeRecord
 from icestream.cluster.rejoin import forget_predecessor, read_predecessor
-from icestream.cluster.tls import PeerTls
+from icestream.cluster.tls import PeerCertificates
 from icestream.metadata.node_store import NodeStore
 from icestream.metadata.open import MetadataOptions, new_node_id, open_directory, start_alone
 from icestream.metadata.raft_core import has_raft_core
@@ -47,8 +47,13 @@ class OpenedStore:
     cluster: ClusterNode | None = None
 
 
-async def open_store(settings: Settings, join: str = "", stop: Stop | None = None) -> OpenedStore:
-    """Returns the store once it is ready. Raises ShuttingDown if `stop` is set while it waits for other nodes."""
+async def open_store(
+    settings: Settings, join: str = "", stop: Stop | None = None, certificates: PeerCertificates | None = None
+) -> OpenedStore:
+    """Returns the store once it is ready. Raises ShuttingDown if `stop` is set while it waits for other nodes.
+
+    `certificates`: those of the Raft port; None for plain text.
+    """
     wants_cluster = bool(settings.meta_store.seed_nodes or join)
     predecessor = read_predecessor(settings.meta_store.data_dir)
     if predecessor is not None and not wants_cluster:
@@ -58,7 +63,9 @@ async def open_store(settings: Settings, join: str = "", stop: Stop | None = Non
         )
     if wants_cluster:
         check_raft_available()
-    cluster_options = _cluster_options(settings, own_seed_address(settings), join)  # raises before anything is opened
+    cluster_options = _cluster_options(
+        settings, own_seed_address(settings), join, certificates
+    )  # raises before anything is opened
     cluster_options = dataclasses.replace(cluster_options, predecessor=predecessor)
     randomness, clock = SystemRandomness(), SystemClock()
     options = MetadataOptions(node_id=new_node_id(randomness))
@@ -133,35 +140,29 @@ def node_record(settings: Settings, native_port: int, danube_url: str) -> NodeRe
     )
 
 
-def _cluster_options(settings: Settings, seed_address: str, join: str) -> ClusterOptions:
+def _cluster_options(
+    settings: Settings, seed_address: str, join: str, certificates: PeerCertificates | None
+) -> ClusterOptions:
     danube = settings.danube
     port = settings.ports.danube if danube.enable else 0
     url = (
         f"{_scheme(settings, 'danube')}://{advertised_address(settings, port, danube.advertised_host)}" if port else ""
     )
-    tls = _tls(settings)
     return ClusterOptions(
         bind_host=settings.node.bind_host,
         port=settings.ports.raft,
         address=seed_address or advertised_address(settings, settings.ports.raft),
         seeds=settings.meta_store.seed_nodes,
         join=join,
+        join_token=settings.meta_store.join_token.get_secret_value() if settings.meta_store.join_token else "",
         record=node_record(settings, settings.ports.native, url),
-        server_context=None if tls is None else tls.server_context(),
-        client_context=None if tls is None else tls.client_context(),
+        certificates=certificates,
         certified_cluster=settings.meta_store.tls_cluster or "",
     )
 
 
 def _scheme(settings: Settings, listener: str) -> str:
     return "http" if tls_files(settings, listener) is None else "https"
-
-
-def _tls(settings: Settings) -> PeerTls | None:
-    meta_store = settings.meta_store
-    if meta_store.tls_certificate is None or meta_store.tls_key is None or meta_store.tls_authority is None:
-        return None
-    return PeerTls(meta_store.tls_certificate, meta_store.tls_key, meta_store.tls_authority)
 
 
 async def _unless_stopped(stop: Stop | None, work: Coroutine[Any, Any, Result]) -> Result:

@@ -47,11 +47,15 @@ class DiskState(NamedTuple):
     prepare_error: str = ""  # why the next log file could not be created
 
 
-def checks(node: BrokerNode | None) -> list[Check]:
-    """The rows of all probes; `node` is None while it starts. A probe that raises becomes a failed check."""
+def checks(node: BrokerNode | None, *, is_starting: bool = False) -> list[Check]:
+    """The rows of all probes; `node` is None while it starts. A probe that raises becomes a failed check.
+
+    `is_starting`: only START_PROBES run, because the policy that decides about the others is not loaded yet.
+    """
     if node is None:
         return [Check(name, False, OPENING) for name in ("metadata", "log", "broker")]
-    return [check for probe in PROBES for check in _rows(probe, node)]
+    rows = [check for probe in PROBES if not is_starting or probe in START_PROBES for check in _rows(probe, node)]
+    return [*rows, Check("broker", False, OPENING)] if is_starting else rows
 
 
 def _rows(probe: Probe, node: BrokerNode) -> list[Check]:
@@ -220,6 +224,8 @@ def children(node: BrokerNode) -> Iterator[Check]:
 
 
 # In display order; the first required check that fails is the reason of the 503.
+# What a node that starts tells to everyone: nothing of a topic or a client.
+START_PROBES: Final[frozenset[Probe]] = frozenset((metadata, consensus, log, disk))
 PROBES: Final[tuple[Probe, ...]] = (
     metadata,
     consensus,

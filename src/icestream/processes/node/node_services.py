@@ -29,11 +29,14 @@ from icestream.frontends.http.http_front_end import HttpFrontEnd
 from icestream.frontends.http.log_range import log_range as read_log_range
 from icestream.frontends.native.native_listener import NativeListener
 from icestream.internal_api.admin_calls import AdminCalls
+from icestream.internal_api.backup_calls import BackupCalls
 from icestream.internal_api.cluster_calls import ClusterCalls
 from icestream.internal_api.fence_calls import FenceCalls
 from icestream.internal_api.implementation import local_call_table
 from icestream.internal_api.metadata_calls import MetadataCalls
+from icestream.internal_api.mqtt_calls import MqttCalls
 from icestream.internal_api.pipeline_calls import PipelineCalls
+from icestream.internal_api.restore_calls import RestoreCalls
 from icestream.internal_api.scan_calls import ScanCalls
 from icestream.internal_api.security_calls import SecurityCalls
 from icestream.internal_api.session_calls import SessionCalls
@@ -46,6 +49,7 @@ from icestream.observability.http_request import Request
 from icestream.observability.log import get_logger
 from icestream.processes.child_settings import child_command, child_line
 from icestream.processes.node import node_health
+from icestream.processes.node.bind_check import check_beside_accounts
 from icestream.processes.node.certificates import NodeCertificates
 from icestream.processes.node.child_processes import ChildProcess
 from icestream.processes.node.front_ends import FRONT_ENDS
@@ -59,8 +63,10 @@ from icestream.runtime.listener_tls import ListenerTls
 from icestream.runtime.open_files import connections_allowed
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import Tasks
+from icestream.security.change_audit import ChangeAudit
 from icestream.security.key_ring_changes import KeyRingChanges
 from icestream.security.role_secrets import RoleSecrets
+from icestream.security.security_store import SecurityStore
 from icestream.settings import Origin, Settings
 
 if TYPE_CHECKING:
@@ -77,9 +83,10 @@ class NodeServices:
         self._clock = SystemClock()
         self._tasks = Tasks(self._task_failed)
         self._node: BrokerNode | None = None
+        self._is_policy_known = False
         self.instance = new_instance(SystemRandomness())
         self._node_token = SystemRandomness().token(32).hex()  # authenticates our pipeline to our lake process
-        self.role_secrets = RoleSecrets(SystemRandomness())
+        self.role_secrets = RoleSecrets(SystemRandomness(), settings.data_dir)
         self.certificates = NodeCertificates(settings)
         self.front_ends = [front_end(settings, self) for front_end in FRONT_ENDS]
         self.online: OnlineSettings | None = None
@@ -108,9 +115,23 @@ class NodeServices:
         return self._node.door
 
     @property
+    def open_door(self) -> BrokerDoor | None:
+        return self._node.door if self._node is not None and self._is_policy_known else None
+
+    @property
     def store(self) -> MetadataStore:
         assert self._node is not None, "the broker has not started yet"
         return self._node.store
+
+    @property
+    def security(self) -> SecurityStore:
+        assert self._node is not None, "the broker has not started yet"
+        return self._node.security
+
+    @property
+    def audit(self) -> ChangeAudit:
+        assert self._node is not None, "the broker has not started yet"
+        return self._node.audit
 
     def tls(self, listener: str) -> ListenerTls | None:
         return self.certificates.listeners.get(listener)
@@ -125,7 +146,8 @@ class NodeServices:
         """The readiness checks; probes the lake process and waits for it shortly."""
         if self.lake_probe is not None:
             await self.lake_probe.refresh()
-        return node_health.checks(self._node)
+        # Until the access policy is loaded, only checks that name nothing of a client.
+        return node_health.checks(self._node, is_starting=not self._is_policy_known)
 
     def rooms(self) -> list[RoomState]:
         """The connections of all listeners of this node and of its children."""
@@ -150,18 +172,22 @@ class NodeServices:
         }
 
     def places(self) -> dict[str, object]:
-        """The ports, and `directory`: the directory to which the paths of the settings are relative."""
-        return {**self.ports(), "directory": str(Path.cwd())}
+        """The ports, `directory`: the directory to which the paths of the settings are relative, and `certificates`: by
+        listener, for commands on this machine, which trust what the local socket tells."""
+        chains = {name: tls.pem.chain.decode("latin-1") for name, tls in self.certificates.listeners.items()}
+        return {**self.ports(), "directory": str(Path.cwd()), "certificates": chains}
 
     async def exposition(self) -> bytes:
         return gauges.render_exposition(await self._families())
 
     async def _families(self) -> list[Metric]:
         node = self._node
-        if node is None:
+        if node is None or not self._is_policy_known:
             return [metrics.READY.family(0)]
         checks = await self.checks()
         families: list[Metric] = [*await gauges.broker_families(node.broker)]
+        if node.broker.mqtt.options.is_enabled:
+            families += await gauges.mqtt_families(node.broker.mqtt)
         families.append(metrics.SESSIONS.family(node.access_control.sessions))
         families.append(metrics.READY.family(int(failure(checks) is None)))
         families.append(metrics.HEALTH.family({check.name: float(check.ok) for check in checks}))
@@ -208,6 +234,7 @@ class NodeServices:
         """Called when the broker has started and no client is connected yet."""
         self._node = node
         revision = await node.policy_watch.load()
+        self._is_policy_known = True
         self._tasks.start(node.policy_watch.follow(revision), "policy")
         self._tasks.start(node.policy_watch.tick(), "policy-tick")
         self.online = OnlineSettings(
@@ -220,10 +247,18 @@ class NodeServices:
 
     async def _listen_locally(self, node: BrokerNode, online: OnlineSettings) -> None:
         self._settings.data_dir.mkdir(parents=True, exist_ok=True)
-        cluster_calls = ClusterCalls(node.cluster, self._clock)
+        cluster_calls = ClusterCalls(node.cluster, self._clock, node.audit, SystemRandomness())
         call_table = local_call_table(
-            AdminCalls(node.log, online, self._clock, self.checks, self.places),
+            AdminCalls(node.log, online, self._clock, self.checks, self.places, node.audit),
+            MqttCalls(node.audit),
             PipelineCalls(node.ingest, online, f"{node.cluster.id:016x}" if node.cluster is not None else ""),
+            BackupCalls(
+                node.backups,
+                online,
+                self._settings.node.name,
+                f"{node.cluster.id:016x}" if node.cluster is not None else "",
+            ),
+            RestoreCalls(),
             cluster_calls,
             SecurityCalls(
                 node.security,
@@ -234,8 +269,10 @@ class NodeServices:
                 node.service_tokens,
                 KeyRingChanges(self._settings.data_dir, self._clock, SystemRandomness()),
                 node.audit,
+                self.role_secrets,
                 cluster_calls,
                 self._settings.security.login_token_ttl_ms // 1_000,
+                partial(check_beside_accounts, self._settings),
             ),
             FenceCalls(node.fence),
             SessionCalls(node.door),

@@ -1,7 +1,7 @@
 """Applies changed settings to a running node. Every key that is marked online is in one of two lists.
 
 APPLIED        the component is notified
-NOT_APPLIED    reserved, or read by the pipeline, which gets the present values with each backlog
+NOT_APPLIED    read by a backup when it begins, or by the pipeline, which gets the present values with each backlog
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ WAL: Final = frozenset(
     )
 )  # fmt: skip
 APPLIED: Final = LOG_MESSAGES | BROKER | WAL
-# Nothing to do in this process: backups do not exist yet, and the pipeline asks for changed `writer_` settings itself.
+# Nothing to do in this process: a backup reads its settings when it begins (backup_options), and the pipeline asks for
+# changed `writer_` settings itself.
 NOT_APPLIED: Final = ("backup.iceberg.", f"{_ICEBERG}.writer_")
 _log = get_logger("config")
 

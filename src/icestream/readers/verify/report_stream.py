@@ -69,6 +69,7 @@ def _encode_events(verifier: Verifier, deep: bool) -> Generator[bytes]:
         )
         yield _line("problem", {"code": failed.code, "detail": failed.message, "hint": failed.hint})
         return
+    # The report is built without findings, so its verdict would always be good: it follows from what was counted.
     report = summary(verifier.report(deep, []))
     verdict = {"is_good": Weight.WRONG not in weights, "is_complete": Weight.BOUNDS_ONLY not in weights}
     yield _line("report", report | verdict | {"finding_count": count})

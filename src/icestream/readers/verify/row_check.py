@@ -70,7 +70,8 @@ class RowCheck:
         try:
             spans = SpanIndex(span for file in shard_files for span in self._spans_of(file, shard))
             position = 0
-            while (window := spans.next_window(position, limits.SCAN_WINDOW_BYTES)) is not None:
+            window_bytes = limits.SCAN_WINDOW_BYTES
+            while (window := spans.next_window(position, window_bytes, joined_bytes=window_bytes)) is not None:
                 ranges, duplicates = ranges_of(window_offsets := self._offsets(window, shard))
                 append_ranges(offsets.ranges, ranges)
                 for start, end in duplicates:

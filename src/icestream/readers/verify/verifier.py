@@ -6,8 +6,8 @@
                 catalog: main's snapshots have at least the offsets of our own record)
     bounds      no row is at or beyond the committed offset, or in a shard that the topic does not have
     dense       every offset below committed has a row, or a recorded reason for its absence: a declared gap of the log,
-                rows that an engine removed (not more than it reported: density_check.py), a takeover, an offset before
-                the table's first. Each is reported
+                rows that a retention or an engine removed (not more than it reported: density_check.py), a takeover, an
+                offset before the table's first. Each is reported
     unique      no offset has two rows
     log         the broker's log continues where the table ends
     readers     no subscription is stopped at a row that cannot be read
@@ -207,9 +207,9 @@ class Verifier:
         if log.synced < end:
             text = f"the log ends at {log.synced}, below the committed offset {end}"
             yield failure("log", text, shard, log.synced, end)
-        elif log.earliest > end:
+        elif log.earliest > (start := max(end, self._view.first(shard))):
             undeclared: Ranges = []
-            yield from self._density.declared(shard, end, log.earliest, undeclared)
+            yield from self._density.declared(shard, start, log.earliest, undeclared)
             for start, stop in undeclared:
                 yield failure("log", "neither in the table nor in the log", shard, start, stop)
 

@@ -235,3 +235,69 @@ class GetDispatchConfigResponse(_message.Message):
     DISPATCH_CONFIG_FIELD_NUMBER: _ClassVar[int]
     dispatch_config: DispatchConfig
     def __init__(self, dispatch_config: _Optional[_Union[DispatchConfig, _Mapping]] = ...) -> None: ...
+
+class RoleDefinition(_message.Message):
+    __slots__ = ("name", "permissions", "system")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PERMISSIONS_FIELD_NUMBER: _ClassVar[int]
+    SYSTEM_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    permissions: _containers.RepeatedScalarFieldContainer[str]
+    system: bool
+    def __init__(self, name: _Optional[str] = ..., permissions: _Optional[_Iterable[str]] = ..., system: _Optional[bool] = ...) -> None: ...
+
+class Role(_message.Message):
+    __slots__ = ("role",)
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    role: RoleDefinition
+    def __init__(self, role: _Optional[_Union[RoleDefinition, _Mapping]] = ...) -> None: ...
+
+class RoleRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class RoleListResponse(_message.Message):
+    __slots__ = ("roles",)
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    roles: _containers.RepeatedCompositeFieldContainer[RoleDefinition]
+    def __init__(self, roles: _Optional[_Iterable[_Union[RoleDefinition, _Mapping]]] = ...) -> None: ...
+
+class BindingDefinition(_message.Message):
+    __slots__ = ("id", "principal_type", "principal_name", "role_names", "scope", "resource_name")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPAL_TYPE_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPAL_NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_NAMES_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    RESOURCE_NAME_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    principal_type: str
+    principal_name: str
+    role_names: _containers.RepeatedScalarFieldContainer[str]
+    scope: str
+    resource_name: str
+    def __init__(self, id: _Optional[str] = ..., principal_type: _Optional[str] = ..., principal_name: _Optional[str] = ..., role_names: _Optional[_Iterable[str]] = ..., scope: _Optional[str] = ..., resource_name: _Optional[str] = ...) -> None: ...
+
+class Binding(_message.Message):
+    __slots__ = ("binding",)
+    BINDING_FIELD_NUMBER: _ClassVar[int]
+    binding: BindingDefinition
+    def __init__(self, binding: _Optional[_Union[BindingDefinition, _Mapping]] = ...) -> None: ...
+
+class BindingRequest(_message.Message):
+    __slots__ = ("scope", "resource_name", "binding_id")
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    RESOURCE_NAME_FIELD_NUMBER: _ClassVar[int]
+    BINDING_ID_FIELD_NUMBER: _ClassVar[int]
+    scope: str
+    resource_name: str
+    binding_id: str
+    def __init__(self, scope: _Optional[str] = ..., resource_name: _Optional[str] = ..., binding_id: _Optional[str] = ...) -> None: ...
+
+class BindingListResponse(_message.Message):
+    __slots__ = ("bindings",)
+    BINDINGS_FIELD_NUMBER: _ClassVar[int]
+    bindings: _containers.RepeatedCompositeFieldContainer[BindingDefinition]
+    def __init__(self, bindings: _Optional[_Iterable[_Union[BindingDefinition, _Mapping]]] = ...) -> None: ...

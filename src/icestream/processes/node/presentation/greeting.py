@@ -12,6 +12,7 @@ from icestream.cluster.cluster_node import ClusterNode
 from icestream.cluster.members import voters_wanted
 from icestream.cluster.node_info import NodeInfo
 from icestream.frontends.front_end import local_address
+from icestream.frontends.mqtt.mqtt_front_end import MqttFrontEnd
 from icestream.frontends.native.native_front_end import NativeFrontEnd
 from icestream.model.topic_name import TopicName
 from icestream.observability.words import counted, size_text
@@ -156,11 +157,19 @@ def example_commands(node: BrokerNode) -> Iterator[str]:
     settings = node.settings
     address = local_address(settings.node.bind_host, node.services.front_end(NativeFrontEnd).port)
     broker_option = "" if address == DEFAULT_ADDRESS else f" --broker {address}"
+    if node.services.tls(NativeFrontEnd.name) is not None and node.services.local is not None:
+        broker_option = _socket_option(settings)  # which tells commands the certificate
     program = shlex.quote(program_path())
     yield f"echo hello | {program} produce {TOPIC}{broker_option}"
     yield f"{program} consume {TOPIC}{broker_option}"
     admin_option = broker_option if node.services.local is None else _socket_option(settings)
     yield f"{program} topic describe {TOPIC}{admin_option}"
+    mqtt = node.services.front_end(MqttFrontEnd)
+    if mqtt.port and node.services.tls(mqtt.name) is None:
+        host, _, port = local_address(settings.node.bind_host, mqtt.port).rpartition(":")
+        host = host.strip("[]")
+        place = ("" if host == "127.0.0.1" else f" -h {host}") + ("" if port == "1883" else f" -p {port}")
+        yield f"mosquitto_pub{place} -q 1 -t sensors/1/temperature -m 21.5   # or any other client of MQTT"
     if node.cluster is not None and node.services.local is not None:
         yield f"{program} cluster status{_socket_option(settings)}"
     if node.services.pipeline is not None and node.services.local is not None:

@@ -1,4 +1,4 @@
-"""A lane against a broker that judges numbers as the log does, over refusals, lost connections and lost answers.
+"""A queue against a broker that judges numbers as the log does, over refusals, lost connections and lost answers.
 
 once          no message is stored twice
 order         what is stored stands in the order in which it was sent
@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 
 from icestream import errors, limits
 from icestream.client.batch import Batch, MessageId
-from icestream.client.lane import Flow, Lane
+from icestream.client.send_queue import Flow, SendQueue
 from icestream.model import envelope
 from icestream.model.block import Block, Numbering
 from icestream.model.shard import ShardKey
@@ -95,11 +95,11 @@ class BrokerShard:
         return [number for sent in self.producers.recent(KEY, 7)[-64:] for number in sent]
 
 
-class LaneModel(RuleBasedStateMachine):
+class SendQueueModel(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.broker = BrokerShard()
-        self.lane = Lane(0)
+        self.queue = SendQueue(0)
         self.sent: deque[Batch] = deque()  # on their way to the broker
         self.answers: deque[tuple[Batch, int | errors.IcestreamError]] = deque()  # and back
         self.futures: list[tuple[bytes, asyncio.Future[MessageId]]] = []
@@ -113,24 +113,24 @@ class LaneModel(RuleBasedStateMachine):
     @rule(rows=st.integers(1, 3), patience=st.integers(1, 40), is_full=st.booleans())
     def send(self, rows: int, patience: int, is_full: bool) -> None:
         names = [b"%d" % (len(self.futures) + number) for number in range(rows)]
-        if self.lane.collecting is None or is_full:
-            deadline_ns = max([self.now_ns + patience, *(batch.deadline_ns for batch in self.lane)])  # they rise
-            self.lane.begin(Batch(0, 0, deadline_ns))
-        assert self.lane.collecting is not None
+        if self.queue.collecting is None or is_full:
+            deadline_ns = max([self.now_ns + patience, *(batch.deadline_ns for batch in self.queue)])  # they rise
+            self.queue.begin(Batch(0, 0, deadline_ns))
+        assert self.queue.collecting is not None
         for name in names:
             future: asyncio.Future[MessageId] = asyncio.Future(loop=LOOP)
             self.futures.append((name, future))
-            self.lane.collecting.add(name, future, len(name))
+            self.queue.collecting.add(name, future, len(name))
 
     @rule()
     def flush(self) -> None:
-        while (batch := self.lane.next_batch()) is not None:
-            numbering = Numbering(7, self.epoch, self.lane.next_sequence)
+        while (batch := self.queue.next_batch()) is not None:
+            numbering = Numbering(7, self.epoch, self.queue.next_sequence)
             if batch.is_sealed:
                 batch.renumber(numbering)
             else:
                 batch.seal({}, numbering)
-            self.lane.sent(batch)
+            self.queue.sent(batch)
             self.sent.append(batch)
 
     @precondition(lambda self: self.answers)
@@ -138,22 +138,22 @@ class LaneModel(RuleBasedStateMachine):
     def answer(self) -> None:
         batch, outcome = self.answers.popleft()
         if isinstance(outcome, int):
-            self.lane.stored(batch)
+            self.queue.stored(batch)
             batch.succeed("t", outcome)
         else:
-            self.lane.refused(batch, outcome, is_certain=not isinstance(outcome, errors.OutcomeUnknown))
-        if self.lane.flow is Flow.STOPPED and self.lane.cause is WRONG:
+            self.queue.refused(batch, outcome, is_certain=not isinstance(outcome, errors.OutcomeUnknown))
+        if self.queue.flow is Flow.STOPPED and self.queue.cause is WRONG:
             self.isolate()
 
     def isolate(self) -> None:
-        culprit = self.lane.take_refused()
+        culprit = self.queue.take_refused()
         assert culprit is not None
         if culprit.rows > 1 and culprit.futures:
-            self.lane.put_back(*culprit.split())
+            self.queue.put_back(*culprit.split())
         else:
             culprit.fail(WRONG)
 
-    @precondition(lambda self: self.lane.flow is Flow.STOPPED and self.epoch)
+    @precondition(lambda self: self.queue.flow is Flow.STOPPED and self.epoch)
     @rule()
     def reset(self) -> None:
         """All answers have arrived: the shard resumes."""
@@ -161,14 +161,14 @@ class LaneModel(RuleBasedStateMachine):
         self.resume()
 
     def resume(self) -> None:
-        stored, _ = self.lane.resume(self.broker.last_sequence, self.broker.recent)
+        stored, _ = self.queue.resume(self.broker.last_sequence, self.broker.recent)
         for batch, base_offset in stored:
             batch.succeed("t", base_offset)
 
     @rule(passed=st.integers(1, 30))
     def wait(self, passed: int) -> None:
         self.now_ns += passed
-        staying, leaving = self.lane.expire(self.now_ns)
+        staying, leaving = self.queue.expire(self.now_ns)
         for batch in staying + leaving:
             batch.fail(UNKNOWN if batch.is_sent else REFUSED)
 
@@ -189,7 +189,7 @@ class LaneModel(RuleBasedStateMachine):
         """Requests in flight to the broker are lost, and so are its answers."""
         self.sent.clear()
         self.answers.clear()
-        self.lane.lose_connection()
+        self.queue.lose_connection()
         self.reopen()
 
     def reopen(self) -> None:
@@ -218,12 +218,12 @@ class LaneModel(RuleBasedStateMachine):
 
     @invariant()
     def window_is_kept(self) -> None:
-        assert len(self.lane.in_flight) <= limits.PRODUCER_WINDOW_BATCHES
+        assert len(self.queue.in_flight) <= limits.PRODUCER_WINDOW_BATCHES
 
     def teardown(self) -> None:
         """A willing broker: every message that was not given up is stored."""
         self.lose()
-        while not self.lane.is_empty:
+        while not self.queue.is_empty:
             self.flush()
             while self.sent:
                 self.arrive("take")
@@ -237,71 +237,71 @@ class LaneModel(RuleBasedStateMachine):
 
 
 def test_nothing_is_lost_duplicated_or_reordered_by_broker_and_connection_faults() -> None:
-    check_state_machine(LaneModel, settings=settings(stateful_step_count=60))
+    check_state_machine(SendQueueModel, settings=settings(stateful_step_count=60))
 
 
-def flowing() -> Lane:
-    lane = Lane(0)
-    lane.resume(None, [])
-    return lane
+def flowing() -> SendQueue:
+    queue = SendQueue(0)
+    queue.resume(None, [])
+    return queue
 
 
 def test_at_most_a_window_is_in_flight_and_the_rest_collects() -> None:
-    lane = flowing()
+    queue = flowing()
     for number in range(limits.PRODUCER_WINDOW_BATCHES + 5):
-        lane.begin(batch_of([b"%d" % number]))
+        queue.begin(batch_of([b"%d" % number]))
     batches = 0
-    while (batch := lane.next_batch()) is not None:
-        batch.seal({}, Numbering(1, 1, lane.next_sequence))
-        lane.sent(batch)
+    while (batch := queue.next_batch()) is not None:
+        batch.seal({}, Numbering(1, 1, queue.next_sequence))
+        queue.sent(batch)
         batches += 1
     assert batches == limits.PRODUCER_WINDOW_BATCHES
-    assert not lane.has_more
-    lane.stored(lane.in_flight[0])
-    assert lane.has_more
+    assert not queue.has_more
+    queue.stored(queue.in_flight[0])
+    assert queue.has_more
 
 
 def test_an_answer_that_is_not_next_is_not_believed() -> None:
-    lane = flowing()
+    queue = flowing()
     for number in range(2):
-        lane.begin(batch_of([b"%d" % number]))
-    first, second = lane.next_batch(), lane.next_batch()
+        queue.begin(batch_of([b"%d" % number]))
+    first, second = queue.next_batch(), queue.next_batch()
     assert first is not None
     assert second is not None
     for batch in (first, second):
-        batch.seal({}, Numbering(1, 1, lane.next_sequence))
-        lane.sent(batch)
+        batch.seal({}, Numbering(1, 1, queue.next_sequence))
+        queue.sent(batch)
     with pytest.raises(errors.DecodeError, match="out of order"):
-        lane.stored(second)
+        queue.stored(second)
 
 
 def test_a_stored_batch_is_found_by_its_numbers_although_its_offset_is_forgotten() -> None:
-    lane = flowing()
+    queue = flowing()
     batches = [batch_of([b"a", b"b"]), batch_of([b"c"]), batch_of([b"d"])]
     for batch in batches:
-        lane.begin(batch)
-        next_batch = lane.next_batch()
+        queue.begin(batch)
+        next_batch = queue.next_batch()
         assert next_batch is batch
-        next_batch.seal({}, Numbering(1, 1, lane.next_sequence))
-        lane.sent(next_batch)
-    lane.lose_connection()
-    stored, dropped = lane.resume(2, [2, 1, 41])
+        next_batch.seal({}, Numbering(1, 1, queue.next_sequence))
+        queue.sent(next_batch)
+    queue.lose_connection()
+    stored, dropped = queue.resume(2, [2, 1, 41])
     assert [(batch, offset) for batch, offset in stored] == [(batches[0], -1), (batches[1], 41)]
     assert not dropped
-    assert lane.next_sequence == 3
-    assert lane.next_batch() is batches[2]
+    assert queue.next_sequence == 3
+    assert queue.next_batch() is batches[2]
 
 
 def test_numbers_of_a_first_batch_that_was_refused_are_used_again() -> None:
     """A log that took it back expects exactly these (hazard 16), and has no last number to tell."""
-    lane = flowing()
-    lane.begin(batch_of([b"a", b"b"]))
-    batch = lane.next_batch()
+    queue = flowing()
+    queue.begin(batch_of([b"a", b"b"]))
+    batch = queue.next_batch()
     assert batch is not None
-    batch.seal({}, Numbering(1, 1, lane.next_sequence))
-    lane.sent(batch)
-    assert lane.next_sequence == 2
-    lane.refused(batch, UNKNOWN, is_certain=False)
-    lane.resume(None, [])
-    assert lane.next_sequence == 0
-    assert lane.next_batch() is batch
+    batch.seal({}, Numbering(1, 1, queue.next_sequence))
+    queue.sent(batch)
+    assert queue.next_sequence == 2
+    queue.refused(batch, UNKNOWN, is_certain=False)
+    queue.resume(None, [])
+    assert queue.next_sequence == 0
+    assert queue.next_batch() is batch

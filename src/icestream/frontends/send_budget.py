@@ -1,7 +1,8 @@
 """The connections of one listener, and how many outgoing bytes may wait for their sockets (hazard 35).
 
 The ConnectionRoom decides which connection is closed when all places are taken (runtime/connection_room.py). A
-connection with producers, consumers, watches or calls is busy; without any of them it is idle.
+native connection with producers, consumers, watches or calls is busy; without any of them it is idle. One of MQTT is
+busy when its CONNECT was accepted.
 
 All connections share SEND_BYTES_TOTAL in equal parts, within bounds for each. The shares are computed anew when the
 number of connections has doubled or has fallen to a quarter, so that the first connections do not keep a larger share.
@@ -10,34 +11,40 @@ number of connections has doubled or has fallen to a quarter, so that the first 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Generic, Protocol, TypeVar
 
 from icestream import limits
 from icestream.runtime.connection_room import ConnectionRoom
 
-if TYPE_CHECKING:
-    from icestream.frontends.native.native_connection import NativeConnection
+
+class BudgetedConnection(Protocol):
+    def set_share(self, share_bytes: int) -> None:
+        """Sets how many bytes may wait for the connection's socket."""
 
 
-class SendBudget:
-    def __init__(self, listener: str = "native", connections_max: int = limits.CONNECTIONS_MAX) -> None:
-        self.room: ConnectionRoom[NativeConnection] = ConnectionRoom(listener, connections_max)
-        self._connections: set[NativeConnection] = set()
+Connection = TypeVar("Connection", bound=BudgetedConnection)
+
+
+class SendBudget(Generic[Connection]):
+    def __init__(self, listener: str, connections_max: int = limits.CONNECTIONS_MAX) -> None:
+        """`listener`: its name in metrics and readiness."""
+        self.room: ConnectionRoom[Connection] = ConnectionRoom(listener, connections_max)
+        self._connections: set[Connection] = set()
         self._parts = 1
         self.share = self._share()
 
     def __len__(self) -> int:
         return len(self._connections)
 
-    def __iter__(self) -> Iterator[NativeConnection]:
+    def __iter__(self) -> Iterator[Connection]:
         return iter(list(self._connections))
 
-    def add(self, connection: NativeConnection) -> None:
+    def add(self, connection: Connection) -> None:
         self._connections.add(connection)
         if not self._divide():
             connection.set_share(self.share)
 
-    def discard(self, connection: NativeConnection) -> None:
+    def discard(self, connection: Connection) -> None:
         self._connections.discard(connection)
         self.room.leave(connection)
         self._divide()

@@ -1,4 +1,4 @@
-"""Lane: the batches of one producer in one shard, from the first message to the last answer. Pure: no socket, no clock.
+"""SendQueue: the batches of one producer in one shard, from the first message to the last answer. Pure: no I/O.
 
     collecting -> waiting -> in flight -> stored           always in this order; a batch never changes its shard
 
@@ -24,25 +24,25 @@ from icestream.client.batch import Batch
 
 
 class Flow(Enum):
-    """The state of a lane; the transitions are at the top of the module."""
+    """The state of a queue; the transitions are at the top of the module."""
 
     FLOWING = 1
     DRAINING = 2
     STOPPED = 3
 
 
-class Lane:
+class SendQueue:
     """The batches of one producer in one shard. Iterating yields all of them, oldest first."""
 
     def __init__(self, shard: int) -> None:
         self.shard = shard
         self.flow = Flow.STOPPED
         self.next_sequence = 0
-        self.cause: errors.IcestreamError | None = None  # the first refusal since the lane was flowing
+        self.cause: errors.IcestreamError | None = None  # the first refusal since the queue was flowing
         self.collecting: Batch | None = None
         self.waiting: deque[Batch] = deque()
         self.in_flight: deque[Batch] = deque()
-        self._returned: list[Batch] = []  # refused or without an answer; they wait again when the lane has drained
+        self._returned: list[Batch] = []  # refused or without an answer; they wait again when the queue has drained
 
     def __iter__(self) -> Iterator[Batch]:
         yield from self._returned
@@ -199,7 +199,7 @@ class Lane:
         return next((batch.deadline_ns for batch in self if batch.futures), None)
 
     def clear(self) -> list[Batch]:
-        """Stops the lane; removes and returns all batches, oldest first."""
+        """Stops the queue; removes and returns all batches, oldest first."""
         batches = list(self)
         self._returned, self.collecting = [], None
         self.in_flight.clear()

@@ -1,0 +1,45 @@
+"""Compaction of 200 files of 5,000 messages of 100 B on Spark, rows for each second of CPU over all processes, against
+Spark's own `rewrite_data_files` (bin-packing) of a table with as many files of the same rows.
+
+Ours compares the digest of each file, writes, syncs, and reads its output back; Spark's does not. Both take two tasks,
+both warm. Ours is without its commit, which takes some milliseconds; Spark's commits to a catalog in a folder.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from bench.figures import Figure, Goal, Row, ratios
+from bench.harness import Bench
+from bench.node import Child
+
+NAME = "compaction"
+GOAL = "rows per CPU second ≥ 5x Spark's rewrite_data_files of the same rows"
+
+
+def measure(bench: Bench) -> list[Row]:
+    return bench.attempt(NAME, "compaction against Spark's own", Goal(at_least=5), partial(_measured, bench))
+
+
+def _measured(bench: Bench) -> list[Row]:
+    files, rows, repeats = int(bench.pick(200, 40)), 5_000, bench.rounds(5)
+    with bench.place("compaction") as path:
+        bench.tell("our groups")
+        ours = Child("compactions", path, files, rows, repeats).said()
+        inputs = sorted((path / "data").rglob("*.parquet"))
+        bench.tell("Spark's rewrite_data_files")
+        peer = Child("spark_rewrite", path, files, repeats, *inputs).said()
+    count = files * rows
+    mine, theirs = ([count / max(sample["cpu"], 0.01) for sample in side] for side in (ours, peer))
+    memory = max(sample["memory"] for sample in ours) // 2**20
+    seconds, peer_seconds = (Figure([sample["seconds"] for sample in side], " s") for side in (ours, peer))
+    return [
+        Row(
+            NAME,
+            f"{files} files of {rows:,} messages of 100 B, rows per second of CPU over all processes",
+            ratios(mine, theirs),
+            Goal(at_least=5),
+            ours=f"{Figure(mine, '/s')}; {seconds}; {memory} MiB in a task",
+            peer=f"{Figure(theirs, '/s')}; {peer_seconds}",
+        )
+    ]

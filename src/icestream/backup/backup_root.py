@@ -1,0 +1,201 @@
+"""The root of a backup and its begin, as JSON (ADR 70 has the meaning of each field). Pure.
+
+A reader refuses a higher `format_version`, and ignores fields that it does not know.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Final, Literal, TypeVar
+
+import msgspec
+
+from icestream import errors
+
+FORMAT_VERSION: Final = 1
+Kind = Literal["copy", "reference"]
+State = Literal["complete", "incomplete"]
+
+
+class ObjectRef(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A stored object. `sha256` and `size` are of the stored bytes, `content_…` of the plain ones."""
+
+    path: str
+    size: int
+    sha256: str
+    content_size: int
+    content_sha256: str
+    key_id: str = ""
+
+
+class TailRef(msgspec.Struct, frozen=True):
+    """An object with the messages [start, end) of a shard, gaps apart."""
+
+    start: int
+    end: int
+    object: ObjectRef
+
+
+class ShardCut(msgspec.Struct, frozen=True):
+    """A shard at the cut: the table has the offsets below `committed`, `tails` those up to `end`."""
+
+    shard: int
+    node: str
+    epoch: int
+    committed: int
+    end: int
+    reserved: int
+    append_time_us: int
+    gaps: list[tuple[int, int]]
+    tails: list[TailRef]
+
+
+class TableCut(msgspec.Struct, frozen=True):
+    """The table of a topic as it was pinned. `view` is empty if the backup is encrypted."""
+
+    namespace: list[str]
+    name: str
+    uuid: str
+    snapshot_id: int
+    format_version: int
+    source: str
+    metadata: ObjectRef
+    view: str
+    files: int
+    rows: int
+    bytes: int
+
+
+class TopicCut(msgspec.Struct, frozen=True):
+    id: int
+    incarnation: int
+    name: str
+    table: TableCut | None
+    shards: list[ShardCut]
+
+
+class NodeCut(msgspec.Struct, frozen=True):
+    """The log of a node at the cut; `checkpoint` is an object in the form of wal/checkpoint.py."""
+
+    name: str
+    log_id: str
+    lsn: int
+    checkpoint: ObjectRef
+
+
+class IncompleteShard(msgspec.Struct, frozen=True):
+    topic: str
+    shard: int
+    node: str
+    reason: str
+
+
+class LeftOutTopic(msgspec.Struct, frozen=True):
+    topic: str
+    reason: str
+
+
+class ListRef(msgspec.Struct, frozen=True):
+    """The object list."""
+
+    path: str
+    size: int
+    sha256: str
+    rows: int
+
+
+class MissingManifest(msgspec.Struct, frozen=True):
+    seq: int
+    reason: str
+
+
+class SeedManifests(msgspec.Struct, frozen=True):
+    """How many manifests of seed 003 were written, and which could not be."""
+
+    written: int = 0
+    missing: list[MissingManifest] = []
+
+
+class EncryptionNote(msgspec.Struct, frozen=True):
+    key_id: str
+    algorithm: str
+
+
+class BackupBegin(msgspec.Struct, frozen=True):
+    """BackupBegin: written before anything else of the backup."""
+
+    format_version: int
+    id: str
+    kind: Kind
+    parent: str | None
+    topics: list[str]
+    begun_ms: int
+    begin_revision: int
+    cluster: str
+    node: str
+    key_id: str = ""
+
+
+class BackupRoot(msgspec.Struct, frozen=True):
+    """The root object. It is written last: without it there is no backup."""
+
+    format_version: int
+    id: str
+    kind: Kind
+    parent: str | None
+    cluster: str
+    instance: str
+    version: str
+    begun_ms: int
+    cut_ms: int
+    ended_ms: int
+    begin_revision: int
+    revision: int
+    state: State
+    incomplete: list[IncompleteShard]
+    left_out: list[LeftOutTopic]
+    metadata: ObjectRef
+    nodes: list[NodeCut]
+    topics: list[TopicCut]
+    objects: ListRef
+    files: int
+    bytes: int
+    content_bytes: int
+    objects_sha256: str
+    manifests: SeedManifests
+    encryption: EncryptionNote | None
+
+
+Document = TypeVar("Document", BackupBegin, BackupRoot)
+
+
+def encode_document(document: BackupBegin | BackupRoot) -> bytes:
+    """The JSON text of a root or a begin, readable by people."""
+    return msgspec.json.format(msgspec.json.encode(document), indent=1)
+
+
+def decode_document(kind: type[Document], name: str, data: bytes) -> Document:
+    """Raises BackupDamaged, and FormatUnknown for a version that is not known."""
+    try:
+        version = msgspec.json.decode(data, type=_Versioned).format_version
+        if version > FORMAT_VERSION:
+            raise errors.FormatUnknown(
+                f"{name} has format version {version}, this version of Icestream reads up to {FORMAT_VERSION}",
+                hint="use the version that wrote it, or a later one",
+            )
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise errors.BackupDamaged(f"{name} is not a {kind.__name__}: {error}") from None
+
+
+class _Versioned(msgspec.Struct):
+    format_version: int
+
+
+def digest_of_objects(objects: Iterable[tuple[str, str, int]]) -> str:
+    """`objects_sha256`: over path, SHA-256 and size of each row of the object list, in the order of the lines."""
+    digest = hashlib.sha256()
+    for line in sorted(f"{path} {sha256} {size}\n" for path, sha256, size in objects):
+        digest.update(line.encode())
+    return digest.hexdigest()

@@ -1,0 +1,838 @@
+"""A run of a backup: the cut, the copy, the root (ADR 71 has the order and the reasons).
+
+    begin       begin.json: the id is taken, deletion leaves its objects alone
+    cut         hold log, pin tables, fix the ends, tails, metadata: recorded in progress-00000000.json
+    copy        files of the pinned tables in batches; each batch with its manifest and its progress
+    finish      views, object list, root, inventory; then pins and holds are given back
+
+A run that ends after the cut was recorded can be resumed: what it reads is pinned. One that ends before cannot: its
+tails may be recycled; its id is never used again (hazard 92).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import Any, Final, Protocol
+
+import msgspec
+import orjson
+
+from icestream import errors, limits
+from icestream.backup import backup_layout as layout
+from icestream.backup import seed_manifest, table_view
+from icestream.backup.backup_root import (
+    FORMAT_VERSION,
+    BackupBegin,
+    BackupRoot,
+    EncryptionNote,
+    IncompleteShard,
+    Kind,
+    LeftOutTopic,
+    ListRef,
+    MissingManifest,
+    NodeCut,
+    ObjectRef,
+    SeedManifests,
+    ShardCut,
+    TableCut,
+    TailRef,
+    TopicCut,
+    digest_of_objects,
+    encode_document,
+)
+from icestream.backup.encryption import ALGORITHM
+from icestream.backup.inventory_table import update_inventory
+from icestream.backup.node_client import HeldNode, ListedTable, NodeClient, NodeEnds
+from icestream.backup.object_list import ObjectRow, encode_list, object_row
+from icestream.backup.object_upload import ObjectUpload
+from icestream.backup.seed_manifest import SeedOptions
+from icestream.backup.stored_backups import StoredBackups
+from icestream.backup.tail_object import encode_tail
+from icestream.catalog.catalog_holds import BACKUP_TAG
+from icestream.catalog.topic_rules.snapshot_progress import snapshot_progress
+from icestream.catalogs.table_catalog import CommitDone, LoadedTable, TableCatalog, TableChange
+from icestream.iceberg.conversions import integer_from_bytes
+from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.location import normalize
+from icestream.iceberg.manifests import DATA_CONTENT, POSITION_DELETES_CONTENT, ManifestEntry
+from icestream.iceberg.table_metadata import load as load_table
+from icestream.iceberg.values import Object
+from icestream.model.shard import ShardKey
+from icestream.observability import metrics
+from icestream.observability.log import get_logger
+from icestream.runtime.clock import Clock
+from icestream.wal.checkpoint import decode_checkpoint
+from icestream.wal.state import LogState
+from icestream.wal.tail import SectionRead
+
+_log = get_logger("backup")
+_PIN_ATTEMPTS: Final = 5
+
+
+class BackupEffect(StrEnum):
+    """The external effects of a run, in order; tests stop a run before each."""
+
+    BEGIN = "begin"
+    HOLD = "hold"
+    PIN = "pin"
+    TAG = "tag"
+    CUT = "cut"
+    TAIL = "tail"
+    FREEZE = "freeze"
+    PROGRESS = "progress"
+    COPY = "copy"
+    MANIFEST = "manifest"
+    VIEW = "view"
+    LIST = "list"
+    ROOT = "root"
+    INVENTORY = "inventory"
+    RELEASE = "release"
+
+
+class SourceFiles(Protocol):
+    """Reads files of tables by their locations; blocks, for threads."""
+
+    def chunks(self, location: str) -> Iterator[bytes]: ...
+
+
+class BackupPlan(msgspec.Struct, frozen=True):
+    """What is to be backed up."""
+
+    id: str
+    kind: Kind = "copy"
+    topics: list[str] = []  # patterns of names; empty: all
+    parent: str | None = None
+    instance: str = ""
+    version: str = ""
+
+
+class CutRecord(msgspec.Struct, frozen=True):
+    """The cut as it is recorded: all that the rest of the run needs."""
+
+    plan: BackupPlan
+    begun_ms: int
+    cut_ms: int
+    begin_revision: int
+    revision: int
+    cluster: str
+    metadata: ObjectRef
+    nodes: list[NodeCut]
+    topics: list[TopicCut]
+    incomplete: list[IncompleteShard]
+    left_out: list[LeftOutTopic]
+    rows: list[list[Any]]
+
+
+class BatchRecord(msgspec.Struct, frozen=True):
+    """A batch of copied files, and what became of its manifest."""
+
+    rows: list[list[Any]]
+    written: int = 0
+    missing: list[MissingManifest] = []
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a run is. `phase` is one of cut, copy, finish, done."""
+
+    phase: str = "cut"
+    files: int = 0
+    files_total: int = 0
+    bytes: int = 0
+    bytes_total: int = 0
+
+
+@dataclass(slots=True)
+class _Table:
+    """A pinned table."""
+
+    topic: ListedTable
+    loaded: LoadedTable
+    snapshot: Object
+    committed: dict[int, int]
+    is_known: bool
+
+
+@dataclass(slots=True)
+class _Copied:
+    """What of the copy is done."""
+
+    rows: list[ObjectRow] = field(default_factory=list)
+    by_source: dict[str, ObjectRow] = field(default_factory=dict)
+    batches: int = 0
+    written: int = 0
+    missing: list[MissingManifest] = field(default_factory=list)
+
+    def add(self, rows: Iterable[ObjectRow]) -> None:
+        for row in rows:
+            self.rows.append(row)
+            if row.source:
+                self.by_source[row.source] = row
+
+
+class BackupRun:
+    """Makes one backup."""
+
+    def __init__(
+        self,
+        node: NodeClient,
+        catalog: TableCatalog,
+        source: SourceFiles,
+        upload: ObjectUpload,
+        clock: Clock,
+        plan: BackupPlan,
+        seed: SeedOptions,
+        progress: Progress | None = None,
+        on_effect: Callable[[BackupEffect], None] = lambda _: None,
+    ) -> None:
+        """`seed`: the settings of the manifests, which this run keeps whatever changes meanwhile (B-13)."""
+        self._node = node
+        self._catalog = catalog
+        self._source = source
+        self._upload = upload
+        self._target = upload.target
+        self._stored = StoredBackups(upload.target, upload.key)
+        self._clock = clock
+        self._plan = plan
+        self._seed = seed
+        self.progress = progress or Progress()
+        self._on_effect = on_effect
+        self._copied = _Copied()
+        self._batch: list[ObjectRow] = []
+        self._cut: CutRecord | None = None
+
+    @property
+    def _now_ms(self) -> int:
+        return self._clock.wall_us() // 1_000
+
+    # --- the order ---
+
+    async def run(self) -> BackupRoot:
+        """Makes the backup; returns its root. After an error before the cut was recorded nothing is held any more."""
+        if self._seed.enable:
+            seed_manifest.check_options(self._seed)
+        parent = await self._stored.rows_of(self._plan.parent) if self._plan.parent else []
+        try:
+            self._cut = await self._make_cut()
+        except Exception:
+            await self._give_up()
+            raise
+        self._copied.add(ObjectRow._make(row) for row in self._cut.rows)
+        return await self._complete(parent)
+
+    async def resume(self) -> BackupRoot:
+        """Continues the backup of this id. Raises InvalidInput if its cut was not recorded, or if it is complete."""
+        if await self._target.get(layout.root_name(self._plan.id)) is not None:
+            raise errors.InvalidInput(f"backup {self._plan.id} is complete", hint="there is nothing to resume")
+        data = await self._target.get(layout.progress_name(self._plan.id, 0))
+        if data is None:
+            raise errors.InvalidInput(
+                f"backup {self._plan.id} ended before its cut was recorded", hint="begin another backup"
+            )
+        self._cut = msgspec.json.decode(data, type=CutRecord)
+        self._plan = self._cut.plan
+        self._copied.add(ObjectRow._make(row) for row in self._cut.rows)
+        number = 1
+        while (data := await self._target.get(layout.progress_name(self._plan.id, number))) is not None:
+            record = msgspec.json.decode(data, type=BatchRecord)
+            self._copied.add(ObjectRow._make(row) for row in record.rows)
+            self._copied.written += record.written
+            self._copied.missing += record.missing
+            number += 1
+        self._copied.batches = number - 1
+        # Which of them were there before is not recorded.
+        self._upload.reused |= {row.path for row in self._copied.rows if layout.digest_of_object(row.path) is not None}
+        return await self._complete([])
+
+    async def _complete(self, parent: Sequence[ObjectRow]) -> BackupRoot:
+        assert self._cut is not None
+        self.progress.phase = "copy"
+        unchanged = {row.source: row for row in parent if row.source and row.role in ("data", "deletes")}
+        for topic in self._cut.topics:
+            if topic.table is not None:
+                await self._copy_table(topic, topic.table, unchanged)
+        await self._flush()
+        self.progress.phase = "finish"
+        root = await self._write_root()
+        self._on_effect(BackupEffect.INVENTORY)
+        await update_inventory(self._target, self._stored, self._now_ms)
+        self._on_effect(BackupEffect.RELEASE)
+        if root.kind == "copy":
+            await self._release(self._cut.topics)
+        await self._stored.remove_progress(self._plan.id)
+        self.progress.phase = "done"
+        metrics.BACKUPS.labels(root.state).inc()
+        _log.info("backup complete", id=root.id, state=root.state, files=root.files, bytes=root.bytes)
+        return root
+
+    # --- the cut ---
+
+    async def _make_cut(self) -> CutRecord:
+        self._on_effect(BackupEffect.HOLD)
+        held = await self._node.hold()
+        begun_ms = self._now_ms
+        self._on_effect(BackupEffect.BEGIN)
+        await self._begin(held, begun_ms)
+        async with self._renewing():
+            tables = {table.topic.topic_id: table async for table in self._pin_tables()}
+            self._on_effect(BackupEffect.CUT)
+            ends = await self._node.cut()
+            checkpoint = b"".join(await self._node.part("checkpoint", ends.checkpoint_bytes))
+            log = decode_checkpoint(checkpoint).state
+            cut = await self._upload_cut(held, ends, checkpoint, log, tables, begun_ms)
+        self._on_effect(BackupEffect.PROGRESS)
+        await self._target.put_new(layout.progress_name(self._plan.id, 0), msgspec.json.encode(cut))
+        await self._node.end()
+        return cut
+
+    async def _begin(self, held: HeldNode, begun_ms: int) -> None:
+        key_id = self._upload.key.id if self._upload.key is not None else ""
+        begin = BackupBegin(
+            FORMAT_VERSION, self._plan.id, self._plan.kind, self._plan.parent, self._plan.topics, begun_ms,
+            held.revision, held.cluster, held.node, key_id,
+        )  # fmt: skip
+        await self._upload.put_document(layout.begin_name(self._plan.id), encode_document(begin))
+
+    @contextlib.asynccontextmanager
+    async def _renewing(self) -> AsyncIterator[None]:
+        """Keeps the hold on the log alive while the cut is made."""
+
+        async def renew() -> None:
+            while True:
+                await self._clock.sleep(limits.BACKUP_RENEW_SECONDS)
+                await self._node.hold()
+
+        task = asyncio.create_task(renew())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    def _is_selected(self, topic: str) -> bool:
+        return not self._plan.topics or any(fnmatchcase(topic, pattern) for pattern in self._plan.topics)
+
+    async def _pin_tables(self) -> AsyncIterator[_Table]:
+        async for topic in self._node.tables():
+            if self._is_selected(topic.topic) and (table := await self._pin_table(topic)) is not None:
+                yield table
+
+    async def _pin_table(self, topic: ListedTable) -> _Table | None:
+        """Holds and tags the current snapshot of a table. None if it has none, or if the table is gone."""
+        identifier, tag = Identifier(topic.namespace, topic.name), f"{BACKUP_TAG}{self._plan.id}"
+        for _ in range(_PIN_ATTEMPTS):
+            try:
+                loaded = await self._catalog.load(identifier)
+            except errors.UnknownTable:
+                return None
+            snapshot_id = loaded.current_snapshot_id
+            if loaded.uuid is None or loaded.uuid.lower() != topic.uuid.lower() or snapshot_id is None:
+                return None
+            # The hold first: between tag and hold another engine could remove the tag and expire the snapshot.
+            self._on_effect(BackupEffect.PIN)
+            await self._node.pin(topic.uuid, snapshot_id)
+            self._on_effect(BackupEffect.TAG)
+            change = TableChange(
+                [{"type": "assert-table-uuid", "uuid": loaded.uuid}],
+                [{"action": "set-snapshot-ref", "ref-name": tag, "type": "tag", "snapshot-id": snapshot_id}],
+            )
+            if not isinstance(await self._catalog.commit(identifier, change), CommitDone):
+                continue
+            pinned = await self._catalog.load(identifier)
+            if (pinned.metadata.get("refs") or {}).get(tag, {}).get("snapshot-id") == snapshot_id:
+                return _pinned(topic, pinned, snapshot_id)
+        raise errors.StorageUnavailable(
+            f"table {identifier} changed {_PIN_ATTEMPTS} times while it was pinned", hint="begin the backup again"
+        )
+
+    async def _upload_cut(
+        self,
+        held: HeldNode,
+        ends: NodeEnds,
+        checkpoint: bytes,
+        log: LogState,
+        tables: Mapping[int, _Table],
+        begun_ms: int,
+    ) -> CutRecord:
+        rows: list[ObjectRow] = []
+        reference = await self._upload.upload(lambda: [checkpoint], "checkpoint", ".checkpoint")
+        rows.append(self._row(reference, "checkpoint"))
+        node = NodeCut(held.node, ends.log_id, ends.lsn, reference)
+        topics, incomplete, left_out = [], [], []
+        for topic in log.topics.values():
+            if not self._is_selected(topic.name):
+                left_out.append(LeftOutTopic(topic.name, "not selected"))
+                continue
+            table = tables.get(topic.id)
+            if table is not None and not table.is_known:
+                incomplete.append(
+                    IncompleteShard(topic.name, 0, held.node, "the snapshots of its table do not say what it holds")
+                )
+            shards = []
+            for key in sorted(key for key in log.shards if key.topic_id == topic.id):
+                shard, missing = await self._cut_shard(key, topic.name, held.node, ends, log, table, rows)
+                shards.append(shard)
+                incomplete += missing
+            table_cut = await self._table_cut(table, rows) if table is not None else None
+            topics.append(TopicCut(topic.id, topic.incarnation, topic.name, table_cut, shards))
+        if self._plan.topics and not topics:
+            raise errors.UnknownTopic(
+                f"no topic matches {', '.join(self._plan.topics)[:200]}", hint="names begin with /NAMESPACE/"
+            )
+        in_log = {topic.id for topic in log.topics.values()}
+        left_out += [
+            LeftOutTopic(table.topic.topic, "its log is on a node that was not asked")
+            for table in tables.values()
+            if table.topic.topic_id not in in_log
+        ]
+        self._on_effect(BackupEffect.FREEZE)
+        revision, size = await self._node.freeze()
+        pieces = await self._node.part("metadata", size)
+        metadata = await self._upload.upload(lambda: pieces, "metadata", ".metadata")
+        rows.append(self._row(metadata, "metadata"))
+        return CutRecord(
+            self._plan, begun_ms, ends.cut_ms, held.revision, revision, held.cluster, metadata, [node], topics,
+            incomplete, left_out, [list(row) for row in rows],
+        )  # fmt: skip
+
+    async def _cut_shard(
+        self,
+        key: ShardKey,
+        topic: str,
+        node: str,
+        ends: NodeEnds,
+        log: LogState,
+        table: _Table | None,
+        rows: list[ObjectRow],
+    ) -> tuple[ShardCut, list[IncompleteShard]]:
+        """Uploads the tails of a shard."""
+        shard = log.shards[key]
+        gaps = sorted((gap.start, gap.end) for gap in log.gaps.get(key, ()) if gap.start < shard.synced)
+        # A topic without a table, such as the state of MQTT sessions, needs nothing below its floor.
+        committed = table.committed.get(key.shard, 0) if table is not None else 0
+        if table is None and not shard.topic.has_table:
+            committed = shard.floor
+        start = _step_over(gaps, committed)
+        earliest = ends.earliest.get(key, 0)
+        incomplete = []
+        if start < min(earliest, shard.synced):
+            incomplete.append(IncompleteShard(topic, key.shard, node, f"the log begins at {earliest}, not {start}"))
+            start = earliest
+        tails = []
+        if start < shard.synced:
+            self._on_effect(BackupEffect.TAIL)
+            async for reference, first, end, times in self._upload_tails(key, start, shard.synced):
+                tails.append(TailRef(first, end, reference))
+                rows.append(
+                    self._row(
+                        reference,
+                        "tail",
+                        topic_id=key.topic_id,
+                        topic=topic,
+                        shard=key.shard,
+                        offsets=(first, end),
+                        rows=end - first,
+                        times_us=times,
+                    )
+                )
+        cut = ShardCut(
+            key.shard, node, shard.epoch, committed, shard.synced, shard.reserved, shard.append_time_us, gaps, tails
+        )
+        return cut, incomplete
+
+    async def _upload_tails(
+        self, key: ShardKey, start: int, end: int
+    ) -> AsyncIterator[tuple[ObjectRef, int, int, tuple[int, int]]]:
+        """Uploads [start, end) of a shard; yields each object, its offsets and the first and last append time."""
+        sections: list[SectionRead] = []
+        size, first = 0, start
+        async for section in self._node.tail(key, start, end):
+            sections.append(section)
+            size += len(section.body)
+            if size >= limits.BACKUP_TAIL_OBJECT_BYTES:
+                stop = min(section.base_offset + section.rows, end)
+                yield await self._upload_tail(key, sections), first, stop, _times(sections)
+                sections, size, first = [], 0, stop
+        if sections:
+            yield await self._upload_tail(key, sections), first, end, _times(sections)
+
+    async def _upload_tail(self, key: ShardKey, sections: list[SectionRead]) -> ObjectRef:
+        return await self._upload.upload(lambda: encode_tail(key, sections), "tail", ".wal")
+
+    async def _table_cut(self, table: _Table, rows: list[ObjectRow]) -> TableCut:
+        """The entry of a table in the root; its metadata file is uploaded."""
+        document = orjson.dumps(table.loaded.metadata)
+        reference = await self._upload.upload(lambda: [document], "table-metadata", ".json")
+        source = table.loaded.metadata_location or ""
+        rows.append(
+            self._row(
+                reference,
+                "table-metadata",
+                topic_id=table.topic.topic_id,
+                topic=table.topic.topic,
+                source=source,
+                snapshot_id=table.snapshot["snapshot-id"],
+            )
+        )
+        view = ""
+        if self._upload.key is None:
+            folder = layout.view_folder(self._plan.id, table.topic.topic_id)
+            view = f"{folder}/metadata/{table_view.METADATA_FILE}"
+        summary = table.snapshot.get("summary") or {}
+        return TableCut(
+            list(table.topic.namespace), table.topic.name, table.topic.uuid, table.snapshot["snapshot-id"],
+            int(table.loaded.metadata.get("format-version", 2)), source, reference, view,
+            int(summary.get("total-data-files", 0)), int(summary.get("total-records", 0)),
+            int(summary.get("total-files-size", 0)),
+        )  # fmt: skip
+
+    def _row(self, reference: ObjectRef, role: str, **columns: Any) -> ObjectRow:
+        return object_row(reference, backup_id=self._plan.id, role=role, added_ms=self._now_ms, **columns)
+
+    # --- the copy ---
+
+    async def _copy_table(self, topic: TopicCut, table: TableCut, unchanged: Mapping[str, ObjectRow]) -> None:
+        """Copies the files of a pinned table, and writes its view."""
+        await self._check_pin(table)
+        document = orjson.loads(await self._stored.content(table.metadata, "table-metadata"))
+        snapshot = next(entry for entry in document["snapshots"] if entry["snapshot-id"] == table.snapshot_id)
+        bounds = _offset_columns(document)
+        list_row = await self._copy_file(topic, table, snapshot["manifest-list"], "table-metadata", None, bounds, {})
+        list_data = await self._stored.content(list_row.reference, "table-metadata")
+        records, _ = table_view.manifest_records(snapshot["manifest-list"], list_data)
+        manifests: list[table_view.SourceManifest] = []
+        for record in records:
+            path = record["manifest_path"]
+            row = await self._copy_file(topic, table, path, "table-metadata", None, bounds, {})
+            data = await self._stored.content(row.reference, "table-metadata")
+            manifests.append(table_view.SourceManifest(path, data, record))
+            entries = table_view.live_entries(path, data)
+            self.progress.files_total += len(entries)
+            self.progress.bytes_total += sum(entry.file_size_bytes for entry in entries)
+            await self._copy_entries(topic, table, entries, bounds, unchanged)
+        await self._flush()
+        await self._check_pin(table)
+        if table.view:
+            await self._write_view(topic, document, snapshot, list_data, manifests)
+
+    async def _copy_entries(
+        self,
+        topic: TopicCut,
+        table: TableCut,
+        entries: Sequence[ManifestEntry],
+        bounds: Mapping[str, int],
+        unchanged: Mapping[str, ObjectRow],
+    ) -> None:
+        """Copies the files of a manifest, several at once, in batches."""
+        for start in range(0, len(entries), limits.BACKUP_UPLOADS_AT_ONCE):
+            part = entries[start : start + limits.BACKUP_UPLOADS_AT_ONCE]
+            self._on_effect(BackupEffect.COPY)
+            await asyncio.gather(
+                *(
+                    self._copy_file(
+                        topic,
+                        table,
+                        entry.file_path,
+                        "data" if entry.content == DATA_CONTENT else "deletes",
+                        entry,
+                        bounds,
+                        unchanged,
+                    )
+                    for entry in part
+                )
+            )
+            self.progress.files += len(part)
+            self.progress.bytes += sum(entry.file_size_bytes for entry in part)
+            if len(self._batch) >= limits.BACKUP_BATCH_FILES or _copied_size(self._batch) >= limits.BACKUP_BATCH_BYTES:
+                await self._flush()
+
+    async def _copy_file(
+        self,
+        topic: TopicCut,
+        table: TableCut,
+        location: str,
+        role: str,
+        entry: ManifestEntry | None,
+        bounds: Mapping[str, int],
+        unchanged: Mapping[str, ObjectRow],
+    ) -> ObjectRow:
+        """Copies one file of a table unless that was done before; in a reference backup its row names the original."""
+        if (done := self._copied.by_source.get(location)) is not None:
+            return done
+        former = unchanged.get(location)
+        if former is not None and await self._target.size(former.path) == former.size:
+            reference = former.reference
+            self._upload.reused.add(reference.path)
+        elif self._plan.kind == "reference" and entry is not None:
+            reference = ObjectRef(normalize(location), entry.file_size_bytes, "", entry.file_size_bytes, "")
+        else:
+            path = normalize(location)
+            reference = await self._upload.upload(lambda: self._source.chunks(path), role, layout.suffix_of(location))
+            if entry is not None and reference.content_size != entry.file_size_bytes:
+                raise errors.TableDamaged(
+                    f"{location} has {reference.content_size} bytes, its manifest says {entry.file_size_bytes}"
+                )
+        offsets, shard, times = _bounds_of(entry, bounds) if entry is not None else (None, None, None)
+        row = self._row(
+            reference, role, topic_id=topic.id, topic=topic.name, shard=shard, offsets=offsets,
+            rows=entry.record_count if entry is not None else None, times_us=times, source=location,
+            snapshot_id=table.snapshot_id,
+        )  # fmt: skip
+        self._copied.add([row])
+        self._batch.append(row)
+        return row
+
+    async def _flush(self) -> None:
+        """Writes the manifest of a batch (seed 003) and its progress. The files of the batch are durable (B-10)."""
+        batch, self._batch = self._batch, []
+        if not batch:
+            return
+        written, missing = await self._write_manifest(batch) if self._seed.enable else (0, [])
+        self._copied.written += written
+        self._copied.missing += missing
+        self._copied.batches += 1
+        record = BatchRecord([list(row) for row in batch], written, missing)
+        name = layout.progress_name(self._plan.id, self._copied.batches)
+        self._on_effect(BackupEffect.PROGRESS)
+        await self._target.put_new(name, msgspec.json.encode(record))
+
+    async def _write_manifest(self, batch: Sequence[ObjectRow]) -> tuple[int, list[MissingManifest]]:
+        """Writes one manifest. A failure is a warning and an entry of the root, unless `strict` (B-11)."""
+        assert self._cut is not None
+        started_ns, seq = self._clock.monotonic_ns(), -1
+        self._on_effect(BackupEffect.MANIFEST)
+        try:
+            seq = await self._node.manifest_number()
+            name = seed_manifest.manifest_name(self._seed, self._cut.cut_ms, seq)
+            data = seed_manifest.encode_manifest(
+                self._seed, batch, backup_id=self._plan.id, batch_id=f"{self._plan.id}/{self._copied.batches + 1}",
+                generated_ms=self._now_ms, start_ms=self._cut.begun_ms, end_ms=self._cut.cut_ms,
+                begin_revision=self._cut.begin_revision,
+            )  # fmt: skip
+            await self._upload.put_document(name, data)
+        except (errors.IcestreamError, OSError) as error:
+            if self._seed.strict:
+                raise
+            metrics.BACKUP_MANIFESTS.labels("failed").inc()
+            _log.warning("backup manifest not written", id=self._plan.id, seq=seq, reason=str(error))
+            return 0, [MissingManifest(seq, str(error))]
+        metrics.BACKUP_MANIFESTS.labels("written").inc()
+        elapsed_ms = (self._clock.monotonic_ns() - started_ns) // 1_000_000
+        _log.info("backup manifest written", path=name, files=len(batch), bytes=_size(batch), ms=elapsed_ms)
+        return 1, []
+
+    # --- views ---
+
+    async def _write_view(
+        self,
+        topic: TopicCut,
+        document: Object,
+        snapshot: Object,
+        list_data: bytes,
+        manifests: Sequence[table_view.SourceManifest],
+    ) -> None:
+        self._on_effect(BackupEffect.VIEW)
+        folder = layout.view_folder(self._plan.id, topic.id)
+        deletes = await self._rewrite_deletes(topic, folder, manifests)
+
+        def new_path(path: str) -> str:
+            if path in deletes:
+                return self._target.location(deletes[path])
+            return self._location(self._copied.by_source[path])
+
+        records = []
+        for number, manifest in enumerate(manifests):
+            name = f"{folder}/metadata/manifest-{number}.avro"
+            rewritten = table_view.rewrite_manifest(manifest, self._target.location(name), new_path)
+            await self._put_view_file(topic, name, rewritten.data)
+            records.append(rewritten.record)
+        list_file = f"{folder}/metadata/{table_view.LIST_FILE}"
+        await self._put_view_file(topic, list_file, table_view.rewrite_list(list_file, list_data, records))
+        metadata = table_view.view_metadata(
+            document, snapshot, self._plan.id, topic.id, self._target.location(folder), self._target.location(list_file)
+        )
+        await self._put_view_file(topic, f"{folder}/metadata/{table_view.METADATA_FILE}", metadata)
+
+    def _location(self, row: ObjectRow) -> str:
+        return row.path if ":" in row.path else self._target.location(row.path)
+
+    async def _rewrite_deletes(
+        self, topic: TopicCut, folder: str, manifests: Sequence[table_view.SourceManifest]
+    ) -> dict[str, str]:
+        """Writes position deletes anew with the paths of the backup; returns their names by their old paths. In a
+        reference backup, whose data files keep their paths, nothing is rewritten."""
+        names: dict[str, str] = {}
+        if self._plan.kind == "reference":
+            return names
+        for manifest in manifests:
+            for entry in table_view.live_entries(manifest.path, manifest.data):
+                if entry.content != POSITION_DELETES_CONTENT or entry.file_format != "parquet":
+                    continue
+                row = self._copied.by_source[entry.file_path]
+                data = await self._stored.content(row.reference, "deletes")
+                name = f"{folder}/metadata/deletes-{len(names)}.parquet"
+                rewritten = table_view.rewrite_position_deletes(
+                    data, lambda path: self._location(self._copied.by_source[path])
+                )
+                await self._put_view_file(topic, name, rewritten)
+                names[entry.file_path] = name
+        return names
+
+    async def _put_view_file(self, topic: TopicCut, name: str, data: bytes) -> None:
+        reference = await self._stored.put_named(name, data)
+        self._copied.add([self._row(reference, "view", topic_id=topic.id, topic=topic.name)])
+
+    # --- root and end ---
+
+    async def _write_root(self) -> BackupRoot:
+        cut = self._cut
+        assert cut is not None
+        # Sorted: a resumed run writes the same list.
+        rows = sorted(self._copied.rows, key=lambda row: (row.topic_id or 0, row.role, row.path, row.source))
+        data = encode_list(rows)
+        self._on_effect(BackupEffect.LIST)
+        reference = await self._stored.put_list(self._plan.id, data)
+        root = BackupRoot(
+            FORMAT_VERSION, self._plan.id, self._plan.kind, self._plan.parent, cut.cluster, self._plan.instance,
+            self._plan.version, cut.begun_ms, cut.cut_ms, self._now_ms, cut.begin_revision, cut.revision,
+            "incomplete" if cut.incomplete else "complete", cut.incomplete, cut.left_out, cut.metadata, cut.nodes,
+            cut.topics, ListRef(reference.path, reference.size, reference.sha256, len(rows)), len(rows),
+            sum(row.size for row in rows), sum(row.content_size for row in rows),
+            digest_of_objects((row.path, row.sha256, row.size) for row in rows),
+            SeedManifests(self._copied.written, self._copied.missing),
+            EncryptionNote(self._upload.key.id, ALGORITHM) if self._upload.key is not None else None,
+        )  # fmt: skip
+        self._on_effect(BackupEffect.ROOT)
+        await self._upload.put_document(layout.root_name(self._plan.id), encode_document(root))
+        await self._check_reused()
+        return root
+
+    async def _check_reused(self) -> None:
+        """Takes the root back and raises Refused if a deletion removed what this run found in the target."""
+        for _ in range(limits.BACKUP_DELETION_LOOKS):
+            if not (running := await self._stored.deletions()):
+                break
+            await self._clock.sleep(limits.BACKUP_DELETION_LOOK_SECONDS)
+        missing = await self._stored.missing(self._upload.reused)
+        if not running and not missing:
+            return
+        await self._target.remove(layout.root_name(self._plan.id))
+        if missing:
+            raise errors.Refused(
+                f"object {missing[0]} was removed by a deletion while backup {self._plan.id} used it",
+                hint="begin another backup",
+            )
+        raise errors.Refused(
+            f"the deletion of backup {running[0]} did not end", hint="delete it again, then resume this backup"
+        )
+
+    async def _check_pin(self, table: TableCut) -> None:
+        """Raises BackupDamaged if the pin of a table was removed: its files may go (hazard 89)."""
+        tag = f"{BACKUP_TAG}{self._plan.id}"
+        identifier = Identifier(tuple(table.namespace), table.name)
+        try:
+            loaded = await self._catalog.load(identifier)
+        except errors.UnknownTable:
+            loaded = None
+        reference = (loaded.metadata.get("refs") or {}).get(tag, {}) if loaded is not None else {}
+        if loaded is None or loaded.uuid != table.uuid or reference.get("snapshot-id") != table.snapshot_id:
+            # A dropped table is held: its files stay until the hold ends, and they are what the snapshot names.
+            if loaded is None:
+                return
+            raise errors.BackupDamaged(
+                f"tag {tag} of table {identifier} is gone: the backup cannot be completed",
+                hint="begin another backup; something else removes tags of this table",
+            )
+
+    async def _release(self, topics: Sequence[TopicCut]) -> None:
+        for topic in topics:
+            if topic.table is not None:
+                await self._unpin(tuple(topic.table.namespace), topic.table.name, topic.table.uuid)
+
+    async def _unpin(self, namespace: tuple[str, ...], name: str, uuid: str) -> None:
+        """Removes hold and tag; the hold first, because the catalog refuses to remove the tag while it exists."""
+        await release_pin(self._node, self._catalog, self._plan.id, Identifier(namespace, name), uuid)
+
+    async def _give_up(self) -> None:
+        """Removes the pins of a backup that cannot be resumed, and its hold on the log, as far as that is possible."""
+        with contextlib.suppress(errors.IcestreamError):
+            async for topic in self._node.tables():
+                await self._unpin(topic.namespace, topic.name, topic.uuid)
+        with contextlib.suppress(errors.IcestreamError):
+            await self._node.end()
+
+
+async def release_pin(
+    node: NodeClient, catalog: TableCatalog, backup_id: str, identifier: Identifier, uuid: str
+) -> None:
+    """Removes the hold and the tag of a backup on one table, if they exist."""
+    tag = f"{BACKUP_TAG}{backup_id}"
+    await node.unpin(uuid)
+    try:
+        loaded = await catalog.load(identifier)
+    except errors.UnknownTable:
+        return
+    if tag in (loaded.metadata.get("refs") or {}):
+        change = TableChange([], [{"action": "remove-snapshot-ref", "ref-name": tag}])
+        outcome = await catalog.commit(identifier, change)
+        if not isinstance(outcome, CommitDone):
+            _log.warning("tag of a backup not removed", table=str(identifier), tag=tag, reason=outcome.reason)
+
+
+def _pinned(topic: ListedTable, loaded: LoadedTable, snapshot_id: int) -> _Table:
+    table = load_table(loaded.metadata)
+    progress = snapshot_progress(table, snapshot_id, topic.topic_id, None)
+    snapshot = next(entry for entry in loaded.metadata["snapshots"] if entry["snapshot-id"] == snapshot_id)
+    return _Table(topic, loaded, snapshot, dict(progress.last_round.committed), progress.is_known)
+
+
+def _step_over(gaps: Sequence[tuple[int, int]], offset: int) -> int:
+    for start, end in gaps:
+        if start <= offset < end:
+            offset = end
+    return offset
+
+
+def _times(sections: Sequence[SectionRead]) -> tuple[int, int]:
+    times = [section.append_time_us for section in sections]
+    return min(times), max(times)
+
+
+def _size(rows: Sequence[ObjectRow]) -> int:
+    return sum(row.size for row in rows)
+
+
+def _copied_size(rows: Sequence[ObjectRow]) -> int:
+    """Without the files that a reference backup leaves in the warehouse."""
+    return sum(row.size for row in rows if ":" not in row.path)
+
+
+def _offset_columns(document: Object) -> dict[str, int]:
+    """The field ids of the columns whose bounds the object list shows."""
+    schemas = document.get("schemas") or [document["schema"]]
+    current = document.get("current-schema-id", 0)
+    schema = next((entry for entry in schemas if entry.get("schema-id", 0) == current), schemas[-1])
+    return {column["name"]: column["id"] for column in schema["fields"]}
+
+
+def _bounds_of(
+    entry: ManifestEntry, columns: Mapping[str, int]
+) -> tuple[tuple[int, int] | None, int | None, tuple[int, int] | None]:
+    """Offsets, shard and append times of a file by its bounds; None where it has no bounds or several shards."""
+    offsets = _range(entry, columns.get("offset"))
+    shards = _range(entry, columns.get("shard"))
+    times = _range(entry, columns.get("append_time"))
+    shard = shards[0] if shards is not None and shards[0] == shards[1] else None
+    return ((offsets[0], offsets[1] + 1) if offsets is not None else None), shard, times
+
+
+def _range(entry: ManifestEntry, field_id: int | None) -> tuple[int, int] | None:
+    low = integer_from_bytes(entry.lower_bounds.get(field_id or 0))
+    high = integer_from_bytes(entry.upper_bounds.get(field_id or 0))
+    return None if low is None or high is None else (low, high)

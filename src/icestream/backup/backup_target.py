@@ -1,0 +1,254 @@
+"""The store that backups lie in: a directory, or a prefix of a bucket (ADR 70).
+
+    put_new     a small object on the condition that its name is free; the same bytes under it are a success
+    adopt       a finished temporary file becomes the object of this name; False if the object is there already
+    get         the bytes of a small object, None if it does not exist
+    chunks      the bytes of an object, piece by piece, for a thread. Raises BackupDamaged if it does not exist
+    size        in bytes, None if it does not exist
+    names       all names below a prefix
+    remove      removes an object if it exists
+    location    the absolute location of a name, as Iceberg metadata has it
+
+What these have written is durable when they return. `spool` is the directory for temporary files: of a directory
+target its own `.partial`, so that adopting is a link and not a copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+from icestream import errors, limits
+from icestream.catalogs.bucket import Bucket, open_bucket
+from icestream.catalogs.object_files import parse_object_location
+from icestream.catalogs.storage_caller import CallTimeouts, StorageCaller
+from icestream.catalogs.store_options import StoreOptions
+from icestream.iceberg.location import normalize
+from icestream.runtime.clock import Clock
+from icestream.runtime.files import make_directory
+from icestream.runtime.randomness import Randomness
+from icestream.runtime.tasks import Offload
+
+PARTIAL: Final = ".partial"
+
+
+class BackupTarget(Protocol):
+    spool: Path
+
+    def location(self, name: str) -> str: ...
+
+    def chunks(self, name: str) -> Iterator[bytes]: ...
+
+    async def put_new(self, name: str, data: bytes) -> None: ...
+
+    async def put(self, name: str, data: bytes) -> None: ...
+
+    async def adopt(self, path: Path, name: str) -> bool: ...
+
+    async def get(self, name: str) -> bytes | None: ...
+
+    async def size(self, name: str) -> int | None: ...
+
+    async def names(self, prefix: str) -> Sequence[str]: ...
+
+    async def remove(self, name: str) -> None: ...
+
+
+class DirectoryTarget:
+    """A directory of this machine's file systems."""
+
+    def __init__(self, root: Path, offload: Offload) -> None:
+        self._root = root
+        self._offload = offload
+        self.spool = root / PARTIAL
+        make_directory(self.spool)
+
+    def location(self, name: str) -> str:
+        return f"file:{self._root}/{name}"
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        try:
+            with (self._root / name).open("rb") as file:
+                while chunk := file.read(limits.BACKUP_CHUNK_BYTES):
+                    yield chunk
+        except OSError as error:
+            raise _unreadable(name, error) from None
+
+    async def put_new(self, name: str, data: bytes) -> None:
+        path = await self._offload.run(lambda: self._spool(data))
+        if not await self.adopt(path, name) and await self.get(name) != data:
+            raise errors.AlreadyExists(f"{self.location(name)} already exists")
+
+    async def put(self, name: str, data: bytes) -> None:
+        """Writes a small object, whatever was there."""
+
+        def put() -> None:
+            path = self._root / name
+            make_directory(path.parent)
+            self._spool(data).replace(path)
+            _sync(path.parent)
+
+        await self._offload.run(put)
+
+    def _spool(self, data: bytes) -> Path:
+        number, name = tempfile.mkstemp(dir=self.spool)
+        with os.fdopen(number, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        return Path(name)
+
+    async def adopt(self, path: Path, name: str) -> bool:
+        def adopt() -> bool:
+            target = self._root / name
+            make_directory(target.parent)
+            try:
+                # A link, not a rename: it fails if the name exists, so nothing is ever replaced.
+                os.link(path, target)
+            except FileExistsError:
+                return False
+            finally:
+                path.unlink()
+            _sync(target.parent)
+            return True
+
+        return await self._offload.run(adopt)
+
+    async def get(self, name: str) -> bytes | None:
+        def read() -> bytes | None:
+            try:
+                return (self._root / name).read_bytes()
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                raise _unreadable(name, error) from None
+
+        return await self._offload.run(read)
+
+    async def size(self, name: str) -> int | None:
+        def size() -> int | None:
+            try:
+                return (self._root / name).stat().st_size
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+        return await self._offload.run(size)
+
+    async def names(self, prefix: str) -> Sequence[str]:
+        def names() -> list[str]:
+            folder = self._root / prefix
+            return sorted(
+                f"{Path(parent).relative_to(self._root).as_posix()}/{file}"
+                for parent, _, files in os.walk(folder)
+                for file in files
+            )
+
+        return await self._offload.run(names)
+
+    async def remove(self, name: str) -> None:
+        def remove() -> None:
+            path = self._root / name
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+            # Empty folders of a deleted backup; the root itself stays.
+            for folder in path.parents:
+                if folder == self._root:
+                    return
+                try:
+                    folder.rmdir()
+                except OSError:
+                    return
+
+        await self._offload.run(remove)
+
+
+class BucketTarget:
+    """A prefix of a bucket."""
+
+    def __init__(self, bucket: Bucket, location: str, prefix: str, spool: Path, offload: Offload) -> None:
+        self._bucket = bucket
+        self._location = location.rstrip("/")
+        self._prefix = f"{prefix}/" if prefix else ""
+        self.spool = spool
+        self._offload = offload
+
+    def location(self, name: str) -> str:
+        return f"{self._location}/{name}"
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        try:
+            with self._bucket.reader(self._prefix + name) as reader:
+                while chunk := reader.read(limits.BACKUP_CHUNK_BYTES):
+                    yield bytes(chunk)
+        except OSError as error:
+            raise _unreadable(name, error) from None
+
+    async def put_new(self, name: str, data: bytes) -> None:
+        await self._bucket.put_new(self._prefix + name, data)
+
+    async def put(self, name: str, data: bytes) -> None:
+        await self._bucket.upload(self._prefix + name, data)
+
+    async def adopt(self, path: Path, name: str) -> bool:
+        try:
+            size = await self._offload.run(lambda: path.stat().st_size)
+            if await self._bucket.size(self._prefix + name) == size:
+                return False
+            await self._bucket.upload(self._prefix + name, path)
+            return True
+        finally:
+            await self._offload.run(path.unlink)
+
+    async def get(self, name: str) -> bytes | None:
+        return await self._bucket.get(self._prefix + name, limits.BACKUP_DOCUMENT_BYTES_MAX)
+
+    async def size(self, name: str) -> int | None:
+        return await self._bucket.size(self._prefix + name)
+
+    async def names(self, prefix: str) -> Sequence[str]:
+        names = await self._bucket.names_below(self._prefix + prefix)
+        return [name.removeprefix(self._prefix) for name in names]
+
+    async def remove(self, name: str) -> None:
+        await self._bucket.remove(self._prefix + name)
+
+
+def open_target(
+    location: str, options: StoreOptions, clock: Clock, randomness: Randomness, offload: Offload, spool: Path
+) -> BackupTarget:
+    """The target at a location: a path, `file:…`, or a bucket with the credentials of `options`.
+
+    `spool`: the directory for temporary files of a bucket. Raises ConfigurationError for another scheme.
+    """
+    if "://" not in location and not location.startswith("file:"):
+        location = f"file:{Path(location).absolute()}"
+    try:
+        location = normalize(location)
+        if location.startswith("file:"):
+            return DirectoryTarget(Path(location.removeprefix("file:")), offload)
+        place = parse_object_location(location)
+    except (errors.InvalidInput, OSError) as error:
+        raise errors.ConfigurationError(
+            f"not a backup target: {location[:200]!r}: {error}", hint="a directory, s3://…, gs://… or abfss://…"
+        ) from None
+    caller = StorageCaller(
+        f"backup target {place.bucket}", clock, randomness, CallTimeouts(request_seconds=options.request_seconds)
+    )
+    return BucketTarget(open_bucket(options, place.kind, place.bucket, caller), location, place.name, spool, offload)
+
+
+def _unreadable(name: str, error: OSError) -> errors.BackupDamaged:
+    reason = "it does not exist" if isinstance(error, FileNotFoundError) else str(error)
+    return errors.BackupDamaged(f"object {name} of the backup cannot be read: {reason}")
+
+
+def _sync(folder: Path) -> None:
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -1,0 +1,158 @@
+"""The view of a pinned table: Iceberg metadata of one snapshot whose paths are those of a backup (ADR 70). Pure.
+
+    v1.metadata.json      the table at the snapshot, with another UUID and without places and history
+    list.avro             its manifest list
+    manifest-<n>.avro     its manifests: the live entries, with schema and header fields as they were
+    deletes-<n>.parquet   its position deletes, which name data files in their rows
+
+Manifests are copied record by record, whichever engine and format version wrote them: only paths change. Sequence
+numbers, which decide what deletes apply to, stay with entry and manifest. The bytes depend on the input alone, so a run
+that is resumed writes the same.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from icestream import errors
+from icestream.iceberg.manifests import DELETED, POSITION_DELETES_CONTENT, ManifestEntry
+from icestream.iceberg.values import Object
+
+METADATA_FILE: Final = "v1.metadata.json"
+LIST_FILE: Final = "list.avro"
+_NAMESPACE: Final = uuid.UUID("5a3e9c1e-6b64-4d5c-9b6b-0d7c3f7c2f10")
+# Field ids of the columns of position deletes; their bounds name data files by their old paths.
+_DELETE_FILE_PATH: Final = 2147483546
+# What lies outside of the snapshot, or names places of the warehouse.
+_DROPPED: Final = ("metadata-log", "snapshot-log", "statistics", "partition-statistics", "refs", "snapshots")
+_PLACES: Final = ("write.data.path", "write.metadata.path", "write.object-storage.path", "write.folder-storage.path")
+
+
+class SourceManifest(NamedTuple):
+    """A manifest of the pinned snapshot, with its record in the manifest list."""
+
+    path: str
+    data: bytes
+    record: Mapping[str, Any]
+
+
+class RewrittenManifest(NamedTuple):
+    data: bytes
+    record: dict[str, Any]
+
+
+def manifest_records(name: str, data: bytes) -> tuple[list[dict[str, Any]], Any]:
+    """The records of an Avro file, and its open reader for schema and header. Raises MetadataFileDamaged."""
+    import fastavro
+
+    try:
+        reader: Any = fastavro.reader(io.BytesIO(data))
+        return list(reader), reader
+    except Exception as error:  # noqa: BLE001  # fastavro raises exceptions of any class for invalid bytes
+        raise errors.MetadataFileDamaged(f"{name} is not an Avro file: {error!r}") from None
+
+
+def live_entries(name: str, data: bytes) -> list[ManifestEntry]:
+    """The live entries of a manifest. Raises MetadataFileDamaged."""
+    try:
+        return [entry for record in manifest_records(name, data)[0] if (entry := ManifestEntry(record)).is_live]
+    except (KeyError, TypeError) as error:
+        raise errors.MetadataFileDamaged(f"{name} is not a manifest: {error!r}") from None
+
+
+def rewrite_manifest(
+    source: SourceManifest, path: str, new_path: Callable[[str], str], sizes: Mapping[str, int] = MappingProxyType({})
+) -> RewrittenManifest:
+    """The manifest with the paths of the backup, to be written at `path`. `new_path`: of a file, by its old path.
+    `sizes`: of files that were written anew, by their old path."""
+    records, reader = manifest_records(source.path, source.data)
+    live = [record for record in records if record["status"] != DELETED]
+    for record in live:
+        file = record["data_file"]
+        if file.get("content") == POSITION_DELETES_CONTENT:
+            for bounds in ("lower_bounds", "upper_bounds"):
+                if file.get(bounds):
+                    file[bounds] = [pair for pair in file[bounds] if pair["key"] != _DELETE_FILE_PATH]
+        if file.get("referenced_data_file"):
+            file["referenced_data_file"] = new_path(file["referenced_data_file"])
+        file["file_size_in_bytes"] = sizes.get(file["file_path"], file["file_size_in_bytes"])
+        file["file_path"] = new_path(file["file_path"])
+    data = _encode(reader, live, source.path)
+    record = {**source.record, "manifest_path": path, "manifest_length": len(data)}
+    for name in ("deleted_files_count", "deleted_rows_count", "deleted_data_files_count"):
+        if name in record:
+            record[name] = 0
+    return RewrittenManifest(data, record)
+
+
+def rewrite_list(name: str, data: bytes, records: Sequence[Mapping[str, Any]]) -> bytes:
+    """The manifest list with these records instead of its own."""
+    _, reader = manifest_records(name, data)
+    return _encode(reader, records, name)
+
+
+def _encode(reader: Any, records: Sequence[Mapping[str, Any]], marker: str) -> bytes:
+    """An Avro file with the schema and the header fields of the one that was read."""
+    import fastavro
+
+    header = {key: value for key, value in reader.metadata.items() if not key.startswith("avro.")}
+    schema = json.loads(reader.metadata["avro.schema"])
+    stream = io.BytesIO()
+    sync_marker = uuid.uuid5(_NAMESPACE, marker).bytes
+    fastavro.writer(stream, schema, records, codec="deflate", metadata=header, sync_marker=sync_marker)
+    return stream.getvalue()
+
+
+def rewrite_position_deletes(data: bytes, new_path: Callable[[str], str]) -> bytes:
+    """A Parquet file of position deletes whose rows name the files of the backup."""
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+    table = pq.read_table(io.BytesIO(data))
+    number = table.schema.get_field_index("file_path")
+    paths = pa.array([new_path(path) for path in table.column(number).to_pylist()], table.schema.field(number).type)
+    stream = io.BytesIO()
+    pq.write_table(table.set_column(number, table.schema.field(number), paths), stream, compression="zstd")
+    return stream.getvalue()
+
+
+def view_metadata(
+    document: Mapping[str, Any], snapshot: Object, backup_id: str, topic_id: int, location: str, manifest_list: str
+) -> bytes:
+    """The metadata file of the view: the table as if it had this snapshot alone.
+
+    The schema of the snapshot is current, so that engines show the columns as they were at the cut. The UUID differs
+    from that of the table: a view is never taken for it (hazards 88, 93).
+    """
+    kept = {name: value for name, value in document.items() if name not in _DROPPED}
+    properties = {name: value for name, value in (document.get("properties") or {}).items() if name not in _PLACES} | {
+        "icestream.backup-id": backup_id
+    }
+    pinned = {name: value for name, value in snapshot.items() if name != "parent-snapshot-id"}
+    pinned["manifest-list"] = manifest_list
+    view = {
+        **kept,
+        "table-uuid": str(uuid.uuid5(_NAMESPACE, f"{backup_id}/{topic_id}")),
+        "location": location,
+        "properties": properties,
+        "current-schema-id": snapshot.get("schema-id", document.get("current-schema-id", 0)),
+        "current-snapshot-id": snapshot["snapshot-id"],
+        "snapshots": [pinned],
+        "refs": {"main": {"snapshot-id": snapshot["snapshot-id"], "type": "branch"}},
+        "snapshot-log": [{"snapshot-id": snapshot["snapshot-id"], "timestamp-ms": snapshot["timestamp-ms"]}],
+        "metadata-log": [],
+    }
+    return orjson.dumps(view, option=orjson.OPT_INDENT_2)
+
+
+def paths_of_view(document: Mapping[str, Any]) -> Iterator[str]:
+    """The manifest lists of a view's snapshots."""
+    for snapshot in document.get("snapshots") or ():
+        yield snapshot["manifest-list"]

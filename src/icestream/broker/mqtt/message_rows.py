@@ -1,0 +1,170 @@
+"""MQTT messages as rows of a block, and rows as messages.
+
+    column          of a message
+    --------------  --------------------------------------------------------------------------------------------------
+    key             the topic
+    payload         the payload
+    qos, retain     as published
+    producer_name   the client id of the publisher (for no-local)
+    wire            the properties of 5.0 as received, in their order, without the topic alias
+    headers         user properties, for queries; of equal names the last
+    content_type    the property
+    publish_time    when the broker decided about it
+
+A row without `qos` is a native or Danube message: its topic is its key if that is a topic name, its QoS is 1, and its
+headers are user properties. Properties are decoded only when a message is delivered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from icestream import errors
+from icestream.model import envelope
+from icestream.model.block import Block, ConstantColumn, Value, Values, encode_block
+from icestream.mqtt.packet_type import PacketType
+from icestream.mqtt.packets import PublishPacket
+from icestream.mqtt.properties import (
+    NO_PROPERTIES,
+    Properties,
+    PropertyId,
+    PropertyValue,
+    decode_properties,
+    encode_properties,
+)
+from icestream.mqtt.topics import row_topic
+from icestream.mqtt.wire_values import Cursor
+
+NATIVE_QOS: Final = 1
+
+
+class MqttMessage(NamedTuple):
+    """A stored message. `properties`: their bytes as MQTT 5.0 writes them, or empty."""
+
+    topic: str
+    payload: bytes
+    qos: int
+    is_retained: bool
+    publisher: str
+    properties: bytes
+    append_time_us: int
+
+
+def encode_messages(messages: Sequence[PublishPacket], publisher: str, now_us: int) -> bytes:
+    """Returns the block of messages of one client. Raises InvalidInput for values that do not fit a table."""
+    columns: dict[envelope.EnvelopeColumn, Values] = {
+        envelope.PUBLISH_TIME: ConstantColumn(now_us),
+        envelope.KEY: [message.topic.encode() for message in messages],
+        envelope.PAYLOAD: [message.payload for message in messages],
+        envelope.QOS: [message.qos for message in messages],
+        envelope.PRODUCER_NAME: ConstantColumn(publisher),
+    }
+    if any(message.is_retained for message in messages):
+        columns[envelope.RETAIN] = [message.is_retained for message in messages]
+    if any(message.properties for message in messages):
+        properties = [message.properties.without(PropertyId.TOPIC_ALIAS) for message in messages]
+        columns[envelope.WIRE] = [encode_properties(each) if each else None for each in properties]
+        columns[envelope.HEADERS] = [dict(each.user_properties()) or None for each in properties]
+        columns[envelope.CONTENT_TYPE] = [each.text(PropertyId.CONTENT_TYPE) for each in properties]
+    return encode_block(len(messages), columns)
+
+
+class BlockMessages:
+    """The messages of one block. Columns beside the topics are decoded when the first row is asked for."""
+
+    __slots__ = ("_append_times_us", "_block", "_columns", "_native_topic", "topics")
+
+    def __init__(self, block: Block, append_times_us: Sequence[int], native_topic: str) -> None:
+        """`append_times_us`: of each row."""
+        self._block = block
+        self._append_times_us = append_times_us
+        self._native_topic = native_topic
+        self._columns: list[list[Value]] | None = None
+        keys = block.values(envelope.KEY)
+        # A key that repeats is looked at once: most blocks have few topics.
+        names = {key: row_topic(key, native_topic) for key in set(keys) if isinstance(key, bytes)}
+        self.topics = [names[key] if isinstance(key, bytes) else native_topic for key in keys]
+
+    def retained_rows(self) -> list[int]:
+        """The rows that are retained messages."""
+        if self._block.stored(envelope.RETAIN) is None:
+            return []
+        return [row for row, is_retained in enumerate(self._block.values(envelope.RETAIN)) if is_retained]
+
+    def row(self, index: int) -> MqttMessage:
+        if self._columns is None:
+            self._columns = [
+                self._block.values(column)
+                for column in (
+                    envelope.PAYLOAD, envelope.QOS, envelope.RETAIN, envelope.PRODUCER_NAME, envelope.WIRE,
+                    envelope.HEADERS, envelope.CONTENT_TYPE,
+                )
+            ]  # fmt: skip
+        payload, qos, is_retained, publisher, wire, headers, content_type = (column[index] for column in self._columns)
+        if isinstance(qos, int):
+            properties = wire if isinstance(wire, bytes) else b""
+        else:
+            properties = _native_properties(headers, content_type)
+        return MqttMessage(
+            self.topics[index],
+            payload if isinstance(payload, bytes) else b"",
+            qos if isinstance(qos, int) and 0 <= qos <= 2 else NATIVE_QOS,
+            bool(is_retained),
+            publisher if isinstance(publisher, str) else "",
+            properties,
+            self._append_times_us[index],
+        )
+
+
+def _native_properties(headers: Value, content_type: Value) -> bytes:
+    entries: list[tuple[int, PropertyValue]] = []
+    if isinstance(content_type, str):
+        entries.append((PropertyId.CONTENT_TYPE, content_type))
+    if isinstance(headers, dict):
+        entries += [(PropertyId.USER_PROPERTY, pair) for pair in headers.items()]
+    try:
+        return encode_properties(Properties(entries)) if entries else b""
+    except errors.IcestreamError:
+        return b""  # a header that MQTT cannot carry: longer than 65,535 bytes, or with a null character
+
+
+def decode_stored_properties(data: bytes) -> Properties:
+    """The properties of a row; none if they cannot be read, which only a row of another writer can cause."""
+    if not data:
+        return NO_PROPERTIES
+    try:
+        return decode_properties(Cursor(data), PacketType.PUBLISH)
+    except errors.IcestreamError:
+        return NO_PROPERTIES
+
+
+def expiry_seconds(row: MqttMessage) -> int | None:
+    """The message expiry interval as published; None if it never expires."""
+    if not row.properties:
+        return None
+    return decode_stored_properties(row.properties).number(PropertyId.MESSAGE_EXPIRY_INTERVAL)
+
+
+def delivery_packet(
+    row: MqttMessage,
+    qos: int,
+    packet_id: int,
+    *,
+    is_retained: bool,
+    identifiers: Sequence[int],
+    age_s: int,
+    is_duplicate: bool = False,
+) -> PublishPacket:
+    """The packet of a delivery: the stored properties in their order, the rest of the expiry, and the identifiers."""
+    properties = NO_PROPERTIES
+    if row.properties or identifiers:
+        entries: list[tuple[int, PropertyValue]] = []
+        for identifier, value in decode_stored_properties(row.properties):
+            if identifier == PropertyId.SUBSCRIPTION_IDENTIFIER:
+                continue
+            is_expiry = identifier == PropertyId.MESSAGE_EXPIRY_INTERVAL and isinstance(value, int)
+            entries.append((identifier, max(1, value - age_s) if is_expiry and isinstance(value, int) else value))
+        entries += [(PropertyId.SUBSCRIPTION_IDENTIFIER, identifier) for identifier in identifiers]
+        properties = Properties(entries)
+    return PublishPacket(row.topic, row.payload, qos, packet_id, is_retained, is_duplicate, properties)

@@ -1,0 +1,306 @@
+"""ShardFeed: looks at every stored message of a shard once, and offers it to the sessions whose filters match.
+
+    position    everything below was offered and folded. Moves only here, in slices of the loop
+    subscriber  an MqttSession or a SharedGroup: takes the row, or notes that it is behind (`offer`)
+    live row    a message that is not stored (broker/mqtt/publishing.py): offered behind the offset that the shard had
+                been assigned when it arrived, so that order is kept (hazard 57)
+
+A start begins where C stands (durable/session_state.py), or the retained set if that is older: rows below C are folded
+into the set and not offered, because the sessions that they matched are listed as owed (hazard 61). The topic of a row
+is matched once; the result is cached by topic until a subscription changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from icestream import errors, limits
+from icestream.broker.mqtt.feed_marks import FeedMarks
+from icestream.broker.mqtt.message_rows import BlockMessages, MqttMessage
+from icestream.broker.mqtt.seen_topics import SeenTopics
+from icestream.broker.storage import ShardStream
+from icestream.durable.iterator import section_blocks
+from icestream.durable.session_state import Generation
+from icestream.model.block import iter_blocks
+from icestream.model.filtered_rows import FilteredSection
+from icestream.model.shard import ShardKey
+from icestream.mqtt.topic_index import TopicIndex
+from icestream.observability.log import get_logger
+from icestream.runtime.clock import Clock
+from icestream.wal.tail import SectionRead
+
+_log = get_logger("mqtt")
+
+
+class Subscriber(Protocol):
+    """What a feed offers rows to."""
+
+    def offer(self, feed: ShardFeed, offset: int, row: MqttMessage, generations: Sequence[Generation]) -> None:
+        """A stored row that matches the filters of these generations. Rows come in the order of their offsets."""
+
+    def offer_live(self, feed: ShardFeed, row: MqttMessage, generations: Sequence[Generation]) -> bool:
+        """A row that is not stored; False if it was not sent."""
+
+    def flush(self) -> None:
+        """The feed has no more rows now."""
+
+    def __hash__(self) -> int: ...
+
+
+class LiveRow(NamedTuple):
+    """A row that is not stored. `on_offered` gets whether a subscriber took it."""
+
+    row: MqttMessage
+    on_offered: Callable[[bool], None]
+
+
+class SubscriberIndex:
+    """The subscribers of a node by filter, and the matches of topics, cached until a subscription changes."""
+
+    def __init__(self) -> None:
+        self._index: TopicIndex[Subscriber, Generation] = TopicIndex()
+        self._cache: dict[str, list[tuple[Subscriber, list[Generation]]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def put(self, topic_filter: str, subscriber: Subscriber, generation: Generation) -> None:
+        """Raises PolicyReached if the node has too many subscriptions."""
+        self._index.put(topic_filter, subscriber, generation)
+        self._cache.clear()
+
+    def remove(self, topic_filter: str, subscriber: Subscriber) -> None:
+        if self._index.remove(topic_filter, subscriber):
+            self._cache.clear()
+
+    def match(self, topic: str) -> list[tuple[Subscriber, list[Generation]]]:
+        """Each subscriber with at least one filter that matches, and the generations of these filters."""
+        matches = self._cache.get(topic)
+        if matches is None:
+            by_subscriber: dict[Subscriber, list[Generation]] = {}
+            for subscriber, generation in self._index.match(topic):
+                by_subscriber.setdefault(subscriber, []).append(generation)
+            if len(self._cache) >= limits.MQTT_TOPICS_CACHED:
+                self._cache.clear()
+            matches = self._cache[topic] = list(by_subscriber.items())
+        return matches
+
+
+class SectionRows:
+    """Decoded sections, shared by all readers of a range, within a bound of sections."""
+
+    def __init__(self) -> None:
+        self._sections: dict[tuple[ShardKey, int, int], list[tuple[int, BlockMessages]]] = {}
+
+    def blocks(self, key: ShardKey, section: SectionRead, native_topic: str) -> list[tuple[int, BlockMessages]]:
+        """The blocks of a section with the offset of the first row of each."""
+        cached = self._sections.get((key, section.base_offset, section.rows))
+        if cached is not None:
+            return cached
+        offset, blocks = section.base_offset, []
+        for block in iter_blocks(section.body):
+            times_us = [section.append_time_us] * block.rows
+            blocks.append((offset, BlockMessages(block, times_us, native_topic)))
+            offset += block.rows
+        if len(self._sections) >= limits.MQTT_SECTIONS_CACHED:
+            del self._sections[next(iter(self._sections))]
+        self._sections[key, section.base_offset, section.rows] = blocks
+        return blocks
+
+    def blocks_with_offsets(
+        self, key: ShardKey, section: SectionRead | FilteredSection, native_topic: str
+    ) -> Iterator[tuple[Sequence[int], BlockMessages]]:
+        """The blocks of a section, also of one that was read with filters, with the offset of each of their rows."""
+        if isinstance(section, FilteredSection):
+            for block, offsets, times_us in section_blocks([section]):
+                yield offsets, BlockMessages(block, times_us, native_topic)
+        else:
+            for base, messages in self.blocks(key, section, native_topic):
+                yield range(base, base + len(messages.topics)), messages
+
+
+class ShardFeed:
+    """One shard of a routed topic."""
+
+    def __init__(
+        self,
+        stream: ShardStream,
+        native_topic: str,
+        start: int,
+        offered_from: int,
+        index: SubscriberIndex,
+        rows: SectionRows,
+        fold: Callable[[ShardFeed, int, MqttMessage], None],
+        seen: SeenTopics,
+        clock: Clock,
+        on_failed: Callable[[errors.IcestreamError], None],
+    ) -> None:
+        """`offered_from`: C, rows below it are only folded. `fold` takes the retained rows, `seen` all topics.
+        `on_failed`: an offer broke a rule, and the feed cannot go on."""
+        self.stream = stream
+        self.key = stream.key
+        self.native_topic = native_topic
+        self.position = start
+        self._offered_from = offered_from
+        self._index = index
+        self._rows = rows
+        self._fold = fold
+        self._seen = seen
+        self.marks = FeedMarks()
+        self._clock = clock
+        self._on_failed = on_failed
+        self._live: deque[tuple[int, LiveRow]] = deque()
+        self._slice: Iterator[None] | None = None
+        self._scheduled: asyncio.Handle | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._is_closed = False
+        self.is_caught_up = False  # with what was visible when the node started
+        self.is_former = False  # of a route that the settings do not name any more
+        self.on_moved: Callable[[int], None] = lambda rows: None  # how many offsets it has passed now
+        self._moved: list[asyncio.Future[None]] = []
+
+    def start(self) -> None:
+        self.stream.follow(self._wake)
+        self._wake()
+
+    def close(self) -> None:
+        """Offers nothing any more."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.stream.unfollow(self._wake)
+            if self._scheduled is not None:
+                self._scheduled.cancel()
+            if self._reading is not None:
+                self._reading.cancel()
+
+    @property
+    def offer_start(self) -> int:
+        """The first offset that it offers from now on."""
+        return max(self.position, self._offered_from)
+
+    async def caught_up(self) -> None:
+        """Waits until everything that is visible now was offered."""
+        end = self.stream.visible
+        while self.position < end and not self._is_closed:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._moved.append(waiter)
+            await waiter
+        self.is_caught_up = True
+
+    async def mark_owed(self, offset: int) -> None:
+        """Begins the marks at the oldest row that a session is owed, if the log has it: before `start`."""
+        if self.stream.log_start() <= offset < self.stream.visible:
+            with contextlib.suppress(errors.IcestreamError):  # without it an age is a lower bound
+                for section in (await self.stream.read(offset, 1)).sections[:1]:
+                    self.marks.add(section.base_offset, section.rows, len(section.body), section.append_time_us)
+
+    def add_live(self, row: LiveRow) -> None:
+        """Offers a row that is not stored, behind all that was submitted to the shard before it."""
+        self._live.append((self.stream.visible, row))
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._scheduled is None and self._reading is None and not self._is_closed:
+            self._scheduled = asyncio.get_running_loop().call_soon(self._run)
+
+    def _run(self) -> None:
+        """One slice: as many rows as fit into about a millisecond, then the loop goes on."""
+        self._scheduled = None
+        if self._is_closed:
+            return
+        try:
+            self._offer_slice()
+        except errors.IcestreamError as error:
+            self._on_failed(error)
+
+    def _offer_slice(self) -> None:
+        before = self.position
+        self._offer_live()
+        if self._slice is None:
+            if self.position >= self.stream.visible:
+                return
+            sections = self.stream.read_hot(self.position, limits.MQTT_FEED_READ_BYTES)
+            if not sections:
+                self._reading = asyncio.get_running_loop().create_task(self._read(), name="mqtt feed")
+                return
+            self._slice = self._offer_sections(sections)
+        if next(self._slice, self) is self:
+            self._slice = None
+        self._offer_live()
+        for waiter in self._moved:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._moved.clear()
+        self.on_moved(self.position - before)
+        if self._slice is not None or self.position < self.stream.visible:
+            self._wake()
+
+    async def _read(self) -> None:
+        """Reads what is not in memory: after a start, or where the tail was evicted."""
+        delay = limits.MQTT_READ_RETRY_SECONDS
+        while True:
+            try:
+                read = await self.stream.read(self.position, limits.MQTT_FEED_READ_BYTES)
+            except errors.PositionGone:
+                # Nothing can be offered of what retention removed; sessions that were owed it find out by themselves.
+                start = await self.stream.history_start()
+                _log.warning("messages were removed before they were offered", shard=str(self.key), until=start)
+                self.position = max(start, self.position + 1)
+            except errors.IcestreamError as error:
+                _log.warning("a shard cannot be read now", shard=str(self.key), offset=self.position, error=str(error))
+                await self._clock.sleep(delay)
+                delay = min(2 * delay, limits.MQTT_READ_RETRY_SECONDS_MAX)
+            else:
+                break
+        self._reading = None
+        self._slice = self._offer_sections(read.sections, read.next_offset)
+        self._wake()
+
+    def _offer_sections(self, sections: Sequence[SectionRead], end: int | None = None) -> Iterator[None]:
+        """Offers the rows from `position` on, and yields when a slice of the loop is used up."""
+        touched: dict[Subscriber, None] = {}
+        count = 0
+        for section in sections:
+            self.marks.add(section.base_offset, section.rows, len(section.body), section.append_time_us)
+            for base, messages in self._rows.blocks(self.key, section, self.native_topic):
+                topics = messages.topics
+                if base + len(topics) <= self.position:
+                    continue
+                self._seen.add_stored(self.key, base, topics, section.append_time_us)
+                retained = set(messages.retained_rows())
+                for index in range(max(0, self.position - base), len(topics)):
+                    offset = base + index
+                    if index in retained:
+                        self._fold(self, offset, messages.row(index))
+                    if offset >= self._offered_from:
+                        matches = self._index.match(topics[index])
+                        if matches:
+                            row = messages.row(index)
+                            for subscriber, generations in matches:
+                                subscriber.offer(self, offset, row, generations)
+                                touched[subscriber] = None
+                            count += len(matches)
+                    self.position = offset + 1
+                    count += 1
+                    if count >= limits.MQTT_FEED_SLICE:
+                        for subscriber in touched:
+                            subscriber.flush()
+                        touched.clear()
+                        count = 0
+                        yield
+        if end is not None:
+            self.position = max(self.position, end)
+        for subscriber in touched:
+            subscriber.flush()
+
+    def _offer_live(self) -> None:
+        while self._live and self._live[0][0] <= self.position:
+            _, (row, on_offered) = self._live.popleft()
+            self._seen.add_live(self.key, row.topic, row.append_time_us)
+            matches = self._index.match(row.topic)
+            taken = [subscriber.offer_live(self, row, generations) for subscriber, generations in matches]
+            on_offered(any(taken))

@@ -1,0 +1,571 @@
+"""`icestream backup`: makes, lists, shows, verifies and deletes backups.
+
+`create` runs in this process, beside a broker of this machine: it asks the broker for its log and its metadata store
+over the local socket, and reads the files of tables itself. The other commands need the backup target alone, so they
+work when nothing else is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+
+import typer
+
+from icestream import errors, limits
+from icestream.cli.broker_location import BrokerOption, Target
+from icestream.cli.commands import Commands
+from icestream.cli.confirmation import Yes, confirm
+from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch, load_settings
+from icestream.cli.output import Output, OutputFormat, print_note
+from icestream.cli.progress_bar import progress_bar
+from icestream.observability.words import counted, size_text
+
+if TYPE_CHECKING:
+    from icestream.backup.backup_root import BackupRoot
+    from icestream.backup.backup_run import BackupPlan, Progress
+    from icestream.backup.backup_target import BackupTarget
+    from icestream.backup.encryption import BackupKey
+    from icestream.backup.stored_backups import StoredBackup, StoredBackups
+    from icestream.backup.warehouse_files import WarehouseFiles
+    from icestream.processes.restore_run import RestoredTopic, RestorePlan
+    from icestream.settings import Settings
+
+app = Commands("Make, list, show, verify and delete backups.")
+Result = TypeVar("Result")
+EXIT_INCOMPLETE: Final = 14
+_COLUMNS: Final = ("id", "state", "kind", "cut", "topics", "files", "bytes", "parent")
+_FINDING_COLUMNS: Final = ("object", "severity", "text")
+_RESTORED_COLUMNS: Final = ("topic", "id", "table", "messages", "files", "subscriptions", "problem")
+_PROGRESS_SECONDS: Final = 0.2
+
+TargetOption = Annotated[
+    str | None,
+    typer.Option("--to", metavar="URI", help="Directory or bucket of the backups; default: `backup.target`."),
+]
+KeyOption = Annotated[
+    str | None,
+    typer.Option("--key", metavar="SOURCE", help="file:PATH, env:NAME or command:…; default: `backup.key`."),
+]
+BackupId = Annotated[str, typer.Argument(metavar="ID", help="Id of a backup, as `list` shows it; `latest`.")]
+
+
+@app.command()
+def create(
+    to: TargetOption = None,
+    topics: Annotated[
+        list[str] | None,
+        typer.Option("--topics", metavar="PATTERN", help="Names of topics, such as /shop/*; repeatable. Default: all."),
+    ] = None,
+    incremental_from: Annotated[
+        str | None,
+        typer.Option("--incremental-from", metavar="ID", help="Reuse the files of this backup; `latest`."),
+    ] = None,
+    reference: Annotated[
+        bool,
+        typer.Option("--reference", help="Pin the files of tables instead of copying them: survives no loss of them."),
+    ] = False,
+    resume: Annotated[str | None, typer.Option("--resume", metavar="ID", help="Continue a run that ended.")] = None,
+    rate: Annotated[
+        str | None, typer.Option("--rate", metavar="SIZE", help="Bytes per second, such as 50MiB; default: no limit.")
+    ] = None,
+    key: KeyOption = None,
+    broker: BrokerOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Back up topics, subscriptions, schemas, sessions and accounts of a running broker, at one consistent moment.
+
+    Exit code 14: the backup is there, and lacks what its `incomplete` names.
+
+    Example: icestream backup create --to /backup
+    Example: icestream backup create --to s3://backups/prod --incremental-from latest
+    """
+    from icestream.cli.catalog_access import catalog_settings
+
+    target = Target(broker, config, sets)
+    settings = catalog_settings(target, needs_node=True)
+    own = load_settings(config, sets).settings
+    location, key_source = _location(to, own), key or _key_source(own)
+
+    async def run(stored: StoredBackups) -> BackupRoot:
+        return await _create(
+            target, settings, stored, topics or [], incremental_from, resume, _rate(rate, own), is_reference=reference
+        )
+
+    root = _with_target(settings, location, key_source, run)
+    _show_root(root, Output(output))
+    if root.state != "complete":
+        raise typer.Exit(EXIT_INCOMPLETE)
+
+
+@app.command("list")
+def list_backups(
+    to: TargetOption = None,
+    _watch: Watch = False,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """List the backups of a target, the oldest first.
+
+    Example: icestream backup list --to /backup
+    """
+    settings = load_settings(config, sets).settings
+    backups = _with_target(settings, _location(to, settings), None, lambda stored: stored.backups())
+    answer = Output(output)
+    answer.table(_COLUMNS, [_row(backup, is_text=answer.is_text) for backup in backups])
+    if not backups and answer.is_text:
+        print_note("No backups. `icestream backup create` makes one.")
+
+
+@app.command()
+def show(
+    backup_id: BackupId,
+    to: TargetOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Show a backup: its cut, its topics, what it lacks.
+
+    Example: icestream backup show latest --to /backup
+    """
+    settings = load_settings(config, sets).settings
+
+    async def read(stored: StoredBackups) -> BackupRoot:
+        return await stored.root(await _resolve(stored, backup_id))
+
+    _show_root(_with_target(settings, _location(to, settings), None, read), Output(output), is_detailed=True)
+
+
+@app.command()
+def verify(
+    backup_id: BackupId,
+    deep: Annotated[bool, typer.Option("--deep", help="Read every byte of every object.")] = False,
+    to: TargetOption = None,
+    key: KeyOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Check that everything a backup names is there; with --deep that every byte of it is what was written.
+
+    Exit code 1: an error was found. 14: no error, but the backup is incomplete or was not checked entirely.
+
+    Example: icestream backup verify latest --to /backup
+    Example: icestream backup verify latest --to /backup --deep
+    """
+    from icestream.backup.backup_verify import BackupVerification
+    from icestream.runtime.tasks import ThreadOffload
+
+    settings = load_settings(config, sets).settings
+    offload = ThreadOffload("backup", limits.BACKUP_UPLOADS_AT_ONCE)
+
+    async def check(stored: StoredBackups) -> list[Any]:
+        resolved = await _resolve(stored, backup_id)
+        root = await stored.root(resolved)
+        with progress_bar(resolved, root.files) as advance:
+            verification = BackupVerification(stored, offload, _source(settings), advance)
+            return await verification.verify(resolved, is_deep=deep)
+
+    try:
+        findings = _with_target(settings, _location(to, settings), key or _key_source(settings), check)
+    finally:
+        offload.close()
+    answer = Output(output)
+    answer.table(_FINDING_COLUMNS, [list(finding) for finding in findings], keep=("text",))
+    error_count = sum(finding.severity == "error" for finding in findings)
+    if answer.is_text:
+        print_note(f"{counted(error_count, 'error')}, {counted(len(findings) - error_count, 'warning')}")
+    if findings:
+        raise typer.Exit(1 if error_count else EXIT_INCOMPLETE)
+
+
+@app.command()
+def delete(
+    backup_id: BackupId,
+    to: TargetOption = None,
+    yes: Yes = False,
+    broker: BrokerOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Delete a backup, and the objects that no other backup needs. Its pins are removed if the broker runs.
+
+    Example: icestream backup delete 20261118T201500Z-3fa9c1d2 --to /backup
+    """
+    settings = load_settings(config, sets).settings
+    location = _location(to, settings)
+    resolved = _with_target(settings, location, None, lambda stored: _resolve(stored, backup_id, is_complete=False))
+    confirm(f"Delete backup {resolved} of {location}?", is_confirmed=yes)
+
+    async def remove(stored: StoredBackups) -> dict[str, Any]:
+        from icestream.backup.inventory_table import update_inventory
+        from icestream.runtime.clock import SystemClock
+
+        begin = await stored.begin(resolved)
+        is_released = await _release_pins(Target(broker, config, sets), resolved)
+        if not is_released and begin.kind == "reference":
+            raise errors.ConnectionLost(
+                f"the pins of reference backup {resolved} cannot be removed without its broker",
+                hint="start the broker, and delete the backup then",
+            )
+        deleted = await stored.delete(resolved)
+        await update_inventory(stored.target, stored, SystemClock().wall_us() // 1_000)
+        return deleted._asdict() | {"pins_removed": is_released}
+
+    Output(output).record(_with_target(settings, location, None, remove))
+
+
+@app.command()
+def restore(
+    backup_id: BackupId,
+    to: TargetOption = None,
+    topics: Annotated[
+        list[str] | None,
+        typer.Option("--topics", metavar="PATTERN", help="Names of topics, such as /shop/*; repeatable. Default: all."),
+    ] = None,
+    new_name: Annotated[
+        str | None, typer.Option("--as", metavar="TOPIC", help="Name for the restored topic, if --topics names one.")
+    ] = None,
+    no_subscriptions: Annotated[
+        bool, typer.Option("--no-subscriptions", help="Restore the messages alone, without subscriptions and cursors.")
+    ] = False,
+    key: KeyOption = None,
+    broker: BrokerOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Restore topics into a running broker, with their offsets, subscriptions and cursors; repeat it to continue.
+
+    Topics and tables that exist are not changed: `--as` restores beside a live topic. Accounts are not restored.
+
+    Exit code 14: topics were left out, because their names are taken or their messages are incomplete in the backup.
+
+    Example: icestream backup restore latest --to /backup
+    Example: icestream backup restore latest --to /backup --topics /shop/orders --as /shop/orders_restored
+    """
+    from icestream.cli.catalog_access import catalog_settings
+
+    target = Target(broker, config, sets)
+    settings = catalog_settings(target, needs_node=True)
+    own = load_settings(config, sets).settings
+    location, key_source = _location(to, own), key or _key_source(own)
+
+    async def run(stored: StoredBackups) -> list[RestoredTopic]:
+        root = await stored.root(await _resolve(stored, backup_id))
+        plan = await _restore_plan(stored, root, topics or [], new_name, has_subscriptions=not no_subscriptions)
+        for shard in root.incomplete:
+            print_note(f"shard {shard.shard} of {shard.topic} is incomplete in the backup: {shard.reason}")
+        return await _restore(target, settings, stored, root, plan)
+
+    restored = _with_target(settings, location, key_source, run)
+    answer = Output(output)
+    if answer.is_text:
+        answer.table(_RESTORED_COLUMNS, [[getattr(topic, name) for name in _RESTORED_COLUMNS] for topic in restored])
+    else:
+        answer.record({"topics": [topic._asdict() for topic in restored]})
+    if any(topic.problem for topic in restored):
+        raise typer.Exit(EXIT_INCOMPLETE)
+
+
+async def _restore_plan(
+    stored: StoredBackups, root: BackupRoot, patterns: list[str], new_name: str | None, *, has_subscriptions: bool
+) -> RestorePlan:
+    """The topics to restore, with their names. Raises UnknownTopic if a pattern has none, InvalidInput for --as with
+    several."""
+    from fnmatch import fnmatchcase
+
+    from icestream.model.topic_name import TopicName
+    from icestream.processes.restore_run import RestorePlan, restorable_topics
+
+    topics = await restorable_topics(stored, root)
+    for pattern in patterns:
+        if not any(fnmatchcase(topic.name, pattern) for topic in topics):
+            hint = f"`icestream backup show {root.id}` lists its topics"
+            raise errors.UnknownTopic(f"backup {root.id} has no topic {pattern}", hint=hint)
+    if patterns:
+        topics = [topic for topic in topics if any(fnmatchcase(topic.name, pattern) for pattern in patterns)]
+    if new_name is not None and len(topics) != 1:
+        raise errors.InvalidInput(f"--as names one topic, {len(topics)} are chosen", hint="choose one with --topics")
+    named = [(topic, TopicName.parse(new_name or topic.name)) for topic in topics]
+    return RestorePlan(named, has_subscriptions, skips_existing=len(named) > 1)
+
+
+async def _restore(
+    target: Target, settings: Settings, stored: StoredBackups, root: BackupRoot, plan: RestorePlan
+) -> list[RestoredTopic]:
+    """Runs a restore against the broker, with a progress bar."""
+    from icestream.cli.connection import broker_calls
+    from icestream.cli.lake_http import LakeApi
+    from icestream.iceberg.identifier import Identifier
+    from icestream.model.topic_name import TopicName
+    from icestream.processes.restore_run import RestoreRun
+    from icestream.processes.restored_tables import RestoredTables
+    from icestream.runtime.clock import SystemClock
+    from icestream.runtime.tasks import ThreadOffload
+
+    api = await asyncio.to_thread(LakeApi, settings, "`icestream backup restore`")
+
+    def bind(topic: str, table: Identifier, metadata_file: str) -> None:
+        if api.get("topics", topic=topic)["table"] is None:
+            fields = {"namespace": [*table.namespace], "table": table.name, "topic": topic}
+            # The gap is what the restore declares behind the last message.
+            api.post("adopt", **fields, metadata_file=metadata_file, accept=["accept-gap"])
+
+    async def adopt(topic: TopicName, table: Identifier, metadata_file: str) -> None:
+        await asyncio.to_thread(bind, str(topic), table, metadata_file)
+
+    offload = ThreadOffload("restore", limits.RESTORE_FILES_AT_ONCE)
+    total = sum(cut.table.bytes for cut, _ in plan.topics if cut.table is not None)
+    try:
+        with progress_bar(root.id, max(total, 1)) as advance:
+            async with broker_calls(target.location) as broker:
+                run = RestoreRun(
+                    broker.call, adopt, stored, _source(settings), RestoredTables(settings), SystemClock(), offload,
+                    plan, advance,
+                )  # fmt: skip
+                return await run.run(root)
+    finally:
+        offload.close()
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+async def _create(
+    target: Target,
+    settings: Settings,
+    stored: StoredBackups,
+    topics: list[str],
+    parent: str | None,
+    resume: str | None,
+    bytes_per_second: float,
+    *,
+    is_reference: bool,
+) -> BackupRoot:
+    """Runs a backup against the broker, with a progress bar."""
+    from icestream.backup.backup_layout import check_backup_id, new_backup_id
+    from icestream.backup.backup_run import BackupPlan, BackupRun, Progress
+    from icestream.backup.node_client import NodeClient
+    from icestream.backup.object_upload import ObjectUpload, WriteRate
+    from icestream.backup.seed_manifest import SeedOptions
+    from icestream.cli.broker_settings import broker_instance
+    from icestream.cli.connection import broker_calls
+    from icestream.processes.configured_catalog import open_catalog
+    from icestream.runtime.clock import SystemClock
+    from icestream.runtime.randomness import SystemRandomness
+    from icestream.runtime.tasks import ThreadOffload
+
+    clock, randomness = SystemClock(), SystemRandomness()
+    if parent is not None:
+        parent = await _resolve(stored, parent)
+    instance = await asyncio.to_thread(broker_instance, settings) if settings.catalog_embedded else ""
+    plan = BackupPlan(
+        check_backup_id(resume) if resume else new_backup_id(clock.wall_us() // 1_000, randomness.token(4)),
+        "reference" if is_reference else "copy", topics, parent, instance, _version(),
+    )  # fmt: skip
+    offload, progress = ThreadOffload("backup", limits.BACKUP_UPLOADS_AT_ONCE), Progress()
+    catalog = open_catalog(settings, clock, randomness, instance=lambda: instance)
+    try:
+        async with broker_calls(target.location) as broker:
+            node = NodeClient(broker.call, plan.id)
+            seed = SeedOptions(**await node.options())
+            upload = ObjectUpload(stored.target, offload, clock, randomness, stored.key, WriteRate(bytes_per_second))
+            run = BackupRun(node, catalog, _warehouse_files(settings), upload, clock, plan, seed, progress)
+            if resume is None:
+                print_note(f"backup {plan.id}")
+            async with _shown(progress, plan):
+                return await (run.resume() if resume else run.run())
+    finally:
+        await catalog.close()
+        offload.close()
+
+
+@asynccontextmanager
+async def _shown(progress: Progress, plan: BackupPlan) -> AsyncIterator[None]:
+    """Shows the progress of a run at a terminal."""
+
+    async def follow() -> None:
+        shown = 0
+        with progress_bar(plan.id, 1_000) as advance:
+            while True:
+                done = 1_000 * progress.bytes // max(progress.bytes_total, 1)
+                advance(done - shown)
+                shown = done
+                await asyncio.sleep(_PROGRESS_SECONDS)
+
+    task = asyncio.create_task(follow())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _release_pins(target: Target, backup_id: str) -> bool:
+    """Removes the holds and tags of a backup; False if the broker cannot be reached."""
+    from icestream.backup.backup_run import release_pin
+    from icestream.backup.node_client import NodeClient
+    from icestream.cli.broker_settings import broker_instance
+    from icestream.cli.catalog_access import catalog_settings
+    from icestream.cli.connection import broker_calls
+    from icestream.iceberg.identifier import Identifier
+    from icestream.processes.configured_catalog import open_catalog
+
+    try:
+        settings = await asyncio.to_thread(lambda: catalog_settings(target, needs_node=True))
+        instance = await asyncio.to_thread(broker_instance, settings) if settings.catalog_embedded else ""
+        catalog = open_catalog(settings, instance=lambda: instance)
+        try:
+            async with broker_calls(target.location) as broker:
+                node = NodeClient(broker.call, backup_id)
+                async for table in node.tables():
+                    await release_pin(node, catalog, backup_id, Identifier(table.namespace, table.name), table.uuid)
+        finally:
+            await catalog.close()
+    except (errors.ConnectionLost, errors.StorageUnavailable):
+        return False
+    return True
+
+
+def _source(settings: Settings) -> Callable[[str], Iterator[bytes]]:
+    return _warehouse_files(settings).chunks
+
+
+def _warehouse_files(settings: Settings) -> WarehouseFiles:
+    from icestream.backup.warehouse_files import WarehouseFiles
+    from icestream.catalogs.object_files import open_files
+    from icestream.processes.component_options import store_options
+    from icestream.readers.lazy_scanner import file_opener
+
+    return WarehouseFiles(file_opener(open_files(store_options(settings))))
+
+
+# --- targets ----------------------------------------------------------------------------------------------------------
+
+
+def _with_target(
+    settings: Settings, location: str, key_source: str | None, call: Callable[[StoredBackups], Awaitable[Result]]
+) -> Result:
+    """Opens the target, runs the call, closes it."""
+    from icestream.backup.backup_target import open_target
+    from icestream.backup.encryption import load_key
+    from icestream.backup.stored_backups import StoredBackups
+    from icestream.processes.component_options import store_options
+    from icestream.runtime.clock import SystemClock
+    from icestream.runtime.randomness import SystemRandomness
+    from icestream.runtime.tasks import ThreadOffload
+
+    key: BackupKey | None = load_key(key_source, os.environ) if key_source else None
+    offload = ThreadOffload("backup-target", limits.BACKUP_UPLOADS_AT_ONCE)
+
+    async def run(spool: Path) -> Result:
+        target: BackupTarget = open_target(
+            location, store_options(settings), SystemClock(), SystemRandomness(), offload, spool
+        )
+        return await call(StoredBackups(target, key))
+
+    try:
+        with tempfile.TemporaryDirectory(prefix="icestream-backup-") as spool:
+            return asyncio.run(run(Path(spool)))
+    finally:
+        offload.close()
+
+
+def _location(to: str | None, settings: Settings) -> str:
+    """The location of the target. Raises InvalidInput without one."""
+    location = to or settings.backup.target
+    if not location:
+        raise errors.InvalidInput("no backup target", hint="--to URI, or set backup.target")
+    return location
+
+
+def _key_source(settings: Settings) -> str | None:
+    return settings.backup.key or None
+
+
+def _rate(rate: str | None, settings: Settings) -> float:
+    from icestream.settings import units
+
+    if rate is None:
+        return float(settings.backup.rate_bytes)
+    try:
+        return float(units.size(1).read(rate))
+    except ValueError as error:
+        raise errors.InvalidInput(f"--rate {error}", hint="such as 50MiB") from None
+
+
+async def _resolve(stored: StoredBackups, backup_id: str, *, is_complete: bool = True) -> str:
+    """The id that `latest` means: of the newest complete backup. Raises UnknownBackup if there is none."""
+    from icestream.backup.backup_layout import check_backup_id
+
+    if backup_id != "latest":
+        return check_backup_id(backup_id)
+    ids = [backup.id for backup in await stored.backups() if backup.root is not None or not is_complete]
+    if not ids:
+        raise errors.UnknownBackup("the target has no backup", hint="`icestream backup create` makes one")
+    return ids[-1]
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("icestream")
+    except PackageNotFoundError:
+        return ""
+
+
+# --- output -----------------------------------------------------------------------------------------------------------
+
+
+def _row(backup: StoredBackup, *, is_text: bool) -> list[object]:
+    root = backup.root
+    if root is None:
+        return [backup.id, "unfinished", None, None, None, None, None, None]
+    size: object = size_text(root.bytes) if is_text else root.bytes
+    return [backup.id, root.state, root.kind, root.cut_ms, len(root.topics), root.files, size, root.parent]
+
+
+def _show_root(root: BackupRoot, answer: Output, *, is_detailed: bool = False) -> None:
+    """Prints a root: entirely as JSON, else a summary, with a line for each topic if `is_detailed`."""
+    import msgspec
+
+    if not answer.is_text:
+        answer.document(msgspec.to_builtins(root))
+        return
+    answer.record(
+        {
+            "id": root.id,
+            "state": root.state,
+            "kind": root.kind,
+            "parent": root.parent,
+            "revision": root.revision,
+            "topics": len(root.topics),
+            "files": root.files,
+            "size": size_text(root.bytes),
+            "seconds": (root.ended_ms - root.begun_ms) / 1_000,
+            "incomplete": len(root.incomplete),
+            "left out": len(root.left_out),
+            "encrypted with": root.encryption.key_id if root.encryption is not None else None,
+        }
+    )
+    if is_detailed:
+        rows = [
+            [topic.name, shard.shard, shard.committed, shard.end, len(shard.tails), shard.node]
+            for topic in root.topics
+            for shard in topic.shards
+        ]
+        answer.table(["topic", "shard", "in table below", "end", "tails", "node"], rows)
+    for entry in root.incomplete:
+        print_note(f"incomplete: {entry.topic}, shard {entry.shard}: {entry.reason}")

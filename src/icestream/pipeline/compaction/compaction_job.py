@@ -1,0 +1,511 @@
+"""Compaction as a job of the driver: it runs beside ingest, and never in its way.
+
+    plan     pure (compaction_plan.py), over the manifests of tables that have new files; most groups saved first
+    run      starts a Spark job in a thread of its own and returns at once: rounds of ingest go on meanwhile. It has a
+             task less than there are cores (at least one), so that a task of ingest finds a free one
+    commit   in the first turn after it is done, between two rounds: one rewrite for each table (rewrite_commit.py).
+             Groups whose files are not live any more, or have deleted rows, are left out, and planned again
+
+The driver keeps its lease while a compaction runs: its files carry the epoch of the lease, and are committed under no
+other (hazard 75). After a lost lease, a failed Spark or a crash the files are orphans for the clean-up, and the next
+plan begins with the table as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
+
+import msgspec
+
+from icestream import errors, limits
+from icestream.catalog.topic_rules.rewritten_rows import (
+    DataFile,
+    DeleteFile,
+    bound_columns,
+    data_file_of_entry,
+    delete_file_of_entry,
+)
+from icestream.iceberg.conversions import integer_from_bytes
+from icestream.iceberg.manifest_cache import ManifestCache
+from icestream.iceberg.manifests import DATA_CONTENT, ManifestFile
+from icestream.model.row_digest import parse_digest, sum_of
+from icestream.model.task_messages import WrittenFile
+from icestream.observability import metrics
+from icestream.observability.log import get_logger
+from icestream.observability.spans import span
+from icestream.pipeline.commit.committer import CommittedSnapshot, NotCommitted
+from icestream.pipeline.commit.manifest_merge import is_ours
+from icestream.pipeline.compaction.compaction_plan import CandidateFile, CompactionRule, FileGroup, plan_groups
+from icestream.pipeline.compaction.group_messages import GroupJob, GroupResult, InputFile, decode_result, encode
+from icestream.pipeline.compaction.hourly_budget import HourlyBudget
+from icestream.pipeline.driver.driver_report import DriverReport
+from icestream.pipeline.driver.effects import Effect, Effects
+from icestream.pipeline.driver.job import Job, Turn
+from icestream.pipeline.driver.lease import DriverLease
+from icestream.pipeline.driver.maintenance_request import (
+    MaintenanceProgress,
+    MaintenanceRequest,
+    PlannedGroup,
+    RequestedTable,
+)
+from icestream.pipeline.driver.rewrite_commit import RewriteCommit, TableRewrite
+from icestream.pipeline.driver.topic_table_set import TopicTableSet
+from icestream.pipeline.tables import table_policy
+from icestream.pipeline.tables.topic_table import StopReason, TopicTable
+from icestream.runtime.clock import Clock
+from icestream.runtime.tasks import Offload
+
+_log = get_logger("pipeline.compaction")
+NAME = "compaction"
+
+
+class GroupWriter(Protocol):
+    """Runs the tasks of a compaction. Blocking: the job calls it in a thread of its own."""
+
+    def rewrite(self, group_jobs: Sequence[bytes]) -> list[bytes]: ...
+
+
+@dataclass(frozen=True)
+class CompactionOptions:
+    """What compaction may use, and when it rewrites files."""
+
+    is_enabled: bool = True  # where the policy of a topic does not say otherwise
+    rule: CompactionRule = field(default_factory=CompactionRule)
+    interval_ms: int = limits.COMPACTION_INTERVAL_MS
+    cpu_seconds_per_hour: int = limits.COMPACTION_CPU_SECONDS_DEFAULT
+    bytes_per_hour: int = limits.COMPACTION_HOUR_BYTES_DEFAULT
+    storage: Mapping[str, Any] = field(default_factory=dict)
+    opens_tables: bool = True  # on request; False in a cluster, where a table belongs to the driver of one node
+
+
+class TableGroup(NamedTuple):
+    """A group of files of one table."""
+
+    table: TopicTable
+    group: FileGroup
+
+
+class CompactionPlan(NamedTuple):
+    """Groups to rewrite, or the results of a run that is over."""
+
+    groups: list[TableGroup]
+    results: list[GroupResult] | None = None
+
+
+@dataclass
+class _Run:
+    """A Spark job that was started and not committed yet."""
+
+    epoch: int
+    groups: list[TableGroup]
+    task: asyncio.Task[list[bytes]]
+    start_ns: int
+
+
+class _ManifestFiles(NamedTuple):
+    """What a manifest of the pipeline holds. Manifests never change, so each is read once."""
+
+    files: list[tuple[CandidateFile, int]]  # with its data sequence number
+
+
+class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
+    """The job that rewrites small files."""
+
+    name: ClassVar[str] = NAME
+
+    def __init__(
+        self,
+        lease: DriverLease,
+        tables: TopicTableSet,
+        manifests: ManifestCache,
+        commit: RewriteCommit,
+        writer: GroupWriter,
+        offload: Offload,
+        effects: Effects,
+        clock: Clock,
+        options: CompactionOptions,
+        report: DriverReport,
+    ) -> None:
+        """`offload`: a thread that only this job uses. `report` gets the progress of requests."""
+        self._lease = lease
+        self._tables = tables
+        self._manifests = manifests
+        self._commit = commit
+        self._writer = writer
+        self._offload = offload
+        self._effects = effects
+        self._clock = clock
+        self._options = options
+        self._report = report
+        self._request: MaintenanceRequest | None = None
+        now_ns = clock.monotonic_ns()
+        self._budget = HourlyBudget(options.cpu_seconds_per_hour, options.bytes_per_hour, now_ns)
+        self._next_plan_ns = now_ns + options.interval_ms * 1_000_000
+        self._run: _Run | None = None
+        self._changed: set[int] = set()  # ids of topics whose tables have new files
+        self._policies: dict[int, str] = {}  # by topic id: its policy `compaction`; empty: it has none
+        self._opened: dict[int, TopicTable] = {}  # by topic id: tables of the request that rounds have not loaded
+        self._retention_us: dict[int, int] = {}  # by topic id: how long it keeps its rows
+        self._left_alone: OrderedDict[frozenset[str], str] = OrderedDict()
+        self._decoded: OrderedDict[str, _ManifestFiles] = OrderedDict()
+
+    # --- when ---
+
+    @property
+    def is_busy(self) -> bool:
+        """A run is under way, or is to be committed, or a request is not fulfilled yet: the driver keeps its lease and
+        does not wait long."""
+        return self._run is not None or self._request is not None
+
+    def is_due(self, turn: Turn) -> bool:
+        if self._run is not None:
+            return self._run.task.done()
+        if self._request is not None:
+            return True
+        if not self._changed or self._clock.monotonic_ns() < self._next_plan_ns:
+            return False
+        return self._budget.wait_seconds(self._clock.monotonic_ns()) == 0
+
+    def request(self, request: MaintenanceRequest) -> None:
+        """Has tables compacted now, whatever budget and policies say; replaces a request that is not fulfilled yet."""
+        self._request = request
+        self._opened.clear()
+        self._report.maintenance = MaintenanceProgress(request.id)
+
+    def on_table_committed(self, table: TopicTable) -> None:
+        self._changed.add(table.topic_id)
+        # A table that was reloaded since has no policies until ingest opens it again.
+        if table.policy or table.topic_id not in self._policies:
+            self._policies[table.topic_id] = table.policy.get("compaction", "")
+
+    # --- planning ---
+
+    async def plan(self, turn: Turn) -> CompactionPlan | None:
+        """Returns the results of a run that is over, or what to rewrite next; None if nothing is worth it."""
+        if self._run is not None:
+            return self._finished(self._run)
+        self._retention_us |= {topic.topic_id: topic.age_ms * 1000 for topic in turn.backlog.retained}
+        if self._request is not None:
+            return await self._plan_request(self._request)
+        self._next_plan_ns = self._clock.monotonic_ns() + self._options.interval_ms * 1_000_000
+        planned: list[TableGroup] = []
+        known = sorted(self._changed)
+        with turn.timed("plan_compaction"):
+            for topic_id in known:
+                table = await self._current(topic_id)
+                if table is None or not self._is_wanted(topic_id):
+                    self._changed.discard(topic_id)
+                    continue
+                groups = await self._plan_table(table, self._options.rule)
+                planned += [TableGroup(table, group) for group in groups]
+                if not groups and not self._is_waiting(table):
+                    self._changed.discard(topic_id)
+        planned.sort(key=lambda entry: -len(entry.group.files))
+        step = planned[: limits.COMPACTION_STEP_GROUPS]
+        if len(planned) > len(step):
+            self._next_plan_ns = self._clock.monotonic_ns()
+        return CompactionPlan(step) if step else None
+
+    async def _plan_request(self, request: MaintenanceRequest) -> CompactionPlan | None:
+        """Plans the tables of a request; without anything to do, or for a dry run, the request is fulfilled."""
+        progress = self._report.maintenance
+        assert progress is not None
+        planned: list[TableGroup] = []
+        for table in await self._requested_tables(request, progress):
+            rule = self._options.rule._replace(is_requested=True)
+            planned += [TableGroup(table, group) for group in await self._plan_table(table, rule)]
+        if request.is_dry_run:
+            progress.plan = [_planned_group(entry) for entry in planned[: limits.MAINTENANCE_PLAN_MAX]]
+        progress.groups_planned = max(
+            progress.groups_planned, progress.groups_done + progress.groups_left_alone + len(planned)
+        )
+        if not planned or request.is_dry_run:
+            progress.is_done, self._request = True, None
+            await self._report.publish()
+            return None
+        return CompactionPlan(planned[: limits.COMPACTION_STEP_GROUPS])
+
+    async def _requested_tables(self, request: MaintenanceRequest, progress: MaintenanceProgress) -> list[TopicTable]:
+        if not request.tables:
+            tables = [await self._current(topic_id) for topic_id in self._tables.loaded_ids()]
+            return [table for table in tables if table is not None]
+        found = []
+        for requested in request.tables:
+            table = await self._current(requested.topic_id)
+            if table is None:
+                table = await self._open(requested)
+            if table is None:
+                progress.reason = f"the table of {requested.topic} cannot be opened by this pipeline now"
+            else:
+                found.append(table)
+        return found
+
+    async def _open(self, requested: RequestedTable) -> TopicTable | None:
+        """Opens a table that nothing was committed to in the life of this driver; None if it is gone, or written by the
+        driver of another node."""
+        if not self._options.opens_tables or self._tables.is_halted(requested.topic_id):
+            return None
+        try:
+            table = await self._tables.find(requested.topic_id, requested.topic)
+        except errors.StorageUnavailable:
+            raise
+        except errors.IcestreamError as error:
+            _log.warning("table cannot be opened", topic=requested.topic, reason=error.message)
+            return None
+        if table is not None:
+            self._opened[requested.topic_id] = table
+        return table
+
+    async def _current(self, topic_id: int) -> TopicTable | None:
+        """Returns a table as it is after the last commit that is known; None if it is not to be changed now."""
+        table = self._tables.loaded(topic_id) or self._opened.get(topic_id)
+        if table is None or self._tables.is_halted(topic_id):
+            return None
+        return await self._tables.refreshed(table) if table.is_stale else table
+
+    def _is_wanted(self, topic_id: int) -> bool:
+        policy = self._policies.get(topic_id, "")
+        return policy == "on" or (self._options.is_enabled and policy != "off")
+
+    def _is_waiting(self, table: TopicTable) -> bool:
+        """True if the table may be worth a plan later although nothing is committed to it: when it counts as idle."""
+        manifests = table.manifests or []
+        return sum(manifest.live_files for manifest in manifests if manifest.content == DATA_CONTENT) > 1
+
+    async def _plan_table(self, table: TopicTable, rule: CompactionRule) -> list[FileGroup]:
+        try:
+            files = await self.table_files(table)
+        except errors.StorageUnavailable:
+            raise
+        except errors.IcestreamError as error:
+            # Of one table: the others are planned. The next commit to the table has it planned again.
+            _log.warning("table not planned for compaction", topic=table.topic, reason=error.message)
+            return []
+        target = table_policy.target_of(table.table, table.policy, {})
+        # A retention by age removes whole files: a group of ten ages at once would keep its oldest rows far too long.
+        span_us = self._retention_us.get(table.topic_id, 0) // limits.COMPACTION_AGE_SHARES
+        rule = rule._replace(group_bytes=min(rule.group_bytes, target.target_bytes), span_us=span_us)
+        return plan_groups(files, rule, self._clock.wall_us(), self._left_alone)
+
+    async def table_files(self, table: TopicTable) -> list[CandidateFile]:
+        """Returns the files of a table that may be rewritten: of the pipeline, of the present partition spec, without
+        deleted rows."""
+        if table.manifests is None:
+            table.manifests = await self._manifests.current_manifests(table.table)
+        deletes: list[DeleteFile] = []
+        candidates: list[tuple[CandidateFile, int]] = []
+        spec_id = table.table.fields["default-spec-id"]
+        for manifest in table.manifests:
+            if manifest.content != DATA_CONTENT:
+                entries = await self._manifests.live_entries(manifest)
+                deletes += [delete_file_of_entry(entry, manifest.sequence_number) for entry in entries]
+            elif is_ours(manifest) and manifest.spec_id == spec_id:
+                candidates += (await self._files_of(table, manifest)).files
+        if not deletes:
+            return [file for file, _ in candidates]
+        return [file for file, number in candidates if not _has_deletes(file, number, deletes)]
+
+    async def _files_of(self, table: TopicTable, manifest: ManifestFile) -> _ManifestFiles:
+        decoded = self._decoded.get(manifest.path)
+        if decoded is None:
+            decoded = self._decoded[manifest.path] = await self._decode(table, manifest)
+            if len(self._decoded) > limits.COMPACTION_MANIFESTS_MAX:
+                self._decoded.popitem(last=False)
+        return decoded
+
+    async def _decode(self, table: TopicTable, manifest: ManifestFile) -> _ManifestFiles:
+        fields = table.table.current_schema["fields"]
+        ids = {column["name"]: column["id"] for column in fields}
+        schema, spec = table.table.current_schema, table_policy.default_spec(table.table)
+        layout = self._manifests.layout(table.table, schema, spec)
+        files = []
+        for entry in await self._manifests.live_entries(manifest):
+            file = entry.as_written_file(layout)
+            number = data_file_of_entry(entry, bound_columns(table.table), manifest.sequence_number).sequence_number
+            files.append((_table_file(file, ids), number))
+        return _ManifestFiles(files)
+
+    # --- running ---
+
+    async def run(self, turn: Turn, plan: CompactionPlan) -> list[GroupResult]:
+        """Starts the Spark job of a plan. Returns the results of one that is over."""
+        if plan.results is not None:
+            return plan.results
+        epoch = self._lease.check()
+        jobs = [encode(_group_job(number, entry, epoch, self._options.storage)) for number, entry in _numbered(plan)]
+
+        async def write() -> list[bytes]:
+            with span("compaction.write", groups=len(jobs), epoch=epoch), self._effects.happens(Effect.WRITE):
+                return await self._offload.run(lambda: self._writer.rewrite(jobs))
+
+        task = asyncio.create_task(write(), name="compaction")
+        self._run = _Run(epoch, plan.groups, task, self._clock.monotonic_ns())
+        # Tasks in this process are over at once: then the same turn may commit what they wrote.
+        await asyncio.sleep(0)
+        return []
+
+    def _finished(self, run: _Run) -> CompactionPlan | None:
+        """Returns what a run that is over has written; None if it failed, or if its epoch is over."""
+        self._run = None
+        error = asyncio.CancelledError() if run.task.cancelled() else run.task.exception()
+        if error is not None:
+            if not isinstance(error, errors.IcestreamError):
+                raise error
+            _log.warning("compaction failed, planned again", groups=len(run.groups), reason=error.message)
+            self._abandon_request(error.message)
+            return None
+        if run.epoch != self._lease.epoch:
+            _log.info("compaction dropped: it ran under an earlier lease", groups=len(run.groups))
+            return None
+        results = [decode_result(data) for data in run.task.result()]
+        seconds = (self._clock.monotonic_ns() - run.start_ns) / 1e9
+        for result in results:
+            self._budget.spend(result.cpu_seconds, result.read_bytes)
+            metrics.PIPELINE_COMPACTION_CPU_SECONDS.inc(result.cpu_seconds)
+            metrics.PIPELINE_COMPACTION_BYTES.labels("read").inc(result.read_bytes)
+            metrics.PIPELINE_COMPACTION_MEMORY.set(result.memory_bytes)
+            if not result.files:
+                self._leave_alone(run.groups[result.number], result.reason)
+        metrics.PIPELINE_STEP_SECONDS.labels("compaction").inc(seconds)
+        return CompactionPlan(run.groups, [result for result in results if result.files])
+
+    def _abandon_request(self, reason: str) -> None:
+        """Ends a request that cannot be fulfilled now: its command says why, and may be given again."""
+        if self._request is not None and self._report.maintenance is not None:
+            self._report.maintenance.reason, self._report.maintenance.is_done = reason, True
+        self._request = None
+
+    def _leave_alone(self, entry: TableGroup, reason: str) -> None:
+        """Does not plan this group again: a file that cannot get better is not touched twice."""
+        self._left_alone[entry.group.locations] = reason
+        if len(self._left_alone) > limits.COMPACTION_LEFT_ALONE_MAX:
+            self._left_alone.popitem(last=False)
+        metrics.PIPELINE_COMPACTION_GROUPS.labels("left_alone").inc()
+        if self._request is not None and self._report.maintenance is not None:
+            self._report.maintenance.groups_left_alone += 1
+            self._report.maintenance.reason = reason
+        _log.info("files left alone", topic=entry.table.topic, files=len(entry.group.files), reason=reason)
+
+    async def close(self) -> None:
+        """Ends a run that is under way; its files stay for the clean-up."""
+        if self._run is not None:
+            self._run.task.cancel()
+            await asyncio.gather(self._run.task, return_exceptions=True)
+            self._run = None
+
+    # --- commit ---
+
+    async def commit(self, turn: Turn, plan: CompactionPlan, result: list[GroupResult]) -> None:
+        """Commits what was written, as one rewrite for each table."""
+        if not result:
+            return
+        by_table: dict[int, list[GroupResult]] = {}
+        for group_result in result:
+            by_table.setdefault(plan.groups[group_result.number].table.topic_id, []).append(group_result)
+        with turn.timed("commit_compaction"):
+            for topic_id, results in by_table.items():
+                await self._commit_table(plan.groups[results[0].number].table, results)
+                self._changed.add(topic_id)
+
+    async def _commit_table(self, table: TopicTable, results: Sequence[GroupResult]) -> None:
+        """Commits the groups of a table whose files are still live and without deleted rows."""
+        outcome: object = None
+        for _ in range(limits.COMPACTION_COMMIT_ATTEMPTS):
+            current = await self._current(table.topic_id)
+            if current is None:
+                break
+            table = current
+            live = {file.location for file in await self.table_files(table)}
+            kept = [result for result in results if live.issuperset(result.replaced)]
+            metrics.PIPELINE_COMPACTION_GROUPS.labels("overtaken").inc(len(results) - len(kept))
+            results = kept
+            if not results:
+                break
+            outcome = (await self._commit.commit([_rewrite(table, results)])).get(table.topic_id)
+            if not isinstance(outcome, NotCommitted) or outcome.is_unresolved:
+                break
+        if isinstance(outcome, CommittedSnapshot):
+            self._count(table, results)
+        elif isinstance(outcome, NotCommitted):
+            self._abandon_request(outcome.reason)
+        elif isinstance(outcome, StopReason):
+            # The rows would not be the same: whatever is wrong with these files, another attempt makes it no better.
+            for result in results:
+                self._left_alone[frozenset(result.replaced)] = outcome.reason
+                metrics.PIPELINE_COMPACTION_GROUPS.labels("refused").inc()
+
+    def _count(self, table: TopicTable, results: Sequence[GroupResult]) -> None:
+        replaced = sum(len(result.replaced) for result in results)
+        added = [file for result in results for file in result.files]
+        metrics.PIPELINE_COMPACTION_GROUPS.labels("committed").inc(len(results))
+        if self._request is not None and self._report.maintenance is not None:
+            self._report.maintenance.groups_done += len(results)
+            self._report.maintenance.replaced_files += replaced
+            self._report.maintenance.added_files += len(added)
+        metrics.PIPELINE_COMPACTION_FILES.labels("replaced").inc(replaced)
+        metrics.PIPELINE_COMPACTION_FILES.labels("added").inc(len(added))
+        metrics.PIPELINE_COMPACTION_ROWS.inc(sum(file.rows for file in added))
+        metrics.PIPELINE_COMPACTION_BYTES.labels("written").inc(sum(file.size_bytes for file in added))
+        _log.info(
+            "table compacted",
+            topic=table.topic,
+            replaced_files=replaced,
+            files=len(added),
+            rows=sum(file.rows for file in added),
+            cpu_seconds=round(sum(result.cpu_seconds for result in results), 3),
+        )
+
+
+# --- pure parts -------------------------------------------------------------------------------------------------------
+
+
+def _numbered(plan: CompactionPlan) -> list[tuple[int, TableGroup]]:
+    return list(enumerate(plan.groups))
+
+
+def _planned_group(entry: TableGroup) -> PlannedGroup:
+    rows = sum(file.rows for file in entry.group.files)
+    return PlannedGroup(str(entry.table.identifier), len(entry.group.files), entry.group.bytes, rows)
+
+
+def _group_job(number: int, entry: TableGroup, epoch: int, storage: Mapping[str, Any]) -> GroupJob:
+    table = entry.table
+    target = msgspec.structs.replace(table_policy.target_of(table.table, table.policy, storage), epoch=epoch)
+    files = [InputFile(file.location, file.rows) for file in entry.group.files]
+    return GroupJob(number, table.topic_id, target, list(entry.group.partition), files)
+
+
+def _rewrite(table: TopicTable, results: Sequence[GroupResult]) -> TableRewrite:
+    return TableRewrite(
+        table,
+        [location for result in results for location in result.replaced],
+        [file for result in results for file in result.files],
+        sum_of(parse_digest(result.replaced_rows) for result in results),
+        sum_of(parse_digest(result.added_rows) for result in results),
+        NAME,
+    )
+
+
+def _table_file(file: WrittenFile, ids: Mapping[str, int]) -> CandidateFile:
+    def bound(bounds: Mapping[int, bytes], column: str) -> int:
+        return integer_from_bytes(bounds.get(ids[column])) or 0
+
+    partition = cast("tuple[Hashable, ...]", tuple(file.partition))
+    return CandidateFile(
+        file.location,
+        file.rows,
+        file.size_bytes,
+        partition,
+        bound(file.lower_bounds, "append_time"),
+        bound(file.upper_bounds, "append_time"),
+        bound(file.lower_bounds, "offset"),
+    )
+
+
+def _has_deletes(file: CandidateFile, sequence_number: int, deletes: Sequence[DeleteFile]) -> bool:
+    data_file = DataFile(file.location, file.rows, None, None, sequence_number)
+    return any(delete.may_apply_to(data_file) for delete in deletes)

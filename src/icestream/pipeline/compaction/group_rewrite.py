@@ -1,0 +1,231 @@
+"""The task of a compaction: reads a group of files, writes their rows into as few as possible, reads those back.
+
+    understand   every column of a file has a field id of the table and exactly the type that the pipeline writes; a
+                 file that is not fully understood is left alone, and with it the rest of the group (hazard 83)
+    read         the first files of the group that fit the memory of a task, by the sizes in their footers; the digest
+                 of the rows of each must be that of its footer (docs/adr/0064)
+    order        by shard and offset; a row group has rows of one shard (hazard 94). Tables with columns of MQTT topics:
+                 by stream within parts, as ingest orders them (files/clustered_rows.py)
+    write        as ingest does, with the layout id in the footer
+    read back    from the storage; the digest of what was read is reported beside that of the inputs
+
+A task is a function of bytes, as those of a round are. It imports no Spark and raises nothing for bad data.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from icestream import errors
+from icestream.catalog.topic_rules.topic_schema import LEVELS, STREAM
+from icestream.model.pipeline_file_name import data_name
+from icestream.model.row_digest import FOOTER_KEY, RowDigest, parse_digest, sum_of
+from icestream.model.task_messages import WrittenFile
+from icestream.pipeline.compaction.group_messages import GroupJob, GroupResult, decode_job, encode
+from icestream.pipeline.files.clustered_rows import RowGroups, cluster, stream_order
+from icestream.pipeline.files.data_file import encode_parquet, row_group_counts
+from icestream.pipeline.files.file_store import FileStore
+from icestream.pipeline.files.parquet_layout import ARROW, REPEATED, ParquetLayout, layout_of
+from icestream.pipeline.files.topic_files import covered_ranges
+from icestream.pipeline.round_plan import TableTarget
+from icestream.readers.row_hashes import digest_of
+
+# How the rows of a file are ordered, for the planner of a later release: a file with the layout that its table asks for
+# is not rewritten for its order again.
+LAYOUT_KEY: Final = b"icestream.layout"
+BY_OFFSET: Final = "offset-1"
+BY_STREAM: Final = "stream-1"
+_FIELD_ID: Final = b"PARQUET:field_id"
+_ROW_BYTES: Final = 96  # of a row in memory beside its values: offsets, masks, sort keys
+
+
+OpenStore = Callable[[TableTarget], FileStore]
+
+
+class _Inputs(NamedTuple):
+    rows: Any
+    locations: list[str]
+    digest: RowDigest
+    bytes: int
+
+
+def rewrite_group(data: bytes, open_store: OpenStore, name: Callable[[], str]) -> bytes:
+    """Rewrites one group. Returns a GroupResult as bytes; an error becomes its reason."""
+    job = decode_job(data)
+    start = time.process_time()
+    try:
+        result = _rewrite(job, open_store, name)
+    except errors.IcestreamError as error:
+        result = GroupResult(job.number, reason=error.message)
+    except Exception as error:  # noqa: BLE001  # one group must not affect the others
+        result = GroupResult(job.number, reason=repr(error))
+    memory_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    cpu_seconds = time.process_time() - start
+    return encode(msgspec.structs.replace(result, cpu_seconds=cpu_seconds, memory_bytes=memory_bytes))
+
+
+def _rewrite(job: GroupJob, open_store: OpenStore, name: Callable[[], str]) -> GroupResult:
+    layout, store = layout_of(job.target), open_store(job.target)
+    inputs = _read_inputs(job, layout, store)
+    if len(inputs.locations) < 2:
+        return GroupResult(job.number, reason="fewer than two of its files fit the memory of a task")
+    files, locations = [], []
+    layout_id = BY_STREAM if _has_streams(layout) else BY_OFFSET
+    parts = list(_sized(_by_offset(inputs.rows), job.target.target_bytes))
+    if len(parts) >= len(inputs.locations):
+        return GroupResult(job.number, reason="it would be as many files as before", read_bytes=inputs.bytes)
+    for rows in parts:
+        file, data = _encode(job, layout, rows, layout_id, name)
+        store.put(file.location, data)
+        files.append(file)
+        locations.append(file.location)
+    if failures := store.settle():
+        return GroupResult(job.number, reason=next(iter(failures.values())), read_bytes=inputs.bytes)
+    added = sum_of(_stored_digest(store.read(location)) for location in locations)
+    return GroupResult(
+        job.number,
+        inputs.locations,
+        files,
+        inputs.digest.text,
+        added.text,
+        read_bytes=inputs.bytes,
+    )
+
+
+def _stored_digest(data: bytes) -> RowDigest:
+    """The digest of the rows of a file, as a reader finds them."""
+    with pa.BufferReader(data) as source:
+        return digest_of(_decode(source, pq.read_metadata(source)))
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _read_inputs(job: GroupJob, layout: ParquetLayout, store: FileStore) -> _Inputs:
+    """Reads the first files of the group, as many as fit. Raises TableUnreadable for one that is not understood."""
+    tables, locations, digests = [], [], []
+    decoded_bytes = read_bytes = 0
+    for file in job.files:
+        data = store.read(file.location)
+        read_bytes += len(data)
+        with pa.BufferReader(data) as source:
+            metadata = pq.read_metadata(source)
+            groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+            decoded_bytes += sum(group.total_byte_size for group in groups) + _ROW_BYTES * metadata.num_rows
+            if decoded_bytes > job.memory_bytes:
+                break
+            check_understood(file.location, metadata, layout)
+            rows = _decode(source, metadata)
+        digest = digest_of(rows)
+        stored = (metadata.metadata or {}).get(FOOTER_KEY)
+        if digest.rows != file.rows or (stored is not None and parse_digest(stored.decode()) != digest):
+            raise errors.TableUnreadable(
+                f"{file.location} does not have the rows that its footer states",
+                hint="`icestream verify --deep` checks the table; the file stays as it is",
+            )
+        tables.append(rows)
+        locations.append(file.location)
+        digests.append(digest)
+    rows = pa.concat_tables(tables, promote_options="default") if tables else None
+    return _Inputs(rows, locations, sum_of(digests), read_bytes)
+
+
+def _decode(source: Any, metadata: Any) -> Any:
+    """Returns all rows of a file; text that repeats stays dictionary-encoded, and takes little memory."""
+    repeated = [name for name in metadata.schema.names if name in REPEATED]
+    with pq.ParquetFile(source, metadata=metadata, read_dictionary=repeated, pre_buffer=False) as parquet:
+        return parquet.read(use_threads=False)
+
+
+def check_understood(location: str, metadata: Any, layout: ParquetLayout) -> None:
+    """Raises TableUnreadable unless each column is one of the table, with its id, name and type."""
+    columns = {column.field_id: column for column in layout.columns}
+    for field in metadata.schema.to_arrow_schema():
+        field_id = (field.metadata or {}).get(_FIELD_ID, b"")
+        column = columns.get(int(field_id)) if field_id.isdigit() else None
+        expected = None if column is None else column.map_type if column.type == "map" else ARROW[column.type]
+        if column is None or field.name != column.name or not _is_same(field.type, expected):
+            raise errors.TableUnreadable(
+                f"{location}: column {field.name} ({field.type}) is not one that the pipeline writes",
+                hint="the file is left as it is; compact it with the engine that wrote it",
+            )
+
+
+def _is_same(type_: Any, expected: Any) -> bool:
+    if pa.types.is_map(expected):
+        return pa.types.is_map(type_) and (type_.key_type, type_.item_type) == (expected.key_type, expected.item_type)
+    return bool(type_ == expected)
+
+
+# --- order and writing ------------------------------------------------------------------------------------------------
+
+
+def _by_offset(rows: Any) -> Any:
+    shard, offset = (rows.column(name).to_numpy() for name in ("shard", "offset"))
+    order = np.lexsort((offset, shard))
+    rows = rows.unify_dictionaries().combine_chunks()
+    # Files that follow one another, of one shard, are in order as they are.
+    return rows if bool((order == np.arange(len(order))).all()) else rows.take(pa.array(order))
+
+
+def _sized(rows: Any, target_bytes: int) -> Iterator[Any]:
+    """Yields parts that are not larger than the target even if nothing can be compressed. Fewer than that: the memory
+    of a task bounds the group, and a part of a file is worth no file of its own."""
+    count = max(1, rows.nbytes // max(target_bytes, 1))
+    size = -(-rows.num_rows // count)
+    for start in range(0, rows.num_rows, size):
+        yield rows.slice(start, size)
+
+
+def _has_streams(layout: ParquetLayout) -> bool:
+    names = {column.name for column in layout.columns}
+    return STREAM in names and LEVELS[0] in names
+
+
+def _encode(
+    job: GroupJob, layout: ParquetLayout, rows: Any, layout_id: str, name: Callable[[], str]
+) -> tuple[WrittenFile, Any]:
+    """Encodes one file of sorted rows, with its manifest entry."""
+    target = job.target
+    digest = digest_of(rows).text
+    table = layout.table({column: rows.column(column) for column in rows.column_names}, rows.num_rows)
+    has_streams = layout_id == BY_STREAM and STREAM in rows.column_names
+    groups = cluster(table, stream_order(table)) if has_streams else RowGroups(table, _shard_groups(table))
+    footer = {FOOTER_KEY: digest.encode(), LAYOUT_KEY: layout_id.encode()}
+    data, metrics = encode_parquet(groups.rows, layout, target.codec, target.codec_level, groups.counts, footer)
+    ids = {column.name: column.field_id for column in layout.columns}
+    location = f"{target.location.rstrip('/')}/{data_name(target.epoch, name())}"
+    file = WrittenFile(
+        job.topic_id,
+        location,
+        data.size,
+        rows.num_rows,
+        covered_ranges(table, metrics, ids),
+        layout.schema_id,
+        target.spec["spec-id"],
+        list(job.partition),
+        *metrics,
+        digest,
+    )
+    return file, data
+
+
+def _shard_groups(rows: Any) -> list[int]:
+    """Row groups of sorted rows: each of one shard, as large as those of ingest."""
+    shard: NDArray[np.int32] = rows.column("shard").to_numpy()
+    ends: Sequence[int] = [*(1 + np.flatnonzero(shard[1:] != shard[:-1])).tolist(), len(shard)]
+    counts: list[int] = []
+    start = 0
+    for end in ends:
+        counts += row_group_counts(rows.slice(start, end - start))
+        start = end
+    return counts

@@ -1,0 +1,295 @@
+"""The retention of tables as a job of the driver: the oldest files of a topic leave its table (hazards 85, 86).
+
+    look      a topic with a retention is looked at once in a minute; less often after a look that found nothing
+    note      which offsets are committed now (commit_times.py), if the topic keeps its messages for a time
+    decide    by the counts of the last snapshot first: the manifests are read only if something may have to go
+    commit    files and first kept offsets in one transaction (catalog/topic_rules/retention_claim.py). Brokers and
+              readers follow the record of the first kept offsets; the files go with the clean-up
+
+The record of removals is written before the commit: a driver that ends in between has used up some of the share of the
+day, and has removed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
+
+import msgspec
+
+from icestream import errors, limits
+from icestream.catalog import catalog_keys
+from icestream.catalog.plans.commit_plans import first_kept
+from icestream.catalog.topic_rules.rewritten_rows import Bounds, bound_columns, data_file_of_entry
+from icestream.catalog.topic_rules.snapshot_progress import lineage
+from icestream.iceberg.conversions import integer_from_bytes
+from icestream.iceberg.manifest_cache import ManifestCache
+from icestream.iceberg.manifests import DATA_CONTENT
+from icestream.metadata.store import MetadataStore
+from icestream.model.backlog_messages import RetainedTopic
+from icestream.observability import metrics
+from icestream.observability.log import get_logger
+from icestream.pipeline.commit.committer import CommittedSnapshot
+from icestream.pipeline.commit.manifest_merge import is_ours
+from icestream.pipeline.driver.effects import Effect, Effects
+from icestream.pipeline.driver.job import Job, Turn
+from icestream.pipeline.driver.rewrite_commit import RewriteCommit, TableRetention
+from icestream.pipeline.driver.topic_table_set import TopicTableSet
+from icestream.pipeline.retention.commit_times import RetentionIndex
+from icestream.pipeline.retention.removal_plan import (
+    RetentionLimits,
+    RetentionPlan,
+    RetentionState,
+    StoredFile,
+    plan_removal,
+    unread_files,
+)
+from icestream.pipeline.retention.retention_clock import RetentionClock
+from icestream.pipeline.retention.shard_ranges import ShardRanges
+from icestream.pipeline.tables.topic_table import TopicTable
+from icestream.runtime.clock import Clock
+from icestream.runtime.tasks import Offload
+
+_log = get_logger("retention")
+
+
+class TableRemoval(NamedTuple):
+    """What one commit of a retention removes from a table."""
+
+    table: TopicTable
+    plan: RetentionPlan
+
+    @property
+    def retention(self) -> TableRetention:
+        return TableRetention(self.table, [stored.file.location for stored in self.plan.removed], self.plan.first)
+
+
+Removals = list[TableRemoval]
+
+
+class TableRetentionJob(Job[list[RetainedTopic], Removals]):
+    """Removes what topics do not keep, for tables in our own catalog."""
+
+    name: ClassVar[str] = "retention"
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        tables: TopicTableSet,
+        manifests: ManifestCache,
+        commits: RewriteCommit,
+        retention_clock: RetentionClock,
+        ranges: ShardRanges,
+        offload: Offload,
+        effects: Effects,
+        clock: Clock,
+    ) -> None:
+        """`offload`: reads data files beside the loop."""
+        self._store = store
+        self._tables = tables
+        self._manifests = manifests
+        self._commits = commits
+        self._retention_clock = retention_clock
+        self._ranges = ranges
+        self._offload = offload
+        self._effects = effects
+        self._clock = clock
+        self._next_look_ns: dict[int, int] = {}  # by topic id, monotonic
+        # By topic id, a snapshot of main: no file of it lies below the first kept offsets, nor of those that follow it.
+        self._clean_snapshots: dict[int, int] = {}
+
+    # --- when ---
+
+    def is_due(self, turn: Turn) -> bool:
+        return any(self._is_due(topic) for topic in turn.backlog.retained)
+
+    def _is_due(self, topic: RetainedTopic) -> bool:
+        return self._clock.monotonic_ns() >= self._next_look_ns.get(topic.topic_id, 0)
+
+    def _look_again(self, topic_id: int, seconds: float) -> None:
+        self._next_look_ns[topic_id] = self._clock.monotonic_ns() + int(seconds * 1e9)
+
+    # --- what ---
+
+    async def plan(self, turn: Turn) -> list[RetainedTopic] | None:
+        """The topics that are due. What to remove of them is decided in `run`, so that no round waits for it."""
+        return [topic for topic in turn.backlog.retained if self._is_due(topic)]
+
+    async def run(self, turn: Turn, plan: list[RetainedTopic]) -> Removals:
+        """Decides what to remove, for as many topics as a turn has time for; the others stay due."""
+        removals: Removals = []
+        deadline_ns = self._clock.monotonic_ns() + int(limits.RETENTION_TURN_SECONDS * 1e9)
+        with turn.timed("retention_plan"):
+            now_ms = await self._retention_clock.now_ms()
+            metrics.RETENTION_CLOCK_BELIEVED.set(int(now_ms is not None))
+            for topic in plan:
+                self._look_again(topic.topic_id, limits.RETENTION_LOOK_SECONDS)
+                removals += await self._plan_topic(topic, now_ms)
+                if self._clock.monotonic_ns() >= deadline_ns or len(removals) >= limits.COMMIT_TABLES_MAX:
+                    break
+        return removals
+
+    async def _plan_topic(self, topic: RetainedTopic, now_ms: int | None) -> Removals:
+        """What to remove of one topic; nothing if its table cannot be read, which delays no other topic."""
+        try:
+            table = await self._tables.find(topic.topic_id, topic.name)
+            plan = None if table is None else await self._plan_table(topic, table, now_ms)
+        except (errors.StorageUnavailable, errors.LeaseLost):
+            raise
+        except errors.IcestreamError as error:
+            self._look_again(topic.topic_id, limits.RETENTION_LOOK_SECONDS_MAX)
+            _log.warning("retention of a topic skipped", topic=topic.name, reason=error.message)
+            return []
+        if table is None or plan is None:
+            return []
+        return [TableRemoval(table, plan)]
+
+    async def _plan_table(self, topic: RetainedTopic, table: TopicTable, now_ms: int | None) -> RetentionPlan | None:
+        committed, table.history_ms = table.next_offsets, topic.age_ms
+        index = await self._note_times(topic, committed, now_ms)
+        expired = index.expired(topic.age_ms, now_ms) if topic.age_ms and now_ms is not None else {}
+        first = first_kept(topic.topic_id, await self._store.get(catalog_keys.retained_key(topic.topic_id)))
+        kept = RetentionLimits(topic.bytes_max, topic.messages_max, topic.age_ms)
+        if not _may_remove(kept, table, expired, first) and not self._may_have_leftovers(table, first):
+            return None
+        files = await self._stored_files(table)
+        time_ms = now_ms if now_ms is not None else self._clock.wall_us() // 1000
+        rows = sum(stored.file.rows for stored in files)
+        state = RetentionState(
+            files,
+            committed,
+            first,
+            expired,
+            time_ms * 1000,
+            index.rows_allowed(rows, time_ms),
+            not index.has_removed_today(time_ms),
+        )
+        plan = plan_removal(kept, await self._with_ranges(kept, state))
+        self._clean_snapshots.pop(topic.topic_id, None)
+        if plan is None:
+            self._clean_snapshots[topic.topic_id] = table.table.current_snapshot_id or 0
+            # Reading all manifests again in a minute would find the same: a file with younger rows keeps the older.
+            self._look_again(topic.topic_id, limits.RETENTION_LOOK_SECONDS_MAX)
+            return None
+        if plan.is_held_back:
+            _log.warning(
+                "retention by age held back: one day removes a tenth of a table, or twice what a day brings",
+                topic=topic.name,
+                rows=plan.rows_by_age,
+            )
+        if plan.rows_by_age:
+            await self._write_index(topic.topic_id, index.with_removal(plan.rows_by_age, time_ms))
+        return plan
+
+    def _may_have_leftovers(self, table: TopicTable, first: Mapping[int, int]) -> bool:
+        """Whether main may have files again that were removed before: it was moved to an older snapshot."""
+        if not first:
+            return False
+        clean = self._clean_snapshots.get(table.topic_id)
+        main = table.table.current_snapshot_id
+        if not any(snapshot["snapshot-id"] == clean for snapshot in lineage(table.table, main)):
+            return True
+        self._clean_snapshots[table.topic_id] = main or 0
+        return False
+
+    # --- the index ---
+
+    async def _note_times(
+        self, topic: RetainedTopic, committed: Mapping[int, int], now_ms: int | None
+    ) -> RetentionIndex:
+        """The index of the topic, with the present offsets if they are to be noted now."""
+        if not topic.age_ms or now_ms is None:
+            return RetentionIndex()
+        index = await self._read_index(topic.topic_id)
+        if not index.is_noted(committed, topic.age_ms, now_ms):
+            index = index.with_point(committed, topic.age_ms, now_ms)
+            await self._write_index(topic.topic_id, index)
+        return index
+
+    async def _read_index(self, topic_id: int) -> RetentionIndex:
+        entry = await self._store.get(catalog_keys.retention_key(topic_id))
+        if entry is None:
+            return RetentionIndex()
+        try:
+            return msgspec.json.decode(entry.value, type=RetentionIndex)
+        except msgspec.MsgspecError as error:
+            # Begun anew: rows are kept longer, none goes early.
+            _log.warning("index of commit times is damaged and begins anew", topic_id=topic_id, reason=str(error))
+            return RetentionIndex()
+
+    async def _write_index(self, topic_id: int, index: RetentionIndex) -> None:
+        with self._effects.happens(Effect.NOTE_TIMES):
+            await self._store.put(catalog_keys.retention_key(topic_id), msgspec.json.encode(index))
+
+    # --- the files ---
+
+    async def _stored_files(self, table: TopicTable) -> list[StoredFile]:
+        columns = bound_columns(table.table)
+        append_time = next(
+            field["id"] for field in table.table.current_schema["fields"] if field["name"] == "append_time"
+        )
+        if table.manifests is None:
+            table.manifests = await self._manifests.current_manifests(table.table)
+        return [
+            StoredFile(
+                data_file_of_entry(entry, columns, manifest.sequence_number),
+                entry.file_size_bytes,
+                integer_from_bytes(entry.upper_bounds.get(append_time)),
+                is_ours(manifest),
+            )
+            for manifest in table.manifests
+            if manifest.content == DATA_CONTENT
+            for entry in await self._manifests.live_entries(manifest)
+        ]
+
+    async def _with_ranges(self, kept: RetentionLimits, state: RetentionState) -> RetentionState:
+        """The state with the offsets of each shard in the files of several shards of which that decides something."""
+        unread = [stored.file.location for stored in unread_files(kept, state) if stored.is_removable]
+        read: dict[str, Mapping[int, Bounds]] = {}
+        # Files that are not read keep what is above their lowest offset: the next look goes on from there.
+        for location in unread[: limits.RETENTION_FILES_READ_MAX]:
+            read[location] = await self._offload.run(lambda location=location: self._ranges.read(location))  # type: ignore[misc]
+        return state._replace(
+            files=[
+                stored._replace(ranges=read[stored.file.location]) if stored.file.location in read else stored
+                for stored in state.files
+            ]
+        )
+
+    # --- the commit ---
+
+    async def commit(self, turn: Turn, plan: list[RetainedTopic], result: Removals) -> None:
+        if not result:
+            return
+        with turn.timed("retention_commit"):
+            results = await self._commits.commit([removal.retention for removal in result])
+        for removal in result:
+            table, removed = removal.table, removal.plan
+            if not isinstance(results.get(table.topic_id), CommittedSnapshot):
+                continue  # logged with the commit; the next look plans it again
+            metrics.RETENTION_ROWS.inc(removed.rows)
+            metrics.RETENTION_BYTES.inc(sum(stored.bytes for stored in removed.removed))
+            _log.info(
+                "retention removed files",
+                topic=table.topic,
+                files=len(removed.removed),
+                rows=removed.rows,
+                first=dict(removed.first),
+            )
+
+
+def _may_remove(kept: RetentionLimits, table: TopicTable, expired: Mapping[int, int], first: Mapping[int, int]) -> bool:
+    """Whether the counts of the last snapshot allow that a file must go: then its manifests are read."""
+    snapshot_id = table.table.current_snapshot_id
+    snapshot = None if snapshot_id is None else table.table.snapshots.find(snapshot_id)
+    if snapshot is None:
+        return False
+    summary = snapshot.get("summary") or {}
+    if any(end > first.get(shard, 0) for shard, end in expired.items()):
+        return True
+    for name, maximum in (("total-records", kept.messages_max), ("total-files-size", kept.bytes_max)):
+        total = summary.get(name, "")
+        # An engine that states no total: nothing is known before the manifests are read.
+        if maximum and not (total.isascii() and total.isdigit() and int(total) <= maximum):
+            return True
+    return False

@@ -1,0 +1,392 @@
+"""A restore of topics from a backup into a running broker (ADR 75 has the steps and why).
+
+Each step can be repeated: files that are there with their size are not written again, and the broker hands out the same
+topic id until the restore of a topic is completed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
+from uuid import UUID, uuid5
+
+import msgspec
+import orjson
+
+from icestream import errors, limits
+from icestream.backup import restored_table
+from icestream.backup.backup_root import BackupRoot, ShardCut, TopicCut
+from icestream.backup.object_list import ObjectRow
+from icestream.backup.restored_table import BaseSnapshot, RestoredFile
+from icestream.backup.stored_backups import StoredBackups
+from icestream.backup.table_view import live_entries, rewrite_position_deletes
+from icestream.broker import records
+from icestream.catalog.catalog_records import DetachedRecord
+from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.manifests import DATA_CONTENT, POSITION_DELETES_CONTENT, ManifestEntry, decode_manifest_list
+from icestream.iceberg.table_metadata import TableMetadata
+from icestream.metadata.snapshot import load_snapshot
+from icestream.metadata.state_machine import StateMachine
+from icestream.model.task_messages import WrittenFile
+from icestream.model.topic_name import TopicName
+from icestream.model.topic_policies import PolicyValues
+from icestream.runtime.clock import Clock
+from icestream.runtime.tasks import Offload
+
+_NAMESPACE: Final = UUID("0c6f1d8e-3f0b-4a7e-9a59-0d2c6c2f9b11")
+_SNAPSHOT_BITS: Final = 62
+_SYSTEM: Final = "/system/"
+
+
+class RestoreEffect(StrEnum):
+    """The external effects of a restore, in their order: fault tests stop it before each."""
+
+    ALLOCATE = "allocate"
+    COPY = "copy"
+    TAILS = "tails"
+    METADATA = "metadata"
+    CREATE = "create"
+    ADOPT = "adopt"
+    END = "end"
+
+
+class TailSpan(NamedTuple):
+    """The offsets [start, end) of a shard in a tail object."""
+
+    shard: int
+    start: int
+    end: int
+    data: bytes
+
+
+class RestorePlan(NamedTuple):
+    """`topics`: those to restore, with their new names."""
+
+    topics: Sequence[tuple[TopicCut, TopicName]]
+    has_subscriptions: bool = True
+    skips_existing: bool = False  # a topic whose name is taken is reported, and the others are restored
+
+
+class RestoredTopic(NamedTuple):
+    """The result of a topic. `table` is empty if it has no messages. `problem`: why it was left out."""
+
+    topic: str
+    source: str
+    id: int
+    table: str
+    messages: int
+    files: int
+    bytes: int
+    subscriptions: int
+    next_offsets: dict[int, int]
+    problem: str = ""
+
+
+async def restorable_topics(stored: StoredBackups, root: BackupRoot) -> list[TopicCut]:
+    """The topics of a backup that can be restored: those with a record. Logs of MQTT sessions have none, and what the
+    broker writes itself, below /system, is of the other cluster."""
+    state = load_snapshot(io.BytesIO(await stored.content(root.metadata, "metadata")).read)
+    return [
+        topic
+        for topic in root.topics
+        if f"{records.TOPICS}{topic.name.removeprefix('/')}" in state.entries and not topic.name.startswith(_SYSTEM)
+    ]
+
+
+class TableWriter(Protocol):
+    """Where restored tables lie, and the writing of their files."""
+
+    def place(self, topic: TopicName) -> tuple[Identifier, str]:
+        """Returns the name of the table of a topic, and the folder that its location is in."""
+
+    def new_document(self, policies: PolicyValues, location: str, uuid: str, now_ms: int) -> TableMetadata:
+        """Returns a table without rows for a topic that had none in the backup."""
+
+    def write_tail(self, table: TableMetadata, topic: TopicName, topic_id: int, tail: TailSpan) -> list[WrittenFile]:
+        """Writes the messages of a tail as data files; runs in a thread."""
+
+    async def size(self, location: str) -> int: ...
+
+    async def write(self, location: str, pieces: Sequence[bytes]) -> None:
+        """Writes a file durably; replaces nothing."""
+
+
+Call = Callable[..., Awaitable[Mapping[str, Any]]]
+# Binds a table, by its metadata file, to a topic; does nothing if it is bound to it already.
+Adopt = Callable[[TopicName, Identifier, str], Awaitable[None]]
+
+
+class RestoreRun:
+    """One restore."""
+
+    def __init__(
+        self,
+        call: Call,
+        adopt: Adopt,
+        stored: StoredBackups,
+        source: Callable[[str], Iterator[bytes]],
+        writer: TableWriter,
+        clock: Clock,
+        offload: Offload,
+        plan: RestorePlan,
+        on_bytes: Callable[[int], None] = lambda _: None,
+        on_effect: Callable[[RestoreEffect], None] = lambda _: None,
+    ) -> None:
+        """`call`: a call of the local socket. `source`: reads files of the warehouse: a reference backup has no copies
+        of them."""
+        self._call = call
+        self._adopt = adopt
+        self._stored = stored
+        self._source = source
+        self._writer = writer
+        self._clock = clock
+        self._offload = offload
+        self._plan = plan
+        self._on_bytes = on_bytes
+        self._on_effect = on_effect
+
+    async def run(self, root: BackupRoot) -> list[RestoredTopic]:
+        """Restores the topics of the plan one after the other. Raises what the first failure was."""
+        data = await self._stored.content(root.metadata, "metadata")
+        state = load_snapshot(io.BytesIO(data).read)
+        rows = {(row.topic_id, row.source): row for row in await self._stored.object_rows(root) if row.source}
+        restored: list[RestoredTopic] = []
+        for cut, name in self._plan.topics:
+            try:
+                restored.append(await self._restore(root, cut, name, state, rows))
+            except errors.AlreadyExists as error:
+                if not self._plan.skips_existing:
+                    raise
+                restored.append(RestoredTopic(str(name), cut.name, 0, "", 0, 0, 0, 0, {}, str(error)))
+        return restored
+
+    async def _restore(
+        self,
+        root: BackupRoot,
+        cut: TopicCut,
+        name: TopicName,
+        state: StateMachine,
+        rows: Mapping[tuple[int | None, str], ObjectRow],
+    ) -> RestoredTopic:
+        source = TopicName.parse(cut.name)
+        record = _entry(state, records.topic_key(source), records.TopicRecord)
+        namespace = _entry(state, records.namespace_key(source.namespace), records.NamespaceRecord)
+        self._on_effect(RestoreEffect.ALLOCATE)
+        policies = records.encode(namespace.policies)
+        allocated = await self._call("restore_allocate", backup=root.id, topic=str(name), policies=policies)
+        topic_id = int(allocated["id"])
+        uuid = uuid5(_NAMESPACE, f"{root.id} {name} {topic_id}")
+        identifier, folder = self._writer.place(name)
+        resume_at = {shard.shard: _resume_at(shard, is_renamed=name != source) for shard in cut.shards}
+        subscriptions = self._subscriptions(state, source, record) if self._plan.has_subscriptions else []
+        copied, metadata_file = _Copied(), str(allocated["metadata_file"])
+        if not allocated["is_created"]:
+            location = f"{folder}/{identifier.name}-{uuid}"
+            table = await self._empty_table(cut, location, str(uuid), record.policies.over(namespace.policies))
+            if cut.table is not None:
+                await self._copy_table(cut, table, rows, copied)
+            self._on_effect(RestoreEffect.TAILS)
+            for shard in cut.shards:
+                await self._write_tails(cut, name, shard, table, copied)
+            if copied.manifests or copied.written:
+                metadata_file = await self._write_metadata(cut, topic_id, table, copied, uuid)
+            self._on_effect(RestoreEffect.CREATE)
+            committed = {shard.shard: shard.end for shard in cut.shards}
+            detached = DetachedRecord(
+                str(name), [*identifier.namespace], identifier.name, str(uuid), metadata_file, committed, 0
+            )
+            await self._call(
+                "restore_topic",
+                backup=root.id,
+                topic=str(name),
+                record=records.encode(record),
+                shards=[(shard.shard, shard.end, resume_at[shard.shard]) for shard in cut.shards],
+                subscriptions=subscriptions,
+                table=msgspec.json.encode(detached) if metadata_file else b"",
+            )
+        if metadata_file:
+            self._on_effect(RestoreEffect.ADOPT)
+            await self._adopt(name, identifier, metadata_file)
+        self._on_effect(RestoreEffect.END)
+        await self._call("restore_end", backup=root.id, topic=str(name))
+        return RestoredTopic(
+            str(name), cut.name, topic_id, str(identifier) if metadata_file else "", copied.messages, copied.files,
+            copied.bytes, len(subscriptions), resume_at,
+        )  # fmt: skip
+
+    # --- the table ---
+
+    async def _empty_table(self, cut: TopicCut, location: str, uuid: str, policies: PolicyValues) -> TableMetadata:
+        if cut.table is None:
+            return self._writer.new_document(policies, location, uuid, self._clock.wall_us() // 1000)
+        document = orjson.loads(await self._stored.content(cut.table.metadata, "table-metadata"))
+        return restored_table.empty_table(document, location, uuid)
+
+    async def _copy_table(
+        self,
+        cut: TopicCut,
+        table: TableMetadata,
+        rows: Mapping[tuple[int | None, str], ObjectRow],
+        copied: _Copied,
+    ) -> None:
+        """Copies the files of the pinned snapshot, and makes its manifests."""
+        assert cut.table is not None
+        document = orjson.loads(await self._stored.content(cut.table.metadata, "table-metadata"))
+        snapshot = next(entry for entry in document["snapshots"] if entry["snapshot-id"] == cut.table.snapshot_id)
+
+        def row_of(path: str) -> ObjectRow:
+            row = rows.get((cut.id, path))
+            if row is None:
+                raise errors.BackupDamaged(f"{path} of topic {cut.name} is not in the object list of the backup")
+            return row
+
+        def new_path(path: str) -> str:
+            row = row_of(path)
+            return f"{table.location}/data/{row.content_sha256}{_suffix(path)}"
+
+        list_data = await self._content(row_of(snapshot["manifest-list"]))
+        sources = []
+        for manifest in decode_manifest_list(snapshot["manifest-list"], list_data):
+            data = await self._content(row_of(manifest.path))
+            restored_table.check_restorable(manifest.path, data)
+            if entries := live_entries(manifest.path, data):
+                sources.append((manifest, data))
+                await self._copy_entries(entries, row_of, new_path, copied)
+        manifests, files = restored_table.restored_manifests(table, sources, new_path, copied.sizes)
+        copied.manifests += manifests
+        copied.documents += files
+
+    async def _copy_entries(
+        self,
+        entries: Sequence[ManifestEntry],
+        row_of: Callable[[str], ObjectRow],
+        new_path: Callable[[str], str],
+        copied: _Copied,
+    ) -> None:
+        for start in range(0, len(entries), limits.RESTORE_FILES_AT_ONCE):
+            part = entries[start : start + limits.RESTORE_FILES_AT_ONCE]
+            self._on_effect(RestoreEffect.COPY)
+            await asyncio.gather(*(self._copy_file(entry, row_of(entry.file_path), new_path, copied) for entry in part))
+
+    async def _copy_file(
+        self, entry: ManifestEntry, row: ObjectRow, new_path: Callable[[str], str], copied: _Copied
+    ) -> None:
+        location = new_path(entry.file_path)
+        if entry.content == DATA_CONTENT:
+            copied.messages += entry.record_count
+        copied.files += 1
+        copied.bytes += row.content_size
+        if entry.content == POSITION_DELETES_CONTENT:
+            data = await self._offload.run(lambda: b"".join(self._chunks(row)))
+            # Their rows name data files; the location has another name, because the bytes are others.
+            rewritten = rewrite_position_deletes(data, new_path)
+            copied.sizes[entry.file_path] = len(rewritten)
+            await self._put(location, [rewritten], len(rewritten))
+            return
+        if await self._writer.size(location) == row.content_size:
+            return
+        pieces = await self._offload.run(lambda: [*self._chunks(row)])
+        await self._put(location, pieces, row.content_size)
+
+    def _chunks(self, row: ObjectRow) -> Iterator[bytes]:
+        """The plain bytes of an object, compared with its digest at their end. Raises BackupDamaged."""
+        is_referenced = "://" in row.path or row.path.startswith("file:")
+        digest = hashlib.sha256()
+        for chunk in self._source(row.path) if is_referenced else self._stored.plain_chunks(row.reference, row.role):
+            digest.update(chunk)
+            self._on_bytes(len(chunk))
+            yield chunk
+        if row.content_sha256 and digest.hexdigest() != row.content_sha256:
+            raise errors.BackupDamaged(f"object {row.path} of the backup was changed: its SHA-256 differs")
+
+    async def _content(self, row: ObjectRow) -> bytes:
+        return await self._offload.run(lambda: b"".join(self._chunks(row)))
+
+    async def _put(self, location: str, pieces: Sequence[bytes], size: int) -> None:
+        if await self._writer.size(location) != size:
+            await self._writer.write(location, pieces)
+
+    async def _write_tails(
+        self, cut: TopicCut, name: TopicName, shard: ShardCut, table: TableMetadata, copied: _Copied
+    ) -> None:
+        for tail in shard.tails:
+            data = await self._stored.content(tail.object, "tail")
+            span = TailSpan(shard.shard, max(tail.start, shard.committed), min(tail.end, shard.end), data)
+            written = await self._offload.run(partial(self._writer.write_tail, table, name, cut.id, span))
+            copied.written += written
+            copied.messages += sum(file.rows for file in written)
+            copied.files += len(written)
+            copied.bytes += sum(file.size_bytes for file in written)
+
+    async def _write_metadata(
+        self, cut: TopicCut, topic_id: int, table: TableMetadata, copied: _Copied, uuid: UUID
+    ) -> str:
+        self._on_effect(RestoreEffect.METADATA)
+        committed = {shard.shard: shard.end for shard in cut.shards}
+        snapshot_id = uuid.int >> (128 - _SNAPSHOT_BITS)
+        base = BaseSnapshot(snapshot_id, topic_id, committed, self._clock.wall_us() // 1000, uuid.bytes)
+        restored, files = restored_table.base_table(table, base, copied.manifests, copied.written)
+        # A repeated restore has written other tails: its metadata has names of its own.
+        marker = hashlib.sha256(restored.encode()).hexdigest()[:16]
+        metadata_file = f"{table.location}/metadata/00000-{uuid5(uuid, marker)}.metadata.json"
+        for file in (*copied.documents, *files):
+            await self._writer.write(file.location, file.pieces)
+        await self._writer.write(metadata_file, restored.pieces())
+        return metadata_file
+
+    # --- the records ---
+
+    def _subscriptions(
+        self, state: StateMachine, source: TopicName, record: records.TopicRecord
+    ) -> list[tuple[str, bytes, list[tuple[int, bytes]]]]:
+        prefix = f"{records.SUBSCRIPTIONS}{source.namespace}/{source.name}/"
+        subscriptions = []
+        for key, entry in state.entries.items():
+            if not key.startswith(prefix):
+                continue
+            name = key.removeprefix(prefix)
+            cursors = []
+            for shard in range(record.shards):
+                cursor = state.entries.get(
+                    records.cursor_key(source, name, shard, record.shards, is_partitioned=record.is_partitioned)
+                )
+                if cursor is not None:
+                    cursors.append((shard, cursor.value))
+            subscriptions.append((name, entry.value, cursors))
+        return subscriptions
+
+
+class _Copied:
+    """What the restore of a topic has written."""
+
+    def __init__(self) -> None:
+        self.manifests: list[Any] = []
+        self.documents: list[RestoredFile] = []
+        self.written: list[WrittenFile] = []
+        self.sizes: dict[str, int] = {}
+        self.messages = self.files = self.bytes = 0
+
+
+def _resume_at(shard: ShardCut, *, is_renamed: bool) -> int:
+    """The next offset of a restored shard: beyond everything that the source can have given out (hazard 78)."""
+    highest = max(shard.end, shard.reserved)
+    if is_renamed:
+        return highest + 1 if highest else 0
+    return highest + limits.TAKEOVER_OFFSETS
+
+
+def _entry(state: StateMachine, key: str, kind: type[Any]) -> Any:
+    entry = state.entries.get(key)
+    if entry is None:
+        raise errors.BackupDamaged(f"the metadata of the backup has no {key}")
+    return records.decode(kind, key, entry.value)
+
+
+def _suffix(path: str) -> str:
+    name = path.rsplit("/", 1)[-1]
+    return f".{name.rsplit('.', 1)[-1]}" if "." in name else ""

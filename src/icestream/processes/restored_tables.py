@@ -1,0 +1,92 @@
+"""Where restored tables lie, and the writing of their files, by the code of the pipeline (restore_run.py)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from icestream import errors
+from icestream.catalog.topic_rules import topic_schema
+from icestream.catalogs.object_files import open_files
+from icestream.catalogs.topic_table_name import table_for_topic
+from icestream.iceberg.file_io import TableFiles
+from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.location import namespace_location, normalize
+from icestream.iceberg.table_commit import new_table_metadata
+from icestream.iceberg.table_metadata import TableMetadata
+from icestream.model.task_messages import WrittenFile
+from icestream.model.topic_name import TopicName
+from icestream.model.topic_policies import PolicyValues
+from icestream.mqtt.topics import native_topic
+from icestream.pipeline.files.topic_files import write_topic
+from icestream.pipeline.round_plan import MqttTarget
+from icestream.pipeline.rows.log_sections import sections_of
+from icestream.pipeline.rows.topic_rows import Span, topic_rows
+from icestream.pipeline.tables import table_policy
+from icestream.pipeline.task.task_run import fresh_name, open_store
+from icestream.processes.component_options import fixed_namespace, store_options
+from icestream.processes.restore_run import TailSpan
+from icestream.settings import Settings
+from icestream.wal.record_scan import scan_records
+
+
+class RestoredTables:
+    """The `TableWriter` of a restore into the warehouse of these settings."""
+
+    def __init__(self, settings: Settings, files: TableFiles | None = None) -> None:
+        """Raises ConfigurationError for tables in another catalog than ours: it places its tables itself."""
+        if not settings.catalog_embedded:
+            raise errors.ConfigurationError(
+                "tables are restored into the embedded catalog only",
+                hint="restore into a broker with the embedded catalog, or register the view of the backup elsewhere",
+            )
+        self._warehouse = normalize(str(settings.storage.iceberg_config.warehouse))
+        self._fixed = fixed_namespace(settings)
+        store = store_options(settings)
+        self._storage: dict[str, Any] = {} if store.kind == "local" else dataclasses.asdict(store)
+        self._files = files or open_files(store)
+
+    def place(self, topic: TopicName) -> tuple[Identifier, str]:
+        identifier = table_for_topic(topic, self._fixed)
+        return identifier, namespace_location(self._warehouse, identifier.namespace)
+
+    def new_document(self, policies: PolicyValues, location: str, uuid: str, now_ms: int) -> TableMetadata:
+        layout = table_policy.new_layout(policies.table_layout)
+        return new_table_metadata({"schema": topic_schema.new_schema(), **layout}, location, uuid, now_ms)
+
+    def write_tail(self, table: TableMetadata, topic: TopicName, topic_id: int, tail: TailSpan) -> list[WrittenFile]:
+        records, end, _, _ = scan_records(tail.data, 0, 0, 1)
+        if end != len(tail.data):
+            raise errors.BackupDamaged(f"a tail of {topic} is damaged at byte {end} of {len(tail.data)}")
+        span = Span(topic_id, tail.shard, tail.start, tail.end)
+        (rows,) = topic_rows(sections_of(tail.data, 0, records), [span])
+        if not rows.rows:
+            return []
+        names = {field["name"] for field in table.current_schema["fields"]}
+        has_mqtt = all(field["name"] in names for field in topic_schema.mqtt_fields())
+        mqtt = MqttTarget(native_topic(str(topic))) if has_mqtt else None
+        target = table_policy.target_of(table, {}, self._storage, mqtt)
+        store = open_store(target)
+        written = write_topic([rows], target, store, fresh_name)
+        failures = store.settle()
+        if failures:
+            location, reason = next(iter(failures.items()))
+            raise errors.StorageUnavailable(f"{location} was not written: {reason}", hint="restore again: it continues")
+        if written.ends is not None:
+            raise errors.TableUnreadable(
+                f"a tail of {topic} has more partition values than are written at once",
+                hint="restore with the pipeline of the source: let it commit before the backup",
+            )
+        return [msgspec.structs.replace(file, topic_id=0) for file in written.files]
+
+    async def size(self, location: str) -> int:
+        return await self._files.size(location)
+
+    async def write(self, location: str, pieces: Sequence[bytes]) -> None:
+        if await self._files.exists(location):
+            await self._files.remove(location)
+        await self._files.make_folder(location.rsplit("/", 1)[0])
+        await self._files.create(location, pieces)

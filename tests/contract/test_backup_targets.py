@@ -1,0 +1,83 @@
+"""What a backup target promises, in a directory and in the S3 of SeaweedFS; and whole backups in both."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from icestream import errors
+from icestream.backup.backup_target import BackupTarget, DirectoryTarget, open_target
+from icestream.backup.inventory_table import update_inventory
+from icestream.backup.seed_manifest import SeedOptions
+from icestream.processes.component_options import store_options
+from icestream.runtime.clock import SystemClock
+from icestream.runtime.randomness import SystemRandomness
+from icestream.runtime.tasks import InlineOffload
+from tests.support.backup_world import backup_world
+from tests.support.catalog_servers import new_name, s3_flags, settings_of
+from tests.support.seaweed import BUCKET
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest.fixture(params=["directory", "s3"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> BackupTarget:
+    if request.param == "directory":
+        return DirectoryTarget(tmp_path / "target", InlineOffload())
+    options = store_options(settings_of(*s3_flags(request.getfixturevalue("seaweed_server"))))
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    location = f"s3://{BUCKET}/{new_name()}"
+    return open_target(location, options, SystemClock(), SystemRandomness(), InlineOffload(), spool)
+
+
+def spooled(target: BackupTarget, data: bytes) -> Path:
+    with tempfile.NamedTemporaryFile(dir=target.spool, delete=False) as file:
+        file.write(data)
+    return Path(file.name)
+
+
+async def test_a_name_is_given_once(target: BackupTarget) -> None:
+    await target.put_new("backups/a/begin.json", b"one")
+    await target.put_new("backups/a/begin.json", b"one")
+    with pytest.raises(errors.AlreadyExists):
+        await target.put_new("backups/a/begin.json", b"two")
+    assert await target.get("backups/a/begin.json") == b"one"
+    await target.put("hint", b"1")
+    await target.put("hint", b"22")
+    assert (await target.get("hint"), await target.size("hint"), await target.get("absent")) == (b"22", 2, None)
+
+
+async def test_an_object_is_adopted_once_and_read_in_pieces(target: BackupTarget) -> None:
+    data = bytes(range(256)) * 10_000
+    assert await target.adopt(spooled(target, data), "objects/ab/x.parquet")
+    assert not await target.adopt(spooled(target, data), "objects/ab/x.parquet")
+    assert b"".join(target.chunks("objects/ab/x.parquet")) == data
+    assert [*await target.names("objects/")] == ["objects/ab/x.parquet"]
+    assert not [*target.spool.iterdir()]
+    await target.remove("objects/ab/x.parquet")
+    await target.remove("objects/ab/x.parquet")
+    assert await target.size("objects/ab/x.parquet") is None
+    with pytest.raises(errors.BackupDamaged):
+        b"".join(target.chunks("objects/ab/x.parquet"))
+
+
+async def test_a_backup_is_made_verified_and_deleted(target: BackupTarget, tmp_path: Path) -> None:
+    async with backup_world(tmp_path) as world:
+        world.target = target
+        await world.create_topic()
+        await world.bind()
+        await world.publish(10)
+        await world.commit(6)
+        first = await world.back_up(seed=SeedOptions(enable=True))
+        second = await world.back_up(parent=first.id)
+        assert first.manifests.written == 1
+        for root in (first, second):
+            assert await world.verify(root.id) == []
+        await world.stored().delete(first.id)
+        assert await world.verify(second.id) == []
+        await update_inventory(target, world.stored(), 1)
+        await world.stored().delete(second.id)
+    assert not await target.names("objects/")

@@ -1,0 +1,276 @@
+"""Restores into a real node: offsets, rows, subscriptions, and what may interrupt them."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+
+from icestream import errors
+from icestream.backup.backup_root import BackupRoot
+from icestream.backup.encryption import BackupKey
+from icestream.backup.table_view import live_entries
+from icestream.broker import records
+from icestream.catalog.catalog import Catalog
+from icestream.catalog.topic_rules.operation_preview import Consent, ShardLog, TopicLog
+from icestream.iceberg.file_io import LocalFiles, open_local
+from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.manifests import decode_manifest_list
+from icestream.model.shard import ShardKey
+from icestream.model.topic_name import TopicName
+from icestream.processes.restore_run import RestoredTopic, RestoreEffect, RestorePlan, RestoreRun
+from icestream.processes.restored_tables import RestoredTables
+from icestream.runtime.clock import SystemClock
+from icestream.runtime.tasks import InlineOffload
+from tests.support.backup_world import ORDERS, BackupWorld, LocalSource, backup_world
+from tests.support.broker_machine import quiet, subscribe
+from tests.support.lakehouse import duckdb_with_iceberg
+from tests.support.node_settings import node_settings
+
+pytestmark = pytest.mark.asyncio
+BESIDE = TopicName("default", "orders_restored")
+
+
+class Crash(BaseException):
+    """Ends a restore as kill -9 does."""
+
+
+class RestoreWorld:
+    """Restores of a backup into the node of a world."""
+
+    def __init__(self, world: BackupWorld) -> None:
+        self.world = world
+
+    async def adopt(self, topic: TopicName, table: Identifier, metadata_file: str) -> None:
+        catalog = self.catalog
+        for depth in range(1, len(table.namespace) + 1):
+            try:
+                await catalog.namespaces.create(table.namespace[:depth], {})
+            except errors.AlreadyExists:
+                continue
+        if await catalog.relations.entry(table) is None:
+            await catalog.tables.register(table, metadata_file)
+        record = self.world.node.broker.topics.get(topic).record
+        if await catalog.topics.table_of(record.id) == table:
+            return
+        shards = {}
+        for number in range(record.shards):
+            stream = self.world.node.broker.storage.shard_stream(ShardKey(record.id, number))
+            earliest = stream.log_start()
+            shards[number] = ShardLog(stream.epoch, earliest, max(earliest, stream.synced))
+        await catalog.topics.adopt(table, TopicLog(str(topic), record.id, shards), [Consent.GAP])
+
+    async def restore(
+        self, root: BackupRoot, name: TopicName = BESIDE, key: BackupKey | None = None, **more: Any
+    ) -> RestoredTopic:
+        world = self.world
+        settings = node_settings(world.folder / "data", "iceberg")
+        warehouse = f"file:{world.folder / 'warehouse'}"
+        config = settings.storage.iceberg_config.model_copy(update={"warehouse": warehouse})
+        storage = settings.storage.model_copy(update={"iceberg_config": config})
+        tables = RestoredTables(
+            settings.model_copy(update={"storage": storage}), LocalFiles(open_local, InlineOffload())
+        )
+        (cut,) = [topic for topic in root.topics if topic.name == str(ORDERS)]
+        run = RestoreRun(
+            world.call, self.adopt, world.stored(key), LocalSource().chunks, tables, SystemClock(), InlineOffload(),
+            RestorePlan([(cut, name)]), **more,
+        )  # fmt: skip
+        (restored,) = await run.run(root)
+        return restored
+
+    async def rows(self, name: TopicName = BESIDE) -> list[tuple[int, bytes]]:
+        """Offset and payload of every row that the table names, in the order of offsets."""
+        table = (await self.catalog.tables.load(Identifier((name.namespace,), name.name))).table
+        (snapshot,) = table.snapshots
+        files = [
+            entry.file_path
+            for manifest in decode_manifest_list("list", content(snapshot["manifest-list"]))
+            for entry in live_entries(manifest.path, content(manifest.path))
+        ]
+        assert all(file.startswith(f"{table.location}/data/") for file in files)
+        rows = [row for file in files for row in pq.read_table(io.BytesIO(content(file))).to_pylist()]
+        return sorted((row["offset"], row["payload"]) for row in rows)
+
+    @property
+    def catalog(self) -> Catalog:
+        assert self.world.lake is not None
+        return self.world.lake.catalog
+
+
+def content(location: str) -> bytes:
+    return Path(location.removeprefix("file:")).read_bytes()
+
+
+async def prepare(world: BackupWorld, published: int = 10, committed: int = 6) -> int:
+    topic_id = await world.create_topic()
+    await world.bind()
+    await world.publish(published)
+    if committed:
+        await world.commit(committed, is_floor_moved=True)
+    return topic_id
+
+
+def files_below(folder: Path) -> list[Path]:
+    return [file for file in folder.rglob("*") if file.is_file()]
+
+
+def expected(count: int) -> list[tuple[int, bytes]]:
+    return [(offset, b"m%d" % offset) for offset in range(count)]
+
+
+async def test_a_topic_is_restored_beside_the_live_one_with_its_offsets_and_rows(tmp_path: Path) -> None:
+    async with backup_world(tmp_path) as world:
+        topic_id = await prepare(world)
+        root = await world.back_up()
+        await world.publish(5)
+        restored = await RestoreWorld(world).restore(root)
+        assert restored.id != topic_id
+        assert (restored.messages, restored.table) == (10, "default.orders_restored")
+        assert await RestoreWorld(world).rows() == expected(10), "the table and the tail, and nothing after the cut"
+        record = world.node.broker.topics.get(BESIDE).record
+        stream = world.node.broker.storage.shard_stream(ShardKey(record.id, 0))
+        assert stream.visible == restored.next_offsets[0] > 10
+        (gap,) = stream.gaps()
+        assert (gap.start, gap.end, gap.reason) == (10, restored.next_offsets[0], f"restored from backup {root.id}")
+        assert await world.node.store.list_all("/restores/") == []
+
+
+async def test_no_file_or_path_of_the_source_is_left_in_a_restored_table(tmp_path: Path) -> None:
+    """Hazards 76 and 88: the source may be purged."""
+    async with backup_world(tmp_path) as world:
+        await prepare(world)
+        source = (await RestoreWorld(world).catalog.tables.load(Identifier(("default",), "orders"))).table
+        root = await world.back_up()
+        await RestoreWorld(world).restore(root)
+        loaded = await RestoreWorld(world).catalog.tables.load(Identifier(("default",), "orders_restored"))
+        folder = Path(loaded.table.location.removeprefix("file:"))
+        assert loaded.table.uuid not in (None, source.uuid)
+        for file in files_below(folder):
+            assert source.location.encode() not in file.read_bytes(), file
+        for file in files_below(Path(source.location.removeprefix("file:"))):
+            file.unlink()
+        assert await RestoreWorld(world).rows() == expected(10)
+
+
+async def test_a_topic_whose_table_is_empty_or_whose_tail_is_empty_is_restored(tmp_path: Path) -> None:
+    from pyiceberg.table import StaticTable
+
+    for committed in (0, 10):
+        async with backup_world(tmp_path / str(committed)) as world:
+            await prepare(world, 10, committed)
+            await RestoreWorld(world).restore(await world.back_up())
+            assert await RestoreWorld(world).rows() == expected(10)
+            if not committed:  # the manifests are all ours
+                table = await RestoreWorld(world).catalog.tables.load(Identifier(("default",), BESIDE.name))
+                rows = StaticTable.from_metadata(table.location).scan().to_arrow()
+                assert sorted(rows["offset"].to_pylist()) == [*range(10)]
+                with duckdb_with_iceberg() as duckdb:
+                    read = duckdb.sql(f"SELECT \"offset\" FROM iceberg_scan('{table.location}') ORDER BY 1").fetchall()
+                assert [offset for (offset,) in read] == [*range(10)]
+
+
+async def test_an_encrypted_and_a_reference_backup_are_restored(tmp_path: Path) -> None:
+    key = BackupKey(bytes(range(32)))
+    async with backup_world(tmp_path) as world:
+        await prepare(world)
+        encrypted, reference = await world.back_up(key=key), await world.back_up(kind="reference")
+        await RestoreWorld(world).restore(encrypted, key=key)
+        assert await RestoreWorld(world).rows() == expected(10)
+        other = TopicName("default", "third")
+        await RestoreWorld(world).restore(reference, other)
+        assert await RestoreWorld(world).rows(other) == expected(10)
+        with pytest.raises(errors.ConfigurationError, match="encrypted"):
+            await RestoreWorld(world).restore(encrypted, TopicName("default", "fourth"))
+
+
+async def test_subscriptions_resume_at_their_cursors_and_get_new_messages(tmp_path: Path) -> None:
+    async with backup_world(tmp_path) as world:
+        await prepare(world, committed=0)
+        reader = await subscribe(world.node.broker, "s", topic=ORDERS)
+        await quiet()
+        reader.ack(0, 1, 2, 4)
+        await quiet()
+        reader.leave()
+        root = await world.back_up()
+        restored = await RestoreWorld(world).restore(root)
+        assert restored.subscriptions == 1
+        topic = world.node.broker.topics.get(BESIDE)
+        cursor = topic.subscriptions["s"].delivery(0).cursor()
+        assert (cursor.offset, cursor.topic_id) == (3, topic.record.id)
+        assert cursor.end == 5, "the ack of message 4 counts"
+        live = world.node.broker.topics.get(ORDERS).subscriptions["s"]
+        assert topic.subscriptions["s"].record.id != live.record.id
+
+
+async def test_a_name_that_exists_is_refused_and_nothing_changes(tmp_path: Path) -> None:
+    async with backup_world(tmp_path) as world:
+        await prepare(world)
+        root = await world.back_up()
+        before = await world.node.store.list_all("/")
+        with pytest.raises(errors.AlreadyExists, match="--as"):
+            await RestoreWorld(world).restore(root, ORDERS)
+        assert await world.node.store.list_all("/") == before
+
+
+async def test_under_its_old_name_a_topic_goes_on_far_beyond_what_the_source_gave_out(tmp_path: Path) -> None:
+    """Hazard 78: the source published beyond the cut."""
+    async with backup_world(tmp_path / "source") as source:
+        await prepare(source)
+        root = await source.back_up()
+        await source.publish(500)
+        async with backup_world(tmp_path / "other") as world:
+            await world.create_topic()
+            await world.node.broker.delete_topic(ORDERS)
+            world.target = source.target
+            restored = await RestoreWorld(world).restore(root, ORDERS)
+            assert restored.next_offsets[0] > 510
+            await world.publish(1)
+            assert await RestoreWorld(world).rows(ORDERS) == expected(10)
+
+
+async def test_a_flipped_bit_ends_the_restore_before_a_topic_is_made(tmp_path: Path) -> None:
+    async with backup_world(tmp_path) as world:
+        await prepare(world)
+        root = await world.back_up()
+        rows = await world.stored().rows_of(root.id)
+        (row,) = [row for row in rows if row.role == "data"]
+        path = world.folder / "backups" / row.path
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(errors.BackupDamaged, match="SHA-256 differs"):
+            await RestoreWorld(world).restore(root)
+        assert world.node.broker.topics.find(BESIDE) is None
+
+
+@pytest.mark.parametrize("effect", RestoreEffect, ids=str)
+async def test_a_restore_that_ended_before_any_step_is_completed_by_a_second_one(
+    tmp_path: Path, effect: RestoreEffect
+) -> None:
+    def crash(reached: RestoreEffect) -> None:
+        if reached is effect:
+            raise Crash
+
+    async with backup_world(tmp_path) as world:
+        await prepare(world)
+        reader = await subscribe(world.node.broker, "s", topic=ORDERS)
+        reader.leave()
+        root = await world.back_up()
+        with pytest.raises(Crash):
+            await RestoreWorld(world).restore(root, on_effect=crash)
+        restored = await RestoreWorld(world).restore(root)
+        assert await RestoreWorld(world).rows() == expected(10)
+        assert list(world.node.broker.topics.get(BESIDE).subscriptions) == ["s"]
+        topics = [
+            msgspec.json.decode(entry.value, type=records.TopicRecord).id
+            for key, entry in await world.node.store.list_all(records.TOPICS)
+            if key.endswith("orders_restored")
+        ]
+        assert topics == [restored.id]
+        with pytest.raises(errors.AlreadyExists):
+            await RestoreWorld(world).restore(root)

@@ -1,0 +1,62 @@
+"""The retained set is a fold of the log, whatever crashes between (hazard 62)."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from icestream.durable.retained import RetainedSet
+from icestream.durable.session_records import AnyRecord, RetainedValue, decode_transaction, encode_transaction
+from icestream.model.block import Block
+from icestream.model.shard import ShardKey
+
+TOPICS = ["a", "a/b", "$SYS/x"]
+
+
+def value(topic: str, offset: int, payload: bytes, shard: int = 0) -> RetainedValue:
+    return RetainedValue(0, 0, topic, 5, shard, offset, payload, 1)
+
+
+@given(
+    rows=st.lists(st.tuples(st.sampled_from(TOPICS), st.sampled_from([b"", b"1", b"22"])), max_size=30),
+    stored_after=st.sets(st.integers(0, 30)),
+    crash_after=st.integers(0, 30),
+)
+def test_hazard_62_after_a_crash_the_last_value_is_the_last_in_the_log(
+    rows: list[tuple[str, bytes]], stored_after: set[int], crash_after: int
+) -> None:
+    log = [value(topic, offset, payload) for offset, (topic, payload) in enumerate(rows)]
+    transactions: list[list[AnyRecord]] = []
+    retained = RetainedSet()
+    for row in log[:crash_after]:
+        retained.fold(row)
+        if row.offset in stored_after:
+            transactions.append(retained.take_changes())
+    restarted = RetainedSet()
+    for records in transactions:
+        restarted.apply(decode_transaction(Block(encode_transaction(records))))
+    applied = restarted.applied.get(ShardKey(5, 0), 0)
+    for row in [*log[applied:], *log[:crash_after]]:  # rows that are folded again change nothing
+        restarted.fold(row)
+    last = dict(rows)
+    stored = {item.topic: item.payload for topic in TOPICS for item in restarted.matching(topic)}
+    assert stored == {topic: payload for topic, payload in last.items() if payload}
+    assert restarted.held_bytes == sum(len(topic) + len(payload) for topic, payload in stored.items())
+
+
+def test_filters_match_topics_in_the_order_of_rows_and_not_dollar_topics() -> None:
+    retained = RetainedSet()
+    for offset, topic in enumerate(["a/b", "a", "$SYS/x"]):
+        retained.fold(value(topic, offset, b"x"))
+    assert [item.topic for item in retained.matching("#")] == ["a/b", "a"]
+    assert [item.topic for item in retained.matching("$SYS/#")] == ["$SYS/x"]
+    assert dict(retained.applied) == {ShardKey(5, 0): 3}
+
+
+def test_a_full_set_takes_no_new_topic_and_tells_no_old_value() -> None:
+    retained = RetainedSet(values_max=1, bytes_max=10)
+    assert retained.fold(value("a", 0, b"1"))
+    assert not retained.fold(value("b", 1, b"1"))
+    assert not retained.fold(value("a", 2, bytes(20)))
+    assert len(retained) == 0
+    assert retained.fold(value("b", 3, b"1"))

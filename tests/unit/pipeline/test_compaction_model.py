@@ -1,0 +1,116 @@
+"""Compaction among everything else that happens to a table, in any order: rounds, other engines that append, compact,
+delete, expire, add columns and partition, drivers that are killed, files that are cleaned up.
+
+Afterwards the rows are those that were published, without those that an engine deleted: each offset once, with its
+payload, in PyIceberg, in our own readers and in `verify --deep` (`FaultWorld.check`); and every file that any snapshot
+names is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from pathlib import Path
+
+import pytest
+
+from icestream.pipeline.compaction.compaction_job import CompactionJob
+from icestream.pipeline.driver.effects import Effect, Fault
+from tests.support.compaction import add_compaction, compact, data_files
+from tests.support.fault_world import FaultWorld
+from tests.support.foreign_engine import ForeignEngine
+from tests.support.interruptible_driver import DriverKilled, InterruptibleDriver
+
+pytestmark = pytest.mark.asyncio
+STEPS = 14
+DEEDS = ("append", "compaction", "delete", "expiry", "add a column", "partition")
+FAULTS = (Effect.WRITE, Effect.COMMIT, Effect.LOOK_AGAIN, Effect.NOTE)
+
+
+class CompactionModel:
+    """A world with one driver at a time, which compacts."""
+
+    def __init__(self, world: FaultWorld, seed: int) -> None:
+        self.world = world
+        self.chance = random.Random(seed)
+        self.compactions = 0
+        self.life, self.job = self._new_life()
+
+    def _new_life(self, fault: Fault | None = None) -> tuple[InterruptibleDriver, CompactionJob]:
+        life = self.world.driver(fault)
+        return life, add_compaction(life)
+
+    async def step(self) -> None:
+        kind = self.chance.choice(("ingest", "ingest", "compact", "compact", "engine", "kill", "time"))
+        if kind == "engine":
+            deed = self.chance.choice(DEEDS)
+            await ForeignEngine(self.world.catalog, self.world, deed, 1).meddle()
+            return
+        before = await data_files(self.world)
+        await self._run_drivers(kind)
+        # Whichever turn committed it: a driver that ingests, or that takes over, compacts as well.
+        self.compactions += len(await data_files(self.world)) < len(before)
+
+    async def _run_drivers(self, kind: str) -> None:
+        match kind:
+            case "ingest":
+                await self.world.publish_some()
+                await self.world.drain(self.life)
+            case "compact":
+                await compact(self.life, self.job, 3)
+            case "kill":
+                await self.kill()
+            case "time":
+                self.world.clock.advance(3_600)
+                if self.life.cleaner is not None:
+                    await self.world.clean(self.life)
+
+    async def kill(self) -> None:
+        """A driver ends at any of its effects, and another one takes over."""
+        await self.job.close()
+        await self.life.end()
+        fault = Fault(self.chance.random() < 0.5, self.chance.choice(FAULTS), self.chance.randint(1, 3))
+        life, job = self._new_life(fault)
+        with contextlib.suppress(DriverKilled):
+            await self.world.publish_some()
+            await self.world.drain(life)
+            await compact(life, job, 3)
+        await job.close()
+        await life.end()
+        self.life, self.job = self._new_life()
+
+    async def finish(self) -> None:
+        await self.world.publish_some()
+        await self.world.drain(self.life)
+        await compact(self.life, self.job)
+        await self.world.check()
+        assert not self.life.topics.halted
+
+
+async def run(folder: Path, seed: int) -> int:
+    """Returns how many steps of the pipeline left fewer files than they found."""
+    world = await FaultWorld.open(folder)
+    for _ in range(2):
+        await world.publish_some()
+    model = CompactionModel(world, seed)
+    await world.drain(model.life)
+    try:
+        for _ in range(STEPS):
+            await model.step()
+        await model.finish()
+    finally:
+        await model.job.close()
+        await world.close()
+    return model.compactions
+
+
+async def test_whatever_happens_beside_compaction_every_row_stays(tmp_path: Path) -> None:
+    compactions = [await run(tmp_path / str(seed), seed) for seed in range(4)]
+    assert sum(compactions) >= 4, "a model without compactions shows nothing"
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(3_000)
+async def test_whatever_happens_beside_compaction_every_row_stays_for_long(tmp_path: Path) -> None:
+    compactions = [await run(tmp_path / str(seed), seed) for seed in range(100, 300)]
+    assert sum(compactions) >= 200
