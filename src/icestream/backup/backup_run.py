@@ -159,7 +159,7 @@ class _Table:
 
 
 @dataclass(slots=True)
-class _Copied:
+class _CopyProgress:
     """What of the copy is done."""
 
     rows: list[ObjectRow] = field(default_factory=list)
@@ -202,7 +202,7 @@ class BackupRun:
         self._seed = seed
         self.progress = progress or Progress()
         self._on_effect = on_effect
-        self._copied = _Copied()
+        self._copied = _CopyProgress()
         self._batch: list[ObjectRow] = []
         self._cut: CutRecord | None = None
 

@@ -23,7 +23,7 @@ _LOG_FILES: Final = "log-*.wal"
 _NEWEST_LOG_FILES: Final = 3  # the active one, the next one, and one that was sealed just now
 
 
-class _Group:
+class _SyncGroup:
     """The commits that wait for the same sync, which has not started."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class SharedSync:
         """`sync` syncs the disks of these directories and returns whether producers write to one of them."""
         self._sync = sync
         self._clock = clock
-        self._waiting: _Group | None = None
+        self._waiting: _SyncGroup | None = None
         self._sync_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._rest_until_ns = _NEVER
@@ -57,7 +57,7 @@ class SharedSync:
         """
         group = self._waiting
         if group is None:
-            group = self._waiting = _Group()
+            group = self._waiting = _SyncGroup()
             # A task of its own: the caller that came first may be cancelled while the others wait.
             task = asyncio.create_task(self._run(group))
             self._tasks.add(task)
@@ -66,7 +66,7 @@ class SharedSync:
         # Shielded: a cancelled commit must not cancel the sync that others wait for.
         await asyncio.shield(group.done)
 
-    async def _run(self, group: _Group) -> None:
+    async def _run(self, group: _SyncGroup) -> None:
         try:
             async with self._sync_lock:
                 await self._rest()

@@ -184,7 +184,7 @@ class RestoreRun:
         identifier, folder = self._writer.place(name)
         resume_at = {shard.shard: _resume_at(shard, is_renamed=name != source) for shard in cut.shards}
         subscriptions = self._subscriptions(state, source, record) if self._plan.has_subscriptions else []
-        copied, metadata_file = _Copied(), str(allocated["metadata_file"])
+        copied, metadata_file = _RestoredFiles(), str(allocated["metadata_file"])
         if not allocated["is_created"]:
             location = f"{folder}/{identifier.name}-{uuid}"
             table = await self._empty_table(cut, location, str(uuid), record.policies.over(namespace.policies))
@@ -232,7 +232,7 @@ class RestoreRun:
         cut: TopicCut,
         table: TableMetadata,
         rows: Mapping[tuple[int | None, str], ObjectRow],
-        copied: _Copied,
+        copied: _RestoredFiles,
     ) -> None:
         """Copies the files of the pinned snapshot, and makes its manifests."""
         assert cut.table is not None
@@ -266,7 +266,7 @@ class RestoreRun:
         entries: Sequence[ManifestEntry],
         row_of: Callable[[str], ObjectRow],
         new_path: Callable[[str], str],
-        copied: _Copied,
+        copied: _RestoredFiles,
     ) -> None:
         for start in range(0, len(entries), limits.RESTORE_FILES_AT_ONCE):
             part = entries[start : start + limits.RESTORE_FILES_AT_ONCE]
@@ -274,7 +274,7 @@ class RestoreRun:
             await asyncio.gather(*(self._copy_file(entry, row_of(entry.file_path), new_path, copied) for entry in part))
 
     async def _copy_file(
-        self, entry: ManifestEntry, row: ObjectRow, new_path: Callable[[str], str], copied: _Copied
+        self, entry: ManifestEntry, row: ObjectRow, new_path: Callable[[str], str], copied: _RestoredFiles
     ) -> None:
         location = new_path(entry.file_path)
         if entry.content == DATA_CONTENT:
@@ -312,7 +312,7 @@ class RestoreRun:
             await self._writer.write(location, pieces)
 
     async def _write_tails(
-        self, cut: TopicCut, name: TopicName, shard: ShardCut, table: TableMetadata, copied: _Copied
+        self, cut: TopicCut, name: TopicName, shard: ShardCut, table: TableMetadata, copied: _RestoredFiles
     ) -> None:
         for tail in shard.tails:
             data = await self._stored.content(tail.object, "tail")
@@ -324,7 +324,7 @@ class RestoreRun:
             copied.bytes += sum(file.size_bytes for file in written)
 
     async def _write_metadata(
-        self, cut: TopicCut, topic_id: int, table: TableMetadata, copied: _Copied, uuid: UUID
+        self, cut: TopicCut, topic_id: int, table: TableMetadata, copied: _RestoredFiles, uuid: UUID
     ) -> str:
         self._on_effect(RestoreEffect.METADATA)
         committed = {shard.shard: shard.end for shard in cut.shards}
@@ -361,7 +361,7 @@ class RestoreRun:
         return subscriptions
 
 
-class _Copied:
+class _RestoredFiles:
     """What the restore of a topic has written."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from icestream.readers.stored_files import OpenFile
 _DECODED_RATIO: Final = 4  # decoded bytes for each stored one, about
 
 
-class _Run(NamedTuple):
+class _BlockRun(NamedTuple):
     """Blocks of a file that are decoded together."""
 
     start: int  # position of the first block in the file
@@ -47,11 +47,11 @@ class AvroFormat(UnindexedFormat):
                 rows, blocks, size = rows + block.num_records, blocks + 1, size + block.size
                 if size >= limits.SCAN_BATCH_BYTES:
                     groups.append(RowGroupShape(rows, {}))
-                    runs.append(_Run(start, blocks, size))
+                    runs.append(_BlockRun(start, blocks, size))
                     rows = blocks = size = 0
             if blocks:
                 groups.append(RowGroupShape(rows, {}))
-                runs.append(_Run(start, blocks, size))
+                runs.append(_BlockRun(start, blocks, size))
         return FileShape(sum(group.rows for group in groups), ids, tuple(groups), tuple(runs))
 
     def decoded_bytes(self, path: str, shape: FileShape, number: int, columns: list[str]) -> int:
@@ -61,7 +61,7 @@ class AvroFormat(UnindexedFormat):
         self, path: str, shape: FileShape, number: int, types: ColumnTypes, batch_rows: int | None
     ) -> Iterator[Any]:
         """Decodes the rows of a run, one by one, into columns of the requested types."""
-        run: _Run = shape.detail[number]
+        run: _BlockRun = shape.detail[number]
         with self._open(path) as source, decoding(path, Exception):
             reader = fastavro.block_reader(source)
             # The reader has consumed the header with the schema; it goes on with the block at the file's position.

@@ -68,7 +68,7 @@ class RoomState(NamedTuple):
         return self.busy >= self.capacity
 
 
-class _Group(Enum):
+class _PlaceKind(Enum):
     """Which places a connection may have."""
 
     KNOWN = auto()
@@ -86,11 +86,11 @@ class ConnectionRoom(Generic[Connection]):
         self._reserve = reserve
         self._strangers_max = max(int(capacity * STRANGERS_SHARE), 1)
         # In each, the connection first that has had the standing longest.
-        self._connections: dict[tuple[_Group, Standing], dict[Connection, None]] = {
-            (group, standing): {} for group in _Group for standing in Standing
+        self._connections: dict[tuple[_PlaceKind, Standing], dict[Connection, None]] = {
+            (group, standing): {} for group in _PlaceKind for standing in Standing
         }
-        self._places: dict[Connection, tuple[_Group, Standing]] = {}
-        self._counts = dict.fromkeys(_Group, 0)
+        self._places: dict[Connection, tuple[_PlaceKind, Standing]] = {}
+        self._counts = dict.fromkeys(_PlaceKind, 0)
         self.evicted = 0
         self.refused = 0
 
@@ -99,7 +99,7 @@ class ConnectionRoom(Generic[Connection]):
 
     @property
     def state(self) -> RoomState:
-        busy = sum(len(self._connections[group, Standing.BUSY]) for group in _Group)
+        busy = sum(len(self._connections[group, Standing.BUSY]) for group in _PlaceKind)
         return RoomState(self._listener, self._capacity, len(self), busy, self.evicted, self.refused)
 
     def admit(self, connection: Connection, *, is_stranger: bool = False) -> Admission[Connection]:
@@ -107,24 +107,24 @@ class ConnectionRoom(Generic[Connection]):
 
         `is_stranger`: clients have accounts, and this one has not proved a credential.
         """
-        group = _Group.STRANGER if is_stranger else _Group.KNOWN
-        has_place = not is_stranger or self._counts[_Group.STRANGER] < self._strangers_max
-        if has_place and len(self) - self._counts[_Group.RESERVED] < self._capacity:
+        group = _PlaceKind.STRANGER if is_stranger else _PlaceKind.KNOWN
+        has_place = not is_stranger or self._counts[_PlaceKind.STRANGER] < self._strangers_max
+        if has_place and len(self) - self._counts[_PlaceKind.RESERVED] < self._capacity:
             self._put(connection, group, Standing.SILENT)
             return Admission(True)
-        evicted = self._least_useful(_Group.STRANGER)
+        evicted = self._least_useful(_PlaceKind.STRANGER)
         if evicted is None and has_place:
-            evicted = self._least_useful(_Group.KNOWN)
+            evicted = self._least_useful(_PlaceKind.KNOWN)
         if evicted is None and self._reserve:
-            group = _Group.RESERVED
+            group = _PlaceKind.RESERVED
             if self._counts[group] >= self._reserve:
                 evicted = self._least_useful(group)
-        if evicted is None and (group is not _Group.RESERVED or self._counts[group] >= self._reserve):
+        if evicted is None and (group is not _PlaceKind.RESERVED or self._counts[group] >= self._reserve):
             self.refused += 1
             return Admission(False)
         self._evict(evicted)
         self._put(connection, group, Standing.SILENT)
-        return Admission(True, evicted, group is _Group.RESERVED)
+        return Admission(True, evicted, group is _PlaceKind.RESERVED)
 
     def recognise(self, connection: Connection) -> Connection | None:
         """A stranger has proved a credential. Returns the connection that must be closed for it, and has left the room.
@@ -132,16 +132,16 @@ class ConnectionRoom(Generic[Connection]):
         While all connections that are no strangers are busy, it stays one.
         """
         group, standing = self._places.get(connection, (None, Standing.SILENT))
-        if group is not _Group.STRANGER:
+        if group is not _PlaceKind.STRANGER:
             return None
         evicted = None
-        if self._counts[_Group.KNOWN] >= self._capacity - self._strangers_max:
-            evicted = self._least_useful(_Group.KNOWN)
+        if self._counts[_PlaceKind.KNOWN] >= self._capacity - self._strangers_max:
+            evicted = self._least_useful(_PlaceKind.KNOWN)
             if evicted is None:
                 return None
         self._evict(evicted)
         self.leave(connection)
-        self._put(connection, _Group.KNOWN, standing)
+        self._put(connection, _PlaceKind.KNOWN, standing)
         return evicted
 
     def move(self, connection: Connection, standing: Standing) -> None:
@@ -158,7 +158,7 @@ class ConnectionRoom(Generic[Connection]):
             del self._connections[place][connection]
             self._counts[place[0]] -= 1
 
-    def _put(self, connection: Connection, group: _Group, standing: Standing) -> None:
+    def _put(self, connection: Connection, group: _PlaceKind, standing: Standing) -> None:
         self._places[connection] = group, standing
         self._connections[group, standing][connection] = None
         self._counts[group] += 1
@@ -168,7 +168,7 @@ class ConnectionRoom(Generic[Connection]):
             self.leave(connection)
             self.evicted += 1
 
-    def _least_useful(self, group: _Group) -> Connection | None:
+    def _least_useful(self, group: _PlaceKind) -> Connection | None:
         """The first of a group to be closed; None if all of them are busy."""
         for standing in (Standing.SILENT, Standing.IDLE, Standing.RECEIVING):
             if connections := self._connections[group, standing]:

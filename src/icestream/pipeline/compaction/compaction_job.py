@@ -97,7 +97,7 @@ class CompactionPlan(NamedTuple):
 
 
 @dataclass
-class _Run:
+class _CompactionRun:
     """A Spark job that was started and not committed yet."""
 
     epoch: int
@@ -145,7 +145,7 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
         now_ns = clock.monotonic_ns()
         self._budget = HourlyBudget(options.cpu_seconds_per_hour, options.bytes_per_hour, now_ns)
         self._next_plan_ns = now_ns + options.interval_ms * 1_000_000
-        self._run: _Run | None = None
+        self._run: _CompactionRun | None = None
         self._changed: set[int] = set()  # ids of topics whose tables have new files
         self._policies: dict[int, str] = {}  # by topic id: its policy `compaction`; empty: it has none
         self._opened: dict[int, TopicTable] = {}  # by topic id: tables of the request that rounds have not loaded
@@ -343,12 +343,12 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
                 return await self._offload.run(lambda: self._writer.rewrite(jobs))
 
         task = asyncio.create_task(write(), name="compaction")
-        self._run = _Run(epoch, plan.groups, task, self._clock.monotonic_ns())
+        self._run = _CompactionRun(epoch, plan.groups, task, self._clock.monotonic_ns())
         # Tasks in this process are over at once: then the same turn may commit what they wrote.
         await asyncio.sleep(0)
         return []
 
-    def _finished(self, run: _Run) -> CompactionPlan | None:
+    def _finished(self, run: _CompactionRun) -> CompactionPlan | None:
         """Returns what a run that is over has written; None if it failed, or if its epoch is over."""
         self._run = None
         error = asyncio.CancelledError() if run.task.cancelled() else run.task.exception()
