@@ -32,12 +32,30 @@ from icestream.internal_api.mqtt_calls import MqttCalls
 from icestream.internal_api.security_calls import SecurityCalls
 from icestream.internal_api.session_calls import SessionCalls
 from icestream.lake.http_models import model_of
-from icestream.lake.routes import lake, mqtt, namespaces, node, security, subscriptions, topics, verify
+from icestream.lake.routes import (
+    lake_endpoints,
+    mqtt_endpoints,
+    namespace_endpoints,
+    node_endpoints,
+    security_endpoints,
+    subscription_endpoints,
+    topic_endpoints,
+    verify_endpoints,
+)
 from tests.tidy.tree import read, report
 
 MODULES = (namespace_api, topic_api, subscription_api, node_api, cluster_api, table_api, security_api, mqtt_api)
-ROUTERS = (namespaces.router, topics.all_topics_router, topics.router, subscriptions.router, node.router, lake.router,
-           verify.router, security.router, mqtt.router)  # fmt: skip
+ROUTERS = (
+    namespace_endpoints.router,
+    topic_endpoints.all_topics_router,
+    topic_endpoints.router,
+    subscription_endpoints.router,
+    node_endpoints.router,
+    lake_endpoints.router,
+    verify_endpoints.router,
+    security_endpoints.router,
+    mqtt_endpoints.router,
+)
 ROUTES = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
 DECLARED = {
     name

@@ -305,7 +305,7 @@ async def _restore(
     target: Target, settings: Settings, stored: StoredBackups, root: BackupRoot, plan: RestorePlan
 ) -> list[RestoredTopic]:
     """Runs a restore against the broker, with a progress bar."""
-    from icestream.cli.connection import broker_calls
+    from icestream.cli.broker_connection import broker_calls
     from icestream.cli.lake_http import LakeApi
     from icestream.iceberg.identifier import Identifier
     from icestream.model.topic_name import TopicName
@@ -359,8 +359,8 @@ async def _create(
     from icestream.backup.node_client import NodeClient
     from icestream.backup.object_upload import ObjectUpload, WriteRate
     from icestream.backup.seed_manifest import SeedOptions
+    from icestream.cli.broker_connection import broker_calls
     from icestream.cli.broker_settings import broker_instance
-    from icestream.cli.connection import broker_calls
     from icestream.processes.configured_catalog import open_catalog
     from icestream.runtime.clock import SystemClock
     from icestream.runtime.randomness import SystemRandomness
@@ -416,9 +416,9 @@ async def _release_pins(target: Target, backup_id: str) -> bool:
     """Removes the holds and tags of a backup; False if the broker cannot be reached."""
     from icestream.backup.backup_run import release_pin
     from icestream.backup.node_client import NodeClient
+    from icestream.cli.broker_connection import broker_calls
     from icestream.cli.broker_settings import broker_instance
     from icestream.cli.catalog_access import catalog_settings
-    from icestream.cli.connection import broker_calls
     from icestream.iceberg.identifier import Identifier
     from icestream.processes.configured_catalog import open_catalog
 

@@ -28,9 +28,9 @@ import typer
 from icestream import errors, limits
 from icestream.cli.bench_mqtt import MqttLoad, MqttResult, MqttScenario
 from icestream.cli.bench_mqtt import run as run_mqtt
+from icestream.cli.broker_connection import CLIENT_NAME, BrokerCalls, call_broker, find_message_address, open_client
 from icestream.cli.broker_location import BrokerOption, Target
 from icestream.cli.commands import Commands, Group
-from icestream.cli.connection import CLIENT_NAME, BrokerCalls, call_broker, find_message_address, open_client
 from icestream.cli.mqtt_load_client import PAYLOAD_BYTES_MIN, MqttAccount
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Output, OutputFormat

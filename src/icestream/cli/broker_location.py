@@ -8,7 +8,7 @@
 
 Settings lead to the local socket in data_dir, which reports every port of the node; if no broker listens there, to the
 address in the settings. If --set, --config or the environment name a data_dir without an address, only that node is
-meant: the default ports may belong to another broker. This module connects to nothing: connection.py does.
+meant: the default ports may belong to another broker. This module connects to nothing: broker_connection.py does.
 
     10.0.0.1:6651, icestream://host:6651, [::1]:6651     an address: public calls, messages, tables
     icestream-data, /srv/data/broker.sock, unix:///…     the local socket: everything, for the account of the broker

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from icestream import errors
 from icestream.admin_api.node_api import LIST_SETTINGS
+from icestream.cli.broker_connection import BrokerCalls, Document, call_broker_at
 from icestream.cli.broker_location import Target
-from icestream.cli.connection import BrokerCalls, Document, call_broker_at
 from icestream.cli.options import load_settings
 from icestream.runtime.instance import HEADER
 

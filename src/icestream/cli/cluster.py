@@ -24,10 +24,10 @@ from icestream.admin_api.cluster_api import (
     MemberDigest,
     MemberState,
 )
+from icestream.cli.broker_connection import BrokerCalls, Document, call_broker
 from icestream.cli.broker_location import BrokerOption, Target
 from icestream.cli.commands import Commands
 from icestream.cli.confirmation import Yes, confirm
-from icestream.cli.connection import BrokerCalls, Document, call_broker
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch, load_settings
 from icestream.cli.output import Output, OutputFormat, columns_of, output_errors
 from icestream.observability.words import counted

@@ -17,8 +17,8 @@ import typer
 from icestream import errors
 from icestream.admin_api.namespace_api import LIST_NAMESPACES
 from icestream.admin_api.topic_api import DESCRIBE_TOPIC, LIST_TOPICS
+from icestream.cli.broker_connection import BrokerCalls, call_broker
 from icestream.cli.broker_location import Target
-from icestream.cli.connection import BrokerCalls, call_broker
 
 WAIT_SECONDS: Final = 1.0
 TYPES: Final = ("exclusive", "shared", "failover", "key-shared")

@@ -12,9 +12,9 @@ from icestream.admin_api.admin_call import AdminCall
 from icestream.admin_api.node_api import LIST_SETTINGS, SET_SETTING, UNSET_SETTING, SettingDetails
 from icestream.catalog.tokens import TOKEN_FILE_HINT, token_fault
 from icestream.cli import completion
+from icestream.cli.broker_connection import BrokerCalls, Document, call_broker
 from icestream.cli.broker_location import BrokerOption, Target
 from icestream.cli.commands import Commands
-from icestream.cli.connection import BrokerCalls, Document, call_broker
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings, remember_output_format
 from icestream.cli.output import Cell, Output, OutputFormat, columns_of
 from icestream.settings import KEYS, Key, Loaded, Origin, SettingProblem, examine, reference, refusal, value_at

@@ -28,8 +28,8 @@ from icestream import errors
 from icestream.admin_api.topic_api import LIST_TOPICS
 from icestream.cli import completion
 from icestream.cli.arguments import TopicName
+from icestream.cli.broker_connection import interruptible, open_client, run_until_stopped
 from icestream.cli.broker_location import BrokerOption, Target
-from icestream.cli.connection import interruptible, open_client, run_until_stopped
 from icestream.cli.message_format import MessageFormatter, parse_format
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import OutputFormat, output_errors, print_note

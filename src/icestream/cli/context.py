@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from icestream import errors
+from icestream.cli.broker_connection import BrokerEndpoints, call_broker
 from icestream.cli.broker_location import BROKER_VARIABLE, BrokerLocation, BrokerOption, Target, parse_location
 from icestream.cli.commands import Commands
-from icestream.cli.connection import BrokerEndpoints, call_broker
 from icestream.cli.contexts import Context, Contexts, read_contexts, write_contexts
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch
 from icestream.cli.output import Cell, Output, OutputFormat, print_note

@@ -24,16 +24,18 @@ import typer
 from icestream import errors
 from icestream.catalog.tokens import TOKEN_FILE_HINT, token_fault
 from icestream.cli import doctor_rules
+from icestream.cli.broker_connection import require_local_socket
 from icestream.cli.broker_location import BrokerOption, Target
 from icestream.cli.broker_settings import broker_settings
-from icestream.cli.connection import require_local_socket
 from icestream.cli.doctor_rules import CheckResult, CheckState
 from icestream.cli.login_profile import find_token
-from icestream.cli.metadata_check import check_metadata_log
 from icestream.cli.network_check import check_network, check_remote_broker
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Output, OutputFormat
 from icestream.cli.storage_check import check_storage
+from icestream.metadata.repair import NOTHING_SAVED_HINT, TrialRecovery
+from icestream.metadata.repair import examine as examine_metadata
+from icestream.metadata.watermark import read_mark
 from icestream.observability.words import counted
 from icestream.pipeline.spark_setup import pinned_versions
 from icestream.pipeline.spark_setup.spark_install import examine as examine_engine
@@ -43,9 +45,10 @@ from icestream.runtime.native import native
 from icestream.settings import Settings
 from icestream.wal.admission import default_quota
 from icestream.wal.inspect import LogView, view_log
-from icestream.wal.log_file import BALLAST_NAME, SYNC_FAILED_NAME, is_of_a_log
+from icestream.wal.log_file import BALLAST_NAME, LOCK_NAME, SYNC_FAILED_NAME, is_of_a_log
 
 SYNC_BYTES: Final = 4096
+METADATA_CHECK: Final = "metadata log"
 
 
 def doctor(
@@ -246,3 +249,32 @@ def _log_health(path: Path, view: LogView | Exception) -> Iterator[CheckResult]:
     counts = (counted(len(view.files), "file"), counted(len(view.shards), "shard"), counted(gaps, "declared gap"))
     text = f"{', '.join(counts)}, last record {view.last_lsn}"
     yield CheckResult("log", CheckState.OK, text)
+
+
+def check_metadata_log(path: Path) -> Iterator[CheckResult]:
+    """The check of the metadata log: one result, or none if no node has ever started on this path. Changes nothing."""
+    if not (path / LOCK_NAME).exists():
+        if read_mark(path) is not None:
+            text = f"{path} is missing although a node has used it"
+            fix = "restore the whole data_dir; in a cluster: icestream cluster rejoin"
+            yield CheckResult(METADATA_CHECK, CheckState.PROBLEM, text, fix)
+        return
+    try:
+        health = examine_metadata(path)
+    except FileNotFoundError:  # replaced by the running node in the meantime
+        yield CheckResult(METADATA_CHECK, CheckState.OK, "in use")
+        return
+    except OSError as error:
+        fix = "use the account that runs the broker"
+        yield CheckResult(METADATA_CHECK, CheckState.PROBLEM, f"the metadata log cannot be read: {error}", fix)
+        return
+    if health.damage is None:
+        yield CheckResult(METADATA_CHECK, CheckState.OK, counted(health.records, "record"))
+        return
+    yield CheckResult(METADATA_CHECK, CheckState.PROBLEM, health.damage.message, _repair_command(health, path))
+
+
+def _repair_command(health: TrialRecovery, path: Path) -> str:
+    if health.is_member:
+        return f"icestream cluster rejoin --dir {path}"
+    return f"icestream metadata repair --dir {path}" if health.saved is not None else NOTHING_SAVED_HINT

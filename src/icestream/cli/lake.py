@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from icestream import limits
 from icestream.cli import lake_care, lake_lag, lake_operations, lake_tables
+from icestream.cli.broker_connection import require_local_socket
 from icestream.cli.broker_location import BrokerOption, Target
 from icestream.cli.commands import Commands
-from icestream.cli.connection import require_local_socket
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Output, OutputFormat, print_note
 

@@ -11,9 +11,9 @@ import typer
 
 from icestream import errors, limits
 from icestream.cli.arguments import OptionalTableName
+from icestream.cli.broker_connection import BrokerCalls, call_broker
 from icestream.cli.broker_location import BrokerOption, Target
 from icestream.cli.catalog_access import resolve_table
-from icestream.cli.connection import BrokerCalls, call_broker
 from icestream.cli.lake_tables import list_embedded_files, list_foreign_files
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch
 from icestream.cli.output import Cell, Output, OutputFormat, print_note

@@ -11,8 +11,8 @@ import typer
 from icestream import errors
 from icestream.admin_api.topic_api import DESCRIBE_TOPIC
 from icestream.cli.arguments import OptionalTopicName
+from icestream.cli.broker_connection import BrokerCalls, call_broker
 from icestream.cli.broker_location import BrokerOption, Target
-from icestream.cli.connection import BrokerCalls, call_broker
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch
 from icestream.cli.output import Cell, Output, OutputFormat, print_note
 from icestream.observability.words import counted, size_text

@@ -9,10 +9,10 @@ import typer
 from icestream import limits
 from icestream.admin_api import mqtt_api as api
 from icestream.admin_api.admin_call import AdminCall
+from icestream.cli.broker_connection import BrokerCalls, Document, call_broker
 from icestream.cli.broker_location import BrokerOption, Target
 from icestream.cli.commands import Commands
 from icestream.cli.confirmation import Yes, confirm
-from icestream.cli.connection import BrokerCalls, Document, call_broker
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch
 from icestream.cli.output import Cell, Output, OutputFormat, columns_of, print_note
 from icestream.cli.positions import time_text

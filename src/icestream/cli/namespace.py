@@ -11,10 +11,10 @@ from icestream.admin_api.namespace_api import (
     NamespaceDetails,
 )
 from icestream.cli.arguments import NamespaceName
+from icestream.cli.broker_connection import BrokerCalls, Document, call_broker
 from icestream.cli.broker_location import BrokerOption, Target
 from icestream.cli.commands import Commands
 from icestream.cli.confirmation import Yes, confirm
-from icestream.cli.connection import BrokerCalls, Document, call_broker
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch
 from icestream.cli.output import Output, OutputFormat, columns_of
 from icestream.cli.policies import TOPIC_KEYS, Changes, PolicyOption, parse_policies, policies_cell

@@ -14,10 +14,10 @@ from http import HTTPStatus
 from typing import Final
 
 from icestream import errors, limits
+from icestream.cli.broker_connection import CLIENT_NAME, call_broker
 from icestream.cli.broker_http import http_get, listener_context
 from icestream.cli.broker_location import LOOPBACK_OF_WILDCARD, Target
 from icestream.cli.broker_settings import broker_settings
-from icestream.cli.connection import CLIENT_NAME, call_broker
 from icestream.cli.doctor_rules import CheckResult, CheckState
 from icestream.cli.lake_http import read_catalog_token
 from icestream.cli.login_profile import find_token

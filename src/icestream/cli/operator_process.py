@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from icestream import errors
 from icestream.admin_api.security_api import WHOAMI
+from icestream.cli.broker_connection import BrokerCalls, Document, call_broker, require_local_socket
 from icestream.cli.broker_location import Target
-from icestream.cli.connection import BrokerCalls, Document, call_broker, require_local_socket
 from icestream.processes.node.bind_check import check_beside_accounts
 from icestream.security.role_secrets import SECRET_FILE_VARIABLE, read_role_secret
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from icestream import errors, limits
+from icestream.cli.broker_connection import call_broker, require_local_socket
 from icestream.cli.broker_location import BrokerOption, Target
 from icestream.cli.commands import Commands
-from icestream.cli.connection import call_broker, require_local_socket
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch, load_settings
 from icestream.cli.output import Output, OutputFormat, print_note
 from icestream.observability.words import counted, were

@@ -21,8 +21,8 @@ import typer
 
 from icestream import errors, limits
 from icestream.cli.arguments import TopicName
+from icestream.cli.broker_connection import interruptible, open_client, run_until_stopped
 from icestream.cli.broker_location import BrokerOption, Target
-from icestream.cli.connection import interruptible, open_client, run_until_stopped
 from icestream.cli.message_input import LineSplitter, MessageDraft, parse_json_line, read_chunks
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Output, OutputFormat, print_note

@@ -22,10 +22,10 @@ from icestream.admin_api.subscription_api import (
 from icestream.admin_api.topic_api import DESCRIBE_TOPIC
 from icestream.cli import completion
 from icestream.cli.arguments import OptionalTopicName, SubscriptionName, TopicName
+from icestream.cli.broker_connection import BrokerCalls, Document, call_broker
 from icestream.cli.broker_location import BrokerOption, Target
 from icestream.cli.commands import Commands
 from icestream.cli.confirmation import Yes, confirm
-from icestream.cli.connection import BrokerCalls, Document, call_broker
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch
 from icestream.cli.output import Output, OutputFormat, columns_of, print_note
 from icestream.cli.policies import (

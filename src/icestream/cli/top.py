@@ -19,9 +19,16 @@ import typer
 from icestream import errors
 from icestream.admin_api.node_api import DESCRIBE_SETTING, PLACES
 from icestream.admin_api.topic_api import PAGE_TOPICS
+from icestream.cli.broker_connection import (
+    BrokerCalls,
+    Document,
+    OwnBrokerTls,
+    broker_calls,
+    interruptible,
+    run_until_stopped,
+)
 from icestream.cli.broker_http import http_get
 from icestream.cli.broker_location import BrokerOption, Target
-from icestream.cli.connection import BrokerCalls, Document, OwnBrokerTls, broker_calls, interruptible, run_until_stopped
 from icestream.cli.login_profile import find_token
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Cell, Output, OutputFormat, table_layout

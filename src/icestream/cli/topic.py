@@ -31,10 +31,10 @@ from icestream.admin_api.topic_api import (
 )
 from icestream.cli import completion
 from icestream.cli.arguments import TopicName
+from icestream.cli.broker_connection import BrokerCalls, Document, call_broker
 from icestream.cli.broker_location import BrokerOption, Target
 from icestream.cli.commands import Commands
 from icestream.cli.confirmation import Yes, confirm
-from icestream.cli.connection import BrokerCalls, Document, call_broker
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch
 from icestream.cli.output import Cell, Output, OutputFormat, columns_of, print_note
 from icestream.cli.policies import TOPIC_KEYS, Changes, PolicyOption, parse_policies, policies_cell

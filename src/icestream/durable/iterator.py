@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Meta
 
 from icestream import errors, limits
-from icestream.durable.storage import DurableStorage, ShardSource
+from icestream.durable.shard_storage import DurableStorage, ShardSource
 from icestream.model import envelope
 from icestream.model.block import Block, iter_blocks
 from icestream.model.filtered_rows import FilteredSection

@@ -34,7 +34,7 @@ from icestream import errors, limits
 from icestream.durable import session_records as rec
 from icestream.durable.session_records import AnyRecord, decode_transaction, encode_transaction
 from icestream.durable.session_state import SessionTable
-from icestream.durable.storage import DurableStorage
+from icestream.durable.shard_storage import DurableStorage
 from icestream.model.block import NOT_NUMBERED, decode_block_head, iter_blocks
 from icestream.model.block_group import BlockGroup
 from icestream.model.shard import GapState, ShardKey

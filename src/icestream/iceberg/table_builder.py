@@ -19,10 +19,10 @@ from icestream import errors, limits
 from icestream.iceberg import partitioning, sorting, values
 from icestream.iceberg import schema as schemas
 from icestream.iceberg import snapshots as snapshot
-from icestream.iceberg.properties import as_integer
 from icestream.iceberg.schema import SchemaField
 from icestream.iceberg.shared_list import SharedList
 from icestream.iceberg.table_metadata import ROW_LINEAGE_SINCE, TableMetadata
+from icestream.iceberg.table_properties import as_integer
 from icestream.iceberg.values import Object
 
 PREVIOUS_VERSIONS_MAX = "write.metadata.previous-versions-max"

@@ -14,9 +14,9 @@ from icestream.iceberg import partitioning, sorting, values
 from icestream.iceberg import requirements as requirement
 from icestream.iceberg import schema as schemas
 from icestream.iceberg import updates as update
-from icestream.iceberg.properties import FORMAT_VERSION, RESERVED, as_flag, as_integer
 from icestream.iceberg.table_builder import TableMetadataBuilder
 from icestream.iceberg.table_metadata import FORMAT_VERSION_DEFAULT, FORMAT_VERSIONS, TableMetadata
+from icestream.iceberg.table_properties import FORMAT_VERSION, RESERVED, as_flag, as_integer
 from icestream.iceberg.values import Object, as_object, integer
 
 DELETE_AFTER_COMMIT: Final = "write.metadata.delete-after-commit.enabled"

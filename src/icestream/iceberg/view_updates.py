@@ -14,7 +14,7 @@ from typing import Any, Final
 from icestream import errors, limits
 from icestream.iceberg import schema as schemas
 from icestream.iceberg import values, view_metadata
-from icestream.iceberg.properties import as_flag, as_integer
+from icestream.iceberg.table_properties import as_flag, as_integer
 from icestream.iceberg.values import Object, short_repr
 from icestream.iceberg.view_metadata import FORMAT_VERSION, ViewMetadata
 

@@ -27,7 +27,16 @@ from icestream.lake.http_models import model_of
 from icestream.lake.operations import EmbeddedOperations, TopicTableOperations
 from icestream.lake.request_caller import RequestCallers, UnsecuredCallers, client_address, client_certificate
 from icestream.lake.request_metrics import RequestMetrics
-from icestream.lake.routes import lake, mqtt, namespaces, node, security, subscriptions, topics, verify
+from icestream.lake.routes import (
+    lake_endpoints,
+    mqtt_endpoints,
+    namespace_endpoints,
+    node_endpoints,
+    security_endpoints,
+    subscription_endpoints,
+    topic_endpoints,
+    verify_endpoints,
+)
 from icestream.observability import metrics
 from icestream.observability.exposition import exposition
 from icestream.observability.health import Check, connections_check, failure
@@ -83,15 +92,15 @@ def build_app(
     app.state.operations = EmbeddedOperations(catalog) if operations is None and catalog is not None else operations
     problems.install(app)
     routers = (
-        namespaces.router,
-        topics.all_topics_router,
-        topics.router,
-        subscriptions.router,
-        node.router,
-        lake.router,
-        verify.router,
-        security.router,
-        mqtt.router,
+        namespace_endpoints.router,
+        topic_endpoints.all_topics_router,
+        topic_endpoints.router,
+        subscription_endpoints.router,
+        node_endpoints.router,
+        lake_endpoints.router,
+        verify_endpoints.router,
+        security_endpoints.router,
+        mqtt_endpoints.router,
     )
     for router in routers:
         app.include_router(router, dependencies=[Depends(identify_caller)])

@@ -20,7 +20,7 @@ from icestream.model.sync_mode import SyncMode
 from icestream.model.topic_policies import POLICIES, PolicyValues
 from icestream.readers.row_group_cache_options import RowGroupCacheOptions
 from icestream.settings import Settings, value_at
-from icestream.settings.mqtt import parse_route
+from icestream.settings.mqtt_section import parse_route
 from icestream.wal.log_options import LogOptions
 
 

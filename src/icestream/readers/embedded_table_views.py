@@ -24,8 +24,7 @@ from icestream.metadata.entry import Entry
 from icestream.metadata.watch import Changes
 from icestream.observability.log import get_logger
 from icestream.readers.snapshot_reader import CheckPaths, SnapshotReader
-from icestream.readers.table_view import TableView
-from icestream.readers.table_views import BoundTopic, DetachedTopic
+from icestream.readers.table_views import BoundTopic, DetachedTopic, TableView
 from icestream.runtime.clock import Clock
 
 _log = get_logger("scan")

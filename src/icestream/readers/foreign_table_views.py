@@ -36,8 +36,7 @@ from icestream.metadata.store import MetadataStore
 from icestream.metadata.watch import Changes
 from icestream.observability.log import get_logger
 from icestream.readers.snapshot_reader import SnapshotReader
-from icestream.readers.table_view import TableView
-from icestream.readers.table_views import BoundTopic, DetachedTopic
+from icestream.readers.table_views import BoundTopic, DetachedTopic, TableView
 from icestream.runtime.clock import Clock
 
 _log = get_logger("scan")

@@ -19,8 +19,7 @@ from icestream.model.scan_messages import ScanRequest, ScanResponse
 from icestream.readers.row_group_cache import NoRowGroupCache, open_row_group_cache
 from icestream.readers.row_group_cache_options import RowGroupCacheOptions
 from icestream.readers.stored_files import OpenFile, StoredFiles
-from icestream.readers.table_view import TableView
-from icestream.readers.table_views import TableViews
+from icestream.readers.table_views import TableView, TableViews
 from icestream.readers.verify.verify_report import ShardLogState
 from icestream.runtime.tasks import ThreadOffload
 

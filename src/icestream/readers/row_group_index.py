@@ -14,7 +14,7 @@ from icestream.readers.data_files import ScanDataFile
 from icestream.readers.file_reader import FileReader, RowGroup, rows_of_shard
 from icestream.readers.offset_windows import OffsetSpan
 from icestream.readers.sections import OFFSET, SHARD
-from icestream.readers.table_view import TableView
+from icestream.readers.table_views import TableView
 from icestream.readers.topic_filters import TopicFilters
 
 

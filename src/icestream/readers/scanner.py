@@ -33,8 +33,7 @@ from icestream.readers.file_reader import FileReader, concat_rows, no_rows, rows
 from icestream.readers.offset_windows import SpanIndex
 from icestream.readers.row_group_index import RowGroupIndex
 from icestream.readers.sections import APPEND_TIME, OFFSET, SHARD, int64s, to_sections, to_sparse_sections
-from icestream.readers.table_view import TableView
-from icestream.readers.table_views import TableViews
+from icestream.readers.table_views import TableView, TableViews
 from icestream.readers.topic_filters import TopicFilters, filters_of
 from icestream.runtime.tasks import Offload
 

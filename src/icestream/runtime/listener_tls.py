@@ -26,7 +26,7 @@ from icestream.runtime.certificate import digest_of_text, end_of_text
 from icestream.runtime.clock import Clock
 from icestream.runtime.secret_file import check_secret_file
 from icestream.settings import Settings
-from icestream.settings.tls import ClientCertificates, ListenerTlsSection
+from icestream.settings.tls_section import ClientCertificates, ListenerTlsSection
 
 # The name by which a transport of the native wire has the certificate of its peer.
 PEER_CERTIFICATE: Final = "peer_certificate"

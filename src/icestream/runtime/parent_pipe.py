@@ -1,6 +1,7 @@
-"""A child's side of supervision, second part: its stdin is a pipe that only the parent holds (hazard 39).
+"""A child's side of supervision: its stdin is a pipe that only the parent holds (hazard 39).
 
-When the pipe ends, the child stops in order. The parent also uses it to stop the child.
+When the pipe ends, the child stops in order. The parent also uses it to stop the child. A child that hangs is killed by
+the kernel instead (processes/child_main.py).
 """
 
 from __future__ import annotations

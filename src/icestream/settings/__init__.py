@@ -8,7 +8,7 @@ from icestream.settings.keys import KEYS, Key, value_at
 from icestream.settings.load import Loaded, change, examine, load
 from icestream.settings.setting_problems import Origin, SettingProblem, refusal
 from icestream.settings.tree import Settings
-from icestream.settings.wal import WalSection
+from icestream.settings.wal_section import WalSection
 
 __all__ = [
     "KEYS",

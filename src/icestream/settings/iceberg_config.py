@@ -11,7 +11,7 @@ from pydantic import Field, SecretStr, StrictBool
 from icestream import limits
 from icestream.settings import text, units
 from icestream.settings.section import ONLINE, Broken, Section, derived
-from icestream.settings.wal import WalSection
+from icestream.settings.wal_section import WalSection
 
 _FLUSH_INTERVAL = units.duration("ms", limits.WRITER_FLUSH_INTERVAL_MS_MIN, limits.WRITER_FLUSH_INTERVAL_MS_MAX)
 

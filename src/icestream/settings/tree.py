@@ -14,17 +14,17 @@ from pydantic import BeforeValidator, Field, SecretStr, StrictBool, model_valida
 
 from icestream import limits
 from icestream.settings import text, units
-from icestream.settings.broker import BrokerSection
-from icestream.settings.danube import DanubeSection
+from icestream.settings.broker_section import BrokerSection
+from icestream.settings.danube_section import DanubeSection
 from icestream.settings.derive import DATA_DIR_DEFAULT, with_derived_defaults
 from icestream.settings.iceberg_config import CatalogSection, IcebergSection
-from icestream.settings.lake import LakeProcessSection
-from icestream.settings.mqtt import MqttSection
-from icestream.settings.pipeline import PipelineSection
+from icestream.settings.lake_section import LakeProcessSection
+from icestream.settings.mqtt_section import MqttSection
+from icestream.settings.pipeline_section import PipelineSection
 from icestream.settings.section import ONLINE, Broken, Section, derived
-from icestream.settings.security import SecuritySection
-from icestream.settings.tls import ListenerTlsSection, TlsSection
-from icestream.settings.wal import WalSection
+from icestream.settings.security_section import SecuritySection
+from icestream.settings.tls_section import ListenerTlsSection, TlsSection
+from icestream.settings.wal_section import WalSection
 
 _PORT = units.count(0, 65_535)
 

@@ -17,7 +17,7 @@ from icestream.mqtt.topics import matches
 from icestream.observability import metrics
 from icestream.readers.data_files import ScanDataFile
 from icestream.readers.row_group_cache_options import RowGroupCacheOptions
-from icestream.readers.table_view import TableView
+from icestream.readers.table_views import TableView
 from tests.support.broker_machine import TOPIC, publish, quiet
 from tests.support.mqtt_lake import MqttLake, counted_scans
 from tests.support.tiers import InProcessScanWorker, TieredMachine

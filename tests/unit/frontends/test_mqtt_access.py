@@ -14,7 +14,7 @@ from icestream.mqtt.reason_codes import ReasonCode
 from icestream.runtime.listener_tls import ListenerTls, TlsFiles
 from icestream.security.credential import BearerCredential, CertificateCredential, Credential, PasswordCredential
 from icestream.security.principal import ANONYMOUS, local_user
-from icestream.settings.tls import ClientCertificates
+from icestream.settings.tls_section import ClientCertificates
 from tests.support.certificates import Certificates
 from tests.support.mqtt_front import V3, V5, client_context, mqtt_front, mqtt_wire  # noqa: F401 (a fixture)
 from tests.support.secured_access import SecuredAccess

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from icestream import errors, limits
+from icestream.cli.doctor import check_metadata_log
 from icestream.cli.doctor_rules import CheckState
-from icestream.cli.metadata_check import check_metadata_log
 from icestream.metadata.open import open_metadata
 from icestream.metadata.repair import IDS_SKIPPED, examine, repair
 from icestream.metadata.watermark import FileWatermark, mark_path, read_mark

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from icestream import errors, limits
 from icestream.settings import KEYS, Settings, WalSection, load
 from icestream.settings.keys import SECRET_MASK, value_at
-from icestream.settings.mqtt import parse_route
+from icestream.settings.mqtt_section import parse_route
 
 WAL = "storage.iceberg_config.wal"
 ICEBERG = "storage.iceberg_config"

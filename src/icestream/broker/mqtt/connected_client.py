@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Final
 
 from icestream import errors, limits
 from icestream.broker.mqtt.client_link import ClientLink, PublishRoute, ReceivedMessage
+from icestream.broker.mqtt.message_routes import TopicRoute
 from icestream.broker.mqtt.message_rows import MqttMessage, encode_messages
 from icestream.broker.mqtt.mqtt_session import MqttSession, PendingRetained, retained_row
 from icestream.broker.mqtt.replay_start import ReplayStart, parse_replay_start
-from icestream.broker.mqtt.routes import TopicRoute
 from icestream.broker.mqtt.shard_feed import LiveRow
 from icestream.durable import session_changes as changes
 from icestream.durable.session_changes import SubscriptionOptions

@@ -25,6 +25,7 @@ from icestream.broker.alarm import Alarm
 from icestream.broker.broker_topic import BrokerTopic
 from icestream.broker.mqtt.client_link import ClientLink, ConnectRequest
 from icestream.broker.mqtt.connected_client import ConnectedClient, SyncBarrier
+from icestream.broker.mqtt.message_routes import RouteTable, RouteTarget
 from icestream.broker.mqtt.message_rows import (
     MqttMessage,
     decode_stored_properties,
@@ -36,7 +37,6 @@ from icestream.broker.mqtt.mqtt_session import MqttSession
 from icestream.broker.mqtt.publish_burst import BurstStore
 from icestream.broker.mqtt.replay_start import ReplayStart, StartKind
 from icestream.broker.mqtt.retained_log import RetainedLog
-from icestream.broker.mqtt.routes import RouteTable, RouteTarget
 from icestream.broker.mqtt.seen_topics import SeenTopics
 from icestream.broker.mqtt.shard_feed import LiveRow, SectionRows, ShardFeed, SubscriberIndex
 from icestream.broker.mqtt.shared_group import GROUP_PREFIX, SharedGroup, read_row

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from icestream import errors
 from icestream.broker.broker_topic import BrokerTopic
 from icestream.broker.mqtt.client_link import BurstFailure, PublishBurst
-from icestream.broker.mqtt.routes import RouteTarget
+from icestream.broker.mqtt.message_routes import RouteTarget
 from icestream.error_codes import mqtt_reason
 from icestream.model.shard import ShardKey
 from icestream.mqtt.reason_codes import PUBACK_CODES, nearest_reason

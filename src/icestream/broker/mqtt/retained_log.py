@@ -22,7 +22,7 @@ from icestream.durable.session_records import (
     decode_transaction,
     encode_transaction,
 )
-from icestream.durable.storage import DurableStorage
+from icestream.durable.shard_storage import DurableStorage
 from icestream.model.block import NOT_NUMBERED, decode_block_head, iter_blocks
 from icestream.model.block_group import BlockGroup
 from icestream.model.shard import ShardKey

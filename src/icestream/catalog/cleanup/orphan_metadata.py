@@ -30,9 +30,9 @@ from icestream.catalog.documents import Documents
 from icestream.iceberg import metadata_file
 from icestream.iceberg.file_io import TableFiles
 from icestream.iceberg.location import is_inside, normalize, normalize_or_none
-from icestream.iceberg.properties import as_flag
 from icestream.iceberg.table_commit import DELETE_AFTER_COMMIT
 from icestream.iceberg.table_metadata import TableMetadata
+from icestream.iceberg.table_properties import as_flag
 from icestream.metadata.store import MetadataStore
 from icestream.observability.log import get_logger
 

@@ -42,8 +42,8 @@ from icestream.catalog.cleanup.files_in_use import FilesInUse, FilesInUseScan
 from icestream.catalog.documents import Documents
 from icestream.iceberg.file_io import TableFiles
 from icestream.iceberg.location import is_inside, normalize, normalize_or_none
-from icestream.iceberg.properties import as_flag
 from icestream.iceberg.table_metadata import TableMetadata
+from icestream.iceberg.table_properties import as_flag
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
 from icestream.metadata.store import MetadataStore

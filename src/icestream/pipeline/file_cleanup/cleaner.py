@@ -28,8 +28,8 @@ from icestream.catalogs.table_catalog import TableCatalog
 from icestream.iceberg import table_metadata as tables
 from icestream.iceberg.file_io import TableFiles
 from icestream.iceberg.location import is_inside, normalize, normalize_or_none, object_identity
-from icestream.iceberg.properties import as_flag
 from icestream.iceberg.table_metadata import TableMetadata
+from icestream.iceberg.table_properties import as_flag
 from icestream.metadata.store import MetadataStore
 from icestream.model.pipeline_file_name import PipelineFileKind, parse_pipeline_file
 from icestream.observability import metrics

@@ -1,4 +1,4 @@
-"""The child processes of a broker: started, restarted, and never left behind (hazard 39, runtime/parent*.py).
+"""The child processes of a broker: started, restarted, and never left behind (hazard 39, runtime/parent_pipe.py).
 
     starting --reports its port--> up --ends--> waiting --after a backoff--> starting
         └──────────────── ends ───────────────────────┘

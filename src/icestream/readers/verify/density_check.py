@@ -14,7 +14,7 @@ from icestream.catalog.topic_rules.removal import removed_rows_total
 from icestream.observability.words import are, counted, were
 from icestream.readers import missing_offsets
 from icestream.readers.missing_offsets import GapCause
-from icestream.readers.table_view import TableView
+from icestream.readers.table_views import TableView
 from icestream.readers.verify.offset_ranges import Ranges
 from icestream.readers.verify.verify_report import Finding, ShardLogState, Weight, failure
 

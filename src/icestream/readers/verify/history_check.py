@@ -15,7 +15,7 @@ from icestream.iceberg.manifests import decode_entries, decode_manifest_list
 from icestream.iceberg.values import Object
 from icestream.readers.data_files import files_of
 from icestream.readers.stored_files import StoredFiles
-from icestream.readers.table_view import TableView
+from icestream.readers.table_views import TableView
 from icestream.readers.verify.verify_report import Finding, ProgressCount, VerifyEvent, Weight, failure
 
 Request = TypeVar("Request")

@@ -20,7 +20,7 @@ from icestream.readers.file_reader import FileReader, RowGroup
 from icestream.readers.offset_windows import OffsetSpan, OffsetWindow, SpanIndex
 from icestream.readers.row_group_index import RowGroupIndex
 from icestream.readers.sections import check_values
-from icestream.readers.table_view import TableView
+from icestream.readers.table_views import TableView
 from icestream.readers.verify.offset_ranges import (
     NO_OFFSETS,
     ShardOffsetRanges,

@@ -35,7 +35,7 @@ from icestream.observability.words import counted
 from icestream.readers.data_files import ScanDataFile, ScanDeleteFile
 from icestream.readers.file_reader import FileReader
 from icestream.readers.stored_files import StoredFiles
-from icestream.readers.table_view import TableView
+from icestream.readers.table_views import TableView
 from icestream.readers.verify import manifest_check
 from icestream.readers.verify.density_check import DensityCheck
 from icestream.readers.verify.history_check import HistoryCheck

@@ -16,7 +16,7 @@ from icestream.admin_api.admin_call import Listing
 from icestream.catalogs.mirror import NEW_TABLE_HINT
 from icestream.lake.broker_calls import PREFIX, BrokerDep, BrokerLink, PageDep
 from icestream.lake.http_models import model_of
-from icestream.lake.routes.lake import RightsDep
+from icestream.lake.routes.lake_endpoints import RightsDep
 from icestream.lake.table_rights import TableRights
 from icestream.readers.lazy_scanner import LazyScanner
 from icestream.readers.verify.report_stream import lines, summary
