@@ -8,7 +8,7 @@ grants, which is a part of the transaction that deletes a topic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
@@ -22,6 +22,7 @@ from icestream.security import security_changes as changes
 from icestream.security import security_records as records
 from icestream.security.policy_watch import PolicyWatch
 from icestream.security.principal import Principal
+from icestream.security.restored_accounts import RestoreBatch, RestoredAccounts, plan_restore
 from icestream.security.security_state import SecurityState
 
 Plan = Callable[[SecurityState], changes.Operations]
@@ -141,17 +142,52 @@ class SecurityStore:
         """Replaces the ring of signing keys by what `change` makes of the present one."""
         return await self._change(lambda state: [Put(records.KEY_RING, change(state.wrapped_keys))])
 
+    # --- backups ---
+
+    async def restore_accounts(
+        self, entries: Iterable[tuple[str, bytes, int]], restored_topics: Collection[TopicName] = ()
+    ) -> RestoredAccounts:
+        """Takes over accounts, roles and grants of a backup by the rule of restored_accounts.py; returns which.
+
+        `entries`          key, value and revision of what the metadata snapshot of the backup has; keys outside of
+                           `/security/` are ignored, and so are its tokens, revocations, signing keys and switch
+        `restored_topics`  topics that were restored from this backup under their own names: grants for exactly one of
+                           them are in force, those for exactly another topic come back parked
+
+        For restores that were asked to bring accounts back; others leave this out, and nothing comes back. The caller
+        requires `admin` on the cluster, and records the change in the audit before it (`ChangeAudit.change`). A call
+        that was cut off can be repeated: it continues. Raises MetadataFull; InvalidInput while security is off, as
+        accounts without the switch would protect nothing.
+        """
+        stored = SecurityState.load(entry for entry in entries if entry[0].startswith(records.SECURITY))
+        total = RestoredAccounts()
+        while True:
+            batches: list[RestoreBatch] = []
+
+            def plan(state: SecurityState, batches: list[RestoreBatch] = batches) -> tuple[changes.Operations, int]:
+                batches.append(plan_restore(state, stored, restored_topics))
+                return batches[-1].operations, batches[-1].serial
+
+            await self._apply(plan)
+            if not batches[-1].operations:
+                return total
+            total += batches[-1].restored
+
     async def _change(self, plan: Plan) -> int:
         """Applies a change to the present state; returns its revision. Raises what the plan raises, NotReady."""
+        return await self._apply(lambda state: (plan(state), state.serial + 1))
+
+    async def _apply(self, plan: Callable[[SecurityState], tuple[changes.Operations, int]]) -> int:
+        """`plan` also returns the serial number of the change, greater than the present one."""
         for _ in range(limits.SECURITY_ATTEMPTS_MAX):
             await self._watch.until_current()
             state = self.state
             if not state.is_enabled:
                 raise security_is_off()
-            serial = records.ChangesRecord(state.serial + 1)
+            operations, serial = plan(state)
             done = await self._store.txn(
                 [AtRevision(records.CHANGES, state.changes_revision)],
-                [*plan(state), Put(records.CHANGES, records.encode(serial))],
+                [*operations, Put(records.CHANGES, records.encode(records.ChangesRecord(serial)))],
             )
             if done.held:
                 await self._watch.until_applied(done.revision)
