@@ -437,6 +437,9 @@ STATE_HASHES_KEPT: Final = 16
 STATE_HASH_NODES_MAX: Final = 64
 # Between two checks of the leader which nodes should vote, and of a node for its peers before there is a cluster.
 MEMBERSHIP_LOOK_SECONDS: Final = 0.2
+# Nodes without a record about which members are asked at once: each costs a call to every member, and a stranger with a
+# certificate chooses when.
+MEMBER_QUESTIONS_MAX: Final = 4
 # How often a node looks at the mark of a warehouse that another one is about to write: on a shared file system one
 # machine may see what another wrote some seconds later.
 WAREHOUSE_MARK_LOOKS: Final = 50

@@ -18,12 +18,13 @@ from icestream import errors
 from icestream.cluster import wire
 from icestream.cluster.development_authority import LOOPBACK, make_certificate
 from icestream.cluster.join_token import JOIN_TOKENS, token_key
-from icestream.cluster.members import NodeRecord, encode_record
+from icestream.cluster.members import NodeRecord, encode_record, node_key
 from icestream.cluster.peer_link import dial
 from icestream.cluster.tls import PeerTls
-from icestream.cluster.wire import PeerFrame, PeerHello
+from icestream.cluster.wire import PeerFrame, PeerHello, PeerWelcome
 from icestream.internal_api.cluster_calls import ClusterCalls
 from icestream.metadata import command as cmd
+from icestream.metadata import eraftpb
 from icestream.metadata.raft_core import has_raft_core
 from icestream.processes.node.bind_check import check_accounts
 from icestream.rpc.frame import encode_frame
@@ -183,6 +184,95 @@ async def test_hazard_105_a_node_joins_a_cluster_with_accounts_by_a_token_once(t
             fourth = await waiting
             await fourth.running.ready()
             assert await fourth.running.get(ENABLED) is not None
+    finally:
+        await nodes.close()
+
+
+def heartbeat(to: int, sender: int, term: int) -> bytes:
+    """A Raft message of a leader. One of a greater term deposes every leader."""
+    return b"\x08\x08" + eraftpb.ends_of(to, sender) + b"\x20" + bytes([term])
+
+
+@pytest.mark.parametrize("has_accounts", [False, True])
+async def test_hazard_105_a_certificate_sends_no_raft_message_before_its_node_joined(
+    tmp_path: Path, *, has_accounts: bool
+) -> None:
+    pem = certified(tmp_path / "pem")
+    nodes = ClusterNodes(tmp_path, 1, certified=pem)
+    await nodes.start_all()
+    try:
+        node, term = nodes.nodes[0], 99
+        if has_accounts:
+            await node.running.put(ENABLED, b"{}")
+        context = pem[1]("thief").client_context()
+        async with asyncio.timeout(SECONDS):
+            link = await dial(node.address, PeerHello(node.identity.cluster_id, 7, "127.0.0.1:1", 0), context, CLUSTER)
+            link.send([heartbeat(node.id, 7, term)])
+            info = await link.call("GetNodeInfo", {})  # the message before it has been dropped or accepted
+            if has_accounts:
+                await node.running.put("/key", b"x")
+                assert info["term"] == node.node.status()["term"] < term
+                # The record of this id is younger than the greeting, and that of another node.
+                await node.running.put(node_key(7), encode_record(NodeRecord("honest", "127.0.0.1:1")))
+                link.send([heartbeat(node.id, 7, term)])
+                with pytest.raises(errors.NotReady, match="has to join first"):
+                    await link.call("Remove", {"node": f"{node.id:016x}"})
+                assert node.node.status()["term"] < term
+            else:
+                await node.node.until(lambda: node.node.status()["term"] >= term)
+            link.close()
+    finally:
+        await nodes.close()
+
+
+async def test_hazard_105_a_node_that_was_away_takes_messages_of_a_member_that_joined_meanwhile(tmp_path: Path) -> None:
+    nodes = ClusterNodes(tmp_path, 4, certified=certified(tmp_path / "pem"))
+    seeds = nodes.seeds[:3]
+    no_caller = cast("Any", SimpleNamespace(session=None))
+    try:
+        async with asyncio.timeout(SECONDS):
+            members = await asyncio.gather(*(nodes.start(number, seeds=seeds) for number in range(3)))
+            await asyncio.gather(*(node.running.ready() for node in members))
+            await nodes.until_voters(3)
+            await nodes.leader.running.put(ENABLED, b"{}")
+            away = next(number for number, node in nodes.nodes.items() if not node.node.leads)
+            await nodes.stop(away)
+            calls = ClusterCalls(nodes.leader, SystemClock()).calls()
+            token = (await calls["cluster_join_token"](no_caller, {"node": f"node-{nodes.ports[3]}"}))["token"]
+            joined = await nodes.start(3, join=nodes.leader.address, join_token=token)
+            await joined.running.ready()
+            await nodes.leader.calls["Promote"]({"node": f"{joined.id:016x}"})
+            await joined.node.until(lambda: joined.id in joined.node.members.voters)
+            await nodes.leader.calls["Transfer"]({"node": f"{joined.id:016x}"})
+            await joined.node.until(lambda: joined.node.leads)
+            back = await nodes.start(away, seeds=seeds)
+            await joined.running.put("/key", b"of the new leader")
+            await back.node.until(lambda: back.node.machine.get("/key") is not None)
+            # As long as it is a member, it speaks for itself only.
+            other = next(node for node in nodes.nodes.values() if node not in (joined, back))
+            assert joined.peers.get(back.id) is not None
+            term = back.node.status()["term"]
+            joined.peers.send(back.id, [heartbeat(back.id, other.id, 99)])
+            await joined.peers.call(back.id, "GetNodeInfo", {})
+            await joined.running.put("/key", b"again")
+            assert back.node.status()["term"] == term
+    finally:
+        await nodes.close()
+
+
+async def test_hazard_105_an_address_that_another_node_took_gets_no_messages(tmp_path: Path) -> None:
+    """A node with a certificate that answers under an id of its own is not the member that is dialled."""
+    nodes = ClusterNodes(tmp_path, 2, certified=certified(tmp_path / "pem"))
+    await nodes.start_all()
+    try:
+        dialling, member = nodes.leader, nodes.followers[0]
+        await dialling.running.put(ENABLED, b"{}")
+        async with asyncio.timeout(SECONDS):
+            (await dialling.peers.dial(member.id)).close()
+            strangers_welcome = PeerWelcome(member.identity.cluster_id, 7, member.id, "127.0.0.1:1")
+            member.greet = lambda hello: strangers_welcome  # type: ignore[method-assign]
+            with pytest.raises(errors.NotReady, match="is not a member"):
+                await dialling.peers.dial(member.id)
     finally:
         await nodes.close()
 

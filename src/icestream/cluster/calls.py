@@ -68,6 +68,7 @@ class Calls:
             "Transfer": self._on_leader("Transfer", self.transfer),
             "Snapshot": self.snapshot,
             "Invite": self.invite,
+            "IsMember": self.is_member,
         }
 
     def _on_leader(self, method: str, handler: Callable[[Document], Awaitable[Document]]) -> Any:
@@ -256,6 +257,11 @@ class Calls:
             )
         host.invited(wire.address_of(arguments), document.text_of(arguments, "token", limits.NAME_BYTES_MAX, ""))
         return {"node": wire.id_text(host.id)}
+
+    async def is_member(self, arguments: Document) -> Document:
+        """Whether this node has a record of a node with this id and name, which is a member."""
+        node_id, name = wire.id_of(arguments, "node"), document.text_of(arguments, "name", limits.NAME_BYTES_MAX)
+        return {"is_member": node_id in self._members() and self._host.recorded_name(node_id) == name}
 
     async def promote(self, arguments: Document) -> Document:
         """Makes a learner a voter."""

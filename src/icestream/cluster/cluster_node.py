@@ -24,6 +24,7 @@ from icestream.cluster import wire
 from icestream.cluster.calls import Calls
 from icestream.cluster.formation import FoundCluster, JoinCluster, WaitForSeeds, decide
 from icestream.cluster.listener import Call, PeerListener
+from icestream.cluster.member_check import MemberCheck, Question
 from icestream.cluster.members import (
     NodeRecord,
     decode_record,
@@ -111,6 +112,7 @@ class ClusterNode:
         self._comparison: StateComparison | None = None
         self.memory = MemoryCheck(self, clock, Promises(opened.recovered.promises))
         self._tasks = Tasks(self._task_failed)
+        self._member_check = MemberCheck(clock, self._tasks, self._member_questions)
         self._last_status = ""
         self._unanswered: dict[str, str] = {}  # by address of a seed node: why it did not answer
 
@@ -256,8 +258,10 @@ class ClusterNode:
         self._check_certified_name(hello.node, name)
 
     def _check_certified_name(self, node_id: int, name: str) -> None:
-        recorded_name = self._recorded_name(node_id) or (self._options.record.name if node_id == self.id else "")
-        if recorded_name and recorded_name != name:
+        expected = self.recorded_name(node_id) or self._member_check.name_of(node_id)
+        if node_id == self.id:
+            expected = expected or self._options.record.name
+        if expected and expected != name:
             raise errors.ForeignCluster(
                 "the certificate is that of another node", hint="each node has a certificate of its own, for its name"
             )
@@ -268,13 +272,13 @@ class ClusterNode:
         if wire.id_of(arguments, "node") == hello.node:
             is_allowed = isinstance(record, bytes) and decode_record(record).name == name
         else:
-            is_allowed = self._recorded_name(hello.node) == name
+            is_allowed = self.recorded_name(hello.node) == name
         if not is_allowed:
             raise errors.ForeignCluster(
                 "a node can only join under the name of its certificate", hint="set node.name to that name"
             )
 
-    def _recorded_name(self, node_id: int) -> str:
+    def recorded_name(self, node_id: int) -> str:
         """The name in the cluster's record of a node; empty if there is none."""
         entry = self.node.machine.get(node_key(node_id)) if self.store is not None else None
         return decode_record(entry.value).name if entry is not None else ""
@@ -290,17 +294,43 @@ class ClusterNode:
         members = self.node.members
         return {*members.voters, *members.learners, *members.voters_outgoing}
 
-    def is_member(self, hello: PeerHello) -> bool:
-        """Whether messages of the greeting node are accepted: it belongs to the same cluster."""
+    def is_of_cluster(self, hello: PeerHello) -> bool:
+        """Whether the greeting node says that it belongs to the same cluster."""
         return self.store is not None and hello.cluster == self.identity.cluster_id
 
-    def may_call(self, hello: PeerHello) -> bool:
+    def may_call(self, hello: PeerHello, name: str) -> bool:
         """Whether calls of the greeting node are executed: with accounts, only those of nodes that have joined.
 
-        Raft messages are not refused so: a node that was away knows the record of a new leader only after the
-        messages of that leader.
+        The name is compared again: the record may be younger than the greeting, and that of another node.
         """
-        return self.is_member(hello) and (not self.has_accounts or bool(self._known_address(hello.node)))
+        if not self.is_of_cluster(hello):
+            return False
+        if not self.has_accounts:
+            return True
+        return bool(self._known_address(hello.node)) and self._is_recorded_as(hello.node, name)
+
+    def may_send(self, hello: PeerHello, name: str) -> bool:
+        """Whether messages of the greeting node are accepted now: with accounts, those of members.
+
+        A node that was away knows the record of a new leader only by the messages of that leader, and one that joins
+        knows none: it asks the members that it knows (member_check.py).
+        """
+        has_accounts = self.has_accounts or bool(self._options.join_token)
+        if not has_accounts or not self.is_certified:
+            return True
+        if self.recorded_name(hello.node):
+            return self._is_recorded_as(hello.node, name)
+        return self._member_check.is_member(hello.node, name)
+
+    def _is_recorded_as(self, node_id: int, name: str) -> bool:
+        return not self.is_certified or self.recorded_name(node_id) == name
+
+    def _member_questions(self) -> list[Question]:
+        """Ways to ask the members that this node knows; the seed nodes, as long as it knows no record, nor its own."""
+        members = [node_id for node_id in self._members() - {self.id} if self.recorded_name(node_id)]
+        if members or self.recorded_name(self.id):
+            return [partial(self.peers.call, node_id, "IsMember") for node_id in members]
+        return [partial(self.peers.ask, address, "IsMember") for address in self.seed_addresses]
 
     @property
     def has_accounts(self) -> bool:

@@ -2,7 +2,9 @@
 
 greeting   waits for HELLO      of this cluster, or of a node without one, and addressed to this node -> open
                                 otherwise, and for a removed node: ERROR, and the connection ends
-open       messages are passed to the node in the order of their arrival; calls are answered in any order
+open       messages are passed to the node in the order of their arrival; calls are answered in any order. With
+           accounts, messages are dropped until the greeting node is known as a member (member_check.py), and those
+           that name another sender
 receiving  a snapshot: INSTALL_SNAPSHOT, CHUNK …, END
 
 A connection without a greeting within PEER_OPEN_SECONDS_MAX is closed. With TLS, half-open connections have places and
@@ -21,6 +23,7 @@ from icestream import errors, limits
 from icestream.cluster import wire
 from icestream.cluster.tls import certified_name
 from icestream.cluster.wire import PeerFrame, PeerHello, PeerWelcome
+from icestream.metadata.eraftpb import ends_of, has_ends
 from icestream.observability.log import get_logger
 from icestream.rpc import document
 from icestream.rpc.document import Document
@@ -62,11 +65,22 @@ class Host(Protocol):
     def check_join(self, hello: PeerHello, name: str, arguments: Document) -> None:
         """Raises ForeignCluster if a certificate for the node `name` may not make this call of Join."""
 
-    def is_member(self, hello: PeerHello) -> bool:
-        """Whether messages of the greeting node are accepted: it belongs to the same cluster."""
+    def is_of_cluster(self, hello: PeerHello) -> bool:
+        """Whether the greeting node says that it belongs to the same cluster."""
 
-    def may_call(self, hello: PeerHello) -> bool:
-        """Whether calls of the greeting node are executed, beside GetNodeInfo, Invite and Join."""
+    def may_call(self, hello: PeerHello, name: str) -> bool:
+        """Whether calls of the greeting node are executed, beside GetNodeInfo, Invite and Join. `name`: the one of its
+        certificate."""
+
+    def may_send(self, hello: PeerHello, name: str) -> bool:
+        """Whether messages of the greeting node are accepted now: with accounts, it is a member (hazard 105)."""
+
+    @property
+    def id(self) -> int:
+        """The id of this node."""
+
+    @property
+    def has_accounts(self) -> bool: ...
 
     def receive(self, messages: list[bytes]) -> None: ...
 
@@ -143,6 +157,8 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self.hello: PeerHello | None = None
         self._certified_name = ""  # the node that its certificate names; empty: certificates need not name one
+        self._is_confirmed = False  # a member, by its certificate, of a cluster with accounts
+        self._ends = b""  # of its messages: sender and addressee
         self._tasks: set[asyncio.Task[None]] = set()
         self._chunks: asyncio.Queue[Frame] | None = None
         self._is_parting = False
@@ -204,8 +220,8 @@ class PeerConnection(asyncio.BufferedProtocol):
         try:
             for frame in self._stream.received(count):
                 if frame.kind in wire.MESSAGES:
-                    self._check_member()
-                    messages.append(frame.body)
+                    if self._takes(frame.body):
+                        messages.append(frame.body)
                 else:
                     self._receive(frame)
         except errors.IcestreamError as error:
@@ -224,13 +240,19 @@ class PeerConnection(asyncio.BufferedProtocol):
                 self._host.check_certificate(hello, self._certified_name)  # before anything is told
             welcome = self._host.greet(hello)
             self.hello = hello
-            self._listener.places.move(self, Standing.BUSY if self._host.is_member(hello) else Standing.IDLE)
+            if self._certified_name:
+                self._ends = ends_of(self._host.id, hello.node)
+            is_member = self._host.is_of_cluster(hello) and self._host.may_send(hello, self._certified_name)
+            self._listener.places.move(self, Standing.BUSY if is_member else Standing.IDLE)
             self._stream.kinds = wire.FROM_DIALLER
             self._send(PeerFrame.WELCOME, 0, wire.encode_welcome(welcome))
         elif frame.kind == PeerFrame.CALL:
             self._start(self._answer(frame))
         elif frame.kind == PeerFrame.INSTALL_SNAPSHOT:
-            self._check_member()
+            if not self._takes(frame.body):
+                raise errors.NotReady(
+                    "the sender of this snapshot is not known as a member yet", hint="it is sent again automatically"
+                )
             if self._chunks is not None:
                 raise errors.DecodeError("two snapshots on one connection")
             self._chunks = asyncio.Queue()
@@ -242,14 +264,27 @@ class PeerConnection(asyncio.BufferedProtocol):
         else:
             raise errors.DecodeError("CHUNK or END without INSTALL_SNAPSHOT")
 
-    def _check_member(self) -> None:
-        if self.hello is None or not self._host.is_member(self.hello):
+    def _checked_hello(self) -> PeerHello:
+        """The greeting, of a node of the same cluster. Raises NotReady."""
+        if self.hello is None or not self._host.is_of_cluster(self.hello):
             raise errors.NotReady(
                 "this node is not a member of a cluster yet", hint="the call is retried automatically"
             )
+        return self.hello
+
+    def _takes(self, message: bytes) -> bool:
+        """Whether a Raft message of this connection is accepted; if not, it is dropped, and Raft repeats it."""
+        hello = self._checked_hello()
+        if not self._is_confirmed:
+            if not self._host.may_send(hello, self._certified_name):
+                return False
+            # Not remembered while there are no accounts: from `security init` on it has to be a member.
+            self._is_confirmed = self._host.has_accounts
+            self._listener.places.move(self, Standing.BUSY)
+        return not self._ends or has_ends(message, self._ends)
 
     def _check_joined(self) -> None:
-        if self.hello is None or not self._host.may_call(self.hello):
+        if self.hello is None or not self._host.may_call(self.hello, self._certified_name):
             raise errors.NotReady(
                 "this node has no record of the calling node, which has to join first",
                 hint="the call is retried automatically",
@@ -279,7 +314,7 @@ class PeerConnection(asyncio.BufferedProtocol):
             if call is None:
                 raise errors.InvalidInput(f"unknown call {method[:40]!r} between nodes")
             if method not in self._host.open_calls:
-                self._check_member()
+                self._checked_hello()
             if method == "Join":
                 if self._certified_name and self.hello is not None:
                     self._host.check_join(self.hello, self._certified_name, arguments)

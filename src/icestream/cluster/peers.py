@@ -149,7 +149,7 @@ class Peers:
             raise errors.NotReady(f"the address of node {id_text(node_id)} is unknown")
         hello = self._hello(node_id)
         link = await self._dial(address, hello)
-        if link.welcome.cluster != hello.cluster:
+        if link.welcome.cluster != hello.cluster or link.welcome.node != node_id:
             link.close()
             raise errors.NotReady(f"node {id_text(node_id)} is not a member of this cluster (yet)")
         return link

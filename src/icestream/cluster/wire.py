@@ -22,6 +22,7 @@ other one; messages go the way of the connection, calls are answered on it. A sn
                           becomes a learner, later a voter; any node accepts the call, the leader executes it
         Invite            address of a member and a token, for a node that waits for others: it then asks that member
                           to join
+        IsMember          node, name: whether a node of this id and name is a member (member_check.py); -> is_member
         Remove, Promote, Transfer, Snapshot    node: operator calls (calls.py)
 
     InstallSnapshot  ->   the eraftpb Message that announces a snapshot; then
@@ -29,7 +30,8 @@ other one; messages go the way of the connection, calls are answered on it. A sn
     END              ->   empty: everything was sent. RESULT if size and SHA-256 match the announcement, else ERROR
 
 Messages and calls before both sides know that they belong to the same cluster are refused, except GetNodeInfo and
-Invite. With accounts, a node that the cluster has no record of may also call Join, and nothing else.
+Invite. With accounts, a node that the cluster has no record of may also call Join, and nothing else; its messages are
+dropped until a member confirms it (member_check.py), and so are messages from another id than that of the greeting.
 An invalid frame closes the connection and has no other effect.
 """
 

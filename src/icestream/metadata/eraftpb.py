@@ -108,6 +108,16 @@ def _heads_of_leader(to: int, leader: int, term: int) -> tuple[int, frozenset[by
     return 2 + len(rest), frozenset(bytes((0x08, kind)) + rest for kind in _LEADING)
 
 
+def ends_of(to: int, sender: int) -> bytes:
+    """The fields 2 and 3 of a Message, as the crate writes them."""
+    return b"\x10" + _varint(to) + b"\x18" + _varint(sender)
+
+
+def has_ends(message: bytes, ends: bytes) -> bool:
+    """True if a Message is from one node to another (`ends_of`). Its type, before them, takes two bytes."""
+    return message.startswith(ends, 2)
+
+
 def snapshot_in(message: bytes) -> SnapshotParts:
     """The snapshot of a Message (field 9). Raises DecodeError if it has none."""
     for field, value in _fields(message):
